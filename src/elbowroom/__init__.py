@@ -1,0 +1,1 @@
+"""elbowroom: training that does not fit in memory, made to fit."""

@@ -1,0 +1,80 @@
+"""Every error elbowroom raises on purpose.
+
+    ElbowroomError
+    ├── FormatError            a record's file is not what its specification says
+    ├── InvalidRecord          a record was built from values that contradict each other
+    ├── InvalidPlan            a plan does not fit its trace, or would read a storage while it is away
+    ├── Infeasible             no plan meets the budget; carries the least feasible one
+    ├── CaptureError           a step could not be recorded
+    ├── UsageError             an argument of a command or a call is not allowed
+    └── TierError              a tier could not take or give back bytes
+        ├── TierFull           no space left on it
+        └── TierFailed         a read or a write failed or came up short
+
+Each message says what was given, what is allowed and what to do next. The command line prints the message and exits
+with `exit_code`.
+"""
+
+from __future__ import annotations
+
+
+class ElbowroomError(Exception):
+    """Base of all errors of this package."""
+
+    exit_code = 2
+
+
+class FormatError(ElbowroomError):
+    """A file could not be read as the record it should hold."""
+
+
+class InvalidRecord(ElbowroomError, ValueError):
+    """A record was built from values that are not allowed."""
+
+
+class InvalidPlan(ElbowroomError):
+    """A plan contradicts its trace."""
+
+
+class Infeasible(ElbowroomError):
+    """No plan of the asked planner meets the budget.
+
+    Attributes:
+        budget_bytes: the budget that was asked for.
+        least_feasible_bytes: the smallest budget the planner can meet.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, budget_bytes: int, least_feasible_bytes: int) -> None:
+        super().__init__(message)
+        self.budget_bytes = budget_bytes
+        self.least_feasible_bytes = least_feasible_bytes
+
+
+class CaptureError(ElbowroomError):
+    """A training step could not be recorded."""
+
+
+class UsageError(ElbowroomError, ValueError):
+    """An argument is not allowed."""
+
+
+class TierError(ElbowroomError, RuntimeError):
+    """A tier could not do what the runtime needs of it.
+
+    Attributes:
+        tier: its name, "host" or "disk".
+    """
+
+    def __init__(self, message: str, *, tier: str) -> None:
+        super().__init__(message)
+        self.tier = tier
+
+
+class TierFull(TierError):
+    """A tier has no room for the bytes that must leave the device."""
+
+
+class TierFailed(TierError):
+    """A read or write of a tier failed or came up short."""
