@@ -1,0 +1,48 @@
+# make venv    .venv with elbowroom, its tests' tools and the demo's packages
+# make test    everything CI runs: lint, format, types, tests
+# make demo    a 3D U-Net that does not fit in memory, trained inside a hard limit
+# make bench   the benchmark cases; results go to benchmarks/results
+# make clean   removes .venv and what the above left behind
+#
+# PYTHON            the interpreter to build the environment with (3.11 or newer)
+# TORCH_CONSTRAINT  a pip constraints file; with a GPU, point it at one that names your CUDA build, or leave it empty
+# PIP_ARGS          further arguments of pip install, for example the index that has your build of torch
+# PYTEST_ARGS       further arguments of pytest
+
+PYTHON ?= python3
+TORCH_CONSTRAINT ?= constraints.txt
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/installed
+
+.PHONY: venv test check demo bench clean
+.DEFAULT_GOAL := venv
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than 3.11: set PYTHON to a newer one, as in make PYTHON=python3.12 venv" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install $(PIP_ARGS) $(if $(TORCH_CONSTRAINT),-c $(TORCH_CONSTRAINT)) -e '.[dev,demo]'
+	touch $@
+
+test: check
+
+check: venv
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+demo: venv
+	$(BIN)/elbowroom demo
+
+bench: venv
+	$(BIN)/python -m benchmarks.run
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist elbowroom-demo
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
