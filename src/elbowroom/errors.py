@@ -1,7 +1,7 @@
 """Every error elbowroom raises on purpose.
 
     ElbowroomError
-    ├── FormatError            a record's file is not what its specification says
+    ├── FormatError            a record's file is not what its specification says, or cannot be read or written
     ├── InvalidRecord          a record was built from values that contradict each other
     ├── InvalidPlan            a plan does not fit its trace, or would read a storage while it is away
     ├── Infeasible             no plan meets the budget; carries the least feasible one
@@ -25,7 +25,7 @@ class ElbowroomError(Exception):
 
 
 class FormatError(ElbowroomError):
-    """A file could not be read as the record it should hold."""
+    """A file could not be read as the record it should hold, or could not be written."""
 
 
 class InvalidRecord(ElbowroomError, ValueError):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elbowroom.machine import TierName
+from elbowroom import rules
+from elbowroom.files import Filed
+from elbowroom.machine import TIERS, TierName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +25,17 @@ class Swap:
     out_after_op: int
     back_before_op: int
 
+    def __post_init__(self) -> None:
+        rules.integer("Swap.storage", self.storage)
+        rules.one_of("Swap.tier", self.tier, TIERS[1:])
+        rules.integer("Swap.out_after_op", self.out_after_op, least=-1)
+        rules.integer("Swap.back_before_op", self.back_before_op)
+        if self.back_before_op <= self.out_after_op:
+            rules.refuse("Swap.back_before_op", self.back_before_op, f"an op after out_after_op, {self.out_after_op}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Filed):
     """Decisions for the last step of one trace.
 
     Attributes:
@@ -39,3 +49,11 @@ class Plan:
     planner: str
     budget_bytes: int
     swaps: tuple[Swap, ...] = ()
+
+    def __post_init__(self) -> None:
+        rules.text("Plan.trace_id", self.trace_id)
+        rules.text("Plan.planner", self.planner)
+        rules.integer("Plan.budget_bytes", self.budget_bytes)
+        rules.records("Plan.swaps", self.swaps, Swap)
+        rules.ascending("Plan.swaps.out_after_op", tuple(swap.out_after_op for swap in self.swaps))
+        rules.distinct("Plan.swaps.storage", [swap.storage for swap in self.swaps])

@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from elbowroom.machine import TierName
-from elbowroom.trace import Category
+from elbowroom import rules
+from elbowroom.files import Filed
+from elbowroom.machine import TIERS, TierName
+from elbowroom.trace import CATEGORIES, Category
 
 Lane = Literal["compute", "copy out", "copy back", "disk write", "disk read", "collective"]
 LANES: tuple[Lane, ...] = ("compute", "copy out", "copy back", "disk write", "disk read", "collective")
 SpanKind = Literal["op", "stall", "swap_out", "swap_back"]
+CurveKind = Literal["allocated", "reserved"]
+Source = Literal["simulated", "measured"]
 SPAN_KINDS: tuple[SpanKind, ...] = ("op", "stall", "swap_out", "swap_back")
+CURVE_KINDS: tuple[CurveKind, ...] = ("allocated", "reserved")
+SOURCES: tuple[Source, ...] = ("simulated", "measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,19 +39,43 @@ class Span:
     storage: int | None = None
     size_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        rules.one_of("Span.lane", self.lane, LANES)
+        rules.one_of("Span.kind", self.kind, SPAN_KINDS)
+        rules.text("Span.name", self.name)
+        rules.integer("Span.start_ns", self.start_ns)
+        rules.integer("Span.end_ns", self.end_ns)
+        if self.end_ns < self.start_ns:
+            rules.refuse("Span.end_ns", self.end_ns, f"at least start_ns, {self.start_ns}")
+        if self.op is not None:
+            rules.integer("Span.op", self.op)
+        if self.storage is not None:
+            rules.integer("Span.storage", self.storage)
+        rules.integer("Span.size_bytes", self.size_bytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """Bytes held on one tier over time: from at_ns[i] on, size_bytes[i]. Both have the same length, at least 1."""
 
     tier: TierName
-    kind: Literal["allocated", "reserved"]
+    kind: CurveKind
     at_ns: tuple[int, ...]
     size_bytes: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        rules.one_of("Curve.tier", self.tier, TIERS)
+        rules.one_of("Curve.kind", self.kind, CURVE_KINDS)
+        rules.integers("Curve.at_ns", self.at_ns)
+        rules.integers("Curve.size_bytes", self.size_bytes)
+        if not self.at_ns or len(self.at_ns) != len(self.size_bytes):
+            lengths = (len(self.at_ns), len(self.size_bytes))
+            rules.refuse("Curve lengths of at_ns and size_bytes", lengths, "the same length, at least 1")
+        rules.ascending("Curve.at_ns", self.at_ns)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class Timeline(Filed):
     """One step.
 
     Attributes:
@@ -58,13 +88,32 @@ class Timeline:
         outside_bytes: device memory outside the allocator.
     """
 
-    source: Literal["simulated", "measured"]
+    source: Source
     trace_id: str
     step_ns: int
     spans: tuple[Span, ...]
     curves: tuple[Curve, ...]
     at_peak: tuple[tuple[Category, int], ...] = ()
     outside_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        rules.one_of("Timeline.source", self.source, SOURCES)
+        rules.text("Timeline.trace_id", self.trace_id)
+        rules.integer("Timeline.step_ns", self.step_ns)
+        rules.integer("Timeline.outside_bytes", self.outside_bytes)
+        rules.records("Timeline.spans", self.spans, Span)
+        rules.ascending("Timeline.spans.start_ns", tuple(span.start_ns for span in self.spans))
+        rules.records("Timeline.curves", self.curves, Curve)
+        rules.distinct("Timeline.curves", [(curve.tier, curve.kind) for curve in self.curves])
+        self._check_at_peak()
+
+    def _check_at_peak(self) -> None:
+        rules.tuples("Timeline.at_peak", self.at_peak, 2)
+        for category, size_bytes in self.at_peak:
+            rules.one_of("Timeline.at_peak category", category, CATEGORIES)
+            rules.integer("Timeline.at_peak bytes", size_bytes)
+        rules.distinct("Timeline.at_peak category", [category for category, _ in self.at_peak])
+        rules.ascending("Timeline.at_peak bytes, from the last", tuple(size for _, size in reversed(self.at_peak)))
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -100,6 +149,6 @@ class Timeline:
         """Bytes per category on the device at the allocated peak, largest first."""
         return dict(self.at_peak)
 
-    def peak_of(self, tier: TierName, kind: Literal["allocated", "reserved"]) -> int:
+    def peak_of(self, tier: TierName, kind: CurveKind) -> int:
         """Maximum of one curve, 0 where the timeline has none."""
         return max((max(c.size_bytes) for c in self.curves if c.tier == tier and c.kind == kind), default=0)

@@ -7,10 +7,12 @@ lies between 0 and len(ops), both included.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from elbowroom.errors import InvalidRecord
+from elbowroom import rules
+from elbowroom.files import Filed, encode
 
 Phase = Literal["forward", "backward", "optimizer", "other"]
 Category = Literal[
@@ -60,6 +62,15 @@ class Op:
     duration_ns: int
     flops: int = 0
 
+    def __post_init__(self) -> None:
+        rules.text("Op.name", self.name)
+        rules.text("Op.module", self.module)
+        rules.one_of("Op.phase", self.phase, PHASES)
+        rules.integers("Op.reads", self.reads)
+        rules.integers("Op.writes", self.writes)
+        rules.integer("Op.duration_ns", self.duration_ns)
+        rules.integer("Op.flops", self.flops)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
@@ -74,6 +85,11 @@ class Storage:
     size_bytes: int
     category: Category
     dtype: str = ""
+
+    def __post_init__(self) -> None:
+        rules.integer("Storage.size_bytes", self.size_bytes)
+        rules.one_of("Storage.category", self.category, CATEGORIES)
+        rules.text("Storage.dtype", self.dtype)
 
 
 class Event(NamedTuple):
@@ -104,6 +120,14 @@ class Save:
     idle_from: int | None
     read_at: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        rules.integer("Save.storage", self.storage)
+        rules.integer("Save.saved_at", self.saved_at)
+        rules.integers("Save.read_at", self.read_at, least=self.saved_at)
+        rules.ascending("Save.read_at", self.read_at)
+        if self.idle_from is not None:
+            rules.integer("Save.idle_from", self.idle_from, least=self.saved_at)
+
 
 class Step(NamedTuple):
     """One training step: ops first_op to end_op - 1."""
@@ -113,7 +137,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class Trace(Filed):
     """What a training does, in order.
 
     Attributes:
@@ -133,3 +157,71 @@ class Trace:
     events: tuple[Event, ...]
     saves: tuple[Save, ...]
     steps: tuple[Step, ...]
+    _id: str = field(init=False, repr=False, compare=False, default="")
+
+    @property
+    def id(self) -> str:
+        """Names this trace in plans and timelines: the first 16 hex digits of the SHA-256 of its file."""
+        if not self._id:
+            object.__setattr__(self, "_id", hashlib.sha256(encode(self)).hexdigest()[:16])
+        return self._id
+
+    def __post_init__(self) -> None:
+        rules.text("Trace.device", self.device)
+        rules.text("Trace.torch_version", self.torch_version)
+        rules.records("Trace.ops", self.ops, Op)
+        rules.records("Trace.storages", self.storages, Storage)
+        rules.records("Trace.events", self.events, Event)
+        rules.records("Trace.saves", self.saves, Save)
+        rules.records("Trace.steps", self.steps, Step)
+        self._check_ops()
+        self._check_events()
+        self._check_saves()
+        self._check_steps()
+
+    def _check_ops(self) -> None:
+        count = len(self.storages)
+        for index, op in enumerate(self.ops):
+            if op.reads and max(op.reads) >= count or op.writes and max(op.writes) >= count:
+                given = max(op.reads + op.writes)
+                rules.refuse(f"Trace.ops[{index}]: storage", given, f"an id below {count}, the number of storages")
+
+    def _check_events(self) -> None:
+        """Ops in order, each storage allocated at most once and freed at most once after that, with its own size."""
+        live: dict[int, bool] = {}
+        last_op = -1
+        for index, (op, storage, size_bytes) in enumerate(self.events):
+            where = f"Trace.events[{index}]"
+            rules.integer(f"{where}.op", op, least=last_op, most=len(self.ops) - 1)
+            rules.integer(f"{where}.storage", storage, most=len(self.storages) - 1)
+            of_storage = self.storages[storage].size_bytes
+            if type(size_bytes) is not int or abs(size_bytes) != of_storage or not size_bytes:
+                allowed = f"{of_storage} to allocate storage {storage} or {-of_storage} to free it, and not 0"
+                rules.refuse(f"{where}.size_bytes", size_bytes, allowed)
+            if size_bytes > 0 and storage in live:
+                rules.refuse(where, tuple(self.events[index]), f"one allocation of storage {storage}")
+            if size_bytes < 0 and not live.get(storage):
+                rules.refuse(where, tuple(self.events[index]), f"one free of storage {storage}, after its allocation")
+            live[storage] = size_bytes > 0
+            last_op = op
+
+    def _check_saves(self) -> None:
+        last = 0
+        for index, save in enumerate(self.saves):
+            where = f"Trace.saves[{index}]"
+            rules.integer(f"{where}.storage", save.storage, most=len(self.storages) - 1)
+            rules.integer(f"{where}.saved_at", save.saved_at, least=last, most=len(self.ops))
+            rules.integers(f"{where}.read_at", save.read_at, most=len(self.ops))
+            if save.idle_from is not None:
+                rules.integer(f"{where}.idle_from", save.idle_from, most=len(self.ops))
+            last = save.saved_at
+
+    def _check_steps(self) -> None:
+        if not self.steps:
+            rules.refuse("Trace.steps", self.steps, "at least one step")
+        expected = self.steps[0].first_op
+        for index, step in enumerate(self.steps):
+            where = f"Trace.steps[{index}]"
+            rules.integer(f"{where}.first_op", step.first_op, least=expected, most=expected)
+            rules.integer(f"{where}.end_op", step.end_op, least=step.first_op, most=len(self.ops))
+            expected = step.end_op

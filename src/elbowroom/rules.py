@@ -1,0 +1,96 @@
+"""What the fields of the records may hold, one rule each; every refusal names the field, the value and what is allowed."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+from typing import NoReturn, cast
+
+from elbowroom.errors import InvalidRecord
+
+MAX_INT = 2**63 - 1
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 80
+
+
+def refuse(field: str, given: object, allowed: str) -> NoReturn:
+    """Raise InvalidRecord for one field.
+
+    Args:
+        field: record and field, such as "Op.duration_ns".
+        given: the value that is not allowed.
+        allowed: what would be, as a phrase.
+    """
+    raise InvalidRecord(f"{field}: given {shown(given)}; allowed is {allowed}")
+
+
+def shown(value: object) -> str:
+    """Repr of a value, however large or deep, short enough for a message."""
+    return _short.repr(value)
+
+
+def integer(field: str, value: object, least: int = 0, most: int = MAX_INT) -> None:
+    """An int, not a bool and not a numpy scalar, within bounds that are both included."""
+    if type(value) is not int or not least <= value <= most:
+        top = "2**63 - 1" if most == MAX_INT else str(most)
+        refuse(field, value, f"an int from {least} to {top}")
+
+
+def text(field: str, value: object) -> None:
+    """A str that can be written as UTF-8."""
+    if type(value) is not str or not (value.isascii() or is_unicode(value)):
+        refuse(field, value, "a str of Unicode text")
+
+
+def is_unicode(value: str) -> bool:
+    """Whether a str holds no lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def one_of(field: str, value: object, allowed: Sequence[str]) -> None:
+    """One of a few names."""
+    if type(value) is not str or value not in allowed:
+        refuse(field, value, "one of " + ", ".join(map(repr, allowed)))
+
+
+def integers(field: str, values: object, least: int = 0, most: int = MAX_INT) -> None:
+    """A tuple of ints within bounds."""
+    for index, value in enumerate(_a_tuple(field, values, "ints")):
+        if type(value) is not int or not least <= value <= most:
+            integer(f"{field}[{index}]", value, least, most)
+
+
+def ascending(field: str, values: tuple[int, ...]) -> None:
+    """Each value at least the one before it."""
+    for index in range(1, len(values)):
+        if values[index] < values[index - 1]:
+            refuse(f"{field}[{index}]", values[index], f"at least {values[index - 1]}, the value before it")
+
+
+def records(field: str, values: object, kind: type) -> None:
+    """A tuple of one kind of record."""
+    for index, value in enumerate(_a_tuple(field, values, kind.__name__)):
+        if type(value) is not kind:
+            refuse(f"{field}[{index}]", value, f"a {kind.__name__}")
+
+
+def tuples(field: str, values: object, length: int) -> None:
+    """A tuple of tuples of one length."""
+    for index, value in enumerate(_a_tuple(field, values, "tuples")):
+        if len(_a_tuple(f"{field}[{index}]", value, f"{length} values")) != length:
+            refuse(f"{field}[{index}]", value, f"a tuple of {length} values")
+
+
+def distinct(field: str, values: Sequence[object]) -> None:
+    """No value twice."""
+    seen: set[object] = set()
+    for index, value in enumerate(values):
+        if value in seen:
+            refuse(f"{field}[{index}]", value, "a value that does not stand before it")
+        seen.add(value)
+
+
+def _a_tuple(field: str, values: object, of_what: str) -> tuple[object, ...]:
+    if type(values) is not tuple:
+        refuse(field, values, f"a tuple of {of_what}")
+    return cast("tuple[object, ...]", values)
