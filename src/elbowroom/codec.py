@@ -51,29 +51,35 @@ def codec_of(hint: object) -> Codec:
     raise TypeError(f"no codec for {hint!r}; add one to elbowroom.codec")
 
 
+def encode_object(record: object) -> dict[str, object]:
+    """A record as a JSON object of its own: field names to values."""
+    return {name: _encoded(codec, getattr(record, name)) for name, codec in _codecs_of(type(record)).items()}
+
+
+def decode_object(kind: type, value: object) -> object:
+    """The record of a JSON object.
+
+    Raises:
+        Refused: the object is not what the hints say.
+        InvalidRecord: its values contradict each other.
+    """
+    if type(value) is not dict:
+        _refuse(value, "a JSON object")
+    content = cast("dict[str, object]", value)
+    codecs = _codecs_of(kind)
+    _check_names("field", list(content), list(codecs))
+    made: dict[str, object] = {}
+    for name, codec in codecs.items():
+        try:
+            made[name] = codec.decode(content[name])
+        except Refused as problem:
+            raise Refused(f"{name}: {problem}") from None
+    return kind(**made)
+
+
 @cache
-def object_codec(kind: type) -> Codec:
-    """The codec of a record that is a JSON object of its own: field names to values."""
-    hints = _fields_of(kind)
-    codecs = {name: codec_of(hint) for name, hint in hints.items()}
-
-    def encode(record: object) -> dict[str, object]:
-        return {name: _encoded(codec, getattr(record, name)) for name, codec in codecs.items()}
-
-    def decode(value: object) -> object:
-        if type(value) is not dict:
-            _refuse(value, "a JSON object")
-        content = cast("dict[str, object]", value)
-        _check_names("field", list(content), list(codecs))
-        made: dict[str, object] = {}
-        for name, codec in codecs.items():
-            try:
-                made[name] = codec.decode(content[name])
-            except Refused as problem:
-                raise Refused(f"{name}: {problem}") from None
-        return kind(**made)
-
-    return Codec(encode, decode)
+def _codecs_of(kind: type) -> dict[str, Codec]:
+    return {name: codec_of(hint) for name, hint in _fields_of(kind).items()}
 
 
 def _is_record(hint: object) -> bool:

@@ -162,7 +162,7 @@ def _check_version(version: object, kind: type) -> None:
         raise FormatError(f"version: given {shown(version)}; allowed is an int from 1 to {newest}; {_REMEDY}")
     if version > newest:
         raise FormatError(
-            f"version: given {shown(version)}, written by a newer elbowroom; allowed are 1 to {newest}: upgrade elbowroom"
+            f"version: given {shown(version)}, written by a newer elbowroom; allowed are 1 to {newest}: upgrade"
         )
 
 

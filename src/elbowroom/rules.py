@@ -1,4 +1,4 @@
-"""What the fields of the records may hold, one rule each; every refusal names the field, the value and what is allowed."""
+"""What the fields of records may hold, one rule each; a refusal names the field, the value and what is allowed."""
 
 from __future__ import annotations
 

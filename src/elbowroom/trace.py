@@ -182,8 +182,7 @@ class Trace(Filed):
     def _check_ops(self) -> None:
         count = len(self.storages)
         for index, op in enumerate(self.ops):
-            if op.reads and max(op.reads) >= count or op.writes and max(op.writes) >= count:
-                given = max(op.reads + op.writes)
+            if op.reads + op.writes and (given := max(op.reads + op.writes)) >= count:
                 rules.refuse(f"Trace.ops[{index}]: storage", given, f"an id below {count}, the number of storages")
 
     def _check_events(self) -> None:
