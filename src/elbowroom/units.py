@@ -1,0 +1,172 @@
+"""Bytes and nanoseconds to text and back, and budgets. The only file that formats either.
+
+On screen bytes are in KiB, MiB, GiB (powers of 1024). Given ones may be decimal too: 8GB is 8,000,000,000 bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from fractions import Fraction
+
+from elbowroom.errors import UsageError
+from elbowroom.rules import MAX_INT, shown
+
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+UNITS: dict[str, int] = {
+    **{f"{prefix}ib": 1024**power for prefix, power in _POWERS.items() if prefix},
+    **{f"{prefix}b": 1000**power for prefix, power in _POWERS.items()},
+}
+"""Bytes of each unit, by its name in lower case."""
+
+AUTO_MARGIN = Fraction(1, 10)
+"""The part of the free bytes that a budget of `auto` leaves alone: for what other programs come to need meanwhile."""
+
+_NUMBER = re.compile(r"(\d{1,20}(?:\.\d{0,20})?)\s*([a-z%]*)", re.ASCII)
+_SIZES = "a number of bytes, or a number with KiB, MiB, GiB, TiB (powers of 1024) or kB, MB, GB, TB (powers of 1000)"
+_BUDGETS = (
+    "a size such as 8GiB, a share such as 90%, auto, or one of these per tier as in "
+    "device=8GiB,host=24GiB,pinned=4GiB,disk=200GiB"
+)
+
+
+def parse_bytes(value: str | int) -> int:
+    """Bytes of a size as people write it.
+
+    >>> parse_bytes("1.5GiB")
+    1610612736
+
+    Args:
+        value: such as "8GiB", "8 GB", "1234" or 1234; a fraction of a byte is dropped.
+
+    Raises:
+        UsageError: it is not a size, is negative or needs more than 63 bits.
+    """
+    if type(value) is int and 0 <= value <= MAX_INT:
+        return value
+    found = _NUMBER.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+    unit = found[2] if found else None
+    if not found or (unit and unit not in UNITS) or (not unit and "." in found[1]):
+        raise UsageError(f"size: given {shown(value)}; allowed is {_SIZES}; write for example 8GiB")
+    size_bytes = int(Fraction(found[1]) * UNITS[unit or "b"])
+    if size_bytes > MAX_INT:
+        raise UsageError(f"size: given {shown(value)}; allowed are at most 2**63 - 1 bytes; write for example 8GiB")
+    return size_bytes
+
+
+def format_bytes(size_bytes: int) -> str:
+    """A size as text for the screen.
+
+    >>> format_bytes(1610612736), format_bytes(17)
+    ('1.50 GiB', '17 B')
+    """
+    for unit, digits in (("TiB", 2), ("GiB", 2), ("MiB", 1), ("KiB", 1)):
+        if abs(size_bytes) >= UNITS[unit.lower()]:
+            return f"{size_bytes / UNITS[unit.lower()]:,.{digits}f} {unit}"
+    return f"{size_bytes} B"
+
+
+def format_ns(duration_ns: int) -> str:
+    """A duration as text for the screen.
+
+    >>> format_ns(1_234_000_000), format_ns(125_000_000_000)
+    ('1.23 s', '2 min 5 s')
+    """
+    if abs(duration_ns) >= 60_000_000_000:
+        minutes, seconds = divmod(round(abs(duration_ns) / 1e9), 60)
+        return f"{'-' if duration_ns < 0 else ''}{minutes} min {seconds} s"
+    for unit, unit_ns, digits in (("s", 10**9, 2), ("ms", 10**6, 1), ("us", 10**3, 1)):
+        if abs(duration_ns) >= unit_ns:
+            return f"{duration_ns / unit_ns:.{digits}f} {unit}"
+    return f"{duration_ns} ns"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """Part of a tier: so many bytes, or a share of it, or what is free (both None).
+
+    Attributes:
+        size_bytes: fixed bytes.
+        share: of the tier's capacity, above 0 and at most 1.
+    """
+
+    size_bytes: int | None = None
+    share: Fraction | None = None
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether it is what is free."""
+        return self.size_bytes is None and self.share is None
+
+    def resolve(self, total_bytes: int, free_bytes: int) -> int:
+        """Bytes of it on a tier.
+
+        Args:
+            total_bytes: capacity of the tier.
+            free_bytes: what is free on it now; `auto` is this less `AUTO_MARGIN` of it.
+        """
+        if self.size_bytes is not None:
+            return self.size_bytes
+        if self.share is not None:
+            return int(total_bytes * self.share)
+        return free_bytes - int(free_bytes * AUTO_MARGIN)
+
+    def __str__(self) -> str:
+        if self.size_bytes is not None:
+            return format_bytes(self.size_bytes)
+        return f"{float(self.share * 100):g}%" if self.share is not None else "auto"
+
+
+AUTO = Amount()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Bytes allowed per tier, resolved on the machine they are for. Pinned memory is a part of the host tier."""
+
+    device: Amount = AUTO
+    host: Amount = AUTO
+    pinned: Amount = AUTO
+    disk: Amount = AUTO
+
+
+def parse_budget(value: str | int | Budget) -> Budget:
+    """A budget as people write it: one amount for the device, or amounts per tier; a tier not named is `auto`.
+
+    >>> str(parse_budget("8GiB,disk=90%").disk)
+    '90%'
+
+    Raises:
+        UsageError: it is none of what is allowed.
+    """
+    if isinstance(value, Budget):
+        return value
+    if not isinstance(value, str):
+        return Budget(device=_parse_amount(value, value))
+    names = [field.name for field in fields(Budget)]
+    amounts: dict[str, Amount] = {}
+    for position, part in enumerate(value.split(",")):
+        name, given, amount = part.rpartition("=")
+        name = name.strip() if given or position else "device"
+        if name not in names:
+            raise UsageError(f"budget: given tier {shown(name)} in {shown(value)}; allowed is {_BUDGETS}")
+        if name in amounts:
+            raise UsageError(f"budget: given {name} twice in {shown(value)}; allowed is once; leave one out")
+        amounts[name] = _parse_amount(amount, value)
+    return Budget(**amounts)
+
+
+def _parse_amount(part: str | int, whole: str | int) -> Amount:
+    text = part.strip().lower() if isinstance(part, str) else part
+    if text == "auto":
+        return AUTO
+    found = _NUMBER.fullmatch(text) if isinstance(text, str) else None
+    if found and found[2] == "%":
+        share = Fraction(found[1]) / 100
+        if not 0 < share <= 1:
+            raise UsageError(f"budget: given {shown(whole)}; allowed are shares above 0% and up to 100%; write 90%")
+        return Amount(share=share)
+    try:
+        return Amount(size_bytes=parse_bytes(text))
+    except UsageError as problem:
+        raise UsageError(f"budget: given {shown(whole)}; allowed is {_BUDGETS}; {problem}") from None
