@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, Self
 
 from elbowroom import rules
+from elbowroom.errors import TierFailed, UsageError
 from elbowroom.files import Filed
+from elbowroom.machine_probe import DiskRates, measure_disk, measure_memory
+from elbowroom.ram import capacity_bytes, free_bytes
 
 TierName = Literal["device", "host", "disk"]
 TIERS: tuple[TierName, ...] = ("device", "host", "disk")
+
+ASSUMED_DISK = DiskRates(out_bytes_per_s=2**30, back_bytes_per_s=2**30, latency_ns=100_000, direct=False)
+"""Taken for a disk that was not measured: 1 GiB/s each way, as a slow NVMe drive."""
+
+__all__ = ["ASSUMED_DISK", "TIERS", "Link", "Machine", "Tier", "TierName", "free_bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +88,56 @@ class Machine(Filed):
     allocator: str = "exact"
     flops_per_s: int = 0
     memory_bytes_per_s: int = 0
+
+    @classmethod
+    def here(cls, *, measure: bool = False, spill_dir: str | os.PathLike[str] | None = None) -> Self:
+        """This computer without an accelerator: RAM is the device tier, the disk is the tier below it.
+
+        The device's capacity is the RAM this process may hold (cgroup and resource limits counted), the disk's is what
+        is free now. Rates are `ASSUMED_DISK` and the memory's is 0, unless they are measured.
+
+        Args:
+            measure: write and read 256 MiB in `spill_dir`, and copy in memory, to have the real rates; about a second.
+            spill_dir: directory of the disk tier; TMPDIR or the system's temporary directory where None.
+
+        Raises:
+            TierFull, TierFailed: the directory has no room, or cannot be used.
+        """
+        directory = os.fspath(spill_dir or tempfile.gettempdir())
+        try:
+            disk_bytes = shutil.disk_usage(directory).free
+        except OSError as problem:
+            raise TierFailed(
+                f"disk tier: {directory} cannot be used: {problem.strerror}; name another directory", tier="disk"
+            ) from problem
+        rates = measure_disk(directory) if measure else ASSUMED_DISK
+        link = Link(
+            upper="device",
+            lower="disk",
+            out_bytes_per_s=rates.out_bytes_per_s,
+            back_bytes_per_s=rates.back_bytes_per_s,
+            latency_ns=rates.latency_ns,
+        )
+        return cls(
+            name="here",
+            tiers=(Tier(name="device", capacity_bytes=capacity_bytes()), Tier(name="disk", capacity_bytes=disk_bytes)),
+            links=(link,),
+            memory_bytes_per_s=measure_memory() if measure else 0,
+        )
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        """A machine by name.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        if name != "here":
+            raise UsageError(
+                f"machine: given {rules.shown(name)}; allowed is 'here' as long as there is no database of GPUs; "
+                "describe another machine in a file and read it with Machine.load(path)"
+            )
+        return cls.here()
 
     def __post_init__(self) -> None:
         rules.text("Machine.name", self.name)

@@ -1,0 +1,158 @@
+"""The memory this process may use: the machine's, less what a cgroup or a resource limit withholds.
+
+Linux tells all of it under /proc and /sys/fs/cgroup (versions 1 and 2). Other systems with `sysconf` tell the physical
+memory, and what is free of it is not known there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from elbowroom.errors import UsageError
+
+if sys.platform != "win32":
+    import resource
+
+_NO_LIMIT_BYTES = 2**62
+"""Cgroups of version 1 write "no limit" as the largest multiple of a page below 2**63."""
+
+
+class Bound(NamedTuple):
+    """One thing that bounds the memory of this process.
+
+    Attributes:
+        name: what it is, as told to people.
+        capacity_bytes: the most the process may hold because of it.
+        free_bytes: what it could still take now.
+    """
+
+    name: str
+    capacity_bytes: int
+    free_bytes: int
+
+
+def capacity_bytes() -> int:
+    """The most memory this process may hold."""
+    return min(bound.capacity_bytes for bound in bounds())
+
+
+def free_bytes() -> int:
+    """What this process could still take now; 0 where a limit is already passed."""
+    return max(0, min(bound.free_bytes for bound in bounds()))
+
+
+def bounds(root: Path = Path("/")) -> tuple[Bound, ...]:
+    """Everything that bounds the memory of this process, the physical memory first.
+
+    Args:
+        root: where /proc and /sys are found.
+
+    Raises:
+        UsageError: this system does not tell its physical memory.
+    """
+    status = _sizes_in(root / "proc/self/status")
+    return (_physical(root), *_of_cgroups(root), *_of_resource_limits(status))
+
+
+def _physical(root: Path) -> Bound:
+    sizes = _sizes_in(root / "proc/meminfo")
+    if "MemTotal" in sizes:
+        return Bound("physical memory", sizes["MemTotal"], sizes.get("MemAvailable", sizes["MemTotal"]))
+    if sys.platform == "win32" or "SC_PHYS_PAGES" not in os.sysconf_names:
+        raise UsageError(
+            "this computer's memory: the system does not tell it; allowed are systems with /proc/meminfo or sysconf; "
+            "load a machine from a file instead"
+        )
+    total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Bound("physical memory", total_bytes, total_bytes)
+
+
+def _of_resource_limits(status: dict[str, int]) -> Iterator[Bound]:
+    if sys.platform == "win32":
+        return
+    for name, held in (("RLIMIT_DATA", "VmData"), ("RLIMIT_AS", "VmSize")):
+        soft_bytes, _ = resource.getrlimit(getattr(resource, name))
+        if soft_bytes != resource.RLIM_INFINITY:
+            yield Bound(name, soft_bytes, soft_bytes - status.get(held, 0))
+
+
+def _of_cgroups(root: Path) -> Iterator[Bound]:
+    """Limits of the cgroups this process is in, from its own up to the top that can be seen."""
+    paths = _cgroup_paths(root)
+    for line in _lines(root / "proc/self/mountinfo"):
+        mounted, _, kind = line.partition(" - ")
+        file_system, _, options = [*kind.split(), "", "", ""][:3]
+        fields = mounted.split()
+        if len(fields) < 5 or not (file_system == "cgroup2" or "memory" in options.split(",")):
+            continue
+        files = _FILES_2 if file_system == "cgroup2" else _FILES_1
+        if file_system in paths:
+            yield from _of_hierarchy(root / fields[4].lstrip("/"), fields[3], paths[file_system], files)
+
+
+def _cgroup_paths(root: Path) -> dict[str, str]:
+    """This process's path in the hierarchy that limits memory, by the hierarchy's file system."""
+    paths: dict[str, str] = {}
+    for line in _lines(root / "proc/self/cgroup"):
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if "memory" in controllers.split(","):
+            paths["cgroup"] = path
+        elif number == "0" and not controllers:
+            paths["cgroup2"] = path
+    return paths
+
+
+class _Files(NamedTuple):
+    """Names of a cgroup's files; `idle` is the entry of `stat` for page cache that is given up first."""
+
+    limit: str
+    usage: str
+    stat: str
+    idle: str
+
+
+_FILES_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file")
+_FILES_2 = _Files("memory.max", "memory.current", "memory.stat", "inactive_file")
+
+
+def _of_hierarchy(mount: Path, mount_root: str, path: str, files: _Files) -> Iterator[Bound]:
+    """Limits from the process's cgroup up to the mount; only the mount where a container hides the path."""
+    own = PurePosixPath(path)
+    below = own.relative_to(mount_root) if own.is_relative_to(mount_root) else PurePosixPath()
+    for level in (below, *below.parents):
+        limit_bytes = _first_int(mount / level / files.limit)
+        if limit_bytes is None or limit_bytes >= _NO_LIMIT_BYTES:
+            continue
+        used_bytes = _first_int(mount / level / files.usage) or 0
+        idle_bytes = _counts_in(mount / level / files.stat).get(files.idle, 0)
+        left_bytes = limit_bytes - max(0, used_bytes - idle_bytes)
+        yield Bound(f"memory cgroup {PurePosixPath('/') / level}", limit_bytes, left_bytes)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+
+
+def _first_int(path: Path) -> int | None:
+    """The number a file holds; None where there is no such file or it says "max"."""
+    lines = _lines(path)
+    return int(lines[0]) if lines and lines[0].isdecimal() else None
+
+
+def _counts_in(path: Path) -> dict[str, int]:
+    """Lines such as "inactive_file 4096"."""
+    pairs = [line.split() for line in _lines(path)]
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def _sizes_in(path: Path) -> dict[str, int]:
+    """Bytes in lines such as "MemTotal:  24684096 kB"."""
+    rows = [line.replace(":", " ").split() for line in _lines(path)]
+    return {row[0]: int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB" and row[1].isdecimal()}
