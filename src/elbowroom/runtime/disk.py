@@ -1,0 +1,186 @@
+"""The disk tier: whole storages to and from the spill file, in threads.
+
+Each direction is a lane: a first-in first-out queue of chunks worked off by two threads, so storages end in the order
+they were asked for. A write goes straight from the storage where its address suits O_DIRECT, else through a buffer of one
+chunk per thread. A read goes straight into fresh page-aligned memory (huge pages where the system gives them), which
+becomes the new storage and returns to the system when the storage dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import final
+
+import torch
+
+from elbowroom.errors import TierFailed, TierFull
+from elbowroom.machine import TierName
+from elbowroom.runtime.spillfile import PAGE_BYTES, SpillFile, round_up
+from elbowroom.runtime.tiers import LowerTier, Slot, Transfer
+from elbowroom.units import format_bytes
+
+CHUNK_BYTES = 4 << 20
+THREADS_PER_LANE = 2
+
+
+@final
+class DiskTransfer(Transfer):
+    """Chunks of one storage; ends when the last chunk has."""
+
+    def __init__(self, size_bytes: int, chunks: int) -> None:
+        super().__init__(size_bytes)
+        self._left = chunks
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self.abandoned = False
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self) -> None:
+        self._ended.wait()
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+    def started(self) -> None:
+        with self._lock:
+            self.start_ns = self.start_ns or time.perf_counter_ns()
+
+    def chunk_ended(self, error: Exception | None) -> None:
+        with self._lock:
+            self.error = self.error or error
+            self._left -= 1
+            if self._left == 0:
+                self.end_ns = time.perf_counter_ns()
+                self._ended.set()
+
+
+@final
+class DiskTier(LowerTier):
+    """Storages in a spill file.
+
+    Args:
+        directory, capacity_bytes: as for SpillFile, whose errors it raises.
+    """
+
+    name: TierName = "disk"
+
+    def __init__(self, directory: str | None = None, capacity_bytes: int | None = None) -> None:
+        self.file = SpillFile(directory, capacity_bytes)
+        self._writers = ThreadPoolExecutor(THREADS_PER_LANE, "elbowroom-write")
+        self._readers = ThreadPoolExecutor(THREADS_PER_LANE, "elbowroom-read")
+        self._buffers = threading.local()
+
+    @property
+    def held_bytes(self) -> int:
+        return self.file.held_bytes
+
+    def reserve(self, size_bytes: int) -> Slot:
+        return self.file.reserve(size_bytes)
+
+    def release(self, slot: Slot) -> None:
+        self.file.release(slot)
+
+    def write(self, storage: torch.UntypedStorage, slot: Slot) -> Transfer:
+        address = storage.data_ptr()
+        starts = range(0, slot.size_bytes, CHUNK_BYTES)
+        transfer = DiskTransfer(slot.size_bytes, len(starts))
+        for start in starts:
+            length = min(CHUNK_BYTES, slot.size_bytes - start)
+            self._writers.submit(self._write_chunk, transfer, address + start, length, slot.offset + start)
+        return transfer
+
+    def read(self, slot: Slot) -> tuple[torch.UntypedStorage, Transfer]:
+        memory = _fresh_memory(round_up(slot.size_bytes))
+        whole = memoryview(memory)
+        starts = range(0, len(memory), CHUNK_BYTES)
+        transfer = DiskTransfer(slot.size_bytes, len(starts))
+        for start in starts:
+            self._readers.submit(self._read_chunk, transfer, whole[start : start + CHUNK_BYTES], slot.offset + start)
+        storage = torch.frombuffer(memory, dtype=torch.uint8, count=slot.size_bytes).untyped_storage()
+        return storage, transfer
+
+    def close(self) -> None:
+        """End the threads and the file. Only once nothing is away."""
+        self._writers.shutdown(wait=True, cancel_futures=False)
+        self._readers.shutdown(wait=True, cancel_futures=False)
+        self.file.close()
+
+    def _write_chunk(self, transfer: DiskTransfer, address: int, length: int, offset: int) -> None:
+        self._run(transfer, "writing", lambda: self._write(self._source(address, length), offset))
+
+    def _read_chunk(self, transfer: DiskTransfer, target: memoryview, offset: int) -> None:
+        self._run(transfer, "reading", lambda: self._read(target, offset))
+        target.release()
+
+    def _run(self, transfer: DiskTransfer, doing: str, work: Callable[[], None]) -> None:
+        """Do one chunk's work. Whatever goes wrong ends up in the transfer: a lost error would be a hang."""
+        error: Exception | None = None
+        try:
+            if not transfer.abandoned:
+                transfer.started()
+                self.file.check()
+                work()
+        except OSError as failure:
+            error = self.file.failed(doing, failure)
+        except Exception as failure:
+            error = failure
+        finally:
+            transfer.chunk_ended(error)
+
+    def _source(self, address: int, length: int) -> memoryview:
+        """The bytes at an address in whole pages, copied to an aligned buffer where O_DIRECT needs that."""
+        aligned = address % PAGE_BYTES == 0 and length % PAGE_BYTES == 0
+        if aligned or not self.file.direct:
+            return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
+        buffer = getattr(self._buffers, "buffer", None)
+        if buffer is None:
+            buffer = self._buffers.buffer = _fresh_memory(CHUNK_BYTES)
+        ctypes.memmove((ctypes.c_char * length).from_buffer(buffer), address, length)
+        return memoryview(buffer)[: round_up(length)]
+
+    def _write(self, source: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(source):
+            count = os.pwrite(self.file.descriptor, source[done:], offset + done)
+            if count <= 0:
+                raise _came_short("write", self.file.directory, done, len(source))
+            done += count
+
+    def _read(self, target: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(target):
+            count = os.preadv(self.file.descriptor, [target[done:]], offset + done)
+            if count <= 0:
+                raise _came_short("read", self.file.directory, done, len(target))
+            done += count
+
+
+def _came_short(what: str, directory: str, done: int, wanted: int) -> TierFailed:
+    return TierFailed(
+        f"disk tier: a {what} in {directory} came up short: {done} of {wanted} bytes; the step cannot go on. Check the "
+        "disk, or name another directory with spill_dir= (--spill-dir, TMPDIR)",
+        tier="disk",
+    )
+
+
+def _fresh_memory(length: int) -> mmap.mmap:
+    """Private zeroed memory of its own mapping: page-aligned, and back to the system when dropped."""
+    try:
+        memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise TierFull(
+            f"device tier: the system refuses {format_bytes(length)} of RAM to bring a storage back "
+            f"({error.strerror}); give the process more memory or elbowroom a smaller budget",
+            tier="device",
+        ) from error
+    if length >= 2 << 20:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

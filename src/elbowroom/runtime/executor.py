@@ -1,0 +1,344 @@
+"""The executor: one table that says where every saved storage is, and the only code that changes it.
+
+    ON_DEVICE ──save, plan says swap──► LEAVING ──write ended──► AWAY ──planned or asked for──► RETURNING
+        ▲                                  │ back wanted first                                      │
+        └──────────────────────────────────┴──────────────◄── read ended ──────────────────────────┘
+
+Note: [Single writer] Only code that holds the executor's lock moves an entry, and only at a tick: when autograd saves
+(`save`) or reads back (`read`) a tensor. Worker threads fill their transfers and touch nothing else. So the bytes on the
+device depend on the order of the ticks and not on how fast a disk is.
+
+Note: [Versions] A saved tensor that is changed in place before backward must raise, as autograd does without hooks (with
+hooks it cannot check). Every handle keeps a tensor that shares the saved one's version counter and none of its bytes;
+what `read` returns shares that counter too, so a change to a returned tensor is seen by the readers after it.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+
+from elbowroom.runtime._torch_compat import storage_key
+from elbowroom.runtime.tiers import LowerTier, Slot, Transfer
+
+
+class State(enum.Enum):
+    """Where the bytes of a saved storage are."""
+
+    ON_DEVICE = "on device"
+    LEAVING = "leaving"
+    AWAY = "away"
+    RETURNING = "returning"
+
+
+NEVER = 1 << 62
+
+
+@final
+class Entry:
+    """One saved storage.
+
+    Attributes:
+        n: it is the n-th saved storage of its step.
+        state: where its bytes are.
+        device: strong reference to the device storage, where the table must hold it; autograd or the user may hold it too.
+        alive: weak reference to the last device storage that held the bytes.
+        version: version counter at the first save; a later save at another version means changed bytes.
+        handles: saved tensors that lie on it and still exist.
+        unread: handles not read since it last came back.
+        reads: times it was read in this step.
+    """
+
+    __slots__ = (
+        "__weakref__", "alive", "back", "device", "handles", "key", "n", "out", "reads", "reads_planned",
+        "size_bytes", "slot", "state", "unread", "version",
+    )  # fmt: skip
+
+    def __init__(self, n: int, storage: torch.UntypedStorage, version: int, reads_planned: int) -> None:
+        self.n = n
+        self.size_bytes = storage.nbytes()
+        self.state = State.ON_DEVICE
+        self.device: torch.UntypedStorage | None = None
+        self.alive = weakref.ref(storage)
+        self.key = storage_key(storage)
+        self.version = version
+        self.handles = 1
+        self.unread = 1
+        self.reads = 0
+        self.reads_planned = reads_planned
+        self.slot: Slot | None = None
+        self.out: Transfer | None = None
+        self.back: Transfer | None = None
+
+
+@dataclass(slots=True)
+class Counters:
+    """What one step moved. Times in nanoseconds, sizes in bytes."""
+
+    swapped_out_bytes: int = 0
+    swapped_back_bytes: int = 0
+    stall_ns: int = 0
+    swaps: int = 0
+    unplanned_reads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something the executor did, for whoever records a step. `start_ns` and `end_ns` are `perf_counter_ns`."""
+
+    kind: str
+    entry: Entry
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(slots=True)
+class Observer:
+    """Calls for a recorder; all optional."""
+
+    placed: Callable[[Entry, torch.UntypedStorage], None] | None = None
+    stalled: Callable[[Happening], None] | None = None
+    moved: Callable[[Happening], None] | None = None
+    dropped: Callable[[Entry], None] | None = None
+
+
+@final
+class Executor:
+    """Moves saved storages between the device and one lower tier.
+
+    Args:
+        tier: where they go.
+    """
+
+    def __init__(self, tier: LowerTier) -> None:
+        self.tier = tier
+        self.counters = Counters()
+        self.observer = Observer()
+        self._by_key: dict[int, Entry] = {}
+        self._writes: deque[Entry] = deque()
+        self._writes_reaped = 0
+        self._released: deque[Entry] = deque()
+        self._lock = threading.Lock()
+
+    # Saving
+
+    def find(self, storage: torch.UntypedStorage) -> Entry | None:
+        """The entry whose bytes this very storage holds now."""
+        entry = self._by_key.get(storage_key(storage))
+        return entry if entry is not None and entry.alive() is storage else None
+
+    def add(self, n: int, storage: torch.UntypedStorage, version: int, reads_planned: int = 0) -> Entry:
+        """A new entry, on the device and not held by the table, with the one handle that its caller makes for it."""
+        entry = Entry(n, storage, version, reads_planned)
+        self._by_key[entry.key] = entry
+        return entry
+
+    def swap_out(self, entry: Entry) -> None:
+        """Start to write an entry; the table holds its storage until the write has ended. Raises TierFull."""
+        storage = entry.alive()
+        assert storage is not None, "an entry is swapped out while its saved tensor is at hand"
+        with self._lock:
+            entry.slot = self.tier.reserve(entry.size_bytes)
+            entry.device = storage
+            entry.state = State.LEAVING
+            entry.out = self.tier.write(storage, entry.slot)
+            self._writes.append(entry)
+            self.counters.swaps += 1
+        self._after_lock()
+
+    def writes_done(self, count: int) -> None:
+        """Wait until the first `count` writes of this step have ended, and let go of their device bytes."""
+        while self._writes and (self._writes_reaped < count or _ended(self._writes[0])):
+            self._reap_first()
+        self._after_lock()
+
+    def settle(self) -> None:
+        """Wait for every write under way."""
+        self.writes_done(self._writes_reaped + len(self._writes))
+
+    def begin_step(self) -> None:
+        """Start counting writes and bytes anew. Entries of earlier steps live on until their graphs die."""
+        self.settle()
+        self._writes_reaped = 0
+        self.counters = Counters()
+
+    def _reap_first(self) -> None:
+        entry = self._writes[0]
+        assert entry.out is not None
+        if not entry.out.done():
+            self._stall(entry, entry.out)
+        with self._lock:
+            self._writes.popleft()
+            self._writes_reaped += 1
+            _raise_failed(entry.out)
+            if entry.out.start_ns:
+                self._moved("swap_out", entry, entry.out)
+            if entry.state is State.LEAVING:
+                entry.state = State.AWAY
+                entry.device = None
+                entry.unread = entry.handles
+            elif entry.reads >= entry.reads_planned and entry.unread <= 0:
+                self._let_go(entry)
+            entry.out = None
+            if entry.handles == 0:
+                self._forget(entry)
+
+    # Coming back
+
+    def bring_back(self, entry: Entry) -> None:
+        """Start the swap back of an entry, unless its bytes still are on the device."""
+        with self._lock:
+            storage = entry.alive()
+            if entry.handles == 0 or entry.state is State.RETURNING:
+                return
+            if storage is not None:
+                self._stay(entry, storage)
+                return
+            assert entry.state is State.AWAY and entry.slot is not None
+            storage, entry.back = self.tier.read(entry.slot)
+            self._by_key.pop(entry.key, None)
+            entry.device = storage
+            entry.alive = weakref.ref(storage)
+            entry.key = storage_key(storage)
+            self._by_key[entry.key] = entry
+            entry.state = State.RETURNING
+            entry.unread = entry.handles
+        if self.observer.placed:
+            self.observer.placed(entry, storage)
+
+    def read(self, entry: Entry) -> torch.UntypedStorage:
+        """The device storage with an entry's bytes; waits for them where they are not back yet."""
+        if entry.state is State.AWAY and entry.alive() is None:
+            self.counters.unplanned_reads += 1
+        if entry.state in (State.AWAY, State.LEAVING):
+            self.bring_back(entry)
+        if entry.state is State.RETURNING:
+            self._finish_return(entry)
+        storage = entry.alive()
+        assert storage is not None, "an entry on the device has its storage"
+        entry.reads += 1
+        entry.unread -= 1
+        if entry.slot is not None and entry.unread <= 0 and entry.reads >= entry.reads_planned:
+            self._drop_device_copy(entry)
+        return storage
+
+    def _finish_return(self, entry: Entry) -> None:
+        assert entry.back is not None
+        if not entry.back.done():
+            self._stall(entry, entry.back)
+        with self._lock:
+            back, entry.back = entry.back, None
+            entry.state = State.ON_DEVICE
+            if back.error is not None:
+                entry.state = State.AWAY
+                entry.device = None
+                self._by_key.pop(entry.key, None)
+                entry.alive = _nothing
+            _raise_failed(back)
+            self._moved("swap_back", entry, back)
+
+    def _drop_device_copy(self, entry: Entry) -> None:
+        with self._lock:
+            if entry.out is None:
+                self._let_go(entry)
+
+    def _let_go(self, entry: Entry) -> None:
+        """The table drops the device bytes, the tier has them; readers that still use them keep them alive."""
+        entry.device = None
+        entry.state = State.AWAY
+        entry.unread = entry.handles
+
+    def _stay(self, entry: Entry, storage: torch.UntypedStorage) -> None:
+        """Wanted back while still there: hold on to it. A write that has not ended is given up, and its slot with it."""
+        entry.device = storage
+        entry.state = State.ON_DEVICE
+        if entry.out is not None and not entry.out.done():
+            entry.out.abandon()
+            entry.unread = entry.reads_planned = NEVER
+
+    def keep(self, entry: Entry) -> None:
+        """Hold the device bytes from now on and forget any copy: they changed, so only they are right."""
+        with self._lock:
+            entry.device = entry.alive()
+            entry.state = State.ON_DEVICE
+            entry.unread = entry.reads_planned = NEVER
+
+    # Handles that come and go
+
+    def handle_made(self, entry: Entry) -> None:
+        """One more saved tensor lies on an entry that was there."""
+        entry.handles += 1
+        entry.unread += 1
+
+    def handle_died(self, entry: Entry) -> None:
+        """A saved tensor is gone. Called from a finalizer, so it may interrupt any code, this class included."""
+        self._released.append(entry)
+        self._after_lock()
+
+    def _after_lock(self) -> None:
+        while self._released and self._lock.acquire(blocking=False):
+            try:
+                while self._released:
+                    self._one_handle_less(self._released.popleft())
+            finally:
+                self._lock.release()
+
+    def _one_handle_less(self, entry: Entry) -> None:
+        entry.handles -= 1
+        if entry.handles:
+            return
+        if entry.out is None:
+            self._forget(entry)
+        else:
+            entry.out.abandon()
+
+    def _forget(self, entry: Entry) -> None:
+        """Free what an entry without handles holds; a swap back under way is given up (it keeps its own memory)."""
+        if entry.back is not None:
+            entry.back.abandon()
+            entry.back = None
+        if self._by_key.get(entry.key) is entry:
+            del self._by_key[entry.key]
+        if entry.slot is not None:
+            self.tier.release(entry.slot)
+            entry.slot = None
+        entry.device = None
+        if self.observer.dropped:
+            self.observer.dropped(entry)
+
+    def _stall(self, entry: Entry, transfer: Transfer) -> None:
+        start_ns = time.perf_counter_ns()
+        transfer.wait()
+        end_ns = time.perf_counter_ns()
+        self.counters.stall_ns += end_ns - start_ns
+        if self.observer.stalled:
+            self.observer.stalled(Happening("stall", entry, start_ns, end_ns))
+
+    def _moved(self, kind: str, entry: Entry, transfer: Transfer) -> None:
+        if kind == "swap_out":
+            self.counters.swapped_out_bytes += transfer.size_bytes
+        else:
+            self.counters.swapped_back_bytes += transfer.size_bytes
+        if self.observer.moved:
+            self.observer.moved(Happening(kind, entry, transfer.start_ns, transfer.end_ns))
+
+
+def _nothing() -> None:
+    """A weak reference to what is gone."""
+
+
+def _ended(entry: Entry) -> bool:
+    return entry.out is not None and entry.out.done()
+
+
+def _raise_failed(transfer: Transfer) -> None:
+    if transfer.error is not None:
+        raise transfer.error

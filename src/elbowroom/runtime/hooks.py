@@ -1,0 +1,162 @@
+"""Where elbowroom sits in torch: the saved-tensor hooks.
+
+`torch.autograd.graph.saved_tensors_hooks` hands every tensor that autograd saves to `pack` and asks `unpack` for it in
+backward. What is too small, not a plain strided CPU tensor, or no candidate at all is passed through; the rest becomes a
+`Handle` on an executor entry. See Note: [Versions] in executor.py.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from elbowroom.runtime._torch_compat import no_dispatch
+from elbowroom.runtime.executor import Entry, Executor
+
+_EMPTY: dict[torch.dtype, torch.Tensor] = {}
+
+
+class Director(ABC):
+    """Decides at each tick; the runtime's and the capture's policies are the two of them."""
+
+    @abstractmethod
+    def first_save(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry | None:
+        """A storage is saved for the first time: an entry if it takes part, swapped out already where that is wanted."""
+
+    @abstractmethod
+    def before_read(self, entry: Entry) -> None:
+        """A saved tensor on this entry is about to be read back."""
+
+
+@final
+class Passed:
+    """A saved tensor that stays where it is and takes no part."""
+
+    __slots__ = ("tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.version = tensor._version
+
+
+@final
+class Handle:
+    """One saved tensor on an entry.
+
+    Attributes:
+        entry: where its storage is looked up.
+        counter: a tensor that shares the saved one's version counter; it is the saved tensor itself where the entry is
+            kept, and has no bytes where it is swapped.
+        version: the counter when it was saved.
+        layout: (dtype, shape, stride in elements, offset in elements) to rebuild it, None where `counter` is itself.
+    """
+
+    __slots__ = ("counter", "entry", "executor", "layout", "version")
+
+    def __init__(self, executor: Executor, entry: Entry, tensor: torch.Tensor) -> None:
+        self.executor = executor
+        self.entry = entry
+        self.version = tensor._version
+        self.layout: tuple[torch.dtype, torch.Size, tuple[int, ...], int] | None = None
+        self.counter = tensor
+        if entry.slot is not None:
+            self.layout = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
+            self.counter = tensor.detach()
+            self.counter.data = _empty(tensor.dtype)
+
+    def __del__(self) -> None:
+        self.executor.handle_died(self.entry)
+
+
+@final
+class Hooks:
+    """The pair of hooks of one director.
+
+    Args:
+        executor: moves the storages.
+        director: decides.
+        min_size_bytes: smaller storages pass.
+    """
+
+    def __init__(self, executor: Executor, director: Director, min_size_bytes: int) -> None:
+        self._executor = executor
+        self._director = director
+        self._min_size_bytes = max(min_size_bytes, 1)
+
+    def installed(self) -> saved_tensors_hooks:
+        """A context in which autograd of this thread uses them. Hooks the user installs inside take precedence."""
+        return saved_tensors_hooks(self.pack, self.unpack)
+
+    def pack(self, tensor: torch.Tensor) -> Passed | Handle:
+        """What autograd keeps instead of a saved tensor."""
+        if not _plain(tensor):
+            return Passed(tensor)
+        storage = tensor.untyped_storage()
+        if storage.nbytes() < self._min_size_bytes:
+            return Passed(tensor)
+        with no_dispatch():
+            entry = self._executor.find(storage)
+            if entry is None:
+                entry = self._director.first_save(storage, tensor)
+                if entry is None:
+                    return Passed(tensor)
+            else:
+                self._executor.handle_made(entry)
+                if entry.version != tensor._version and entry.slot is not None:
+                    self._executor.keep(entry)
+            return Handle(self._executor, entry, tensor)
+
+    def unpack(self, packed: Passed | Handle) -> torch.Tensor:
+        """The saved tensor again, bit for bit. Raises RuntimeError where it was changed in place, as autograd does."""
+        if isinstance(packed, Passed):
+            if packed.tensor._version != packed.version:
+                raise _changed_in_place(packed.tensor.dtype, packed.tensor.shape, packed.tensor._version, packed.version)
+            return packed.tensor
+        with no_dispatch():
+            self._director.before_read(packed.entry)
+            if packed.counter._version != packed.version:
+                dtype, shape = packed.layout[:2] if packed.layout else (packed.counter.dtype, packed.counter.shape)
+                raise _changed_in_place(dtype, shape, packed.counter._version, packed.version)
+            if packed.layout is None:
+                packed.entry.reads += 1
+                return packed.counter
+            return _rebuild(packed, self._executor.read(packed.entry))
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Whether storage, offset, shape and stride say all about a tensor."""
+    return (
+        (type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
+    )
+
+
+def _rebuild(handle: Handle, storage: torch.UntypedStorage) -> torch.Tensor:
+    assert handle.layout is not None
+    dtype, shape, stride, offset = handle.layout
+    with torch.no_grad():
+        tensor = handle.counter.detach()
+        tensor.data = torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)  # pyright: ignore[reportArgumentType]
+    return tensor
+
+
+def _empty(dtype: torch.dtype) -> torch.Tensor:
+    found = _EMPTY.get(dtype)
+    if found is None:
+        found = _EMPTY[dtype] = torch.empty(0, dtype=dtype)
+    return found
+
+
+def _changed_in_place(dtype: torch.dtype, shape: torch.Size, found: int, saved: int) -> RuntimeError:
+    """Autograd's own error, worded so that what catches or explains that one meets this one."""
+    kind = torch.empty(0, dtype=dtype).type()
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"[{kind} {list(shape)}] is at version {found}; expected version {saved} instead. Hint: enable anomaly detection "
+        "to find the operation that failed to compute its gradient, with torch.autograd.set_detect_anomaly(True)."
+    )

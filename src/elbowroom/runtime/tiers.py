@@ -1,0 +1,140 @@
+"""What the runtime asks of a place below the device.
+
+A transfer moves one whole storage. It runs on its own, is asked `done()` or waited for, and carries its error until
+the runtime takes it: nothing is raised in a worker thread. Times are `time.perf_counter_ns`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch
+
+from elbowroom.machine import TierName
+
+
+class Transfer(ABC):
+    """One storage on its way.
+
+    Attributes:
+        size_bytes: bytes of the storage.
+        start_ns: when its first byte moved; 0 before.
+        end_ns: when its last byte had moved; 0 before.
+        error: why it failed, or None.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.start_ns = 0
+        self.end_ns = 0
+        self.error: Exception | None = None
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Block until it has ended. Does not raise: look at `error`."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """The bytes are not needed any more: skip what has not started."""
+
+
+@final
+class Moved(Transfer):
+    """A transfer that took place at once."""
+
+    def __init__(self, size_bytes: int, start_ns: int) -> None:
+        super().__init__(size_bytes)
+        self.start_ns = start_ns
+        self.end_ns = time.perf_counter_ns()
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return
+
+    def abandon(self) -> None:
+        return
+
+
+class Slot:
+    """Room for one storage on a tier. `offset` is the tier's own business."""
+
+    __slots__ = ("offset", "size_bytes")
+
+    def __init__(self, offset: int, size_bytes: int) -> None:
+        self.offset = offset
+        self.size_bytes = size_bytes
+
+
+class LowerTier(ABC):
+    """A place for storages that are away from the device."""
+
+    name: TierName
+
+    @abstractmethod
+    def reserve(self, size_bytes: int) -> Slot:
+        """Room for a storage. Raises TierFull."""
+
+    @abstractmethod
+    def release(self, slot: Slot) -> None:
+        """Give room back; no transfer on it may be under way."""
+
+    @abstractmethod
+    def write(self, storage: torch.UntypedStorage, slot: Slot) -> Transfer:
+        """Start to copy a device storage into its slot; the caller keeps the storage alive until it has ended."""
+
+    @abstractmethod
+    def read(self, slot: Slot) -> tuple[torch.UntypedStorage, Transfer]:
+        """Start to copy a slot into a new device storage."""
+
+    @property
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """Bytes of all reserved slots."""
+
+
+@final
+class HostTier(LowerTier):
+    """Plain copies in RAM. On a machine whose device is RAM it saves nothing: it serves `capture`, which must swap
+    every saved storage to learn who else holds it."""
+
+    name: TierName = "host"
+
+    def __init__(self) -> None:
+        self._copies: dict[int, torch.UntypedStorage] = {}
+        self._next = 0
+        self._held_bytes = 0
+        self._lock = threading.Lock()
+
+    def reserve(self, size_bytes: int) -> Slot:
+        with self._lock:
+            self._next += 1
+            self._held_bytes += size_bytes
+            return Slot(self._next, size_bytes)
+
+    def release(self, slot: Slot) -> None:
+        with self._lock:
+            self._copies.pop(slot.offset, None)
+            self._held_bytes -= slot.size_bytes
+
+    def write(self, storage: torch.UntypedStorage, slot: Slot) -> Transfer:
+        start_ns = time.perf_counter_ns()
+        self._copies[slot.offset] = storage.clone()
+        return Moved(slot.size_bytes, start_ns)
+
+    def read(self, slot: Slot) -> tuple[torch.UntypedStorage, Transfer]:
+        start_ns = time.perf_counter_ns()
+        storage = self._copies[slot.offset].clone()
+        return storage, Moved(slot.size_bytes, start_ns)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held_bytes
