@@ -1,0 +1,158 @@
+"""Records that contradict nothing, for property tests."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import strategies as st
+
+from elbowroom.machine import TIERS, Link, Machine, Tier, TierName
+from elbowroom.plan import Plan, Swap
+from elbowroom.rules import MAX_INT
+from elbowroom.timeline import CURVE_KINDS, LANES, SOURCES, SPAN_KINDS, Curve, Span, Timeline
+from elbowroom.trace import CATEGORIES, PHASES, Event, Op, Save, Step, Storage, Trace
+
+naturals = st.integers(0, MAX_INT)
+rates = st.integers(1, MAX_INT)
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    """A trace of any shape: every storage may be allocated, freed and saved."""
+    storages = draw(
+        st.lists(
+            st.builds(Storage, size_bytes=naturals, category=st.sampled_from(CATEGORIES), dtype=text),
+            min_size=1,
+            max_size=5,
+        )
+    )
+    ids = st.lists(st.integers(0, len(storages) - 1), max_size=3).map(tuple)
+    op = st.builds(
+        Op,
+        name=text,
+        module=text,
+        phase=st.sampled_from(PHASES),
+        reads=ids,
+        writes=ids,
+        duration_ns=naturals,
+        flops=naturals,
+    )
+    ops = draw(st.lists(op, max_size=6))
+    events: list[Event] = []
+    for storage, what in enumerate(storages):
+        first, last = sorted(draw(st.tuples(*[st.integers(-1, len(ops) - 1)] * 2)))
+        changes = [Event(first, storage, what.size_bytes), Event(last, storage, -what.size_bytes)]
+        events += changes[: draw(st.integers(0, 2))] if what.size_bytes else []
+    borders = sorted(draw(st.lists(st.integers(0, len(ops)), min_size=2, max_size=4)))
+    return Trace(
+        device=draw(text),
+        torch_version=draw(text),
+        ops=tuple(ops),
+        storages=tuple(storages),
+        events=tuple(sorted(events, key=lambda event: event.op)),
+        saves=tuple(sorted(draw(st.lists(saves(len(storages), len(ops)), max_size=4)), key=lambda save: save.saved_at)),
+        steps=tuple(Step(*pair) for pair in pairwise(borders)),
+    )
+
+
+@st.composite
+def saves(draw: st.DrawFn, storage_count: int, op_count: int) -> Save:
+    """One save whose positions are in order."""
+    positions = sorted(draw(st.lists(st.integers(0, op_count), min_size=2, max_size=4)))
+    return Save(
+        storage=draw(st.integers(0, storage_count - 1)),
+        saved_at=positions[0],
+        idle_from=draw(st.sampled_from([None, positions[1]])),
+        read_at=tuple(positions[2:]),
+    )
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Machine:
+    """One to three tiers and links between neighbours."""
+    names: list[TierName] = ["device", *(name for name in TIERS[1:] if draw(st.booleans()))]
+    links = [
+        Link(
+            upper=upper,
+            lower=lower,
+            out_bytes_per_s=draw(rates),
+            back_bytes_per_s=draw(rates),
+            latency_ns=draw(naturals),
+            shared_by=draw(rates),
+        )
+        for upper, lower in pairwise(names)
+        if draw(st.booleans())
+    ]
+    return Machine(
+        name=draw(text),
+        tiers=tuple(Tier(name=name, capacity_bytes=draw(naturals)) for name in names),
+        links=tuple(links),
+        outside_bytes=draw(naturals),
+        allocator=draw(text),
+        flops_per_s=draw(naturals),
+        memory_bytes_per_s=draw(naturals),
+    )
+
+
+@st.composite
+def swaps(draw: st.DrawFn) -> Swap:
+    """One swap that comes back after it left."""
+    out_after_op = draw(st.integers(-1, 100))
+    return Swap(
+        storage=draw(st.integers(0, 9)),
+        tier=draw(st.sampled_from(TIERS[1:])),
+        out_after_op=out_after_op,
+        back_before_op=out_after_op + draw(st.integers(1, 100)),
+    )
+
+
+plans = st.builds(
+    Plan,
+    trace_id=text,
+    planner=text,
+    budget_bytes=naturals,
+    swaps=st.lists(swaps(), max_size=5, unique_by=lambda swap: swap.storage).map(
+        lambda drawn: tuple(sorted(drawn, key=lambda swap: swap.out_after_op))
+    ),
+)
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> Span:
+    """One bar on any lane."""
+    start_ns, end_ns = sorted(draw(st.tuples(naturals, naturals)))
+    return Span(
+        lane=draw(st.sampled_from(LANES)),
+        kind=draw(st.sampled_from(SPAN_KINDS)),
+        name=draw(text),
+        start_ns=start_ns,
+        end_ns=end_ns,
+        op=draw(st.none() | naturals),
+        storage=draw(st.none() | naturals),
+        size_bytes=draw(naturals),
+    )
+
+
+@st.composite
+def curves(draw: st.DrawFn) -> Curve:
+    """One curve of any tier."""
+    at_ns = sorted(draw(st.lists(naturals, min_size=1, max_size=5)))
+    size_bytes = draw(st.lists(naturals, min_size=len(at_ns), max_size=len(at_ns)))
+    tier, kind = draw(st.sampled_from(TIERS)), draw(st.sampled_from(CURVE_KINDS))
+    return Curve(tier=tier, kind=kind, at_ns=tuple(at_ns), size_bytes=tuple(size_bytes))
+
+
+at_peaks = st.lists(st.tuples(st.sampled_from(CATEGORIES), naturals), max_size=5, unique_by=lambda pair: pair[0]).map(
+    lambda pairs: tuple(sorted(pairs, key=lambda pair: -pair[1]))
+)
+timelines = st.builds(
+    Timeline,
+    source=st.sampled_from(SOURCES),
+    trace_id=text,
+    step_ns=naturals,
+    spans=st.lists(spans(), max_size=5).map(lambda drawn: tuple(sorted(drawn, key=lambda span: span.start_ns))),
+    curves=st.lists(curves(), max_size=4, unique_by=lambda curve: (curve.tier, curve.kind)).map(tuple),
+    at_peak=at_peaks,
+    outside_bytes=naturals,
+)
