@@ -71,7 +71,7 @@ def records(field: str, values: object, kind: type) -> None:
     """A tuple of one kind of record."""
     for index, value in enumerate(_a_tuple(field, values, kind.__name__)):
         if type(value) is not kind:
-            refuse(f"{field}[{index}]", value, f"a {kind.__name__}")
+            refuse(f"{field}[{index}]", value, f"an instance of {kind.__name__}")
 
 
 def tuples(field: str, values: object, length: int) -> None:

@@ -218,9 +218,10 @@ class Trace(Filed):
     def _check_steps(self) -> None:
         if not self.steps:
             rules.refuse("Trace.steps", self.steps, "at least one step")
+        last = len(self.ops)
+        rules.integer("Trace.steps[0].first_op", self.steps[0].first_op, most=last)
         expected = self.steps[0].first_op
         for index, step in enumerate(self.steps):
-            where = f"Trace.steps[{index}]"
-            rules.integer(f"{where}.first_op", step.first_op, least=expected, most=expected)
-            rules.integer(f"{where}.end_op", step.end_op, least=step.first_op, most=len(self.ops))
+            rules.integer(f"Trace.steps[{index}].first_op", step.first_op, least=expected, most=expected)
+            rules.integer(f"Trace.steps[{index}].end_op", step.end_op, least=step.first_op, most=last)
             expected = step.end_op
