@@ -341,6 +341,17 @@ def test_any_json_in_a_field_is_an_error_or_a_value(value: Any) -> None:
             assert isinstance(files.decode(plan_with(**{name: value}), Plan), Plan)
 
 
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_the_documentation_has_the_columns_of_every_table(record: object) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "formats.md").read_text("utf-8")
+    kind = type(record).__name__.lower()
+    content = json.loads(files.encode(record))
+    tables = {name: value for name, value in content.items() if isinstance(value, dict)}
+    assert tables
+    for name, table in tables.items():
+        assert f"| {kind} | `{name}` | {', '.join(table['columns'])} |" in text
+
+
 def test_a_hint_without_a_rule_is_an_error_of_the_author() -> None:
     with pytest.raises(TypeError, match=r"no codec for <class 'float'>; add one"):
         codec.codec_of(float)
