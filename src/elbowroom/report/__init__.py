@@ -1,0 +1,64 @@
+"""report: records in, text out. Terminal text, one offline HTML page, or a Chrome trace.
+
+terminal.py   the figures as tables
+html.py       one file with charts, no network needed
+chrome.py     a timeline for chrome://tracing and ui.perfetto.dev
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from elbowroom.errors import FormatError, UsageError
+from elbowroom.report.subject import Record, Subject, subject_of
+
+__all__ = ["Record", "Subject", "report", "subject_of", "write"]
+
+ENDINGS = (".html", ".trace.json", ".txt")
+
+
+def report(*records: Record, out: str | os.PathLike[str] | None = None) -> str:
+    """Say what a training does, what the plan does with it, and what happened.
+
+    Args:
+        records: any of a Trace, a Machine, a Plan, a simulated and a measured Timeline, in any order.
+        out: file to write as well: .html (one offline page), .trace.json (Chrome trace) or .txt (what is returned).
+
+    Returns:
+        The report as plain text.
+
+    Raises:
+        UsageError: no record, two of a kind, records of different traces, or an ending of `out` that is not known.
+        FormatError: `out` cannot be written.
+    """
+    from elbowroom.report import terminal
+
+    subject = subject_of(*records)
+    if out is not None:
+        write(subject, out)
+    return terminal.as_text(subject)
+
+
+def write(subject: Subject, out: str | os.PathLike[str]) -> None:
+    """Write a report to a file, in the form its ending asks for.
+
+    Raises:
+        UsageError: an ending that is not known.
+        FormatError: the file cannot be written.
+    """
+    text = _text_for(subject, os.fspath(out))
+    try:
+        Path(out).write_text(text, encoding="utf-8")
+    except OSError as problem:
+        raise FormatError(f"{os.fspath(out)}: cannot be written: {problem.strerror}; name another path") from problem
+
+
+def _text_for(subject: Subject, out: str) -> str:
+    from elbowroom.report import chrome, html, terminal
+
+    makers = dict(zip(ENDINGS, (html.page, chrome.trace_json, terminal.as_text), strict=True))
+    for ending, make in makers.items():
+        if out.endswith(ending):
+            return make(subject)
+    raise UsageError(f"report: given the file {out!r}; allowed are names ending in {', '.join(ENDINGS)}; rename it")

@@ -1,0 +1,137 @@
+"""The data of the HTML page's charts: curves on one time axis, lanes as columns of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from elbowroom.report.subject import Subject
+from elbowroom.timeline import LANES, Curve, Span, Timeline
+from elbowroom.trace import Op, Trace
+
+Ints = npt.NDArray[np.int64]
+
+DRAWN = (
+    "kept-reserved",
+    "kept",
+    "measured-reserved",
+    "simulated-reserved",
+    "measured",
+    "simulated",
+    "measured-lower",
+    "simulated-lower",
+)
+"""Tones in the order they are drawn: the dashed line over the full one, so that both show where they agree."""
+
+MOST_POINTS = 3000
+"""Points a curve keeps: more than a screen has columns. Minimum and maximum of each stretch are among them."""
+
+
+def memory(subject: Subject) -> dict[str, object]:
+    """Curves on one time axis: at_ns, and per series its label, its tone and bytes (None after the timeline's end)."""
+    named = [
+        (label, tone, line, curve)
+        for title, line in subject.timelines
+        for curve in line.curves
+        for label, tone in [_series(title, curve)]
+        if curve.tier == "device" or title != "everything kept"
+    ]
+    named.sort(key=lambda entry: DRAWN.index(entry[1]))
+    thinned = [thin(curve) for _, _, _, curve in named]
+    ends = [np.array([line.step_ns], np.int64) for _, line in subject.timelines]
+    at_ns = np.unique(np.concatenate([np.zeros(1, np.int64), *ends, *(times for times, _ in thinned)]))
+    series = [
+        {"label": label, "tone": tone, "size_bytes": _on_axis(at_ns, times, values, line.step_ns)}
+        for (label, tone, line, _), (times, values) in zip(named, thinned, strict=True)
+    ]
+    budget_bytes = subject.plan.budget_bytes if subject.plan else None
+    return {"at_ns": at_ns.tolist(), "series": series, "budget_bytes": budget_bytes}
+
+
+def thin(curve: Curve) -> tuple[Ints, Ints]:
+    """Times and values of a curve, at most about `MOST_POINTS` of them, every local extreme kept."""
+    times, values = np.array(curve.at_ns, np.int64), np.array(curve.size_bytes, np.int64)
+    if len(times) <= MOST_POINTS:
+        return times, values
+    stretches = np.array_split(np.arange(len(times)), MOST_POINTS // 4)
+    keep: set[int] = set()
+    for stretch in stretches:
+        part = values[stretch]
+        keep |= {int(stretch[0]), int(stretch[-1]), int(stretch[part.argmax()]), int(stretch[part.argmin()])}
+    chosen = np.array(sorted(keep), np.int64)
+    return times[chosen], values[chosen]
+
+
+def lanes(subject: Subject) -> list[dict[str, object]]:
+    """Per timeline its title, its end and its lanes; everything kept has one lane only and is left out."""
+    shown = [(title, line) for title, line in subject.timelines if title != "everything kept"]
+    return [
+        {"title": title, "step_ns": line.step_ns, "lanes": _lanes(line, subject.trace)}
+        for title, line in shown or subject.timelines
+    ]
+
+
+def _series(title: str, curve: Curve) -> tuple[str, str]:
+    tones = {"everything kept": "kept"}
+    tone = tones.get(title, title)
+    if curve.tier != "device":
+        return f"on {curve.tier}, {title}", f"{tone}-lower"
+    return f"{curve.kind}, {title}", tone if curve.kind == "allocated" else f"{tone}-reserved"
+
+
+def _on_axis(at_ns: Ints, times: Ints, values: Ints, end_ns: int) -> list[int | None]:
+    index = np.searchsorted(times, at_ns, side="right") - 1
+    inside = (index >= 0) & (at_ns <= end_ns)
+    found = values[np.maximum(index, 0)].tolist()
+    return [value if there else None for value, there in zip(found, inside.tolist(), strict=True)]
+
+
+def _lanes(line: Timeline, trace: Trace | None) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    for lane in LANES:
+        spans = [span for span in line.spans if span.lane == lane]
+        if spans:
+            found.append({"name": lane, **_columns(spans, trace)})
+    return found
+
+
+def _columns(spans: Sequence[Span], trace: Trace | None) -> dict[str, object]:
+    """Spans as columns; texts are numbered, for there are few different ones."""
+    texts: dict[str, int] = {}
+    labels = [texts.setdefault(span.name, len(texts)) for span in spans]
+    details = [texts.setdefault(_detail(span, trace), len(texts)) for span in spans]
+    return {
+        "start_ns": [span.start_ns for span in spans],
+        "end_ns": [span.end_ns for span in spans],
+        "label": labels,
+        "detail": details,
+        "tone": [_tone(span, trace) for span in spans],
+        "size_bytes": [span.size_bytes for span in spans],
+        "storage": [span.storage for span in spans],
+        "texts": list(texts),
+    }
+
+
+def _tone(span: Span, trace: Trace | None) -> str:
+    if span.kind != "op":
+        return span.kind
+    op = _op_of(span, trace)
+    return op.phase if op else "other"
+
+
+def _detail(span: Span, trace: Trace | None) -> str:
+    op = _op_of(span, trace)
+    if op and span.kind == "op":
+        return op.module
+    if trace is not None and span.storage is not None and span.storage < len(trace.storages):
+        what = trace.storages[span.storage]
+        return f"{what.category} {what.dtype}".strip()
+    return ""
+
+
+def _op_of(span: Span, trace: Trace | None) -> Op | None:
+    if trace is None or span.op is None or span.op >= len(trace.ops):
+        return None
+    return trace.ops[span.op]

@@ -1,0 +1,197 @@
+"""The figures of a report, derived from its subject once and shown by every form of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elbowroom.lifetimes import last_step, why_kept
+from elbowroom.plan import Swap
+from elbowroom.report.subject import Subject
+from elbowroom.simulate import compare
+from elbowroom.timeline import Timeline
+from elbowroom.trace import Category, Trace
+from elbowroom.units import format_bytes, format_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One figure of every timeline, as text; `cells` are in the order of `Subject.timelines`."""
+
+    name: str
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """Bytes per category on the device at the allocated peak of one timeline, largest first."""
+
+    title: str
+    peak_allocated_bytes: int
+    parts: tuple[tuple[Category, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageRow:
+    """One storage of the step and what the plan does with it.
+
+    Attributes:
+        made_by: name of the op that made it; "before the step" where it was there already.
+        module: path of the module of that op.
+        idle_ns: recorded time during which only autograd holds it; None where it is not saved or never idle.
+        action: "keep" or "swap".
+        detail: where to and when, or why it is kept.
+    """
+
+    storage: int
+    size_bytes: int
+    dtype: str
+    category: Category
+    made_by: str
+    module: str
+    idle_ns: int | None
+    action: str
+    detail: str
+
+
+HEADLINES: tuple[tuple[str, Callable[[Timeline], str]], ...] = (
+    ("peak allocated", lambda line: format_bytes(line.peak_allocated_bytes)),
+    ("peak on the device", lambda line: format_bytes(line.peak_device_bytes)),
+    ("step time", lambda line: format_ns(line.step_ns)),
+    ("stall", lambda line: format_ns(line.stall_ns)),
+    ("swapped out", lambda line: format_bytes(line.swapped_out_bytes)),
+    ("swapped back", lambda line: format_bytes(line.swapped_back_bytes)),
+    ("peak below the device", lambda line: format_bytes(line.peak_of("disk", "allocated") + _host(line))),
+)
+
+
+def _host(line: Timeline) -> int:
+    return line.peak_of("host", "allocated")
+
+
+def headlines(subject: Subject) -> tuple[Row, ...]:
+    """The headline figures, a row per figure and a cell per timeline."""
+    lines = [line for _, line in subject.timelines]
+    return tuple(Row(name=name, cells=tuple(show(line) for line in lines)) for name, show in HEADLINES)
+
+
+def peaks(subject: Subject) -> tuple[Peak, ...]:
+    """What each timeline holds at its peak; timelines that do not say are left out."""
+    return tuple(
+        Peak(title=title, peak_allocated_bytes=line.peak_allocated_bytes, parts=line.at_peak)
+        for title, line in subject.timelines
+        if line.at_peak
+    )
+
+
+def accuracy(subject: Subject) -> str:
+    """How far the simulated peak is from the measured one, in a sentence; "" without both."""
+    if subject.simulated is None or subject.measured is None:
+        return ""
+    found = compare(subject.simulated, subject.measured)
+    if not found.peak_error_bytes:
+        return "the simulated peak is the measured one, to the byte"
+    side = "above" if found.peak_error_bytes > 0 else "below"
+    far = f"{format_bytes(abs(found.peak_error_bytes))} ({abs(found.peak_error):.2%})"
+    return f"the simulated peak is {far} {side} the measured one"
+
+
+def decisions(subject: Subject) -> str:
+    """What the plan does, in a sentence; "" without a plan."""
+    plan, trace = subject.plan, subject.trace
+    if plan is None:
+        return ""
+    head = f"planner {plan.planner}, budget {format_bytes(plan.budget_bytes)}: "
+    if not plan.swaps:
+        return head + "every storage is kept"
+    tiers = ", ".join(sorted({swap.tier for swap in plan.swaps}))
+    if trace is None:
+        return head + f"{len(plan.swaps)} storages are swapped to {tiers}"
+    size_bytes = sum(trace.storages[swap.storage].size_bytes for swap in plan.swaps)
+    saved = len(last_step(trace).saves)
+    return head + f"{len(plan.swaps)} of {saved} saved storages are swapped to {tiers}, {format_bytes(size_bytes)}"
+
+
+def machine(subject: Subject) -> str:
+    """The machine and its links, in a sentence; "" without one."""
+    if subject.machine is None:
+        return ""
+    links = [
+        f"{link.upper} to {link.lower} {format_bytes(link.out_bytes_per_s)}/s and "
+        f"{format_bytes(link.back_bytes_per_s)}/s back"
+        for link in subject.machine.links
+    ]
+    return f"{subject.machine.name}: " + ("; ".join(links) or "no link to a lower tier")
+
+
+def largest_storages(subject: Subject, most: int) -> tuple[StorageRow, ...]:
+    """The largest storages that are allocated in the last step, with the plan's decision on each.
+
+    Args:
+        subject: what the report is about; without a trace there are none.
+        most: how many rows at most. Swapped ones come first among equals in size.
+    """
+    trace = subject.trace
+    if trace is None:
+        return ()
+    step = last_step(trace)
+    swaps = {swap.storage: swap for swap in subject.plan.swaps} if subject.plan else {}
+    present = [s for s in range(len(trace.storages)) if step.born[s] < step.gone[s]]
+    present.sort(key=lambda s: (-trace.storages[s].size_bytes, s not in swaps, s))
+    shown = present[:most]
+    makers = _makers(trace, set(shown))
+    reasons = _reasons(trace, set(shown))
+    return tuple(_row(trace, s, makers.get(s), swaps.get(s), reasons.get(s)) for s in shown)
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What being saved says of a storage: how long it is idle and why it may not move ("" if it may)."""
+
+    idle_ns: int | None
+    why_kept: str
+
+
+def _makers(trace: Trace, wanted: set[int]) -> dict[int, int]:
+    return {e.storage: e.op for e in trace.events if e.size_bytes > 0 and e.op >= 0 and e.storage in wanted}
+
+
+def _reasons(trace: Trace, wanted: set[int]) -> dict[int, _Saved]:
+    step = last_step(trace)
+    found: dict[int, _Saved] = {}
+    for n, save in enumerate(step.saves):
+        if save.storage not in wanted:
+            continue
+        end = int(step.first_read[n])
+        begin = min(int(step.idle_from[n]), end)
+        idle_ns = int(step.at_ns[end - step.first_op] - step.at_ns[begin - step.first_op])
+        blocked = why_kept(step, n)
+        found[save.storage] = _Saved(None if save.idle_from is None else idle_ns, blocked or "")
+    return found
+
+
+def _row(trace: Trace, storage: int, maker: int | None, swap: Swap | None, saved: _Saved | None) -> StorageRow:
+    what = trace.storages[storage]
+    return StorageRow(
+        storage=storage,
+        size_bytes=what.size_bytes,
+        dtype=what.dtype,
+        category=what.category,
+        made_by="before the step" if maker is None else trace.ops[maker].name,
+        module="" if maker is None else trace.ops[maker].module,
+        idle_ns=saved.idle_ns if saved else None,
+        action="swap" if swap else "keep",
+        detail=_detail(trace, swap, saved),
+    )
+
+
+def _detail(trace: Trace, swap: Swap | None, saved: _Saved | None) -> str:
+    if swap is None:
+        return "not saved by autograd" if saved is None else saved.why_kept
+    first = trace.steps[-1].first_op
+    back = (
+        "never read back"
+        if swap.back_before_op >= trace.steps[-1].end_op
+        else f"back before op {swap.back_before_op - first}"
+    )
+    return f"to {swap.tier} after op {swap.out_after_op - first}, {back}"

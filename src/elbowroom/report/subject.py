@@ -1,0 +1,95 @@
+"""Subject: the records a report is about, sorted by kind, with the timeline of keeping everything derived from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from elbowroom.errors import UsageError
+from elbowroom.machine import Machine
+from elbowroom.plan import Plan
+from elbowroom.simulate import simulate
+from elbowroom.timeline import Timeline
+from elbowroom.trace import Trace
+
+Record = Trace | Machine | Plan | Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What a report is about; None where a record was not given.
+
+    Attributes:
+        kept: simulated timeline with every storage kept; derived where trace and machine are there.
+        simulated: the plan's simulated timeline.
+        measured: what happened.
+    """
+
+    trace: Trace | None = None
+    machine: Machine | None = None
+    plan: Plan | None = None
+    kept: Timeline | None = None
+    simulated: Timeline | None = None
+    measured: Timeline | None = None
+
+    @property
+    def timelines(self) -> tuple[tuple[str, Timeline], ...]:
+        """The timelines that are there, with the title each has in every report."""
+        named = (("everything kept", self.kept), ("simulated", self.simulated), ("measured", self.measured))
+        return tuple((title, timeline) for title, timeline in named if timeline is not None)
+
+
+def subject_of(*records: Record) -> Subject:
+    """Sort records by kind and derive the timeline of keeping everything, to compare with.
+
+    Raises:
+        UsageError: no record, one that is none, two of a kind, or records of different traces.
+    """
+    if not records:
+        raise UsageError("report: given no record; allowed are a trace, a machine, a plan and timelines; give one")
+    given: dict[str, Record] = {}
+    for record in records:
+        kind = _kind_of(record)
+        if kind in given:
+            raise UsageError(f"report: given two records of the kind {kind}; allowed is one of each; leave one out")
+        given[kind] = record
+    subject = Subject(**given)  # pyright: ignore[reportArgumentType]
+    _check_same_trace(subject)
+    return _with_kept(subject)
+
+
+def _kind_of(record: object) -> str:
+    if isinstance(record, Timeline):
+        return record.source
+    for kind in (Trace, Machine, Plan):
+        if isinstance(record, kind):
+            return kind.__name__.lower()
+    raise UsageError(
+        f"report: given {type(record).__name__}; allowed are Trace, Machine, Plan and Timeline records; "
+        "load files with Trace.load and its like first"
+    )
+
+
+def _check_same_trace(subject: Subject) -> None:
+    ids = {
+        "the trace": subject.trace.id if subject.trace else "",
+        "the plan": subject.plan.trace_id if subject.plan else "",
+        "the simulated timeline": subject.simulated.trace_id if subject.simulated else "",
+        "the measured timeline": subject.measured.trace_id if subject.measured else "",
+    }
+    named = [(what, trace_id) for what, trace_id in ids.items() if trace_id]
+    for what, trace_id in named[1:]:
+        if trace_id != named[0][1]:
+            raise UsageError(
+                f"report: {named[0][0]} is of trace {named[0][1]}, {what} of trace {trace_id}; allowed are records "
+                "of one trace; report them apart"
+            )
+
+
+def _with_kept(subject: Subject) -> Subject:
+    """Add the timeline of keeping everything, unless the simulated one is just that."""
+    if subject.trace is None or subject.machine is None:
+        return subject
+    swaps = bool(subject.plan and subject.plan.swaps)
+    if subject.simulated is not None and not swaps and not subject.simulated.swapped_out_bytes:
+        return subject
+    return replace(subject, kept=simulate(subject.trace, subject.machine))

@@ -1,0 +1,84 @@
+"""The report on a terminal: rich tables, plain text where colours mean nothing."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from elbowroom.report import figures
+from elbowroom.report.subject import Subject
+from elbowroom.trace import Category
+from elbowroom.units import format_bytes, format_ns
+
+STORAGES_SHOWN = 12
+WIDTH = 120
+COLOUR_OF = {"everything kept": "bright_black", "simulated": "yellow", "measured": "blue"}
+
+
+def as_text(subject: Subject) -> str:
+    """The report without colours, at a fixed width."""
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
+    with console.capture() as captured:
+        console.print(rendered(subject))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+def rendered(subject: Subject) -> RenderableType:
+    """The report as rich shows it, in colours where the terminal has them."""
+    sentences = (figures.decisions(subject), figures.machine(subject))
+    parts: list[RenderableType] = [Text(sentence) for sentence in sentences if sentence]
+    if subject.timelines:
+        parts.append(_headlines(subject))
+    if accuracy := figures.accuracy(subject):
+        parts.append(Text(accuracy + "\n"))
+    if found := figures.peaks(subject):
+        parts.append(_breakdown(found))
+    if subject.trace is not None:
+        parts.append(_storages(subject))
+    return Group(*parts)
+
+
+def plain_table(*, title: str) -> Table:
+    """A table in the one look that elbowroom's tables have."""
+    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def _headlines(subject: Subject) -> Table:
+    table = plain_table(title="\nThe step")
+    table.add_column("")
+    for title, _ in subject.timelines:
+        table.add_column(title, justify="right", style=COLOUR_OF[title])
+    for row in figures.headlines(subject):
+        table.add_row(row.name, *row.cells)
+    return table
+
+
+def _breakdown(found: tuple[figures.Peak, ...]) -> Table:
+    table = plain_table(title="On the device at the allocated peak")
+    table.add_column("category")
+    for peak in found:
+        table.add_column(peak.title, justify="right", style=COLOUR_OF[peak.title])
+    rank: dict[Category, int] = {}
+    for peak in found:
+        for category, size_bytes in peak.parts:
+            rank[category] = max(rank.get(category, 0), size_bytes)
+    for category in sorted(rank, key=lambda name: -rank[name]):
+        held = [dict(peak.parts).get(category, 0) for peak in found]
+        table.add_row(category, *(format_bytes(size_bytes) for size_bytes in held))
+    return table
+
+
+def _storages(subject: Subject) -> Table:
+    table = plain_table(title="\nThe largest storages")
+    for name, justify in (("size", "right"), ("category", "left"), ("made by", "left"), ("idle", "right")):
+        table.add_column(name, justify=justify, no_wrap=name != "made by")  # pyright: ignore[reportArgumentType]
+    table.add_column("plan")
+    for row in figures.largest_storages(subject, STORAGES_SHOWN):
+        maker = f"{row.made_by} {row.module}".strip()
+        idle = "" if row.idle_ns is None else format_ns(row.idle_ns)
+        decision = Text(f"{row.action} {row.detail}".strip(), style="yellow" if row.action == "swap" else "")
+        table.add_row(format_bytes(row.size_bytes), row.category, Text(maker), idle, decision)
+    return table

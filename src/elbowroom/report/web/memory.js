@@ -1,0 +1,90 @@
+// Memory over time: one stepped line per curve, the budget as a line across.
+const TONES = {
+  "kept": { colour: "kept", width: 1.2, dash: [], fill: 0.08 },
+  "simulated": { colour: "simulated", width: 1.8, dash: [6, 4], fill: 0 },
+  "measured": { colour: "measured", width: 1.8, dash: [], fill: 0.14 },
+  "simulated-reserved": { colour: "simulated", width: 1, dash: [2, 3], fill: 0 },
+  "measured-reserved": { colour: "measured", width: 1, dash: [2, 3], fill: 0 },
+  "kept-reserved": { colour: "kept", width: 1, dash: [2, 3], fill: 0 },
+  "simulated-lower": { colour: "lower", width: 1.2, dash: [6, 4], fill: 0 },
+  "measured-lower": { colour: "lower", width: 1.2, dash: [], fill: 0 },
+};
+
+function memorySeries(series) {
+  const tone = TONES[series.tone];
+  return {
+    label: series.label,
+    stroke: () => colour(tone.colour),
+    fill: tone.fill ? () => faded(tone.colour, tone.fill) : undefined,
+    width: tone.width,
+    dash: tone.dash,
+    paths: uPlot.paths.stepped({ align: 1 }),
+    points: { show: false },
+  };
+}
+
+// The budget is drawn after the curves, with its name at the right end.
+function drawBudget(plot, budgetBytes) {
+  if (budgetBytes == null || budgetBytes > plot.scales.y.max) return;
+  const { ctx, bbox } = plot;
+  const y = plot.valToPos(budgetBytes, "y", true);
+  ctx.save();
+  ctx.strokeStyle = ctx.fillStyle = colour("budget");
+  ctx.lineWidth = 1.5 * devicePixelRatio;
+  ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
+  ctx.beginPath();
+  ctx.moveTo(bbox.left, y);
+  ctx.lineTo(bbox.left + bbox.width, y);
+  ctx.stroke();
+  ctx.font = 12 * devicePixelRatio + "px system-ui, sans-serif";
+  ctx.textAlign = "right";
+  ctx.fillText("budget " + bytesText(budgetBytes), bbox.left + bbox.width - 6 * devicePixelRatio, y - 5 * devicePixelRatio);
+  ctx.restore();
+}
+
+// The key of each curve, with its bytes at the cursor.
+function memoryKeys(place, memory) {
+  for (const series of memory.series) {
+    const tone = TONES[series.tone];
+    const key = Object.assign(document.createElement("i"), { className: "key" });
+    key.style.borderTopColor = "var(--" + tone.colour + ")";
+    key.style.borderTopStyle = tone.dash.length ? "dashed" : "solid";
+    const entry = document.createElement("span");
+    entry.append(key, series.label, document.createElement("b"));
+    place.append(entry);
+  }
+  place.append(document.createElement("b"));
+}
+
+function showValues(plot, memory) {
+  const at = plot.cursor.idx;
+  const values = document.querySelectorAll("#memory-keys b");
+  memory.series.forEach((series, i) => {
+    values[i].textContent = at == null || series.size_bytes[at] == null ? "" : bytesText(series.size_bytes[at]);
+  });
+  values[memory.series.length].textContent = at == null ? "" : "at " + timeText(memory.at_ns[at]);
+}
+
+function memoryChart(place, memory, onRange) {
+  const axis = { stroke: () => colour("soft"), grid: { stroke: () => colour("grid"), width: 1 }, ticks: { show: false } };
+  const font = "12px system-ui, sans-serif";
+  const yAxis = { ...axis, font, size: GUTTER, incrs: BYTE_STEPS,
+    values: (_, ticks, __, ___, step) => ticks.map((tick) => bytesTick(tick, step)) };
+  const xAxis = { ...axis, font, space: 90, values: (_, ticks) => ticks.map(timeTick) };
+  const options = {
+    width: place.clientWidth,
+    height: 320,
+    padding: [12, 0, 0, 0],
+    legend: { show: false },
+    cursor: { points: { size: 6 }, drag: { x: true, y: false }, y: false },
+    scales: { x: { time: false }, y: { range: (_, low, high) => [0, (high || 1) * 1.08] } },
+    axes: [xAxis, yAxis],
+    series: [{}, ...memory.series.map(memorySeries)],
+    hooks: {
+      draw: [(plot) => drawBudget(plot, memory.budget_bytes)],
+      setCursor: [(plot) => showValues(plot, memory)],
+      setScale: [(plot, key) => key === "x" && onRange(plot.scales.x.min, plot.scales.x.max)],
+    },
+  };
+  return new uPlot(options, [memory.at_ns, ...memory.series.map((series) => series.size_bytes)], place);
+}
