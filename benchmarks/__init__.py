@@ -1,0 +1,1 @@
+"""What elbowroom costs and saves on real models, measured. Start with `python -m benchmarks.run --help`."""
