@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +89,12 @@ def test_files_and_functions_stay_short(path: Path) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
             lines = node.end_lineno - node.lineno + 1
             assert lines <= MAX_FUNCTION_LINES, f"{path}:{node.lineno} {node.name} has {lines} lines: split it"
+
+
+def test_the_types_of_levels_0_and_1_are_checked_strictly() -> None:
+    settings = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text("utf-8"))
+    strict = {Path(name).stem for name in settings["tool"]["pyright"]["strict"]}
+    assert strict == LEVELS["0"] | LEVELS["1"]
 
 
 def test_the_way_imports_are_found_sees_all_kinds() -> None:
