@@ -98,6 +98,7 @@ class Happening:
     entry: Entry
     start_ns: int
     end_ns: int
+    size_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -214,6 +215,13 @@ class Executor:
         if self.observer.placed:
             self.observer.placed(entry, storage)
 
+    def want(self, entry: Entry) -> None:
+        """Its swap back is next: where its write has not ended, give that up, the storage simply stays."""
+        with self._lock:
+            storage = entry.alive()
+            if entry.state is State.LEAVING and entry.out is not None and not entry.out.done() and storage is not None:
+                self._stay(entry, storage)
+
     def read(self, entry: Entry) -> torch.UntypedStorage:
         """The device storage with an entry's bytes; waits for them where they are not back yet."""
         if entry.state is State.AWAY and entry.alive() is None:
@@ -328,7 +336,7 @@ class Executor:
         else:
             self.counters.swapped_back_bytes += transfer.size_bytes
         if self.observer.moved:
-            self.observer.moved(Happening(kind, entry, transfer.start_ns, transfer.end_ns))
+            self.observer.moved(Happening(kind, entry, transfer.start_ns, transfer.end_ns, transfer.size_bytes))
 
 
 def _nothing() -> None:

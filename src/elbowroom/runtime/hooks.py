@@ -30,6 +30,10 @@ class Director(ABC):
     def before_read(self, entry: Entry) -> None:
         """A saved tensor on this entry is about to be read back."""
 
+    @abstractmethod
+    def fetch(self, entry: Entry) -> torch.UntypedStorage:
+        """The device storage of a swapped entry, waited for where it is not back yet."""
+
 
 @final
 class Passed:
@@ -123,7 +127,7 @@ class Hooks:
             if packed.layout is None:
                 packed.entry.reads += 1
                 return packed.counter
-            return _rebuild(packed, self._executor.read(packed.entry))
+            return _rebuild(packed, self._director.fetch(packed.entry))
 
 
 def _plain(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,36 @@
+"""Capture: from a running step to a Trace. torch is imported when a capture begins, not before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from elbowroom.trace import Trace
+
+__all__ = ["capture"]
+
+
+def capture(
+    setup: Callable[[], Callable[[], Any]], machine: str = "here", steps: int = 3, min_size_bytes: int = 2**20
+) -> Trace:
+    """Run a few training steps on this computer and record what they do.
+
+    The steps really run, once, with their own numbers. Every saved storage of at least `min_size_bytes` is copied when
+    it is saved, so the run needs that much more time and RAM than the training itself.
+
+    Args:
+        setup: builds model, optimizer and data and returns the function that does one step.
+        machine: "here".
+        steps: how many steps to record, at least 2: the last one is the steady state.
+        min_size_bytes: smaller storages are recorded, but not as saved.
+
+    Returns:
+        The trace of all steps.
+
+    Raises:
+        UsageError: `machine` or `steps` is not allowed.
+        CaptureError: a step did nothing that can be recorded.
+    """
+    from elbowroom.capture.steps import capture_steps
+
+    return capture_steps(setup, machine, steps, min_size_bytes)

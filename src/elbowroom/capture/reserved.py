@@ -1,0 +1,38 @@
+"""Storages that are never moved: parameters and buffers. Autograd saves them too, but somebody else owns them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import final
+
+import torch
+
+from elbowroom.runtime._torch_compat import storage_key
+
+
+@final
+class Reserved:
+    """A weak set of storages."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Reserve the storages of these tensors; those without one are passed over."""
+        for tensor in tensors:
+            try:
+                storage = tensor.untyped_storage()
+            except (RuntimeError, NotImplementedError):  # sparse, functional and wrapper tensors have none
+                continue
+            self._by_key[storage_key(storage)] = weakref.ref(storage)
+
+    def add_module(self, module: torch.nn.Module) -> None:
+        """Reserve a module's parameters and buffers."""
+        self.add(module.parameters())
+        self.add(module.buffers())
+
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        """Whether this very storage is reserved."""
+        known = self._by_key.get(storage_key(storage))
+        return known is not None and known() is storage

@@ -1,0 +1,42 @@
+"""capture(): every step of a training, recorded in one go, with the copies of saved storages in RAM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from elbowroom.capture.assemble import Assembly
+from elbowroom.capture.observe import Observing, OptimizerWatch, optimizer_began, optimizer_ended
+from elbowroom.capture.reserved import Reserved
+from elbowroom.errors import UsageError
+from elbowroom.runtime.executor import Executor
+from elbowroom.runtime.hooks import Hooks
+from elbowroom.runtime.tiers import HostTier
+from elbowroom.trace import Trace
+
+
+def capture_steps(setup: Callable[[], Callable[[], Any]], machine: str, steps: int, min_size_bytes: int) -> Trace:
+    """See `elbowroom.capture`."""
+    if machine != "here":
+        raise UsageError(f"capture: given machine {machine!r}; allowed is 'here': steps are recorded while they run on the CPU")
+    if type(steps) is not int or steps < 2:
+        raise UsageError(f"capture: given steps={steps!r}; allowed is an int of at least 2, as the first step is not steady")
+    step = setup()
+    if not callable(step):
+        raise UsageError(f"capture: setup() returned {type(step).__name__}; allowed is the function that does one step")
+    executor = Executor(HostTier())
+    observing = Observing(executor, Reserved())
+    watch = OptimizerWatch(
+        lambda _: optimizer_began(observing.recorder), lambda optimizer: optimizer_ended(observing.recorder, optimizer)
+    )
+    observing.record()
+    try:
+        with Hooks(executor, observing, min_size_bytes).installed():
+            for _ in range(steps):
+                step()
+                assert observing.recorder is not None
+                observing.recorder.step_ends()
+    finally:
+        watch.close()
+        recording = observing.stop()
+    return Assembly(recording, "host").trace()
