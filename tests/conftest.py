@@ -1,10 +1,22 @@
-"""What all tests share: tests marked `gpu` say what they miss where there is no CUDA device."""
+"""What all tests share: settings of the property tests, and a reason where a test marked `gpu` is skipped."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No deadline per example and no complaint about slow drawing: both judge how busy the machine is. CI draws the same
+# examples every time, so that a change is judged by what it changes.
+settings.register_profile(
+    "elbowroom",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
+)
+settings.load_profile("elbowroom")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
