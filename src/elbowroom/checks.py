@@ -1,0 +1,123 @@
+"""check: may this plan run on this trace? One answer for planners, simulator and runtime."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from elbowroom.errors import InvalidPlan
+from elbowroom.lifetimes import LastStep, last_step, op_label, peak_point, storage_label, why_kept
+from elbowroom.machine import Machine
+from elbowroom.plan import Plan, Swap
+from elbowroom.schedule import Moves, moves_of_plan, need, tiers_of_plan
+from elbowroom.trace import Trace
+from elbowroom.units import format_bytes
+
+
+def check(trace: Trace, plan: Plan, machine: Machine | None = None) -> None:
+    """Raise unless a plan can run on its trace (and machine) with unchanged numbers and inside its budget.
+
+    Raises:
+        InvalidPlan: names the storage, the op and the rule that is broken.
+    """
+    check_step(last_step(trace), plan, machine)
+
+
+def check_step(step: LastStep, plan: Plan, machine: Machine | None = None) -> None:
+    """As `check`, for a last step whose facts are at hand."""
+    if plan.trace_id != step.trace.id:
+        raise InvalidPlan(
+            f"the plan was made for trace {plan.trace_id!r}, this is trace {step.trace.id!r}; "
+            "plan again with elbowroom.plan for this trace"
+        )
+    save_of = {save.storage: n for n, save in enumerate(step.saves)}
+    ticks = set(step.ticks.tolist())
+    for swap in plan.swaps:
+        if problem := _problem(step, swap, save_of, ticks):
+            raise InvalidPlan(f"{_subject(step, swap)} must be kept: {problem}; leave it out of the plan's swaps")
+    moves = moves_of_plan(step, plan)
+    _check_budget(step, plan, moves)
+    if machine is not None:
+        _check_machine(step, plan, moves, machine)
+
+
+def _subject(step: LastStep, swap: Swap) -> str:
+    known = swap.storage < len(step.trace.storages)
+    return storage_label(step.trace, swap.storage) if known else f"storage {swap.storage}"
+
+
+def _problem(step: LastStep, swap: Swap, save_of: dict[int, int], ticks: set[int]) -> str | None:
+    """What is wrong with one swap, as a clause; None where nothing is."""
+    if swap.storage >= len(step.trace.storages):
+        return f"the trace has only storages 0 to {len(step.trace.storages) - 1}"
+    n = save_of.get(swap.storage)
+    if n is None:
+        return f"autograd does not save it in the last step (ops {step.first_op} to {step.end_op - 1})"
+    return why_kept(step, n) or _misplaced(step, swap, n, ticks) or _touched(step, swap, n)
+
+
+def _misplaced(step: LastStep, swap: Swap, n: int, ticks: set[int]) -> str | None:
+    """Whether the swap starts or ends where the runtime cannot do so."""
+    save, back = step.saves[n], swap.back_before_op
+    idle_from, first_read = int(step.idle_from[n]), int(step.first_read[n])
+    if swap.out_after_op != save.saved_at - 1:
+        when = "before autograd saves it" if swap.out_after_op < save.saved_at - 1 else "too late"
+        return f"out_after_op {swap.out_after_op} is {when}; allowed is {save.saved_at - 1}"
+    if not save.read_at:
+        return None if back == step.end_op else f"it is never read back, so back_before_op must be {step.end_op}"
+    if back > first_read:
+        return f"back_before_op {back} is after its first read at position {first_read}"
+    if back <= idle_from:
+        return f"back_before_op {back} is not after position {idle_from}, from which it is idle"
+    if back not in ticks:
+        return f"back_before_op {back} is not a position at which autograd saves or reads a storage"
+    return None
+
+
+def _touched(step: LastStep, swap: Swap, n: int) -> str | None:
+    """Whether an op uses the storage while it is away."""
+    op = int(step.used_op[n])
+    if op < swap.back_before_op and op < step.end_op:
+        window = f"[{int(step.idle_from[n])}, {swap.back_before_op})"
+        return f"{op_label(step.trace, op)} uses it while it is away in {window}"
+    return None
+
+
+def _check_budget(step: LastStep, plan: Plan, moves: Moves) -> None:
+    needed = need(step, moves)
+    peak = int(needed.max())
+    if peak > plan.budget_bytes:
+        op = step.op_at(peak_point(step, needed))
+        raise InvalidPlan(
+            f"the plan holds {format_bytes(peak)} ({peak} bytes) at {op_label(step.trace, op)}, above its budget of "
+            f"{format_bytes(plan.budget_bytes)} ({plan.budget_bytes} bytes); raise the budget or swap more there"
+        )
+
+
+def _check_machine(step: LastStep, plan: Plan, moves: Moves, machine: Machine) -> None:
+    """Every tier of the plan exists, is linked to the device and has room."""
+    tiers = tiers_of_plan(step, plan, moves)
+    capacity = {tier.name: tier.capacity_bytes for tier in machine.tiers}
+    for name in sorted(set(tiers)):
+        if name not in capacity or not any((link.upper, link.lower) == ("device", name) for link in machine.links):
+            raise InvalidPlan(
+                f"the plan swaps to {name!r}, which machine {machine.name!r} does not link to its device; "
+                f"its tiers are {', '.join(capacity)}; plan again for this machine"
+            )
+        held = tier_peak(step, moves, [tier == name for tier in tiers])
+        if held > capacity[name]:
+            raise InvalidPlan(
+                f"the plan puts up to {format_bytes(held)} ({held} bytes) on {name!r}, which holds "
+                f"{format_bytes(capacity[name])} ({capacity[name]} bytes) on machine {machine.name!r}; "
+                "give it more room, raise the budget or plan again for this machine"
+            )
+
+
+def tier_peak(step: LastStep, moves: Moves, on: list[bool] | None = None) -> int:
+    """Bytes a lower tier holds at most: each storage from the tick it is saved at until it is freed."""
+    chosen = np.array(on if on is not None else [True] * len(moves.n), dtype=np.bool_)
+    n = moves.n[chosen]
+    begin, end = step.points(step.saved_at[n]), step.gone[step.storage_of(n)]
+    change = np.zeros(len(step.level) + 1, np.int64)
+    np.add.at(change, begin, moves.size[chosen])
+    np.subtract.at(change, np.maximum(begin, end), moves.size[chosen])
+    return int(np.cumsum(change).max())

@@ -1,0 +1,225 @@
+"""Lanes: when each copy of a set of moves runs, and where compute waits for it.
+
+A discrete-event walk over what is due at the ticks; see Note: [Ticks] in schedule.py for what happens at
+one. Each direction of each link is a lane that moves one whole storage at a time, in the order of its queue. A write
+that was given up before it started is never made; one that had started occupies its lane until its end, for nothing.
+
+What it ignores: that copies take memory bandwidth and cores from compute, and time between ops.
+Cost: linear in the moves, plus sorting them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from elbowroom.errors import UsageError
+from elbowroom.lifetimes import Flags, Ints, LastStep
+from elbowroom.machine import Link, Machine, TierName
+from elbowroom.schedule import Moves, in_order_of_need, need, waits
+
+NEVER = -1
+
+
+class Stall(NamedTuple):
+    """Compute waits before the op at a position, for a move (its index) to end.
+
+    `for_write` tells a wait for room from a wait for data.
+    """
+
+    position: int
+    move: int
+    start_ns: int
+    end_ns: int
+    for_write: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Play:
+    """When the moves of a plan happen. Arrays are per move; a copy that is not made starts and ends at NEVER.
+
+    Attributes:
+        step_ns: when the step ends.
+        stalls: in order of time.
+        out_start_ns: start of each write.
+        out_end_ns: its end.
+        back_start_ns: start of each swap back.
+        back_end_ns: its end.
+        given_up: the write was given up, or its storage freed, before it ended.
+        position_ns: per position, when compute goes on there, after its stalls.
+        room_ns: per position, when the waits for writes are over there, so that swaps back may start.
+    """
+
+    step_ns: int
+    stalls: tuple[Stall, ...]
+    out_start_ns: Ints
+    out_end_ns: Ints
+    back_start_ns: Ints
+    back_end_ns: Ints
+    given_up: Flags
+    position_ns: Ints
+    room_ns: Ints
+
+
+def link_to(machine: Machine, tier: TierName) -> Link:
+    """The link between the device and a tier."""
+    for link in machine.links:
+        if (link.upper, link.lower) == ("device", tier):
+            return link
+    known = ", ".join(f"{link.upper} to {link.lower}" for link in machine.links) or "none"
+    raise UsageError(f"machine {machine.name!r} has no link from device to {tier}; its links: {known}")
+
+
+def copy_ns(link: Link, size: Ints) -> tuple[Ints, Ints]:
+    """Lane time of copies of `size` bytes out and back: the latency plus size over rate, rounded up."""
+    out, back = link.out_bytes_per_s // link.shared_by or 1, link.back_bytes_per_s // link.shared_by or 1
+    return link.latency_ns + _over(size, out), link.latency_ns + _over(size, back)
+
+
+def _over(size: Ints, rate: int) -> Ints:
+    return np.ceil(size.astype(np.float64) * (1e9 / rate)).astype(np.int64)
+
+
+class _Kind(IntEnum):
+    """What can be due at a position, in the order of Note: [Ticks]."""
+
+    QUEUE = 0
+    GIVE_UP = 1
+    WAIT = 2
+    BACK = 3
+    READ = 4
+
+
+class _Due(NamedTuple):
+    """One thing to do at a position; `move` is the number of writes for WAIT."""
+
+    position: int
+    kind: _Kind
+    move: int
+
+
+def play(step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierName]) -> Play:
+    """Run the moves of a checked plan against the clock.
+
+    Args:
+        step: the last step of a trace.
+        moves: in write order.
+        machine: gives the links.
+        tiers: per move, where it goes.
+    """
+    agenda = _agenda(step, moves)
+    walk = _Walk(moves, machine, tiers)
+    nominal_ns = step.nominal_ns(np.array([due.position for due in agenda], np.int64)).tolist()
+    for due, at_ns in zip(agenda, nominal_ns, strict=True):
+        walk.do(due, at_ns)
+    return _result(step, walk)
+
+
+def _agenda(step: LastStep, moves: Moves) -> list[_Due]:
+    """Everything that is due, in order."""
+    needed = need(step, moves)
+    agenda = [_Due(p, _Kind.WAIT, count) for p, count in waits(step, moves, needed, int(needed.max())).items()]
+    saved_at, returns = step.saved_at[moves.n].tolist(), step.returns[moves.n].tolist()
+    back, read = moves.back.tolist(), step.first_read[moves.n].tolist()
+    for i in in_order_of_need(step, moves):
+        agenda.append(_Due(saved_at[i], _Kind.QUEUE, i))
+        if returns[i]:
+            agenda += (_Due(back[i], _Kind.GIVE_UP, i), _Due(back[i], _Kind.BACK, i), _Due(read[i], _Kind.READ, i))
+        elif (point := int(step.gone[step.saves[int(moves.n[i])].storage])) < len(step.level):
+            agenda.append(_Due(step.op_at(point) + 1, _Kind.GIVE_UP, i))
+    # Sorting is stable: what is alike stays in the order of need. Writes are queued in the order of the moves.
+    return sorted(agenda, key=lambda due: (due.position, due.kind, due.move if due.kind == _Kind.QUEUE else 0))
+
+
+class _Walk:
+    """State of one walk over the agenda."""
+
+    def __init__(self, moves: Moves, machine: Machine, tiers: Sequence[TierName]) -> None:
+        count = len(moves.n)
+        self.lane = list(tiers)
+        self.out_ns, self.back_ns = [0] * count, [0] * count
+        for tier in set(tiers):
+            out, back = (lane.tolist() for lane in copy_ns(link_to(machine, tier), moves.size))
+            for i in (i for i, name in enumerate(tiers) if name == tier):
+                self.out_ns[i], self.back_ns[i] = out[i], back[i]
+        self.queued = {tier: deque[tuple[int, int]]() for tier in tiers}
+        self.out_free_ns = dict.fromkeys(tiers, 0)
+        self.back_free_ns = dict.fromkeys(tiers, 0)
+        self.out = [(NEVER, NEVER)] * count
+        self.back = [(NEVER, NEVER)] * count
+        self.given_up = [False] * count
+        self.stalls: list[Stall] = []
+        self.late_ns = 0
+        self.waited_for = 0
+
+    def do(self, due: _Due, at_ns: int) -> None:
+        """Do one thing; at_ns is the nominal time of its position."""
+        i, now = due.move, at_ns + self.late_ns
+        if due.kind == _Kind.QUEUE:
+            self.queued[self.lane[i]].append((i, now))
+        elif due.kind == _Kind.GIVE_UP:
+            self.start_writes(now)
+            self.given_up[i] = self.out[i][1] > now or self.out[i][0] == NEVER
+        elif due.kind == _Kind.WAIT:
+            self.wait_for_room(due.position, i, now)
+        elif due.kind == _Kind.BACK and not self.given_up[i]:
+            start = max(now, self.back_free_ns[self.lane[i]])
+            self.back[i] = (start, start + self.back_ns[i])
+            self.back_free_ns[self.lane[i]] = start + self.back_ns[i]
+        elif due.kind == _Kind.READ:
+            self.stall(due.position, i, now, self.back[i][1], for_write=False)
+
+    def start_writes(self, before_ns: int, below: int = 0) -> None:
+        """Start the queued writes whose turn comes before a time, and in any case those of the moves below an index."""
+        for tier, queue in self.queued.items():
+            while queue:
+                i, since = queue[0]
+                start = max(since, self.out_free_ns[tier])
+                if not self.given_up[i]:
+                    if start >= before_ns and i >= below:
+                        break
+                    self.out[i] = (start, start + self.out_ns[i])
+                    self.out_free_ns[tier] = start + self.out_ns[i]
+                queue.popleft()
+
+    def wait_for_room(self, position: int, writes_done: int, now: int) -> None:
+        self.start_writes(now, below=writes_done)
+        for i in range(self.waited_for, writes_done):
+            if not self.given_up[i]:
+                now = self.stall(position, i, now, self.out[i][1], for_write=True)
+        self.waited_for = max(self.waited_for, writes_done)
+
+    def stall(self, position: int, i: int, now: int, until: int, *, for_write: bool) -> int:
+        """Wait from now until a time, if that is later; returns the later one."""
+        if until > now:
+            self.stalls.append(Stall(position, i, now, until, for_write))
+            self.late_ns += until - now
+        return max(now, until)
+
+
+def _result(step: LastStep, walk: _Walk) -> Play:
+    """Close the walk at the end of the step."""
+    step_ns = int(step.at_ns[-1]) + walk.late_ns
+    walk.start_writes(step_ns)
+    late, late_for_room = np.zeros_like(step.at_ns), np.zeros_like(step.at_ns)
+    for stall in walk.stalls:
+        late[stall.position - step.first_op] += stall.end_ns - stall.start_ns
+        late_for_room[stall.position - step.first_op] += (stall.end_ns - stall.start_ns) * stall.for_write
+    position_ns = step.at_ns + np.cumsum(late)
+    out, back = np.array(walk.out, np.int64).reshape(-1, 2).T, np.array(walk.back, np.int64).reshape(-1, 2).T
+    return Play(
+        step_ns=step_ns,
+        stalls=tuple(walk.stalls),
+        out_start_ns=out[0],
+        out_end_ns=out[1],
+        back_start_ns=back[0],
+        back_end_ns=back[1],
+        given_up=np.array(walk.given_up, np.bool_),
+        position_ns=position_ns,
+        room_ns=position_ns - late + late_for_room,
+    )

@@ -1,0 +1,246 @@
+"""What follows from a trace about its last step: nominal times, allocated bytes, ticks, and where saves are idle.
+
+Three coordinates are used. A *position* lies between two ops (see trace.py). A *point* is one entry of the keep-all
+level: each position has one (the level before its op starts), each alloc or free event has one (the level after it).
+A *slot* is a run of points between two borders, the only points at which something of a plan can begin or end; a
+plan is weighed slot by slot, which costs the same however many ops lie between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from elbowroom.errors import UsageError
+from elbowroom.trace import Category, Save, Step, Trace
+from elbowroom.units import format_bytes
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+SWAPPABLE: tuple[Category, ...] = ("activation", "temporary", "workspace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LastStep:
+    """Facts of the last step of a trace, all derived from it. Per position: index p - first_op, first_op to end_op.
+
+    Attributes:
+        trace: where it comes from.
+        first_op: the step's first op.
+        end_op: one past its last op.
+        saves: what autograd saved in this step; the n-th entry is the n-th saved storage.
+        at_ns: per position, time from the start of the step when nothing ever stalls.
+        level: per point, allocated bytes when every storage is kept.
+        point_of: per position, the point before its op starts.
+        born: per storage, the point from which it is allocated; 0 where it was there before.
+        gone: per storage, the point from which it is freed; len(level) where it outlives the step.
+        borders: points at which slots begin; the first is 0.
+        slot_peak: per slot, maximum of `level`.
+        ticks: positions at which the runtime gets control, ascending: every first save and every read back.
+        size: per save, bytes.
+        saved_at: per save, position.
+        idle_from: per save, position; end_op where something else holds it all the time.
+        first_read: per save, position; end_op where it is never read back.
+        returns: per save, whether it is read back at all.
+        repeated: per save, whether its storage was saved more than once in the step.
+        written_op: per save, the first op from saved_at on that writes it before it is read back, else end_op.
+        used_op: per save, the first op from idle_from on that reads or writes it before it is read back, else end_op.
+    """
+
+    trace: Trace
+    first_op: int
+    end_op: int
+    saves: tuple[Save, ...]
+    at_ns: Ints
+    level: Ints
+    point_of: Ints
+    born: Ints
+    gone: Ints
+    borders: Ints
+    slot_peak: Ints
+    ticks: Ints
+    size: Ints
+    saved_at: Ints
+    idle_from: Ints
+    first_read: Ints
+    returns: Flags
+    repeated: Flags
+    written_op: Ints
+    used_op: Ints
+
+    def points(self, positions: Ints) -> Ints:
+        """The point of each position."""
+        return self.point_of[positions - self.first_op]
+
+    def slots(self, points: Ints) -> Ints:
+        """The slot that begins at each point (points must be borders, or the end)."""
+        return np.searchsorted(self.borders, points, side="left").astype(np.int64)
+
+    def nominal_ns(self, positions: Ints) -> Ints:
+        """Time of each position when nothing stalls."""
+        return self.at_ns[positions - self.first_op]
+
+    def window(self, n: Ints, back: Ints) -> tuple[Ints, Ints]:
+        """Points [begin, end) at which saves `n` are away when they are back before the positions `back`."""
+        gone = self.gone[self.storage_of(n)]
+        begin = self.points(self.idle_from[n])
+        end = np.where(self.returns[n], np.minimum(self.points(back), gone), gone)
+        return begin, np.maximum(begin, end)
+
+    def storage_of(self, n: Ints) -> Ints:
+        """The storage id of each save."""
+        return np.array([self.saves[i].storage for i in n.tolist()], dtype=np.int64)
+
+    def op_at(self, point: int) -> int:
+        """The op during which (or directly after which) a point lies; the last op for the end of the step."""
+        at = int(np.searchsorted(self.point_of, point, side="right")) - 1
+        return min(self.first_op + at, self.end_op - 1)
+
+
+def last_step(trace: Trace) -> LastStep:
+    """Derive the last step's facts. Cost: linear in the ops and events of the trace."""
+    if not trace.steps or trace.steps[-1].end_op <= trace.steps[-1].first_op:
+        raise UsageError("the trace holds no step with ops in it; capture at least one whole training step")
+    step = trace.steps[-1]
+    saves = tuple(s for s in trace.saves if step.first_op <= s.saved_at <= step.end_op)
+    at_ns = _cumulative(trace.ops[p].duration_ns for p in range(step.first_op, step.end_op))
+    level, point_of, born, gone = _levels(trace, step)
+    idle_from = _ints(step.end_op if s.idle_from is None else min(s.idle_from, step.end_op) for s in saves)
+    first_read = _ints(s.read_at[0] if s.read_at else step.end_op for s in saves)
+    reads = [p for s in saves for p in s.read_at if p <= step.end_op]
+    ticks = np.unique(_ints([*(s.saved_at for s in saves), *reads]))
+    storages = _ints(s.storage for s in saves)
+    ends = gone[storages]
+    marks = [np.zeros(1, np.int64), point_of[ticks - step.first_op], ends[ends < len(level)]]
+    borders = np.unique(np.concatenate([*marks, point_of[idle_from - step.first_op]]))
+    _, which, times = np.unique(storages, return_inverse=True, return_counts=True)
+    written_op, used_op = _accesses(trace, step, saves, np.minimum(idle_from, first_read), first_read)
+    return LastStep(
+        trace=trace,
+        first_op=step.first_op,
+        end_op=step.end_op,
+        saves=saves,
+        at_ns=at_ns,
+        level=level,
+        point_of=point_of,
+        born=born,
+        gone=gone,
+        borders=borders,
+        slot_peak=np.maximum.reduceat(level, borders),
+        ticks=ticks,
+        size=_ints(trace.storages[s.storage].size_bytes for s in saves),
+        saved_at=_ints(s.saved_at for s in saves),
+        idle_from=idle_from,
+        first_read=first_read,
+        returns=np.array([bool(s.read_at) for s in saves], dtype=np.bool_),
+        repeated=times[which] > 1,
+        written_op=written_op,
+        used_op=used_op,
+    )
+
+
+def why_kept(step: LastStep, n: int) -> str | None:
+    """Why the n-th saved storage may not be swapped at all; None where it may."""
+    save, storage = step.saves[n], step.trace.storages[step.saves[n].storage]
+    born = step.born[save.storage]
+    if storage.category not in SWAPPABLE:
+        return f"its category is {storage.category!r}; only {', '.join(SWAPPABLE)} may move"
+    if save.idle_from is None:
+        return "something other than autograd holds it until it is read, so swapping it frees nothing"
+    if step.repeated[n]:
+        return "autograd saved it more than once in the step"
+    if any(p > step.end_op for p in save.read_at):
+        return "it is read back after the step has ended"
+    if step.written_op[n] < step.end_op:
+        return f"it is written in place by {op_label(step.trace, int(step.written_op[n]))} after it was saved"
+    if step.points(step.idle_from[n]) < born:
+        return "the trace calls it idle at a time at which it is not allocated"
+    return None
+
+
+def allocated_at(step: LastStep, point: int) -> Ints:
+    """Ids of the storages that are allocated at a point when every storage is kept."""
+    return np.nonzero((step.born <= point) & (point < step.gone))[0].astype(np.int64)
+
+
+def peak_point(step: LastStep, needed: Ints) -> int:
+    """The point at which a per-slot curve, lower than the keep-all one by a constant in each slot, is at its peak."""
+    slot = int(needed.argmax())
+    end = step.borders[slot + 1] if slot + 1 < len(step.borders) else len(step.level)
+    return int(step.borders[slot] + step.level[step.borders[slot] : end].argmax())
+
+
+def maker_of(trace: Trace, storage: int) -> int | None:
+    """The op during which a storage was allocated; None where it was there before the first op."""
+    op = next((e.op for e in trace.events if e.storage == storage and e.size_bytes > 0), -1)
+    return None if op < 0 else op
+
+
+def op_label(trace: Trace, op: int) -> str:
+    """An op in words, such as "op 12 aten.relu.default in 'net.2' (forward)"."""
+    made = trace.ops[op]
+    where = f" in {made.module!r}" if made.module else ""
+    return f"op {op} {made.name}{where} ({made.phase})"
+
+
+def storage_label(trace: Trace, storage: int) -> str:
+    """A storage in words, such as "storage 7 (12.0 MiB, activation, made by op 3 aten.relu.default (forward))"."""
+    what, maker = trace.storages[storage], maker_of(trace, storage)
+    made = "there before the first op" if maker is None else f"made by {op_label(trace, maker)}"
+    return f"storage {storage} ({format_bytes(what.size_bytes)}, {what.category}, {made})"
+
+
+def _ints(values: Iterable[int]) -> Ints:
+    return np.fromiter(values, dtype=np.int64)
+
+
+def _cumulative(durations: Iterable[int]) -> Ints:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(_ints(durations))])
+
+
+def _levels(trace: Trace, step: Step) -> tuple[Ints, Ints, Ints, Ints]:
+    """Keep-all level per point, the point of each position, and where each storage is born and gone."""
+    ops, storages, sizes = _ints(chain.from_iterable(trace.events)).reshape(-1, 3).T
+    first, end = np.searchsorted(ops, [step.first_op, step.end_op], side="left")
+    ops, inside = ops[first:end] - step.first_op, storages[first:end]
+    positions = np.arange(step.end_op - step.first_op + 1, dtype=np.int64)
+    # An event's point follows the points of the positions up to its op and of the events before it.
+    point_of = positions + np.searchsorted(ops, positions, side="left")
+    event_point = ops + 1 + np.arange(len(ops), dtype=np.int64)
+    change = np.zeros(len(positions) + len(ops), np.int64)
+    change[0] = sizes[:first].sum()
+    change[event_point] = sizes[first:end]
+    born = np.full(len(trace.storages), len(change), np.int64)
+    gone = np.full(len(trace.storages), len(change), np.int64)
+    before = sizes[:first] > 0
+    born[storages[:first][before]] = 0
+    gone[storages[:first][~before]] = 0
+    alloc = sizes[first:end] > 0
+    born[inside[alloc]] = event_point[alloc]
+    gone[inside[~alloc]] = event_point[~alloc]
+    return np.cumsum(change), point_of.astype(np.int64), born, gone
+
+
+def _accesses(trace: Trace, step: Step, saves: tuple[Save, ...], idle: Ints, read: Ints) -> tuple[Ints, Ints]:
+    """Per save, the first op that writes it while saved, and the first that uses it while idle; else end_op."""
+    written = np.full(len(saves), step.end_op, np.int64)
+    used = written.copy()
+    save_of = {s.storage: n for n, s in enumerate(saves)}
+    saved = [s.saved_at for s in saves]
+    idle_from, first_read = idle.tolist(), read.tolist()
+    for op in range(step.first_op, step.end_op):
+        record = trace.ops[op]
+        for storage in record.writes:
+            n = save_of.get(storage)
+            if n is not None and saved[n] <= op < first_read[n]:
+                written[n] = min(written[n], op)
+        for storage in (*record.reads, *record.writes):
+            n = save_of.get(storage)
+            if n is not None and idle_from[n] <= op < first_read[n]:
+                used[n] = min(used[n], op)
+    return written, used

@@ -1,0 +1,89 @@
+"""The one interface of planners: a Problem in, a Plan out; and what all of them need to make one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from elbowroom.checks import tier_peak
+from elbowroom.lanes import Play, play
+from elbowroom.lifetimes import Ints, LastStep, why_kept
+from elbowroom.machine import Machine, TierName
+from elbowroom.plan import Plan, Swap
+from elbowroom.schedule import Moves, moves_of, need
+
+__all__ = ["Planner", "Problem", "as_plan", "movable", "moves_on_demand", "moving", "peak_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Problem:
+    """What a planner is asked.
+
+    Attributes:
+        step: the last step of the trace.
+        machine: where the plan will run.
+        tier: where swapped storages go; None where the machine has no tier below the device.
+        tier_bytes: what may lie on that tier.
+        budget_bytes: allocated bytes the device may hold.
+        min_size_bytes: smaller storages are kept.
+    """
+
+    step: LastStep
+    machine: Machine
+    tier: TierName | None
+    tier_bytes: int
+    budget_bytes: int
+    min_size_bytes: int
+
+
+Planner = Callable[[Problem], Plan]
+
+
+def movable(problem: Problem) -> Ints:
+    """The saves that may be swapped, as many as the lower tier has room for: those away longest, by bytes, first."""
+    step = problem.step
+    if problem.tier is None:
+        return np.zeros(0, np.int64)
+    large = np.nonzero(step.size >= max(1, problem.min_size_bytes))[0].astype(np.int64)
+    begin, end = step.window(large, step.first_read[large])
+    idle = large[(begin < end) & (step.used_op[large] == step.end_op)]
+    n = np.array([i for i in idle.tolist() if why_kept(step, i) is None], dtype=np.int64)
+    if tier_peak(step, moves_on_demand(step, n)) <= problem.tier_bytes:
+        return n
+    begin, end = step.window(n, step.first_read[n])
+    first = np.argsort(-(step.size[n].astype(np.float64) * (end - begin)), kind="stable")
+    left, taken = problem.tier_bytes, list[int]()
+    for i in n[first].tolist():
+        if step.size[i] <= left:
+            left -= int(step.size[i])
+            taken.append(i)
+    return np.sort(np.array(taken, dtype=np.int64))
+
+
+def moves_on_demand(step: LastStep, n: Ints) -> Moves:
+    """Swap saves `n`, each back only when it is read: the least memory these swaps can give."""
+    return moves_of(step, n, step.first_read[n])
+
+
+def moving(problem: Problem, moves: Moves, machine: Machine | None = None) -> Play:
+    """Play moves on the problem's machine, or on another one."""
+    assert problem.tier is not None or not len(moves.n)
+    return play(problem.step, moves, machine or problem.machine, [problem.tier] * len(moves.n) if problem.tier else [])
+
+
+def peak_of(step: LastStep, moves: Moves) -> int:
+    """What the moves need at most, in allocated bytes."""
+    return int(need(step, moves).max())
+
+
+def as_plan(problem: Problem, planner: str, moves: Moves | None = None) -> Plan:
+    """Write moves down as a plan; None keeps everything."""
+    step, swaps = problem.step, list[Swap]()
+    if moves is not None and problem.tier is not None:
+        for n, back in zip(moves.n.tolist(), moves.back.tolist(), strict=True):
+            save = step.saves[n]
+            out = save.saved_at - 1
+            swaps.append(Swap(storage=save.storage, tier=problem.tier, out_after_op=out, back_before_op=back))
+    return Plan(trace_id=step.trace.id, planner=planner, budget_bytes=problem.budget_bytes, swaps=tuple(swaps))
