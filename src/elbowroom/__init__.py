@@ -1,1 +1,64 @@
-"""elbowroom: training that does not fit in memory, made to fit."""
+"""elbowroom: training that does not fit in memory, made to fit.
+
+    trace = er.capture(setup)                           what the training does
+    line = er.simulate(trace, er.Machine.here())        what it needs
+    plan = er.plan(trace, er.Machine.here(), "8GiB")    what to swap so that it fits
+    with er.within("8GiB"):                             all of that, and the run
+        train()
+
+Note: [Functions before files of the same name]
+`capture`, `plan`, `report` and `simulate` are functions here and files of the package too. Importing a file binds its
+name on the package once, at its first import; the imports below load each file and then take the function over its
+name. So `er.plan` is the function, and the file is reached by `from elbowroom.plan import Plan`.
+"""
+
+from __future__ import annotations
+
+from elbowroom.capture import capture
+from elbowroom.errors import (
+    CaptureError,
+    ElbowroomError,
+    FormatError,
+    Infeasible,
+    InvalidPlan,
+    InvalidRecord,
+    TierError,
+    TierFailed,
+    TierFull,
+    UsageError,
+)
+from elbowroom.machine import Link, Machine, Tier
+from elbowroom.plan import Plan, Swap
+from elbowroom.planners import check, plan
+from elbowroom.report import report
+from elbowroom.runtime import within
+from elbowroom.simulate import compare, simulate
+from elbowroom.timeline import Timeline
+from elbowroom.trace import Trace
+
+__all__ = [
+    "CaptureError",
+    "ElbowroomError",
+    "FormatError",
+    "Infeasible",
+    "InvalidPlan",
+    "InvalidRecord",
+    "Link",
+    "Machine",
+    "Plan",
+    "Swap",
+    "Tier",
+    "TierError",
+    "TierFailed",
+    "TierFull",
+    "Timeline",
+    "Trace",
+    "UsageError",
+    "capture",
+    "check",
+    "compare",
+    "plan",
+    "report",
+    "simulate",
+    "within",
+]
