@@ -7,8 +7,8 @@ import numpy as np
 from elbowroom.errors import InvalidPlan
 from elbowroom.lifetimes import LastStep, last_step, op_label, peak_point, storage_label, why_kept
 from elbowroom.machine import Machine
+from elbowroom.moves import Moves, moves_of_plan, need, tiers_of_plan
 from elbowroom.plan import Plan, Swap
-from elbowroom.schedule import Moves, moves_of_plan, need, tiers_of_plan
 from elbowroom.trace import Trace
 from elbowroom.units import format_bytes
 

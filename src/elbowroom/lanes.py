@@ -21,7 +21,7 @@ import numpy as np
 from elbowroom.errors import UsageError
 from elbowroom.lifetimes import Flags, Ints, LastStep
 from elbowroom.machine import Link, Machine, TierName
-from elbowroom.schedule import Moves, in_order_of_need, need, waits
+from elbowroom.moves import Moves, in_order_of_need, need, waits
 
 NEVER = -1
 
@@ -147,9 +147,9 @@ class _Walk:
             out, back = (lane.tolist() for lane in copy_ns(link_to(machine, tier), moves.size))
             for i in (i for i, name in enumerate(tiers) if name == tier):
                 self.out_ns[i], self.back_ns[i] = out[i], back[i]
-        self.queued = {tier: deque[tuple[int, int]]() for tier in tiers}
-        self.out_free_ns = dict.fromkeys(tiers, 0)
-        self.back_free_ns = dict.fromkeys(tiers, 0)
+        self.queued: dict[TierName, deque[tuple[int, int]]] = {tier: deque() for tier in tiers}
+        self.out_free_ns: dict[TierName, int] = dict.fromkeys(tiers, 0)
+        self.back_free_ns: dict[TierName, int] = dict.fromkeys(tiers, 0)
         self.out = [(NEVER, NEVER)] * count
         self.back = [(NEVER, NEVER)] * count
         self.given_up = [False] * count

@@ -94,12 +94,17 @@ class LastStep:
 
     def storage_of(self, n: Ints) -> Ints:
         """The storage id of each save."""
-        return np.array([self.saves[i].storage for i in n.tolist()], dtype=np.int64)
+        return np.array([self.saves[i].storage for i in listed(n)], dtype=np.int64)
 
     def op_at(self, point: int) -> int:
         """The op during which (or directly after which) a point lies; the last op for the end of the step."""
         at = int(np.searchsorted(self.point_of, point, side="right")) - 1
         return min(self.first_op + at, self.end_op - 1)
+
+
+def listed(values: Ints) -> list[int]:
+    """An array as a list of Python ints."""
+    return values.tolist()
 
 
 def last_step(trace: Trace) -> LastStep:

@@ -16,10 +16,10 @@ import numpy as np
 from elbowroom.checks import check_step
 from elbowroom.errors import UsageError
 from elbowroom.lanes import NEVER, Play, play
-from elbowroom.lifetimes import Ints, LastStep, allocated_at, last_step
+from elbowroom.lifetimes import Ints, LastStep, allocated_at, last_step, listed
 from elbowroom.machine import Machine, TierName
+from elbowroom.moves import Moves, moves_of_plan, tiers_of_plan
 from elbowroom.plan import Plan
-from elbowroom.schedule import Moves, moves_of_plan, tiers_of_plan
 from elbowroom.timeline import Curve, Lane, Span, SpanKind, Timeline
 from elbowroom.trace import Category, Trace
 from elbowroom.units import format_bytes, format_ns
@@ -116,7 +116,7 @@ def _spans(step: LastStep, moves: Moves, done: Play, tiers: Sequence[TierName]) 
         start = at_ns[op - step.first_op]
         end = start + trace.ops[op].duration_ns
         spans.append(Span(lane="compute", kind="op", name=trace.ops[op].name, start_ns=start, end_ns=end, op=op))
-    storage = [step.saves[n].storage for n in moves.n.tolist()]
+    storage = [step.saves[n].storage for n in listed(moves.n)]
     for stall in done.stalls:
         op = stall.position if stall.position < step.end_op else None
         name = "wait for room" if stall.for_write else "wait for data"
@@ -155,7 +155,7 @@ def _at_peak(step: LastStep, moves: Moves, done: Play, peak: int) -> tuple[tuple
     begin, end = _away_points(step, moves, done)
     away = set(step.storage_of(moves.n[(begin <= peak) & (peak < end)]).tolist())
     total: dict[Category, int] = {}
-    for storage in allocated_at(step, peak).tolist():
+    for storage in listed(allocated_at(step, peak)):
         what = step.trace.storages[storage]
         if storage not in away:
             total[what.category] = total.get(what.category, 0) + what.size_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from elbowroom.checks import check, check_step
 from elbowroom.errors import UsageError
 from elbowroom.lifetimes import last_step
-from elbowroom.machine import Machine
+from elbowroom.machine import Machine, TierName
 from elbowroom.plan import Plan
 from elbowroom.planners.keep_all import keep_all
 from elbowroom.planners.problem import Planner, Problem
@@ -55,7 +55,8 @@ def plan(
 def _problem(trace: Trace, machine: Machine, budget: Budget, min_size_bytes: int) -> Problem:
     """Resolve a budget on the machine and derive what planners need."""
     capacity = {tier.name: tier.capacity_bytes for tier in machine.tiers}
-    device, tier = capacity["device"], next((link.lower for link in machine.links if link.upper == "device"), None)
+    below: list[TierName] = [link.lower for link in machine.links if link.upper == "device"]
+    device, tier = capacity["device"], below[0] if below else None
     lower = {"host": budget.host, "disk": budget.disk}
     return Problem(
         step=last_step(trace),

@@ -2,8 +2,8 @@
 
 Computes: a set of saves. It repeatedly looks at the slot with the largest excess and takes, of the saves that are
 idle there, as many as it needs in an order of preference; then it drops, least preferred first, what turned out not
-to be needed. Reference: the greedy rule for covering integer programs (Dobson, "Worst-case analysis of greedy heuristics
-for integer programming with nonnegative data", 1982) with an order of preference in place of its ratio.
+to be needed. Reference: the greedy rule for covering integer programs (Dobson, "Worst-case analysis of greedy
+heuristics for integer programming with nonnegative data", 1982) with an order of preference in place of its ratio.
 Optimal: for no order in general, so swap_greedy tries several and weighs each by simulation.
 Ignores: time, but for what the order of preference and the windows of `in_time` say about it.
 Cost: one pass over the slots per round of taking, and over a save's window per save taken.
@@ -102,7 +102,7 @@ def _take(excess: Ints, begin: Ints, among: Candidates, order: Ints, taken: Flag
     free = ~taken[order]
     while left.size and left[slot := int(left.argmax())] > 0:
         idle = np.nonzero(free & (first <= slot) & (slot < last))[0]
-        chosen = idle[: int(np.searchsorted(np.cumsum(size[idle]), left[slot])) + 1]
+        chosen = idle[: int(np.searchsorted(np.cumsum(size[idle]), int(left[slot]))) + 1]
         free[chosen] = False
         left -= _relief(count, first[chosen], last[chosen], size[chosen])
         taken[order[chosen]] = True

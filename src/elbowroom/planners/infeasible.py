@@ -6,8 +6,8 @@ import numpy as np
 
 from elbowroom.errors import Infeasible
 from elbowroom.lifetimes import Ints, LastStep, allocated_at, op_label, peak_point, storage_label
+from elbowroom.moves import need
 from elbowroom.planners.problem import Problem, moves_on_demand
-from elbowroom.schedule import need
 from elbowroom.trace import Category
 from elbowroom.units import format_bytes
 

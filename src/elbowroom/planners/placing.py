@@ -18,8 +18,8 @@ import numpy as np
 
 from elbowroom.lanes import copy_ns, link_to
 from elbowroom.lifetimes import Ints
+from elbowroom.moves import Moves, moves_of, need
 from elbowroom.planners.problem import Problem, moves_on_demand
-from elbowroom.schedule import Moves, moves_of, need
 
 
 def place_backs(problem: Problem, n: Ints, lead: float = 1.0) -> Moves:

@@ -9,10 +9,10 @@ import numpy as np
 
 from elbowroom.checks import tier_peak
 from elbowroom.lanes import Play, play
-from elbowroom.lifetimes import Ints, LastStep, why_kept
+from elbowroom.lifetimes import Ints, LastStep, listed, why_kept
 from elbowroom.machine import Machine, TierName
+from elbowroom.moves import Moves, moves_of, need
 from elbowroom.plan import Plan, Swap
-from elbowroom.schedule import Moves, moves_of, need
 
 __all__ = ["Planner", "Problem", "as_plan", "movable", "moves_on_demand", "moving", "peak_of"]
 
@@ -69,8 +69,8 @@ def moves_on_demand(step: LastStep, n: Ints) -> Moves:
 
 def moving(problem: Problem, moves: Moves, machine: Machine | None = None) -> Play:
     """Play moves on the problem's machine, or on another one."""
-    assert problem.tier is not None or not len(moves.n)
-    return play(problem.step, moves, machine or problem.machine, [problem.tier] * len(moves.n) if problem.tier else [])
+    tiers: list[TierName] = [problem.tier] * len(moves.n) if problem.tier else []
+    return play(problem.step, moves, machine or problem.machine, tiers)
 
 
 def peak_of(step: LastStep, moves: Moves) -> int:
@@ -82,7 +82,7 @@ def as_plan(problem: Problem, planner: str, moves: Moves | None = None) -> Plan:
     """Write moves down as a plan; None keeps everything."""
     step, swaps = problem.step, list[Swap]()
     if moves is not None and problem.tier is not None:
-        for n, back in zip(moves.n.tolist(), moves.back.tolist(), strict=True):
+        for n, back in zip(listed(moves.n), listed(moves.back), strict=True):
             save = step.saves[n]
             out = save.saved_at - 1
             swaps.append(Swap(storage=save.storage, tier=problem.tier, out_after_op=out, back_before_op=back))

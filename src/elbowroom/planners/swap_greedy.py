@@ -23,12 +23,12 @@ import numpy as np
 from elbowroom.lanes import NEVER, Play, copy_ns, link_to
 from elbowroom.lifetimes import Ints
 from elbowroom.machine import Machine
+from elbowroom.moves import Moves
 from elbowroom.plan import Plan
 from elbowroom.planners.covering import Candidates, candidates, cover, in_time
 from elbowroom.planners.infeasible import infeasible
 from elbowroom.planners.placing import place_backs
 from elbowroom.planners.problem import Problem, as_plan, movable, moves_on_demand, moving, peak_of
-from elbowroom.schedule import Moves
 
 NAME = "swap_greedy"
 MOST_TRIALS = 48
