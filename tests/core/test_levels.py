@@ -44,8 +44,12 @@ NAMES = [str(path.relative_to(PACKAGE)) for path in FILES]
 
 def level_of(part: str) -> str:
     found = [level for level, parts in LEVELS.items() if part in parts]
-    assert found, f"elbowroom.{part}: no such file has a level; import from a file, and give it one in {__file__}"
+    assert found, f"elbowroom.{part} has no level: give it one in LEVELS of {__file__}"
     return found[0]
+
+
+def is_file_or_folder(part: str) -> bool:
+    return (PACKAGE / part).is_dir() or (PACKAGE / f"{part}.py").is_file()
 
 
 def imports_of(tree: ast.AST, package: list[str]) -> Iterator[list[str]]:
@@ -72,7 +76,8 @@ def test_a_file_imports_only_from_its_own_or_lower_levels(path: Path) -> None:
     level = level_of(parts[1])
     for name in imports_of(ast.parse(path.read_text("utf-8")), parts[:-1]):
         if name[0] == "elbowroom":
-            other = level_of(name[1]) if len(name) > 1 else "3"
+            is_root = len(name) == 1 or not is_file_or_folder(name[1])  # the package itself, or a name it exports
+            other = "3" if is_root else level_of(name[1])
             assert other in BELOW[level], f"{path} (level {level}) imports {'.'.join(name)} (level {other})"
         else:
             allowed = name[0] in sys.stdlib_module_names or name[0] in OTHERS[level]
