@@ -91,6 +91,24 @@ class Assembly:
                 "no op was recorded: the step did no tensor work on this thread. Check that the step function trains "
                 "a model eagerly, and call it from the thread that captures"
             )
+        self._on_step_ends(None)
+        self._renumber()
+
+    def _renumber(self) -> None:
+        """The storages that the last step saves come first, in that order: so a plan means the same in every recording."""
+        first_op = self._steps[-2] if len(self._steps) > 1 else 0
+        saved = (save.storage for save in self._saves if save.saved_at >= first_op)
+        order = list(dict.fromkeys((*saved, *range(len(self._storages)))))
+        new = [0] * len(order)
+        for number, storage in enumerate(order):
+            new[storage] = number
+        self._storages = [self._storages[storage] for storage in order]
+        self._events = [Event(op, new[storage], size_bytes) for op, storage, size_bytes in self._events]
+        self._changes = [(at_ns, new[storage], change) for at_ns, storage, change in self._changes]
+        self._op_reads = [tuple(new[storage] for storage in reads) for reads in self._op_reads]
+        self._op_writes = [tuple(new[storage] for storage in writes) for writes in self._op_writes]
+        for save in self._saves:
+            save.storage = new[save.storage]
 
     def _marker(self, item: Item) -> None:
         note = self._recording.notes[item.marker]
@@ -239,7 +257,7 @@ class Assembly:
     def _on_resume(self, _note: Note) -> None:
         self._paused -= 1
 
-    def _on_step_ends(self, _note: Note) -> None:
+    def _on_step_ends(self, _note: Note | None) -> None:
         if len(self._ops) > (self._steps[-1] if self._steps else 0):
             self._steps.append(len(self._ops))
 
@@ -247,7 +265,6 @@ class Assembly:
 
     def trace(self) -> Trace:
         """What the recorded steps do when every storage is kept."""
-        ends = self._steps if self._steps and self._steps[-1] == len(self._ops) else [*self._steps, len(self._ops)]
         ops = tuple(
             Op(
                 name=note.name,
@@ -267,7 +284,7 @@ class Assembly:
             storages=tuple(Storage(size_bytes=b.size_bytes, category=b.category, dtype=b.dtype) for b in self._storages),
             events=tuple(self._events),
             saves=tuple(map(_save, self._saves)),
-            steps=tuple(Step(first, end) for first, end in zip([0, *ends], ends, strict=False)),
+            steps=tuple(Step(first, end) for first, end in zip([0, *self._steps], self._steps, strict=False)),
         )
 
     def timeline(self, trace_id: str, outside_bytes: int = 0) -> Timeline:

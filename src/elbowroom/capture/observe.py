@@ -24,17 +24,19 @@ class Observing(Director):
     Args:
         executor: moves the storages.
         reserved: what is never moved.
+
+    Attributes:
+        count: the next saved storage is the count-th of its step.
     """
 
     def __init__(self, executor: Executor, reserved: Reserved) -> None:
         self._executor = executor
         self._reserved = reserved
-        self._count = 0
+        self.count = 0
         self.recorder: Recorder | None = None
 
     def record(self, root: torch.nn.Module | None = None) -> None:
-        """Start a recorder; its saves count from 0."""
-        self._count = 0
+        """Start a recorder."""
         self._reserved.add(t for t in reachable_tensors() if t.is_leaf and t.requires_grad)
         if root is not None:
             self._reserved.add_module(root)
@@ -48,10 +50,11 @@ class Observing(Director):
         return recorder.stop()
 
     def first_save(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry | None:
+        """See Director."""
         if self._reserved.holds(storage):
             return None
-        entry = self._executor.add(self._count, storage, tensor._version)
-        self._count += 1
+        entry = self._executor.add(self.count, storage, tensor._version)
+        self.count += 1
         if self.recorder is None:
             self._swap_now(entry)
         else:

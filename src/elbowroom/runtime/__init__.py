@@ -1,0 +1,70 @@
+"""Runtime: training inside a byte budget. torch is imported when a room opens, not before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from elbowroom.plan import Plan
+
+if TYPE_CHECKING:
+    from elbowroom.runtime.room import Room
+
+__all__ = ["within"]
+
+
+@contextmanager
+def within(
+    budget: str | int | None = None,
+    *,
+    plan: Plan | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+    min_size_bytes: int = 2**20,
+    measure: bool = False,
+) -> Iterator[Room]:
+    """Run an unchanged training loop with the bytes of its live storages inside a budget.
+
+    The first step is observed with every large saved storage swapped to disk, so that it fits if anything does. Then a
+    plan is made and followed, with bit-equal numbers; a step with other shapes is observed and planned for in its turn.
+    A job that fits is left alone. Nests with nothing of its own kind; works on the thread that enters it.
+
+    Args:
+        budget: what the device tier (RAM) may hold, as `parse_budget` reads it: "2GiB", "90%", "auto" (the default: what
+            is free, less a margin), "device=2GiB,disk=50GiB". It counts live storages; the interpreter and its libraries
+            come on top.
+        plan: follow this plan in place of making one. It must be of the same training step.
+        spill_dir: directory of the swap file; TMPDIR or the system's temporary directory where None.
+        min_size_bytes: smaller storages are kept.
+        measure: record one step under the final plan; its timeline is in `room.measured`.
+
+    Yields:
+        The room: what was observed, planned and measured.
+
+    Raises:
+        Infeasible: no plan meets the budget; raised where the step after the observed ones begins.
+        InvalidPlan: `plan` is not for this step.
+        TierFull, TierFailed: the disk has no room or failed.
+        UsageError: an argument is not allowed.
+
+    Example:
+        >>> import elbowroom as er
+        >>> with er.within("2GiB") as room:  # doctest: +SKIP
+        ...     train()
+        >>> print(room.summary())  # doctest: +SKIP
+
+    Limits: torch.func transforms refuse any saved-tensor hooks, these too. Tensors on other devices, subclasses, sparse
+    and quantised tensors stay where they are.
+    """
+    from elbowroom.runtime.opening import open_room
+
+    room = open_room(budget, plan, spill_dir, min_size_bytes)
+    if measure:
+        room.measure_next_step()
+    failed = True
+    try:
+        yield room
+        failed = False
+    finally:
+        room.close(failed=failed)

@@ -1,0 +1,64 @@
+"""What has been learnt of the steps of a training: one `Known` per signature."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from elbowroom.machine import Machine
+from elbowroom.plan import Plan
+from elbowroom.schedule import Schedule
+from elbowroom.trace import Trace
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """One kind of step and what to do in it.
+
+    Attributes:
+        trace, plan, schedule: as observed, planned, compiled.
+        machine: the links as measured while observing.
+        refined: whether the trace is of a steady step, and its durations of a step under a plan.
+    """
+
+    trace: Trace
+    plan: Plan
+    schedule: Schedule
+    machine: Machine
+    refined: bool
+    _swapped: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._swapped = frozenset(self.schedule.swapped)
+
+    @property
+    def swapped(self) -> frozenset[int]:
+        """The saves that are swapped."""
+        return self._swapped
+
+    def agrees(self, saved: list[tuple[int, str]]) -> bool:
+        """Whether a step that has saved these storages so far may be of this kind."""
+        return tuple(saved) == self.schedule.saved[: len(saved)]
+
+
+def signature(module: torch.nn.Module | None, args: Any) -> Hashable:
+    """What tells kinds of steps apart before they begin: the outermost module, its mode and the shapes it is given.
+
+    Keyword arguments do not reach torch's global hooks; steps that differ only there are told apart as they run.
+    """
+    if module is None:
+        return None
+    return (id(module), module.training, _shapes(args))
+
+
+def _shapes(value: Any) -> Hashable:
+    if isinstance(value, torch.Tensor):
+        return (tuple(value.shape), value.dtype, value.requires_grad)
+    if isinstance(value, (tuple, list)):
+        return tuple(_shapes(each) for each in value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(value, dict):
+        return tuple((str(key), _shapes(each)) for key, each in value.items())  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return type(value).__name__

@@ -1,0 +1,180 @@
+"""Learning: from recordings of steps to what to do in the next ones of their kind."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import final
+
+from elbowroom.capture.assemble import Assembly
+from elbowroom.capture.recorder import Recording
+from elbowroom.capture.steady import steady
+from elbowroom.errors import Infeasible, InvalidPlan
+from elbowroom.machine import Machine, TierName
+from elbowroom.plan import Plan
+from elbowroom.planners import check, plan
+from elbowroom.runtime.executor import Happening
+from elbowroom.runtime.known import Known
+from elbowroom.schedule import compile_schedule
+from elbowroom.timeline import Timeline
+from elbowroom.trace import Save, Trace
+
+MAX_OBSERVATIONS = 8
+"""A kind of step that keeps turning out differently is observed so often; after that its rest is swapped."""
+
+
+@final
+class Learner:
+    """All kinds of steps that were observed.
+
+    Args:
+        machine: this computer with assumed rates; `machine` has the measured ones later.
+        budget_bytes: for the device tier.
+        min_size_bytes: smaller storages are kept.
+        tier: the lower tier.
+        given: a plan to follow in place of planning.
+    """
+
+    def __init__(
+        self, machine: Machine, budget_bytes: int, min_size_bytes: int, tier: TierName, given: Plan | None
+    ) -> None:
+        self.machine = machine
+        self.budget_bytes = budget_bytes
+        self._min_size_bytes = min_size_bytes
+        self._tier: TierName = tier
+        self._given = given
+        self._known: dict[Hashable, list[Known]] = {}
+        self._observations: dict[Hashable, int] = {}
+        self._stale: set[Hashable] = set()
+
+    def expected(self, key: Hashable) -> Known | None:
+        """What a step of this signature will most likely be; None: observe it."""
+        known = self._known.get(key)
+        if not known or (key in self._stale and self._observations[key] < MAX_OBSERVATIONS):
+            return None
+        return known[-1]
+
+    def other(self, key: Hashable, saved: list[tuple[int, str]]) -> Known | None:
+        """Another kind of this signature that has begun like this."""
+        return next((known for known in reversed(self._known.get(key, [])) if known.agrees(saved)), None)
+
+    def surprised(self, key: Hashable) -> None:
+        """A step of this signature was of no known kind: the next one is to be observed."""
+        self._stale.add(key)
+
+    def observed(self, key: Hashable, recording: Recording, *, first: bool) -> Known | None:
+        """Learn from a step that was swapped whole.
+
+        Args:
+            first: it was the first step of the training (see steady.py).
+
+        Returns:
+            What to do from now on; None where that can only be told after another observation.
+
+        Raises:
+            Infeasible: no plan meets the budget.
+            InvalidPlan: the given plan is not for this step.
+        """
+        trace = Assembly(recording, self._tier).trace()
+        self._measure_rates(recording.happenings)
+        self._observations[key] = self._observations.get(key, 0) + 1
+        self._stale.discard(key)
+        try:
+            known = self._plan(steady(trace) if first else trace)
+        except Infeasible:
+            if first:
+                return None
+            raise
+        known.refined = not known.plan.swaps
+        self._known.setdefault(key, []).append(known)
+        return known
+
+    def ran(self, key: Hashable, known: Known, recording: Recording) -> tuple[Known, Timeline]:
+        """Learn from a step that ran under a plan: a steady one, with the durations it has there.
+
+        Returns:
+            What to do from now on, and the measured timeline of the step.
+        """
+        assembly = Assembly(recording, self._tier)
+        line = assembly.timeline(known.trace.id, self.machine.outside_bytes)
+        if known.refined:
+            return known, line
+        known.refined = True
+        self._measure_rates(recording.happenings)
+        trace = with_idle_of(assembly.trace(), known.trace)
+        if trace is None:
+            return known, line
+        try:
+            better = self._plan(trace)
+        except (Infeasible, InvalidPlan):
+            return known, line
+        better.refined = True
+        kinds = self._known[key]
+        kinds[kinds.index(known)] = better
+        return better, line
+
+    def _plan(self, trace: Trace) -> Known:
+        if self._given is None:
+            made = plan(trace, self.machine, self.budget_bytes, min_size_bytes=self._min_size_bytes)
+        else:
+            made = _moved_to(trace, self._given)
+            check(trace, made)
+        return Known(trace, made, compile_schedule(trace, made), self.machine, refined=False)
+
+    def _measure_rates(self, transfers: list[Happening]) -> None:
+        """Put the link's rates as these transfers show them in place of what was assumed."""
+        link = self.machine.links[0]
+        measured = replace(
+            link,
+            out_bytes_per_s=_rate([t for t in transfers if t.kind == "swap_out"]) or link.out_bytes_per_s,
+            back_bytes_per_s=_rate([t for t in transfers if t.kind == "swap_back"]) or link.back_bytes_per_s,
+        )
+        self.machine = replace(self.machine, links=(measured, *self.machine.links[1:]))
+
+
+def with_idle_of(trace: Trace, observed: Trace) -> Trace | None:
+    """The trace of a step that ran under a plan, with the idle positions of the observed one; None where they differ.
+
+    A storage that was kept never shows from where on only autograd held it; the observed step, which swapped
+    everything, does. The two match where they ran the same ops up to the last read back.
+    """
+    last_read = max((position for save in observed.saves for position in save.read_at), default=0)
+    same_ops = [op.name for op in trace.ops[:last_read]] == [op.name for op in observed.ops[:last_read]]
+    if not same_ops or [_places(save) for save in trace.saves] != [_places(save) for save in observed.saves]:
+        return None
+    pairs = zip(trace.saves, observed.saves, strict=True)
+    return replace(trace, saves=tuple(replace(save, idle_from=earlier.idle_from) for save, earlier in pairs))
+
+
+def _places(save: Save) -> tuple[int, tuple[int, ...]]:
+    return save.saved_at, save.read_at
+
+
+def _moved_to(trace: Trace, given: Plan) -> Plan:
+    """A plan made for another trace of the same step, its positions shifted to where this trace's step begins."""
+    if not given.swaps or given.trace_id == trace.id:
+        return replace(given, trace_id=trace.id)
+    first = given.swaps[0]
+    saved_at = next((save.saved_at for save in trace.saves if save.storage == first.storage), None)
+    if saved_at is None:
+        raise InvalidPlan(
+            f"plan: it swaps storage {first.storage}, which this step does not save; it is for another model, batch or "
+            "shape. Make a plan from a trace of this training"
+        )
+    shift = saved_at - 1 - first.out_after_op
+    swaps = tuple(
+        replace(s, out_after_op=s.out_after_op + shift, back_before_op=s.back_before_op + shift) for s in given.swaps
+    )
+    return replace(given, trace_id=trace.id, swaps=swaps)
+
+
+def _rate(transfers: list[Happening]) -> int:
+    """Bytes per second over the time in which at least one of them was under way; 0 where they are too few to tell."""
+    moved_bytes = sum(transfer.size_bytes for transfer in transfers)
+    if moved_bytes < 8 << 20:
+        return 0
+    busy_ns, until_ns = 0, 0
+    for transfer in sorted(transfers, key=lambda each: each.start_ns):
+        busy_ns += max(0, transfer.end_ns - max(transfer.start_ns, until_ns))
+        until_ns = max(until_ns, transfer.end_ns)
+    return max(1, moved_bytes * 10**9 // max(busy_ns, 1))

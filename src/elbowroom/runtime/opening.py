@@ -1,0 +1,56 @@
+"""Opening a room: budgets resolved on this computer, the spill file made, the hooks installed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from elbowroom import ram
+from elbowroom.capture.recorder import reachable_tensors
+from elbowroom.errors import UsageError
+from elbowroom.machine import Machine
+from elbowroom.plan import Plan
+from elbowroom.runtime import memory
+from elbowroom.runtime._torch_compat import storage_key
+from elbowroom.runtime.disk import DiskTier
+from elbowroom.runtime.executor import Executor
+from elbowroom.runtime.learning import Learner
+from elbowroom.runtime.room import Room
+from elbowroom.units import parse_budget
+
+
+def open_room(
+    budget: str | int | None, plan: Plan | None, spill_dir: str | os.PathLike[str] | None, min_size_bytes: int
+) -> Room:
+    """See `elbowroom.within`."""
+    if type(min_size_bytes) is not int or min_size_bytes < 1:
+        raise UsageError(f"within: given min_size_bytes={min_size_bytes!r}; allowed is an int of at least 1")
+    if plan is not None and not isinstance(plan, Plan):
+        raise UsageError(f"within: given plan={type(plan).__name__}; allowed is a Plan: read a file with Plan.load(path)")
+    amounts = parse_budget("auto" if budget is None else budget)
+    directory = None if spill_dir is None else os.fspath(spill_dir)
+    machine = Machine.here(spill_dir=directory)
+    live_bytes = _live_bytes()
+    device_bytes, disk_bytes = (tier.capacity_bytes for tier in machine.tiers)
+    budget_bytes = amounts.device.resolve(device_bytes, ram.free_bytes() + live_bytes)
+    if plan is not None and budget is None:
+        budget_bytes = plan.budget_bytes
+    outside_bytes = max(0, memory.resident_bytes() - live_bytes)
+    tier = DiskTier(directory, None if amounts.disk.is_auto else amounts.disk.resolve(disk_bytes, disk_bytes))
+    learner = Learner(replace(machine, outside_bytes=outside_bytes), budget_bytes, min_size_bytes, tier.name, plan)
+    room = Room(Executor(tier), learner, min_size_bytes)
+    room.open()
+    return room
+
+
+def _live_bytes() -> int:
+    """Bytes of all storages that Python can reach."""
+    sizes: dict[int, int] = {}
+    for tensor in reachable_tensors():
+        try:
+            storage = tensor.untyped_storage()
+        except (RuntimeError, NotImplementedError):  # sparse, functional and wrapper tensors have none
+            continue
+        if storage.device.type == "cpu":
+            sizes[storage_key(storage)] = storage.nbytes()
+    return sum(sizes.values())

@@ -1,0 +1,353 @@
+"""The room: observe, plan, run. It decides, per step, which of these a step is, and follows the plan at each tick.
+
+Note: [Steps]
+A step ends with an optimizer's step; what follows without saving anything for backward (a second optimizer, logging,
+zero_grad) still belongs to it. So the end is acted on late: when the next outermost module is called, or the next
+large tensor saved. A step is told apart by its signature (known.py); where a known step turns out differently midway,
+another known one with the same beginning takes over, and if there is none the rest is swapped as in an observed step,
+counted, and said once; the next step with that signature is observed again.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from elbowroom.capture.observe import Observing, OptimizerWatch, optimizer_began, optimizer_ended, start_recorder
+from elbowroom.capture.recorder import Recorder, Recording
+from elbowroom.capture.reserved import Reserved
+from elbowroom.machine import Machine
+from elbowroom.plan import Plan
+from elbowroom.runtime import memory
+from elbowroom.runtime._torch_compat import other_dispatch_modes_active
+from elbowroom.runtime.executor import Entry, Executor, Observer
+from elbowroom.runtime.hooks import Director, Hooks
+from elbowroom.runtime.known import Known, signature
+from elbowroom.runtime.learning import Learner
+from elbowroom.schedule import Action
+from elbowroom.simulate import simulate
+from elbowroom.timeline import Timeline
+from elbowroom.trace import Trace
+from elbowroom.units import format_bytes, format_ns
+
+Mode = Literal["observe", "plan", "keep"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """What one step did.
+
+    Attributes:
+        mode: "observe" (everything swapped), "plan", or "keep" (it fits: nothing is moved).
+        step_ns: from its first module call or large save to the end of its last optimizer step.
+        stall_ns: time it waited for transfers.
+        swapped_out_bytes, swapped_back_bytes: what left the device and came back.
+        mismatches: saved storages that were not what the plan expected.
+    """
+
+    mode: Mode
+    step_ns: int
+    stall_ns: int
+    swapped_out_bytes: int
+    swapped_back_bytes: int
+    mismatches: int
+
+
+@final
+class Room(Director):
+    """What `within` yields: the policy of a run and its records.
+
+    Attributes:
+        budget_bytes: what the device tier may hold.
+        trace, plan: of the step that ran last, None before the first is planned.
+        measured: timeline of the last step that was recorded under its plan.
+        steps: figures of every step that has ended.
+    """
+
+    def __init__(self, executor: Executor, learner: Learner, min_size_bytes: int) -> None:
+        self.budget_bytes = learner.budget_bytes
+        self.measured: Timeline | None = None
+        self.steps: list[StepFigures] = []
+        self._executor = executor
+        self._learner = learner
+        self._reserved = Reserved()
+        self._observing = Observing(executor, self._reserved)
+        self._current: Known | None = None
+        self._last: Known | None = None
+        self._recorder: Recorder | None = None
+        self._measure_next = False
+        self._entries: list[Entry] = []
+        self._saved: list[tuple[int, str]] = []
+        self._key: Hashable = None
+        self._mode: Mode = "observe"
+        self._mismatches = 0
+        self._warned = False
+        self._begin_ns = self._end_ns = 0
+        self._running = self._optimizer_ran = False
+        self._hooks = Hooks(executor, self, min_size_bytes)
+        self._installed: Any = None
+        self._root_hook: Any = None
+        self._watch: OptimizerWatch | None = None
+
+    @property
+    def machine(self) -> Machine:
+        """This computer, its disk's rates as the transfers show them."""
+        return self._learner.machine
+
+    # Records
+
+    @property
+    def trace(self) -> Trace | None:
+        """Of the kind of step that ran last."""
+        return self._last.trace if self._last else None
+
+    @property
+    def plan(self) -> Plan | None:
+        """Of the kind of step that ran last."""
+        return self._last.plan if self._last else None
+
+    @property
+    def simulated(self) -> Timeline | None:
+        """What the plan of the last step should do."""
+        return simulate(self._last.trace, self._last.machine, self._last.plan) if self._last else None
+
+    def measure_next_step(self) -> None:
+        """Record the next planned step; its timeline is in `measured` once it has ended."""
+        self._measure_next = True
+
+    def summary(self) -> str:
+        """One paragraph for people."""
+        if not self.steps or self._last is None:
+            return f"elbowroom: budget {format_bytes(self.budget_bytes)}; no training step was seen"
+        last = self.steps[-1]
+        planned_bytes = self._last.schedule.peak_allocated_bytes
+        peak = f"budget {format_bytes(self.budget_bytes)}, planned peak {format_bytes(planned_bytes)}"
+        if not self._last.plan.swaps:
+            return f"elbowroom: {peak}: it fits, nothing is moved ({len(self.steps)} steps)"
+        return (
+            f"elbowroom: {peak}; {len(self._last.plan.swaps)} of {len(self._last.trace.saves)} saved storages swapped, "
+            f"{format_bytes(last.swapped_out_bytes)} out and {format_bytes(last.swapped_back_bytes)} back in the last step, "
+            f"stall {format_ns(last.stall_ns)} of {format_ns(last.step_ns)} ({len(self.steps)} steps, "
+            f"{sum(s.mismatches for s in self.steps)} mismatches)"
+        )
+
+    # Life
+
+    def open(self) -> None:
+        """Install the hooks."""
+        memory.give_back()
+        self._watch = OptimizerWatch(self._optimizer_begins, self._optimizer_ends)
+        self._installed = self._hooks.installed()
+        self._installed.__enter__()
+        self._await_root()
+
+    def close(self, *, failed: bool) -> None:
+        """Take the hooks out, and end the last step. Saved tensors that still exist can be read back afterwards."""
+        self._installed.__exit__(None, None, None)
+        if self._watch is not None:
+            self._watch.close()
+        self._forget_root()
+        try:
+            if failed or not self._optimizer_ran:
+                self._stop_recording()
+            else:
+                self._end_step()
+        finally:
+            self._running = False
+            memory.as_usual()
+
+    def end_step(self) -> None:
+        """Say that a step of the training ends here, where no torch.optim.Optimizer says so."""
+        if self._running:
+            self._optimizer_ran = True
+            self._end_ns = time.perf_counter_ns()
+            self._await_root()
+
+    # Steps
+
+    def _await_root(self) -> None:
+        if self._root_hook is None:
+            self._root_hook = register_module_forward_pre_hook(self._on_root)
+
+    def _forget_root(self) -> None:
+        if self._root_hook is not None:
+            self._root_hook.remove()
+            self._root_hook = None
+
+    def _on_root(self, module: torch.nn.Module, args: Any) -> None:
+        """An outermost module is called: the first of a step that trains begins it."""
+        if self._optimizer_ran:
+            self._end_step()
+        if not self._running and torch.is_grad_enabled():
+            self._begin_step(module, signature(module, args))
+
+    def _begin_step(self, root: torch.nn.Module | None, key: Hashable) -> None:
+        self._forget_root()
+        self._running = True
+        self._key = key
+        self._entries = []
+        self._saved = []
+        self._mismatches = 0
+        self._executor.begin_step()
+        self._current = self._learner.expected(key)
+        may_record = not other_dispatch_modes_active()
+        if self._current is None:
+            self._mode = "observe"
+            memory.give_back()
+            if may_record:
+                self._observing.record(root)
+        else:
+            self._mode = "plan" if self._current.schedule.swapped else "keep"
+            (memory.give_back if self._mode == "plan" else memory.as_usual)()
+            if may_record and (self._measure_next or not self._current.refined):
+                self._recorder = start_recorder(self._executor, self._reserved, root)
+        self._begin_ns = time.perf_counter_ns()
+
+    def _optimizer_begins(self, _optimizer: Any) -> None:
+        if self._running:
+            self._executor.settle()
+            optimizer_began(self._recorder or self._observing.recorder)
+
+    def _optimizer_ends(self, optimizer: Any) -> None:
+        optimizer_ended(self._recorder or self._observing.recorder, optimizer)
+        self.end_step()
+
+    def _end_step(self) -> None:
+        self._optimizer_ran = False
+        if not self._running:
+            return
+        self._running = False
+        self._executor.settle()
+        counters = self._executor.counters
+        self.steps.append(
+            StepFigures(
+                mode=self._mode,
+                step_ns=self._end_ns - self._begin_ns,
+                stall_ns=counters.stall_ns,
+                swapped_out_bytes=counters.swapped_out_bytes,
+                swapped_back_bytes=counters.swapped_back_bytes,
+                mismatches=self._mismatches,
+            )
+        )
+        self._learn()
+
+    def _learn(self) -> None:
+        observed = self._observing.recorder is not None
+        recording = self._stop_recording()
+        if recording is not None and observed:
+            self._current = self._learner.observed(self._key, recording, first=len(self.steps) == 1)
+        elif recording is not None and self._current is not None:
+            refined = self._current.refined
+            self._current, line = self._learner.ran(self._key, self._current, recording)
+            if refined:
+                self.measured, self._measure_next = line, False
+        self._last = self._current or self._last
+
+    def _stop_recording(self) -> Recording | None:
+        if self._observing.recorder is not None:
+            return self._observing.stop()
+        recorder, self._recorder = self._recorder, None
+        self._executor.observer = Observer()
+        return recorder.stop() if recorder is not None else None
+
+    # Ticks
+
+    def first_save(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry | None:
+        """Keep or swap the n-th saved storage of the step, as its plan says."""
+        if self._reserved.holds(storage):
+            return None
+        if self._optimizer_ran:
+            self._end_step()
+        if not self._running:
+            self._begin_step(None, None)
+        n = len(self._saved)
+        self._saved.append((storage.nbytes(), str(tensor.dtype).removeprefix("torch.")))
+        if self._current is not None and not _fits(self._current, n, self._saved[n]):
+            self._surprised(n)
+        if self._current is None:
+            self._observing.count = n
+            entry = self._observing.first_save(storage, tensor)
+        else:
+            entry = self._follow(self._current, n, storage, tensor)
+        if entry is not None:
+            self._entries.append(entry)
+        return entry
+
+    def _follow(self, known: Known, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry:
+        entry = self._executor.add(n, storage, tensor._version, known.schedule.reads[n])
+        if self._recorder is None:
+            self._save(known, entry)
+        else:
+            self._recorder.saved(entry, storage, tensor.dtype)
+            with self._recorder.paused():
+                self._save(known, entry)
+        return entry
+
+    def _save(self, known: Known, entry: Entry) -> None:
+        if entry.n in known.swapped:
+            self._executor.swap_out(entry)
+        self._act(known.schedule.on_save.get(entry.n))
+
+    def before_read(self, entry: Entry) -> None:
+        """Do what the plan says to do before this saved tensor is read."""
+        recorder = self._recorder or self._observing.recorder
+        if recorder is not None:
+            recorder.reads_back(entry)
+        ours = entry.n < len(self._entries) and self._entries[entry.n] is entry
+        if ours and self._current is not None:
+            action = self._current.schedule.on_read.get((entry.n, entry.reads))
+            if recorder is None:
+                self._act(action)
+            else:
+                with recorder.paused():
+                    self._act(action)
+
+    def fetch(self, entry: Entry) -> torch.UntypedStorage:
+        """See Director."""
+        recorder = self._recorder or self._observing.recorder
+        if recorder is None:
+            return self._executor.read(entry)
+        with recorder.paused():
+            return self._executor.read(entry)
+
+    def _act(self, action: Action | None) -> None:
+        """See Note: [Ticks] in schedule.py."""
+        if action is None:
+            self._executor.writes_done(0)
+            return
+        back = [self._entries[n] for n in action.back if n < len(self._entries)]
+        for entry in back:
+            self._executor.want(entry)
+        self._executor.writes_done(action.writes_done)
+        for entry in back:
+            self._executor.bring_back(entry)
+
+    def _surprised(self, n: int) -> None:
+        """The n-th saved storage is not what the plan expects: see Note: [Steps]."""
+        expected = self._current.schedule.saved[n : n + 1] if self._current else ()
+        self._current = self._learner.other(self._key, self._saved)
+        if self._current is not None:
+            return
+        self._mismatches += 1
+        self._stop_recording()
+        self._learner.surprised(self._key)
+        if not self._warned:
+            self._warned = True
+            wanted = f"{expected[0][0]} bytes of {expected[0][1]}" if expected else "nothing more"
+            found = f"{self._saved[n][0]} bytes of {self._saved[n][1]}"
+            warnings.warn(
+                f"elbowroom: saved storage {n} of a step has {found} where its plan expects {wanted}; the rest of the "
+                "step is swapped whole, and the next such step is observed again. Said once; room.steps counts them",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _fits(known: Known, n: int, saved: tuple[int, str]) -> bool:
+    return n < len(known.schedule.saved) and known.schedule.saved[n] == saved
