@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,8 @@ def _allocations(profiler: profile) -> Iterator[tuple[int, int, int]]:
 
 def held_bytes(job: Job) -> int:
     """Bytes of the distinct storages that exist between steps: parameters, gradients, buffers, optimizer state and
-    one batch."""
-    tensors: list[Tensor] = [*job.model.parameters(), *job.model.buffers(), *job.batches[0]]
+    all batches."""
+    tensors: list[Tensor] = [*job.model.parameters(), *job.model.buffers(), *chain.from_iterable(job.batches)]
     tensors += [p.grad for p in job.model.parameters() if p.grad is not None]
     for state in job.optimizer.state.values():
         tensors += [value for value in state.values() if isinstance(value, Tensor)]

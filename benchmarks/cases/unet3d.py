@@ -17,19 +17,20 @@ from torch.nn import functional
 
 from benchmarks.job import Batch, Job, apply_block, training_step
 
-DESCRIPTION = "3D U-Net, 16-32-64-128 channels, two convolutions a level, Adam, one 96x72x64 MRI volume, denoising"
-SIDES = (96, 72, 64)
+DESCRIPTION = "3D U-Net, 16-32-64-128 channels, three convolutions a block, Adam, one 80x64x64 MRI volume, denoising"
+SIDES = (80, 64, 64)
 CHANNELS = (16, 32, 64, 128)
+CONVOLUTIONS = 3
 NOISE = 0.2
 
 
 class ConvBlock(nn.Module):
-    """Twice convolution, instance norm and leaky ReLU: [B, in, D, H, W] to [B, out, D, H, W]."""
+    """CONVOLUTIONS times convolution, instance norm and leaky ReLU: [B, in, D, H, W] to [B, out, D, H, W]."""
 
     def __init__(self, channels_in: int, channels_out: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for source in (channels_in, channels_out):
+        for source in (channels_in, *[channels_out] * (CONVOLUTIONS - 1)):
             layers.append(nn.Conv3d(source, channels_out, kernel_size=3, padding=1))
             layers.append(nn.InstanceNorm3d(channels_out, affine=True))
             layers.append(nn.LeakyReLU(0.01))
@@ -40,7 +41,7 @@ class ConvBlock(nn.Module):
 
 
 class UNet3d(nn.Module):
-    """Contracting and expanding path with skip connections; adds its output to its input."""
+    """Contracting and expanding path with skip connections, which are added; adds its output to its input."""
 
     def __init__(self, channels: tuple[int, ...], *, checkpointed: bool) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class UNet3d(nn.Module):
         self.down = nn.ModuleList(nn.Conv3d(a, b, kernel_size=2, stride=2) for a, b in pairs)
         self.encode = nn.ModuleList(ConvBlock(b, b) for _, b in pairs)
         self.up = nn.ModuleList(nn.ConvTranspose3d(b, a, kernel_size=2, stride=2) for a, b in reversed(pairs))
-        self.decode = nn.ModuleList(ConvBlock(2 * a, a) for a, _ in reversed(pairs))
+        self.decode = nn.ModuleList(ConvBlock(a, a) for a, _ in reversed(pairs))
         self.head = nn.Conv3d(channels[0], 1, kernel_size=1)
 
     def blocks(self) -> tuple[nn.Module, ...]:
@@ -62,8 +63,7 @@ class UNet3d(nn.Module):
             skips.append(apply_block(encode, down(skips[-1]), checkpointed=self.checkpointed))
         y_BCDHW = skips.pop()
         for up, decode in zip(self.up, self.decode, strict=True):
-            joined_BCDHW = torch.cat((skips.pop(), up(y_BCDHW)), dim=1)
-            y_BCDHW = apply_block(decode, joined_BCDHW, checkpointed=self.checkpointed)
+            y_BCDHW = apply_block(decode, skips.pop() + up(y_BCDHW), checkpointed=self.checkpointed)
         return x_BCDHW + self.head(y_BCDHW)
 
 
