@@ -1,7 +1,7 @@
 """The allocator's own account of a stretch of a run: torch's profiler with memory events, and markers of ours in it.
 
-Every block that torch's CPU allocator hands out or takes back appears with its address, whether a tensor at Python level
-or scratch memory inside a kernel. Markers put what Python sees (an op begins, autograd saves) into the same order.
+Every block that torch's CPU allocator hands out or takes back appears with its address, tensors of Python and scratch
+memory inside kernels alike. Markers put what Python sees (an op begins, autograd saves) into the same order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, final
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from elbowroom.runtime._torch_compat import marker, profiler_events
+from elbowroom.runtime._torch_compat import marker, profiler_events, profiler_running
 
 PREFIX = "elbowroom:"
 
@@ -33,14 +33,14 @@ class Item(NamedTuple):
 
 @final
 class AllocatorStream:
-    """Records allocations between `start` and `stop`; `mark(i)` is a context that appears as begin and end of marker i."""
+    """Records allocations from `start` to `stop`; `mark(i)` is a context that appears as begin and end of marker i."""
 
     def __init__(self) -> None:
         self._session: Any = None
 
     def start(self) -> bool:
         """Begin; False where the profiler is in somebody else's use."""
-        if torch.autograd.profiler._is_profiler_enabled:  # set while any torch profiler runs; no public query exists
+        if profiler_running():
             return False
         session = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         known_before = torch.empty(1024)

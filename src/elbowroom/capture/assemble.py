@@ -1,7 +1,7 @@
 """From a recording to records: the Trace (as if every storage were kept) and the measured Timeline (as it was).
 
-The recorded step may have swapped some or all of its saved storages. The trace undoes that: a storage that left lives on
-from the death of its original to the death of the last of its saved tensors and returned copies, which is how long
+The recorded step may have swapped some or all of its saved storages. The trace undoes that: a storage that left lives
+on from the death of its original to the death of the last of its saved tensors and returned copies, which is how long
 autograd would have held it. When the original died says from where on only autograd holds it.
 """
 
@@ -95,7 +95,7 @@ class Assembly:
         self._renumber()
 
     def _renumber(self) -> None:
-        """The storages that the last step saves come first, in that order: so a plan means the same in every recording."""
+        """Storages the last step saves come first, in that order: so a plan means the same in every recording."""
         first_op = self._steps[-2] if len(self._steps) > 1 else 0
         saved = (save.storage for save in self._saves if save.saved_at >= first_op)
         order = list(dict.fromkeys((*saved, *range(len(self._storages)))))
@@ -281,7 +281,10 @@ class Assembly:
             device="cpu",
             torch_version=str(torch.__version__),
             ops=ops,
-            storages=tuple(Storage(size_bytes=b.size_bytes, category=b.category, dtype=b.dtype) for b in self._storages),
+            storages=tuple(
+                Storage(size_bytes=known.size_bytes, category=known.category, dtype=known.dtype)
+                for known in self._storages
+            ),
             events=tuple(self._events),
             saves=tuple(map(_save, self._saves)),
             steps=tuple(Step(first, end) for first, end in zip([0, *self._steps], self._steps, strict=False)),
@@ -297,14 +300,16 @@ class Assembly:
             for index, (op, (begin, end)) in enumerate(zip(self._ops, self._op_spans, strict=True))
         ]
         starts = [begin for begin, _ in self._op_spans]
-        for happening in self._recording.happenings:
-            if happening.end_ns + offset_ns >= start_ns:
-                spans.append(self._span(happening, offset_ns, start_ns, starts))
+        spans += [
+            self._span(happening, offset_ns, start_ns, starts)
+            for happening in self._recording.happenings
+            if happening.end_ns + offset_ns >= start_ns
+        ]
         curve, at_peak = self._curve(start_ns)
         return Timeline(
             source="measured",
             trace_id=trace_id,
-            step_ns=max(end_ns - start_ns, max(span.end_ns for span in spans)),
+            step_ns=max(end_ns - start_ns, *(span.end_ns for span in spans)),
             spans=tuple(sorted(spans, key=lambda span: span.start_ns)),
             curves=(curve,),
             at_peak=at_peak,
@@ -347,9 +352,9 @@ class Assembly:
             when = max(when_ns - start_ns, at_ns[-1] if at_ns else 0, 0)
             at_ns.append(when)
             level.append(max(total, 0))
-        ordered = sorted(((c, size) for c, size in at_peak.items() if size > 0), key=lambda pair: -pair[1])
+        ordered = sorted(at_peak.items(), key=lambda pair: -pair[1])
         curve = Curve(tier="device", kind="allocated", at_ns=tuple(at_ns or [0]), size_bytes=tuple(level or [0]))
-        return curve, tuple(ordered)
+        return curve, tuple(pair for pair in ordered if pair[1] > 0)
 
 
 def _save(saved: _Saved) -> Save:

@@ -60,11 +60,11 @@ class ModulePaths:
     def _enter(self, module: torch.nn.Module, _args: Any) -> None:
         if not self._stack:
             root = type(module).__name__
-            self._names = {
-                id(child): f"{root}.{name}" if name else root for name, child in module.named_modules(remove_duplicate=False)
-            }
+            modules = module.named_modules(remove_duplicate=False)
+            self._names = {id(child): f"{root}.{name}" if name else root for name, child in modules}
             self._on_root(module)
-        self._stack.append(self._names.get(id(module), f"{self._stack[-1] if self._stack else ''}.{type(module).__name__}"))
+        outer = self._stack[-1] if self._stack else ""
+        self._stack.append(self._names.get(id(module), f"{outer}.{type(module).__name__}"))
 
     def _leave(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
         if self._stack:

@@ -13,6 +13,7 @@ import torch
 
 from elbowroom.capture.recorder import Recorder, Recording, reachable_tensors
 from elbowroom.capture.reserved import Reserved
+from elbowroom.runtime._torch_compat import version_of
 from elbowroom.runtime.executor import Entry, Executor, Observer
 from elbowroom.runtime.hooks import Director
 
@@ -53,7 +54,7 @@ class Observing(Director):
         """See Director."""
         if self._reserved.holds(storage):
             return None
-        entry = self._executor.add(self.count, storage, tensor._version)
+        entry = self._executor.add(self.count, storage, version_of(tensor))
         self.count += 1
         if self.recorder is None:
             self._swap_now(entry)

@@ -1,8 +1,8 @@
 """The recorder: watches a running step from outside and writes down what assemble.py turns into a Trace and a Timeline.
 
 It is a dispatch mode (every op with its tensors), an allocator stream (every block), module hooks and an executor's
-observer (what was saved, moved and read). Each becomes a note; the note's number is a marker in the allocator stream, so
-that all of it has one order.
+observer (what was saved, moved and read). Each becomes a note; the note's number is a marker in the allocator stream,
+so that all of it has one order.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry
 
 from elbowroom.capture.allocations import AllocatorStream, Item
 from elbowroom.capture.modules import ModulePaths
-from elbowroom.runtime._torch_compat import TorchDispatchMode, dispatch_mode_on_top, in_backward
+from elbowroom.runtime._torch_compat import TorchDispatchMode, dispatch_mode_on_top, in_backward, schema_of
 from elbowroom.runtime.executor import Entry, Happening, Observer
 from elbowroom.trace import Category, Phase
 
@@ -128,7 +128,17 @@ class Recorder(TorchDispatchMode):
 
     def paused(self) -> AbstractContextManager[None]:
         """Around the runtime's own work: blocks made in it are not part of the step."""
-        return _Pause(self) if self.active else nullcontext()
+        return self._pause() if self.active else nullcontext()
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
+        self._note(Note("pause"))
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+            self._note(Note("resume"))
 
     def saved(self, entry: Entry, storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
         """Autograd saved this storage for the first time."""
@@ -267,22 +277,6 @@ def reachable_tensors() -> list[torch.Tensor]:
     return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
 
 
-@final
-class _Pause:
-    """Brackets the runtime's own work with two notes."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def __enter__(self) -> None:
-        self._recorder._note(Note("pause"))
-        self._recorder._paused += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._recorder._paused -= 1
-        self._recorder._note(Note("resume"))
-
-
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -301,7 +295,7 @@ def _block(tensor: torch.Tensor) -> Block | None:
 
 def _tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[tuple[str, torch.Tensor]]:
     """(argument name, tensor) for every tensor among the arguments, lists included."""
-    schema = func._schema.arguments
+    schema = schema_of(func).arguments
     for position, value in enumerate(args):
         for tensor in _flat(value):
             yield schema[position].name, tensor
@@ -325,7 +319,7 @@ _VIEWS: dict[Any, bool] = {}
 def _written_arguments(func: Any) -> frozenset[str]:
     found = _WRITTEN.get(func)
     if found is None:
-        names = (a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+        names = (a.name for a in schema_of(func).arguments if a.alias_info is not None and a.alias_info.is_write)
         found = _WRITTEN[func] = frozenset(names)
     return found
 
@@ -334,7 +328,7 @@ def _is_view(func: Any) -> bool:
     """Whether its result is its argument's storage, read by nobody yet."""
     found = _VIEWS.get(func)
     if found is None:
-        returns = func._schema.returns
+        returns = schema_of(func).returns
         found = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
         _VIEWS[func] = found
     return found

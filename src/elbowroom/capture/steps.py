@@ -18,9 +18,11 @@ from elbowroom.trace import Trace
 def capture_steps(setup: Callable[[], Callable[[], Any]], machine: str, steps: int, min_size_bytes: int) -> Trace:
     """See `elbowroom.capture`."""
     if machine != "here":
-        raise UsageError(f"capture: given machine {machine!r}; allowed is 'here': steps are recorded while they run on the CPU")
+        raise UsageError(
+            f"capture: given machine {machine!r}; allowed is 'here': steps run on this CPU as they are recorded"
+        )
     if type(steps) is not int or steps < 2:
-        raise UsageError(f"capture: given steps={steps!r}; allowed is an int of at least 2, as the first step is not steady")
+        raise UsageError(f"capture: given steps={steps!r}; allowed is an int of at least 2: the first is not steady")
     step = setup()
     if not callable(step):
         raise UsageError(f"capture: setup() returned {type(step).__name__}; allowed is the function that does one step")

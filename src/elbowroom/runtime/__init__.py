@@ -28,14 +28,13 @@ def within(
 
     The first step is observed with every large saved storage swapped to disk, so that it fits if anything does. Then a
     plan is made and followed, with bit-equal numbers; a step with other shapes is observed and planned for in its turn.
-    A job that fits is left alone. Nests with nothing of its own kind; works on the thread that enters it.
+    A job that fits is left alone.
 
     Args:
-        budget: what the device tier (RAM) may hold, as `parse_budget` reads it: "2GiB", "90%", "auto" (the default: what
-            is free, less a margin), "device=2GiB,disk=50GiB". It counts live storages; the interpreter and its libraries
-            come on top.
+        budget: what the device tier (RAM) may hold: "2GiB", "90%", "auto" (the default: what is free, less a margin),
+            "device=2GiB,disk=50GiB". It counts live storages; the interpreter and its libraries come on top.
         plan: follow this plan in place of making one. It must be of the same training step.
-        spill_dir: directory of the swap file; TMPDIR or the system's temporary directory where None.
+        spill_dir: directory of the spill file; TMPDIR or the system's where None.
         min_size_bytes: smaller storages are kept.
         measure: record one step under the final plan; its timeline is in `room.measured`.
 
@@ -48,14 +47,8 @@ def within(
         TierFull, TierFailed: the disk has no room or failed.
         UsageError: an argument is not allowed.
 
-    Example:
-        >>> import elbowroom as er
-        >>> with er.within("2GiB") as room:  # doctest: +SKIP
-        ...     train()
-        >>> print(room.summary())  # doctest: +SKIP
-
-    Limits: torch.func transforms refuse any saved-tensor hooks, these too. Tensors on other devices, subclasses, sparse
-    and quantised tensors stay where they are.
+    Limits: it works on the thread that enters it. torch.func transforms refuse all saved-tensor hooks. Tensors on other
+    devices, subclasses, sparse and quantised tensors stay where they are.
     """
     from elbowroom.runtime.opening import open_room
 

@@ -21,6 +21,21 @@ def storage_key(storage: torch.UntypedStorage) -> int:
     return storage._cdata
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """How often the tensor, or one that shares its counter, was changed in place; it has no public reader."""
+    return tensor._version
+
+
+def schema_of(func: Any) -> Any:
+    """An operator's declaration: which arguments it writes, which results alias them."""
+    return func._schema
+
+
+def profiler_running() -> bool:
+    """Whether a torch profiler is on; only one may be, and no public query exists."""
+    return torch.autograd.profiler._is_profiler_enabled
+
+
 def no_dispatch() -> AbstractContextManager[None]:
     """Skip every dispatch mode, ours and the user's: our own housekeeping is not part of the step."""
     return torch._C._DisableTorchDispatch()
@@ -49,7 +64,7 @@ def in_backward() -> bool:
 
 def next_sequence_number() -> int:
     """Number the next autograd node of this thread will get; links a backward node to the op that made it."""
-    return torch._C._autograd._get_sequence_nr()
+    return torch._C._autograd._get_sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def backward_sequence_number() -> int:

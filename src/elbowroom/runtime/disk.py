@@ -1,9 +1,9 @@
 """The disk tier: whole storages to and from the spill file, in threads.
 
 Each direction is a lane: a first-in first-out queue of chunks worked off by two threads, so storages end in the order
-they were asked for. A write goes straight from the storage where its address suits O_DIRECT, else through a buffer of one
-chunk per thread. A read goes straight into fresh page-aligned memory (huge pages where the system gives them), which
-becomes the new storage and returns to the system when the storage dies.
+they were asked for. A write goes straight from the storage where its address suits O_DIRECT, else through a buffer of
+one chunk per thread. A read goes straight into fresh page-aligned memory (in huge pages where the system has them),
+which becomes the new storage and returns to the system when the storage dies.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class DiskTier(LowerTier):
                 work()
         except OSError as failure:
             error = self.file.failed(doing, failure)
-        except Exception as failure:
+        except Exception as failure:  # noqa: BLE001 - raised later, on the thread that waits
             error = failure
         finally:
             transfer.chunk_ended(error)

@@ -1,16 +1,16 @@
 """The executor: one table that says where every saved storage is, and the only code that changes it.
 
-    ON_DEVICE ──save, plan says swap──► LEAVING ──write ended──► AWAY ──planned or asked for──► RETURNING
-        ▲                                  │ back wanted first                                      │
-        └──────────────────────────────────┴──────────────◄── read ended ──────────────────────────┘
+    on device ── plan says swap ──► leaving ── write ended ──► away ── planned or asked for ──► returning
+        ▲                              │                                                            │
+        └── wanted back before that ───┘◄─────────────────────── read ended ────────────────────────┘
 
 Note: [Single writer] Only code that holds the executor's lock moves an entry, and only at a tick: when autograd saves
-(`save`) or reads back (`read`) a tensor. Worker threads fill their transfers and touch nothing else. So the bytes on the
-device depend on the order of the ticks and not on how fast a disk is.
+or reads back a tensor. Worker threads fill their transfers and touch nothing else. So the bytes on the device depend
+on the order of the ticks and not on how fast a disk is.
 
-Note: [Versions] A saved tensor that is changed in place before backward must raise, as autograd does without hooks (with
-hooks it cannot check). Every handle keeps a tensor that shares the saved one's version counter and none of its bytes;
-what `read` returns shares that counter too, so a change to a returned tensor is seen by the readers after it.
+Note: [Versions] A saved tensor that is changed in place before backward must raise, as autograd does without hooks
+(with hooks it cannot check). Every handle keeps a tensor that shares the saved one's version counter and none of its
+bytes; what `read` returns shares that counter too, so a change to a returned tensor is seen by the readers after it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -49,7 +49,7 @@ class Entry:
     Attributes:
         n: it is the n-th saved storage of its step.
         state: where its bytes are.
-        device: strong reference to the device storage, where the table must hold it; autograd or the user may hold it too.
+        device: strong reference to the device storage, where the table must hold it; others may hold it too.
         alive: weak reference to the last device storage that held the bytes.
         version: version counter at the first save; a later save at another version means changed bytes.
         handles: saved tensors that lie on it and still exist.
@@ -67,7 +67,7 @@ class Entry:
         self.size_bytes = storage.nbytes()
         self.state = State.ON_DEVICE
         self.device: torch.UntypedStorage | None = None
-        self.alive = weakref.ref(storage)
+        self.alive: Callable[[], torch.UntypedStorage | None] = weakref.ref(storage)
         self.key = storage_key(storage)
         self.version = version
         self.handles = 1
@@ -203,7 +203,8 @@ class Executor:
             if storage is not None:
                 self._stay(entry, storage)
                 return
-            assert entry.state is State.AWAY and entry.slot is not None
+            assert entry.state is State.AWAY, "bytes that are nowhere on the device are away"
+            assert entry.slot is not None, "what is away has a slot"
             storage, entry.back = self.tier.read(entry.slot)
             self._by_key.pop(entry.key, None)
             entry.device = storage
@@ -265,7 +266,7 @@ class Executor:
         entry.unread = entry.handles
 
     def _stay(self, entry: Entry, storage: torch.UntypedStorage) -> None:
-        """Wanted back while still there: hold on to it. A write that has not ended is given up, and its slot with it."""
+        """Wanted back while still there: hold on to it. A write that has not ended is given up."""
         entry.device = storage
         entry.state = State.ON_DEVICE
         if entry.out is not None and not entry.out.done():

@@ -1,8 +1,8 @@
 """Where elbowroom sits in torch: the saved-tensor hooks.
 
 `torch.autograd.graph.saved_tensors_hooks` hands every tensor that autograd saves to `pack` and asks `unpack` for it in
-backward. What is too small, not a plain strided CPU tensor, or no candidate at all is passed through; the rest becomes a
-`Handle` on an executor entry. See Note: [Versions] in executor.py.
+backward. What is too small, not a plain strided CPU tensor, or no candidate at all is passed through; the rest becomes
+a `Handle` on an executor entry. See Note: [Versions] in executor.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from elbowroom.runtime._torch_compat import no_dispatch
+from elbowroom.runtime._torch_compat import no_dispatch, version_of
 from elbowroom.runtime.executor import Entry, Executor
 
 _EMPTY: dict[torch.dtype, torch.Tensor] = {}
@@ -24,7 +24,7 @@ class Director(ABC):
 
     @abstractmethod
     def first_save(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry | None:
-        """A storage is saved for the first time: an entry if it takes part, swapped out already where that is wanted."""
+        """A storage is saved for the first time: its entry, swapped out where wanted; None: it takes no part."""
 
     @abstractmethod
     def before_read(self, entry: Entry) -> None:
@@ -43,7 +43,7 @@ class Passed:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
-        self.version = tensor._version
+        self.version = version_of(tensor)
 
 
 @final
@@ -63,11 +63,11 @@ class Handle:
     def __init__(self, executor: Executor, entry: Entry, tensor: torch.Tensor) -> None:
         self.executor = executor
         self.entry = entry
-        self.version = tensor._version
+        self.version = version_of(tensor)
         self.layout: tuple[torch.dtype, torch.Size, tuple[int, ...], int] | None = None
         self.counter = tensor
         if entry.slot is not None:
-            self.layout = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
+            self.layout = (tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
             self.counter = tensor.detach()
             self.counter.data = _empty(tensor.dtype)
 
@@ -109,21 +109,22 @@ class Hooks:
                     return Passed(tensor)
             else:
                 self._executor.handle_made(entry)
-                if entry.version != tensor._version and entry.slot is not None:
+                if entry.version != version_of(tensor) and entry.slot is not None:
                     self._executor.keep(entry)
             return Handle(self._executor, entry, tensor)
 
     def unpack(self, packed: Passed | Handle) -> torch.Tensor:
         """The saved tensor again, bit for bit. Raises RuntimeError where it was changed in place, as autograd does."""
         if isinstance(packed, Passed):
-            if packed.tensor._version != packed.version:
-                raise _changed_in_place(packed.tensor.dtype, packed.tensor.shape, packed.tensor._version, packed.version)
-            return packed.tensor
+            tensor, version = packed.tensor, version_of(packed.tensor)
+            if version != packed.version:
+                raise _changed_in_place(tensor.dtype, tensor.shape, version, packed.version)
+            return tensor
         with no_dispatch():
             self._director.before_read(packed.entry)
-            if packed.counter._version != packed.version:
+            if version_of(packed.counter) != packed.version:
                 dtype, shape = packed.layout[:2] if packed.layout else (packed.counter.dtype, packed.counter.shape)
-                raise _changed_in_place(dtype, shape, packed.counter._version, packed.version)
+                raise _changed_in_place(dtype, shape, version_of(packed.counter), packed.version)
             if packed.layout is None:
                 packed.entry.reads += 1
                 return packed.counter
@@ -145,7 +146,8 @@ def _rebuild(handle: Handle, storage: torch.UntypedStorage) -> torch.Tensor:
     dtype, shape, stride, offset = handle.layout
     with torch.no_grad():
         tensor = handle.counter.detach()
-        tensor.data = torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)  # pyright: ignore[reportArgumentType]
+        whole = torch.empty(0, dtype=dtype)
+        tensor.data = whole.set_(storage, offset, shape, stride)  # pyright: ignore[reportArgumentType]
     return tensor
 
 
@@ -161,6 +163,7 @@ def _changed_in_place(dtype: torch.dtype, shape: torch.Size, found: int, saved: 
     kind = torch.empty(0, dtype=dtype).type()
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{kind} {list(shape)}] is at version {found}; expected version {saved} instead. Hint: enable anomaly detection "
-        "to find the operation that failed to compute its gradient, with torch.autograd.set_detect_anomaly(True)."
+        f"[{kind} {list(shape)}] is at version {found}; expected version {saved} instead. Hint: enable anomaly "
+        "detection to find the operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True)."
     )

@@ -66,6 +66,8 @@ class Learner:
         """Learn from a step that was swapped whole.
 
         Args:
+            key: its signature.
+            recording: what was recorded of it.
             first: it was the first step of the training (see steady.py).
 
         Returns:
@@ -91,6 +93,11 @@ class Learner:
 
     def ran(self, key: Hashable, known: Known, recording: Recording) -> tuple[Known, Timeline]:
         """Learn from a step that ran under a plan: a steady one, with the durations it has there.
+
+        Args:
+            key: its signature.
+            known: what it was taken for.
+            recording: what was recorded of it.
 
         Returns:
             What to do from now on, and the measured timeline of the step.

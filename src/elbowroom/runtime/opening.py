@@ -26,7 +26,7 @@ def open_room(
     if type(min_size_bytes) is not int or min_size_bytes < 1:
         raise UsageError(f"within: given min_size_bytes={min_size_bytes!r}; allowed is an int of at least 1")
     if plan is not None and not isinstance(plan, Plan):
-        raise UsageError(f"within: given plan={type(plan).__name__}; allowed is a Plan: read a file with Plan.load(path)")
+        raise UsageError(f"within: given plan={type(plan).__name__}; allowed is a Plan, such as Plan.load(path) reads")
     amounts = parse_budget("auto" if budget is None else budget)
     directory = None if spill_dir is None else os.fspath(spill_dir)
     machine = Machine.here(spill_dir=directory)

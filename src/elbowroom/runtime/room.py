@@ -25,7 +25,7 @@ from elbowroom.capture.reserved import Reserved
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.runtime import memory
-from elbowroom.runtime._torch_compat import other_dispatch_modes_active
+from elbowroom.runtime._torch_compat import other_dispatch_modes_active, version_of
 from elbowroom.runtime.executor import Entry, Executor, Observer
 from elbowroom.runtime.hooks import Director, Hooks
 from elbowroom.runtime.known import Known, signature
@@ -132,8 +132,8 @@ class Room(Director):
             return f"elbowroom: {peak}: it fits, nothing is moved ({len(self.steps)} steps)"
         return (
             f"elbowroom: {peak}; {len(self._last.plan.swaps)} of {len(self._last.trace.saves)} saved storages swapped, "
-            f"{format_bytes(last.swapped_out_bytes)} out and {format_bytes(last.swapped_back_bytes)} back in the last step, "
-            f"stall {format_ns(last.stall_ns)} of {format_ns(last.step_ns)} ({len(self.steps)} steps, "
+            f"{format_bytes(last.swapped_out_bytes)} out and {format_bytes(last.swapped_back_bytes)} back in the last "
+            f"step, stall {format_ns(last.stall_ns)} of {format_ns(last.step_ns)} ({len(self.steps)} steps, "
             f"{sum(s.mismatches for s in self.steps)} mismatches)"
         )
 
@@ -280,7 +280,7 @@ class Room(Director):
         return entry
 
     def _follow(self, known: Known, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry:
-        entry = self._executor.add(n, storage, tensor._version, known.schedule.reads[n])
+        entry = self._executor.add(n, storage, version_of(tensor), known.schedule.reads[n])
         if self._recorder is None:
             self._save(known, entry)
         else:

@@ -103,8 +103,11 @@ class LowerTier(ABC):
 
 @final
 class HostTier(LowerTier):
-    """Plain copies in RAM. On a machine whose device is RAM it saves nothing: it serves `capture`, which must swap
-    every saved storage to learn who else holds it."""
+    """Plain copies in RAM.
+
+    On a machine whose device is RAM it saves nothing: it serves `capture`, which must swap every saved storage to learn
+    who else holds it.
+    """
 
     name: TierName = "host"
 
