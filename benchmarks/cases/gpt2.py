@@ -5,8 +5,6 @@ head does not dominate a short sequence; the layers and their 85 million paramet
 Shapes: B batch, T positions, C width, H heads, K head width, V vocabulary.
 """
 
-# ruff: noqa: N803, N806 (shape suffixes are capital letters)
-
 from __future__ import annotations
 
 import torch

@@ -4,8 +4,6 @@ The text runs on from step to step: each step starts with the hidden state that 
 Shapes: B batch, T positions, C width, V vocabulary.
 """
 
-# ruff: noqa: N803, N806 (shape suffixes are capital letters)
-
 from __future__ import annotations
 
 import torch

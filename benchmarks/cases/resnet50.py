@@ -4,8 +4,6 @@ Images and labels are random numbers: a step costs the same whatever the picture
 Shapes: B batch, C channels, H W the image's sides.
 """
 
-# ruff: noqa: N803, N806 (shape suffixes are capital letters)
-
 from __future__ import annotations
 
 import torch

@@ -3,8 +3,6 @@
 Shapes: B batch, C channels, D H W the volume's sides.
 """
 
-# ruff: noqa: N803, N806 (shape suffixes are capital letters)
-
 from __future__ import annotations
 
 import itertools
