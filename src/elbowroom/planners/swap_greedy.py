@@ -3,7 +3,8 @@
 Computes: a set of swaps that meets the budget and when each comes back. Several orders of preference each give a set
 (covering.py), first blind to the link, then counting a save only from when its write can have ended; placing.py says
 when each comes back; the simulator weighs every set, that of swap_all included, and the fastest one wins, fewer bytes
-moved breaking ties. Then the swaps that compute waited for are banned, and others found, as long as that helps.
+moved breaking ties. Then the swaps that compute waited for are banned and others found, and single ones exchanged,
+as long as that helps.
 Reference: Meng et al., "Training Deeper Models by GPU Memory Optimization on TensorFlow" (NIPS 2017 workshop): swap
 what idles longest, trigger the swap back at the latest op that still hides the copy. Added here: a byte budget rather
 than "everything", one serial lane per direction, and waits that keep the peak whatever the link does.
@@ -21,7 +22,7 @@ from itertools import chain, islice
 import numpy as np
 
 from elbowroom.lanes import NEVER, Play, copy_ns, link_to
-from elbowroom.lifetimes import Ints
+from elbowroom.lifetimes import Ints, listed
 from elbowroom.machine import Machine
 from elbowroom.moves import Moves
 from elbowroom.plan import Plan
@@ -32,9 +33,9 @@ from elbowroom.planners.problem import Problem, as_plan, movable, moves_on_deman
 
 NAME = "swap_greedy"
 MOST_TRIALS = 48
-"""Sets tried at most by order of preference, and as many again with bans."""
-EFFORT = 20_000
-"""Candidates times trials that are about worth it, for the same two."""
+"""Sets tried at most by order of preference, as many again with bans, and as many again with exchanges."""
+EFFORT = 12_000
+"""Candidates times trials that are about worth it, for each of the same three."""
 TRIALS_PER_BAN = 4
 LEADS = (1.5, 2.0, 3.0)
 """How much further ahead than its copy takes a swap back may start, where that costs nothing."""
@@ -72,7 +73,7 @@ def swap_greedy(problem: Problem) -> Plan:
     among = candidates(problem, n)
     trials = islice(_covers(problem, among), _effort(among))
     best = min([_try(problem, n), *trials], key=lambda trial: trial.cost)
-    best = _improve(problem, among, best)
+    best = _exchanged(problem, among, _improve(problem, among, best))
     return as_plan(problem, NAME, _steadied(problem, best).moves)
 
 
@@ -139,6 +140,35 @@ def _improve(problem: Problem, among: Candidates, best: Trial) -> Trial:
     return best
 
 
+def _exchanged(problem: Problem, among: Candidates, best: Trial) -> Trial:
+    """While compute waits, do without one swap, keep the others and cover the rest by each order of preference."""
+    left = _effort(among)
+    while left > 0 and (worst := _by_stall(best)):
+        found = best
+        for n in worst:
+            rest = among.without(np.array([n], np.int64))
+            if left <= 0 or peak_of(problem.step, moves_on_demand(problem.step, rest.n)) > problem.budget_bytes:
+                continue
+            others = np.isin(rest.n, best.moves.n, invert=True)
+            orders = [order[np.argsort(others[order], kind="stable")] for order in islice(_orders(problem, rest), left)]
+            sets = dict.fromkeys(tuple(listed(cover(problem, rest, order))) for order in orders)
+            trials = [_try(problem, np.array(chosen, np.int64)) for chosen in sets]
+            left -= len(trials)
+            found = min([found, *trials], key=lambda trial: trial.cost)
+        if found is best:
+            return best
+        best = found
+    return best
+
+
+def _by_stall(trial: Trial) -> list[int]:
+    """The swapped saves that were waited for, the longest wait first."""
+    waited: dict[int, int] = {}
+    for stall in trial.done.stalls:
+        waited[stall.move] = waited.get(stall.move, 0) + stall.end_ns - stall.start_ns
+    return [int(trial.moves.n[i]) for i in sorted(waited, key=lambda i: -waited[i])]
+
+
 def _stalled(trial: Trial) -> Iterator[Ints]:
     """Sets of saves worth a ban: all that were waited for, for room, for data, and the worst of them alone."""
     stalls = trial.done.stalls
@@ -146,8 +176,7 @@ def _stalled(trial: Trial) -> Iterator[Ints]:
         found = {stall.move for stall in stalls if stall.for_write in kinds}
         if found:
             yield trial.moves.n[sorted(found)]
-    if stalls:
-        yield trial.moves.n[[max(stalls, key=lambda stall: stall.end_ns - stall.start_ns).move]]
+    yield from (np.array([n], np.int64) for n in _by_stall(trial)[:1])
 
 
 def _steadied(problem: Problem, best: Trial) -> Trial:
