@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 
 from elbowroom.errors import UsageError
-from elbowroom.lifetimes import Flags, Ints, LastStep
+from elbowroom.lifetimes import Flags, Ints, LastStep, listed
 from elbowroom.machine import Link, Machine, TierName
 from elbowroom.moves import Moves, in_order_of_need, need, waits
 
@@ -85,22 +84,8 @@ def _over(size: Ints, rate: int) -> Ints:
     return np.ceil(size.astype(np.float64) * (1e9 / rate)).astype(np.int64)
 
 
-class _Kind(IntEnum):
-    """What can be due at a position, in the order of Note: [Ticks]."""
-
-    QUEUE = 0
-    GIVE_UP = 1
-    WAIT = 2
-    BACK = 3
-    READ = 4
-
-
-class _Due(NamedTuple):
-    """One thing to do at a position; `move` is the number of writes for WAIT."""
-
-    position: int
-    kind: _Kind
-    move: int
+# What can be due at a position, in the order of Note: [Ticks].
+QUEUE, GIVE_UP, WAIT, BACK, READ = range(5)
 
 
 def play(step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierName]) -> Play:
@@ -112,28 +97,37 @@ def play(step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierNam
         machine: gives the links.
         tiers: per move, where it goes.
     """
-    agenda = _agenda(step, moves)
     walk = _Walk(moves, machine, tiers)
-    nominal_ns = step.nominal_ns(np.array([due.position for due in agenda], np.int64)).tolist()
-    for due, at_ns in zip(agenda, nominal_ns, strict=True):
-        walk.do(due, at_ns)
+    positions, kinds, which = _agenda(step, moves)
+    columns = (positions, kinds, which, step.nominal_ns(positions))
+    for position, kind, move, at_ns in zip(*map(listed, columns), strict=True):
+        walk.do(position, kind, move, at_ns)
     return _result(step, walk)
 
 
-def _agenda(step: LastStep, moves: Moves) -> list[_Due]:
-    """Everything that is due, in order."""
-    needed = need(step, moves)
-    agenda = [_Due(p, _Kind.WAIT, count) for p, count in waits(step, moves, needed, int(needed.max())).items()]
-    saved_at, returns = step.saved_at[moves.n].tolist(), step.returns[moves.n].tolist()
-    back, read = moves.back.tolist(), step.first_read[moves.n].tolist()
-    for i in in_order_of_need(step, moves):
-        agenda.append(_Due(saved_at[i], _Kind.QUEUE, i))
-        if returns[i]:
-            agenda += (_Due(back[i], _Kind.GIVE_UP, i), _Due(back[i], _Kind.BACK, i), _Due(read[i], _Kind.READ, i))
-        elif (point := int(step.gone[step.saves[int(moves.n[i])].storage])) < len(step.level):
-            agenda.append(_Due(step.op_at(point) + 1, _Kind.GIVE_UP, i))
-    # Sorting is stable: what is alike stays in the order of need. Writes are queued in the order of the moves.
-    return sorted(agenda, key=lambda due: (due.position, due.kind, due.move if due.kind == _Kind.QUEUE else 0))
+def _agenda(step: LastStep, moves: Moves) -> tuple[Ints, Ints, Ints]:
+    """Everything that is due, in order: positions, kinds, and moves (for WAIT the number of writes)."""
+    needed, every = need(step, moves), np.arange(len(moves.n), dtype=np.int64)
+    waiting = waits(step, moves, needed, int(needed.max()))
+    gone = step.gone[step.storage_of(moves.n)]
+    returns, dropped = every[step.returns[moves.n]], every[~step.returns[moves.n] & (gone < len(step.level))]
+    parts = (
+        (QUEUE, every, step.saved_at[moves.n]),
+        (GIVE_UP, returns, moves.back[returns]),
+        (GIVE_UP, dropped, np.array([step.op_at(point) + 1 for point in listed(gone[dropped])], np.int64)),
+        (WAIT, np.array(list(waiting.values()), np.int64), np.array(list(waiting), np.int64)),
+        (BACK, returns, moves.back[returns]),
+        (READ, returns, step.first_read[moves.n[returns]]),
+    )
+    kinds = np.concatenate([np.full(len(which), kind, np.int64) for kind, which, _ in parts])
+    which = np.concatenate([which for _, which, _ in parts])
+    positions = np.concatenate([position for _, _, position in parts])
+    rank = np.zeros(len(every) + 1, np.int64)
+    rank[in_order_of_need(step, moves)] = every
+    # Writes are queued in the order of the moves; everything else goes in the order of need.
+    first = np.where(kinds == QUEUE, which, rank[np.minimum(which, len(every))])
+    order = np.lexsort((first, kinds, positions))
+    return positions[order], kinds[order], which[order]
 
 
 class _Walk:
@@ -157,22 +151,22 @@ class _Walk:
         self.late_ns = 0
         self.waited_for = 0
 
-    def do(self, due: _Due, at_ns: int) -> None:
-        """Do one thing; at_ns is the nominal time of its position."""
-        i, now = due.move, at_ns + self.late_ns
-        if due.kind == _Kind.QUEUE:
+    def do(self, position: int, kind: int, i: int, at_ns: int) -> None:
+        """Do one thing at a position, whose nominal time is at_ns."""
+        now = at_ns + self.late_ns
+        if kind == QUEUE:
             self.queued[self.lane[i]].append((i, now))
-        elif due.kind == _Kind.GIVE_UP:
+        elif kind == GIVE_UP:
             self.start_writes(now)
             self.given_up[i] = self.out[i][1] > now or self.out[i][0] == NEVER
-        elif due.kind == _Kind.WAIT:
-            self.wait_for_room(due.position, i, now)
-        elif due.kind == _Kind.BACK and not self.given_up[i]:
+        elif kind == WAIT:
+            self.wait_for_room(position, i, now)
+        elif kind == BACK and not self.given_up[i]:
             start = max(now, self.back_free_ns[self.lane[i]])
             self.back[i] = (start, start + self.back_ns[i])
             self.back_free_ns[self.lane[i]] = start + self.back_ns[i]
-        elif due.kind == _Kind.READ:
-            self.stall(due.position, i, now, self.back[i][1], for_write=False)
+        elif kind == READ:
+            self.stall(position, i, now, self.back[i][1], for_write=False)
 
     def start_writes(self, before_ns: int, below: int = 0) -> None:
         """Start the queued writes whose turn comes before a time, and in any case those of the moves below an index."""
