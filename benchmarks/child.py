@@ -165,12 +165,16 @@ def timed(step: Callable[[], object], count: int) -> list[int]:
 def facts() -> Answer:
     """Versions, threads and what this computer has; the disk's rates are measured."""
     import platform
-    from importlib.metadata import version
+
+    import numpy
 
     machine = elbowroom.Machine.here(measure=True)
-    packages = {name: version(name) for name in ("torch", "elbowroom", "numpy")}
     return {
-        "versions": {"python": platform.python_version(), **packages},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+        },
         "threads": torch.get_num_threads(),
         "disk": [
             {"out_bytes_per_s": link.out_bytes_per_s, "back_bytes_per_s": link.back_bytes_per_s}

@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,10 @@ def facts() -> dict[str, Any]:
     """What every result file says about the computer and the versions."""
     measured = run_child("facts")
     kernel = re.match(r"[\d.]*\d", platform.release())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    own = {"elbowroom": project["version"], "commit": commit(), "kernel": kernel[0] if kernel else "unknown"}
     return {
-        "versions": {**measured["versions"], "kernel": kernel[0] if kernel else "unknown"},
+        "versions": {**measured["versions"], **own},
         "computer": {
             "name": machine_name(),
             "cores": os.cpu_count(),
@@ -51,6 +54,18 @@ def facts() -> dict[str, Any]:
             "disk": measured["disk"],
         },
     }
+
+
+def commit() -> str:
+    """The commit that was measured, with "+" where files differ from it; "" outside a git checkout."""
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip()
 
 
 def machine_name() -> str:
