@@ -1,0 +1,246 @@
+"""Planners: feasible budgets, the choice of swaps, when they come back, and what an infeasible budget is told."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elbowroom.errors import Infeasible, UsageError
+from elbowroom.lifetimes import last_step
+from elbowroom.machine import Machine, Tier
+from elbowroom.plan import Plan, Swap
+from elbowroom.planners import PLANNERS, check, plan
+from elbowroom.simulate import simulate
+from elbowroom.trace import Trace
+from tests.core.build import Build, chain, machine, traces
+
+RATES = st.sampled_from([10**7, 10**8, 10**9, 10**10, 10**12])
+
+
+def keep_all_peak(trace: Trace) -> int:
+    return int(last_step(trace).level.max())
+
+
+def least_budget(trace: Trace, on: Machine, planner: str = "swap_greedy") -> int:
+    """The least feasible budget; 0 where any will do."""
+    try:
+        plan(trace, on, 0, planner, min_size_bytes=1)
+    except Infeasible as problem:
+        return problem.least_feasible_bytes
+    return 0
+
+
+def infeasible(trace: Trace, budget: int, planner: str = "swap_greedy", on: Machine | None = None) -> Infeasible:
+    with pytest.raises(Infeasible) as caught:
+        plan(trace, on or machine(), budget, planner, min_size_bytes=1)
+    return caught.value
+
+
+def test_the_planners_are_these() -> None:
+    assert list(PLANNERS) == ["keep_all", "swap_all", "swap_greedy"]
+
+
+def test_a_planner_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UsageError, match="given 'best'; allowed is one of keep_all, swap_all, swap_greedy"):
+        plan(chain([1]), machine(), 1, "best")
+
+
+def test_where_the_step_fits_nothing_is_moved() -> None:
+    trace = chain([100, 100, 100])
+    for planner in ("keep_all", "swap_greedy"):
+        assert plan(trace, machine(), 300, planner, min_size_bytes=1) == Plan(
+            trace_id=trace.id, planner=planner, budget_bytes=300
+        )
+
+
+def test_keep_all_names_the_peak_as_the_least_budget() -> None:
+    problem = infeasible(chain([100, 100, 100]), 299, "keep_all")
+    assert (problem.budget_bytes, problem.least_feasible_bytes) == (299, 300)
+    assert "Swap with planner 'swap_greedy'" in str(problem)
+
+
+def test_swap_greedy_takes_what_idles_longest_and_brings_it_back_in_time() -> None:
+    # given 4 layers of 5 bytes, 20 at the turn, ops of 10 ns, a byte a ns, and 15 bytes allowed
+    trace = chain([5, 5, 5, 5])
+
+    made = plan(trace, machine(), 15, min_size_bytes=1)
+
+    # then storage 0 goes; its copy takes 5 ns, so the tick before op 6, 10 ns before its read at position 7, would
+    # do; three times that is the most a swap back may start ahead for free, and at position 6 there is room:
+    # ops 5 (storages 1 and 2, freed) and 6 hold 10 at most
+    assert len(made.swaps) == 1
+    assert made.swaps[0].storage == 0
+    assert made.swaps[0].out_after_op == 0
+    assert made.swaps[0].back_before_op in (5, 6)
+    line = simulate(trace, machine(), made)
+    assert (line.step_ns, line.peak_allocated_bytes) == (80, 15)
+
+
+def test_a_swap_back_waits_for_room() -> None:
+    # given a layer of 50 bytes that takes 100 ns to come back, and a backward op that needs the room until then
+    build = Build()
+    first = build.save(build.op(make=50, ns=100))
+    second = build.save(build.op(make=50, ns=100))
+    build.read(second)
+    build.op(ns=100, temporary=50)
+    build.free(second)
+    build.read(first)
+    build.op(ns=100)
+    trace = build.trace()
+
+    # when 100 bytes are allowed: op 2 needs second and temporary, so first comes back on demand, at position 3
+    made = plan(trace, machine(out=10**9, back=5 * 10**8), 100, min_size_bytes=1)
+
+    assert made.swaps == (Swap(storage=first, tier="disk", out_after_op=0, back_before_op=3),)
+
+
+def test_small_storages_are_kept() -> None:
+    trace = chain([100, 10, 100, 10])
+    made = plan(trace, machine(), 130, min_size_bytes=50)
+    assert {swap.storage for swap in made.swaps} <= {0, 2}
+    with pytest.raises(Infeasible, match="those of 101 B or more"):
+        plan(trace, machine(), 130, min_size_bytes=101)
+
+
+def test_budgets_may_be_text() -> None:
+    trace = chain([2**20, 2**20, 2**20])
+    assert plan(trace, machine(), "2MiB").budget_bytes == 2 * 2**20
+    # the device of these tests holds 10**12 bytes, 1000 of them outside the allocator; auto leaves a tenth
+    assert plan(trace, machine(), "50%").budget_bytes == 5 * 10**11
+    assert plan(trace, machine(outside=1000), "auto").budget_bytes == 9 * (10**12 - 1000) // 10
+
+
+def test_the_budget_of_the_tier_below_is_kept() -> None:
+    # given 4 layers of 100 bytes: one may move to the 100 bytes of disk allowed
+    trace = chain([100, 100, 100, 100])
+    assert len(plan(trace, machine(), "300,disk=100", min_size_bytes=1).swaps) == 1
+    with pytest.raises(Infeasible) as caught:
+        plan(trace, machine(), "200,disk=100", min_size_bytes=1)
+    assert caught.value.least_feasible_bytes == 300
+    assert "within 100 B there" in str(caught.value)
+
+
+def test_a_machine_without_a_lower_tier_can_only_keep() -> None:
+    bare = Machine(name="bare", tiers=(Tier(name="device", capacity_bytes=1000),), links=())
+    trace = chain([100, 100, 100])
+    assert plan(trace, bare, 300, min_size_bytes=1).swaps == ()
+    problem = infeasible(trace, 299, on=bare)
+    assert problem.least_feasible_bytes == 300
+    assert "Machine 'bare' has no tier below its device to swap to" in str(problem)
+
+
+def test_infeasible_says_what_holds_the_memory_and_what_to_do() -> None:
+    # given 10 bytes of parameters and 3 layers of 100, 40 and 60 bytes behind a temporary of 50 each: with all but the
+    # last one away, op 0 needs 10 + 100, op 1 10 + 50 (40 after), op 2 10 + 60, op 3 10 + 60 + 50, op 5 10 + 100 + 50
+    trace = chain([100, 40, 60], base=10, temporary=50)
+
+    problem = infeasible(trace, 159)
+
+    assert (problem.budget_bytes, problem.least_feasible_bytes) == (159, 160)
+    assert str(problem) == (
+        "budget: given 159 B (159 bytes); the least that 'swap_greedy' can meet is 160 B (160 bytes). "
+        "So much is held at op 5 backward in 'net' (backward): 100 B activation, 50 B temporary, 10 B parameter. "
+        "The largest: storage 2 (100 B, activation, made by op 0 forward in 'net' (forward)); "
+        "storage 9 (50 B, temporary, made by op 5 backward in 'net' (backward)); "
+        "storage 0 (10 B, parameter, there before the first op). "
+        "2 of 3 saved storages may move to disk (those of 1 B or more, within 838.19 GiB there): "
+        "give at least that, or make the batch or the input smaller."
+    )
+    assert len(plan(trace, machine(), 160, min_size_bytes=1).swaps) > 0
+
+
+def test_plans_are_for_the_last_step() -> None:
+    trace = chain([100, 100, 100], steps=3)
+    made = plan(trace, machine(), 200, min_size_bytes=1)
+    assert {swap.storage for swap in made.swaps} <= {6, 7, 8}
+    assert simulate(trace, machine(), made).peak_allocated_bytes <= 200
+
+
+def test_the_same_question_gets_the_same_answer() -> None:
+    trace = chain([90, 10, 50, 70, 30])
+    assert plan(trace, machine(), 140, min_size_bytes=1) == plan(trace, machine(), 140, min_size_bytes=1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(traces(), RATES, RATES, st.integers(0, 100), st.integers(0, 100))
+def test_plans_keep_the_budget_and_greedy_is_never_slower(
+    trace: Trace, out: int, back: int, latency: int, percent: int
+) -> None:
+    # given any budget from the least feasible one to what keeping everything takes
+    on = machine(out, back, latency)
+    least = least_budget(trace, on)
+    budget = least + (keep_all_peak(trace) - least) * percent // 100
+
+    # when both planners plan for it
+    steps: dict[str, int] = {}
+    for planner in ("swap_all", "swap_greedy"):
+        made = plan(trace, on, budget, planner, min_size_bytes=1)
+        check(trace, made, on)
+        line = simulate(trace, on, made)
+        assert line.peak_allocated_bytes <= budget
+        steps[planner] = line.step_ns
+
+    assert steps["swap_greedy"] <= steps["swap_all"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(traces())
+def test_the_least_feasible_budget_is_the_least(trace: Trace) -> None:
+    least = least_budget(trace, machine())
+    assert plan(trace, machine(), least, min_size_bytes=1).budget_bytes == least
+    if least:
+        assert infeasible(trace, least - 1).least_feasible_bytes == least
+
+
+@settings(max_examples=50, deadline=None)
+@given(traces(), st.integers(0, 200))
+def test_a_small_disk_is_never_overfilled(trace: Trace, disk: int) -> None:
+    small = machine(disk=disk)
+    least = least_budget(trace, small)
+    check(trace, plan(trace, small, least, min_size_bytes=1), small)
+
+
+def test_a_large_trace_is_planned_in_seconds() -> None:
+    # given 2 steps of 10,000 ops each, 1,000 storages saved in each, and half of the bytes allowed on a slow link
+    build = Build()
+    for _ in range(2):
+        saved: list[int] = []
+        for layer in range(1000):
+            for _ in range(4):
+                build.op(ns=100, temporary=50)
+            saved.append(build.save(build.op(ns=100, make=100 + layer % 7)))
+        build.phase = "backward"
+        for storage in reversed(saved):
+            build.read(storage)
+            for _ in range(5):
+                build.op(ns=200)
+            build.free(storage)
+        build.end_step()
+    trace = build.trace()
+    slow = machine(out=10**8, back=10**8)
+
+    # when it is planned
+    started = time.process_time()
+    made = plan(trace, slow, keep_all_peak(trace) // 2, min_size_bytes=1)
+    seconds = time.process_time() - started
+
+    # then it takes seconds of one core, with room for a slow one, and beats swapping everything
+    assert seconds < 10
+    everything = plan(trace, slow, made.budget_bytes, "swap_all", min_size_bytes=1)
+    assert simulate(trace, slow, made).step_ns < simulate(trace, slow, everything).step_ns
+
+
+def test_a_slow_link_is_spared() -> None:
+    # given layers that idle for a long and for a short time, the same bytes, and one of them has to go
+    trace = chain([100, 100, 100, 100])
+    trace = replace(trace, ops=tuple(replace(op, duration_ns=100) for op in trace.ops))
+
+    made = plan(trace, machine(), 300, min_size_bytes=1)
+
+    # then it is the one whose copies, 100 ns each, are hidden behind the ops
+    assert [swap.storage for swap in made.swaps] == [0]
+    assert simulate(trace, machine(), made).stall_ns == 0
