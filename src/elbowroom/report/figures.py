@@ -61,12 +61,14 @@ HEADLINES: tuple[tuple[str, Callable[[Timeline], str]], ...] = (
     ("stall", lambda line: format_ns(line.stall_ns)),
     ("swapped out", lambda line: format_bytes(line.swapped_out_bytes)),
     ("swapped back", lambda line: format_bytes(line.swapped_back_bytes)),
-    ("peak below the device", lambda line: format_bytes(line.peak_of("disk", "allocated") + _host(line))),
+    ("peak below the device", lambda line: _below(line)),
 )
 
 
-def _host(line: Timeline) -> int:
-    return line.peak_of("host", "allocated")
+def _below(line: Timeline) -> str:
+    """Most bytes on the lower tiers; nothing where the timeline has swaps but does not say where they were."""
+    known = any(curve.tier != "device" for curve in line.curves) or not line.swapped_out_bytes
+    return format_bytes(line.peak_of("host", "allocated") + line.peak_of("disk", "allocated")) if known else ""
 
 
 def headlines(subject: Subject) -> tuple[Row, ...]:
@@ -127,6 +129,8 @@ def machine(subject: Subject) -> str:
 def largest_storages(subject: Subject, most: int) -> tuple[StorageRow, ...]:
     """The largest storages that are allocated in the last step, with the plan's decision on each.
 
+    What a single op takes and gives back, its workspace, is left out: nothing can be decided about it.
+
     Args:
         subject: what the report is about; without a trace there are none.
         most: how many rows at most. Swapped ones come first among equals in size.
@@ -136,7 +140,9 @@ def largest_storages(subject: Subject, most: int) -> tuple[StorageRow, ...]:
         return ()
     step = last_step(trace)
     swaps = {swap.storage: swap for swap in subject.plan.swaps} if subject.plan else {}
-    present = [s for s in range(len(trace.storages)) if step.born[s] < step.gone[s]]
+    present = [
+        s for s, what in enumerate(trace.storages) if what.category != "workspace" and step.born[s] < step.gone[s]
+    ]
     present.sort(key=lambda s: (-trace.storages[s].size_bytes, s not in swaps, s))
     shown = present[:most]
     makers = _makers(trace, set(shown))

@@ -40,5 +40,5 @@ function faded(name, share) {
   return "color-mix(in srgb, " + colour(name) + " " + Math.round(share * 100) + "%, transparent)";
 }
 
-// Width left of the plots, the same in both charts so that times stand above each other.
-const GUTTER = 88;
+// Width left and right of the plots, the same in both charts so that times stand above each other.
+const GUTTER = 88, RIGHT = 16;

@@ -24,7 +24,7 @@ function lanesChart(place, groups, onZoom, onReset) {
 }
 
 function timeAt(chart, x) {
-  const share = (x - GUTTER) / (chart.canvas.clientWidth - GUTTER);
+  const share = (x - GUTTER) / (chart.canvas.clientWidth - GUTTER - RIGHT);
   return chart.from + Math.min(1, Math.max(0, share)) * (chart.to - chart.from);
 }
 
@@ -113,13 +113,13 @@ function drawLane(ctx, chart, row, width) {
   ctx.textAlign = "right";
   ctx.fillText(row.lane.name, GUTTER - 10, row.top + ROW / 2);
   ctx.fillStyle = colour("page");
-  ctx.fillRect(GUTTER, top, width - GUTTER, BAR);
+  ctx.fillRect(GUTTER, top, width - GUTTER - RIGHT, BAR);
   ctx.save();
   ctx.beginPath();
-  ctx.rect(GUTTER, row.top, width - GUTTER, ROW);
+  ctx.rect(GUTTER, row.top, width - GUTTER - RIGHT, ROW);
   ctx.clip();
   ctx.textAlign = "left";
-  drawSpans(ctx, chart, row.lane, top, (width - GUTTER) / (chart.to - chart.from));
+  drawSpans(ctx, chart, row.lane, top, (width - GUTTER - RIGHT) / (chart.to - chart.from));
   ctx.restore();
 }
 

@@ -70,11 +70,11 @@ function memoryChart(place, memory, onRange) {
   const font = "12px system-ui, sans-serif";
   const yAxis = { ...axis, font, size: GUTTER, incrs: BYTE_STEPS,
     values: (_, ticks, __, ___, step) => ticks.map((tick) => bytesTick(tick, step)) };
-  const xAxis = { ...axis, font, space: 90, values: (_, ticks) => ticks.map(timeTick) };
+  const xAxis = { ...axis, font, size: 30, space: 90, values: (_, ticks) => ticks.map(timeTick) };
   const options = {
     width: place.clientWidth,
-    height: 320,
-    padding: [12, 0, 0, 0],
+    height: 300,
+    padding: [12, RIGHT, 0, 0],
     legend: { show: false },
     cursor: { points: { size: 6 }, drag: { x: true, y: false }, y: false },
     scales: { x: { time: false }, y: { range: (_, low, high) => [0, (high || 1) * 1.08] } },

@@ -27,7 +27,7 @@
   }
 
   const redraw = () => {
-    plot.setSize({ width: place.clientWidth, height: 320 });
+    plot.setSize({ width: place.clientWidth, height: 300 });
     plot.redraw();
     drawLanes(lanes);
   };

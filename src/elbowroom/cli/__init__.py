@@ -1,0 +1,57 @@
+"""The command `elbowroom`: one module per verb, each with `add(verbs)` and `execute(arguments)`.
+
+Help and version import neither torch nor rich: a verb imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from elbowroom.cli import demo, machine, report, run
+from elbowroom.errors import ElbowroomError
+
+__all__ = ["main"]
+
+VERBS = (run, report, machine, demo)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Returns:
+        The exit code: 0, or that of the error, whose message is on standard error.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.execute(arguments)
+    except ElbowroomError as problem:
+        print(f"elbowroom {arguments.verb}: {problem}", file=sys.stderr)
+        return problem.exit_code
+    except BrokenPipeError:
+        # The reader of standard output went away (as `head` does): not an error, and nothing more to write.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="elbowroom",
+        description="Training that does not fit in memory, made to fit.",
+        epilog="`elbowroom VERB --help` says more about each verb.",
+    )
+    parser.add_argument("--version", action="version", version=f"elbowroom {_version()}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb in VERBS:
+        verb.add(verbs)
+    return parser
+
+
+def _version() -> str:
+    try:
+        return version("elbowroom")
+    except PackageNotFoundError:
+        return "(not installed)"

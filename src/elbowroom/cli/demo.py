@@ -1,0 +1,72 @@
+"""`elbowroom demo`: a 3D U-Net that does not fit in memory, trained inside a hard limit."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elbowroom.cli import output
+
+if TYPE_CHECKING:
+    from elbowroom.demo.main import Outcome
+
+DESCRIPTION = (
+    "Trains MONAI's 3D U-Net to take noise off the whole brain MRI volume that nibabel ships, three times: plain "
+    "PyTorch without a limit, plain PyTorch under a hard memory limit, which it cannot meet, and elbowroom under the "
+    "same limit. Then compares losses, weights, memory and time."
+)
+
+
+def add(verbs: Any) -> None:
+    """Add this verb to the parser."""
+    parser = verbs.add_parser("demo", help="the main job on real data, on any computer", description=DESCRIPTION)
+    parser.add_argument("--size", choices=("default", "small"), default="default", help="of the volume")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and noise (default: 0)")
+    parser.add_argument(
+        "--out", metavar="DIR", default="elbowroom-demo", help="records and report (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="answer in JSON")
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Run the demo and show it."""
+    from elbowroom.demo import main, show
+
+    settings = main.Settings(folder=Path(arguments.out), size=arguments.size, seed=arguments.seed)
+    # A demo that is told to end takes its limit with it: the exit unwinds what holds it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    screen = show.Screen(output.console(errors=True), settings.steps)
+    with screen.shown():
+        outcome = main.run(settings, screen)
+    written = _records(settings.folder, outcome)
+    if arguments.json:
+        print(output.as_json(show.as_object(outcome)))
+    else:
+        console = output.console()
+        console.print(show.as_table(outcome))
+        console.print(written)
+    return 0 if outcome.as_it_should else main.DemoFailed.exit_code
+
+
+def _records(folder: Path, outcome: Outcome) -> str:
+    """Write the report of the records that elbowroom's trial left; say where they are."""
+    if outcome.within.failed:
+        return ""
+    from elbowroom.files import load
+    from elbowroom.machine import Machine
+    from elbowroom.plan import Plan
+    from elbowroom.report import report
+    from elbowroom.timeline import Timeline
+    from elbowroom.trace import Trace
+
+    names = [
+        name for name in ("trace", "machine", "plan", "simulated", "measured") if (folder / f"{name}.json").exists()
+    ]
+    report(
+        *(load(folder / f"{name}.json", Trace, Machine, Plan, Timeline) for name in names), out=folder / "report.html"
+    )
+    return f"Records and report: {folder}/{{{','.join(names)}}}.json, {folder / 'report.html'}"

@@ -1,0 +1,98 @@
+"""A script run as python would run it: its arguments, its import path, its exit code, its tracebacks."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from elbowroom.errors import ElbowroomError, UsageError
+
+OWN_FOLDER = str(Path(__file__).parents[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What to run: a path or a module's name, with its arguments."""
+
+    target: str
+    arguments: tuple[str, ...]
+    is_module: bool
+
+    @classmethod
+    def of(cls, words: Sequence[str], *, is_module: bool) -> Command:
+        """Take a command line apart; a leading "--" is what separates it from elbowroom's own options.
+
+        Raises:
+            UsageError: there is no script, or it is not there.
+        """
+        words = words[1:] if words and words[0] == "--" else words
+        if not words:
+            raise UsageError("run: given no script; allowed is a path, or -m and a module; add it at the end")
+        if not is_module and not Path(words[0]).exists():
+            raise UsageError(f"run: given {words[0]!r}, which is not there; allowed is the path of a script; check it")
+        return cls(target=words[0], arguments=tuple(words[1:]), is_module=is_module)
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """How a script ended. Written while it runs; the room is there once it was entered."""
+
+    room: Any = None
+    code: object = 0
+    failed: bool = False
+
+    def exit_code(self) -> int:
+        """What python would exit with; a text that was given to sys.exit goes to standard error as there."""
+        if self.code is None or isinstance(self.code, int):
+            return self.code or 0
+        print(self.code, file=sys.stderr)
+        return 1
+
+
+@contextmanager
+def as_python_would(command: Command) -> Iterator[Outcome]:
+    """Set sys.argv and sys.path for a script; turn its exit and its uncaught errors into an outcome.
+
+    Errors of elbowroom go on: the command line has its own way to show them.
+    """
+    argv, first = sys.argv, sys.path[0]
+    outcome = Outcome()
+    sys.argv = [command.target, *command.arguments]
+    sys.path[0] = os.getcwd() if command.is_module else str(Path(command.target).resolve().parent)
+    try:
+        yield outcome
+    except ElbowroomError:
+        raise
+    except SystemExit as leaving:
+        outcome.code = leaving.code
+    except Exception as problem:  # noqa: BLE001  whatever the script raises, python would show and exit with 1
+        outcome.code, outcome.failed = 1, True
+        sys.excepthook(type(problem), problem, of_the_script(problem.__traceback__))
+    finally:
+        sys.argv, sys.path[0] = argv, first
+
+
+def execute(command: Command) -> None:
+    """Run it as __main__."""
+    if command.is_module:
+        runpy.run_module(command.target, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(command.target, run_name="__main__")
+
+
+def of_the_script(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames that led to the script; None where the script never ran."""
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith((OWN_FOLDER, "<frozen runpy>")) or Path(filename).name in ("runpy.py", "contextlib.py")

@@ -1,0 +1,68 @@
+"""`elbowroom report`: what records say, on the screen or as a page."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from elbowroom.cli import output
+from elbowroom.errors import UsageError
+from elbowroom.files import load
+from elbowroom.machine import Machine
+from elbowroom.plan import Plan
+from elbowroom.report import ENDINGS, Subject, subject_of, write
+from elbowroom.timeline import Timeline
+from elbowroom.trace import Trace
+
+
+def add(verbs: Any) -> None:
+    """Add this verb to the parser."""
+    parser = verbs.add_parser("report", help="show what records say: a trace, a machine, a plan, timelines")
+    parser.add_argument("records", nargs="+", metavar="FILE", help="files of records, in any order")
+    parser.add_argument("-o", "--out", metavar="FILE", help=f"write it to a file ending in {', '.join(ENDINGS)}")
+    parser.add_argument("--json", action="store_true", help="answer with the figures in JSON")
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Report the records of the given files."""
+    if arguments.out and not arguments.out.endswith(ENDINGS):
+        raise UsageError(f"--out: given {arguments.out!r}; allowed are names ending in {', '.join(ENDINGS)}; rename it")
+    subject = subject_of(*(load(path, Trace, Machine, Plan, Timeline) for path in arguments.records))
+    if arguments.out:
+        write(subject, arguments.out)
+    if arguments.json:
+        print(output.as_json(figures(subject)))
+    elif not arguments.out:
+        from elbowroom.report.terminal import rendered
+
+        output.console().print(rendered(subject))
+    return 0
+
+
+def figures(subject: Subject) -> dict[str, object]:
+    """The figures of a report for programs, bytes and nanoseconds."""
+    plan = subject.plan
+    return {
+        "trace_id": subject.trace.id if subject.trace else None,
+        "budget_bytes": plan.budget_bytes if plan else None,
+        "swaps": len(plan.swaps) if plan else None,
+        "everything_kept": _timeline(subject.kept),
+        "simulated": _timeline(subject.simulated),
+        "measured": _timeline(subject.measured),
+    }
+
+
+def _timeline(line: Timeline | None) -> dict[str, object] | None:
+    if line is None:
+        return None
+    return {
+        "peak_allocated_bytes": line.peak_allocated_bytes,
+        "peak_reserved_bytes": line.peak_reserved_bytes,
+        "peak_device_bytes": line.peak_device_bytes,
+        "step_ns": line.step_ns,
+        "stall_ns": line.stall_ns,
+        "swapped_out_bytes": line.swapped_out_bytes,
+        "swapped_back_bytes": line.swapped_back_bytes,
+        "at_peak": dict(line.at_peak),
+    }

@@ -1,0 +1,94 @@
+"""`elbowroom run`: a training script that knows nothing of elbowroom, inside a budget."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elbowroom.cli import launch, output
+from elbowroom.cli.settings import DEFAULTS, settings_of
+from elbowroom.errors import UsageError
+from elbowroom.plan import Plan
+from elbowroom.report import ENDINGS
+
+if TYPE_CHECKING:
+    from elbowroom.runtime.room import Room
+
+USAGE = "elbowroom run [--budget BUDGET] [options] [-m] script.py [ARGS]"
+EPILOG = (
+    "Budgets: 8GiB, 8GB (decimal), 90%, auto (what is free now, less a margin), or per tier as in "
+    "device=8GiB,disk=200GiB. Settings not given here are taken from ELBOWROOM_BUDGET, ELBOWROOM_SPILL_DIR and "
+    "ELBOWROOM_MIN_SIZE, then from [tool.elbowroom] in pyproject.toml. A step ends when an optimizer's step() returns. "
+    "The exit code is the script's."
+)
+
+
+def add(verbs: Any) -> None:
+    """Add this verb to the parser."""
+    parser = verbs.add_parser(
+        "run", help="run a training script inside a memory budget", usage=USAGE, epilog=EPILOG, allow_abbrev=False
+    )
+    parser.add_argument("--budget", help=f"memory the training may hold (default: {DEFAULTS['budget']})")
+    parser.add_argument("--plan", metavar="FILE", help="a plan to run instead of making one")
+    parser.add_argument("--report", metavar="FILE", help=f"write a report at the end: {', '.join(ENDINGS)}")
+    parser.add_argument("--spill-dir", metavar="DIR", help="directory of the disk tier (default: TMPDIR)")
+    parser.add_argument("--min-size", metavar="SIZE", help=f"keep smaller storages (default: {DEFAULTS['min_size']})")
+    parser.add_argument("--json", metavar="FILE", help="write the figures of all steps to a file, - is standard output")
+    parser.add_argument("-m", dest="is_module", action="store_true", help="the script is a module, as in python -m")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py [ARGS]", help="what to run")
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Run the script; its own exit and errors go on to whoever started us."""
+    settings = settings_of({name: getattr(arguments, name) for name in DEFAULTS})
+    command = launch.Command.of(arguments.command, is_module=arguments.is_module)
+    if arguments.report and not arguments.report.endswith(ENDINGS):
+        raise UsageError(f"--report: given {arguments.report!r}; allowed are names ending in {', '.join(ENDINGS)}")
+    plan = Plan.load(arguments.plan) if arguments.plan else None
+    # torch reads it once, on import: storages of 2 MiB and more then begin at a page and go to disk without a copy.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+    from elbowroom.runtime import within
+
+    room = within(
+        arguments.budget if plan else settings.budget,
+        plan=plan,
+        spill_dir=settings.spill_dir,
+        min_size_bytes=settings.min_size_bytes,
+        measure=arguments.report is not None,
+    )
+    with launch.as_python_would(command) as outcome, room as inside:
+        outcome.room = inside
+        launch.execute(command)
+    if outcome.room is not None and not outcome.failed:
+        _conclude(outcome.room, arguments)
+    return outcome.exit_code()
+
+
+def _conclude(room: Room, arguments: argparse.Namespace) -> None:
+    """Say what happened, after the script's own output."""
+    sys.stdout.flush()
+    print(room.summary(), file=sys.stderr)
+    if arguments.json:
+        output.write_json(figures(room), arguments.json)
+    records = [room.trace, room.machine, room.plan, room.simulated, room.measured]
+    if arguments.report and any(record is not None for record in records):
+        from elbowroom.report import report
+
+        report(*(record for record in records if record is not None), out=Path(arguments.report))
+
+
+def figures(room: Room) -> dict[str, object]:
+    """The figures of a run for programs, bytes and nanoseconds."""
+    return {
+        "budget_bytes": room.plan.budget_bytes if room.plan else None,
+        "swaps": len(room.plan.swaps) if room.plan else 0,
+        "simulated_peak_allocated_bytes": room.simulated.peak_allocated_bytes if room.simulated else None,
+        "measured_peak_allocated_bytes": room.measured.peak_allocated_bytes if room.measured else None,
+        "steps": [asdict(step) for step in room.steps],
+    }

@@ -1,0 +1,104 @@
+"""Settings of a run and where they come from: command line, environment, pyproject.toml, defaults, in this order."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elbowroom.errors import UsageError
+from elbowroom.units import parse_budget, parse_bytes
+
+PREFIX = "ELBOWROOM_"
+TABLE = "tool.elbowroom"
+DEFAULTS: Mapping[str, str | None] = {"budget": "auto", "spill_dir": None, "min_size": "1MiB"}
+"""Every setting there is, as it would be typed; spill_dir None is the system's directory for temporary files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a run is told.
+
+    Attributes:
+        budget: as `elbowroom.units.parse_budget` reads it.
+        spill_dir: directory of the disk tier; None for the system's temporary directory.
+        min_size_bytes: smaller storages are kept.
+    """
+
+    budget: str
+    spill_dir: str | None
+    min_size_bytes: int
+
+
+def settings_of(
+    given: Mapping[str, str | None], environment: Mapping[str, str] | None = None, directory: Path | None = None
+) -> Settings:
+    """Find every setting in the first place that has it.
+
+    Args:
+        given: from the command line, by the names of `DEFAULTS`; None where it was not given.
+        environment: variables ELBOWROOM_BUDGET and so on; the process's where None.
+        directory: where pyproject.toml is looked for; the working directory where None.
+
+    Raises:
+        UsageError: a value that is not allowed, with the place it came from, or an unknown name in pyproject.toml.
+    """
+    environment = os.environ if environment is None else environment
+    path = (directory or Path.cwd()) / "pyproject.toml"
+    places: list[tuple[Mapping[str, str | None], str]] = [
+        ({name: given.get(name) for name in DEFAULTS}, "the command line"),
+        ({name: environment.get(PREFIX + name.upper()) for name in DEFAULTS}, "the environment"),
+        (_table(path), f"[{TABLE}] of {path}"),
+        (DEFAULTS, "the defaults"),
+    ]
+    found = {name: _first(name, places) for name in DEFAULTS}
+    return Settings(
+        budget=_checked(found["budget"], parse_budget)[0],
+        spill_dir=found["spill_dir"][0],
+        min_size_bytes=_checked(found["min_size"], parse_bytes)[1],
+    )
+
+
+def _first(name: str, places: list[tuple[Mapping[str, str | None], str]]) -> tuple[str | None, str]:
+    """The value of a setting and its place."""
+    for values, place in places:
+        value = values.get(name)
+        if value is not None and value != "":
+            return value, f"{name.replace('_', '-')} from {place}"
+    return None, name
+
+
+def _checked(found: tuple[str | None, str], parse: Any) -> tuple[str, Any]:
+    value, origin = found
+    try:
+        return str(value), parse(value)
+    except UsageError as problem:
+        raise UsageError(f"{origin}: {problem}") from None
+
+
+def _table(path: Path) -> Mapping[str, str | None]:
+    """The table of pyproject.toml, its names with underscores, its values as text."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as problem:
+        raise UsageError(f"{path}: cannot be read: {problem}; correct it or run in another directory") from None
+    table = content.get("tool", {})
+    table = table.get("elbowroom", {}) if isinstance(table, dict) else {}
+    if not isinstance(table, dict):
+        raise UsageError(f"{path}: {TABLE} is {table!r}; allowed is a table; write [{TABLE}] above its settings")
+    values: dict[str, str | None] = {}
+    for name, value in table.items():
+        known = name.replace("-", "_")
+        if known not in DEFAULTS or isinstance(value, bool) or not isinstance(value, str | int):
+            allowed = ", ".join(setting.replace("_", "-") for setting in DEFAULTS)
+            raise UsageError(
+                f"{path}: given {name} = {value!r} in [{TABLE}]; allowed are {allowed}, each a text or a whole number; "
+                "correct it or take it out"
+            )
+        values[known] = str(value)
+    return values

@@ -1,0 +1,127 @@
+"""One child process of the demo: trains, and writes each event as a line of JSON to a pipe.
+
+`python -m elbowroom.demo.child '{"mode": ...}'`. It knows nothing of the limit it may run under.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from elbowroom.runtime.room import Room
+
+Mode = Literal["plain", "within"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a child shall do.
+
+    Attributes:
+        mode: plain PyTorch, or the same inside `elbowroom.within`.
+        pipe: file descriptor that the events go to.
+        folder: where spilled storages and records go.
+        budget_bytes: for `within`.
+        measure: one more step at the end, whose allocated peak is measured.
+    """
+
+    mode: Mode
+    pipe: int
+    size: str
+    seed: int
+    steps: int
+    folder: str
+    budget_bytes: int = 0
+    measure: bool = True
+
+    def argument(self) -> str:
+        """As a word of a command line."""
+        return json.dumps(asdict(self))
+
+
+def main(argument: str) -> None:
+    """Carry out an order."""
+    order = Order(**json.loads(argument))
+    with os.fdopen(order.pipe, "w", buffering=1) as pipe:
+        for event in _events(order):
+            pipe.write(json.dumps(event) + "\n")
+
+
+def _events(order: Order) -> Iterator[dict[str, Any]]:
+    if order.mode == "within":
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    from elbowroom.demo import job
+
+    training = job.build(order.seed, order.size)
+    yield {"event": "bare", "allocated_bytes": job.live_bytes(training), **memory()}
+    with _surroundings(order) as room:
+        for loss, step_ns in job.train(training, order.steps):
+            yield {"event": "step", "loss": loss, "step_ns": step_ns}
+        yield {"event": "trained", "weights_sha256": job.weights_sha256(training), **memory()}
+        if room is not None:
+            room.measure_next_step()
+            yield from ({"event": "extra"} for _ in job.train(training, 1, order.steps))
+        elif order.measure:
+            yield {"event": "measured", "peak_allocated_bytes": job.peak_allocated_bytes(training, order.steps)}
+    if room is not None:
+        _save(room, Path(order.folder))
+        yield {"event": "measured", **_figures(room, order.steps)}
+
+
+@contextmanager
+def _surroundings(order: Order) -> Iterator[Room | None]:
+    if order.mode == "plain":
+        yield None
+        return
+    from elbowroom import within
+
+    with within(order.budget_bytes, spill_dir=order.folder) as room:
+        yield room
+
+
+def _save(room: Room, folder: Path) -> None:
+    for name in ("trace", "machine", "plan", "simulated", "measured"):
+        record = getattr(room, name)
+        if record is not None:
+            record.save(folder / f"{name}.json")
+
+
+def _figures(room: Room, steps: int) -> dict[str, Any]:
+    """The peaks, and of the last step (of those that count) what moved and how long compute waited for it.
+
+    The allocated peak is the room's own count: storages that come back from disk are not of torch's allocator, whose
+    profiler would miss them.
+    """
+    last = room.steps[steps - 1]
+    return {
+        "peak_allocated_bytes": room.measured.peak_allocated_bytes if room.measured else None,
+        "simulated_peak_allocated_bytes": room.simulated.peak_allocated_bytes if room.simulated else None,
+        "simulated_step_ns": room.simulated.step_ns if room.simulated else None,
+        "swapped_out_bytes": last.swapped_out_bytes,
+        "swapped_back_bytes": last.swapped_back_bytes,
+        "stall_ns": last.stall_ns,
+        "modes": [step.mode for step in room.steps],
+        "mismatches": sum(step.mismatches for step in room.steps),
+    }
+
+
+def memory() -> dict[str, int]:
+    """What the system says this process holds: resident, its peak, the anonymous part of it, and the data segment."""
+    fields = {"VmRSS": "rss_bytes", "VmHWM": "peak_rss_bytes", "RssAnon": "anonymous_bytes", "VmData": "data_bytes"}
+    found: dict[str, int] = {}
+    for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
+        name, _, value = line.partition(":")
+        if name in fields:
+            found[fields[name]] = int(value.split()[0]) * 1024
+    return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

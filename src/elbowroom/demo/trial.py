@@ -1,0 +1,135 @@
+"""One trial: a child process under a limit or none, and what it reported until it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from elbowroom.demo.child import Order
+from elbowroom.demo.limits import Limit
+
+Watcher = Callable[[Mapping[str, Any]], None]
+
+ENVIRONMENT = {
+    # torch's profiler writes to standard output otherwise, and MONAI's imports warn of what is not used here.
+    "KINETO_LOG_LEVEL": "5",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "PYTHONWARNINGS": "ignore",
+    # Threads of the same op wait asleep: on a busy computer, spinning ones take the cores from those that work.
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+"""Of all three children alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What a child reported, and how it ended.
+
+    Attributes:
+        events: in order, as `elbowroom.demo.child` makes them.
+        exit_code: negative for the signal that ended it.
+        peak_rss_bytes: resident peak as the system counted it, until its end.
+        output: the end of what it wrote for people.
+    """
+
+    events: tuple[Mapping[str, Any], ...]
+    exit_code: int
+    peak_rss_bytes: int
+    output: str
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended before it was through."""
+        return self.exit_code != 0
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether memory is what it failed for: the kernel killed it, or an allocation was refused."""
+        refused = ("MemoryError", "can't allocate memory", "not enough memory", "Cannot allocate memory", "bad_alloc")
+        return self.exit_code in (-signal.SIGKILL, 137) or (
+            self.failed and any(word in self.output for word in refused)
+        )
+
+    @property
+    def losses(self) -> list[float]:
+        """Loss of each step that ended."""
+        return [event["loss"] for event in self.all_of("step")]
+
+    def step_ns(self, first: int) -> int | None:
+        """Median duration of the steps from this one on; None where there was none."""
+        durations = [event["step_ns"] for event in self.all_of("step")[first:]]
+        return round(median(durations)) if durations else None
+
+    def all_of(self, name: str) -> list[Mapping[str, Any]]:
+        """The events of a name."""
+        return [event for event in self.events if event["event"] == name]
+
+    def figure(self, name: str, of: str) -> Any:
+        """A figure of the last event of a name; None where there is none."""
+        found = self.all_of(of)
+        return found[-1].get(name) if found else None
+
+    def ending(self) -> str:
+        """How it ended, in words."""
+        if not self.failed:
+            return "finished"
+        if self.exit_code in (-signal.SIGKILL, 137):
+            return "killed by the kernel: out of memory"
+        last = next((line for line in reversed(self.output.splitlines()) if line.strip()), "")
+        return f"exit code {self.exit_code}: {last.strip()}"
+
+
+def run(order: Order, limit: Limit | None, watch: Watcher) -> Trial:
+    """Run a child to its end.
+
+    Args:
+        order: what it shall do; its pipe is filled in here.
+        limit: what it runs under.
+        watch: called with each event as it comes.
+    """
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "elbowroom.demo.child", replace(order, pipe=writing).argument()]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        child = subprocess.Popen(
+            limit.wrap(command) if limit else command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(writing,),
+            env=ENVIRONMENT | os.environ,
+        )
+        os.close(writing)
+        try:
+            events = _collected(reading, watch)
+            _, status, usage = os.wait4(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(status)
+        finally:
+            child.kill()
+            child.wait()
+        output.seek(0)
+        return Trial(
+            events=tuple(events),
+            exit_code=child.returncode,
+            peak_rss_bytes=usage.ru_maxrss * 1024,
+            output=output.read()[-20_000:],
+        )
+
+
+def _collected(reading: int, watch: Watcher) -> list[Mapping[str, Any]]:
+    """Events until the child closes its end of the pipe; a line that its death cut short is left out."""
+    events: list[Mapping[str, Any]] = []
+    with os.fdopen(reading, encoding="utf-8") as pipe:
+        for line in pipe:
+            if line.endswith("\n"):
+                event = json.loads(line)
+                events.append(event)
+                watch(event)
+    return events
