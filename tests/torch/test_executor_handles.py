@@ -184,18 +184,23 @@ def test_a_handle_that_dies_under_the_lock_neither_deadlocks_nor_stays(where: st
     # given: the garbage collector may run anywhere, and so finalize a saved tensor inside the tier
     tier = HandTier()
     executor = Executor(tier)
-    other, doomed = away(executor, tier), away(executor, tier)
+    other: Handle | None = away(executor, tier)
+    doomed = away(executor, tier)
     getattr(tier, where).append(doomed)
     del doomed
+
+    def move() -> None:
+        assert other is not None
+        executor.bring_back(other.entry)
+        swapped(executor, 5)
+
     # when
-    worker = threading.Thread(target=lambda: (executor.bring_back(other.entry), swapped(executor, 5)), daemon=True)
-    if where == "before_read":
-        worker = threading.Thread(target=lambda: executor.bring_back(other.entry), daemon=True)
+    worker = threading.Thread(target=move, daemon=True)
     worker.start()
     worker.join(10)
     # then
     assert not worker.is_alive()
-    del other
+    other = None
     end_all(tier, executor)
     assert nothing_left(executor)
 
