@@ -26,26 +26,21 @@ def within(
 ) -> Iterator[Room]:
     """Run an unchanged training loop with the bytes of its live storages inside a budget.
 
-    The first step is observed with every large saved storage swapped to disk, so that it fits if anything does. Then a
-    plan is made and followed, with bit-equal numbers; a step with other shapes is observed and planned for in its turn.
-    A job that fits is left alone.
+    A step is observed with every large saved storage swapped, so that it fits if anything does; then a plan is made and
+    followed, with bit-equal numbers. Other shapes are observed in their turn. A job that fits is left alone.
 
     Args:
         budget: what the device tier (RAM) may hold: "2GiB", "90%", "auto" (the default: what is free, less a margin),
             "device=2GiB,disk=50GiB". It counts live storages; the interpreter and its libraries come on top.
-        plan: follow this plan in place of making one. It must be of the same training step.
+        plan: follow this plan of the same training step in place of making one.
         spill_dir: directory of the spill file; TMPDIR or the system's where None.
         min_size_bytes: smaller storages are kept.
         measure: record one step under the final plan; its timeline is in `room.measured`.
 
-    Yields:
-        The room: what was observed, planned and measured.
-
     Raises:
         Infeasible: no plan meets the budget; raised where the step after the observed ones begins.
-        InvalidPlan: `plan` is not for this step.
+        InvalidPlan, UsageError: `plan` is not for this step, or an argument is not allowed.
         TierFull, TierFailed: the disk has no room or failed.
-        UsageError: an argument is not allowed.
 
     Limits: it works on the thread that enters it. torch.func transforms refuse all saved-tensor hooks. Tensors on other
     devices, subclasses, sparse and quantised tensors stay where they are.
