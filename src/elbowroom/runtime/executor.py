@@ -20,12 +20,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import final
 
 import torch
 
+from elbowroom.errors import TierError
 from elbowroom.runtime._torch_compat import storage_key
 from elbowroom.runtime.tiers import LowerTier, Slot, Transfer
 
@@ -146,14 +148,17 @@ class Executor:
         """Start to write an entry; the table holds its storage until the write has ended. Raises TierFull."""
         storage = entry.alive()
         assert storage is not None, "an entry is swapped out while its saved tensor is at hand"
-        with self._lock:
-            entry.slot = self.tier.reserve(entry.size_bytes)
+        with self._moving():
+            try:
+                entry.slot = self.tier.reserve(entry.size_bytes)
+                entry.out = self.tier.write(storage, entry.slot)
+            except BaseException:
+                self._forget(entry)
+                raise
             entry.device = storage
             entry.state = State.LEAVING
-            entry.out = self.tier.write(storage, entry.slot)
             self._writes.append(entry)
             self.counters.swaps += 1
-        self._after_lock()
 
     def writes_done(self, count: int) -> None:
         """Wait until the first `count` writes of this step have ended, and let go of their device bytes."""
@@ -164,6 +169,15 @@ class Executor:
     def settle(self) -> None:
         """Wait for every write under way."""
         self.writes_done(self._writes_reaped + len(self._writes))
+
+    def stop(self) -> None:
+        """End every write under way, at once: those that are not done are given up, and nobody asks how they ended."""
+        for entry in self._writes:
+            self.want(entry)
+        while self._writes:
+            with suppress(TierError):
+                self._reap_first()
+        self._after_lock()
 
     def begin_step(self) -> None:
         """Start counting writes and bytes anew. Entries of earlier steps live on until their graphs die."""
@@ -179,24 +193,22 @@ class Executor:
         with self._lock:
             self._writes.popleft()
             self._writes_reaped += 1
-            _raise_failed(entry.out)
-            if entry.out.start_ns:
-                self._moved("swap_out", entry, entry.out)
-            if entry.state is State.LEAVING:
-                entry.state = State.AWAY
-                entry.device = None
-                entry.unread = entry.handles
-            elif entry.reads >= entry.reads_planned and entry.unread <= 0:
+            out, entry.out = entry.out, None
+            if out.error is not None:
+                self._only_here(entry)
+            elif entry.state is State.LEAVING or (entry.reads >= entry.reads_planned and entry.unread <= 0):
                 self._let_go(entry)
-            entry.out = None
             if entry.handles == 0:
                 self._forget(entry)
+            _raise_failed(out)
+            if out.start_ns:
+                self._moved("swap_out", entry, out)
 
     # Coming back
 
     def bring_back(self, entry: Entry) -> None:
         """Start the swap back of an entry, unless its bytes still are on the device."""
-        with self._lock:
+        with self._moving():
             storage = entry.alive()
             if entry.handles == 0 or entry.state is State.RETURNING:
                 return
@@ -206,7 +218,7 @@ class Executor:
             assert entry.state is State.AWAY, "bytes that are nowhere on the device are away"
             assert entry.slot is not None, "what is away has a slot"
             storage, entry.back = self.tier.read(entry.slot)
-            self._by_key.pop(entry.key, None)
+            self._unlist(entry)
             entry.device = storage
             entry.alive = weakref.ref(storage)
             entry.key = storage_key(storage)
@@ -227,12 +239,13 @@ class Executor:
         """The device storage with an entry's bytes; waits for them where they are not back yet."""
         if entry.state is State.AWAY and entry.alive() is None:
             self.counters.unplanned_reads += 1
-        if entry.state in (State.AWAY, State.LEAVING):
-            self.bring_back(entry)
-        if entry.state is State.RETURNING:
-            self._finish_return(entry)
-        storage = entry.alive()
-        assert storage is not None, "an entry on the device has its storage"
+        storage = None
+        while storage is None:  # a reader in another thread may let go of it in between
+            if entry.state in (State.AWAY, State.LEAVING):
+                self.bring_back(entry)
+            if entry.state is State.RETURNING:
+                self._finish_return(entry)
+            storage = entry.alive()
         entry.reads += 1
         entry.unread -= 1
         if entry.slot is not None and entry.unread <= 0 and entry.reads >= entry.reads_planned:
@@ -240,19 +253,23 @@ class Executor:
         return storage
 
     def _finish_return(self, entry: Entry) -> None:
-        assert entry.back is not None
-        if not entry.back.done():
-            self._stall(entry, entry.back)
-        with self._lock:
-            back, entry.back = entry.back, None
-            entry.state = State.ON_DEVICE
-            if back.error is not None:
-                entry.state = State.AWAY
-                entry.device = None
-                self._by_key.pop(entry.key, None)
-                entry.alive = _nothing
+        back = entry.back
+        if back is None:
+            return
+        if not back.done():
+            self._stall(entry, back)
+        with self._moving():
+            if entry.back is back:  # no reader in another thread was first
+                entry.back = None
+                entry.state = State.ON_DEVICE
+                if back.error is None:
+                    self._moved("swap_back", entry, back)
+                else:
+                    entry.state = State.AWAY
+                    entry.device = None
+                    self._unlist(entry)
+                    entry.alive = _nothing
             _raise_failed(back)
-            self._moved("swap_back", entry, back)
 
     def _drop_device_copy(self, entry: Entry) -> None:
         with self._lock:
@@ -275,10 +292,13 @@ class Executor:
 
     def keep(self, entry: Entry) -> None:
         """Hold the device bytes from now on and forget any copy: they changed, so only they are right."""
-        with self._lock:
-            entry.device = entry.alive()
-            entry.state = State.ON_DEVICE
-            entry.unread = entry.reads_planned = NEVER
+        with self._moving():
+            self._only_here(entry)
+
+    def _only_here(self, entry: Entry) -> None:
+        entry.device = entry.alive()
+        entry.state = State.ON_DEVICE
+        entry.unread = entry.reads_planned = NEVER
 
     # Handles that come and go
 
@@ -291,6 +311,15 @@ class Executor:
         """A saved tensor is gone. Called from a finalizer, so it may interrupt any code, this class included."""
         self._released.append(entry)
         self._after_lock()
+
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Hold the lock; see then to the handles that died meanwhile."""
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._after_lock()
 
     def _after_lock(self) -> None:
         while self._released and self._lock.acquire(blocking=False):
@@ -308,14 +337,19 @@ class Executor:
             self._forget(entry)
         else:
             entry.out.abandon()
+            self._unlist(entry)
+
+    def _unlist(self, entry: Entry) -> None:
+        """Its storage is not found any more; a newer one may be listed under the same address."""
+        if self._by_key.get(entry.key) is entry:
+            del self._by_key[entry.key]
 
     def _forget(self, entry: Entry) -> None:
         """Free what an entry without handles holds; a swap back under way is given up (it keeps its own memory)."""
         if entry.back is not None:
             entry.back.abandon()
             entry.back = None
-        if self._by_key.get(entry.key) is entry:
-            del self._by_key[entry.key]
+        self._unlist(entry)
         if entry.slot is not None:
             self.tier.release(entry.slot)
             entry.slot = None
