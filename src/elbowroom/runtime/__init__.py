@@ -45,7 +45,7 @@ def within(
     Limits: it works on the thread that enters it. torch.func transforms refuse all saved-tensor hooks. Tensors on other
     devices, subclasses, sparse and quantised tensors stay where they are.
     """
-    from elbowroom.runtime.opening import open_room
+    from elbowroom.runtime.opening import close_room, open_room
 
     room = open_room(budget, plan, spill_dir, min_size_bytes)
     if measure:
@@ -55,4 +55,4 @@ def within(
         yield room
         failed = False
     finally:
-        room.close(failed=failed)
+        close_room(room, failed=failed)

@@ -19,10 +19,18 @@ from elbowroom.runtime.room import Room
 from elbowroom.units import parse_budget
 
 
+_open: list[Room] = []
+
+
 def open_room(
     budget: str | int | None, plan: Plan | None, spill_dir: str | os.PathLike[str] | None, min_size_bytes: int
 ) -> Room:
     """See `elbowroom.within`."""
+    if _open:
+        raise UsageError(
+            "within: given a room inside another one; allowed is one at a time in a process, as both would move the "
+            "same storages; leave the first one, or put one `within` around everything"
+        )
     if type(min_size_bytes) is not int or min_size_bytes < 1:
         raise UsageError(f"within: given min_size_bytes={min_size_bytes!r}; allowed is an int of at least 1")
     if plan is not None and not isinstance(plan, Plan):
@@ -40,7 +48,14 @@ def open_room(
     learner = Learner(replace(machine, outside_bytes=outside_bytes), budget_bytes, min_size_bytes, tier.name, plan)
     room = Room(Executor(tier), learner, min_size_bytes)
     room.open()
+    _open.append(room)
     return room
+
+
+def close_room(room: Room, *, failed: bool) -> None:
+    """Close what `open_room` opened."""
+    _open.remove(room)
+    room.close(failed=failed)
 
 
 def _live_bytes() -> int:
