@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return arguments.execute(arguments)
     except ElbowroomError as problem:
-        print(f"elbowroom {arguments.verb}: {problem}", file=sys.stderr)
+        print(f"elbowroom: {problem}", file=sys.stderr)
         return problem.exit_code
     except BrokenPipeError:
         # The reader of standard output went away (as `head` does): not an error, and nothing more to write.

@@ -6,12 +6,10 @@ import argparse
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elbowroom.cli import output
-
-if TYPE_CHECKING:
-    from elbowroom.demo.main import Outcome
+from elbowroom.demo import main
 
 DESCRIPTION = (
     "Trains MONAI's 3D U-Net to take noise off the whole brain MRI volume that nibabel ships, three times: plain "
@@ -23,7 +21,7 @@ DESCRIPTION = (
 def add(verbs: Any) -> None:
     """Add this verb to the parser."""
     parser = verbs.add_parser("demo", help="the main job on real data, on any computer", description=DESCRIPTION)
-    parser.add_argument("--size", choices=("default", "small"), default="default", help="of the volume")
+    parser.add_argument("--size", choices=tuple(main.SIZES), default="default", help="of the volume")
     parser.add_argument("--seed", type=int, default=0, help="of weights and noise (default: 0)")
     parser.add_argument(
         "--out", metavar="DIR", default="elbowroom-demo", help="records and report (default: %(default)s)"
@@ -34,12 +32,12 @@ def add(verbs: Any) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the demo and show it."""
-    from elbowroom.demo import main, show
+    from elbowroom.demo import show
 
-    settings = main.Settings(folder=Path(arguments.out), size=arguments.size, seed=arguments.seed)
+    settings = main.Settings(folder=Path(arguments.out), size=main.SIZES[arguments.size], seed=arguments.seed)
     # A demo that is told to end takes its limit with it: the exit unwinds what holds it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    screen = show.Screen(output.console(errors=True), settings.steps)
+    screen = show.Screen(output.console(errors=True), settings.size.steps)
     with screen.shown():
         outcome = main.run(settings, screen)
     written = _records(settings.folder, outcome)
@@ -52,7 +50,7 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0 if outcome.as_it_should else main.DemoFailed.exit_code
 
 
-def _records(folder: Path, outcome: Outcome) -> str:
+def _records(folder: Path, outcome: main.Outcome) -> str:
     """Write the report of the records that elbowroom's trial left; say where they are."""
     if outcome.within.failed:
         return ""

@@ -58,7 +58,7 @@ class Outcome:
 
 @contextmanager
 def as_python_would(command: Command) -> Iterator[Outcome]:
-    """Set sys.argv and sys.path for a script; turn its exit and its uncaught errors into an outcome.
+    """Set sys.argv and sys.path for a script; turn its uncaught errors into an outcome.
 
     Errors of elbowroom go on: the command line has its own way to show them.
     """
@@ -70,21 +70,23 @@ def as_python_would(command: Command) -> Iterator[Outcome]:
         yield outcome
     except ElbowroomError:
         raise
-    except SystemExit as leaving:
-        outcome.code = leaving.code
     except Exception as problem:  # noqa: BLE001  whatever the script raises, python would show and exit with 1
         outcome.code, outcome.failed = 1, True
-        sys.excepthook(type(problem), problem, of_the_script(problem.__traceback__))
+        shown = problem.with_traceback(of_the_script(problem.__traceback__))
+        sys.excepthook(type(shown), shown, shown.__traceback__)
     finally:
         sys.argv, sys.path[0] = argv, first
 
 
-def execute(command: Command) -> None:
-    """Run it as __main__."""
-    if command.is_module:
-        runpy.run_module(command.target, run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(command.target, run_name="__main__")
+def execute(command: Command, outcome: Outcome) -> None:
+    """Run it as __main__. An exit is a regular end: what surrounds the script here is left in the regular way."""
+    try:
+        if command.is_module:
+            runpy.run_module(command.target, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(command.target, run_name="__main__")
+    except SystemExit as leaving:
+        outcome.code = leaving.code
 
 
 def of_the_script(trace: TracebackType | None) -> TracebackType | None:

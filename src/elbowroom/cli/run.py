@@ -64,7 +64,7 @@ def execute(arguments: argparse.Namespace) -> int:
     )
     with launch.as_python_would(command) as outcome, room as inside:
         outcome.room = inside
-        launch.execute(command)
+        launch.execute(command, outcome)
     if outcome.room is not None and not outcome.failed:
         _conclude(outcome.room, arguments)
     return outcome.exit_code()

@@ -27,6 +27,7 @@ class Order:
     Attributes:
         mode: plain PyTorch, or the same inside `elbowroom.within`.
         pipe: file descriptor that the events go to.
+        shape_XYZ: voxels of the volume.
         folder: where spilled storages and records go.
         budget_bytes: for `within`.
         measure: one more step at the end, whose allocated peak is measured.
@@ -34,7 +35,7 @@ class Order:
 
     mode: Mode
     pipe: int
-    size: str
+    shape_XYZ: tuple[int, int, int]
     seed: int
     steps: int
     folder: str
@@ -59,7 +60,7 @@ def _events(order: Order) -> Iterator[dict[str, Any]]:
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     from elbowroom.demo import job
 
-    training = job.build(order.seed, order.size)
+    training = job.build(order.seed, tuple(order.shape_XYZ))
     yield {"event": "bare", "allocated_bytes": job.live_bytes(training), **memory()}
     with _surroundings(order) as room:
         for loss, step_ns in job.train(training, order.steps):

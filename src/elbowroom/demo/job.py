@@ -2,8 +2,8 @@
 
 The task is denoising: the network sees a volume with Gaussian noise and learns the volume without it; the loss is the
 mean squared error. Steps alternate between the two time points of the recording. The slices, 2.2 mm thick, are
-interpolated to half of that. All convolutions of the first level run at full resolution, as a 3D U-Net without
-patches does; what they save for backward is what does not fit.
+interpolated to half of that, about the width of a voxel. All convolutions of the first level run at full resolution,
+as in a 3D U-Net without patches; what they save for backward is what does not fit.
 
 Shape letters: N samples, C channels, X Y Z voxels.
 """
@@ -29,9 +29,6 @@ from torch import nn
 NOISE = 0.5
 """Standard deviation of the noise, in standard deviations of the volume."""
 
-SHAPES_XYZ: dict[str, tuple[int, int, int]] = {"default": (128, 96, 48), "small": (64, 48, 48)}
-"""Voxels of the volume by size of the demo; the recording has 128 x 96 x 24."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -43,11 +40,16 @@ class Job:
     noisy_NCXYZ: torch.Tensor
 
 
-def build(seed: int, size: str) -> Job:
-    """Model, optimizer and data, the same for the same seed."""
+def build(seed: int, shape_XYZ: tuple[int, int, int]) -> Job:
+    """Model, optimizer and data, the same for the same seed.
+
+    Args:
+        seed: of weights and noise.
+        shape_XYZ: voxels that the volume is interpolated to; the recording has 128 x 96 x 24.
+    """
     torch.manual_seed(seed)
     torch.set_num_threads(2)
-    clean = volumes(SHAPES_XYZ[size])
+    clean = volumes(shape_XYZ)
     model = UNet(
         spatial_dims=3,
         in_channels=1,
@@ -112,7 +114,8 @@ def peak_allocated_bytes(job: Job, first: int) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         for _ in train(job, 1, first):
             pass
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        profiler.export_chrome_trace(file.name)
-        events = json.load(file)["traceEvents"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "step.json")
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text("utf-8"))["traceEvents"]
     return before + max(event["args"]["Total Allocated"] for event in events if event["name"] == "[memory]")

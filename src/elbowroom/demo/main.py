@@ -15,14 +15,32 @@ from elbowroom.demo.trial import Trial, Watcher
 from elbowroom.errors import ElbowroomError, UsageError
 from elbowroom.units import format_bytes
 
-SHARE = 1 / 3
-"""Of what plain training needs above the bare process, the part that the limit leaves."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much work a demo is.
+
+    Attributes:
+        shape_XYZ: voxels of the volume.
+        steps: of each trial.
+        share: of what plain training needs above the bare process, the part that the limit leaves; at most 0.4. A
+            small volume needs more of it: `MARGIN_BYTES` does not get smaller.
+    """
+
+    shape_XYZ: tuple[int, int, int]
+    steps: int
+    share: float
+
+
+SIZES = {
+    "default": Size(shape_XYZ=(128, 96, 48), steps=6, share=0.30),
+    "small": Size(shape_XYZ=(96, 64, 48), steps=4, share=0.35),
+}
 
 MARGIN_BYTES = 96 * 2**20
 """Kept free below the limit for what is no storage: scratch memory of the convolutions, code that the first step loads,
 buffers of the disk tier, page tables and stacks. About two thirds of it were seen in use."""
 
-STEPS = {"default": 6, "small": 5}
 OBSERVED_STEPS = 2
 """Steps that elbowroom observes before its plan is final; timings of all trials leave them out."""
 
@@ -50,13 +68,8 @@ class Settings:
     """What a demo is told."""
 
     folder: Path
-    size: str = "default"
+    size: Size = SIZES["default"]
     seed: int = 0
-
-    @property
-    def steps(self) -> int:
-        """Steps of each trial."""
-        return STEPS[self.size]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +125,7 @@ def run(settings: Settings, audience: Audience) -> Outcome:
     kind = available_kind()
     plain = _trial("plain", _order(settings, mode="plain"), None, audience)
     _require(plain, "plain PyTorch without a limit", not plain.failed)
-    bare_bytes, budget_bytes, limit_bytes = amounts(plain, kind)
+    bare_bytes, budget_bytes, limit_bytes = amounts(plain, kind, settings.size.share)
     with hard_limit(limit_bytes, kind) as limit:
         limited = _trial("limited", _order(settings, mode="plain", measure=False), limit, audience)
         _require(limited, "plain PyTorch under the limit", limited.out_of_memory or not limited.failed)
@@ -134,13 +147,13 @@ def _trial(name: str, order: Order, limit: Limit | None, audience: Audience) -> 
     return done
 
 
-def amounts(plain: Trial, kind: Kind) -> tuple[int, int, int]:
+def amounts(plain: Trial, kind: Kind, share: float) -> tuple[int, int, int]:
     """Bytes of the bare process, of elbowroom's budget and of the limit, from what plain training took.
 
-    The limit is the bare process and `SHARE` of what training needs above it. The budget counts storages only: it is
+    The limit is the bare process and `share` of what training needs above it. The budget counts storages only: it is
     what the limit leaves above the bare process less `MARGIN_BYTES`, and the storages that the bare process holds.
     """
-    room = int(need_bytes(plain) * SHARE)
+    room = int(need_bytes(plain) * share)
     # A cgroup is not charged for library files that are in the page cache already; RLIMIT_DATA counts address space.
     bare_bytes = plain.figure("data_bytes" if kind == "RLIMIT_DATA" else "anonymous_bytes", "bare")
     if room <= MARGIN_BYTES:
@@ -169,7 +182,9 @@ def check_packages() -> None:
 
 def _order(settings: Settings, **more: Any) -> Order:
     folder = os.fspath(settings.folder.resolve())
-    return Order(pipe=-1, size=settings.size, seed=settings.seed, steps=settings.steps, folder=folder, **more)
+    return Order(
+        pipe=-1, shape_XYZ=settings.size.shape_XYZ, seed=settings.seed, steps=settings.size.steps, folder=folder, **more
+    )
 
 
 def _require(done: Trial, name: str, went_well: bool) -> None:
