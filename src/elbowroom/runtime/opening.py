@@ -18,7 +18,6 @@ from elbowroom.runtime.learning import Learner
 from elbowroom.runtime.room import Room
 from elbowroom.units import parse_budget
 
-
 _open: list[Room] = []
 
 
