@@ -77,7 +77,9 @@ class HandTier(LowerTier):
     Attributes:
         writes, reads: all transfers so far, in order.
         ends_when_waited_for: for the transfers from now on; see HandTransfer.
-        before_reserve, before_read: called inside `reserve` and `read`, thus under the executor's lock.
+        before_reserve, before_read: emptied inside `reserve` and `read`, thus under the executor's lock.
+        refusal: what `reserve` raises, if anything.
+        closed: whether it was told to end.
     """
 
     name: TierName = "disk"
@@ -89,6 +91,7 @@ class HandTier(LowerTier):
         self.before_reserve: list[object] = []
         self.before_read: list[object] = []
         self.refusal: Exception | None = None
+        self.closed = False
         self._room: dict[int, torch.UntypedStorage] = {}
         self._sizes: dict[int, int] = {}
         self._writing: dict[int, HandTransfer] = {}
@@ -96,6 +99,9 @@ class HandTier(LowerTier):
     @property
     def held_bytes(self) -> int:
         return sum(self._sizes.values())
+
+    def close(self) -> None:
+        self.closed = True
 
     def reserve(self, size_bytes: int) -> Slot:
         self.before_reserve.clear()
