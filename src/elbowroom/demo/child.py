@@ -49,7 +49,9 @@ class Order:
 
 def main(argument: str) -> None:
     """Carry out an order."""
-    order = Order(**json.loads(argument))
+    given = json.loads(argument)
+    x, y, z = given.pop("shape_XYZ")
+    order = Order(**given, shape_XYZ=(x, y, z))
     with os.fdopen(order.pipe, "w", buffering=1) as pipe:
         for event in _events(order):
             pipe.write(json.dumps(event) + "\n")
@@ -60,7 +62,7 @@ def _events(order: Order) -> Iterator[dict[str, Any]]:
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     from elbowroom.demo import job
 
-    training = job.build(order.seed, tuple(order.shape_XYZ))
+    training = job.build(order.seed, order.shape_XYZ)
     yield {"event": "bare", "allocated_bytes": job.live_bytes(training), **memory()}
     with _surroundings(order) as room:
         for loss, step_ns in job.train(training, order.steps):

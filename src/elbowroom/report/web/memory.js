@@ -38,7 +38,12 @@ function drawBudget(plot, budgetBytes) {
   ctx.stroke();
   ctx.font = 12 * devicePixelRatio + "px system-ui, sans-serif";
   ctx.textAlign = "right";
-  ctx.fillText("budget " + bytesText(budgetBytes), bbox.left + bbox.width - 6 * devicePixelRatio, y - 5 * devicePixelRatio);
+  const text = "budget " + bytesText(budgetBytes);
+  const right = bbox.left + bbox.width - 6 * devicePixelRatio, width = ctx.measureText(text).width;
+  ctx.fillStyle = faded("card", 0.85);
+  ctx.fillRect(right - width - 4 * devicePixelRatio, y - 18 * devicePixelRatio, width + 8 * devicePixelRatio, 16 * devicePixelRatio);
+  ctx.fillStyle = colour("budget");
+  ctx.fillText(text, right, y - 6 * devicePixelRatio);
   ctx.restore();
 }
 
