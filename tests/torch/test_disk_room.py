@@ -1,4 +1,4 @@
-"""Room in the spill file: pages handed out, given back and merged; growth up to a limit; a file that was tampered with."""
+"""Room in the spill file: pages handed out, given back and merged; its growth and its limit; a file tampered with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk tier: the same bytes come back whatever their size and address; an error does whatever the disk does wrong."""
+"""The disk tier: any size at any address comes back as it was; whatever the disk does wrong comes back as an error."""
 
 from __future__ import annotations
 
