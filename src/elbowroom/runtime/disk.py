@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import final
 
 import torch
@@ -74,8 +75,8 @@ class DiskTier(LowerTier):
 
     def __init__(self, directory: str | None = None, capacity_bytes: int | None = None) -> None:
         self.file = SpillFile(directory, capacity_bytes)
-        self._writers = ThreadPoolExecutor(THREADS_PER_LANE, "elbowroom-write")
-        self._readers = ThreadPoolExecutor(THREADS_PER_LANE, "elbowroom-read")
+        self._writers = _lane("elbowroom-write")
+        self._readers = _lane("elbowroom-read")
         self._buffers = threading.local()
 
     @property
@@ -108,7 +109,7 @@ class DiskTier(LowerTier):
         return storage, transfer
 
     def close(self) -> None:
-        """End the threads and the file. Only once nothing is away."""
+        """End the threads and the file."""
         self._writers.shutdown(wait=True, cancel_futures=False)
         self._readers.shutdown(wait=True, cancel_futures=False)
         self.file.close()
@@ -182,5 +183,23 @@ def _fresh_memory(length: int) -> mmap.mmap:
             tier="device",
         ) from error
     if length >= 2 << 20:
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # a kernel built without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def _lane(name: str) -> ThreadPoolExecutor:
+    """Threads that run already: one that cannot be started must not be found out about in the middle of a write."""
+    lane = ThreadPoolExecutor(THREADS_PER_LANE, name)
+    all_run = threading.Barrier(THREADS_PER_LANE)
+    try:
+        for _ in range(THREADS_PER_LANE):
+            lane.submit(all_run.wait)
+    except RuntimeError as error:
+        all_run.abort()
+        raise TierFailed(
+            f"disk tier: the system refuses its {2 * THREADS_PER_LANE} threads ({error}); raise the limits of the process "
+            "(ulimit -u, ulimit -v, the memory cgroup)",
+            tier="disk",
+        ) from error
+    return lane

@@ -179,6 +179,12 @@ class Executor:
                 self._reap_first()
         self._after_lock()
 
+    def close(self) -> None:
+        """Nothing will be saved any more. The tier ends now if nothing is away, else with the last saved tensor."""
+        self.stop()
+        if self.tier.held_bytes == 0:
+            self.tier.close()
+
     def begin_step(self) -> None:
         """Start counting writes and bytes anew. Entries of earlier steps live on until their graphs die."""
         self.settle()

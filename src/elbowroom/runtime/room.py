@@ -160,6 +160,7 @@ class Room(Director):
                 self._end_step()
         finally:
             self._running = False
+            self._executor.close()
             memory.as_usual()
 
     def end_step(self) -> None:

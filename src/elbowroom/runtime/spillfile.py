@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import tempfile
 import threading
 import warnings
+import weakref
+from contextlib import suppress
 from typing import final
 
 from elbowroom.errors import TierFailed, TierFull
@@ -48,7 +49,10 @@ class SpillFile:
         self.capacity_bytes = capacity_bytes
         self._check_free(capacity_bytes or GROWTH_BYTES)
         self.descriptor, self.direct = _open_private(self.directory)
-        self._inode = os.fstat(self.descriptor).st_ino
+        self._identity = _identity(self.descriptor)
+        self._closing = weakref.finalize(self, _close_own, self.descriptor, self._identity)
+        if not self.direct:
+            _warn_of_buffering(self.directory)
         self._lock = threading.Lock()
         self._size_bytes = 0
         self._end = 0
@@ -104,6 +108,7 @@ class SpillFile:
             return
         if self.capacity_bytes is not None and needed_bytes > self.capacity_bytes:
             raise self._full(needed_bytes, f"its budget is {format_bytes(self.capacity_bytes)}")
+        self.check()  # growing a file that was cut short would put zeros where the bytes were
         target_bytes = max(needed_bytes, self._size_bytes + GROWTH_BYTES)
         if self.capacity_bytes is not None:
             target_bytes = min(target_bytes, self.capacity_bytes // PAGE_BYTES * PAGE_BYTES)
@@ -125,7 +130,7 @@ class SpillFile:
             found = os.fstat(self.descriptor)
         except OSError as error:
             raise self.failed("looking at the spill file", error) from error
-        if found.st_ino != self._inode or not stat.S_ISREG(found.st_mode) or found.st_size < self._size_bytes:
+        if (found.st_dev, found.st_ino) != self._identity or found.st_size < self._size_bytes:
             raise TierFailed(
                 f"disk tier: the spill file in {self.directory} was replaced or cut to {format_bytes(found.st_size)} "
                 f"(it had {format_bytes(self._size_bytes)}); what was swapped is lost. Keep other programs away from "
@@ -151,9 +156,8 @@ class SpillFile:
 
     def close(self) -> None:
         """Close the descriptor; with it the bytes are gone."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        self._closing()
+        self.descriptor = -1
 
 
 def _cannot_open(directory: str, error: OSError) -> TierFailed:
@@ -177,13 +181,30 @@ def _open_private(directory: str) -> tuple[int, bool]:
         except OSError as second:
             raise _cannot_open(directory, second) from second
         direct = False
-        warnings.warn(
-            f"elbowroom: the file system of {directory} refuses O_DIRECT (a tmpfs does, and is RAM itself); swapping "
-            "goes through the page cache and is slower. Name a directory on a disk with spill_dir=",
-            RuntimeWarning,
-            stacklevel=2,
-        )
     return descriptor, direct
+
+
+def _warn_of_buffering(directory: str) -> None:
+    warnings.warn(
+        f"elbowroom: the file system of {directory} refuses O_DIRECT (a tmpfs does, and is RAM itself); swapping "
+        "goes through the page cache and is slower. Name a directory on a disk with spill_dir=",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
+def _close_own(descriptor: int, identity: tuple[int, int]) -> None:
+    """Close a descriptor unless somebody else has closed it, and perhaps got its number for a file of theirs."""
+    try:
+        if _identity(descriptor) == identity:
+            os.close(descriptor)
+    except OSError:
+        pass
 
 
 def _open_nameless(directory: str, extra: int) -> int:
@@ -194,9 +215,11 @@ def _open_nameless(directory: str, extra: int) -> int:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT):
             raise
     path = os.path.join(directory, f".elbowroom-{os.getpid()}-{os.urandom(8).hex()}")
-    descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
-    os.unlink(path)
-    return descriptor
+    try:
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    finally:
+        with suppress(FileNotFoundError):  # Linux makes the file, and refuses O_DIRECT on it after that
+            os.unlink(path)
 
 
 def _allocate(descriptor: int, offset: int, length: int) -> None:

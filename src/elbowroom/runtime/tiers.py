@@ -100,6 +100,10 @@ class LowerTier(ABC):
     def held_bytes(self) -> int:
         """Bytes of all reserved slots."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the tier itself takes (threads, a file). Only once nothing is held."""
+
 
 @final
 class HostTier(LowerTier):
@@ -141,3 +145,6 @@ class HostTier(LowerTier):
     @property
     def held_bytes(self) -> int:
         return self._held_bytes
+
+    def close(self) -> None:
+        return
