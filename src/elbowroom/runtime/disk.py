@@ -198,8 +198,8 @@ def _lane(name: str) -> ThreadPoolExecutor:
     except RuntimeError as error:
         all_run.abort()
         raise TierFailed(
-            f"disk tier: the system refuses its {2 * THREADS_PER_LANE} threads ({error}); raise the limits of the process "
-            "(ulimit -u, ulimit -v, the memory cgroup)",
+            f"disk tier: the system refuses its {2 * THREADS_PER_LANE} threads ({error}); raise the limits of the "
+            "process (ulimit -u, ulimit -v, the memory cgroup)",
             tier="disk",
         ) from error
     return lane
