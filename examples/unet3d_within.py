@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import elbowroom  # 1
 
-BUDGET = "600MiB"
+BUDGET = "130MiB"
 STEPS = 6
 
 
