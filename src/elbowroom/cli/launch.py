@@ -14,8 +14,6 @@ from typing import Any
 
 from elbowroom.errors import ElbowroomError, UsageError
 
-OWN_FOLDER = str(Path(__file__).parents[1])
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
@@ -90,11 +88,13 @@ def execute(command: Command, outcome: Outcome) -> None:
 
 
 def of_the_script(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames that led to the script; None where the script never ran."""
-    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
-    return trace
-
-
-def _is_ours(filename: str) -> bool:
-    return filename.startswith((OWN_FOLDER, "<frozen runpy>")) or Path(filename).name in ("runpy.py", "contextlib.py")
+    """A traceback without the frames that led to the script; whole where it is of something else."""
+    ours = trace
+    while ours is not None and ours.tb_frame.f_code is not execute.__code__:
+        ours = ours.tb_next
+    if ours is None:
+        return trace
+    script = ours.tb_next
+    while script is not None and script.tb_frame.f_globals.get("__name__") == "runpy":
+        script = script.tb_next
+    return script

@@ -23,23 +23,30 @@ class Size:
     Attributes:
         shape_XYZ: voxels of the volume.
         steps: of each trial.
-        share: of what plain training needs above the bare process, the part that the limit leaves; at most 0.4. A
-            small volume needs more of it: `MARGIN_BYTES` does not get smaller.
     """
 
     shape_XYZ: tuple[int, int, int]
     steps: int
-    share: float
 
 
 SIZES = {
-    "default": Size(shape_XYZ=(128, 96, 48), steps=6, share=0.30),
-    "small": Size(shape_XYZ=(96, 64, 48), steps=4, share=0.35),
+    "default": Size(shape_XYZ=(128, 96, 48), steps=6),
+    "small": Size(shape_XYZ=(96, 64, 48), steps=4),
 }
 
-MARGIN_BYTES = 96 * 2**20
+MIB = 2**20
+SHARE = 0.35
+"""Of what plain training needs above the bare process, the part that the limit leaves."""
+
+MOST_SHARE = 0.40
+"""The limit leaves no more than this, `STACKS_BYTES` included."""
+
+MARGIN_BYTES = 96 * MIB
 """Kept free below the limit for what is no storage: scratch memory of the convolutions, code that the first step loads,
-buffers of the disk tier, page tables and stacks. About two thirds of it were seen in use."""
+buffers of the disk tier, page tables. About two thirds of it were seen in use."""
+
+STACKS_BYTES = 64 * MIB
+"""What RLIMIT_DATA counts and a cgroup does not: stacks of 8 MiB per thread that nearly nothing of is used."""
 
 OBSERVED_STEPS = 2
 """Steps that elbowroom observes before its plan is final; timings of all trials leave them out."""
@@ -125,7 +132,7 @@ def run(settings: Settings, audience: Audience) -> Outcome:
     kind = available_kind()
     plain = _trial("plain", _order(settings, mode="plain"), None, audience)
     _require(plain, "plain PyTorch without a limit", not plain.failed)
-    bare_bytes, budget_bytes, limit_bytes = amounts(plain, kind, settings.size.share)
+    bare_bytes, budget_bytes, limit_bytes = amounts(plain, kind)
     with hard_limit(limit_bytes, kind) as limit:
         limited = _trial("limited", _order(settings, mode="plain", measure=False), limit, audience)
         _require(limited, "plain PyTorch under the limit", limited.out_of_memory or not limited.failed)
@@ -147,22 +154,24 @@ def _trial(name: str, order: Order, limit: Limit | None, audience: Audience) -> 
     return done
 
 
-def amounts(plain: Trial, kind: Kind, share: float) -> tuple[int, int, int]:
+def amounts(plain: Trial, kind: Kind) -> tuple[int, int, int]:
     """Bytes of the bare process, of elbowroom's budget and of the limit, from what plain training took.
 
-    The limit is the bare process and `share` of what training needs above it. The budget counts storages only: it is
+    The limit is the bare process and `SHARE` of what training needs above it. The budget counts storages only: it is
     what the limit leaves above the bare process less `MARGIN_BYTES`, and the storages that the bare process holds.
     """
-    room = int(need_bytes(plain) * share)
+    need = need_bytes(plain)
     # A cgroup is not charged for library files that are in the page cache already; RLIMIT_DATA counts address space.
     bare_bytes = plain.figure("data_bytes" if kind == "RLIMIT_DATA" else "anonymous_bytes", "bare")
-    if room <= MARGIN_BYTES:
+    stacks_bytes = STACKS_BYTES if kind == "RLIMIT_DATA" else 0
+    room = min(int(need * SHARE) + stacks_bytes, int(need * MOST_SHARE))
+    taken = MARGIN_BYTES + stacks_bytes
+    if room <= taken:
         raise DemoFailed(
             f"demo: given a limit that leaves {format_bytes(room)} above the bare process; allowed is more than the "
-            f"{format_bytes(MARGIN_BYTES)} kept free for what is no storage; use a larger --size"
+            f"{format_bytes(taken)} kept free for what is no storage; use a larger --size"
         )
-    budget_bytes = plain.figure("allocated_bytes", "bare") + room - MARGIN_BYTES
-    return bare_bytes, budget_bytes, bare_bytes + room
+    return bare_bytes, plain.figure("allocated_bytes", "bare") + room - taken, bare_bytes + room
 
 
 def need_bytes(plain: Trial) -> int:

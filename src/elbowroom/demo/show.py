@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from elbowroom.demo.main import OBSERVED_STEPS, Outcome, need_bytes
@@ -30,7 +30,6 @@ class Screen:
         self._steps = steps
         self._tasks: dict[str, TaskID] = {}
         self._progress = Progress(
-            SpinnerColumn(finished_text=" "),
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
             TextColumn("{task.fields[state]}"),

@@ -1,0 +1,94 @@
+"""The command line's surface: verbs, options, help, version, errors."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elbowroom import cli
+from elbowroom.cli import main
+
+SOURCES = Path(__file__).parents[2] / "src"
+
+# A change here is a change of what users type: keep it small, and say it in the CHANGELOG.
+OPTIONS = {
+    "run": ["--budget", "--json", "--min-size", "--plan", "--report", "--spill-dir", "-m", "command"],
+    "report": ["--json", "--out", "records"],
+    "machine": ["--json", "--measure", "--out", "--spill-dir"],
+    "demo": ["--json", "--out", "--seed", "--size"],
+}
+
+
+def run(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
+    command = [sys.executable, "-m", "elbowroom", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=cwd)
+
+
+def test_the_options_are_these_and_no_others() -> None:
+    verbs = next(a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
+
+    found = {
+        verb: sorted(
+            (action.option_strings or [action.dest])[-1] for action in parser._actions if action.dest != "help"
+        )
+        for verb, parser in verbs.items()
+    }
+
+    assert found == OPTIONS
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"], ["demo", "--help"]])
+def test_help_and_version_import_neither_torch_nor_rich(words: list[str]) -> None:
+    code = (
+        "import sys\nfrom elbowroom.cli import main\n"
+        f"try:\n    main({words!r})\nexcept SystemExit as leaving:\n    assert leaving.code == 0\n"
+        "print([name for name in ('torch', 'rich', 'monai', 'nibabel') if name in sys.modules], file=sys.stderr)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+
+    assert done.stdout.startswith(("usage: elbowroom", "elbowroom "))
+    assert done.stderr == "[]\n"
+
+
+def test_no_verb_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main([])
+
+    assert leaving.value.code == 2
+    assert "required: VERB" in capsys.readouterr().err
+
+
+def test_an_error_of_elbowroom_is_one_message_and_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["report", "nowhere.json"])
+
+    assert code == 2
+    assert capsys.readouterr() == (
+        "",
+        "elbowroom: nowhere.json: cannot be read: No such file or directory; check the path\n",
+    )
+
+
+def test_python_m_elbowroom_is_the_command() -> None:
+    done = run("report", "nowhere.json")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("elbowroom: nowhere.json: cannot be read")
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    # given `elbowroom machine --json | true`: the pipe is closed before anything is written
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "elbowroom", "machine", "--json"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+    os.close(writing)
+
+    assert (done.returncode, done.stderr) == (0, "")

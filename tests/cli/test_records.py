@@ -1,0 +1,93 @@
+"""The verbs that read and describe: report and machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from elbowroom.cli import main
+from elbowroom.machine import Machine
+from elbowroom.simulate import simulate
+from tests.core.report_case import DISK, MIB, chain, measured, swapping
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    trace = chain()
+    plan = swapping(trace)
+    records = {
+        "trace": trace,
+        "machine": DISK,
+        "plan": plan,
+        "simulated": simulate(trace, DISK, plan),
+        "measured": measured(trace, plan),
+    }
+    for name, record in records.items():
+        record.save(tmp_path / f"{name}.json")
+    return [str(tmp_path / f"{name}.json") for name in records]
+
+
+def test_report_shows_records_on_the_screen(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", *files]) == 0
+
+    out = capsys.readouterr().out
+    assert "4 of 6 saved storages are swapped to disk" in out
+    assert "\x1b" not in out
+
+
+def test_report_writes_a_page_and_nothing_else(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "report.html"
+
+    assert main(["report", *files, "-o", str(page)]) == 0
+
+    assert page.read_text("utf-8").startswith("<!doctype html>")
+    assert capsys.readouterr().out == ""
+
+
+def test_report_answers_in_json(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--json", *files]) == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["budget_bytes"], answer["swaps"]) == (140 * MIB, 4)
+    # see test_report.py for the arithmetic
+    assert answer["everything_kept"]["peak_allocated_bytes"] == 228 * MIB
+    assert answer["simulated"]["peak_allocated_bytes"] == 132 * MIB
+    assert answer["measured"]["swapped_out_bytes"] == 4 * 32 * MIB
+
+
+def test_report_refuses_an_ending_before_it_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "nowhere.json", "-o", "report.pdf"]) == 2
+
+    assert "--out: given 'report.pdf'; allowed are names ending in .html" in capsys.readouterr().err
+
+
+def test_machine_describes_this_computer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    saved = tmp_path / "machine.json"
+
+    assert main(["machine", "--json", "-o", str(saved), "--spill-dir", str(tmp_path)]) == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    machine = Machine.load(saved)
+    assert [tier["name"] for tier in answer["tiers"]] == ["device", "disk"]
+    assert answer["tiers"][0]["capacity_bytes"] == machine.tiers[0].capacity_bytes > 0
+    assert answer["measured"] is False
+    assert set(answer["links"][0]) == {
+        "upper",
+        "lower",
+        "out_bytes_per_s",
+        "back_bytes_per_s",
+        "latency_ns",
+        "shared_by",
+    }
+
+
+def test_machine_says_whether_rates_were_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["machine"]) == 0
+
+    out = capsys.readouterr().out
+    assert "Links (assumed; --measure measures them)" in out
+    assert "device to disk" in out

@@ -1,0 +1,85 @@
+"""`elbowroom run`: a script that knows nothing of elbowroom, from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="elbowroom run runs torch scripts")
+
+SOURCES = Path(__file__).parents[2] / "src"
+
+# 8 linear layers of 256 x 256 on 4096 rows: each saves an output of 4 MiB.
+SCRIPT = """
+import sys
+import torch
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+layers = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh()) for _ in range(8)]
+model = torch.nn.Sequential(*layers)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.randn(4096, 256)
+for _ in range(5):
+    optimizer.zero_grad()
+    loss = model(data).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(loss.item().hex())
+print(sys.argv[1:])
+sys.exit(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+"""
+
+
+def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "OMP_WAIT_POLICY": "PASSIVE"}
+    environment = {name: value for name, value in environment.items() if not name.startswith("ELBOWROOM_")}
+    command = [sys.executable, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def test_a_script_trains_inside_a_budget_with_the_same_numbers(folder: Path) -> None:
+    plain = python(folder, "train.py", "0")
+    options = ["--budget", "32MiB", "--report", "page.html", "--json", "figures.json", "--spill-dir", str(folder)]
+
+    inside = python(folder, "-m", "elbowroom", "run", *options, "train.py", "0")
+
+    assert inside.stdout == plain.stdout
+    assert (inside.returncode, plain.returncode) == (0, 0)
+    assert inside.stderr.startswith("elbowroom: budget 32.0 MiB, planned peak ")
+    figures = json.loads((folder / "figures.json").read_text())
+    assert figures["budget_bytes"] == 32 * 2**20
+    assert 0 < figures["measured_peak_allocated_bytes"] <= 32 * 2**20
+    assert [step["mode"] for step in figures["steps"]] == ["observe", "plan", "plan", "plan", "plan"]
+    assert all(step["swapped_out_bytes"] > 0 for step in figures["steps"])
+    assert "measured" in (folder / "page.html").read_text("utf-8")
+    assert sorted(path.name for path in folder.iterdir()) == ["figures.json", "page.html", "train.py"]
+
+
+def test_the_scripts_exit_code_and_arguments_are_its_own(folder: Path) -> None:
+    done = python(folder, "-m", "elbowroom", "run", "--budget", "1GiB", "train.py", "7", "--budget", "x")
+
+    assert done.returncode == 7
+    assert done.stdout.splitlines()[-1] == "['7', '--budget', 'x']"
+    assert "it fits, nothing is moved (5 steps)" in done.stderr
+
+
+def test_a_budget_no_plan_can_meet_is_one_message_and_exit_code_1(folder: Path) -> None:
+    (folder / "pyproject.toml").write_text('[tool.elbowroom]\nbudget = "1MiB"\n')
+
+    done = python(folder, "-m", "elbowroom", "run", "train.py")
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("elbowroom: budget: given 1.0 MiB")
+    assert "Traceback" not in done.stderr
