@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,8 @@ def execute(arguments: argparse.Namespace) -> int:
     from elbowroom.demo import show
 
     settings = main.Settings(folder=Path(arguments.out), size=main.SIZES[arguments.size], seed=arguments.seed)
-    # A demo that is told to end takes its limit with it: the exit unwinds what holds it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     screen = show.Screen(output.console(errors=True), settings.size.steps)
-    with screen.shown():
+    with _unwinding_when_told_to_end(), screen.shown():
         outcome = main.run(settings, screen)
     written = _records(settings.folder, outcome)
     if arguments.json:
@@ -48,6 +48,16 @@ def execute(arguments: argparse.Namespace) -> int:
         console.print(show.as_table(outcome))
         console.print(written)
     return 0 if outcome.as_it_should else main.DemoFailed.exit_code
+
+
+@contextmanager
+def _unwinding_when_told_to_end() -> Iterator[None]:
+    """A demo that is terminated takes its child and its limit with it."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _records(folder: Path, outcome: main.Outcome) -> str:
