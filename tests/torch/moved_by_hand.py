@@ -152,7 +152,8 @@ def save(executor: Executor, tensor: torch.Tensor, n: int = 0, reads_planned: in
     entry = executor.find(storage)
     if entry is None:
         entry = executor.add(n, storage, tensor._version, reads_planned)
-        executor.swap_out(entry)
+        with executor.saving(entry):
+            executor.swap_out(entry)
     else:
         executor.handle_made(entry)
     return Handle(executor, entry, tensor)
