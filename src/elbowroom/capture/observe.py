@@ -11,10 +11,10 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.capture.recorder import Recorder, Recording, reachable_tensors
+from elbowroom.capture.recorder import Recorder, reachable_parameters
 from elbowroom.capture.reserved import Reserved
 from elbowroom.runtime._torch_compat import version_of
-from elbowroom.runtime.executor import Entry, Executor, Observer
+from elbowroom.runtime.executor import Entry, Executor
 from elbowroom.runtime.hooks import Director
 
 
@@ -36,19 +36,13 @@ class Observing(Director):
         self.count = 0
         self.recorder: Recorder | None = None
 
-    def record(self, root: torch.nn.Module | None = None) -> None:
-        """Start a recorder."""
-        self._reserved.add(t for t in reachable_tensors() if t.is_leaf and t.requires_grad)
+    def record(self, root: torch.nn.Module | None = None) -> Recorder:
+        """Start a recorder and tell it of everything from here on."""
+        self._reserved.add(reachable_parameters())
         if root is not None:
             self._reserved.add_module(root)
         self.recorder = start_recorder(self._executor, self._reserved, root)
-
-    def stop(self) -> Recording:
-        """Stop the recorder, and what it recorded."""
-        assert self.recorder is not None
-        recorder, self.recorder = self.recorder, None
-        self._executor.observer = Observer()
-        return recorder.stop()
+        return self.recorder
 
     def first_save(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry | None:
         """See Director."""

@@ -113,14 +113,19 @@ class Recorder(TorchDispatchMode):
         self.__enter__()
 
     def stop(self) -> Recording:
-        """End, and what was recorded. A dispatch mode the user has put on top of ours stays where it is."""
+        """End, and what was recorded. The dispatch mode stays, asleep, until `leave`: an op may be under way."""
         self.active = False
-        if dispatch_mode_on_top(self):
-            self.__exit__(None, None, None)
         self._paths.stop()
         stream = self._stream.stop() if self._streaming else []
         self._watched.clear()
         return Recording(notes=self._notes, stream=stream, happenings=self._happenings)
+
+    def leave(self) -> bool:
+        """Take the dispatch mode off, between two ops; False while one that the user put on top is in the way."""
+        if not dispatch_mode_on_top(self):
+            return False
+        self.__exit__(None, None, None)
+        return True
 
     def observer(self) -> Observer:
         """What to hand to the executor so that this recorder hears of its moves."""
@@ -275,6 +280,14 @@ class Recorder(TorchDispatchMode):
 def reachable_tensors() -> list[torch.Tensor]:
     """Every tensor Python knows of. By type: `isinstance` would wake up lazy proxies."""
     return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+
+
+def reachable_parameters() -> list[torch.Tensor]:
+    """Every nn.Parameter Python knows of, and what its optimizers update."""
+    found = [each for each in gc.get_objects() if issubclass(type(each), (torch.nn.Parameter, torch.optim.Optimizer))]
+    optimizers = [each for each in found if isinstance(each, torch.optim.Optimizer)]
+    updated = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    return [each for each in found if isinstance(each, torch.nn.Parameter)] + updated
 
 
 def _name(dtype: torch.dtype) -> str:

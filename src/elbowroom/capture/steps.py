@@ -31,14 +31,15 @@ def capture_steps(setup: Callable[[], Callable[[], Any]], machine: str, steps: i
     watch = OptimizerWatch(
         lambda _: optimizer_began(observing.recorder), lambda optimizer: optimizer_ended(observing.recorder, optimizer)
     )
-    observing.record()
+    recorder = observing.record()
     try:
         with Hooks(executor, observing, min_size_bytes).installed():
             for _ in range(steps):
                 step()
-                assert observing.recorder is not None
-                observing.recorder.step_ends()
+                recorder.step_ends()
     finally:
         watch.close()
-        recording = observing.stop()
+        observing.recorder = None
+        recording = recorder.stop()
+        recorder.leave()
     return Assembly(recording, "host").trace()

@@ -39,9 +39,9 @@ class Known:
         """The saves that are swapped."""
         return self._swapped
 
-    def agrees(self, saved: list[tuple[int, str]]) -> bool:
+    def agrees(self, saved: tuple[tuple[int, str], ...]) -> bool:
         """Whether a step that has saved these storages so far may be of this kind."""
-        return tuple(saved) == self.schedule.saved[: len(saved)]
+        return saved == self.schedule.saved[: len(saved)]
 
 
 def signature(module: torch.nn.Module | None, args: Any) -> Hashable:

@@ -22,6 +22,12 @@ from elbowroom.trace import Save, Trace
 MAX_OBSERVATIONS = 8
 """A kind of step that keeps turning out differently is observed so often; after that its rest is swapped."""
 
+SURE_SHARE = 0.8
+"""Of the budget: where a first step needs less, the later ones surely fit too; else one more is recorded."""
+
+Saved = tuple[tuple[int, str], ...]
+"""What a step has saved: (size_bytes, dtype) in order."""
+
 
 @final
 class Learner:
@@ -45,22 +51,33 @@ class Learner:
         self._given = given
         self._known: dict[Hashable, list[Known]] = {}
         self._observations: dict[Hashable, int] = {}
-        self._stale: set[Hashable] = set()
+        self._wanted: dict[Hashable, Saved] = {}
+        self._optimizer_steps: dict[Hashable, int] = {}
 
     def expected(self, key: Hashable) -> Known | None:
         """What a step of this signature will most likely be; None: observe it."""
         known = self._known.get(key)
-        if not known or (key in self._stale and self._observations[key] < MAX_OBSERVATIONS):
+        if not known or (key in self._wanted and self._observations[key] < MAX_OBSERVATIONS):
             return None
         return known[-1]
 
-    def other(self, key: Hashable, saved: list[tuple[int, str]]) -> Known | None:
+    def other(self, key: Hashable, saved: Saved) -> Known | None:
         """Another kind of this signature that has begun like this."""
         return next((known for known in reversed(self._known.get(key, [])) if known.agrees(saved)), None)
 
-    def surprised(self, key: Hashable) -> None:
-        """A step of this signature was of no known kind: the next one is to be observed."""
-        self._stale.add(key)
+    def surprised(self, key: Hashable, saved: Saved) -> None:
+        """A step of this signature began like this and was of no known kind: observe until one of its kind was."""
+        self._wanted[key] = saved
+
+    def optimizer_steps(self, key: Hashable) -> int:
+        """How many optimizers step in a step of this signature, 1 until one has been seen."""
+        return self._optimizer_steps.get(key, 1)
+
+    def optimizers_stepped(self, key: Hashable, count: int) -> bool:
+        """So many did; whether a recording that ended with the expected one has all of the step."""
+        whole = count <= self.optimizer_steps(key)
+        self._optimizer_steps[key] = max(count, 1)
+        return whole
 
     def observed(self, key: Hashable, recording: Recording, *, first: bool) -> Known | None:
         """Learn from a step that was swapped whole.
@@ -80,16 +97,22 @@ class Learner:
         trace = Assembly(recording, self._tier).trace()
         self._measure_rates(recording.happenings)
         self._observations[key] = self._observations.get(key, 0) + 1
-        self._stale.discard(key)
         try:
             known = self._plan(steady(trace) if first else trace)
         except Infeasible:
             if first:
                 return None
             raise
-        known.refined = not known.plan.swaps
-        self._known.setdefault(key, []).append(known)
+        known.refined = known.schedule.peak_allocated_bytes < SURE_SHARE * self.budget_bytes and not known.plan.swaps
+        self._learnt(key, known)
         return known
+
+    def _learnt(self, key: Hashable, known: Known) -> None:
+        """Put what was learnt in the place of what was known of the same kind."""
+        kinds = [kind for kind in self._known.get(key, []) if kind.schedule.saved != known.schedule.saved]
+        self._known[key] = [*kinds, known]
+        if known.agrees(self._wanted.get(key, ())):
+            self._wanted.pop(key, None)
 
     def ran(self, key: Hashable, known: Known, recording: Recording) -> tuple[Known, Timeline]:
         """Learn from a step that ran under a plan: a steady one, with the durations it has there.
@@ -110,14 +133,14 @@ class Learner:
         self._measure_rates(recording.happenings)
         trace = with_idle_of(assembly.trace(), known.trace)
         if trace is None:
+            self.surprised(key, known.schedule.saved)
             return known, line
         try:
             better = self._plan(trace)
         except (Infeasible, InvalidPlan):
             return known, line
         better.refined = True
-        kinds = self._known[key]
-        kinds[kinds.index(known)] = better
+        self._learnt(key, better)
         return better, line
 
     def _plan(self, trace: Trace) -> Known:

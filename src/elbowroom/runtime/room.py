@@ -6,6 +6,11 @@ zero_grad) still belongs to it. So the end is acted on late: when the next outer
 large tensor saved. A step is told apart by its signature (known.py); where a known step turns out differently midway,
 another known one with the same beginning takes over, and if there is none the rest is swapped as in an observed step,
 counted, and said once; the next step with that signature is observed again.
+
+Note: [Recordings]
+A recording ends in the optimizer's step and another begins at the earliest with the next module call. A profiler range
+that is open when torch's profiler stops and another one starts would be written, at its end, into memory of the first:
+so no range of the user's may span both. Several optimizers may step in one step: how many do is learnt from the first.
 """
 
 from __future__ import annotations
@@ -81,6 +86,9 @@ class Room(Director):
         self._current: Known | None = None
         self._last: Known | None = None
         self._recorder: Recorder | None = None
+        self._asleep: Recorder | None = None
+        self._recording: Recording | None = None
+        self._optimizer_steps = 0
         self._measure_next = False
         self._entries: list[Entry] = []
         self._saved: list[tuple[int, str]] = []
@@ -154,21 +162,27 @@ class Room(Director):
             self._watch.close()
         self._forget_root()
         try:
-            if failed or not self._optimizer_ran:
-                self._stop_recording()
-            else:
+            self._stop_recording()
+            if self._optimizer_ran and not failed:
                 self._end_step()
         finally:
             self._running = False
+            self._leave_recorder()
             self._executor.close()
             memory.as_usual()
 
     def end_step(self) -> None:
         """Say that a step of the training ends here, where no torch.optim.Optimizer says so."""
         if self._running:
-            self._optimizer_ran = True
-            self._end_ns = time.perf_counter_ns()
-            self._await_root()
+            if self._recording is None:
+                self._recording = self._stop_recording()
+            self._leave_recorder()
+            self._mark_end()
+
+    def _mark_end(self) -> None:
+        self._optimizer_ran = True
+        self._end_ns = time.perf_counter_ns()
+        self._await_root()
 
     # Steps
 
@@ -183,6 +197,7 @@ class Room(Director):
 
     def _on_root(self, module: torch.nn.Module, args: Any) -> None:
         """An outermost module is called: the first of a step that trains begins it."""
+        self._leave_recorder()
         if self._optimizer_ran:
             self._end_step()
         if not self._running and torch.is_grad_enabled():
@@ -195,14 +210,16 @@ class Room(Director):
         self._entries = []
         self._saved = []
         self._mismatches = 0
+        self._optimizer_steps = 0
+        self._recording = None
         self._executor.begin_step()
         self._current = self._learner.expected(key)
-        may_record = not other_dispatch_modes_active()
+        may_record = self._asleep is None and not other_dispatch_modes_active()
         if self._current is None:
             self._mode = "observe"
             memory.give_back()
             if may_record:
-                self._observing.record(root)
+                self._recorder = self._observing.record(root)
         else:
             self._mode = "plan" if self._current.schedule.swapped else "keep"
             (memory.give_back if self._mode == "plan" else memory.as_usual)()
@@ -213,11 +230,15 @@ class Room(Director):
     def _optimizer_begins(self, _optimizer: Any) -> None:
         if self._running:
             self._executor.settle()
-            optimizer_began(self._recorder or self._observing.recorder)
+            optimizer_began(self._recorder)
 
     def _optimizer_ends(self, optimizer: Any) -> None:
-        optimizer_ended(self._recorder or self._observing.recorder, optimizer)
-        self.end_step()
+        optimizer_ended(self._recorder, optimizer)
+        self._optimizer_steps += 1
+        if self._optimizer_steps >= self._learner.optimizer_steps(self._key):
+            self.end_step()
+        elif self._running:
+            self._mark_end()
 
     def _end_step(self) -> None:
         self._optimizer_ran = False
@@ -239,11 +260,14 @@ class Room(Director):
         self._learn()
 
     def _learn(self) -> None:
-        observed = self._observing.recorder is not None
-        recording = self._stop_recording()
-        if recording is not None and observed:
+        whole = self._learner.optimizers_stepped(self._key, self._optimizer_steps)
+        recording = self._recording or self._stop_recording()
+        self._recording = None
+        if recording is None or not whole:
+            return
+        if self._mode == "observe":
             self._current = self._learner.observed(self._key, recording, first=len(self.steps) == 1)
-        elif recording is not None and self._current is not None:
+        elif self._current is not None:
             refined = self._current.refined
             self._current, line = self._learner.ran(self._key, self._current, recording)
             if refined:
@@ -251,11 +275,17 @@ class Room(Director):
         self._last = self._current or self._last
 
     def _stop_recording(self) -> Recording | None:
-        if self._observing.recorder is not None:
-            return self._observing.stop()
-        recorder, self._recorder = self._recorder, None
+        """End a recording, if one is on. Its dispatch mode goes when no op is under way: see Note: [Recordings]."""
+        recorder, self._recorder, self._observing.recorder = self._recorder, None, None
+        if recorder is None:
+            return None
         self._executor.observer = Observer()
-        return recorder.stop() if recorder is not None else None
+        self._asleep = recorder
+        return recorder.stop()
+
+    def _leave_recorder(self) -> None:
+        if self._asleep is not None and self._asleep.leave():
+            self._asleep = None
 
     # Ticks
 
@@ -297,7 +327,7 @@ class Room(Director):
 
     def before_read(self, entry: Entry) -> None:
         """Do what the plan says to do before this saved tensor is read."""
-        recorder = self._recorder or self._observing.recorder
+        recorder = self._recorder
         if recorder is not None:
             recorder.reads_back(entry)
         ours = entry.n < len(self._entries) and self._entries[entry.n] is entry
@@ -311,7 +341,7 @@ class Room(Director):
 
     def fetch(self, entry: Entry) -> torch.UntypedStorage:
         """See Director."""
-        recorder = self._recorder or self._observing.recorder
+        recorder = self._recorder
         if recorder is None:
             return self._executor.read(entry)
         with recorder.paused():
@@ -332,12 +362,12 @@ class Room(Director):
     def _surprised(self, n: int) -> None:
         """The n-th saved storage is not what the plan expects: see Note: [Steps]."""
         expected = self._current.schedule.saved[n : n + 1] if self._current else ()
-        self._current = self._learner.other(self._key, self._saved)
+        self._current = self._learner.other(self._key, tuple(self._saved))
         if self._current is not None:
             return
         self._mismatches += 1
         self._stop_recording()
-        self._learner.surprised(self._key)
+        self._learner.surprised(self._key, tuple(self._saved))
         if not self._warned:
             self._warned = True
             wanted = f"{expected[0][0]} bytes of {expected[0][1]}" if expected else "nothing more"
