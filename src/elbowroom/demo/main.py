@@ -30,7 +30,7 @@ class Size:
 
 
 SIZES = {
-    "default": Size(shape_XYZ=(128, 96, 48), steps=6),
+    "default": Size(shape_XYZ=(128, 96, 48), steps=5),
     "small": Size(shape_XYZ=(96, 64, 48), steps=4),
 }
 
