@@ -51,7 +51,8 @@ def signature(module: torch.nn.Module | None, args: Any) -> Hashable:
     """
     if module is None:
         return None
-    return (id(module), module.training, _shapes(args))
+    # By its first parameter: a slice of a Sequential is a new module each time.
+    return (type(module), id(next(module.parameters(), None)), module.training, _shapes(args))
 
 
 def _shapes(value: Any) -> Hashable:

@@ -42,6 +42,10 @@ from elbowroom.trace import Trace
 from elbowroom.units import format_bytes, format_ns
 
 Mode = Literal["observe", "plan", "keep"]
+NO_STEP = (
+    "elbowroom: no optimizer stepped, so every large saved storage was swapped all the time and nothing was planned; "
+    "call room.end_step() after each update of the weights that no torch.optim.Optimizer makes"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +166,11 @@ class Room(Director):
             self._watch.close()
         self._forget_root()
         try:
-            self._stop_recording()
+            self._recording = self._recording or self._stop_recording()
             if self._optimizer_ran and not failed:
                 self._end_step()
+            elif self._running and not self.steps and not failed:
+                warnings.warn(NO_STEP, RuntimeWarning, stacklevel=4)
         finally:
             self._running = False
             self._leave_recorder()
