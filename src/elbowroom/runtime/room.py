@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -27,6 +28,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from elbowroom.capture.observe import Observing, OptimizerWatch, optimizer_began, optimizer_ended, start_recorder
 from elbowroom.capture.recorder import Recorder, Recording
 from elbowroom.capture.reserved import Reserved
+from elbowroom.errors import Infeasible
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.runtime import memory
@@ -168,7 +170,8 @@ class Room(Director):
         try:
             self._recording = self._recording or self._stop_recording()
             if self._optimizer_ran and not failed:
-                self._end_step()
+                with suppress(Infeasible):  # the training is through: a plan for its next step is not missed
+                    self._end_step()
             elif self._running and not self.steps and not failed:
                 warnings.warn(NO_STEP, RuntimeWarning, stacklevel=4)
         finally:
