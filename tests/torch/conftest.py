@@ -1,0 +1,27 @@
+"""For all tests that need torch: one thread, a quick start of recordings, and no complaint about a tmpfs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime and the capture need it")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A temporary directory in RAM refuses O_DIRECT, which is said once; that is not what most tests are about."""
+    config.addinivalue_line("filterwarnings", "ignore:elbowroom. the file system of:RuntimeWarning")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_recordings() -> Iterator[None]:
+    """Put what the imports made out of the garbage collector's sight: every recording looks through all its objects."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)

@@ -1,0 +1,164 @@
+"""One training, run plain and run within a budget, and what came out of each."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import elbowroom as er
+from elbowroom.runtime.room import Room
+
+SEED = 20
+MIN_SIZE_BYTES = 1024
+STEPS = 5
+
+
+@dataclass(slots=True, eq=False)
+class Training:
+    """A training in the making.
+
+    Attributes:
+        step: does the step of the given number and returns its loss.
+        modules, optimizers, tensors: what it changes.
+    """
+
+    step: Callable[[int], Tensor]
+    modules: Sequence[nn.Module] = ()
+    optimizers: Sequence[torch.optim.Optimizer] = ()
+    tensors: Sequence[Tensor] = ()
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of every parameter, buffer, gradient and state of an optimizer."""
+        found: dict[str, Tensor] = {}
+        for m, module in enumerate(self.modules):
+            found.update({f"{m}.{name}": value for name, value in module.state_dict().items()})
+            found.update({f"{m}.{name}.grad": p.grad for name, p in module.named_parameters() if p.grad is not None})
+        for o, optimizer in enumerate(self.optimizers):
+            for p, values in enumerate(optimizer.state.values()):
+                found.update({f"optimizer {o}.{p}.{name}": v for name, v in values.items() if isinstance(v, Tensor)})
+        for t, tensor in enumerate(self.tensors):
+            found[f"tensor {t}"] = tensor
+            if tensor.grad is not None:
+                found[f"tensor {t}.grad"] = tensor.grad
+        return {name: value.detach().clone() for name, value in found.items()}
+
+
+Setup = Callable[[], Training]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What came out of a training."""
+
+    losses: list[Tensor] = field(default_factory=list[Tensor])
+    state: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+
+def finish(training: Training, steps: int, first: int = 0) -> Outcome:
+    """Do the steps from `first` on."""
+    losses = [training.step(i).detach().clone() for i in range(first, steps)]
+    return Outcome(losses, training.state())
+
+
+def seeded(setup: Setup) -> Training:
+    """A training whose random numbers begin anew."""
+    torch.manual_seed(SEED)
+    return setup()
+
+
+def train(setup: Setup, steps: int = STEPS) -> Outcome:
+    """Without elbowroom."""
+    return finish(seeded(setup), steps)
+
+
+def train_within(setup: Setup, steps: int = STEPS, budget: int | None = None, **options: Any) -> tuple[Outcome, Room]:
+    """Within a budget; without one it is chosen so that much must be swapped."""
+    if budget is None:
+        budget = tight_budget(setup)
+    gc.collect()
+    options.setdefault("min_size_bytes", MIN_SIZE_BYTES)
+    with er.within(budget, **options) as room:
+        outcome = finish(seeded(setup), steps)
+    return outcome, room
+
+
+def needs(setup: Setup, steps: int = 3) -> tuple[int, int]:
+    """(least feasible, keep-all peak) allocated bytes of a training, everything that is alive now included."""
+    gc.collect()
+
+    def counted() -> Callable[[], Tensor]:
+        training = seeded(setup)
+        numbers = iter(range(steps))
+        return lambda: training.step(next(numbers))
+
+    trace = er.capture(counted, steps=steps, min_size_bytes=MIN_SIZE_BYTES)
+    machine = er.Machine.here()
+    try:
+        er.plan(trace, machine, 1, min_size_bytes=MIN_SIZE_BYTES)
+    except er.Infeasible as error:
+        return error.least_feasible_bytes, er.simulate(trace, machine).peak_allocated_bytes
+    raise AssertionError("a training fits into one byte")
+
+
+def tight_budget(setup: Setup, share: float = 0.3, steps: int = 3) -> int:
+    """A budget between what the training needs at least (share 0) and what it needs when all is kept (share 1)."""
+    least, peak = needs(setup, steps)
+    assert peak - least >= 8 * MIN_SIZE_BYTES, "this training holds as much at its peak whatever is swapped"
+    return least + int(share * (peak - least))
+
+
+def assert_equal(one: Outcome, other: Outcome) -> None:
+    """Every loss, parameter, buffer, gradient and optimizer state is the same, bit for bit."""
+    assert len(one.losses) == len(other.losses)
+    for i, (mine, theirs) in enumerate(zip(one.losses, other.losses, strict=True)):
+        assert same_bits(mine, theirs), f"loss of step {i}: {mine.tolist()} and {theirs.tolist()}"
+    assert one.state.keys() == other.state.keys()
+    for name, mine in one.state.items():
+        assert same_bits(mine, other.state[name]), f"{name} differs"
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """As torch.equal, but NaNs are compared by their bits too."""
+    if one.dtype != other.dtype or one.shape != other.shape or one.layout != other.layout:
+        return False
+    return torch.equal(one.resolve_conj().flatten().view(torch.uint8), other.resolve_conj().flatten().view(torch.uint8))
+
+
+def assert_swapped(room: Room, steps: int = STEPS) -> None:
+    """All steps were seen; the first observed, the last followed a plan that moved bytes out and back."""
+    modes = [step.mode for step in room.steps]
+    assert (len(modes), modes[0], modes[-1]) == (steps, "observe", "plan"), modes
+    assert room.steps[-1].swapped_out_bytes > 0
+    assert room.steps[-1].swapped_back_bytes > 0
+    assert sum(step.mismatches for step in room.steps) == 0
+
+
+def mlp(width: int = 64, depth: int = 4) -> nn.Sequential:
+    """Linear layers with a ReLU after each."""
+    return nn.Sequential(*[layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())])
+
+
+def ordinary(
+    model: nn.Module, *inputs: Tensor, loss: Callable[[Tensor], Tensor] | None = None, **options: float
+) -> Training:
+    """Forward, backward, AdamW on one fixed batch."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **options)
+
+    def step(_: int) -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        found = (loss or mean_square)(model(*inputs))
+        found.backward()
+        optimizer.step()
+        return found.detach()
+
+    return Training(step, [model], [optimizer])
+
+
+def mean_square(output: Tensor) -> Tensor:
+    """A loss of any output."""
+    return output.float().square().mean()
