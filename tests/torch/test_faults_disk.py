@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 import elbowroom as er
 from elbowroom.errors import TierFailed, TierFull
@@ -19,13 +20,14 @@ from tests.torch.broken_training import (
     PLANNED,
     Moment,
     Seen,
+    allowed_bytes,
     broken,
     settle,
     setup,
     take_all_room,
     tier_of,
 )
-from tests.torch.helpers import MIN_SIZE_BYTES, assert_equal, assert_swapped, seeded, train, train_within
+from tests.torch.helpers import MIN_SIZE_BYTES, Outcome, assert_equal, assert_swapped, seeded, train, train_within
 from tests.torch.small_disk import small_disk_in
 
 pytestmark = pytest.mark.timeout(30)
@@ -242,3 +244,40 @@ def test_after_a_fault_the_same_process_trains_within_a_budget_again(
     # then
     assert_swapped(room)
     assert_equal(outcome, train(setup))
+
+
+@pytest.mark.filterwarnings("ignore:elbowroom. saved storage:RuntimeWarning")
+@pytest.mark.parametrize("fault", ["a full disk", "a write that fails", "a read that fails"])
+@pytest.mark.parametrize("at", [OBSERVED, PLANNED], ids=["observed", "planned"])
+def test_a_step_that_is_done_again_in_the_same_room_gives_the_plain_numbers(
+    at: int, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given: the disk is well again after the error
+    name, number = {
+        "a full disk": ("posix_fallocate", errno.ENOSPC),
+        "a write that fails": ("pwrite", errno.EIO),
+        "a read that fails": ("preadv", errno.EIO),
+    }[fault]
+    errors: list[str] = []
+    rooms: list[Room] = []
+
+    def breaks() -> None:
+        if not errors:
+            monkeypatch.setattr(os, name, failing(number))
+            if at == PLANNED and fault == "a full disk":
+                take_all_room(rooms[0])
+
+    training = seeded(lambda: setup(at, "before", breaks))
+    losses: list[Tensor] = []
+    # when
+    with er.within(allowed_bytes(), spill_dir=tmp_path, min_size_bytes=MIN_SIZE_BYTES) as room:
+        rooms.append(room)
+        while len(losses) < 5:
+            try:
+                losses.append(training.step(len(losses)).clone())
+            except (TierFull, TierFailed) as error:
+                errors.append(str(error))
+                monkeypatch.undo()
+    # then
+    assert len(errors) == 1
+    assert_equal(Outcome(losses, training.state()), train(setup))
