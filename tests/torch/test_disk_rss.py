@@ -71,14 +71,9 @@ print(json.dumps(dict(before=before, held=held, away=away, returned=returned, ag
 """
 
 
-@pytest.mark.parametrize(
-    ("size_bytes", "count", "holes"),
-    [(16 * MIB, 8, 0), (3 * MIB, 40, 8)],
-    ids=["large storages", "smaller ones in a heap with holes"],
-)
-def test_rss_falls_by_what_is_swapped_out_and_rises_by_what_comes_back(
-    size_bytes: int, count: int, holes: int, tmp_path: Path
-) -> None:
+def test_rss_falls_by_what_is_swapped_out_and_rises_by_what_comes_back(tmp_path: Path) -> None:
+    # given: forty storages of 3 MiB, most of them in eight holes of 20 MiB
+    size_bytes, count, holes = 3 * MIB, 40, 8
     # when
     rss = child(SWAPPING, str(tmp_path), str(size_bytes), str(count), str(holes))
     # then: within a tenth, and 4 MiB of buffer for each of two writing threads

@@ -100,7 +100,7 @@ def test_after_an_exception_with_the_graph_alive_the_bytes_stay_readable_and_the
 def test_a_graph_that_is_dropped_without_backward_is_freed(min_size_bytes: int, tmp_path: Path) -> None:
     # given: an op that saves its own output
     weight = torch.randn(64, 64, requires_grad=True)
-    with er.within("1GiB", spill_dir=tmp_path, min_size_bytes=min_size_bytes):
+    with er.within("1GiB", spill_dir=tmp_path, min_size_bytes=min_size_bytes) as room:
         for _ in range(3):
             loss = (weight @ weight).tanh().exp().sum()
             # when
@@ -110,6 +110,7 @@ def test_a_graph_that_is_dropped_without_backward_is_freed(min_size_bytes: int, 
             # then
             assert storage() is None
             loss.backward()
+            room.end_step()
 
 
 def test_a_room_is_gone_when_nobody_holds_it(tmp_path: Path) -> None:
