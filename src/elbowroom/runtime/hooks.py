@@ -16,6 +16,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from elbowroom.runtime._torch_compat import no_dispatch, version_of
 from elbowroom.runtime.executor import Entry, Executor
 
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+"""What subclasses add to a tensor would be lost with it."""
+
 _EMPTY: dict[torch.dtype, torch.Tensor] = {}
 
 
@@ -96,10 +99,10 @@ class Hooks:
 
     def pack(self, tensor: torch.Tensor) -> Passed | Handle:
         """What autograd keeps instead of a saved tensor."""
-        if not _plain(tensor):
+        if type(tensor) not in PLAIN_TYPES or tensor.layout is not torch.strided:
             return Passed(tensor)
         storage = tensor.untyped_storage()
-        if storage.nbytes() < self._min_size_bytes:
+        if storage.nbytes() < self._min_size_bytes or not _plain(tensor):
             return Passed(tensor)
         with no_dispatch():
             entry = self._executor.find(storage)
@@ -132,11 +135,9 @@ class Hooks:
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    """Whether storage, offset, shape and stride say all about a tensor."""
+    """Whether storage, offset, shape and stride say all about a strided tensor."""
     return (
-        (type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter)
-        and tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
+        tensor.device.type == "cpu"
         and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
     )
 

@@ -44,6 +44,9 @@ from elbowroom.trace import Trace
 from elbowroom.units import format_bytes, format_ns
 
 Mode = Literal["observe", "plan", "keep"]
+STEPS_KEPT = 4096
+"""A long training would fill the memory with figures of its steps: the older ones go."""
+
 NO_STEP = (
     "elbowroom: no optimizer stepped, so every large saved storage was swapped all the time and nothing was planned; "
     "call room.end_step() after each update of the weights that no torch.optim.Optimizer makes"
@@ -78,7 +81,7 @@ class Room(Director):
         budget_bytes: what the device tier may hold.
         trace, plan: of the step that ran last, None before the first is planned.
         measured: timeline of the last step that was recorded under its plan.
-        steps: figures of every step that has ended.
+        steps: figures of the steps that have ended, of a long training those of the last few thousand.
     """
 
     def __init__(self, executor: Executor, learner: Learner, min_size_bytes: int) -> None:
@@ -103,7 +106,8 @@ class Room(Director):
         self._mismatches = 0
         self._warned = False
         self._begin_ns = self._end_ns = 0
-        self._running = self._optimizer_ran = False
+        self._running = self._optimizer_ran = self._gives_back = False
+        self._steps_ended = 0
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._installed: Any = None
         self._root_hook: Any = None
@@ -143,11 +147,11 @@ class Room(Director):
         planned_bytes = self._last.schedule.peak_allocated_bytes
         peak = f"budget {format_bytes(self.budget_bytes)}, planned peak {format_bytes(planned_bytes)}"
         if not self._last.plan.swaps:
-            return f"elbowroom: {peak}: it fits, nothing is moved ({len(self.steps)} steps)"
+            return f"elbowroom: {peak}: it fits, nothing is moved ({self._steps_ended} steps)"
         return (
             f"elbowroom: {peak}; {len(self._last.plan.swaps)} of {len(self._last.trace.saves)} saved storages swapped, "
             f"{format_bytes(last.swapped_out_bytes)} out and {format_bytes(last.swapped_back_bytes)} back in the last "
-            f"step, stall {format_ns(last.stall_ns)} of {format_ns(last.step_ns)} ({len(self.steps)} steps, "
+            f"step, stall {format_ns(last.stall_ns)} of {format_ns(last.step_ns)} ({self._steps_ended} steps, "
             f"{sum(s.mismatches for s in self.steps)} mismatches)"
         )
 
@@ -155,7 +159,7 @@ class Room(Director):
 
     def open(self) -> None:
         """Install the hooks."""
-        memory.give_back()
+        self._moving(True)
         self._watch = OptimizerWatch(self._optimizer_begins, self._optimizer_ends)
         self._installed = self._hooks.installed()
         self._installed.__enter__()
@@ -178,7 +182,7 @@ class Room(Director):
             self._running = False
             self._leave_recorder()
             self._executor.close()
-            memory.as_usual()
+            self._moving(False)
 
     def end_step(self) -> None:
         """Say that a step of the training ends here, where no torch.optim.Optimizer says so."""
@@ -226,15 +230,21 @@ class Room(Director):
         may_record = self._asleep is None and not other_dispatch_modes_active()
         if self._current is None:
             self._mode = "observe"
-            memory.give_back()
+            self._moving(True)
             if may_record:
                 self._recorder = self._observing.record(root)
         else:
             self._mode = "plan" if self._current.schedule.swapped else "keep"
-            (memory.give_back if self._mode == "plan" else memory.as_usual)()
+            self._moving(self._mode == "plan")
             if may_record and (self._measure_next or not self._current.refined):
                 self._recorder = start_recorder(self._executor, self._reserved, root)
         self._begin_ns = time.perf_counter_ns()
+
+    def _moving(self, moving: bool) -> None:
+        """Whether storages leave in this step: then freed memory must go back to the system."""
+        if moving is not self._gives_back:
+            self._gives_back = moving
+            (memory.give_back if moving else memory.as_usual)()
 
     def _optimizer_begins(self, _optimizer: Any) -> None:
         if self._running:
@@ -266,6 +276,9 @@ class Room(Director):
                 mismatches=self._mismatches,
             )
         )
+        self._steps_ended += 1
+        if len(self.steps) > 2 * STEPS_KEPT:
+            del self.steps[:STEPS_KEPT]
         self._learn()
 
     def _learn(self) -> None:
@@ -275,7 +288,7 @@ class Room(Director):
         if recording is None or not whole:
             return
         if self._mode == "observe":
-            self._current = self._learner.observed(self._key, recording, first=len(self.steps) == 1)
+            self._current = self._learner.observed(self._key, recording, first=self._steps_ended == 1)
         elif self._current is not None:
             refined = self._current.refined
             self._current, line = self._learner.ran(self._key, self._current, recording)
