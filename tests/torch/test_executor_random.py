@@ -98,11 +98,15 @@ class AnyOrder(RuleBasedStateMachine):
             self.executor.begin_step()
 
     def teardown(self) -> None:
-        self.handles.clear()
+        self.tensors.clear()
+        self.read_out.clear()
         while self.executor._writes:
             self.a_step_begins()
+        for at in range(len(self.handles)):
+            self.reads_back(at, hold=False)
+        self.handles.clear()
         assert nothing_left(self.executor)
 
 
-AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+AnyOrder.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
 TestAnyOrder = AnyOrder.TestCase
