@@ -152,8 +152,11 @@ def save(executor: Executor, tensor: torch.Tensor, n: int = 0, reads_planned: in
     entry = executor.find(storage)
     if entry is None:
         entry = executor.add(n, storage, tensor._version, reads_planned)
-        with executor.saving(entry):
+        try:
             executor.swap_out(entry)
+        except BaseException:
+            executor.handle_died(entry)  # an entry begins with one handle, and it gets none
+            raise
     else:
         executor.handle_made(entry)
     return Handle(executor, entry, tensor)
