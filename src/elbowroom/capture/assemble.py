@@ -8,19 +8,22 @@ autograd would have held it. When the original died says from where on only auto
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import final
 
 import torch
 
-from elbowroom.capture.allocations import Item
-from elbowroom.capture.recorder import Block, Note, OpNote, Recording
+from elbowroom.capture.flops import flops
+from elbowroom.capture.recorder import Note, Recording
+from elbowroom.capture.stream import Allocation, Block, Mark, OpSeen
 from elbowroom.errors import CaptureError
 from elbowroom.machine import TierName
 from elbowroom.runtime.executor import Happening
 from elbowroom.timeline import Curve, Lane, Span, Timeline
-from elbowroom.trace import Category, Event, Op, Save, Step, Storage, Trace
+from elbowroom.trace import Category, Event, Op, Phase, Save, Step, Storage, Trace
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Of the element types that the formulas for FLOPs meet."""
 
 
 @dataclass(slots=True)
@@ -31,6 +34,18 @@ class _Bytes:
     category: Category
     dtype: str
     from_stream: bool
+
+
+@dataclass(slots=True)
+class _Op:
+    """One op in the making."""
+
+    seen: OpSeen
+    module: str
+    phase: Phase
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    made: list[int] = field(default_factory=list[int])
 
 
 @dataclass(slots=True)
@@ -60,9 +75,8 @@ class Assembly:
         self._tier: TierName = tier
         self._storages: list[_Bytes] = []
         self._events: list[Event] = []
-        self._ops: list[OpNote] = []
-        self._op_reads: list[tuple[int, ...]] = []
-        self._op_writes: list[tuple[int, ...]] = []
+        self._ops: list[_Op] = []
+        self._open_op: _Op | None = None
         self._saves: list[_Saved] = []
         self._by_entry: dict[int, _Saved] = {}
         self._open: dict[int, _Saved] = {}
@@ -71,21 +85,33 @@ class Assembly:
         self._paused = 0
         self._steps: list[int] = []
         self._changes: list[tuple[int, int, int]] = []
-        self._op_spans: list[tuple[int, int]] = []
+        self._path = ""
+        self._node_paths: dict[int, str] = {}
+        self._in_optimizer = False
+        self._offset_ns = 0
         self._now_ns = 0
         self._run()
 
     # The pass
 
     def _run(self) -> None:
-        for item in self._recording.stream or _sighted(self._recording.notes):
-            self._now_ns = item.at_ns
-            if item.kind == "alloc":
-                self._alloc(item.address, item.size_bytes)
-            elif item.kind == "free":
-                self._free(item.address)
+        for at_ns, what, ends in self._recording.stream:
+            self._now_ns = at_ns
+            if isinstance(what, Allocation):
+                if what.freed:
+                    self._free(what.block.address)
+                else:
+                    self._alloc(what.block)
+            elif isinstance(what, Mark):
+                note = self._recording.notes[what.number]
+                self._offset_ns = self._offset_ns or at_ns - note.at_ns
+                getattr(self, f"_on_{note.what}")(note)
+            elif self._paused:
+                continue
+            elif ends:
+                self._op_ends()
             else:
-                self._marker(item)
+                self._op_begins(what)
         if not self._ops:
             raise CaptureError(
                 "no op was recorded: the step did no tensor work on this thread. Check that the step function trains "
@@ -105,27 +131,20 @@ class Assembly:
         self._storages = [self._storages[storage] for storage in order]
         self._events = [Event(op, new[storage], size_bytes) for op, storage, size_bytes in self._events]
         self._changes = [(at_ns, new[storage], change) for at_ns, storage, change in self._changes]
-        self._op_reads = [tuple(new[storage] for storage in reads) for reads in self._op_reads]
-        self._op_writes = [tuple(new[storage] for storage in writes) for writes in self._op_writes]
+        for op in self._ops:
+            op.reads = tuple(new[storage] for storage in op.reads)
+            op.writes = tuple(new[storage] for storage in op.writes)
         for save in self._saves:
             save.storage = new[save.storage]
 
-    def _marker(self, item: Item) -> None:
-        note = self._recording.notes[item.marker]
-        if isinstance(note, OpNote):
-            if item.kind == "begin":
-                self._op_begins(note)
-            else:
-                self._op_ends(note)
-        elif item.kind == "begin":
-            getattr(self, f"_on_{note.what}")(note)
-
-    def _alloc(self, address: int, size_bytes: int) -> None:
-        if address in self._at:
-            self._free(address)
+    def _alloc(self, block: Block) -> None:
+        if block.address in self._at:
+            self._free(block.address)
         if self._paused:
             return
-        self._at[address] = self._new(Block(address, size_bytes, ""), "workspace", from_stream=True)
+        storage = self._at[block.address] = self._new(block, "workspace", from_stream=True)
+        if self._open_op is not None:
+            self._open_op.made.append(storage)
 
     def _free(self, address: int) -> None:
         storage = self._at.pop(address, None)
@@ -168,18 +187,31 @@ class Assembly:
         known.dtype = known.dtype or block.dtype
         return storage
 
-    def _op_begins(self, note: OpNote) -> None:
-        reads = [self._resolve(block) for block in note.reads]
-        changes = [self._resolve(block) for block in note.changes]
-        self._ops.append(note)
-        self._op_reads.append(tuple(dict.fromkeys(reads)))
-        self._op_writes.append(tuple(dict.fromkeys(changes)))
-        self._op_spans.append((self._now_ns, self._now_ns))
+    def _op_begins(self, seen: OpSeen) -> None:
+        reads = [self._resolve(block) for block in seen.reads]
+        writes = [self._resolve(block) for block in seen.writes]
+        phase: Phase = "optimizer" if self._in_optimizer else "backward" if seen.backward else "forward"
+        if not seen.backward:
+            self._node_paths[seen.node] = self._path
+        module = self._path or (self._node_paths.get(seen.node, "") if seen.backward else "")
+        self._open_op = _Op(seen, module, phase, tuple(dict.fromkeys(reads)), tuple(dict.fromkeys(writes)))
+        self._ops.append(self._open_op)
 
-    def _op_ends(self, note: OpNote) -> None:
-        made = (self._resolve(block) for block in note.makes)
-        self._op_writes[-1] = tuple(dict.fromkeys((*self._op_writes[-1], *made)))
-        self._op_spans[-1] = (self._op_spans[-1][0], self._now_ns)
+    def _op_ends(self) -> None:
+        op, self._open_op = self._open_op, None
+        assert op is not None, "an op ends after it has begun"
+        live = set(self._at.values())
+        results = [storage for storage in op.made if storage in live]
+        for storage in results:
+            if self._storages[storage].category == "workspace":
+                self._storages[storage].category = "temporary"
+        op.writes = tuple(dict.fromkeys((*op.writes, *results)))
+
+    def _position_of_save(self, storage: int) -> int:
+        """Autograd saves an op's arguments before its work is done and its results after it, both within the op."""
+        op = self._open_op
+        before = op is not None and storage not in op.writes and storage not in op.made
+        return len(self._ops) - 1 if before else len(self._ops)
 
     # Notes, by `Note.what`
 
@@ -206,7 +238,7 @@ class Assembly:
         if known.category in ("temporary", "workspace"):
             known.category = "activation"
         known.dtype = note.blocks[0].dtype or known.dtype
-        saved = _Saved(storage, len(self._ops))
+        saved = _Saved(storage, self._position_of_save(storage))
         self._saves.append(saved)
         self._open[storage] = self._by_entry[id(note.entry)] = saved
 
@@ -251,6 +283,15 @@ class Assembly:
             if saved.original_gone:
                 self._event(saved.storage, -1)
 
+    def _on_module(self, note: Note) -> None:
+        self._path = note.path
+
+    def _on_optimizer_begins(self, _note: Note) -> None:
+        self._in_optimizer = True
+
+    def _on_optimizer_ends(self, _note: Note) -> None:
+        self._in_optimizer = False
+
     def _on_pause(self, _note: Note) -> None:
         self._paused += 1
 
@@ -267,15 +308,15 @@ class Assembly:
         """What the recorded steps do when every storage is kept."""
         ops = tuple(
             Op(
-                name=note.name,
-                module=note.module,
-                phase=note.phase,
-                reads=reads,
-                writes=writes,
-                duration_ns=note.end_ns - note.start_ns,
-                flops=note.flops,
+                name=op.seen.name,
+                module=op.module,
+                phase=op.phase,
+                reads=op.reads,
+                writes=op.writes,
+                duration_ns=op.seen.end_ns - op.seen.start_ns,
+                flops=self._flops(op),
             )
-            for note, reads, writes in zip(self._ops, self._op_reads, self._op_writes, strict=True)
+            for op in self._ops
         )
         return Trace(
             device="cpu",
@@ -290,20 +331,31 @@ class Assembly:
             steps=tuple(Step(first, end) for first, end in zip([0, *self._steps], self._steps, strict=False)),
         )
 
+    def _flops(self, op: _Op) -> int:
+        sizes = [self._storages[storage].size_bytes for storage in op.writes]
+        width = ITEM_BYTES.get(self._storages[op.reads[0]].dtype, 4) if op.reads else 4
+        return flops(op.seen.name, op.seen.shapes, max(sizes, default=0) // width)
+
     def timeline(self, trace_id: str, outside_bytes: int = 0) -> Timeline:
         """What was measured: op spans, stalls, transfers and the device's allocated bytes."""
-        start_ns = self._op_spans[0][0]
-        end_ns = self._op_spans[-1][1]
-        offset_ns = start_ns - self._ops[0].start_ns
+        seen = [op.seen for op in self._ops]
+        start_ns, end_ns = seen[0].start_ns, seen[-1].end_ns
         spans = [
-            Span(lane="compute", kind="op", name=op.name, start_ns=begin - start_ns, end_ns=end - start_ns, op=index)
-            for index, (op, (begin, end)) in enumerate(zip(self._ops, self._op_spans, strict=True))
+            Span(
+                lane="compute",
+                kind="op",
+                name=op.name,
+                start_ns=op.start_ns - start_ns,
+                end_ns=op.end_ns - start_ns,
+                op=index,
+            )
+            for index, op in enumerate(seen)
         ]
-        starts = [begin for begin, _ in self._op_spans]
+        starts = [op.start_ns for op in seen]
         spans += [
-            self._span(happening, offset_ns, start_ns, starts)
+            self._span(happening, start_ns, starts)
             for happening in self._recording.happenings
-            if happening.end_ns + offset_ns >= start_ns
+            if happening.end_ns + self._offset_ns >= start_ns
         ]
         curve, at_peak = self._curve(start_ns)
         return Timeline(
@@ -316,13 +368,13 @@ class Assembly:
             outside_bytes=outside_bytes,
         )
 
-    def _span(self, happening: Happening, offset_ns: int, start_ns: int, starts: list[int]) -> Span:
+    def _span(self, happening: Happening, start_ns: int, starts: list[int]) -> Span:
         saved = self._by_entry.get(id(happening.entry))
         storage = saved.storage if saved else None
-        begin = max(happening.start_ns + offset_ns - start_ns, 0)
-        end = max(happening.end_ns + offset_ns - start_ns, begin)
+        begin = max(happening.start_ns + self._offset_ns - start_ns, 0)
+        end = max(happening.end_ns + self._offset_ns - start_ns, begin)
         if happening.kind == "stall":
-            op = min(bisect_right(starts, happening.start_ns + offset_ns), len(starts) - 1)
+            op = min(bisect_right(starts, happening.start_ns + self._offset_ns), len(starts) - 1)
             return Span(lane="compute", kind="stall", name="stall", start_ns=begin, end_ns=end, op=op, storage=storage)
         lanes: dict[str, Lane] = {"swap_out": "copy out", "swap_back": "copy back"}
         if self._tier == "disk":
@@ -367,21 +419,3 @@ def _save(saved: _Saved) -> Save:
         idle_from=None if idle is None else max(idle, saved.saved_at),
         read_at=tuple(saved.read_at),
     )
-
-
-def _sighted(notes: list[OpNote | Note]) -> Iterator[Item]:
-    """A stream from the notes alone, where the profiler was in use: blocks are those Python saw, scratch is missing."""
-    known: set[int] = set()
-    for number, note in enumerate(notes):
-        if isinstance(note, OpNote):
-            yield Item(note.start_ns, "begin", number, 0, 0)
-            for block in note.makes:
-                if block.address not in known:
-                    known.add(block.address)
-                    yield Item(note.end_ns, "alloc", -1, block.address, block.size_bytes)
-            yield Item(note.end_ns, "end", number, 0, 0)
-        else:
-            yield Item(note.at_ns, "begin", number, 0, 0)
-            if note.what == "died":
-                known.discard(note.blocks[0].address)
-                yield Item(note.at_ns, "free", -1, note.blocks[0].address, 0)

@@ -1,4 +1,4 @@
-"""Which module an op belongs to: a stack kept by global module hooks, and for backward the autograd node's number."""
+"""Which module is running: a stack kept by torch's global module hooks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any, final
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from elbowroom.runtime._torch_compat import backward_sequence_number, in_backward, next_sequence_number
-
 
 @final
 class ModulePaths:
@@ -17,13 +15,14 @@ class ModulePaths:
 
     Args:
         on_root: called with each outermost module before it runs.
+        on_change: called with the path whenever it changes, "" outside of all modules.
     """
 
-    def __init__(self, on_root: Callable[[torch.nn.Module], None]) -> None:
+    def __init__(self, on_root: Callable[[torch.nn.Module], None], on_change: Callable[[str], None]) -> None:
         self._on_root = on_root
+        self._on_change = on_change
         self._stack: list[str] = []
         self._names: dict[int, str] = {}
-        self._by_sequence: dict[int, str] = {}
         self._handles: list[Any] = []
 
     def start(self) -> None:
@@ -44,19 +43,6 @@ class ModulePaths:
         """The outermost module whose call began before the hooks were there."""
         self._enter(module, ())
 
-    def current(self) -> str:
-        """Path for the op that is being dispatched."""
-        if in_backward() and not self._stack:
-            return self._by_sequence.get(backward_sequence_number(), "")
-        path = self._stack[-1] if self._stack else ""
-        self._by_sequence[next_sequence_number() - 1] = path
-        return path
-
-    @property
-    def inside(self) -> bool:
-        """Whether a module is running."""
-        return bool(self._stack)
-
     def _enter(self, module: torch.nn.Module, _args: Any) -> None:
         if not self._stack:
             root = type(module).__name__
@@ -65,7 +51,9 @@ class ModulePaths:
             self._on_root(module)
         outer = self._stack[-1] if self._stack else ""
         self._stack.append(self._names.get(id(module), f"{outer}.{type(module).__name__}"))
+        self._on_change(self._stack[-1])
 
     def _leave(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
         if self._stack:
             self._stack.pop()
+            self._on_change(self._stack[-1] if self._stack else "")

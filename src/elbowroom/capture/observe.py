@@ -1,21 +1,25 @@
-"""The observing director: swaps every candidate at once and waits for it, so the step needs the least it can.
+"""The observing director: swaps every candidate as soon as only autograd holds it, and waits until it is written.
 
-With a saved storage's bytes safe elsewhere, the original lives exactly as long as something besides autograd holds it;
-that is how the recorder learns from where on swapping it would free memory.
+So the step needs the least it can, the bytes that are written are final, whoever changed them before, and the recorder
+learns from where on swapping a storage frees memory: from where it did.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 import torch
 
 from elbowroom.capture.recorder import Recorder, reachable_parameters
 from elbowroom.capture.reserved import Reserved
-from elbowroom.runtime._torch_compat import version_of
+from elbowroom.runtime._torch_compat import holders_of, version_of
 from elbowroom.runtime.executor import Entry, Executor
-from elbowroom.runtime.hooks import Director
+from elbowroom.runtime.hooks import Director, Handle
+
+NOTHING = nullcontext()
 
 
 @final
@@ -33,11 +37,12 @@ class Observing(Director):
     def __init__(self, executor: Executor, reserved: Reserved) -> None:
         self._executor = executor
         self._reserved = reserved
+        self._held: dict[Entry, list[weakref.ref[Handle]]] = {}
         self.count = 0
         self.recorder: Recorder | None = None
 
-    def record(self, root: torch.nn.Module | None = None) -> Recorder:
-        """Start a recorder and tell it of everything from here on."""
+    def record(self, root: torch.nn.Module | None = None) -> Recorder | None:
+        """Start a recorder and tell it of everything from here on; None where torch's profiler is in use."""
         self._reserved.add(reachable_parameters())
         if root is not None:
             self._reserved.add_module(root)
@@ -45,44 +50,59 @@ class Observing(Director):
         return self.recorder
 
     def first_save(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry | None:
-        """See Director."""
+        """See Director. The storage leaves at a later tick."""
         if self._reserved.holds(storage):
             return None
+        self.tick()
         entry = self._executor.add(self.count, storage, version_of(tensor))
         self.count += 1
-        if self.recorder is None:
-            self._swap_now(entry)
-        else:
+        if self.recorder is not None:
             self.recorder.saved(entry, storage, tensor.dtype)
-            with self.recorder.paused():
-                self._swap_now(entry)
+        self._held[entry] = []
         return entry
 
-    def _swap_now(self, entry: Entry) -> None:
+    def handled(self, handle: Handle) -> None:
+        """See Director."""
+        if handle.entry in self._held:
+            self._held[handle.entry].append(weakref.ref(handle))
+
+    def tick(self) -> None:
+        """Write what nobody but autograd holds any more."""
+        for entry, made in list(self._held.items()):
+            handles = [handle for ref in made if (handle := ref()) is not None]
+            if not handles:
+                del self._held[entry]
+            elif holders_of(storage := handles[0].counter.untyped_storage()) <= len(handles) + 1:
+                del self._held[entry], storage
+                with self.aside():
+                    self._write(entry, handles)
+
+    def _write(self, entry: Entry, handles: list[Handle]) -> None:
         self._executor.swap_out(entry)
+        for handle in handles:
+            handle.let_go()
         self._executor.settle()
 
     def before_read(self, entry: Entry) -> None:
+        """See Director."""
+        self.tick()
         if self.recorder is not None:
             self.recorder.reads_back(entry)
 
     def fetch(self, entry: Entry) -> torch.UntypedStorage:
-        if self.recorder is None:
-            return self._executor.read(entry)
-        with self.recorder.paused():
-            return self._executor.read(entry)
+        """See Director."""
+        return self._executor.read(entry)
+
+    def aside(self) -> AbstractContextManager[None]:
+        """See Director."""
+        return NOTHING if self.recorder is None else self.recorder.paused()
 
 
-def start_recorder(executor: Executor, reserved: Reserved, root: torch.nn.Module | None) -> Recorder:
-    """A running recorder that hears of the executor's moves, and tells it of changes in place."""
-
-    def on_change(storage: torch.UntypedStorage) -> None:
-        entry = executor.find(storage)
-        if entry is not None and entry.slot is not None:
-            executor.keep(entry)
-
-    recorder = Recorder(on_change, reserved.add_module)
-    recorder.start(root)
+def start_recorder(executor: Executor, reserved: Reserved, root: torch.nn.Module | None) -> Recorder | None:
+    """A running recorder that hears of the executor's moves; None where torch's profiler is in use."""
+    recorder = Recorder(reserved.add_module)
+    if not recorder.start(root):
+        return None
     executor.observer = recorder.observer()
     return recorder
 

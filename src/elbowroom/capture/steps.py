@@ -8,7 +8,7 @@ from typing import Any
 from elbowroom.capture.assemble import Assembly
 from elbowroom.capture.observe import Observing, OptimizerWatch, optimizer_began, optimizer_ended
 from elbowroom.capture.reserved import Reserved
-from elbowroom.errors import UsageError
+from elbowroom.errors import CaptureError, UsageError
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.hooks import Hooks
 from elbowroom.runtime.tiers import HostTier
@@ -32,6 +32,8 @@ def capture_steps(setup: Callable[[], Callable[[], Any]], machine: str, steps: i
         lambda _: optimizer_began(observing.recorder), lambda optimizer: optimizer_ended(observing.recorder, optimizer)
     )
     recorder = observing.record()
+    if recorder is None:
+        raise CaptureError("capture: torch's profiler is running, and only one can; stop it, then capture")
     try:
         with Hooks(executor, observing, min_size_bytes).installed():
             for _ in range(steps):
@@ -41,5 +43,4 @@ def capture_steps(setup: Callable[[], Callable[[], Any]], machine: str, steps: i
         watch.close()
         observing.recorder = None
         recording = recorder.stop()
-        recorder.leave()
     return Assembly(recording, "host").trace()

@@ -5,15 +5,10 @@ Nothing else in the package may name a private torch symbol.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import (  # the public docs point users of dispatch modes here
-    TorchDispatchMode as TorchDispatchMode,
-)
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack  # no public way to see whose mode is on top
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
@@ -24,11 +19,6 @@ def storage_key(storage: torch.UntypedStorage) -> int:
 def version_of(tensor: torch.Tensor) -> int:
     """How often the tensor, or one that shares its counter, was changed in place; it has no public reader."""
     return tensor._version
-
-
-def schema_of(func: Any) -> Any:
-    """An operator's declaration: which arguments it writes, which results alias them."""
-    return func._schema
 
 
 def profiler_running() -> bool:
@@ -48,37 +38,26 @@ def marker(text: str) -> AbstractContextManager[None]:
     return _RecordFunctionFast(text)
 
 
-def profiler_events(session: Any) -> Iterator[Any]:
-    """All nodes of a finished profile's event tree; only these carry the address of an allocation."""
-    pending = list(session.profiler.kineto_results.experimental_event_tree())
-    while pending:
-        node = pending.pop()
-        pending.extend(node.children)
-        yield node
+def profiler_events(session: Any) -> list[Any]:
+    """Roots of a finished profile's event tree; only these carry the addresses of blocks and arguments."""
+    return session.profiler.kineto_results.experimental_event_tree()
 
 
-def in_backward() -> bool:
-    """True while the autograd engine runs on this thread (ModuleTracker in torch.utils asks the same way)."""
-    return torch._C._current_graph_task_id() != -1
+def schemas_of(name: str) -> list[Any]:
+    """Declarations of all overloads of an operator such as "aten::add" that the dispatcher has."""
+    found = torch._C._jit_get_schemas_for_operator(name) if "::" in name else []
+    return [schema for schema in found if torch._C._dispatch_has_kernel(_full_name(schema))]
 
 
-def next_sequence_number() -> int:
-    """Number the next autograd node of this thread will get; links a backward node to the op that made it."""
-    return torch._C._autograd._get_sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
+def has_kernel(schema: Any, key: str) -> bool:
+    """Whether an overload has a kernel for a dispatch key, such as "CPU" or "CompositeImplicitAutograd"."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(_full_name(schema), key)
 
 
-def backward_sequence_number() -> int:
-    """Sequence number of the autograd node that is running, -1 outside of one."""
-    node = torch._C._current_autograd_node()
-    return -1 if node is None else node._sequence_nr()
+def _full_name(schema: Any) -> str:
+    return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
 
 
-def dispatch_mode_on_top(mode: TorchDispatchMode) -> bool:
-    """Whether `mode` is the innermost dispatch mode, so that leaving it leaves nobody else's."""
-    stack = _get_current_dispatch_mode_stack()
-    return bool(stack) and stack[-1] is mode
-
-
-def other_dispatch_modes_active() -> bool:
-    """Whether somebody else's dispatch mode is on; ours could then not be left in order."""
-    return bool(_get_current_dispatch_mode_stack())
+def holders_of(storage: torch.UntypedStorage) -> int:
+    """References to a storage's bytes: one per tensor on it, and one of the Python object at hand."""
+    return torch._C._storage_Use_Count(storage._cdata)

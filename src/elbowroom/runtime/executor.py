@@ -28,6 +28,7 @@ from typing import final
 import torch
 
 from elbowroom.errors import TierError
+from elbowroom.runtime import memory
 from elbowroom.runtime._torch_compat import storage_key
 from elbowroom.runtime.tiers import LowerTier, Slot, Transfer
 
@@ -42,6 +43,8 @@ class State(enum.Enum):
 
 
 NEVER = 1 << 62
+TRIM_BYTES = 16 << 20
+"""The C library is told to give back what is free after so many bytes were let go of."""
 
 
 @final
@@ -128,6 +131,7 @@ class Executor:
         self._by_key: dict[int, Entry] = {}
         self._writes: deque[Entry] = deque()
         self._writes_reaped = 0
+        self._let_go_bytes = 0
         self._released: deque[Entry] = deque()
         self._lock = threading.Lock()
 
@@ -144,17 +148,22 @@ class Executor:
         self._by_key[entry.key] = entry
         return entry
 
+    @contextmanager
+    def saving(self, entry: Entry) -> Iterator[None]:
+        """Around all that happens to a new entry before its handle is made: an error takes the entry with it."""
+        try:
+            yield
+        except BaseException:
+            self.handle_died(entry)
+            raise
+
     def swap_out(self, entry: Entry) -> None:
         """Start to write an entry; the table holds its storage until the write has ended. Raises TierFull."""
         storage = entry.alive()
         assert storage is not None, "an entry is swapped out while its saved tensor is at hand"
         with self._moving():
-            try:
-                entry.slot = self.tier.reserve(entry.size_bytes)
-                entry.out = self.tier.write(storage, entry.slot)
-            except BaseException:
-                self._forget(entry)
-                raise
+            entry.slot = self.tier.reserve(entry.size_bytes)
+            entry.out = self.tier.write(storage, entry.slot)
             entry.device = storage
             entry.state = State.LEAVING
             self._writes.append(entry)
@@ -165,6 +174,9 @@ class Executor:
         while self._writes and (self._writes_reaped < count or _ended(self._writes[0])):
             self._reap_first()
         self._after_lock()
+        if self._let_go_bytes >= TRIM_BYTES:
+            self._let_go_bytes = 0
+            memory.trim()
 
     def settle(self) -> None:
         """Wait for every write under way."""
@@ -284,6 +296,7 @@ class Executor:
 
     def _let_go(self, entry: Entry) -> None:
         """The table drops the device bytes, the tier has them; readers that still use them keep them alive."""
+        self._let_go_bytes += entry.size_bytes
         entry.device = None
         entry.state = State.AWAY
         entry.unread = entry.handles

@@ -8,6 +8,7 @@ a `Handle` on an executor entry. See Note: [Versions] in executor.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from typing import final
 
 import torch
@@ -30,6 +31,14 @@ class Director(ABC):
         """A storage is saved for the first time: its entry, swapped out where wanted; None: it takes no part."""
 
     @abstractmethod
+    def aside(self) -> AbstractContextManager[None]:
+        """Around the runtime's own work, which is not part of the step."""
+
+    @abstractmethod
+    def handled(self, handle: Handle) -> None:
+        """A handle was made."""
+
+    @abstractmethod
     def before_read(self, entry: Entry) -> None:
         """A saved tensor on this entry is about to be read back."""
 
@@ -45,7 +54,7 @@ class Passed:
     __slots__ = ("tensor", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
+        self.tensor = _without_graph(tensor)
         self.version = version_of(tensor)
 
 
@@ -61,18 +70,23 @@ class Handle:
         layout: (dtype, shape, stride in elements, offset in elements) to rebuild it, None where `counter` is itself.
     """
 
-    __slots__ = ("counter", "entry", "executor", "layout", "version")
+    __slots__ = ("__weakref__", "counter", "entry", "executor", "layout", "version")
 
     def __init__(self, executor: Executor, entry: Entry, tensor: torch.Tensor) -> None:
         self.executor = executor
         self.entry = entry
         self.version = version_of(tensor)
         self.layout: tuple[torch.dtype, torch.Size, tuple[int, ...], int] | None = None
-        self.counter = tensor
+        self.counter = _without_graph(tensor)
         if entry.slot is not None:
-            self.layout = (tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
-            self.counter = tensor.detach()
-            self.counter.data = _empty(tensor.dtype)
+            self.let_go()
+
+    def let_go(self) -> None:
+        """The entry is swapped: hold none of its bytes."""
+        tensor = self.counter
+        self.layout = (tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+        self.counter = tensor.detach()
+        self.counter.data = _empty(tensor.dtype)
 
     def __del__(self) -> None:
         self.executor.handle_died(self.entry)
@@ -104,7 +118,7 @@ class Hooks:
         storage = tensor.untyped_storage()
         if storage.nbytes() < self._min_size_bytes or not _plain(tensor):
             return Passed(tensor)
-        with no_dispatch():
+        with self._director.aside(), no_dispatch():
             entry = self._executor.find(storage)
             if entry is None:
                 entry = self._director.first_save(storage, tensor)
@@ -114,7 +128,9 @@ class Hooks:
                 self._executor.handle_made(entry)
                 if entry.version != version_of(tensor) and entry.slot is not None:
                     self._executor.keep(entry)
-            return Handle(self._executor, entry, tensor)
+            handle = Handle(self._executor, entry, tensor)
+            self._director.handled(handle)
+            return handle
 
     def unpack(self, packed: Passed | Handle) -> torch.Tensor:
         """The saved tensor again, bit for bit. Raises RuntimeError where it was changed in place, as autograd does."""
@@ -123,7 +139,7 @@ class Hooks:
             if version != packed.version:
                 raise _changed_in_place(tensor.dtype, tensor.shape, version, packed.version)
             return tensor
-        with no_dispatch():
+        with self._director.aside(), no_dispatch():
             self._director.before_read(packed.entry)
             if version_of(packed.counter) != packed.version:
                 dtype, shape = packed.layout[:2] if packed.layout else (packed.counter.dtype, packed.counter.shape)
@@ -136,10 +152,21 @@ class Hooks:
 
 def _plain(tensor: torch.Tensor) -> bool:
     """Whether storage, offset, shape and stride say all about a strided tensor."""
-    return (
-        tensor.device.type == "cpu"
-        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
+    return tensor.device.type == "cpu" and not (
+        tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_inference()
     )
+
+
+def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor without its place in the graph, which autograd puts back when it unpacks.
+
+    An output that an op saves leads to the op's node, and the node to what is packed: a cycle that no garbage collector
+    sees, so that a graph without backward would never be freed.
+    """
+    if tensor.grad_fn is None:
+        return tensor
+    with no_dispatch():
+        return tensor.detach()
 
 
 def _rebuild(handle: Handle, storage: torch.UntypedStorage) -> torch.Tensor:

@@ -22,6 +22,13 @@ def give_back() -> bool:
     return _set(LOW_BYTES)
 
 
+def trim() -> None:
+    """Return what is free now. Blocks in holes that the heap had before stay with the process otherwise."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
+
+
 def as_usual() -> bool:
     """Put the thresholds where they would have grown to, so that a job that fits runs as it would without us."""
     return _set(GROWN_BYTES)
@@ -32,8 +39,8 @@ def _set(threshold_bytes: int) -> bool:
     if not hasattr(library, "mallopt"):
         return False
     done = library.mallopt(M_MMAP_THRESHOLD, threshold_bytes) and library.mallopt(M_TRIM_THRESHOLD, 2 * threshold_bytes)
-    if threshold_bytes == LOW_BYTES and hasattr(library, "malloc_trim"):
-        library.malloc_trim(0)
+    if threshold_bytes == LOW_BYTES:
+        trim()
     return bool(done)
 
 

@@ -18,32 +18,38 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Hashable
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Literal, final
+from contextlib import AbstractContextManager, suppress
+from typing import Any, final
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from elbowroom.capture.observe import Observing, OptimizerWatch, optimizer_began, optimizer_ended, start_recorder
+from elbowroom.capture.observe import (
+    NOTHING,
+    Observing,
+    OptimizerWatch,
+    optimizer_began,
+    optimizer_ended,
+    start_recorder,
+)
 from elbowroom.capture.recorder import Recorder, Recording
 from elbowroom.capture.reserved import Reserved
 from elbowroom.errors import Infeasible
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
-from elbowroom.runtime import memory
-from elbowroom.runtime._torch_compat import other_dispatch_modes_active, version_of
+from elbowroom.runtime import figures, memory
+from elbowroom.runtime._torch_compat import version_of
 from elbowroom.runtime.executor import Entry, Executor, Observer
-from elbowroom.runtime.hooks import Director, Hooks
+from elbowroom.runtime.figures import Mode, StepFigures
+from elbowroom.runtime.hooks import Director, Handle, Hooks
 from elbowroom.runtime.known import Known, signature
 from elbowroom.runtime.learning import Learner
 from elbowroom.schedule import Action
 from elbowroom.simulate import simulate
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
-from elbowroom.units import format_bytes, format_ns
+from elbowroom.units import format_bytes
 
-Mode = Literal["observe", "plan", "keep"]
 STEPS_KEPT = 4096
 """A long training would fill the memory with figures of its steps: the older ones go."""
 
@@ -51,26 +57,6 @@ NO_STEP = (
     "elbowroom: no optimizer stepped, so every large saved storage was swapped all the time and nothing was planned; "
     "call room.end_step() after each update of the weights that no torch.optim.Optimizer makes"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFigures:
-    """What one step did.
-
-    Attributes:
-        mode: "observe" (everything swapped), "plan", or "keep" (it fits: nothing is moved).
-        step_ns: from its first module call or large save to the end of its last optimizer step.
-        stall_ns: time it waited for transfers.
-        swapped_out_bytes, swapped_back_bytes: what left the device and came back.
-        mismatches: saved storages that were not what the plan expected.
-    """
-
-    mode: Mode
-    step_ns: int
-    stall_ns: int
-    swapped_out_bytes: int
-    swapped_back_bytes: int
-    mismatches: int
 
 
 @final
@@ -95,7 +81,6 @@ class Room(Director):
         self._current: Known | None = None
         self._last: Known | None = None
         self._recorder: Recorder | None = None
-        self._asleep: Recorder | None = None
         self._recording: Recording | None = None
         self._optimizer_steps = 0
         self._measure_next = False
@@ -143,17 +128,7 @@ class Room(Director):
         """One paragraph for people."""
         if not self.steps or self._last is None:
             return f"elbowroom: budget {format_bytes(self.budget_bytes)}; no training step was seen"
-        last = self.steps[-1]
-        planned_bytes = self._last.schedule.peak_allocated_bytes
-        peak = f"budget {format_bytes(self.budget_bytes)}, planned peak {format_bytes(planned_bytes)}"
-        if not self._last.plan.swaps:
-            return f"elbowroom: {peak}: it fits, nothing is moved ({self._steps_ended} steps)"
-        return (
-            f"elbowroom: {peak}; {len(self._last.plan.swaps)} of {len(self._last.trace.saves)} saved storages swapped, "
-            f"{format_bytes(last.swapped_out_bytes)} out and {format_bytes(last.swapped_back_bytes)} back in the last "
-            f"step, stall {format_ns(last.stall_ns)} of {format_ns(last.step_ns)} ({self._steps_ended} steps, "
-            f"{sum(s.mismatches for s in self.steps)} mismatches)"
-        )
+        return figures.summary(self.budget_bytes, self._last, self.steps, self._steps_ended)
 
     # Life
 
@@ -180,7 +155,6 @@ class Room(Director):
                 warnings.warn(NO_STEP, RuntimeWarning, stacklevel=4)
         finally:
             self._running = False
-            self._leave_recorder()
             self._executor.close()
             self._moving(False)
 
@@ -189,7 +163,6 @@ class Room(Director):
         if self._running:
             if self._recording is None:
                 self._recording = self._stop_recording()
-            self._leave_recorder()
             self._mark_end()
 
     def _mark_end(self) -> None:
@@ -210,7 +183,6 @@ class Room(Director):
 
     def _on_root(self, module: torch.nn.Module, args: Any) -> None:
         """An outermost module is called: the first of a step that trains begins it."""
-        self._leave_recorder()
         if self._optimizer_ran:
             self._end_step()
         if not self._running and torch.is_grad_enabled():
@@ -227,16 +199,14 @@ class Room(Director):
         self._recording = None
         self._executor.begin_step()
         self._current = self._learner.expected(key)
-        may_record = self._asleep is None and not other_dispatch_modes_active()
         if self._current is None:
             self._mode = "observe"
             self._moving(True)
-            if may_record:
-                self._recorder = self._observing.record(root)
+            self._recorder = self._observing.record(root)
         else:
             self._mode = "plan" if self._current.schedule.swapped else "keep"
             self._moving(self._mode == "plan")
-            if may_record and (self._measure_next or not self._current.refined):
+            if self._measure_next or not self._current.refined:
                 self._recorder = start_recorder(self._executor, self._reserved, root)
         self._begin_ns = time.perf_counter_ns()
 
@@ -248,6 +218,7 @@ class Room(Director):
 
     def _optimizer_begins(self, _optimizer: Any) -> None:
         if self._running:
+            self._observing.tick()
             self._executor.settle()
             optimizer_began(self._recorder)
 
@@ -297,17 +268,12 @@ class Room(Director):
         self._last = self._current or self._last
 
     def _stop_recording(self) -> Recording | None:
-        """End a recording, if one is on. Its dispatch mode goes when no op is under way: see Note: [Recordings]."""
+        """End a recording, if one is on."""
         recorder, self._recorder, self._observing.recorder = self._recorder, None, None
         if recorder is None:
             return None
         self._executor.observer = Observer()
-        self._asleep = recorder
         return recorder.stop()
-
-    def _leave_recorder(self) -> None:
-        if self._asleep is not None and self._asleep.leave():
-            self._asleep = None
 
     # Ticks
 
@@ -334,12 +300,10 @@ class Room(Director):
 
     def _follow(self, known: Known, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry:
         entry = self._executor.add(n, storage, version_of(tensor), known.schedule.reads[n])
-        if self._recorder is None:
+        with self._executor.saving(entry):
+            if self._recorder is not None:
+                self._recorder.saved(entry, storage, tensor.dtype)
             self._save(known, entry)
-        else:
-            self._recorder.saved(entry, storage, tensor.dtype)
-            with self._recorder.paused():
-                self._save(known, entry)
         return entry
 
     def _save(self, known: Known, entry: Entry) -> None:
@@ -347,27 +311,27 @@ class Room(Director):
             self._executor.swap_out(entry)
         self._act(known.schedule.on_save.get(entry.n))
 
+    def handled(self, handle: Handle) -> None:
+        """See Director."""
+        self._observing.handled(handle)
+
     def before_read(self, entry: Entry) -> None:
         """Do what the plan says to do before this saved tensor is read."""
         recorder = self._recorder
+        self._observing.tick()
         if recorder is not None:
             recorder.reads_back(entry)
         ours = entry.n < len(self._entries) and self._entries[entry.n] is entry
         if ours and self._current is not None:
-            action = self._current.schedule.on_read.get((entry.n, entry.reads))
-            if recorder is None:
-                self._act(action)
-            else:
-                with recorder.paused():
-                    self._act(action)
+            self._act(self._current.schedule.on_read.get((entry.n, entry.reads)))
 
     def fetch(self, entry: Entry) -> torch.UntypedStorage:
         """See Director."""
-        recorder = self._recorder
-        if recorder is None:
-            return self._executor.read(entry)
-        with recorder.paused():
-            return self._executor.read(entry)
+        return self._executor.read(entry)
+
+    def aside(self) -> AbstractContextManager[None]:
+        """See Director."""
+        return NOTHING if self._recorder is None else self._recorder.paused()
 
     def _act(self, action: Action | None) -> None:
         """See Note: [Ticks] in schedule.py."""

@@ -1,0 +1,195 @@
+"""What torch's own profiler sees of a stretch of a run, in order: ops, blocks of the allocator, and markers of ours.
+
+The profiler is an observer: with it on, torch takes the same paths. (A dispatch mode is not one: while any is on, some
+backward formulas take the way that is meant for tensor subclasses, and round differently.) Every block that torch's CPU
+allocator hands out or takes back appears with its address, tensors of Python and scratch memory inside kernels alike.
+Markers put what Python sees (autograd saves, a module begins) into the same order.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from elbowroom.capture.operators import operator
+from elbowroom.runtime._torch_compat import marker, profiler_events, profiler_running
+
+PREFIX = "elbowroom:"
+BACKWARD = "autograd::engine::evaluate_function: "
+
+
+class Block(NamedTuple):
+    """A storage: where it lies, its bytes and the element type of a tensor on it ("" where none is known)."""
+
+    address: int
+    size_bytes: int
+    dtype: str
+
+
+@dataclass(slots=True)
+class Allocation:
+    """A block was handed out, or taken back where `freed`."""
+
+    block: Block
+    freed: bool
+
+
+@dataclass(slots=True)
+class Mark:
+    """Marker number `number`."""
+
+    number: int
+
+
+@dataclass(slots=True)
+class OpSeen:
+    """One op.
+
+    Attributes:
+        name: such as "aten.convolution".
+        reads, writes: the storages of its arguments; `writes` are changed in place.
+        node: sequence number of the autograd node it made, or in backward of the one it belongs to.
+        backward: whether the autograd engine ran it.
+        shapes: shapes of its tensor arguments, None for the others, as the formulas for FLOPs want them.
+        start_ns, end_ns: on the profiler's clock.
+    """
+
+    name: str
+    reads: tuple[Block, ...]
+    writes: tuple[Block, ...]
+    node: int
+    backward: bool
+    shapes: tuple[tuple[int, ...] | None, ...]
+    start_ns: int
+    end_ns: int
+
+
+class Item(NamedTuple):
+    """One thing in the stream. `ends` tells the end of an op from its begin."""
+
+    at_ns: int
+    what: Allocation | Mark | OpSeen
+    ends: bool = False
+
+
+@final
+class Stream:
+    """Records between `start` and `stop`; `mark(i)` is a context that appears as marker i."""
+
+    def __init__(self) -> None:
+        self._session: Any = None
+
+    def start(self) -> bool:
+        """Begin; False where the profiler is in somebody else's use."""
+        if profiler_running():
+            return False
+        session = profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True)
+        known_before = torch.empty(1024)
+        with _quiet():
+            session.__enter__()
+            del known_before  # torch warns once about a block from before the profile: let it do so unheard
+        self._session = session
+        return True
+
+    @staticmethod
+    def mark(number: int) -> AbstractContextManager[None]:
+        """Context for one marker."""
+        return marker(f"{PREFIX}{number}")
+
+    def stop(self) -> list[Item]:
+        """End, and the stream in order."""
+        with _quiet():
+            self._session.__exit__(None, None, None)
+        items = [item for root in profiler_events(self._session) for item in _items(root)]
+        self._session = None
+        items.sort(key=lambda item: (item.at_ns, item.ends))
+        return items
+
+
+def _items(root: Any) -> Iterator[Item]:
+    """Items of one tree of events; an op's children are its own business but for their allocations and markers."""
+    pending: list[tuple[Any, int, bool]] = [(root, -1, False)]
+    while pending:
+        event, node, inside = pending.pop()
+        tag = event.tag.name
+        if tag == "Allocation":
+            fields = event.extra_fields
+            if fields.device.type == "cpu" and fields.alloc_size:
+                block = Block(fields.ptr, abs(fields.alloc_size), "")
+                yield Item(event.start_time_ns, Allocation(block, fields.alloc_size < 0))
+        elif event.name.startswith(PREFIX):
+            yield Item(event.start_time_ns, Mark(int(event.name[len(PREFIX) :])))
+        elif tag == "TorchOp":
+            if event.name.startswith(BACKWARD):
+                node = event.extra_fields.sequence_number
+            elif not inside:
+                seen = _op(event, node)
+                if seen is not None:
+                    inside = True
+                    yield Item(seen.start_ns, seen)
+                    yield Item(seen.end_ns, seen, ends=True)
+        pending.extend((child, node, inside) for child in event.children)
+
+
+def _op(event: Any, node: int) -> OpSeen | None:
+    inputs = event.extra_fields.inputs
+    known = operator(event.name, len(inputs))
+    if known is None:
+        return None
+    blocks = [list(_blocks(argument)) for argument in inputs]
+    return OpSeen(
+        name=event.name.replace("::", "."),
+        reads=() if known.views else tuple(b for i, bs in enumerate(blocks) if i not in known.writes for b in bs),
+        writes=tuple(b for i, bs in enumerate(blocks) if i in known.writes for b in bs),
+        node=event.extra_fields.sequence_number if node < 0 else node,
+        backward=node >= 0,
+        shapes=tuple(tuple(each.sizes) if hasattr(each, "storage_data_ptr") else None for each in inputs),
+        start_ns=event.start_time_ns,
+        end_ns=event.end_time_ns,
+    )
+
+
+def _blocks(argument: Any) -> Iterator[Block]:
+    """Storages of an argument: a tensor's, those of a list of tensors, or none."""
+    if isinstance(argument, list):
+        for each in argument:  # pyright: ignore[reportUnknownVariableType]
+            yield from _blocks(each)
+    elif getattr(argument, "storage_data_ptr", None):
+        span = sum((size - 1) * abs(stride) for size, stride in zip(argument.sizes, argument.strides, strict=False)) + 1
+        dtype = argument.dtype
+        size_bytes = span * dtype.itemsize if all(argument.sizes) else 0
+        yield Block(argument.storage_data_ptr, size_bytes, str(dtype).removeprefix("torch."))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the profiler's start and stop notes off stderr, where they would stand between the user's own lines.
+
+    Kineto writes them from C++ at a level that only its environment variable turns off, and only before its first use;
+    so descriptor 2 goes to a file for these few milliseconds, and every other line of it is written on afterwards.
+    """
+    level = os.environ.get("KINETO_LOG_LEVEL")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as heard:
+        os.dup2(heard.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            if level is None:
+                del os.environ["KINETO_LOG_LEVEL"]
+            heard.seek(0)
+            for line in heard.read().splitlines(keepends=True):
+                if b"USDT:" not in line and b"before the profiling started" not in line:
+                    os.write(2, line)

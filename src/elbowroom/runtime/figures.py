@@ -1,0 +1,53 @@
+"""Figures of the steps of a run, and what people are told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from elbowroom.runtime.known import Known
+from elbowroom.units import format_bytes, format_ns
+
+Mode = Literal["observe", "plan", "keep"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """What one step did.
+
+    Attributes:
+        mode: "observe" (everything swapped), "plan", or "keep" (it fits: nothing is moved).
+        step_ns: from its first module call or large save to the end of its last optimizer step.
+        stall_ns: time it waited for transfers.
+        swapped_out_bytes, swapped_back_bytes: what left the device and came back.
+        mismatches: saved storages that were not what the plan expected.
+    """
+
+    mode: Mode
+    step_ns: int
+    stall_ns: int
+    swapped_out_bytes: int
+    swapped_back_bytes: int
+    mismatches: int
+
+
+def summary(budget_bytes: int, known: Known, steps: Sequence[StepFigures], count: int) -> str:
+    """One paragraph.
+
+    Args:
+        budget_bytes: what the run was allowed.
+        known: the kind of step that ran last.
+        steps: figures, the last step's last.
+        count: how many steps ended.
+    """
+    last, plan = steps[-1], known.plan
+    peak = f"budget {format_bytes(budget_bytes)}, planned peak {format_bytes(known.schedule.peak_allocated_bytes)}"
+    if not plan.swaps:
+        return f"elbowroom: {peak}: it fits, nothing is moved ({count} steps)"
+    return (
+        f"elbowroom: {peak}; {len(plan.swaps)} of {len(known.trace.saves)} saved storages swapped, "
+        f"{format_bytes(last.swapped_out_bytes)} out and {format_bytes(last.swapped_back_bytes)} back in the last "
+        f"step, stall {format_ns(last.stall_ns)} of {format_ns(last.step_ns)} ({count} steps, "
+        f"{sum(step.mismatches for step in steps)} mismatches)"
+    )
