@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -156,22 +157,19 @@ def test_strides_and_offset_of_a_saved_tensor_come_back(layout: Callable[[Tensor
 
     class Looks(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x: Tensor) -> Tensor:
+        def forward(ctx: Any, x: Tensor) -> Tensor:
             saved = layout(x.clone())
             look(saved)
             ctx.save_for_backward(saved)
             return x * 2
 
         @staticmethod
-        def backward(ctx, gradient: Tensor) -> Tensor:
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
             look(ctx.saved_tensors[0])
             return gradient * 2
 
     def setup() -> Training:
-        model = mlp()
-        found = ordinary(nn.Sequential(model), torch.randn(96, 64), loss=lambda y: Looks.apply(y.view(1, 8, 24, 32)).sum())
-        found.modules = [model]
-        return found
+        return ordinary(mlp(), torch.randn(96, 64), loss=lambda y: Looks.apply(y.view(1, 8, 24, 32)).sum())
 
     # when
     plain = train(setup)
