@@ -16,7 +16,7 @@ import torch
 from elbowroom.capture.recorder import Recorder, reachable_parameters
 from elbowroom.capture.reserved import Reserved
 from elbowroom.runtime._torch_compat import holders_of, version_of
-from elbowroom.runtime.executor import Entry, Executor
+from elbowroom.runtime.executor import NEVER, Entry, Executor
 from elbowroom.runtime.hooks import Director, Handle
 
 NOTHING = nullcontext()
@@ -54,7 +54,7 @@ class Observing(Director):
         if self._reserved.holds(storage):
             return None
         self.tick()
-        entry = self._executor.add(self.count, storage, version_of(tensor))
+        entry = self._executor.add(self.count, storage, version_of(tensor), NEVER)
         self.count += 1
         if self.recorder is not None:
             self.recorder.saved(entry, storage, tensor.dtype)

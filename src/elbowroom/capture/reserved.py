@@ -28,8 +28,8 @@ class Reserved:
             self._by_key[storage_key(storage)] = weakref.ref(storage)
 
     def add_module(self, module: torch.nn.Module) -> None:
-        """Reserve a module's parameters and buffers."""
-        self.add(module.parameters())
+        """Reserve a module's parameters and buffers; what functional_call puts in their place is made by the step."""
+        self.add(p for p in module.parameters() if p.is_leaf)
         self.add(module.buffers())
 
     def holds(self, storage: torch.UntypedStorage) -> bool:

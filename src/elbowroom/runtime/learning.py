@@ -51,7 +51,9 @@ class Learner:
         self._given = given
         self._known: dict[Hashable, list[Known]] = {}
         self._observations: dict[Hashable, int] = {}
-        self._wanted: dict[Hashable, Saved] = {}
+        self._wanted: dict[Hashable, tuple[Saved, bool]] = {}
+        self._after: dict[Saved, Saved] = {}
+        self._previous: Saved = ()
         self._optimizer_steps: dict[Hashable, int] = {}
 
     def expected(self, key: Hashable) -> Known | None:
@@ -59,7 +61,25 @@ class Learner:
         known = self._known.get(key)
         if not known or (key in self._wanted and self._observations[key] < MAX_OBSERVATIONS):
             return None
-        return known[-1]
+        next_saved = self._after.get(self._previous)
+        return next((kind for kind in known if kind.schedule.saved == next_saved), known[-1])
+
+    def ended(self, key: Hashable, was: Known | None, saved: Saved) -> Known | None:
+        """A step has ended: of what kind it was, now that all it saved is known; None where it was of no known kind.
+
+        Args:
+            key: its signature.
+            was: what it was taken for, None where it was observed.
+            saved: all it saved.
+        """
+        self._after[self._previous] = saved
+        self._previous = saved
+        if was is None or was.schedule.saved == saved:
+            return was
+        found = next((kind for kind in self._known.get(key, []) if kind.schedule.saved == saved), None)
+        if found is None:
+            self._wanted[key] = (saved, True)
+        return found
 
     def other(self, key: Hashable, saved: Saved) -> Known | None:
         """Another kind of this signature that has begun like this."""
@@ -67,7 +87,7 @@ class Learner:
 
     def surprised(self, key: Hashable, saved: Saved) -> None:
         """A step of this signature began like this and was of no known kind: observe until one of its kind was."""
-        self._wanted[key] = saved
+        self._wanted[key] = (saved, False)
 
     def optimizer_steps(self, key: Hashable) -> int:
         """How many optimizers step in a step of this signature, 1 until one has been seen."""
@@ -111,7 +131,8 @@ class Learner:
         """Put what was learnt in the place of what was known of the same kind."""
         kinds = [kind for kind in self._known.get(key, []) if kind.schedule.saved != known.schedule.saved]
         self._known[key] = [*kinds, known]
-        if known.agrees(self._wanted.get(key, ())):
+        saved, whole = self._wanted.get(key, ((), True))
+        if known.schedule.saved == saved if whole else known.agrees(saved):
             self._wanted.pop(key, None)
 
     def ran(self, key: Hashable, known: Known, recording: Recording) -> tuple[Known, Timeline]:

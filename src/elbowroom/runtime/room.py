@@ -39,7 +39,7 @@ from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.runtime import figures, memory
 from elbowroom.runtime._torch_compat import version_of
-from elbowroom.runtime.executor import Entry, Executor, Observer
+from elbowroom.runtime.executor import NEVER, Entry, Executor, Observer
 from elbowroom.runtime.figures import Mode, StepFigures
 from elbowroom.runtime.hooks import Director, Handle, Hooks
 from elbowroom.runtime.known import Known, signature
@@ -248,6 +248,7 @@ class Room(Director):
             )
         )
         self._steps_ended += 1
+        self._current = self._learner.ended(self._key, self._current, tuple(self._saved))
         if len(self.steps) > 2 * STEPS_KEPT:
             del self.steps[:STEPS_KEPT]
         self._learn()
@@ -299,7 +300,7 @@ class Room(Director):
         return entry
 
     def _follow(self, known: Known, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry:
-        entry = self._executor.add(n, storage, version_of(tensor), known.schedule.reads[n])
+        entry = self._executor.add(n, storage, version_of(tensor), NEVER)
         with self._executor.saving(entry):
             if self._recorder is not None:
                 self._recorder.saved(entry, storage, tensor.dtype)
