@@ -17,9 +17,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_recordings() -> Iterator[None]:
-    """Put what the imports made out of the garbage collector's sight: every recording looks through all its objects."""
+    """Put all that the imports made out of the garbage collector's sight: every recording looks through all its objects."""
+    from tests.torch.helpers import mlp, ordinary, train_within
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    train_within(lambda: ordinary(mlp(), torch.randn(64, 64)))  # what a first run imports
     gc.collect()
     gc.freeze()
     yield
