@@ -156,7 +156,9 @@ class Assembly:
             self._event(storage, -1)
         else:
             saved.original_gone = True
-            saved.idle_from = len(self._ops)
+            # Within an op that has made nothing yet, autograd is still saving its arguments: it is before the op's work.
+            starting = self._open_op is not None and not self._open_op.made
+            saved.idle_from = len(self._ops) - starting
 
     def _new(self, block: Block, category: Category, *, from_stream: bool = False, first: bool = False) -> int:
         storage = len(self._storages)
