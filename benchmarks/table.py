@@ -1,6 +1,6 @@
 """Writes the README's tables from the result files: `python -m benchmarks.table [--check]`.
 
-They stand between two marker lines and are never edited by hand. `--check` writes nothing and fails where they are
+They stand between marker lines and are never edited by hand. `--check` writes nothing and fails where they are
 out of date.
 """
 
@@ -18,6 +18,8 @@ from elbowroom.units import format_bytes, format_ns
 
 START = "<!-- benchmarks: made by python -m benchmarks.table, do not edit -->"
 END = "<!-- benchmarks end -->"
+DEMO_START = "<!-- demo: made by python -m benchmarks.table, do not edit -->"
+DEMO_END = "<!-- demo end -->"
 
 Result = dict[str, Any]
 COLUMNS: dict[str, Callable[[Result], str]] = {
@@ -73,6 +75,40 @@ def _rows(result: Result) -> Iterator[tuple[str, list[str]]]:
     yield "torch.utils.checkpoint on the blocks", [cell(result["checkpoint"]) for cell in COLUMNS.values()]
 
 
+def demo_table(result: Result) -> str:
+    """The run of the demo with the median ratio: plain, plain under the limit, elbowroom under it."""
+    run = sorted(result["runs"], key=lambda each: each["step_ratio"])[len(result["runs"]) // 2]
+    trials = [run["plain"], run["limited"], run["within"]]
+    within = run["within"]
+    rows = [
+        ("ends", ["out of memory" if trial["failed"] else "finished" for trial in trials]),
+        ("peak allocated", [_or_dash(trial["peak_allocated_bytes"], format_bytes) for trial in trials]),
+        ("peak allocated, simulated", ["", "", format_bytes(within["simulated_peak_allocated_bytes"])]),
+        ("peak RSS", [format_bytes(trial["peak_rss_bytes"]) for trial in trials]),
+        ("step time", [_or_dash(trial["step_ns"], format_ns) for trial in trials]),
+        (
+            f"ratio to plain, median of {result['n']} runs (min to max)",
+            ["1", "", f"{result['ratio']:.2f} ({result['ratio_min']:.2f} to {result['ratio_max']:.2f})"],
+        ),
+        ("stall in a step", ["", "", format_ns(within["stall_ns"])]),
+        (
+            "swapped out and back in a step",
+            ["", "", f"{format_bytes(within['swapped_out_bytes'])}, {format_bytes(within['swapped_back_bytes'])}"],
+        ),
+        ("last loss", [f"{trial['losses'][-1]:.6f}" if trial["losses"] else "" for trial in trials]),
+    ]
+    limit = f"{format_bytes(run['limit_bytes'])} ({run['limit_kind']})"
+    lines = [f"| | plain PyTorch | plain PyTorch, limit {limit} | elbowroom, the same limit |", "|---|---|---|---|"]
+    lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows]
+    equal = "yes" if all(each["bit_equal"] for each in result["runs"]) else "no"
+    lines.append(f"| losses and final weights bit-equal to plain | | | {equal} |")
+    return "\n".join([*lines, "", provenance(result)])
+
+
+def _or_dash(value: int | None, form: Callable[[int], str]) -> str:
+    return "" if value is None else form(value)
+
+
 def overhead_table(result: Result) -> str:
     """What `within` costs where the job fits."""
     lines = [
@@ -97,20 +133,21 @@ def provenance(result: Result) -> str:
         for link in computer["disk"]
     )
     counts = {row["n"] for row in [*result.get("within", []), *result.get("cases", [])] if "n" in row}
-    timed = f", n = {min(counts)} to {max(counts)}" if len(counts) > 1 else f", n = {max(counts, default=0)}"
+    timed = f", n = {min(counts)} to {max(counts)} timed steps" if len(counts) > 1 else ""
+    timed = f", n = {max(counts)} timed steps" if len(counts) == 1 else timed
     return (
         f"<sub>{result['date']}, {computer['cores']} cores{disk}; torch {versions['torch']}, "
-        f"Python {versions['python']}{timed} timed steps; benchmarks/results/{result['file']}</sub>"
+        f"Python {versions['python']}{timed}; benchmarks/results/{result['file']}</sub>"
     )
 
 
-def replace_between(text: str, tables_text: str) -> str:
-    """`text` with what is between the two marker lines replaced."""
-    before, start, rest = text.partition(START)
-    _, end, after = rest.partition(END)
-    if not start or not end:
-        raise SystemExit(f"README.md lacks the marker lines: put in {START!r} and, below it, {END!r}")
-    return f"{before}{START}\n\n{tables_text}\n\n{END}{after}"
+def replace_between(text: str, start: str, end: str, tables_text: str) -> str:
+    """`text` with what is between two marker lines replaced."""
+    before, found, rest = text.partition(start)
+    _, found_end, after = rest.partition(end)
+    if not found or not found_end:
+        raise SystemExit(f"README.md lacks the marker lines: put in {start!r} and, below it, {end!r}")
+    return f"{before}{start}\n\n{tables_text}\n\n{end}{after}"
 
 
 def main() -> None:
@@ -120,7 +157,10 @@ def main() -> None:
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md", help="the file with the marker lines")
     arguments = parser.parse_args()
     text = arguments.readme.read_text()
-    wanted = replace_between(text, tables(newest_results(arguments.results)))
+    results = newest_results(arguments.results)
+    wanted = replace_between(text, START, END, tables(results))
+    if "demo" in results:
+        wanted = replace_between(wanted, DEMO_START, DEMO_END, demo_table(results["demo"]))
     if arguments.check and wanted != text:
         sys.exit(f"{arguments.readme} is out of date: run python -m benchmarks.table")
     if not arguments.check:

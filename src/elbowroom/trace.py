@@ -45,7 +45,7 @@ class Op:
     """One dispatched torch call.
 
     Attributes:
-        name: dispatcher name, such as "aten.convolution.default".
+        name: dispatcher name without its overload, such as "aten.convolution".
         module: path of the module that called it, such as "UNet.model.0.conv"; "" outside any module.
         phase: the part of the step it belongs to.
         reads: ids of the storages it reads.

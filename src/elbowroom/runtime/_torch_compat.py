@@ -27,7 +27,7 @@ def profiler_running() -> bool:
 
 
 def no_dispatch() -> AbstractContextManager[None]:
-    """Skip every dispatch mode, ours and the user's: our own housekeeping is not part of the step."""
+    """Skip the user's dispatch modes: our own housekeeping is not part of the step."""
     return torch._C._DisableTorchDispatch()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import final
 
 from elbowroom.capture.assemble import Assembly
@@ -28,6 +28,24 @@ SURE_SHARE = 0.8
 Saved = tuple[tuple[int, str], ...]
 """What a step has saved: (size_bytes, dtype) in order."""
 
+PATIENCE = 3
+"""A kind of step that was met once is waited for in so many observed steps; one that broke off never comes again."""
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """A kind of step that was met and is not known: all it saved, or where `whole` is not set how it began."""
+
+    saved: Saved
+    whole: bool
+    tries: int = PATIENCE
+
+    def found(self, known: Known) -> bool:
+        """Whether an observed step was of this kind, or enough others were observed in vain."""
+        self.tries -= 1
+        same = known.schedule.saved == self.saved if self.whole else known.agrees(self.saved)
+        return same or self.tries == 0
+
 
 @final
 class Learner:
@@ -51,7 +69,7 @@ class Learner:
         self._given = given
         self._known: dict[Hashable, list[Known]] = {}
         self._observations: dict[Hashable, int] = {}
-        self._wanted: dict[Hashable, tuple[Saved, bool]] = {}
+        self._wanted: dict[Hashable, _Wanted] = {}
         self._after: dict[Saved, Saved] = {}
         self._previous: Saved = ()
         self._optimizer_steps: dict[Hashable, int] = {}
@@ -78,7 +96,7 @@ class Learner:
             return was
         found = next((kind for kind in self._known.get(key, []) if kind.schedule.saved == saved), None)
         if found is None:
-            self._wanted[key] = (saved, True)
+            self._wanted[key] = _Wanted(saved, whole=True)
         return found
 
     def other(self, key: Hashable, saved: Saved) -> Known | None:
@@ -87,7 +105,7 @@ class Learner:
 
     def surprised(self, key: Hashable, saved: Saved) -> None:
         """A step of this signature began like this and was of no known kind: observe until one of its kind was."""
-        self._wanted[key] = (saved, False)
+        self._wanted[key] = _Wanted(saved, whole=False)
 
     def optimizer_steps(self, key: Hashable) -> int:
         """How many optimizers step in a step of this signature, 1 until one has been seen."""
@@ -119,8 +137,8 @@ class Learner:
         self._observations[key] = self._observations.get(key, 0) + 1
         try:
             known = self._plan(steady(trace) if first else trace)
-        except Infeasible:
-            if first:
+        except (Infeasible, InvalidPlan):
+            if first:  # its memory is rounded up
                 return None
             raise
         known.refined = known.schedule.peak_allocated_bytes < SURE_SHARE * self.budget_bytes and not known.plan.swaps
@@ -131,9 +149,9 @@ class Learner:
         """Put what was learnt in the place of what was known of the same kind."""
         kinds = [kind for kind in self._known.get(key, []) if kind.schedule.saved != known.schedule.saved]
         self._known[key] = [*kinds, known]
-        saved, whole = self._wanted.get(key, ((), True))
-        if known.schedule.saved == saved if whole else known.agrees(saved):
-            self._wanted.pop(key, None)
+        wanted = self._wanted.get(key)
+        if wanted is not None and wanted.found(known):
+            del self._wanted[key]
 
     def ran(self, key: Hashable, known: Known, recording: Recording) -> tuple[Known, Timeline]:
         """Learn from a step that ran under a plan: a steady one, with the durations it has there.
