@@ -156,7 +156,7 @@ class Assembly:
             self._event(storage, -1)
         else:
             saved.original_gone = True
-            # Within an op that has made nothing yet, autograd is still saving its arguments: it is before the op's work.
+            # An op that has made nothing yet is still having its arguments saved: this is before its work.
             starting = self._open_op is not None and not self._open_op.made
             saved.idle_from = len(self._ops) - starting
 
