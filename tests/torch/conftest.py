@@ -17,7 +17,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_recordings() -> Iterator[None]:
-    """Put all that the imports made out of the garbage collector's sight: every recording looks through all its objects."""
+    """Put what imports made out of the garbage collector's sight: every recording looks through all that is in it."""
     from tests.torch.helpers import mlp, ordinary, train_within
 
     threads = torch.get_num_threads()

@@ -28,7 +28,7 @@ class Training:
     """
 
     step: Callable[[int], Tensor]
-    modules: Sequence[nn.Module] = ()
+    modules: Sequence[Any] = ()
     optimizers: Sequence[torch.optim.Optimizer] = ()
     tensors: Sequence[Tensor] = ()
 
@@ -143,11 +143,9 @@ def mlp(width: int = 64, depth: int = 4) -> nn.Sequential:
     return nn.Sequential(*[layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())])
 
 
-def ordinary(
-    model: nn.Module, *inputs: Tensor, loss: Callable[[Tensor], Tensor] | None = None, **options: float
-) -> Training:
+def ordinary(model: nn.Module, *inputs: Tensor, loss: Callable[[Tensor], Tensor] | None = None) -> Training:
     """Forward, backward, AdamW on one fixed batch."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     def step(_: int) -> Tensor:
         optimizer.zero_grad(set_to_none=True)

@@ -127,7 +127,7 @@ def third_derivative(model: nn.Module, batch: Tensor, between: Between) -> Tenso
 
 def inner_step(model: nn.Module, batch: Tensor, between: Between) -> Tensor:
     """A learning step that is learnt through, as in MAML."""
-    weights = dict(model.named_parameters())
+    weights: dict[str, Tensor] = dict(model.named_parameters())
     inner = mean_square(torch.func.functional_call(model, weights, batch))
     gradients = torch.autograd.grad(inner, list(weights.values()), create_graph=True)
     moved = {name: w - 0.1 * g for (name, w), g in zip(weights.items(), gradients, strict=True)}
@@ -145,11 +145,13 @@ def some_weights_only(model: nn.Module, batch: Tensor, between: Between) -> Tens
 
 
 def with_hooks_on_tensors_and_modules(model: nn.Module, batch: Tensor, between: Between) -> Tensor:
-    handles = [layer.register_full_backward_hook(lambda _m, g, _o: (g[0] * 0.5,)) for layer in model[0][2:4]]
-    hidden = model[0](batch)
+    body, end = model.children()
+    layers = list(body.children())[2:4]
+    handles = [layer.register_full_backward_hook(lambda _m, g, _o: (g[0] * 0.5,)) for layer in layers]
+    hidden = body(batch)
     hidden.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
     hidden.retain_grad()
-    loss = mean_square(model[1](hidden))
+    loss = mean_square(end(hidden))
     between()
     loss.backward()
     for handle in handles:

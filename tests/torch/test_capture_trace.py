@@ -205,7 +205,9 @@ def allocations(setup: Setup) -> list[int]:
     finish(training, STEPS - 1)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as session:
         training.step(STEPS - 1)
-    nodes, found = list(session.profiler.kineto_results.experimental_event_tree()), []
+    found: list[tuple[int, int, int]] = []
+    profiler: Any = session.profiler
+    nodes = list(profiler.kineto_results.experimental_event_tree())
     while nodes:
         node = nodes.pop()
         nodes.extend(node.children)

@@ -83,7 +83,7 @@ class Attention(nn.Module):
 class Language(nn.Module):
     """An LSTM language model."""
 
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
+    def __init__(self, kind: type[nn.LSTM | nn.GRU]) -> None:
         super().__init__()
         self.embedding = nn.Embedding(40, 16)
         self.rnn = kind(16, 32, num_layers=2, batch_first=True, dropout=0.1)
@@ -95,7 +95,7 @@ class Language(nn.Module):
 
 def images(dims: int, memory_format: torch.memory_format) -> Training:
     size = (4, 3, 16, 16) if dims == 2 else (2, 3, 8, 8, 8)
-    model = Images(dims).to(memory_format=memory_format)
+    model: nn.Module = Images(dims).to(memory_format=memory_format)  # pyright: ignore[reportCallIssue]
     batch = torch.randn(size).to(memory_format=memory_format)
     labels = torch.randint(0, 5, size[:1])
     return ordinary(model, batch, loss=lambda scores: F.cross_entropy(scores, labels))
@@ -194,6 +194,7 @@ def test_autocast_to_bfloat16_gives_the_same_numbers() -> None:
     assert_equal(inside, plain)
     assert_swapped(room)
     assert room.trace is not None
+    assert room.plan is not None
     assert {room.trace.storages[swap.storage].dtype for swap in room.plan.swaps} >= {"bfloat16"}
 
 

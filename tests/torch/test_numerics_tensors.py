@@ -153,7 +153,7 @@ def test_strides_and_offset_of_a_saved_tensor_come_back(layout: Callable[[Tensor
     seen: list[tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]] = []
 
     def look(x: Tensor) -> None:
-        seen.append((tuple(x.shape), x.stride(), x.storage_offset(), x.dtype))
+        seen.append((tuple(x.shape), x.stride(), int(x.storage_offset()), x.dtype))
 
     class Looks(torch.autograd.Function):
         @staticmethod
@@ -255,6 +255,7 @@ def test_a_buffer_that_changes_while_a_step_reads_it_gives_the_same_numbers() ->
         def __init__(self) -> None:
             super().__init__()
             self.inner = mlp()
+            self.memory: Tensor
             self.register_buffer("memory", torch.zeros(96, 64))
 
         def forward(self, x: Tensor) -> Tensor:

@@ -37,7 +37,8 @@ class Break(Exception):
 
 def setup(at: int = -1, moment: Moment = "", error: type[BaseException] = Break) -> Training:
     """A perceptron whose step of one number breaks off at one moment."""
-    model, batch = nn.Sequential(mlp(depth=5), nn.Tanh()), torch.randn(192, 64)
+    body, batch = mlp(depth=5), torch.randn(192, 64)
+    model = nn.Sequential(body, nn.Tanh())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     now = {"moment": ""}
 
@@ -49,8 +50,8 @@ def setup(at: int = -1, moment: Moment = "", error: type[BaseException] = Break)
         maybe("in backward")
         return gradient
 
-    model[0][4].register_forward_hook(lambda *_: maybe("in forward"))
-    model[0][4].register_forward_hook(lambda _m, _a, output: output.register_hook(backward) and None)
+    body[4].register_forward_hook(lambda *_: maybe("in forward"))
+    body[4].register_forward_hook(lambda _m, _a, output: output.register_hook(backward) and None)
     optimizer.register_step_pre_hook(lambda *_: maybe("in the optimizer"))
 
     def step(number: int) -> Tensor:
@@ -168,7 +169,7 @@ def test_a_graph_that_nobody_holds_any_more_is_freed(use: Callable[[nn.Module, T
         nn.Sequential(training.modules[0], nn.Sigmoid(), nn.GELU(), nn.Linear(64, 4), nn.Tanh()),
         torch.ones(192, 64),
     )
-    for layer in model[1:]:
+    for layer in list(model.children())[1:]:
         layer.register_forward_hook(lambda _m, _a, output: seen.append(weakref.ref(output.untyped_storage())))
     # when
     budget = 2**40 if mode == "keep" else tight_budget(setup)

