@@ -21,11 +21,10 @@ FRACTIONS = (0.75, 0.50, 0.25)
 SEED = 0
 STEPS = 5
 """Steps whose losses and weights are compared; the last ones run the final plan."""
-ROUNDS = 2
 STEPS_PER_ROUND = 3
 
 
-def measure_case(case: str) -> dict[str, Any]:
+def measure_case(case: str, rounds: int) -> dict[str, Any]:
     """Everything one result file holds."""
     about = facts()
     say(case, "plain training")
@@ -35,23 +34,23 @@ def measure_case(case: str) -> dict[str, Any]:
         "description": plain.pop("description"),
         "date": f"{datetime.date.today()}",
         **about,
-        "settings": {"seed": SEED, "steps": STEPS, "rounds": ROUNDS, "steps_per_round": STEPS_PER_ROUND},
+        "settings": {"seed": SEED, "steps": STEPS, "rounds": rounds, "steps_per_round": STEPS_PER_ROUND},
         "plain": plain,
-        "checkpoint": measure_checkpoint(case, plain),
-        "within": [measure_within(case, plain, fraction) for fraction in FRACTIONS],
+        "checkpoint": measure_checkpoint(case, plain, rounds),
+        "within": [measure_within(case, plain, fraction, rounds) for fraction in FRACTIONS],
     }
 
 
-def measure_checkpoint(case: str, plain: dict[str, Any]) -> dict[str, Any]:
+def measure_checkpoint(case: str, plain: dict[str, Any], rounds: int) -> dict[str, Any]:
     """torch.utils.checkpoint on the model's blocks."""
     say(case, "torch.utils.checkpoint")
     memory = run_child("train", case=case, seed=SEED, steps=STEPS, checkpointed=True)
     del memory["description"]
-    times = run_child("time_checkpoint", case=case, seed=SEED, rounds=ROUNDS, steps=STEPS_PER_ROUND)
+    times = run_child("time_checkpoint", case=case, seed=SEED, rounds=rounds, steps=STEPS_PER_ROUND)
     return {**memory, **equality(plain, memory), **ratio(**times)}
 
 
-def measure_within(case: str, plain: dict[str, Any], fraction: float) -> dict[str, Any]:
+def measure_within(case: str, plain: dict[str, Any], fraction: float, rounds: int) -> dict[str, Any]:
     """elbowroom at one budget; what the planner says where it is infeasible."""
     activations = plain["peak_allocated_bytes"] - plain["held_bytes"]
     budget_bytes = plain["held_bytes"] + int(fraction * activations)
@@ -61,7 +60,7 @@ def measure_within(case: str, plain: dict[str, Any], fraction: float) -> dict[st
     if "infeasible" in memory:
         return {**given, **memory}
     times = run_child(
-        "time_within", case=case, seed=SEED, budget_bytes=budget_bytes, rounds=ROUNDS, steps=STEPS_PER_ROUND
+        "time_within", case=case, seed=SEED, budget_bytes=budget_bytes, rounds=rounds, steps=STEPS_PER_ROUND
     )
     return {**given, **memory, **equality(plain, memory), **ratio(**times)}
 
@@ -80,6 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what elbowroom costs and saves on real models.")
     parser.add_argument("--case", nargs="+", choices=CASES, default=CASES, help="the cases to measure (all)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory for the result files")
+    parser.add_argument("--rounds", type=int, default=2, help="of three timed steps each (default: %(default)s)")
     parser.add_argument("--again", action="store_true", help="measure cases that have a result of today, too")
     arguments = parser.parse_args()
     for case in arguments.case:
@@ -87,7 +87,7 @@ def main() -> None:
         if path.exists() and not arguments.again:
             print(f"{case}: {path} is of today, skipped (--again measures it anew)")
             continue
-        write_result(path, measure_case(case))
+        write_result(path, measure_case(case, arguments.rounds))
         print(f"{case}: wrote {path}")
 
 
