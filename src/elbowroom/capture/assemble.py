@@ -87,7 +87,7 @@ class Assembly:
         self._changes: list[tuple[int, int, int]] = []
         self._path = ""
         self._node_paths: dict[int, str] = {}
-        self._in_optimizer = False
+        self._phase: Phase = "forward"
         self._offset_ns = 0
         self._now_ns = 0
         self._run()
@@ -192,7 +192,7 @@ class Assembly:
     def _op_begins(self, seen: OpSeen) -> None:
         reads = [self._resolve(block) for block in seen.reads]
         writes = [self._resolve(block) for block in seen.writes]
-        phase: Phase = "optimizer" if self._in_optimizer else "backward" if seen.backward else "forward"
+        phase: Phase = "backward" if seen.backward else self._phase
         if not seen.backward:
             self._node_paths[seen.node] = self._path
         module = self._path or (self._node_paths.get(seen.node, "") if seen.backward else "")
@@ -287,12 +287,13 @@ class Assembly:
 
     def _on_module(self, note: Note) -> None:
         self._path = note.path
+        self._phase = "forward"
 
     def _on_optimizer_begins(self, _note: Note) -> None:
-        self._in_optimizer = True
+        self._phase = "optimizer"
 
     def _on_optimizer_ends(self, _note: Note) -> None:
-        self._in_optimizer = False
+        self._phase = "other"
 
     def _on_pause(self, _note: Note) -> None:
         self._paused += 1
@@ -301,6 +302,7 @@ class Assembly:
         self._paused -= 1
 
     def _on_step_ends(self, _note: Note | None) -> None:
+        self._phase = "forward"
         if len(self._ops) > (self._steps[-1] if self._steps else 0):
             self._steps.append(len(self._ops))
 
@@ -334,9 +336,9 @@ class Assembly:
         )
 
     def _flops(self, op: _Op) -> int:
-        sizes = [self._storages[storage].size_bytes for storage in op.writes]
         width = ITEM_BYTES.get(self._storages[op.reads[0]].dtype, 4) if op.reads else 4
-        return flops(op.seen.name, op.seen.shapes, max(sizes, default=0) // width)
+        made = [self._storages[storage].size_bytes // width for storage in op.writes]
+        return flops(op.seen.name, op.seen.arguments, made)
 
     def timeline(self, trace_id: str, outside_bytes: int = 0) -> Timeline:
         """What was measured: op spans, stalls, transfers and the device's allocated bytes."""

@@ -9,43 +9,46 @@ from collections.abc import Callable
 from math import prod
 
 Shape = tuple[int, ...]
-Formula = Callable[[list[Shape], int], int]
+Formula = Callable[[list[Shape], list[int], bool], int]
 
 
-def flops(name: str, shapes: tuple[Shape | None, ...], made: int) -> int:
+def flops(name: str, arguments: tuple[Shape | bool | None, ...], made: list[int]) -> int:
     """FLOPs of one op; 0 where no formula is known.
 
     Args:
         name: such as "aten.mm".
-        shapes: of its tensor arguments, None for the others.
-        made: elements of the largest storage it made.
+        arguments: shapes of tensors, values of flags, None for the others.
+        made: elements of the storages it made or changed.
     """
     formula = FORMULAS.get(name)
-    tensors = [shape for shape in shapes if shape is not None]
-    return formula(tensors, made) if formula is not None and len(tensors) > 1 else 0
+    shapes = [argument for argument in arguments if isinstance(argument, tuple)]
+    flag = any(argument is True for argument in arguments)
+    return formula(shapes, made, flag) if formula is not None and len(shapes) > 1 else 0
 
 
-def _matrices(shapes: list[Shape], _made: int) -> int:
+def _matrices(shapes: list[Shape], _made: list[int], _flag: bool) -> int:
     left, right = shapes[-2], shapes[-1]
     return 2 * prod(left) * right[-1]  # B M K times N
 
 
-def _convolution(shapes: list[Shape], made: int) -> int:
-    # Each element of the output is a sum over the input channels and the window.
-    return 2 * made * prod(shapes[1][1:])
+def _convolution(shapes: list[Shape], made: list[int], transposed: bool) -> int:
+    # Each element of the output is a sum over the input channels and the window; transposed, the other way round.
+    elements = prod(shapes[0]) if transposed else max(made, default=0)
+    return 2 * elements * prod(shapes[1][1:])
 
 
-def _convolution_backward(shapes: list[Shape], _made: int) -> int:
-    # Once for the gradient of the input and once for that of the weight.
-    return 2 * 2 * prod(shapes[0]) * prod(shapes[2][1:])
+def _convolution_backward(shapes: list[Shape], made: list[int], transposed: bool) -> int:
+    # Once for the gradient of the weight, and once for that of the input where it is wanted.
+    gradients = 2 if prod(shapes[1]) in made else 1
+    return gradients * 2 * prod(shapes[1 if transposed else 0]) * prod(shapes[2][1:])
 
 
-def _attention(shapes: list[Shape], _made: int) -> int:
+def _attention(shapes: list[Shape], _made: list[int], _causal: bool) -> int:
     # Scores and weighted values: B H S_q S_k D each.
     return 2 * 2 * prod(shapes[0]) * shapes[1][-2]
 
 
-def _attention_backward(shapes: list[Shape], _made: int) -> int:
+def _attention_backward(shapes: list[Shape], _made: list[int], _causal: bool) -> int:
     # The scores again, and the gradients of values, weights, queries and keys: five products.
     return 5 * 2 * prod(shapes[1]) * shapes[2][-2]
 

@@ -30,16 +30,16 @@ class Operator:
 def operator(name: str, arguments: int) -> Operator | None:
     """The operator behind a profiler event, such as ("aten::mul_", 2); None for what is composed or no operator."""
     schemas = schemas_of(name)
-    if not schemas or _composed(schemas):
-        return None
     fitting = [schema for schema in schemas if len(schema.arguments) == arguments] or schemas
+    if not fitting or _composed(fitting):
+        return None
     # The event does not name the overload. What any that fits writes counts as written: then it is kept, not swapped.
     writes = frozenset(i for schema in fitting for i, argument in enumerate(schema.arguments) if _written(argument))
     return Operator(writes=writes, views=all(_views(schema) for schema in fitting))
 
 
 def _composed(schemas: list[Any]) -> bool:
-    """Whether every overload is made of other operators, with no kernel of its own on the CPU."""
+    """Whether these overloads are made of other operators, with no kernel of their own on the CPU."""
     return all(has_kernel(s, "CompositeImplicitAutograd") and not has_kernel(s, "CPU") for s in schemas)
 
 

@@ -58,7 +58,7 @@ class OpSeen:
         reads, writes: the storages of its arguments; `writes` are changed in place.
         node: sequence number of the autograd node it made, or in backward of the one it belongs to.
         backward: whether the autograd engine ran it.
-        shapes: shapes of its tensor arguments, None for the others, as the formulas for FLOPs want them.
+        arguments: the shapes of tensors, the values of flags, and None for the rest.
         start_ns, end_ns: on the profiler's clock.
     """
 
@@ -67,7 +67,7 @@ class OpSeen:
     writes: tuple[Block, ...]
     node: int
     backward: bool
-    shapes: tuple[tuple[int, ...] | None, ...]
+    arguments: tuple[tuple[int, ...] | bool | None, ...]
     start_ns: int
     end_ns: int
 
@@ -116,7 +116,7 @@ class Stream:
 
 def _items(root: Any) -> Iterator[Item]:
     """Items of one tree of events; an op's children are its own business but for their allocations and markers."""
-    pending: list[tuple[Any, int, bool]] = [(root, -1, False)]
+    pending: list[tuple[Any, int | None, bool]] = [(root, None, False)]
     while pending:
         event, node, inside = pending.pop()
         tag = event.tag.name
@@ -139,7 +139,8 @@ def _items(root: Any) -> Iterator[Item]:
         pending.extend((child, node, inside) for child in event.children)
 
 
-def _op(event: Any, node: int) -> OpSeen | None:
+def _op(event: Any, node: int | None) -> OpSeen | None:
+    """The op of an event; `node` is the autograd node that runs it, None in forward."""
     inputs = event.extra_fields.inputs
     known = operator(event.name, len(inputs))
     if known is None:
@@ -149,12 +150,18 @@ def _op(event: Any, node: int) -> OpSeen | None:
         name=event.name.replace("::", "."),
         reads=() if known.views else tuple(b for i, bs in enumerate(blocks) if i not in known.writes for b in bs),
         writes=tuple(b for i, bs in enumerate(blocks) if i in known.writes for b in bs),
-        node=event.extra_fields.sequence_number if node < 0 else node,
-        backward=node >= 0,
-        shapes=tuple(tuple(each.sizes) if hasattr(each, "storage_data_ptr") else None for each in inputs),
+        node=event.extra_fields.sequence_number if node is None else node,
+        backward=node is not None,
+        arguments=tuple(_argument(each) for each in inputs),
         start_ns=event.start_time_ns,
         end_ns=event.end_time_ns,
     )
+
+
+def _argument(argument: Any) -> tuple[int, ...] | bool | None:
+    if getattr(argument, "storage_data_ptr", None):
+        return tuple(argument.sizes)
+    return argument if isinstance(argument, bool) else None
 
 
 def _blocks(argument: Any) -> Iterator[Block]:

@@ -166,16 +166,17 @@ class Learner:
         """
         assembly = Assembly(recording, self._tier)
         line = assembly.timeline(known.trace.id, self.machine.outside_bytes)
-        if known.refined:
+        if known.refined and known.plan.swaps:
             return known, line
-        known.refined = True
         self._measure_rates(recording.happenings)
         trace = with_idle_of(assembly.trace(), known.trace)
-        if trace is None:
+        if trace is None and not known.refined:
+            known.refined = True
             self.surprised(key, known.schedule.saved)
             return known, line
-        try:
-            better = self._plan(trace)
+        known.refined = True
+        try:  # where nothing moves, from where on a storage is idle does not matter
+            better = self._plan(trace or assembly.trace())
         except (Infeasible, InvalidPlan):
             return known, line
         better.refined = True
