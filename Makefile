@@ -34,7 +34,7 @@ test: check
 check: venv
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 demo: venv
