@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from elbowroom.runtime.executor import Executor, Observer
+from elbowroom.runtime.entries import Observer
+from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.hooks import Handle
 from tests.torch.moved_by_hand import HandTier, content, nothing_left, same, save, swapped
 

@@ -8,57 +8,18 @@ autograd would have held it. When the original died says from where on only auto
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
 from typing import final
 
 import torch
 
-from elbowroom.capture.flops import flops
+from elbowroom.capture.drafts import OpDraft, SaveDraft, StorageDraft, flops_of, save_of
 from elbowroom.capture.recorder import Note, Recording
 from elbowroom.capture.stream import Allocation, Block, Mark, OpSeen
 from elbowroom.errors import CaptureError
 from elbowroom.machine import TierName
-from elbowroom.runtime.executor import Happening
+from elbowroom.runtime.entries import Happening
 from elbowroom.timeline import Curve, Lane, Span, Timeline
-from elbowroom.trace import Category, Event, Op, Phase, Save, Step, Storage, Trace
-
-ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-"""Of the element types that the formulas for FLOPs meet."""
-
-
-@dataclass(slots=True)
-class _Bytes:
-    """One storage of the trace in the making."""
-
-    size_bytes: int
-    category: Category
-    dtype: str
-    from_stream: bool
-
-
-@dataclass(slots=True)
-class _Op:
-    """One op in the making."""
-
-    seen: OpSeen
-    module: str
-    phase: Phase
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    made: list[int] = field(default_factory=list[int])
-
-
-@dataclass(slots=True)
-class _Saved:
-    """One save in the making."""
-
-    storage: int
-    saved_at: int
-    idle_from: int | None = None
-    read_at: list[int] = field(default_factory=list[int])
-    original_gone: bool = False
-    dropped: bool = False
-    copies: int = 0
+from elbowroom.trace import Category, Event, Op, Phase, Step, Storage, Trace
 
 
 @final
@@ -73,13 +34,13 @@ class Assembly:
     def __init__(self, recording: Recording, tier: TierName) -> None:
         self._recording = recording
         self._tier: TierName = tier
-        self._storages: list[_Bytes] = []
+        self._storages: list[StorageDraft] = []
         self._events: list[Event] = []
-        self._ops: list[_Op] = []
-        self._open_op: _Op | None = None
-        self._saves: list[_Saved] = []
-        self._by_entry: dict[int, _Saved] = {}
-        self._open: dict[int, _Saved] = {}
+        self._ops: list[OpDraft] = []
+        self._open_op: OpDraft | None = None
+        self._saves: list[SaveDraft] = []
+        self._by_entry: dict[int, SaveDraft] = {}
+        self._open: dict[int, SaveDraft] = {}
         self._at: dict[int, int] = {}
         self._copies: dict[int, int] = {}
         self._paused = 0
@@ -162,7 +123,7 @@ class Assembly:
 
     def _new(self, block: Block, category: Category, *, from_stream: bool = False, first: bool = False) -> int:
         storage = len(self._storages)
-        self._storages.append(_Bytes(block.size_bytes, category, block.dtype, from_stream))
+        self._storages.append(StorageDraft(block.size_bytes, category, block.dtype, from_stream))
         if first:
             if block.size_bytes:
                 self._events.append(Event(-1, storage, block.size_bytes))
@@ -196,7 +157,7 @@ class Assembly:
         if not seen.backward:
             self._node_paths[seen.node] = self._path
         module = self._path or (self._node_paths.get(seen.node, "") if seen.backward else "")
-        self._open_op = _Op(seen, module, phase, tuple(dict.fromkeys(reads)), tuple(dict.fromkeys(writes)))
+        self._open_op = OpDraft(seen, module, phase, tuple(dict.fromkeys(reads)), tuple(dict.fromkeys(writes)))
         self._ops.append(self._open_op)
 
     def _op_ends(self) -> None:
@@ -240,7 +201,7 @@ class Assembly:
         if known.category in ("temporary", "workspace"):
             known.category = "activation"
         known.dtype = note.blocks[0].dtype or known.dtype
-        saved = _Saved(storage, self._position_of_save(storage))
+        saved = SaveDraft(storage, self._position_of_save(storage))
         self._saves.append(saved)
         self._open[storage] = self._by_entry[id(note.entry)] = saved
 
@@ -278,7 +239,7 @@ class Assembly:
             saved.dropped = True
             self._maybe_over(saved)
 
-    def _maybe_over(self, saved: _Saved) -> None:
+    def _maybe_over(self, saved: SaveDraft) -> None:
         """The keep-all end of a saved storage: nobody has the original, a saved tensor or a returned copy any more."""
         if saved.dropped and not saved.copies and self._open.get(saved.storage) is saved:
             del self._open[saved.storage]
@@ -318,7 +279,7 @@ class Assembly:
                 reads=op.reads,
                 writes=op.writes,
                 duration_ns=op.seen.end_ns - op.seen.start_ns,
-                flops=self._flops(op),
+                flops=flops_of(op, self._storages),
             )
             for op in self._ops
         )
@@ -331,14 +292,9 @@ class Assembly:
                 for known in self._storages
             ),
             events=tuple(self._events),
-            saves=tuple(map(_save, self._saves)),
+            saves=tuple(map(save_of, self._saves)),
             steps=tuple(Step(first, end) for first, end in zip([0, *self._steps], self._steps, strict=False)),
         )
-
-    def _flops(self, op: _Op) -> int:
-        width = ITEM_BYTES.get(self._storages[op.reads[0]].dtype, 4) if op.reads else 4
-        made = [self._storages[storage].size_bytes // width for storage in op.writes]
-        return flops(op.seen.name, op.seen.arguments, made)
 
     def timeline(self, trace_id: str, outside_bytes: int = 0) -> Timeline:
         """What was measured: op spans, stalls, transfers and the device's allocated bytes."""
@@ -411,15 +367,3 @@ class Assembly:
         ordered = sorted(at_peak.items(), key=lambda pair: -pair[1])
         curve = Curve(tier="device", kind="allocated", at_ns=tuple(at_ns or [0]), size_bytes=tuple(level or [0]))
         return curve, tuple(pair for pair in ordered if pair[1] > 0)
-
-
-def _save(saved: _Saved) -> Save:
-    idle = saved.idle_from
-    if idle is not None and saved.read_at and idle >= saved.read_at[0]:
-        idle = None
-    return Save(
-        storage=saved.storage,
-        saved_at=saved.saved_at,
-        idle_from=None if idle is None else max(idle, saved.saved_at),
-        read_at=tuple(saved.read_at),
-    )

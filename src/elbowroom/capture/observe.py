@@ -16,7 +16,8 @@ import torch
 from elbowroom.capture.recorder import Recorder, reachable_parameters
 from elbowroom.capture.reserved import Reserved
 from elbowroom.runtime._torch_compat import holders_of, version_of
-from elbowroom.runtime.executor import NEVER, Entry, Executor
+from elbowroom.runtime.entries import NEVER, Entry
+from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.hooks import Director, Handle
 
 NOTHING = nullcontext()

@@ -18,7 +18,7 @@ import torch
 
 from elbowroom.capture.modules import ModulePaths
 from elbowroom.capture.stream import Block, Item, Stream
-from elbowroom.runtime.executor import Entry, Happening, Observer
+from elbowroom.runtime.entries import Entry, Happening, Observer
 from elbowroom.trace import Category
 
 

@@ -15,7 +15,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from elbowroom.runtime._torch_compat import no_dispatch, version_of
-from elbowroom.runtime.executor import Entry, Executor
+from elbowroom.runtime.entries import Entry
+from elbowroom.runtime.executor import Executor
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 """What subclasses add to a tensor would be lost with it."""

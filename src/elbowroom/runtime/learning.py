@@ -13,7 +13,7 @@ from elbowroom.errors import Infeasible, InvalidPlan
 from elbowroom.machine import Machine, TierName
 from elbowroom.plan import Plan
 from elbowroom.planners import check, plan
-from elbowroom.runtime.executor import Happening
+from elbowroom.runtime.entries import Happening
 from elbowroom.runtime.known import Known
 from elbowroom.schedule import compile_schedule
 from elbowroom.timeline import Timeline

@@ -39,7 +39,8 @@ from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.runtime import figures, memory
 from elbowroom.runtime._torch_compat import version_of
-from elbowroom.runtime.executor import NEVER, Entry, Executor, Observer
+from elbowroom.runtime.entries import NEVER, Entry, Observer
+from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.figures import Mode, StepFigures
 from elbowroom.runtime.hooks import Director, Handle, Hooks
 from elbowroom.runtime.known import Known, signature

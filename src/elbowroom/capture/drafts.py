@@ -1,0 +1,66 @@
+"""Records of a trace in the making."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elbowroom.capture.flops import flops
+from elbowroom.capture.stream import OpSeen
+from elbowroom.trace import Category, Phase, Save
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Of the element types that the formulas for FLOPs meet."""
+
+
+@dataclass(slots=True)
+class StorageDraft:
+    """One storage of the trace in the making."""
+
+    size_bytes: int
+    category: Category
+    dtype: str
+    from_stream: bool
+
+
+@dataclass(slots=True)
+class OpDraft:
+    """One op in the making."""
+
+    seen: OpSeen
+    module: str
+    phase: Phase
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    made: list[int] = field(default_factory=list[int])
+
+
+@dataclass(slots=True)
+class SaveDraft:
+    """One save in the making."""
+
+    storage: int
+    saved_at: int
+    idle_from: int | None = None
+    read_at: list[int] = field(default_factory=list[int])
+    original_gone: bool = False
+    dropped: bool = False
+    copies: int = 0
+
+
+def flops_of(op: OpDraft, storages: list[StorageDraft]) -> int:
+    """FLOPs of an op, from its arguments and what it made."""
+    width = ITEM_BYTES.get(storages[op.reads[0]].dtype, 4) if op.reads else 4
+    return flops(op.seen.name, op.seen.arguments, [storages[storage].size_bytes // width for storage in op.writes])
+
+
+def save_of(saved: SaveDraft) -> Save:
+    """The record of a save; where it was read before only autograd held it, it never was idle."""
+    idle = saved.idle_from
+    if idle is not None and saved.read_at and idle >= saved.read_at[0]:
+        idle = None
+    return Save(
+        storage=saved.storage,
+        saved_at=saved.saved_at,
+        idle_from=None if idle is None else max(idle, saved.saved_at),
+        read_at=tuple(saved.read_at),
+    )
