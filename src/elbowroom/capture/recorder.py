@@ -19,6 +19,7 @@ import torch
 from elbowroom.capture.modules import ModulePaths
 from elbowroom.capture.stream import Block, Item, Stream
 from elbowroom.runtime.entries import Entry, Happening, Observer
+from elbowroom.runtime.storages import storage_of
 from elbowroom.trace import Category
 
 
@@ -196,9 +197,7 @@ def _block(tensor: torch.Tensor) -> Block | None:
     """Where a tensor's bytes lie; None for those without bytes of their own on this device."""
     if tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return None
-    try:
-        storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-    except (RuntimeError, NotImplementedError):  # functional, fake and wrapper tensors have no address
+    storage = storage_of(tensor)
+    if storage is None or not storage.data_ptr():
         return None
-    return Block(address, storage.nbytes(), _name(tensor.dtype)) if address else None
+    return Block(storage.data_ptr(), storage.nbytes(), _name(tensor.dtype))

@@ -9,6 +9,7 @@ from typing import final
 import torch
 
 from elbowroom.runtime._torch_compat import storage_key
+from elbowroom.runtime.storages import storage_of
 
 
 @final
@@ -21,11 +22,9 @@ class Reserved:
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
         """Reserve the storages of these tensors; those without one are passed over."""
         for tensor in tensors:
-            try:
-                storage = tensor.untyped_storage()
-            except (RuntimeError, NotImplementedError):  # sparse, functional and wrapper tensors have none
-                continue
-            self._by_key[storage_key(storage)] = weakref.ref(storage)
+            storage = storage_of(tensor)
+            if storage is not None:
+                self._by_key[storage_key(storage)] = weakref.ref(storage)
 
     def add_module(self, module: torch.nn.Module) -> None:
         """Reserve a module's parameters and buffers; what functional_call puts in their place is made by the step."""

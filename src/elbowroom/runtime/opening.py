@@ -16,6 +16,7 @@ from elbowroom.runtime.disk import DiskTier
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.learning import Learner
 from elbowroom.runtime.room import Room
+from elbowroom.runtime.storages import storage_of
 from elbowroom.units import parse_budget
 
 _open: list[Room] = []
@@ -61,10 +62,7 @@ def _live_bytes() -> int:
     """Bytes of all storages that Python can reach."""
     sizes: dict[int, int] = {}
     for tensor in reachable_tensors():
-        try:
-            storage = tensor.untyped_storage()
-        except (RuntimeError, NotImplementedError):  # sparse, functional and wrapper tensors have none
-            continue
-        if storage.device.type == "cpu":
+        storage = storage_of(tensor)
+        if storage is not None and storage.device.type == "cpu":
             sizes[storage_key(storage)] = storage.nbytes()
     return sum(sizes.values())
