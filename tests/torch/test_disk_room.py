@@ -174,6 +174,23 @@ def test_a_file_cut_short_behind_our_back_is_noticed(file: SpillFile) -> None:
         file.check()
 
 
+def test_growth_between_two_looks_is_no_cut(file: SpillFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given: another thread makes the file grow while this one asks for its size
+    file.reserve(PAGE_BYTES)
+    fstat = os.fstat
+
+    def fstat_then_growth(descriptor: int) -> os.stat_result:
+        found = fstat(descriptor)
+        monkeypatch.setattr(os, "fstat", fstat)
+        file.reserve(GROWTH_BYTES)
+        return found
+
+    monkeypatch.setattr(os, "fstat", fstat_then_growth)
+    # when / then
+    file.check()
+    assert os.fstat is fstat, "the file did not grow in between"
+
+
 def test_a_file_cut_short_is_noticed_before_it_grows_again(file: SpillFile) -> None:
     # given
     file.reserve(PAGE_BYTES)

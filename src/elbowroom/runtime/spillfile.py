@@ -126,14 +126,15 @@ class SpillFile:
 
     def check(self) -> None:
         """Raise TierFailed if the descriptor no longer is our file, or if somebody cut the file short."""
+        had_bytes = self._size_bytes  # read first: another thread may let the file grow meanwhile
         try:
             found = os.fstat(self.descriptor)
         except OSError as error:
             raise self.failed("looking at the spill file", error) from error
-        if (found.st_dev, found.st_ino) != self._identity or found.st_size < self._size_bytes:
+        if (found.st_dev, found.st_ino) != self._identity or found.st_size < had_bytes:
             raise TierFailed(
                 f"disk tier: the spill file in {self.directory} was replaced or cut to {format_bytes(found.st_size)} "
-                f"(it had {format_bytes(self._size_bytes)}); what was swapped is lost. Keep other programs away from "
+                f"(it had {format_bytes(had_bytes)}); what was swapped is lost. Keep other programs away from "
                 "it and start the training again from its last saved state",
                 tier="disk",
             )
