@@ -168,7 +168,7 @@ def facts() -> Answer:
 
     import numpy
 
-    machine = elbowroom.Machine.here(measure=True)
+    machine = elbowroom.Machine.here(measure=True, device="cpu")
     return {
         "versions": {
             "python": platform.python_version(),

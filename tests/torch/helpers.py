@@ -97,7 +97,7 @@ def needs(setup: Setup, steps: int = 3) -> tuple[int, int]:
         return lambda: training.step(next(numbers))
 
     trace = er.capture(counted, steps=steps, min_size_bytes=MIN_SIZE_BYTES)
-    machine = er.Machine.here()
+    machine = er.Machine.here(device="cpu")
     try:
         er.plan(trace, machine, 1, min_size_bytes=MIN_SIZE_BYTES)
     except er.Infeasible as error:

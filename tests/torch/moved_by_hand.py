@@ -141,17 +141,17 @@ def content(n: int) -> torch.Tensor:
     return torch.arange(16, dtype=torch.float32) + 100 * n
 
 
-def swapped(executor: Executor, n: int = 0, reads_planned: int = 1) -> Handle:
+def swapped(executor: Executor, n: int = 0) -> Handle:
     """A saved tensor whose storage is leaving and that nobody else holds; it is the only handle."""
-    return save(executor, content(n), n, reads_planned)
+    return save(executor, content(n), n)
 
 
-def save(executor: Executor, tensor: torch.Tensor, n: int = 0, reads_planned: int = 1) -> Handle:
+def save(executor: Executor, tensor: torch.Tensor, n: int = 0) -> Handle:
     """What pack does with a tensor that the plan swaps."""
     storage = tensor.untyped_storage()
     entry = executor.find(storage)
     if entry is None:
-        entry = executor.add(n, storage, tensor._version, reads_planned)
+        entry = executor.add(n, storage, tensor._version)
         try:
             executor.swap_out(entry)
         except BaseException:

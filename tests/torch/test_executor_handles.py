@@ -35,7 +35,6 @@ def returning(executor: Executor, tier: HandTier) -> Handle:
 def on_device(executor: Executor, tier: HandTier) -> Handle:
     handle = returning(executor, tier)
     tier.reads[-1].end()
-    handle.entry.reads_planned = 2
     executor.read(handle.entry)
     return handle
 

@@ -12,17 +12,17 @@ from elbowroom.runtime.hooks import Handle
 from tests.torch.moved_by_hand import HandTier, content, nothing_left, same, save, swapped, values
 
 
-def away(executor: Executor, tier: HandTier, n: int = 0, reads_planned: int = 1) -> Handle:
+def away(executor: Executor, tier: HandTier, n: int = 0) -> Handle:
     """A saved tensor whose bytes have left the device."""
-    handle = swapped(executor, n, reads_planned)
+    handle = swapped(executor, n)
     tier.writes[-1].end()
     executor.writes_done(0)
     return handle
 
 
-def returning(executor: Executor, tier: HandTier, n: int = 0, reads_planned: int = 1) -> Handle:
+def returning(executor: Executor, tier: HandTier, n: int = 0) -> Handle:
     """A saved tensor whose bytes are on their way back."""
-    handle = away(executor, tier, n, reads_planned)
+    handle = away(executor, tier, n)
     executor.bring_back(handle.entry)
     return handle
 
@@ -162,7 +162,7 @@ def test_wanted_back_while_leaving_gives_the_write_up_and_keeps_the_storage() ->
 
 
 def test_a_storage_whose_write_was_given_up_is_never_fetched_from_its_empty_slot() -> None:
-    # given: all its planned reads done, which lets a written storage go
+    # given
     tier = HandTier()
     executor = Executor(tier)
     handle = swapped(executor)
@@ -231,7 +231,7 @@ def test_two_readers_in_two_threads_get_the_same_storage() -> None:
     # given
     tier = HandTier()
     executor = Executor(tier)
-    handle = returning(executor, tier, reads_planned=2)
+    handle = returning(executor, tier)
     got: list[torch.UntypedStorage] = []
     readers = [threading.Thread(target=lambda: got.append(executor.read(handle.entry))) for _ in range(2)]
     # when
@@ -248,48 +248,22 @@ def test_two_readers_in_two_threads_get_the_same_storage() -> None:
     assert same(got[0], handle.entry)
 
 
-def test_after_its_planned_reads_the_table_lets_the_device_bytes_go() -> None:
-    # given
+def test_what_was_read_stays_on_the_device_until_its_last_saved_tensor_dies() -> None:
+    # given: a graph that is read twice, as with retain_graph
     tier = HandTier(ends_when_waited_for=True)
     executor = Executor(tier)
     handle = _settled(executor)
-    # when
-    storage = executor.read(handle.entry)
-    # then
-    assert handle.entry.state is State.AWAY
-    assert handle.entry.alive() is storage, "its reader holds it"
-    # when
-    del storage
-    # then
-    assert handle.entry.alive() is None
-
-
-def test_a_graph_read_twice_fetches_twice_once_nobody_holds_the_bytes() -> None:
-    # given
-    tier = HandTier(ends_when_waited_for=True)
-    executor = Executor(tier)
-    handle = _settled(executor)
-    executor.read(handle.entry)
-    # when
-    storage = executor.read(handle.entry)
-    # then
-    assert same(storage, handle.entry)
-    assert len(tier.reads) == 2
-
-
-def test_two_planned_reads_share_one_swap_back() -> None:
-    # given
-    tier = HandTier(ends_when_waited_for=True)
-    executor = Executor(tier)
-    handle = _settled(executor, reads_planned=2)
-    executor.bring_back(handle.entry)
     # when
     first = values(executor.read(handle.entry)).clone()
     second = values(executor.read(handle.entry)).clone()
     # then
     assert torch.equal(first, second)
     assert len(tier.reads) == 1
-    assert handle.entry.alive() is None
+    assert handle.entry.state is State.ON_DEVICE
+    # when
+    del handle
+    # then
+    assert nothing_left(executor)
 
 
 def test_a_new_step_waits_for_the_writes_of_the_one_before_and_counts_anew() -> None:
@@ -346,7 +320,7 @@ def test_changed_bytes_are_kept_and_their_copy_is_never_read() -> None:
     assert nothing_left(executor)
 
 
-def _settled(executor: Executor, n: int = 0, reads_planned: int = 1) -> Handle:
-    handle = swapped(executor, n, reads_planned)
+def _settled(executor: Executor, n: int = 0) -> Handle:
+    handle = swapped(executor, n)
     executor.settle()
     return handle

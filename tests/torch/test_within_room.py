@@ -256,7 +256,7 @@ def captured(setup: Setup) -> tuple[er.Trace, er.Machine, int]:
         return lambda: training.step(next(numbers))
 
     budget = tight_budget(setup)
-    return er.capture(counted, steps=3, min_size_bytes=MIN_SIZE_BYTES), er.Machine.here(), budget
+    return er.capture(counted, steps=3, min_size_bytes=MIN_SIZE_BYTES), er.Machine.here(device="cpu"), budget
 
 
 def test_a_plan_from_a_captured_trace_is_followed(tmp_path: Path) -> None:

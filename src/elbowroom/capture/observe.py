@@ -16,7 +16,7 @@ import torch
 from elbowroom.capture.recorder import Recorder, reachable_parameters
 from elbowroom.capture.reserved import Reserved
 from elbowroom.runtime._torch_compat import holders_of, version_of
-from elbowroom.runtime.entries import NEVER, Entry
+from elbowroom.runtime.entries import Entry
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.hooks import Director, Handle
 
@@ -55,7 +55,7 @@ class Observing(Director):
         if self._reserved.holds(storage):
             return None
         self.tick()
-        entry = self._executor.add(self.count, storage, version_of(tensor), NEVER)
+        entry = self._executor.add(self.count, storage, version_of(tensor))
         self.count += 1
         if self.recorder is not None:
             self.recorder.saved(entry, storage, tensor.dtype)

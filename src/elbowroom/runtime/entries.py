@@ -23,9 +23,6 @@ class State(enum.Enum):
     RETURNING = "returning"
 
 
-NEVER = 1 << 62
-
-
 @final
 class Entry:
     """One saved storage.
@@ -37,16 +34,15 @@ class Entry:
         alive: weak reference to the last device storage that held the bytes.
         version: version counter at the first save; a later save at another version means changed bytes.
         handles: saved tensors that lie on it and still exist.
-        unread: handles not read since it last came back.
         reads: times it was read in this step.
     """
 
     __slots__ = (
-        "__weakref__", "alive", "back", "device", "handles", "key", "n", "out", "reads", "reads_planned",
-        "size_bytes", "slot", "state", "unread", "version",
+        "__weakref__", "alive", "back", "device", "handles", "key", "n", "out", "reads", "size_bytes",
+        "slot", "state", "version",
     )  # fmt: skip
 
-    def __init__(self, n: int, storage: torch.UntypedStorage, version: int, reads_planned: int) -> None:
+    def __init__(self, n: int, storage: torch.UntypedStorage, version: int) -> None:
         self.n = n
         self.size_bytes = storage.nbytes()
         self.state = State.ON_DEVICE
@@ -55,9 +51,7 @@ class Entry:
         self.key = storage_key(storage)
         self.version = version
         self.handles = 1
-        self.unread = 1
         self.reads = 0
-        self.reads_planned = reads_planned
         self.slot: Slot | None = None
         self.out: Transfer | None = None
         self.back: Transfer | None = None

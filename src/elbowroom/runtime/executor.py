@@ -26,13 +26,10 @@ from typing import final
 import torch
 
 from elbowroom.errors import TierError
-from elbowroom.runtime import memory
 from elbowroom.runtime._torch_compat import storage_key
-from elbowroom.runtime.entries import NEVER, Counters, Entry, Happening, Observer, State
+from elbowroom.runtime.entries import Counters, Entry, Happening, Observer, State
+from elbowroom.runtime.memory import Residence
 from elbowroom.runtime.tiers import LowerTier, Transfer
-
-TRIM_BYTES = 16 << 20
-"""The C library is told to give back what is free after so many bytes were let go of."""
 
 
 @final
@@ -41,16 +38,17 @@ class Executor:
 
     Args:
         tier: where they go.
+        residence: has the memory of what left go back to the system.
     """
 
-    def __init__(self, tier: LowerTier) -> None:
+    def __init__(self, tier: LowerTier, residence: Residence | None = None) -> None:
         self.tier = tier
+        self.residence = residence or Residence()
         self.counters = Counters()
         self.observer = Observer()
         self._by_key: dict[int, Entry] = {}
         self._writes: deque[Entry] = deque()
         self._writes_reaped = 0
-        self._let_go_bytes = 0
         self._released: deque[Entry] = deque()
         self._lock = threading.Lock()
 
@@ -61,9 +59,9 @@ class Executor:
         entry = self._by_key.get(storage_key(storage))
         return entry if entry is not None and entry.alive() is storage else None
 
-    def add(self, n: int, storage: torch.UntypedStorage, version: int, reads_planned: int = 0) -> Entry:
+    def add(self, n: int, storage: torch.UntypedStorage, version: int) -> Entry:
         """A new entry, on the device and not held by the table, with the one handle that its caller makes for it."""
-        entry = Entry(n, storage, version, reads_planned)
+        entry = Entry(n, storage, version)
         self._by_key[entry.key] = entry
         return entry
 
@@ -93,9 +91,7 @@ class Executor:
         while self._writes and (self._writes_reaped < count or _ended(self._writes[0])):
             self._reap_first()
         self._after_lock()
-        if self._let_go_bytes >= TRIM_BYTES:
-            self._let_go_bytes = 0
-            memory.trim()
+        self.residence.look()
 
     def settle(self) -> None:
         """Wait for every write under way."""
@@ -133,7 +129,7 @@ class Executor:
             out, entry.out = entry.out, None
             if out.error is not None:
                 self._only_here(entry)
-            elif entry.state is State.LEAVING or (entry.reads >= entry.reads_planned and entry.unread <= 0):
+            elif entry.state is State.LEAVING:
                 self._let_go(entry)
             if entry.handles == 0:
                 self._forget(entry)
@@ -161,7 +157,6 @@ class Executor:
             entry.key = storage_key(storage)
             self._by_key[entry.key] = entry
             entry.state = State.RETURNING
-            entry.unread = entry.handles
         if self.observer.placed:
             self.observer.placed(entry, storage)
 
@@ -184,9 +179,6 @@ class Executor:
                 self._finish_return(entry)
             storage = entry.alive()
         entry.reads += 1
-        entry.unread -= 1
-        if entry.slot is not None and entry.unread <= 0 and entry.reads >= entry.reads_planned:
-            self._drop_device_copy(entry)
         return storage
 
     def _finish_return(self, entry: Entry) -> None:
@@ -208,17 +200,11 @@ class Executor:
                     entry.alive = _nothing
             _raise_failed(back)
 
-    def _drop_device_copy(self, entry: Entry) -> None:
-        with self._lock:
-            if entry.out is None:
-                self._let_go(entry)
-
     def _let_go(self, entry: Entry) -> None:
         """The table drops the device bytes, the tier has them; readers that still use them keep them alive."""
-        self._let_go_bytes += entry.size_bytes
+        self.residence.let_go(entry.size_bytes)
         entry.device = None
         entry.state = State.AWAY
-        entry.unread = entry.handles
 
     def _stay(self, entry: Entry, storage: torch.UntypedStorage) -> None:
         """Wanted back while still there: hold on to it. A write that has not ended is given up."""
@@ -226,7 +212,6 @@ class Executor:
         entry.state = State.ON_DEVICE
         if entry.out is not None and not entry.out.done():
             entry.out.abandon()
-            entry.unread = entry.reads_planned = NEVER
 
     def keep(self, entry: Entry) -> None:
         """Hold the device bytes from now on and forget any copy: they changed, so only they are right."""
@@ -236,14 +221,12 @@ class Executor:
     def _only_here(self, entry: Entry) -> None:
         entry.device = entry.alive()
         entry.state = State.ON_DEVICE
-        entry.unread = entry.reads_planned = NEVER
 
     # Handles that come and go
 
     def handle_made(self, entry: Entry) -> None:
         """One more saved tensor lies on an entry that was there."""
         entry.handles += 1
-        entry.unread += 1
 
     def handle_died(self, entry: Entry) -> None:
         """A saved tensor is gone. Called from a finalizer, so it may interrupt any code, this class included."""

@@ -1,20 +1,33 @@
-"""The C library's allocator, told to give blocks back.
+"""The C library's allocator, told when to give freed blocks back.
 
 glibc serves a request above M_MMAP_THRESHOLD from a mapping of its own, which goes back to the system when freed; the
-threshold grows by itself up to 32 MiB as such blocks are freed, and blocks below it stay with the process. So that RSS
-follows what is swapped, the threshold is fixed low while something may move. See mallopt(3).
+threshold grows by itself up to 32 MiB as such blocks are freed, and blocks below it stay with the process. Memory that
+stays is used again without page faults, which is what makes it fast; it also counts as RSS. See mallopt(3).
+
+Note: [Giving back]
+How freed blocks go back depends on how much RAM there is beside the budget. Where there is little, the thresholds are
+fixed low, and what is free goes back for every few storages that leave: RSS is then what is allocated and no more.
+Where there is plenty, blocks stay as they would without us until RSS reaches a mark, and all that is free goes back
+there. Measured on a ResNet-50 step: 200,000 page faults the first way, 60,000 the second, 15,000 in plain training; a
+tenth or more of its time lies between the first and the second.
 """
 
 from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import os
+from collections.abc import Callable
+from typing import final
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 LOW_BYTES = 1 << 20
 GROWN_BYTES = 32 << 20
 """Where the threshold ends up by itself in a process that frees large blocks (DEFAULT_MMAP_THRESHOLD_MAX)."""
+TRIM_BYTES = 16 << 20
+"""Where memory is short, what is free goes back whenever so many bytes have left."""
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def give_back() -> bool:
@@ -47,10 +60,57 @@ def _set(threshold_bytes: int) -> bool:
 def resident_bytes() -> int:
     """RSS of this process, 0 where the system does not tell."""
     try:
-        with open("/proc/self/status", encoding="ascii") as status:
-            for line in status:
-                if line.startswith("VmRSS:"):
-                    return int(line.split()[1]) * 1024
+        with open("/proc/self/statm", "rb", buffering=0) as statm:
+            return int(statm.read(100).split()[1]) * PAGE_BYTES
     except OSError:
-        pass
-    return 0
+        return 0
+
+
+@final
+class Residence:
+    """Has the memory of what left go back to the system: see Note: [Giving back].
+
+    Args:
+        storages_bytes: RSS may grow to so much above what is no storage before freed blocks go back; None has them go
+            back at once.
+        live_bytes: counts the bytes of all storages.
+    """
+
+    def __init__(self, storages_bytes: int | None = None, live_bytes: Callable[[], int] | None = None) -> None:
+        self._storages_bytes = storages_bytes
+        self._live_bytes = live_bytes
+        self._most_bytes = 0
+        self._on = True
+        self._let_go_bytes = 0
+
+    def measure(self) -> int:
+        """Give back all that is free and return what RSS is without storages: interpreter, libraries, their caches."""
+        trim()
+        outside_bytes = max(0, resident_bytes() - (self._live_bytes() if self._live_bytes else 0))
+        self._most_bytes = outside_bytes + (self._storages_bytes or 0)
+        return outside_bytes
+
+    def begin(self) -> None:
+        """Storages may leave from now on."""
+        self._on = True
+        (give_back if self._storages_bytes is None else as_usual)()
+
+    def end(self) -> None:
+        """Nothing moves any more."""
+        self._on = False
+        as_usual()
+
+    def let_go(self, size_bytes: int) -> None:
+        """A storage of this size has left; whoever still uses it frees it later."""
+        self._let_go_bytes += size_bytes
+
+    def look(self) -> None:
+        """Give back what is free where it is time to. Costs some microseconds where it is not."""
+        if not self._on:
+            return
+        if self._storages_bytes is not None:
+            if resident_bytes() > self._most_bytes:
+                trim()
+        elif self._let_go_bytes >= TRIM_BYTES:
+            self._let_go_bytes = 0
+            trim()

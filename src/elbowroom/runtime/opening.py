@@ -10,14 +10,17 @@ from elbowroom.capture.recorder import reachable_tensors
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
-from elbowroom.runtime import memory
 from elbowroom.runtime._torch_compat import storage_key
 from elbowroom.runtime.disk import DiskTier
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.learning import Learner
+from elbowroom.runtime.memory import Residence
 from elbowroom.runtime.room import Room
 from elbowroom.runtime.storages import storage_of
 from elbowroom.units import parse_budget
+
+PLENTY_BYTES = 1 << 30
+"""RAM beside the budget from which on freed blocks stay with the process for a while."""
 
 _open: list[Room] = []
 
@@ -37,16 +40,17 @@ def open_room(
         raise UsageError(f"within: given plan={type(plan).__name__}; allowed is a Plan, such as Plan.load(path) reads")
     amounts = parse_budget("auto" if budget is None else budget)
     directory = None if spill_dir is None else os.fspath(spill_dir)
-    machine = Machine.here(spill_dir=directory)
+    machine = Machine.here(spill_dir=directory, device="cpu")
     live_bytes = _live_bytes()
     device_bytes, disk_bytes = (tier.capacity_bytes for tier in machine.tiers)
     budget_bytes = amounts.device.resolve(device_bytes, ram.free_bytes() + live_bytes)
     if plan is not None and budget is None:
         budget_bytes = plan.budget_bytes
-    outside_bytes = max(0, memory.resident_bytes() - live_bytes)
+    residence = _residence(budget_bytes, live_bytes)
+    outside_bytes = residence.measure()
     tier = DiskTier(directory, None if amounts.disk.is_auto else amounts.disk.resolve(disk_bytes, disk_bytes))
     learner = Learner(replace(machine, outside_bytes=outside_bytes), budget_bytes, min_size_bytes, tier.name, plan)
-    room = Room(Executor(tier), learner, min_size_bytes)
+    room = Room(Executor(tier, residence), learner, min_size_bytes)
     room.open()
     _open.append(room)
     return room
@@ -56,6 +60,15 @@ def close_room(room: Room, *, failed: bool) -> None:
     """Close what `open_room` opened."""
     _open.remove(room)
     room.close(failed=failed)
+
+
+def _residence(budget_bytes: int, live_bytes: int) -> Residence:
+    """How freed memory goes back: at once where the process may hold little beside its budget."""
+    slack_bytes = budget_bytes // 8
+    spare_bytes = ram.free_bytes() + live_bytes - budget_bytes - slack_bytes
+    if spare_bytes < max(PLENTY_BYTES, budget_bytes):
+        return Residence(None, _live_bytes)
+    return Residence(budget_bytes + slack_bytes, _live_bytes)
 
 
 def _live_bytes() -> int:

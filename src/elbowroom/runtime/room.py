@@ -37,9 +37,9 @@ from elbowroom.capture.reserved import Reserved
 from elbowroom.errors import Infeasible
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
-from elbowroom.runtime import figures, memory
+from elbowroom.runtime import figures
 from elbowroom.runtime._torch_compat import version_of
-from elbowroom.runtime.entries import NEVER, Entry, Observer
+from elbowroom.runtime.entries import Entry, Observer
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.figures import Mode, StepFigures
 from elbowroom.runtime.hooks import Director, Handle, Hooks
@@ -215,7 +215,7 @@ class Room(Director):
         """Whether storages leave in this step: then freed memory must go back to the system."""
         if moving is not self._gives_back:
             self._gives_back = moving
-            (memory.give_back if moving else memory.as_usual)()
+            (self._executor.residence.begin if moving else self._executor.residence.end)()
 
     def _optimizer_begins(self, _optimizer: Any) -> None:
         if self._running:
@@ -261,6 +261,7 @@ class Room(Director):
         if recording is None or not whole:
             return
         if self._mode == "observe":
+            self._executor.residence.measure()  # libraries have come to hold what they need for such a step
             self._current = self._learner.observed(self._key, recording, first=self._steps_ended == 1)
         elif self._current is not None:
             refined = self._current.refined
@@ -301,7 +302,7 @@ class Room(Director):
         return entry
 
     def _follow(self, known: Known, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry:
-        entry = self._executor.add(n, storage, version_of(tensor), NEVER)
+        entry = self._executor.add(n, storage, version_of(tensor))
         with self._executor.saving(entry):
             if self._recorder is not None:
                 self._recorder.saved(entry, storage, tensor.dtype)
