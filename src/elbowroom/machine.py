@@ -7,11 +7,12 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Literal, Self, cast
 
-from elbowroom import rules
+from elbowroom import gpus, nvml, rules
 from elbowroom.errors import TierFailed, UsageError
 from elbowroom.files import Filed
+from elbowroom.gpu_table import DTYPES, Gpu, LinkKind
 from elbowroom.machine_probe import DiskRates, measure_disk, measure_memory
 from elbowroom.ram import capacity_bytes, free_bytes
 
@@ -21,7 +22,17 @@ TIERS: tuple[TierName, ...] = ("device", "host", "disk")
 ASSUMED_DISK = DiskRates(out_bytes_per_s=2**30, back_bytes_per_s=2**30, latency_ns=100_000, direct=False)
 """Taken for a disk that was not measured: 1 GiB/s each way, as a slow NVMe drive."""
 
-__all__ = ["ASSUMED_DISK", "TIERS", "Link", "Machine", "Tier", "TierName", "free_bytes"]
+ASSUMED_LINK = "pcie-3-x16"
+"""Taken for a link to the host that is not known: the slowest that current GPUs have."""
+
+ASSUMED_CONTEXT_BYTES = 250 * 2**20
+ASSUMED_LIBRARIES_BYTES = 250 * 2**20
+ASSUMED_LIBRARIES_MOST_BYTES = 650 * 2**20
+"""Outside the allocator of a GPU: the context, and what cuBLAS, cuDNN and kernels that are loaded at their first use
+add to it. Contexts of 256 to 426 MiB and 287 MB after one small op were reported (docs/machines.md); a convolution net
+with cuDNN has 400 to 900 MiB in all."""
+
+__all__ = ["ASSUMED_DISK", "TIERS", "Link", "Machine", "Rate", "Tier", "TierName", "free_bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +79,18 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """Operations per second on one dtype, dense: without what sparsity would add."""
+
+    dtype: str
+    flops_per_s: int
+
+    def __post_init__(self) -> None:
+        rules.one_of("Rate.dtype", self.dtype, DTYPES)
+        rules.integer("Rate.flops_per_s", self.flops_per_s, least=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine(Filed):
     """A computer, or one device of it.
 
@@ -77,8 +100,12 @@ class Machine(Filed):
         links: between neighbouring tiers.
         outside_bytes: device memory taken outside the allocator (interpreter, libraries, context).
         allocator: "exact" where every block is one request (the CPU), else settings as in PYTORCH_ALLOC_CONF.
-        flops_per_s: sustained compute rate, 0 where unknown.
+        flops_per_s: sustained compute rate, 0 where unknown; of float32 on a GPU.
         memory_bytes_per_s: bandwidth of the device's memory, 0 where unknown.
+        compute_capability: major * 10 + minor of an NVIDIA GPU, 0 on other devices.
+        multiprocessors: streaming multiprocessors, 0 where unknown.
+        rates: dense compute rates by dtype, as far as known.
+        outside_range_bytes: least and most of `outside_bytes` where that is an estimate, else (0, 0).
     """
 
     name: str
@@ -88,56 +115,100 @@ class Machine(Filed):
     allocator: str = "exact"
     flops_per_s: int = 0
     memory_bytes_per_s: int = 0
+    compute_capability: int = 0
+    multiprocessors: int = 0
+    rates: tuple[Rate, ...] = ()
+    outside_range_bytes: tuple[int, int] = (0, 0)
 
     @classmethod
-    def here(cls, *, measure: bool = False, spill_dir: str | os.PathLike[str] | None = None) -> Self:
-        """This computer without an accelerator: RAM is the device tier, the disk is the tier below it.
+    def here(
+        cls,
+        *,
+        measure: bool = False,
+        spill_dir: str | os.PathLike[str] | None = None,
+        device: Literal["auto", "cpu"] = "auto",
+    ) -> Self:
+        """This computer: its NVIDIA GPU above RAM and disk, or RAM above the disk where there is none.
 
-        The device's capacity is the RAM this process may hold (cgroup and resource limits counted), the disk's is what
-        is free now. Rates are `ASSUMED_DISK` and the memory's is 0, unless they are measured.
+        RAM's capacity is what this process may hold (cgroup and resource limits counted), the disk's is what is free
+        now. Disk rates are `ASSUMED_DISK` and the RAM's is 0, unless they are measured. A GPU is found through the
+        driver, without torch; its link is that of its PCIe generation and lanes, and what the driver does not tell
+        comes from the GPU database.
 
         Args:
-            measure: write and read 256 MiB in `spill_dir`, and copy in memory, to have the real rates; about a second.
+            measure: write and read 256 MiB in `spill_dir`, and copy in RAM, to have the real rates; about a second.
             spill_dir: directory of the disk tier; TMPDIR or the system's temporary directory where None.
+            device: "cpu" leaves a GPU out.
 
         Raises:
             TierFull, TierFailed: the directory has no room, or cannot be used.
+            UsageError: `device` is neither of the two.
         """
+        if device not in ("auto", "cpu"):
+            raise UsageError(f"machine: given device={rules.shown(device)}; allowed are 'auto' and 'cpu'; take one")
         directory = os.fspath(spill_dir or tempfile.gettempdir())
-        try:
-            disk_bytes = shutil.disk_usage(directory).free
-        except OSError as problem:
-            raise TierFailed(
-                f"disk tier: {directory} cannot be used: {problem.strerror}; name another directory", tier="disk"
-            ) from problem
-        rates = measure_disk(directory) if measure else ASSUMED_DISK
-        link = Link(
-            upper="device",
-            lower="disk",
-            out_bytes_per_s=rates.out_bytes_per_s,
-            back_bytes_per_s=rates.back_bytes_per_s,
-            latency_ns=rates.latency_ns,
-        )
+        disk = Tier(name="disk", capacity_bytes=_free_disk_bytes(directory))
+        rates, ram_bytes = measure_disk(directory) if measure else ASSUMED_DISK, capacity_bytes()
+        found = nvml.first_device() if device == "auto" else None
+        if found is not None:
+            gpu = gpus.known(found.name)
+            tiers = (_device(found.total_bytes), Tier(name="host", capacity_bytes=ram_bytes), disk)
+            links = (_to_host(_link_of(found, gpu)), _to_disk("host", rates))
+            return cls._of_cuda("here", tiers, links, found.compute_capability, gpu)
         return cls(
             name="here",
-            tiers=(Tier(name="device", capacity_bytes=capacity_bytes()), Tier(name="disk", capacity_bytes=disk_bytes)),
-            links=(link,),
+            tiers=(_device(ram_bytes), disk),
+            links=(_to_disk("device", rates),),
             memory_bytes_per_s=measure_memory() if measure else 0,
         )
 
     @classmethod
-    def of(cls, name: str) -> Self:
-        """A machine by name.
+    def of(cls, name: str | os.PathLike[str]) -> Self:
+        """A machine by name, or of a user's own table.
+
+        A GPU of the database is put in a computer whose RAM (64 GiB), disk (1 TiB) and disk rates are assumed; a
+        user's own table may say the first two. Which figures are assumed is told by `elbowroom machine NAME`.
+
+        >>> Machine.of("RTX 4090").compute_capability
+        89
+
+        Args:
+            name: "here", a GPU of the database in any spelling, or the path of a TOML file (docs/machines.md): a name
+                that ends in .toml or has a separator of directories.
 
         Raises:
-            UsageError: there is none of this name.
+            UsageError: there is none of this name; the nearest ones are offered.
+            FormatError: the file cannot be read, or is not such a table.
         """
-        if name != "here":
-            raise UsageError(
-                f"machine: given {rules.shown(name)}; allowed is 'here' as long as there is no database of GPUs; "
-                "describe another machine in a file and read it with Machine.load(path)"
-            )
-        return cls.here()
+        if name == "here":
+            return cls.here()
+        gpu = gpu_of(name)
+        device, disk = _device(gpu.total_bytes.value), Tier(name="disk", capacity_bytes=gpu.disk_bytes.value)
+        tiers, links = (device, disk), (_to_disk("device", ASSUMED_DISK),)
+        if not gpu.unified:
+            tiers = (device, Tier(name="host", capacity_bytes=gpu.host_bytes.value), disk)
+            links = (_to_host(gpu.link or gpus.database().links[ASSUMED_LINK]), _to_disk("host", ASSUMED_DISK))
+        return cls._of_cuda(gpu.name, tiers, links, gpu.compute_capability.value, gpu)
+
+    @classmethod
+    def _of_cuda(
+        cls, name: str, tiers: tuple[Tier, ...], links: tuple[Link, ...], compute_capability: int, gpu: Gpu | None
+    ) -> Self:
+        rates = {} if gpu is None else {dtype: figure.value for dtype, figure in gpu.rates}
+        context = gpu.context_bytes.value if gpu and gpu.context_bytes else ASSUMED_CONTEXT_BYTES
+        return cls(
+            name=name,
+            tiers=tiers,
+            links=links,
+            outside_bytes=context + ASSUMED_LIBRARIES_BYTES,
+            allocator="",
+            flops_per_s=rates.get("float32", 0),
+            memory_bytes_per_s=gpu.memory_bytes_per_s.value if gpu and gpu.memory_bytes_per_s else 0,
+            compute_capability=compute_capability,
+            multiprocessors=gpu.multiprocessors.value if gpu and gpu.multiprocessors else 0,
+            rates=tuple(Rate(dtype=dtype, flops_per_s=rate) for dtype, rate in rates.items()),
+            outside_range_bytes=(context, context + ASSUMED_LIBRARIES_MOST_BYTES),
+        )
 
     def __post_init__(self) -> None:
         rules.text("Machine.name", self.name)
@@ -145,16 +216,96 @@ class Machine(Filed):
         rules.integer("Machine.outside_bytes", self.outside_bytes)
         rules.integer("Machine.flops_per_s", self.flops_per_s)
         rules.integer("Machine.memory_bytes_per_s", self.memory_bytes_per_s)
-        rules.records("Machine.tiers", self.tiers, Tier)
-        rules.records("Machine.links", self.links, Link)
-        names = [tier.name for tier in self.tiers]
-        if names[:1] != ["device"] or names != [name for name in TIERS if name in names]:
-            rules.refuse(
-                "Machine.tiers", tuple(names), "'device' first, then any of 'host', 'disk' in this order, once each"
-            )
-        neighbours = list(pairwise(names))
-        ends = [(link.upper, link.lower) for link in self.links]
-        rules.distinct("Machine.links", ends)
-        for index, pair in enumerate(ends):
-            if pair not in neighbours:
-                rules.refuse(f"Machine.links[{index}]", pair, f"a link between neighbouring tiers, of {neighbours}")
+        rules.integer("Machine.compute_capability", self.compute_capability)
+        rules.integer("Machine.multiprocessors", self.multiprocessors)
+        rules.records("Machine.rates", self.rates, Rate)
+        rules.distinct("Machine.rates", [rate.dtype for rate in self.rates])
+        _check_range(self.outside_range_bytes, self.outside_bytes)
+        _check_tiers(self.tiers, self.links)
+
+
+def gpu_of(name: str | os.PathLike[str]) -> Gpu:
+    """What is known of a GPU, figure by figure with its source: of the database, or of a user's own table.
+
+    Raises:
+        UsageError: there is none of this name; the nearest ones are offered.
+        FormatError: the file cannot be read, or is not such a table.
+    """
+    try:
+        path = os.fsdecode(name)
+    except TypeError:
+        raise UsageError(
+            f"machine: given {rules.shown(name)}; allowed is a name or a path; `elbowroom machine --list` has the names"
+        ) from None
+    is_path = path.endswith(".toml") or "/" in path or os.sep in path
+    return gpus.read(path) if is_path else gpus.find(path)
+
+
+def _check_range(given: object, outside_bytes: int) -> None:
+    rules.integers("Machine.outside_range_bytes", given)
+    least_and_most = cast("tuple[int, ...]", given)
+    if len(least_and_most) != 2:
+        rules.refuse("Machine.outside_range_bytes", given, "a tuple of 2 ints")
+    least, most = least_and_most
+    if least_and_most != (0, 0) and not least <= outside_bytes <= most:
+        rules.refuse(
+            "Machine.outside_range_bytes", given, f"(0, 0), or least and most of outside_bytes={outside_bytes}"
+        )
+
+
+def _check_tiers(tiers: tuple[Tier, ...], links: tuple[Link, ...]) -> None:
+    rules.records("Machine.tiers", tiers, Tier)
+    rules.records("Machine.links", links, Link)
+    names = [tier.name for tier in tiers]
+    if names[:1] != ["device"] or names != [name for name in TIERS if name in names]:
+        rules.refuse(
+            "Machine.tiers", tuple(names), "'device' first, then any of 'host', 'disk' in this order, once each"
+        )
+    neighbours = list(pairwise(names))
+    ends = [(link.upper, link.lower) for link in links]
+    rules.distinct("Machine.links", ends)
+    for index, pair in enumerate(ends):
+        if pair not in neighbours:
+            rules.refuse(f"Machine.links[{index}]", pair, f"a link between neighbouring tiers, of {neighbours}")
+
+
+def _free_disk_bytes(directory: str) -> int:
+    try:
+        return shutil.disk_usage(directory).free
+    except OSError as problem:
+        raise TierFailed(
+            f"disk tier: {directory} cannot be used: {problem.strerror}; name another directory", tier="disk"
+        ) from problem
+
+
+def _device(size_bytes: int) -> Tier:
+    return Tier(name="device", capacity_bytes=size_bytes)
+
+
+def _to_host(kind: LinkKind) -> Link:
+    return Link(
+        upper="device",
+        lower="host",
+        out_bytes_per_s=kind.out_bytes_per_s,
+        back_bytes_per_s=kind.back_bytes_per_s,
+        latency_ns=kind.latency_ns,
+    )
+
+
+def _to_disk(upper: Literal["device", "host"], rates: DiskRates) -> Link:
+    return Link(
+        upper=upper,
+        lower="disk",
+        out_bytes_per_s=rates.out_bytes_per_s,
+        back_bytes_per_s=rates.back_bytes_per_s,
+        latency_ns=rates.latency_ns,
+    )
+
+
+def _link_of(device: nvml.Device, gpu: Gpu | None) -> LinkKind:
+    """The database's where that is no PCIe, else by what the driver says of the slot."""
+    listed = gpu.link if gpu else None
+    if listed and not listed.name.startswith("pcie-"):
+        return listed
+    in_slot = gpus.pcie(device.pcie_generation, device.pcie_lanes)
+    return in_slot or listed or gpus.database().links[ASSUMED_LINK]

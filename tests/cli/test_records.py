@@ -1,4 +1,4 @@
-"""The verbs that read and describe: report and machine."""
+"""The verb that reads and describes: report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from elbowroom.cli import main
-from elbowroom.machine import Machine
 from elbowroom.simulate import simulate
 from tests.core.report_case import DISK, MIB, chain, measured, swapping
 
@@ -63,31 +62,3 @@ def test_report_refuses_an_ending_before_it_reads(capsys: pytest.CaptureFixture[
     assert main(["report", "nowhere.json", "-o", "report.pdf"]) == 2
 
     assert "--out: given 'report.pdf'; allowed are names ending in .html" in capsys.readouterr().err
-
-
-def test_machine_describes_this_computer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    saved = tmp_path / "machine.json"
-
-    assert main(["machine", "--json", "-o", str(saved), "--spill-dir", str(tmp_path)]) == 0
-
-    answer = json.loads(capsys.readouterr().out)
-    machine = Machine.load(saved)
-    assert [tier["name"] for tier in answer["tiers"]] == ["device", "disk"]
-    assert answer["tiers"][0]["capacity_bytes"] == machine.tiers[0].capacity_bytes > 0
-    assert answer["measured"] is False
-    assert set(answer["links"][0]) == {
-        "upper",
-        "lower",
-        "out_bytes_per_s",
-        "back_bytes_per_s",
-        "latency_ns",
-        "shared_by",
-    }
-
-
-def test_machine_says_whether_rates_were_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["machine"]) == 0
-
-    out = capsys.readouterr().out
-    assert "Links (assumed; --measure measures them)" in out
-    assert "device to disk" in out

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from elbowroom.machine import TIERS, Link, Machine, Tier, TierName
+from elbowroom.gpu_table import DTYPES
+from elbowroom.machine import TIERS, Link, Machine, Rate, Tier, TierName
 from elbowroom.plan import Plan, Swap
 from elbowroom.rules import MAX_INT
 from elbowroom.timeline import CURVE_KINDS, LANES, SOURCES, SPAN_KINDS, Curve, Span, Timeline
@@ -84,14 +85,20 @@ def machines(draw: st.DrawFn) -> Machine:
         for upper, lower in pairwise(names)
         if draw(st.booleans())
     ]
+    least, outside, most = sorted(draw(st.tuples(naturals, naturals, naturals)))
+    dtypes = draw(st.lists(st.sampled_from(DTYPES), unique=True, max_size=3))
     return Machine(
         name=draw(text),
         tiers=tuple(Tier(name=name, capacity_bytes=draw(naturals)) for name in names),
         links=tuple(links),
-        outside_bytes=draw(naturals),
+        outside_bytes=outside,
         allocator=draw(text),
         flops_per_s=draw(naturals),
         memory_bytes_per_s=draw(naturals),
+        compute_capability=draw(naturals),
+        multiprocessors=draw(naturals),
+        rates=tuple(Rate(dtype=dtype, flops_per_s=draw(rates)) for dtype in dtypes),
+        outside_range_bytes=draw(st.sampled_from([(0, 0), (least, most)])),
     )
 
 

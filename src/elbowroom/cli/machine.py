@@ -1,21 +1,32 @@
-"""`elbowroom machine`: what this computer has."""
+"""`elbowroom machine`: what this computer has, and what is known of GPUs it does not have."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from elbowroom import gpus
 from elbowroom.cli import output
-from elbowroom.machine import Machine
+from elbowroom.errors import UsageError
+from elbowroom.gpu_table import ASSUMED, GIVEN, Figure, Gpu
+from elbowroom.machine import Machine, gpu_of
 from elbowroom.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+UNKNOWN = "unknown"
+BFLOAT16_SINCE = 80
+"""Tensor cores of earlier compute capabilities do not have it."""
+
 
 def add(verbs: Any) -> None:
     """Add this verb to the parser."""
-    parser = verbs.add_parser("machine", help="what this computer has: memory, disk, and the links between them")
+    parser = verbs.add_parser("machine", help="what this computer has, or what is known of a GPU")
+    parser.add_argument("name", nargs="?", help="a GPU, or the path of a .toml file (default: this computer)")
+    parser.add_argument("--list", action="store_true", help="list the GPUs that are known")
     parser.add_argument("--measure", action="store_true", help="measure the links instead of assuming usual rates")
     parser.add_argument("--spill-dir", metavar="DIR", help="directory of the disk tier (default: TMPDIR)")
     parser.add_argument("-o", "--out", metavar="FILE", help="write the machine to a file that other verbs read")
@@ -24,17 +35,54 @@ def add(verbs: Any) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Describe this computer."""
-    machine = Machine.here(measure=arguments.measure, spill_dir=arguments.spill_dir)
+    """Describe this computer, a GPU, or all GPUs."""
+    _check(arguments)
+    if arguments.list:
+        return _list(as_json=arguments.json)
+    name = arguments.name or "here"
+    gpu = None if name == "here" else gpu_of(name)
+    machine = _here(arguments) if gpu is None else Machine.of(name)
     if arguments.out:
         machine.save(arguments.out)
     if arguments.json:
-        print(output.as_json(_figures(machine, measured=arguments.measure)))
+        figures = {} if gpu is None else {"title": gpu.title, "figures": _figures_of(gpu)}
+        print(output.as_json(_figures(machine, measured=arguments.measure) | figures))
         return 0
     console = output.console()
     console.print(_tiers(machine))
-    console.print(_links(machine, measured=arguments.measure))
+    console.print(_links(machine, how=_how(arguments, gpu)))
+    if gpu is not None:
+        console.print(_sourced(gpu))
     return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    elsewhere = arguments.name not in (None, "here")
+    given = [option for option in ("measure", "spill_dir", "out") if getattr(arguments, option)]
+    wrong = arguments.list and (["name"] if arguments.name else given)
+    wrong = wrong or (elsewhere and [option for option in given if option != "out"])
+    if wrong:
+        what = "--list" if arguments.list else f"the machine {arguments.name}"
+        raise UsageError(
+            f"machine: given {wrong[0].replace('_', '-')} beside {what}; allowed is it on this computer alone, "
+            "which is what is described without a name; leave one out"
+        )
+
+
+def _here(arguments: argparse.Namespace) -> Machine:
+    machine = Machine.here(measure=arguments.measure, spill_dir=arguments.spill_dir)
+    if not arguments.measure or not machine.compute_capability:
+        return machine
+    from elbowroom.capture.link_probe import measure_link
+
+    measured = measure_link()._asdict()
+    return replace(machine, links=(replace(machine.links[0], **measured), *machine.links[1:]))
+
+
+def _how(arguments: argparse.Namespace, gpu: Gpu | None) -> str:
+    if gpu is not None:
+        return "usual rates, not measured"
+    return "measured now" if arguments.measure else "assumed; --measure measures them"
 
 
 def _figures(machine: Machine, *, measured: bool) -> dict[str, object]:
@@ -54,7 +102,107 @@ def _figures(machine: Machine, *, measured: bool) -> dict[str, object]:
             for link in machine.links
         ],
         "memory_bytes_per_s": machine.memory_bytes_per_s,
+        "compute_capability": machine.compute_capability,
+        "multiprocessors": machine.multiprocessors,
+        "rates": {rate.dtype: rate.flops_per_s for rate in machine.rates},
+        "outside_bytes": machine.outside_bytes,
+        "outside_range_bytes": list(machine.outside_range_bytes),
+        "allocator": machine.allocator,
     }
+
+
+def _list(*, as_json: bool) -> int:
+    database = gpus.database()
+    if as_json:
+        rows = [{"name": gpu.name, "title": gpu.title, "figures": _figures_of(gpu)} for gpu in database.gpus.values()]
+        sources = {key: source._asdict() for key, source in database.sources.items()}
+        print(output.as_json({"gpus": rows, "sources": sources}))
+        return 0
+    from elbowroom.report.terminal import plain_table
+
+    table = plain_table(title=f"{len(database.gpus)} GPUs; `elbowroom machine NAME` says where each figure comes from")
+    for name in ("name", "memory", "capability", "float32", "bfloat16", "memory rate", "to the host"):
+        table.add_column(name, justify="left" if name == "name" else "right", no_wrap=True)
+    for gpu in database.gpus.values():
+        rates = dict(gpu.rates)
+        table.add_row(
+            gpu.name,
+            format_bytes(gpu.total_bytes.value),
+            _capability(gpu.compute_capability.value),
+            _tera(rates.get("float32")),
+            "none" if gpu.compute_capability.value < BFLOAT16_SINCE else _tera(rates.get("bfloat16")),
+            _per_s(gpu.memory_bytes_per_s),
+            "is the host's" if gpu.unified else f"{format_bytes(gpu.link.out_bytes_per_s)}/s" if gpu.link else UNKNOWN,
+        )
+    output.console().print(table)
+    return 0
+
+
+def _figures_of(gpu: Gpu) -> dict[str, object]:
+    return {name: UNKNOWN if figure is None else figure._asdict() for name, figure in _each(gpu)}
+
+
+def _each(gpu: Gpu) -> Iterator[tuple[str, Figure | None]]:
+    """Every figure of a GPU by the name of its field; the host's where it has one."""
+    yield "total_bytes", gpu.total_bytes
+    yield "compute_capability", gpu.compute_capability
+    yield "multiprocessors", gpu.multiprocessors
+    yield from ((f"rates.{dtype}", figure) for dtype, figure in gpu.rates)
+    if not gpu.rates:
+        yield "rates", None
+    yield "memory_bytes_per_s", gpu.memory_bytes_per_s
+    yield "context_bytes", gpu.context_bytes
+    if not gpu.unified:
+        yield "link.out_bytes_per_s", Figure(gpu.link.out_bytes_per_s, gpu.link.source) if gpu.link else None
+        yield "link.back_bytes_per_s", Figure(gpu.link.back_bytes_per_s, gpu.link.source) if gpu.link else None
+        yield "host_bytes", gpu.host_bytes
+    yield "disk_bytes", gpu.disk_bytes
+
+
+def _sourced(gpu: Gpu) -> Table:
+    from rich.markup import escape
+
+    from elbowroom.report.terminal import plain_table
+
+    table = plain_table(title=f"\n{escape(gpu.title)}")
+    table.add_column("figure", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("source")
+    for name, figure in _each(gpu):
+        table.add_row(name, _shown(name, figure), "" if figure is None else escape(_source(figure.source)))
+    return table
+
+
+def _source(key: str) -> str:
+    """Title and address of a source; a user's own table is the source of what it gives."""
+    source = gpus.database().sources.get(key)
+    if source is None or key in (GIVEN, ASSUMED):
+        return "assumed, no figure of this GPU" if key == ASSUMED else f"the table given ({key})"
+    return f"{source.title} {source.url}".strip()
+
+
+def _shown(name: str, figure: Figure | None) -> str:
+    if name == "compute_capability" and figure is not None:
+        return _capability(figure.value)
+    if name.startswith("rates"):
+        return _tera(figure)
+    if name.endswith("_per_s"):
+        return _per_s(figure)
+    if figure is None:
+        return UNKNOWN
+    return format_bytes(figure.value) if name.endswith("_bytes") else str(figure.value)
+
+
+def _capability(value: int) -> str:
+    return f"{value // 10}.{value % 10}"
+
+
+def _tera(rate: Figure | None) -> str:
+    return UNKNOWN if rate is None else f"{rate.value / 1e12:,.1f} T/s"
+
+
+def _per_s(rate: Figure | None) -> str:
+    return UNKNOWN if rate is None else f"{format_bytes(rate.value)}/s"
 
 
 def _tiers(machine: Machine) -> Table:
@@ -68,10 +216,9 @@ def _tiers(machine: Machine) -> Table:
     return table
 
 
-def _links(machine: Machine, *, measured: bool) -> Table:
+def _links(machine: Machine, *, how: str) -> Table:
     from elbowroom.report.terminal import plain_table
 
-    how = "measured now" if measured else "assumed; --measure measures them"
     table = plain_table(title=f"\nLinks ({how})")
     for name in ("", "out", "back", "latency"):
         table.add_column(name, justify="right" if name else "left")

@@ -1,0 +1,119 @@
+"""The NVIDIA GPU of this computer, asked of the driver's own library (NVML) without torch and without a CUDA context.
+
+None where there is no such library or it answers with an error. The GPU is the first one that CUDA_VISIBLE_DEVICES
+names, else the first in the order of the PCI bus; CUDA itself orders by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+_NAME_BYTES = 96
+_LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
+
+
+class Device(NamedTuple):
+    """What the driver says of a GPU.
+
+    Attributes:
+        name: such as "NVIDIA GeForce RTX 4090".
+        total_bytes: memory that processes can get, which is what torch reports: without what the driver keeps.
+        compute_capability: major * 10 + minor.
+        pcie_generation: the highest that GPU and slot can do, 0 where not told.
+        pcie_lanes: likewise.
+    """
+
+    name: str
+    total_bytes: int
+    compute_capability: int
+    pcie_generation: int
+    pcie_lanes: int
+
+
+def first_device() -> Device | None:
+    """The first visible GPU; None where there is none, or the driver does not tell."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    if not visible or visible.startswith("-"):
+        return None
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+        _call(library.nvmlInit_v2)
+        try:
+            return _device(library, visible)
+        finally:
+            library.nvmlShutdown()
+    except (OSError, AttributeError, _Refused):  # no library, an older one without a function, an error it answers
+        return None
+
+
+class _Refused(Exception):
+    """NVML answered with an error code."""
+
+
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _Memory2(ctypes.Structure):
+    """nvmlMemory_v2_t, of drivers since 510; `reserved` is what the driver keeps for itself."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("total", ctypes.c_ulonglong),
+        ("reserved", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+def _device(library: ctypes.CDLL, visible: str) -> Device:
+    handle = ctypes.c_void_p()
+    if visible.isdecimal():
+        _call(library.nvmlDeviceGetHandleByIndex_v2, ctypes.c_uint(int(visible)), ctypes.byref(handle))
+    else:
+        _call(library.nvmlDeviceGetHandleByUUID, visible.encode(), ctypes.byref(handle))
+    name = ctypes.create_string_buffer(_NAME_BYTES)
+    _call(library.nvmlDeviceGetName, handle, name, ctypes.c_uint(_NAME_BYTES))
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _call(library.nvmlDeviceGetCudaComputeCapability, handle, ctypes.byref(major), ctypes.byref(minor))
+    return Device(
+        name.value.decode("utf-8", "replace"),
+        _total_bytes(library, handle),
+        major.value * 10 + minor.value,
+        _count(library, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        _count(library, "nvmlDeviceGetMaxPcieLinkWidth", handle),
+    )
+
+
+def _total_bytes(library: ctypes.CDLL, handle: ctypes.c_void_p) -> int:
+    memory = _Memory2()
+    memory.version = ctypes.sizeof(_Memory2) | 2 << 24  # as NVML_STRUCT_VERSION of nvml.h makes it
+    try:
+        _call(library.nvmlDeviceGetMemoryInfo_v2, handle, ctypes.byref(memory))
+        return memory.total - memory.reserved
+    except (AttributeError, _Refused):
+        older = _Memory()
+        _call(library.nvmlDeviceGetMemoryInfo, handle, ctypes.byref(older))
+        return older.total
+
+
+def _count(library: ctypes.CDLL, function: str, handle: ctypes.c_void_p) -> int:
+    """A number that not every driver tells; 0 then."""
+    value = ctypes.c_uint()
+    try:
+        _call(getattr(library, function), handle, ctypes.byref(value))
+    except (AttributeError, _Refused):
+        return 0
+    return value.value
+
+
+def _call(function: Callable[..., int], *arguments: object) -> None:
+    code = function(*arguments)
+    if code != 0:
+        raise _Refused(code)

@@ -1,0 +1,146 @@
+"""The verb `machine`: this computer, a GPU of the table, a user's own, and the list of all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from elbowroom import gpus, nvml
+from elbowroom.capture import link_probe
+from elbowroom.cli import main
+from elbowroom.machine import Machine
+from elbowroom.machine_probe import DiskRates
+
+GPU = nvml.Device("NVIDIA GeForce RTX 3090", 24124 * 2**20, 86, 4, 16)
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "first_device", lambda: None)
+
+
+def test_machine_describes_this_computer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    saved = tmp_path / "machine.json"
+
+    assert main(["machine", "--json", "-o", str(saved), "--spill-dir", str(tmp_path)]) == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    machine = Machine.load(saved)
+    assert [tier["name"] for tier in answer["tiers"]] == ["device", "disk"]
+    assert answer["tiers"][0]["capacity_bytes"] == machine.tiers[0].capacity_bytes > 0
+    assert answer["measured"] is False
+    assert set(answer["links"][0]) == {
+        "upper",
+        "lower",
+        "out_bytes_per_s",
+        "back_bytes_per_s",
+        "latency_ns",
+        "shared_by",
+    }
+
+
+def test_machine_says_whether_rates_were_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["machine"]) == 0
+
+    out = capsys.readouterr().out
+    assert "Links (assumed; --measure measures them)" in out
+    assert "device to disk" in out
+
+
+def test_the_link_of_a_gpu_is_measured_with_torch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given a GPU, and what copying to it and to the disk was measured to take
+    monkeypatch.setattr(nvml, "first_device", lambda: GPU)
+    monkeypatch.setattr(link_probe, "measure_link", lambda: link_probe.LinkRates(7, 8, 9))
+    monkeypatch.setattr("elbowroom.machine.measure_disk", lambda _: DiskRates(3, 4, 5, True))
+
+    assert main(["machine", "--measure", "--json"]) == 0
+
+    to_host, to_disk = json.loads(capsys.readouterr().out)["links"]
+    assert [to_host[name] for name in ("out_bytes_per_s", "back_bytes_per_s", "latency_ns")] == [7, 8, 9]
+    assert [to_disk[name] for name in ("out_bytes_per_s", "back_bytes_per_s", "latency_ns")] == [3, 4, 5]
+
+
+def test_the_list_has_every_gpu_and_says_what_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["machine", "--list"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split()[0]: line for line in lines[2:]}
+    assert list(rows) == list(gpus.database().gpus)
+    # 24081 MiB / 1024 = 23.516; 1008e9 / 2**30 = 938.77; 26.77e9 / 2**30 = 24.93
+    for cell in ("23.52 GiB", "8.9", "82.6 T/s", "165.2 T/s", "938.77 GiB/s", "24.93 GiB/s"):
+        assert cell in rows["rtx4090"]
+    assert rows["rtx4060-laptop"].count("unknown") == 4
+    assert (rows["v100-16gb"].count("unknown"), rows["v100-16gb"].count("none")) == (0, 1)  # no bfloat16 before Ampere
+    assert max(map(len, lines)) <= 120
+
+
+def test_the_list_in_json_has_every_figure_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["machine", "--list", "--json"]) == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    figures = [figure for gpu in answer["gpus"] for figure in gpu["figures"].values()]
+    assert len(answer["gpus"]) == len(gpus.database().gpus)
+    assert {figure["source"] for figure in figures if figure != "unknown"} <= set(answer["sources"])
+    assert "unknown" in figures
+
+
+def test_a_gpu_is_described_with_the_source_of_each_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["machine", "RTX 6000 Ada"]) == 0
+
+    out = capsys.readouterr().out
+    assert "NVIDIA RTX 6000 Ada Generation" in out
+    assert "https://github.com/unslothai/unsloth-zoo/pull/1053" in out
+    assert "assumed, no figure of this GPU" in out  # the host's memory
+    assert "device to host" in out
+
+
+def test_a_gpu_in_json_is_its_machine_and_its_figures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    saved = tmp_path / "machine.json"
+
+    assert main(["machine", "h100", "--json", "-o", str(saved)]) == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["name"], answer["title"]) == ("h100-sxm", "NVIDIA H100 80GB HBM3")
+    assert answer["rates"]["bfloat16"] == 989_400_000_000_000
+    assert answer["figures"]["context_bytes"] == "unknown"
+    assert Machine.load(saved) == Machine.of("h100")
+
+
+def test_a_users_own_table_is_described_and_its_text_is_no_markup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "mine.toml"
+    table.write_text('title = "[red]mine[/red]"\ntotal_bytes = "8 GiB"\ncompute_capability = "8.6"\n')
+
+    assert main(["machine", str(table)]) == 0
+
+    out = capsys.readouterr().out
+    assert "[red]mine[/red]" in out
+    assert "the table given" in out
+
+
+def test_an_unknown_name_is_an_error_that_offers_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["machine", "rtx4091"]) == 2
+
+    assert "given 'rtx4091', which is no GPU of the table; the nearest are rtx4090" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rtx4090", "--measure"], "given measure beside the machine rtx4090"),
+        (["rtx4090", "--spill-dir", "/tmp"], "given spill-dir beside the machine rtx4090"),
+        (["--list", "rtx4090"], "given name beside --list"),
+        (["--list", "--out", "x.json"], "given out beside --list"),
+    ],
+)
+def test_options_that_say_nothing_of_a_gpu_elsewhere_are_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["machine", *words]) == 2
+
+    assert message in capsys.readouterr().err
