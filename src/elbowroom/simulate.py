@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from elbowroom.allocator.of_trace import reserved_at
 from elbowroom.checks import check_step
 from elbowroom.errors import UsageError
 from elbowroom.lanes import NEVER, Play, play
@@ -20,7 +21,7 @@ from elbowroom.lifetimes import Ints, LastStep, allocated_at, last_step, listed
 from elbowroom.machine import Machine, TierName
 from elbowroom.moves import Moves, moves_of_plan, tiers_of_plan
 from elbowroom.plan import Plan
-from elbowroom.timeline import Curve, Lane, Span, SpanKind, Timeline
+from elbowroom.timeline import Curve, CurveKind, Lane, Span, SpanKind, Timeline
 from elbowroom.trace import Category, Trace
 from elbowroom.units import format_bytes, format_ns
 
@@ -49,12 +50,16 @@ def simulate(trace: Trace, machine: Machine, plan: Plan | None = None) -> Timeli
     tiers = tiers_of_plan(step, plan, moves)
     done = play(step, moves, machine, tiers)
     level = step.level - _away(step, moves, done)
+    device = [_device_curve(step, done, level, "allocated")]
+    if machine.allocator != "exact":
+        reserved = reserved_at(step, moves, *_away_points(step, moves, done), machine.allocator)
+        device.append(_device_curve(step, done, reserved, "reserved"))
     return Timeline(
         source="simulated",
         trace_id=plan.trace_id,
         step_ns=done.step_ns,
         spans=_spans(step, moves, done, tiers),
-        curves=(_device_curve(step, done, level), *_lower_curves(step, moves, done, tiers)),
+        curves=(*device, *_lower_curves(step, moves, done, tiers)),
         at_peak=_at_peak(step, moves, done, int(level.argmax())),
         outside_bytes=machine.outside_bytes,
     )
@@ -79,7 +84,7 @@ def _away(step: LastStep, moves: Moves, done: Play) -> Ints:
     return np.cumsum(change[:-1])
 
 
-def _device_curve(step: LastStep, done: Play, level: Ints) -> Curve:
+def _device_curve(step: LastStep, done: Play, level: Ints, kind: CurveKind) -> Curve:
     """For each op its maximum, and where compute waits before it, what is held meanwhile."""
     most = np.maximum.reduceat(level[: step.point_of[-1]], step.point_of[:-1])
     most = np.append(most, level[-1])
@@ -90,7 +95,7 @@ def _device_curve(step: LastStep, done: Play, level: Ints) -> Curve:
     shown = np.stack([arrived_ns < done.room_ns, done.room_ns < done.position_ns, most >= 0], axis=1)
     at, size = times[shown], values[shown]
     new = np.concatenate([[True], size[1:] != size[:-1]])
-    return Curve(tier="device", kind="allocated", at_ns=tuple(at[new].tolist()), size_bytes=tuple(size[new].tolist()))
+    return Curve(tier="device", kind=kind, at_ns=tuple(at[new].tolist()), size_bytes=tuple(size[new].tolist()))
 
 
 def _lower_curves(step: LastStep, moves: Moves, done: Play, tiers: Sequence[TierName]) -> list[Curve]:

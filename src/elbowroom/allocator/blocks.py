@@ -1,0 +1,197 @@
+"""What the allocator keeps books on: blocks, the shelves they lie on while free, and the device's memory below.
+
+A *segment* is what one request to the driver gave; its *blocks* tile it and are linked to their neighbours. A *shelf*
+holds the free blocks of one pool (small or large) and one stream: a block is only reused on the stream it was
+allocated on, and never leaves its pool.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+
+MIN_BLOCK_BYTES = 512
+SMALL_BYTES = 2**20
+"""Largest block of the small pool."""
+SMALL_SEGMENT_BYTES = 2 * 2**20
+LARGE_ALONE_BYTES = 10 * 2**20
+"""From this size on a request gets a segment of its own."""
+ROUND_BYTES = 2 * 2**20
+"""Segments of their own, and what the driver hands out, are whole multiples of this."""
+SHIFT = 64
+"""A free block's `order` is its size above this bit and its address below: sorting sorts by size, then address."""
+
+
+class Block:
+    """Bytes [address, address + size) of a segment.
+
+    Attributes:
+        prev: the block before it in its segment, None for the first.
+        next: the block after it, None for the last.
+        free: on its shelf.
+        mapped: has memory behind it; only a block of an expandable segment may have none.
+        order: its place on the shelf while it is free.
+        requested: bytes that were asked for, while in use.
+        streams: other streams it was used on since it was allocated; None for none.
+        shelved_at: searches of the large pool counted when it was put on the shelf.
+    """
+
+    __slots__ = (
+        "address",
+        "free",
+        "mapped",
+        "next",
+        "order",
+        "prev",
+        "requested",
+        "shelf",
+        "shelved_at",
+        "size",
+        "streams",
+    )
+
+    def __init__(self, address: int, size: int, shelf: Shelf, prev: Block | None, after: Block | None) -> None:
+        self.address = address
+        self.size = size
+        self.shelf = shelf
+        self.prev = prev
+        self.next = after
+        self.free = False
+        self.mapped = True
+        self.order = 0
+        self.requested = 0
+        self.streams: set[int] | None = None
+        self.shelved_at = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it makes up its segment."""
+        return self.prev is None and self.next is None
+
+
+class Shelf:
+    """The free blocks of one pool and stream.
+
+    Attributes:
+        large: of the large pool.
+        split_bytes: a block is split when at least so much of it would be left.
+        orders: of its blocks, ascending.
+        blocks: each by its order.
+        unmapped: blocks without memory behind them, by address (expandable segments).
+        bases: addresses at which its expandable segments begin, ascending.
+    """
+
+    __slots__ = ("bases", "blocks", "large", "orders", "page_bytes", "split_bytes", "stream", "unmapped")
+
+    def __init__(self, stream: int, large: bool, split_bytes: int, page_bytes: int) -> None:
+        self.stream = stream
+        self.large = large
+        self.split_bytes = split_bytes
+        self.page_bytes = page_bytes
+        self.orders: list[int] = []
+        self.blocks: dict[int, Block] = {}
+        self.unmapped: list[Block] = []
+        self.bases: list[int] = []
+
+    def take(self, block: Block) -> None:
+        """Take a block off the shelf."""
+        del self.orders[bisect_left(self.orders, block.order)]
+        del self.blocks[block.order]
+        block.free = False
+
+    def put(self, block: Block, searches: int) -> None:
+        """Put a block on the shelf."""
+        block.free = True
+        block.shelved_at = searches
+        order = block.order = block.size << SHIFT | block.address
+        self.blocks[order] = block
+        insort(self.orders, order)
+
+    def put_unmapped(self, block: Block) -> None:
+        """Note that a block has no memory behind it."""
+        insort(self.unmapped, block, key=_address)
+
+    def take_unmapped(self, block: Block) -> None:
+        """Undo `put_unmapped`."""
+        del self.unmapped[bisect_left(self.unmapped, block.address, key=_address)]
+
+    def base_of(self, block: Block) -> int:
+        """Where the expandable segment of a block begins."""
+        return self.bases[bisect_right(self.bases, block.address) - 1]
+
+
+def _address(block: Block) -> int:
+    return block.address
+
+
+def join(block: Block, near: Block) -> None:
+    """Let a block take over a neighbour of its segment, which ceases to be."""
+    if block.prev is near:
+        block.address = near.address
+        block.prev = near.prev
+        if near.prev is not None:
+            near.prev.next = block
+    else:
+        block.next = near.next
+        if near.next is not None:
+            near.next.prev = block
+    block.size += near.size
+
+
+class DeviceMemory:
+    """The driver's side: bytes handed out, and where. The lowest free address that fits is taken.
+
+    Attributes:
+        capacity_bytes: most that can be handed out; None for no limit.
+        used_bytes: handed out, in whole multiples of `ROUND_BYTES`.
+    """
+
+    def __init__(self, capacity_bytes: int | None) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self._starts = [0]
+        self._ends = {0: 2**SHIFT}
+
+    def take(self, size: int) -> int | None:
+        """Memory for one segment: its address, or None where it does not fit any more."""
+        size += -size % ROUND_BYTES
+        return self.take_address(size) if self.take_bytes(size) else None
+
+    def give(self, address: int, size: int) -> None:
+        """Give a segment back."""
+        size += -size % ROUND_BYTES
+        self.used_bytes -= size
+        self.give_address(address, size)
+
+    def take_bytes(self, size: int) -> bool:
+        """Memory for pages whose address is known."""
+        if self.capacity_bytes is not None and self.used_bytes + size > self.capacity_bytes:
+            return False
+        self.used_bytes += size
+        return True
+
+    def take_address(self, size: int) -> int:
+        """The lowest range of free addresses that is long enough."""
+        size += -size % ROUND_BYTES
+        starts, ends = self._starts, self._ends
+        index = next(i for i, start in enumerate(starts) if ends[start] - start >= size)
+        start = starts[index]
+        end = ends.pop(start)
+        if start + size == end:
+            del starts[index]
+        else:
+            starts[index] = start + size
+            ends[start + size] = end
+        return start
+
+    def give_address(self, address: int, size: int) -> None:
+        """Make a range of addresses free; it joins free neighbours."""
+        end = address + size + -size % ROUND_BYTES
+        starts, ends = self._starts, self._ends
+        index = bisect_left(starts, address)
+        if index < len(starts) and starts[index] == end:
+            end = ends.pop(starts.pop(index))
+        if index and ends[starts[index - 1]] == address:
+            ends[starts[index - 1]] = end
+        else:
+            starts.insert(index, address)
+            ends[address] = end

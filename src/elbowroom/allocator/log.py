@@ -1,0 +1,44 @@
+"""What a replay writes down: per event the cheap figures, and every change of those that change rarely."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Change(NamedTuple):
+    """A change of the reserved bytes during one event; events are numbered from 0."""
+
+    event: int
+    size_bytes: int
+    segments: int
+    large: bool
+
+
+class Held(NamedTuple):
+    """A block freed while other streams still use it (both sizes positive), or let go of later (both negative)."""
+
+    event: int
+    block_bytes: int
+    requested_bytes: int
+
+
+@dataclass(slots=True)
+class Log:
+    """Grows by one entry of `blocks` and of `requested` per event; its length is the number of the current event.
+
+    Attributes:
+        blocks: bytes of the block handed out (positive) or freed (negative), else 0.
+        requested: the same, as requested.
+        held: blocks on their way from freed to free.
+        reserved: changes of the reserved bytes, in order.
+        retries: events at which an allocation was tried again with the cache emptied; once per retry.
+        failed: events that ran out of memory.
+    """
+
+    blocks: list[int] = field(default_factory=list[int])
+    requested: list[int] = field(default_factory=list[int])
+    held: list[Held] = field(default_factory=list[Held])
+    reserved: list[Change] = field(default_factory=list[Change])
+    retries: list[int] = field(default_factory=list[int])
+    failed: list[int] = field(default_factory=list[int])

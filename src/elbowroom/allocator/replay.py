@@ -1,0 +1,122 @@
+"""replay: the events of a training through the device's caching allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Literal, Protocol, get_args
+
+from elbowroom.allocator.checking import check_form
+from elbowroom.allocator.device import Device
+from elbowroom.allocator.log import Log
+from elbowroom.allocator.settings import Settings, parse_settings
+from elbowroom.allocator.statistics import Replay
+from elbowroom.errors import UsageError
+from elbowroom.rules import MAX_INT, shown
+
+Event = tuple[Any, ...]
+"""("alloc", key, bytes[, stream]), ("free", key), ("record_stream", key, stream), ("synchronize",) or
+("empty_cache",)."""
+
+EventsDone = Literal["at once", "at synchronize"]
+"""When the work of other streams on a freed block is done: before the next allocation, or not before a synchronize."""
+
+
+class Allocator(Protocol):
+    """What takes events."""
+
+    log: Log
+
+    def allocate(self, key: Hashable, size: int, stream: int = 0) -> None: ...
+    def free(self, key: Hashable) -> None: ...
+    def record_stream(self, key: Hashable, stream: int) -> None: ...
+    def synchronize(self) -> None: ...
+    def empty_cache(self) -> None: ...
+
+
+def replay(
+    events: Iterable[Event],
+    settings: str | Settings = "",
+    capacity_bytes: int | None = None,
+    *,
+    events_done: EventsDone = "at once",
+) -> Replay:
+    """Say what PyTorch's caching allocator holds after each event.
+
+    >>> done = replay([("alloc", "w", 3_000_000), ("alloc", "x", 100), ("free", "w")])
+    >>> done.allocated_bytes.tolist(), done.reserved_bytes.tolist()
+    ([3000320, 3000832, 512], [20971520, 23068672, 23068672])
+
+    Args:
+        events: allocations and frees in order, by any hashable key; a stream is a number, 0 the default one.
+        settings: as in PYTORCH_ALLOC_CONF.
+        capacity_bytes: memory of the device, less what other users and the context take; None for no limit.
+        events_done: when other streams are done with blocks they were recorded on.
+
+    Returns:
+        The statistics, an entry per event. An allocation that runs out of memory allocates nothing: the replay goes on,
+        and the free of its key changes nothing.
+
+    Raises:
+        UsageError: an event, a setting or another argument is not allowed.
+
+    Limits:
+        See device.py. A request of 0 bytes is no allocation.
+    """
+    device = Device(as_settings(settings), checked_capacity(capacity_bytes), waits(events_done))
+    run(device, events)
+    return Replay.of(device)
+
+
+def run(allocator: Allocator, events: Iterable[Event]) -> None:
+    """Put events through an allocator."""
+    allocate, free = allocator.allocate, allocator.free
+    event: object = None
+    try:
+        for event in events:
+            what = event[0]
+            if what == "alloc":
+                allocate(*event[1:])
+            elif what == "free":
+                _, key = event
+                free(key)
+            else:
+                _other(allocator, *event)
+    except (IndexError, TypeError, ValueError):
+        check_form(event, len(allocator.log.blocks))
+        raise
+
+
+def _other(allocator: Allocator, what: str, *rest: Any) -> None:
+    """The events that are rare; a TypeError where there is none of this name."""
+    others: dict[str, Callable[..., None]] = {
+        "record_stream": allocator.record_stream,
+        "synchronize": allocator.synchronize,
+        "empty_cache": allocator.empty_cache,
+    }
+    if what not in others:
+        raise TypeError(what)
+    others[what](*rest)
+
+
+def as_settings(settings: str | Settings) -> Settings:
+    """Settings from text, or as they are."""
+    return settings if isinstance(settings, Settings) else parse_settings(settings)
+
+
+def checked_capacity(capacity_bytes: int | None) -> int | None:
+    """A capacity, if it is one."""
+    if capacity_bytes is not None and (type(capacity_bytes) is not int or not 0 <= capacity_bytes <= MAX_INT):
+        raise UsageError(
+            f"replay: given capacity_bytes={shown(capacity_bytes)}; allowed is an int from 0 to 2**63 - 1, or None for "
+            "no limit; parse_bytes of elbowroom.units reads sizes such as 8GiB"
+        )
+    return capacity_bytes
+
+
+def waits(events_done: EventsDone) -> bool:
+    """Whether other streams are done only at a synchronize."""
+    if events_done not in get_args(EventsDone):
+        raise UsageError(
+            f"replay: given events_done={shown(events_done)}; allowed are 'at once' and 'at synchronize'; take one"
+        )
+    return events_done == "at synchronize"

@@ -1,0 +1,115 @@
+"""The rig: PyTorch's real caching allocator without a GPU. Its folder is named by ELBOWROOM_RIG."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from elbowroom.allocator import EventsDone
+from tests.core.allocator_streams import Stream
+
+NAMES = ("out_of_memory", "allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes", "segments", "retries")
+COLUMNS = ("status", "allocated", "reserved", "active", "requested", "segments", "retries")
+AT_END = {
+    "allocated_peak": "allocated_bytes.all.peak",
+    "reserved_peak": "reserved_bytes.all.peak",
+    "active_peak": "active_bytes.all.peak",
+    "requested_peak": "requested_bytes.all.peak",
+    "segments_peak": "segment.all.peak",
+    "inactive_split": "inactive_split_bytes.all.current",
+    "blocks": "allocation.all.current",
+    "small_allocated": "allocated_bytes.small_pool.current",
+    "small_reserved": "reserved_bytes.small_pool.current",
+    "large_allocated": "allocated_bytes.large_pool.current",
+    "large_reserved": "reserved_bytes.large_pool.current",
+    "retries": "num_alloc_retries",
+    "ooms": "num_ooms",
+    "device_alloc": "num_device_alloc",
+    "device_free": "num_device_free",
+}
+"""Columns of the driver, by what torch.cuda.memory_stats calls them."""
+WORDS = {"record_stream": "record", "synchronize": "sync"}
+
+
+def rig_folder() -> Path | None:
+    """Where the rig was built; None where ELBOWROOM_RIG is not set."""
+    folder = os.environ.get("ELBOWROOM_RIG")
+    return Path(folder) if folder else None
+
+
+def answers(rig: Path, stream: Stream) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """What the real allocator says of a stream.
+
+    Returns:
+        After each event, by the names of `Replay`; and at the end, by the names of `Replay.memory_stats`.
+    """
+    lines = [" ".join(map(str, (WORDS.get(event[0], event[0]), *event[1:]))) for event in stream.events]
+    driver = str(rig / "out" / "driver")
+    done = subprocess.run(
+        [driver], input="\n".join(lines) + "\n", env=_environment(stream), capture_output=True, text=True, check=True
+    )
+    header, *rows = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert len(rows) == len(lines), f"{len(rows)} answers for {len(lines)} events: {done.stderr[-2000:]}"
+    assert not any(row[0] == "ERROR" for row in rows), done.stderr[-2000:]
+    table: dict[str, tuple[Any, ...]] = dict(zip(header, zip(*rows, strict=True), strict=True))
+    told = {name: [int(value) for value in table[column]] for name, column in zip(NAMES[1:], COLUMNS[1:], strict=True)}
+    at_end = {name: int(table[column][-1]) for column, name in AT_END.items()}
+    return {"out_of_memory": [int(status == "OOM") for status in table["status"]], **told}, at_end
+
+
+PINNED_SETTINGS = ("", "pinned_reserve_segment_size_mb:3")
+
+
+def pinned_stream(seed: int, length: int = 60) -> Stream:
+    """Events of pinned memory that are the same for the same seed."""
+    draw = random.Random(seed)
+    events: list[tuple[Any, ...]] = []
+    live: list[int] = []
+    for index in range(length):
+        kind = draw.random()
+        if live and kind < 0.3:
+            events.append(("free", live.pop(draw.randrange(len(live)))))
+        elif live and kind < 0.5:
+            events.append(("record_stream", draw.choice(live), 0))
+        elif kind < 0.6:
+            events.append(draw.choice([("synchronize",), ("empty_cache",)]))
+        else:
+            live.append(index)
+            events.append(
+                ("alloc", index, draw.choice([1, 700, 2**16, 2**20 - 1, 2**20 + 1, draw.randrange(1, 2**22)]))
+            )
+    done: EventsDone = "at synchronize" if draw.random() < 0.5 else "at once"
+    settings = PINNED_SETTINGS[seed % len(PINNED_SETTINGS)]
+    return Stream(events=events, settings=settings, capacity_bytes=2**33, events_done=done)
+
+
+def pinned_answers(rig: Path, stream: Stream) -> list[int]:
+    """Allocated bytes of pinned memory after each event, as torch says.
+
+    Not the active ones: torch 2.11 counts a block as active for ever unless a stream was recorded on it. 2.13 does not.
+    """
+    script = str(Path(__file__).with_name("pin.py"))
+    done = subprocess.run(
+        [str(rig / "fake_torch.sh"), script],
+        input=json.dumps(stream.events),
+        env=_environment(stream),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [int(line) for line in done.stdout.partition("started\n")[2].splitlines()]
+
+
+def _environment(stream: Stream) -> dict[str, str]:
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTORCH_")}
+    return env | {
+        "PYTORCH_CUDA_ALLOC_CONF": stream.settings,
+        "FAKECUDA_CAPACITY": str(stream.capacity_bytes),
+        "FAKECUDA_CONTEXT": "0",
+        "FAKECUDA_VA": "reuse",
+        "FAKECUDA_EVENTS": "done" if stream.events_done == "at once" else "manual",
+    }
