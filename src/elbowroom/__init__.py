@@ -1,6 +1,7 @@
 """elbowroom: training that does not fit in memory, made to fit.
 
     trace = er.capture(setup)                           what the training does
+    trace = er.capture_script("train.py", machine="t4") the same of a script, on a GPU that is not here
     line = er.simulate(trace, er.Machine.here())        what it needs
     plan = er.plan(trace, er.Machine.here(), "8GiB")    what to swap so that it fits
     with er.within("8GiB"):                             all of that, and the run
@@ -15,6 +16,7 @@ name. So `er.plan` is the function, and the file is reached by `from elbowroom.p
 from __future__ import annotations
 
 from elbowroom.capture import capture
+from elbowroom.capture.script import capture_script
 from elbowroom.errors import (
     CaptureError,
     ElbowroomError,
@@ -55,6 +57,7 @@ __all__ = [
     "Trace",
     "UsageError",
     "capture",
+    "capture_script",
     "check",
     "compare",
     "plan",

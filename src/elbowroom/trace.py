@@ -26,6 +26,8 @@ Category = Literal[
     "workspace",
     "context",
 ]
+RemarkKind = Literal["unknown_op", "assumed_value", "workspace_model", "unsupported"]
+REMARK_KINDS: tuple[RemarkKind, ...] = ("unknown_op", "assumed_value", "workspace_model", "unsupported")
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "other")
 CATEGORIES: tuple[Category, ...] = (
     "parameter",
@@ -137,6 +139,27 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """Something that the capture did not know, or assumed.
+
+    Attributes:
+        kind: an op without a rule for its scratch memory, a value that was made up, a workspace whose size is a model,
+            or a call that was left out.
+        name: of the op or call.
+        count: how often.
+    """
+
+    kind: RemarkKind
+    name: str
+    count: int
+
+    def __post_init__(self) -> None:
+        rules.one_of("Remark.kind", self.kind, REMARK_KINDS)
+        rules.text("Remark.name", self.name)
+        rules.integer("Remark.count", self.count, least=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace(Filed):
     """What a training does, in order.
 
@@ -148,6 +171,7 @@ class Trace(Filed):
         events: ordered alloc and free events, requested bytes.
         saves: what autograd saved, in the order of the first save (the n-th saved storage of a step).
         steps: the recorded steps, back to back; the last one is the steady state that plans are made for.
+        remarks: what the capture did not know or assumed.
     """
 
     device: str
@@ -157,6 +181,7 @@ class Trace(Filed):
     events: tuple[Event, ...]
     saves: tuple[Save, ...]
     steps: tuple[Step, ...]
+    remarks: tuple[Remark, ...] = ()
     _id: str = field(init=False, repr=False, compare=False, default="")
 
     @property
@@ -174,6 +199,7 @@ class Trace(Filed):
         rules.records("Trace.events", self.events, Event)
         rules.records("Trace.saves", self.saves, Save)
         rules.records("Trace.steps", self.steps, Step)
+        rules.records("Trace.remarks", self.remarks, Remark)
         self._check_ops()
         self._check_events()
         self._check_saves()

@@ -17,9 +17,11 @@ SOURCES = Path(__file__).parents[2] / "src"
 
 # A change here is a change of what users type: keep it small, and say it in the CHANGELOG.
 OPTIONS = {
+    "estimate": ["--gpu", "--json", "--out", "--steps", "--timeout", "script"],
+    "largest": ["--gpu", "--json", "--multiple-of", "--steps", "--timeout", "--vary", "script"],
     "run": ["--budget", "--json", "--min-size", "--plan", "--report", "--spill-dir", "-m", "command"],
     "report": ["--json", "--out", "records"],
-    "machine": ["--json", "--measure", "--out", "--spill-dir"],
+    "machine": ["--json", "--list", "--measure", "--out", "--spill-dir", "name"],
     "demo": ["--json", "--out", "--seed", "--size"],
 }
 
@@ -43,7 +45,7 @@ def test_the_options_are_these_and_no_others() -> None:
     assert found == OPTIONS
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"], ["demo", "--help"]])
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"], ["demo", "--help"], ["largest", "--help"]])
 def test_help_and_version_import_neither_torch_nor_rich(words: list[str]) -> None:
     code = (
         "import sys\nfrom elbowroom.cli import main\n"

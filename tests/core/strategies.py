@@ -11,11 +11,14 @@ from elbowroom.machine import TIERS, Link, Machine, Rate, Tier, TierName
 from elbowroom.plan import Plan, Swap
 from elbowroom.rules import MAX_INT
 from elbowroom.timeline import CURVE_KINDS, LANES, SOURCES, SPAN_KINDS, Curve, Span, Timeline
-from elbowroom.trace import CATEGORIES, PHASES, Event, Op, Save, Step, Storage, Trace
+from elbowroom.trace import CATEGORIES, PHASES, REMARK_KINDS, Event, Op, Remark, Save, Step, Storage, Trace
 
 naturals = st.integers(0, MAX_INT)
 rates = st.integers(1, MAX_INT)
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+
+
+remarks = st.builds(Remark, kind=st.sampled_from(REMARK_KINDS), name=text, count=st.integers(1, 2**63 - 1))
 
 
 @st.composite
@@ -54,6 +57,7 @@ def traces(draw: st.DrawFn) -> Trace:
         events=tuple(sorted(events, key=lambda event: event.op)),
         saves=tuple(sorted(draw(st.lists(saves(len(storages), len(ops)), max_size=4)), key=lambda save: save.saved_at)),
         steps=tuple(Step(*pair) for pair in pairwise(borders)),
+        remarks=tuple(draw(st.lists(remarks, max_size=2))),
     )
 
 

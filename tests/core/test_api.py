@@ -10,7 +10,7 @@ import pytest
 import elbowroom as er
 from elbowroom import errors
 
-FUNCTIONS = {"capture", "check", "compare", "plan", "report", "simulate", "within"}
+FUNCTIONS = {"capture", "capture_script", "check", "compare", "plan", "report", "simulate", "within"}
 RECORDS = {"Link", "Machine", "Plan", "Swap", "Tier", "Timeline", "Trace"}
 ERRORS = {
     "CaptureError",

@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from elbowroom.machine import Machine
 from elbowroom.trace import Trace
 
 __all__ = ["capture"]
 
 
 def capture(
-    setup: Callable[[], Callable[[], Any]], machine: str = "here", steps: int = 3, min_size_bytes: int = 2**20
+    setup: Callable[[], Callable[[], Any]],
+    machine: str | Machine = "here",
+    steps: int = 3,
+    min_size_bytes: int = 2**20,
 ) -> Trace:
-    """Run a few training steps on this computer and record what they do.
+    """Run a few training steps and record what they do: on this computer, or on a virtual GPU.
 
-    The steps really run, once, with their own numbers. Every saved storage of at least `min_size_bytes` is copied when
-    it is saved, so the run needs that much more time and RAM than the training itself.
+    With `machine="here"` the steps really run, once, with their own numbers. Every saved storage of at least
+    `min_size_bytes` is copied when it is saved, so the run needs that much more time and RAM than the training itself.
+    Any other machine is a GPU that need not be there: inside `setup` and the step "cuda" is a device without bytes, on
+    which nothing is computed, and the trace is what the CUDA build of torch would allocate (docs/virtual-device.md).
 
     Args:
         setup: builds model, optimizer and data and returns the function that does one step.
-        machine: "here".
+        machine: "here", a GPU of the database in any spelling, or a Machine.
         steps: how many steps to record, at least 2: the last one is the steady state.
         min_size_bytes: smaller storages are recorded, but not as saved.
 
@@ -28,7 +34,7 @@ def capture(
         The trace of all steps.
 
     Raises:
-        UsageError: `machine` or `steps` is not allowed.
+        UsageError: `machine`, `steps` or what `setup` returns is not allowed.
         CaptureError: a step did nothing that can be recorded.
     """
     from elbowroom.capture.steps import capture_steps

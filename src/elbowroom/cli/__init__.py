@@ -11,12 +11,15 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from elbowroom.cli import demo, machine, report, run
+from elbowroom.cli import demo, estimate, largest, machine, report, run, scripts
 from elbowroom.errors import ElbowroomError
 
 __all__ = ["main"]
 
-VERBS = (run, report, machine, demo)
+VERBS = (estimate, largest, run, report, machine, demo)
+
+WITH_SCRIPT_ARGUMENTS = ("estimate", "largest")
+"""Verbs that take a script's own words after --, behind their options."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, or that of the error, whose message is on standard error.
     """
-    arguments = _parser().parse_args(argv)
+    words, script_arguments = scripts.split_at_dashes(sys.argv[1:] if argv is None else argv, WITH_SCRIPT_ARGUMENTS)
+    arguments = _parser().parse_args(words, argparse.Namespace(script_arguments=script_arguments))
     try:
         return arguments.execute(arguments)
     except ElbowroomError as problem:

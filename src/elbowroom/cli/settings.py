@@ -15,7 +15,10 @@ from elbowroom.units import parse_budget, parse_bytes
 PREFIX = "ELBOWROOM_"
 TABLE = "tool.elbowroom"
 DEFAULTS: Mapping[str, str | None] = {"budget": "auto", "spill_dir": None, "min_size": "1MiB"}
-"""Every setting there is, as it would be typed; spill_dir None is the system's directory for temporary files."""
+"""Every setting of a run, as it would be typed; spill_dir None is the system's directory for temporary files."""
+
+ESTIMATE_SETTINGS = ("gpu",)
+"""Settings of the verbs that estimate: their default is not a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,22 @@ def settings_of(
     )
 
 
+def given_or_set(name: str, given: str | None, environment: Mapping[str, str] | None = None) -> str | None:
+    """One of `ESTIMATE_SETTINGS` from the first place that has it; None where none does.
+
+    Args:
+        name: of the setting.
+        given: from the command line.
+        environment: as for `settings_of`; pyproject.toml is looked for in the working directory.
+
+    Raises:
+        UsageError: an unknown name in pyproject.toml.
+    """
+    environment = os.environ if environment is None else environment
+    table = _table(Path.cwd() / "pyproject.toml")
+    return given or environment.get(PREFIX + name.upper()) or table.get(name) or None
+
+
 def _first(name: str, places: list[tuple[Mapping[str, str | None], str]]) -> tuple[str | None, str]:
     """The value of a setting and its place."""
     for values, place in places:
@@ -94,8 +113,8 @@ def _table(path: Path) -> Mapping[str, str | None]:
     values: dict[str, str | None] = {}
     for name, value in table.items():
         known = name.replace("-", "_")
-        if known not in DEFAULTS or isinstance(value, bool) or not isinstance(value, str | int):
-            allowed = ", ".join(setting.replace("_", "-") for setting in DEFAULTS)
+        if known not in (*DEFAULTS, *ESTIMATE_SETTINGS) or isinstance(value, bool) or not isinstance(value, str | int):
+            allowed = ", ".join(setting.replace("_", "-") for setting in (*DEFAULTS, *ESTIMATE_SETTINGS))
             raise UsageError(
                 f"{path}: given {name} = {value!r} in [{TABLE}]; allowed are {allowed}, each a text or a whole number; "
                 "correct it or take it out"

@@ -5,10 +5,12 @@ Nothing else in the package may name a private torch symbol.
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
@@ -61,3 +63,148 @@ def _full_name(schema: Any) -> str:
 def holders_of(storage: torch.UntypedStorage) -> int:
     """References to a storage's bytes: one per tensor on it, and one of the Python object at hand."""
     return torch._C._storage_Use_Count(storage._cdata)
+
+
+# The virtual device (capture/virtual/). Checked on 2.11.0 and 2.13.0.
+
+
+class DispatchMode(TorchDispatchMode):
+    """torch's documents name this class, and its module is private. This one does not import torch._dynamo, for seconds."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+NO_TORCH_FUNCTION = torch._C._disabled_torch_function_impl
+"""Tells a tensor subclass to leave the Python arguments of functions alone: the public way does so at ten times the cost."""
+
+
+def as_subclass(cls: type, meta: torch.Tensor, device: torch.device) -> Any:
+    """A tensor of a subclass on the storage of a meta tensor, with the autograd and autocast keys of `device`.
+
+    C++ goes on to see a meta tensor (`dispatch_device` is off): so the autograd engine uses the queue of the calling
+    thread, where a cuda device would abort a CPU-only build. No public constructor sets the keys.
+    """
+    return torch.Tensor._make_subclass(cls, meta, False, dispatch_device=False, device_for_backend_keys=device)
+
+
+class MetaKernels:
+    """Context in which ops called on tensors of any device run their meta kernel, without modes and subclasses."""
+
+    __slots__ = ("_dispatch", "_keys")
+
+    def __enter__(self) -> None:
+        self._dispatch = torch._C._DisableTorchDispatch()
+        self._keys = torch._C._PreserveDispatchKeyGuard()
+        self._dispatch.__enter__()
+        self._keys.__enter__()
+        torch._C._set_meta_in_tls_dispatch_include(True)
+
+    def __exit__(self, *problem: object) -> None:
+        self._keys.__exit__(*problem)
+        self._dispatch.__exit__(*problem)
+
+
+def in_backward() -> bool:
+    """Whether the autograd engine is running on this thread; no public query exists."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def node_number() -> int:
+    """Sequence number of the autograd node that runs now, -1 where there is none."""
+    node = torch._C._current_autograd_node()
+    return -1 if node is None else node._sequence_nr()
+
+
+def next_node_number() -> int:
+    """Sequence number that the next autograd node of this thread will get."""
+    return torch._C._autograd._get_sequence_nr()
+
+
+def backward_code() -> Any:
+    """Code object of the Python function that enters the autograd engine: in whose frame an op came from C++ alone."""
+    return torch.autograd.graph._engine_run_backward.__code__
+
+
+def tensor_uses(tensor: torch.Tensor) -> int:
+    """References that C++ holds on a tensor, those of the call in progress included."""
+    return tensor._use_count()
+
+
+def without_autocast() -> AbstractContextManager[None]:
+    """Skip autocast for tensors on cuda, as autocast's own kernels do before they call the op."""
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA))
+
+
+def lift_on_cpu(wanted: bool) -> bool:
+    """Whether torch.tensor(.., device=..) makes its result on the CPU and moves it by an op; returns what it was."""
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(wanted)
+    return before
+
+
+def allow_cuda_device() -> None:
+    """Let C++ switch to cuda devices in a build that has none, which is then a no-op."""
+    torch._C._ensureCUDADeviceGuardSet()
+
+
+def has_kernel_for(op: Any, key: str) -> bool:
+    """Whether an op overload has a kernel for a dispatch key; no public query exists."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+
+
+def in_place_list_ops() -> frozenset[Any]:
+    """Overloads of `_foreach_` and `_fused_` ops that change their arguments and return nothing."""
+    found: set[Any] = set()
+    for schema in torch._C._jit_get_all_schemas():
+        if schema.name.startswith(("aten::_foreach_", "aten::_fused_")) and not schema.returns:
+            packet = getattr(torch.ops.aten, schema.name.partition("::")[2])
+            found.add(getattr(packet, schema.overload_name or "default"))
+    return frozenset(found)
+
+
+def storage_holders(tensor: torch.Tensor) -> int:
+    """How many tensors are on a tensor's storage."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) - 1
+
+
+class OpOverrides:
+    """Kernels put in the place of torch's for a dispatch key, until `close`."""
+
+    def __init__(self) -> None:
+        self._library = torch.library.Library("aten", "IMPL")
+
+    def put(self, op: Any, key: str, kernel: Any) -> None:
+        """Let `kernel` run for an op where the dispatcher comes to `key`."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": that is what it is for
+            self._library.impl(op, kernel, key)
+
+    def close(self) -> None:
+        """torch's kernels are back; a library has no public end."""
+        self._library._destroy()
+
+
+def views() -> frozenset[Any]:
+    """Overloads of aten ops whose result shares a storage with an argument: views and in-place ops."""
+    found: set[Any] = set()
+    for schema in torch._C._jit_get_all_schemas():
+        if schema.name.startswith("aten::") and any(argument.alias_info is not None for argument in schema.arguments):
+            packet = getattr(torch.ops.aten, schema.name.partition("::")[2], None)
+            overload = schema.overload_name or "default"
+            if packet is not None and overload in packet.overloads():
+                found.add(getattr(packet, overload))
+    return frozenset(found)
+
+
+def node_name() -> str:
+    """Name of the autograd node that runs now, such as "MaxBackward0"; "" where there is none."""
+    node = torch._C._current_autograd_node()
+    return "" if node is None else node.name()
+
+
+def below_autograd() -> AbstractContextManager[None]:
+    """Skip autograd, as its own kernels do before they call the op."""
+    return torch._C._AutoDispatchBelowAutograd()

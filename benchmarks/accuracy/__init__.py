@@ -1,0 +1,1 @@
+"""How far the estimate is from what was measured: see docs/accuracy.md. `python -m benchmarks.accuracy --help`."""

@@ -1,0 +1,195 @@
+"""Sums records up in benchmarks/results/accuracy_DATE.json, and that file in the tables of docs/accuracy.md."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy.corpus import LEVELS
+from benchmarks.accuracy.figures import error_of, figures, spread, summary
+from benchmarks.accuracy.runner import read_records
+from benchmarks.results import RESULTS, ROOT, commit, write_result
+
+START = "<!-- accuracy: made by python -m benchmarks.accuracy table, do not edit -->"
+END = "<!-- accuracy end -->"
+DOCUMENT = ROOT / "docs" / "accuracy.md"
+PACKAGES = ("torch", "transformers", "timm", "torchvision", "diffusers", "monai", "segmentation_models_pytorch")
+KINDS = ("rig", "memtracker", "parameters", "snapshots", "public")
+BASELINES = {"memtracker": "torch's MemTracker (fake tensors)", "parameters": "4 x parameters (accelerate's rule)"}
+SETTINGS = {"steps": 3, "cudnn_workspace_bytes": 0, "cublas_handles": 1, "rig_torch": "2.11.0+cu130"}
+Record = dict[str, Any]
+
+
+def write(out: Path) -> None:
+    """Read OUT/*.jsonl, write the result file and the document's tables."""
+    kinds = {
+        kind: [*read_records(out / f"{kind}.jsonl").values()]
+        for kind in ("rig", "memtracker", "parameters", "snapshots", "public")
+    }
+    result: Record = {
+        "case": "accuracy",
+        "versions": {**_versions(), "python": platform.python_version(), "commit": commit()},
+        "settings": SETTINGS,
+        "rig": summary(kinds["rig"]),
+        "baselines": {BASELINES[kind]: _beside(kinds["rig"], kinds[kind]) for kind in BASELINES if kinds[kind]},
+        "snapshots": [_short(record) for record in kinds["snapshots"]],
+        "cases": [_short(record) for record in kinds["rig"]],
+    }
+    if kinds["public"]:
+        result["public"] = public_summary(kinds["public"])
+    path = RESULTS / f"accuracy_{datetime.date.today():%Y%m%d}.json"
+    write_result(path, result)
+    if DOCUMENT.exists():
+        DOCUMENT.write_text(between(DOCUMENT.read_text(), tables(result)))
+    print(tables(result))
+
+
+def _beside(rig: Sequence[Record], other: Sequence[Record]) -> Record:
+    """Another tool's figures, and elbowroom's on the cases that it could run."""
+    done = {record["id"] for record in other if "simulated" in record}
+    return {"other": figures(other), "elbowroom": figures([record for record in rig if record["id"] in done])}
+
+
+def _versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _short(record: Record) -> Record:
+    kept = ("id", "family", "error", "measured", "simulated", "equal", "events", "measured_events", "difference")
+    kept += ("seconds", "peak_rss_bytes", "remarks")
+    return {key: record[key] for key in kept if key in record}
+
+
+def public_summary(records: Sequence[Record]) -> Record:
+    """Figures of measured tables: signed errors, and how often the measured value lies above the stated interval."""
+    rows = [row for record in records for row in record.get("rows", ())]
+    found: Record = {"failed": [record["id"] for record in records if "error" in record], "families": {}}
+    for family in dict.fromkeys(row["family"] for row in rows):
+        found["families"][family] = _of_rows([row for row in rows if row["family"] == family])
+    return found
+
+
+def _of_rows(rows: Sequence[Record]) -> Record:
+    errors = [error_of(row["simulated_bytes"], row["measured_bytes"]) for row in rows]
+    return {
+        **spread(errors),
+        "median_signed": round(sorted(errors)[len(errors) // 2], 4),
+        "above_interval_share": round(sum(r["measured_bytes"] > r["high_bytes"] for r in rows) / len(rows), 4),
+        "below_interval_share": round(sum(r["measured_bytes"] < r["low_bytes"] for r in rows) / len(rows), 4),
+    }
+
+
+def between(text: str, made: str) -> str:
+    """A document with what stands between its markers replaced."""
+    head, start, rest = text.partition(START)
+    _, end, tail = rest.partition(END)
+    if not start or not end:
+        raise ValueError(f"docs/accuracy.md: given no pair of markers; put {START} and {END} where the tables belong")
+    return f"{head}{START}\n\n{made}\n\n{END}{tail}"
+
+
+def tables(result: Record) -> str:
+    """All tables as Markdown."""
+    parts = [rig_table(result["rig"]), verdict_line(result["rig"]["out_of_memory"])]
+    if result.get("baselines"):
+        parts.append(baseline_table(result["baselines"]))
+    if result.get("snapshots"):
+        parts.append(snapshot_table(result["snapshots"]))
+    if "public" in result:
+        parts.append(public_table(result["public"]))
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    return "\n\n".join([*parts, f"Made with {versions}."])
+
+
+def rig_table(rig: Record) -> str:
+    """A line per family: how many, how many sequences are equal, errors of the reserved and of the allocated peak."""
+    lines = [
+        "| family | cases | failed | sequences equal | reserved: median | p95 | worst | under by > 1 % "
+        "| allocated: median | p95 | worst | under by > 1 % |",
+        "|---|" + "---|" * 11,
+    ]
+    for name, row in [*rig["families"].items(), ("**all**", rig["all"])]:
+        equal = f"{row['equal_share']:.0%} of {row['equal_n']}" if "equal_share" in row else ""
+        cells = [name, str(row["n"]), str(row["failed"]), equal]
+        for level in ("reserved", "allocated"):
+            cells += _cells(row.get(level))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cells(errors: Record | None) -> list[str]:
+    if errors is None:
+        return [""] * 4
+    return [
+        f"{errors['median']:.3%}",
+        f"{errors['p95']:.2%}",
+        f"{errors['worst']:+.2%}",
+        f"{errors['under_share']:.1%}",
+    ]
+
+
+def verdict_line(told: Record) -> str:
+    """How often "out of memory" was right."""
+    if not told["n"]:
+        return "No run with less room was replayed."
+    return (
+        f"Out of memory or not: {told['right']} of {told['n']} verdicts right ({told['right'] / told['n']:.1%}); "
+        f"{told['said_to_fit_but_did_not']} said to fit but did not, {told['said_not_to_fit_but_did']} the other way. "
+        f"Of the {told['same_step_n']} jobs rightly said to fail, {told['same_step']} fail in the step that was said."
+    )
+
+
+def baseline_table(baselines: dict[str, Record]) -> str:
+    """Other tools, and elbowroom on the same cases."""
+    lines = ["| tool | cases | failed | level | median | p95 | worst | under by > 1 % |", "|---|" + "---|" * 7]
+    for name, found in baselines.items():
+        for tool, row in ((name, found["other"]), ("elbowroom, same cases", found["elbowroom"])):
+            for level in LEVELS[:2]:
+                if level in row:
+                    cells = [tool, str(row[level]["n"]), str(row["failed"]), level, *_cells(row[level])]
+                    lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def snapshot_table(snapshots: Sequence[Record]) -> str:
+    """Steps of a real GPU."""
+    lines = [
+        "| snapshot | events | equal before the first difference | peak requested: GPU | simulated | reserved: GPU "
+        "| simulated |",
+        "|---|" + "---|" * 6,
+    ]
+    for record in snapshots:
+        if "error" in record:
+            lines.append(f"| {record['id']} | {record['error']} | | | | | |")
+            continue
+        events = record["measured_events"]
+        same = events if record["equal"] else record["difference"]["equal_events"]
+        cells = [record["id"], f"{events:,}", f"{same:,}"]
+        for level in ("requested", "reserved"):
+            cells += [f"{record['measured'][level]:,}", f"{record['simulated'][level]:,}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def public_table(public: Record) -> str:
+    """Measured tables of others."""
+    lines = [
+        "| table | rows | median | p95 | worst | median with sign | measured above the interval | below it |",
+        "|---|" + "---|" * 7,
+    ]
+    for name, row in public["families"].items():
+        cells = [name, str(row["n"]), f"{row['median']:.1%}", f"{row['p95']:.1%}", f"{row['worst']:+.1%}"]
+        cells += [f"{row['median_signed']:+.1%}"]
+        cells += [f"{row['above_interval_share']:.1%}", f"{row['below_interval_share']:.1%}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

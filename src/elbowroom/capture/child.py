@@ -1,0 +1,156 @@
+"""The child process of capture_script(): runs one script on the virtual device and answers through files.
+
+`python -P -m elbowroom.capture.child FOLDER ORDER`; FOLDER has machine.json, ORDER is `script.Order` as JSON. Written
+there: steps (how many are done), then trace.json where there is one, then answer.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elbowroom.capture import faults
+from elbowroom.capture.constants import compiled
+from elbowroom.capture.script import Order
+from elbowroom.errors import UsageError
+from elbowroom.machine import Machine
+
+if TYPE_CHECKING:
+    from elbowroom.capture.virtual import VirtualDevice
+
+_REPORT_S = 0.2
+
+
+def main(folder: str, argument: str) -> None:
+    """Carry out an order."""
+    order = Order(**json.loads(argument))
+    try:
+        problem = _capture(order, Path(folder))
+    except UsageError as wrong:
+        problem = faults.Fault(str(wrong), usage=True)
+    answer = {
+        "problem": problem.message if problem else "",
+        "usage": bool(problem and problem.usage),
+        "show_output": bool(problem and problem.show_output),
+    }
+    _write(Path(folder) / "answer.json", json.dumps(answer))
+
+
+def _capture(order: Order, folder: Path) -> faults.Fault | None:
+    """Run the script on the virtual device and write its trace; what went wrong, if anything did."""
+    code = _code(order)
+    if isinstance(code, faults.Fault):
+        return code
+    from elbowroom.capture.virtual import VirtualDevice
+
+    device = VirtualDevice(Machine.load(folder / "machine.json"), steps=order.steps)
+    problem: BaseException | None = None
+    with _reporting(folder / "steps", lambda: device.steps_seen):
+        try:
+            with device, _remarked(device):
+                _execute(code, order)
+        except (Exception, SystemExit) as raised:  # noqa: BLE001  whatever the script raises is explained, not shown
+            problem = raised
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if problem is not None and not faults.is_regular_end(problem):
+        return faults.explained(problem, order.script, device.steps_seen)
+    if not device.steps_seen:
+        return faults.no_steps(order.script)
+    device.trace().save(folder / "trace.json")
+    return None
+
+
+def _code(order: Order) -> types.CodeType | faults.Fault:
+    try:
+        source = Path(order.script).read_bytes()
+        return compiled(_text(source), order.script, order.constants)
+    except (SyntaxError, ValueError) as problem:
+        if isinstance(problem, UsageError):
+            raise
+        return faults.explained(problem, order.script, 0)
+    except OSError as problem:
+        raise UsageError(f"{order.script}: cannot be read: {problem.strerror}; check the path") from None
+
+
+def _text(source: bytes) -> str:
+    """The text of Python source, in the encoding it declares."""
+    import io
+    import tokenize
+
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+    return source.decode(encoding)
+
+
+def _execute(code: types.CodeType, order: Order) -> None:
+    """Run a script's code as python runs a script."""
+    module = types.ModuleType("__main__")
+    module.__file__ = order.script
+    module.__builtins__ = __builtins__  # pyright: ignore[reportAttributeAccessIssue]
+    sys.modules["__main__"] = module
+    sys.argv = [order.script, *order.arguments]
+    sys.path.insert(0, str(Path(order.script).resolve().parent))
+    exec(code, module.__dict__)  # the user's own script, which they asked to be run
+
+
+@contextmanager
+def _remarked(device: VirtualDevice) -> Iterator[None]:
+    """What the virtual device does not follow is left out with a remark: torch.compile, settings made by the script."""
+    import torch
+
+    def compile_not(model: Any = None, **_: Any) -> Any:
+        device.ledger.remark("unsupported", "torch.compile (estimated without it)")
+        return (lambda decorated: decorated) if model is None else model
+
+    before, torch.compile = torch.compile, compile_not
+    settings = _allocator_settings()
+    try:
+        yield
+    finally:
+        torch.compile = before
+        for name, value in _allocator_settings() - settings:
+            device.ledger.remark("unsupported", f"{name}={value} (set by the script; set it outside of it to count)")
+
+
+def _allocator_settings() -> set[tuple[str, str]]:
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    return {(name, os.environ[name]) for name in names if os.environ.get(name)}
+
+
+@contextmanager
+def _reporting(path: Path, steps_seen: Callable[[], int]) -> Iterator[None]:
+    """Write the number of steps to a file now and then, for whoever waits."""
+    done = threading.Event()
+
+    def report() -> None:
+        while not done.wait(_REPORT_S):
+            _write(path, str(steps_seen()))
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        _write(path, str(steps_seen()))
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all, as somebody may be reading."""
+    temporary = path.with_suffix(".new")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    # Threads and workers that the script left behind are not waited for.
+    os._exit(0)

@@ -1,0 +1,212 @@
+"""Why a script could not be captured, in words: what was seen and where, what is allowed, and what to do next."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+_SHOWN = 400  # characters of the script's own message
+
+_NO_FAKE = ("no fake impl", "register_fake", "UnsupportedOperatorException", "from the 'Meta' backend")
+_NO_CUDA = ("have a CUDA build", "not compiled with CUDA", "dummy base class", "not linked with support for cuda")
+_NO_GROUP = ("have NCCL built in", "init_process_group", "Default process group")
+_NO_DATA = ("access data pointer", "doesn't have storage", "Pointer argument", "access the storage of")
+_VALUES = (
+    *("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode"),
+    *("aten.bincount", "aten.unique_consecutive", "aten.unique_dim", "repeat_interleave a meta tensor"),
+)
+
+
+class Fault(NamedTuple):
+    """What went wrong.
+
+    Attributes:
+        message: for the user.
+        usage: whether an argument was wrong, rather than the script.
+        show_output: whether the last lines of the script's output help.
+    """
+
+    message: str
+    usage: bool = False
+    show_output: bool = False
+
+
+Said = tuple[str, str] | None
+"""What was seen; what is allowed and what to do. None where somebody else knows better."""
+
+
+def is_regular_end(problem: BaseException) -> bool:
+    """Whether it is the end of a script that succeeded, as by sys.exit()."""
+    return isinstance(problem, SystemExit) and problem.code in (None, 0)
+
+
+def no_steps(script: str) -> Fault:
+    """The script came to its end without a step."""
+    return Fault(
+        f"{script}: it ended after 0 optimizer steps; allowed is a script that calls step() of a torch.optim.Optimizer "
+        "at least once, with parameters on the GPU; check that it trains (and on cuda, not on the CPU) when it is run "
+        "with these arguments",
+        show_output=True,
+    )
+
+
+def explained(problem: BaseException, script: str, steps_seen: int) -> Fault:
+    """An exception of a script, explained."""
+    where = f"{script}:{_line_in(problem, script)}" if _line_in(problem, script) else script
+    after = f" after {steps_seen} {'step' if steps_seen == 1 else 'steps'}" if steps_seen else ""
+    for knows in (_exit, _missing_module, _missing_file, *_ON_THE_GPU, _other):
+        said = knows(problem)
+        if said is not None:
+            return Fault(f"{where}: {said[0]}{after}; {said[1]}", show_output=knows in (_exit, _other))
+    raise AssertionError("the last one knows everything")
+
+
+def _exit(problem: BaseException) -> Said:
+    if not isinstance(problem, SystemExit):
+        return None
+    if problem.code == 2:
+        return (
+            "the script refused its arguments (it exited with code 2)",
+            "allowed is what the script itself takes; write its arguments after --, as in `elbowroom estimate train.py "
+            "-- --lr 0.1`",
+        )
+    code = f"code {problem.code}" if isinstance(problem.code, int) else f"the message {_short(problem.code)}"
+    return (
+        f"the script exited with {code}",
+        "allowed is a script that trains until it is stopped or done; run it with the arguments it needs",
+    )
+
+
+def _missing_module(problem: BaseException) -> Said:
+    if not isinstance(problem, ImportError):
+        return None
+    name = problem.name or "a package"
+    return (
+        f"it imports {name}, and that failed: {_short(problem)}",
+        f"allowed is what can be imported here; install {name.partition('.')[0]} into the environment of elbowroom "
+        "(a build for the CPU does)",
+    )
+
+
+def _missing_file(problem: BaseException) -> Said:
+    if not isinstance(problem, OSError) or problem.filename is None:
+        return None
+    return (
+        f"it needs {str(problem.filename)!r}: {problem.strerror}",
+        "allowed is what can be opened from the working directory; run from where the script is usually run, or give "
+        "it that file (a small stand-in of the same form will do, as the values do not matter)",
+    )
+
+
+def _value_needed(problem: BaseException) -> Said:
+    found = _first_with(problem, _VALUES)
+    if found is None:
+        return None
+    return (
+        f"{_operator(found)} gives a shape or a choice that depends on values on the GPU, and values are not computed",
+        "allowed are ops whose shapes follow from shapes; put a bound in its place for the estimate (a mask and "
+        "where() for nonzero() or boolean indexing, a fixed number of boxes or tokens)",
+    )
+
+
+def _no_fake(problem: BaseException) -> Said:
+    found = _first_with(problem, _NO_FAKE)
+    if found is None:
+        return None
+    return (
+        f"the operator {_operator(found)} has no fake implementation, which says the shapes of its results",
+        "allowed are PyTorch's own operators and custom ones with torch.library.register_fake; register one, or use "
+        "the library's PyTorch implementation for the estimate",
+    )
+
+
+def _no_data(problem: BaseException) -> Said:
+    found = _first_with(problem, _NO_DATA)
+    if found is None:
+        return None
+    return (
+        f"a kernel or a library asked for the memory of a tensor on the GPU ({_short(found)})",
+        "allowed are operators that PyTorch knows; wrap the kernel with torch.library.custom_op and register_fake, or "
+        "turn it off for the estimate",
+    )
+
+
+def _no_cuda(problem: BaseException) -> Said:
+    found = _first_with(problem, _NO_CUDA)
+    if found is None:
+        return None
+    return (
+        f"it uses a part of CUDA that the virtual GPU does not have ({_short(found)})",
+        "allowed are tensors, modules, optimizers, streams and events on cuda; leave this call out for the estimate "
+        "(CUDA graphs and NVTX ranges change nothing in what is allocated by ops)",
+    )
+
+
+def _no_group(problem: BaseException) -> Said:
+    found = _first_with(problem, _NO_GROUP)
+    if found is None:
+        return None
+    return (
+        f"it trains in several processes ({_short(found)})",
+        "allowed is one process on one GPU; run it without init_process_group for the estimate: what is left is the "
+        "share of one process but for the buckets of gradients",
+    )
+
+
+def _other(problem: BaseException) -> Said:
+    return (
+        f"the script failed with {type(problem).__name__}: {_short(problem) or 'no message'}{_deeper(problem)}",
+        "allowed is a script that trains; run it as it is to see whether it does (on a CPU if it can); if it does, "
+        "please report this, with the lines above",
+    )
+
+
+_ON_THE_GPU = (_value_needed, _no_fake, _no_data, _no_cuda, _no_group)
+
+
+def _first_with(problem: BaseException, marks: Sequence[str]) -> BaseException | None:
+    """The first of an exception and those it came from that says one of these."""
+    return next((each for each in _chain(problem) if any(mark in _named(each) for mark in marks)), None)
+
+
+def _chain(problem: BaseException) -> Iterator[BaseException]:
+    """An exception and those it came from."""
+    current: BaseException | None = problem
+    for _ in range(10):
+        if current is None:
+            return
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _named(problem: BaseException) -> str:
+    return f"{type(problem).__name__}: {problem}"
+
+
+def _operator(problem: BaseException) -> str:
+    """The operator an exception is about, as far as it says."""
+    operator = getattr(problem, "func", None)
+    if operator is not None:
+        return str(operator)
+    name, given, _ = _short(problem).partition(": given ")
+    return name if given else _short(problem)
+
+
+def _line_in(problem: BaseException, script: str) -> int | None:
+    """The script's line that was running."""
+    if isinstance(problem, SyntaxError) and problem.filename == script:
+        return problem.lineno
+    lines = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == script]
+    return lines[-1] if lines else None
+
+
+def _deeper(problem: BaseException) -> str:
+    """The place it was raised at, where that is in some library."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    return f" (raised in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+
+
+def _short(what: object) -> str:
+    text = " ".join(str(what).split())
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

@@ -1,0 +1,209 @@
+"""capture_script(): a training script, unchanged, on the virtual device, in a child process with a time limit.
+
+The child answers through files in a temporary directory: the trace, or what went wrong. Whatever the script prints,
+crashes or leaves running stays in the child; its process group is ended with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from elbowroom.errors import CaptureError, FormatError, UsageError
+from elbowroom.machine import Machine
+from elbowroom.trace import Trace
+
+TIMEOUT_S = 900
+STEPS = 3
+
+_POLL_S = 0.1
+_SAID_LINES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a child shall run.
+
+    Attributes:
+        script: its path.
+        arguments: its words.
+        steps: optimizer steps to record.
+        constants: numbers that replace module-level ones.
+    """
+
+    script: str
+    arguments: tuple[str, ...]
+    steps: int
+    constants: Mapping[str, int | float]
+
+    def argument(self) -> str:
+        """As a word of a command line."""
+        return json.dumps(asdict(self))
+
+
+def capture_script(
+    path: str | os.PathLike[str],
+    argv: Sequence[str] = (),
+    *,
+    machine: str | Machine,
+    steps: int = STEPS,
+    timeout_s: float = TIMEOUT_S,
+    environment: Mapping[str, str] | None = None,
+    constants: Mapping[str, int | float] | None = None,
+    on_step: Callable[[int], None] | None = None,
+) -> Trace:
+    """Run a training script on a virtual GPU until it has done a few optimizer steps, and record what they do.
+
+    No GPU is needed and no number is computed: the script runs with tensors that have a shape and no values.
+
+    Args:
+        path: the script, which is run as `python path` would be, from the working directory of now.
+        argv: its arguments.
+        machine: the GPU it shall believe to have: a name of the GPU database, or a Machine.
+        steps: optimizer steps to record; the second usually needs more than the first, later ones what it needs.
+        timeout_s: after so many seconds the script is ended.
+        environment: variables that are set for the script, beside those of this process.
+        constants: numbers that replace module-level ones of the script, by name.
+        on_step: called with the number of steps done so far, whenever it grows.
+
+    Returns:
+        The trace of everything the script did on the GPU up to the last of these steps.
+
+    Raises:
+        UsageError: there is no such script, GPU or constant.
+        CaptureError: the script failed, did no step, or was not done in time; the message says which and what to do.
+    """
+    order = _order(os.fspath(path), argv, steps, constants or {})
+    target = _gpu(machine)
+    with tempfile.TemporaryDirectory(prefix="elbowroom-", ignore_cleanup_errors=True) as folder:
+        target.save(Path(folder) / "machine.json")
+        code = _run(order, Path(folder), dict(environment or {}), timeout_s, on_step or (lambda _: None))
+        return _answer(order, Path(folder), code)
+
+
+def _order(script: str, argv: Sequence[str], steps: int, constants: Mapping[str, int | float]) -> Order:
+    if not Path(script).is_file():
+        raise UsageError(f"capture: given the script {script!r}, which is not there; allowed is the path of a file")
+    if type(steps) is not int or steps < 1:
+        raise UsageError(f"capture: given steps={steps!r}; allowed is an int of at least 1; 3 are usually enough")
+    return Order(script=script, arguments=tuple(argv), steps=steps, constants=dict(constants))
+
+
+def _gpu(machine: str | Machine) -> Machine:
+    target = machine if isinstance(machine, Machine) else Machine.of(machine)
+    if not target.compute_capability:
+        raise UsageError(
+            f"capture: given the machine {target.name!r}, which has no NVIDIA GPU; allowed are the names that "
+            "`elbowroom machine --list` shows; name the GPU the training is for"
+        )
+    return target
+
+
+def _run(
+    order: Order, folder: Path, environment: Mapping[str, str], timeout_s: float, on_step: Callable[[int], None]
+) -> int:
+    """Run the child to its end; its exit code."""
+    # -P: the working directory is no place to import elbowroom's own needs from; the script's folder is put there.
+    command = [sys.executable, "-P", "-m", "elbowroom.capture.child", str(folder), order.argument()]
+    with (folder / "output").open("wb") as output:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        try:
+            return _wait(child, order, folder, timeout_s, on_step)
+        finally:
+            _end(child)
+
+
+def _wait(
+    child: subprocess.Popen[bytes], order: Order, folder: Path, timeout_s: float, on_step: Callable[[int], None]
+) -> int:
+    until, seen = time.monotonic() + timeout_s, 0
+    while True:
+        try:
+            return child.wait(_POLL_S)
+        except subprocess.TimeoutExpired:
+            now = _steps_seen(folder)
+            if now > seen:
+                seen = now
+                on_step(seen)
+        if time.monotonic() > until:
+            raise CaptureError(
+                f"{order.script}: {seen} of {order.steps} steps were done after {timeout_s:g} s, the time limit; "
+                "allowed is a longer one (--timeout) or fewer steps (--steps); if it prepares data first, give it a "
+                f"small part of them{_said(folder)}"
+            )
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End the child and what it started: they are a process group of their own."""
+    with suppress(ProcessLookupError, PermissionError):  # all of it has ended
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _answer(order: Order, folder: Path, code: int) -> Trace:
+    try:
+        answer = json.loads((folder / "answer.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        raise CaptureError(f"{order.script}: {_crash(code)}{_said(folder)}") from None
+    if answer["usage"]:
+        raise UsageError(answer["problem"])
+    if answer["problem"]:
+        raise CaptureError(answer["problem"] + (_said(folder) if answer["show_output"] else ""))
+    try:
+        return Trace.load(folder / "trace.json")
+    except FormatError as problem:
+        raise CaptureError(f"{order.script}: its trace could not be used: {problem}") from problem
+
+
+def _crash(code: int) -> str:
+    """What an end without an answer says."""
+    if code >= 0:
+        return (
+            f"its process ended with exit code {code} and without a word to elbowroom; allowed is a script that ends "
+            "by itself; look for os._exit or exec in it"
+        )
+    name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+    if name == "SIGKILL":
+        return (
+            "its process was killed (SIGKILL), as a computer does that runs out of memory; allowed is what fits into "
+            "the RAM of this computer: data are real here even though the model is not; load fewer of them"
+        )
+    return (
+        f"its process crashed ({name}); allowed are scripts whose work on the GPU goes through PyTorch; look at its "
+        "last lines for the call that crashed, and leave out extensions that launch kernels themselves"
+    )
+
+
+def _steps_seen(folder: Path) -> int:
+    try:
+        return int((folder / "steps").read_text("ascii"))
+    except (OSError, ValueError):
+        return 0
+
+
+def _said(folder: Path) -> str:
+    """The last lines the script wrote, as the end of a message."""
+    try:
+        with (folder / "output").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
+            lines = file.read().decode("utf-8", "replace").splitlines()[-_SAID_LINES:]
+    except OSError:
+        return ""
+    shown = "\n".join(f"    {line}" for line in lines if line.strip())
+    return f"\nIts last lines were:\n{shown}" if shown else ""

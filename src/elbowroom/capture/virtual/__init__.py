@@ -1,0 +1,8 @@
+"""The virtual device: what a training allocates on a CUDA GPU, found without one."""
+
+from __future__ import annotations
+
+from elbowroom.capture.virtual.device import Enough, VirtualDevice
+from elbowroom.capture.virtual.settings import ConvolutionCall, CudnnModel
+
+__all__ = ["ConvolutionCall", "CudnnModel", "Enough", "VirtualDevice"]

@@ -1,0 +1,168 @@
+"""The virtual device: a context in which torch looks like a CUDA build with one GPU."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, Self, final
+
+import torch
+
+from elbowroom.capture.modules import ModulePaths
+from elbowroom.capture.observe import OptimizerWatch
+from elbowroom.capture.virtual import routing
+from elbowroom.capture.virtual.assemble import assemble
+from elbowroom.capture.virtual.ledger import Ledger
+from elbowroom.capture.virtual.mode import VirtualMode
+from elbowroom.capture.virtual.patches import changes, patched
+from elbowroom.capture.virtual.saves import Saves
+from elbowroom.capture.virtual.settings import CudnnModel, Settings
+from elbowroom.capture.virtual.values import SPECIALS
+from elbowroom.errors import CaptureError
+from elbowroom.machine import Machine
+from elbowroom.runtime._torch_compat import allow_cuda_device, lift_on_cpu
+from elbowroom.trace import Trace
+
+EVALUATIONS = 4
+"""Forwards without gradients that are still let through once the wanted steps are done."""
+
+
+class Enough(BaseException):
+    """The wanted steps are recorded; leaves a training script, and no `except Exception` in it catches it."""
+
+
+@final
+class VirtualDevice:
+    """While it is on, "cuda:0" is a device without bytes on which ops leave only their memory.
+
+    >>> with VirtualDevice(Machine.of("a100-80gb")) as device:
+    ...     train()
+    >>> trace = device.trace()
+
+    Args:
+        machine: whose GPU it is.
+        steps: training steps to record, at least 2; the script is left when they are done. None: all it does.
+        cudnn: what cuDNN's closed kernels ask for.
+        fake_host: parameters and large float tensors made on the CPU have no bytes either.
+        cublas_handles: handles that ask for a workspace.
+
+    Attributes:
+        steps_seen: steps that are complete.
+        ledger: what is recorded.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        steps: int | None = 3,
+        *,
+        cudnn: CudnnModel | None = None,
+        fake_host: bool = True,
+        cublas_handles: int = 2,
+    ) -> None:
+        self._steps = steps
+        self._machine = machine
+        self.settings = Settings.of(machine, cudnn or CudnnModel(), fake_host, cublas_handles)
+        self.ledger = Ledger()
+        self._counts: dict[int, int] = {}
+        self._ends: list[tuple[int, int]] = []
+        self._evaluations = 0
+        self._stack = ExitStack()
+        self._mode = VirtualMode(self.ledger, self.settings, SPECIALS, routing.ROUTES)
+        self._roots: list[torch.nn.Module] = []
+
+    @property
+    def steps_seen(self) -> int:
+        return min(self._counts.values(), default=0)
+
+    def __enter__(self) -> Self:
+        import torch._dynamo  # meta kernels written in Python import it at their first use: before anything is patched
+
+        allow_cuda_device()
+        stack = self._stack
+        stack.callback(lift_on_cpu, lift_on_cpu(True))
+        stack.enter_context(patched([*changes(self.settings, self.ledger), *routing.changes()]))
+        stack.enter_context(routing.installed(self._mode))
+        paths = ModulePaths(self._root, self._moved)
+        paths.start()
+        stack.callback(paths.stop)
+        watch = OptimizerWatch(self._optimizer_begins, self._optimizer_ends)
+        stack.callback(watch.close)
+        stack.enter_context(self._mode)
+        routing.calibrate(self._mode)
+        self._mode.saves = saves = Saves(self.ledger)
+        stack.enter_context(saves.hooks())
+        return self
+
+    def __exit__(self, kind: Any, problem: Any, trace: Any) -> bool:
+        self._classify_modules()
+        self.ledger.close()
+        self._stack.close()
+        return kind is not None and issubclass(kind, Enough)
+
+    def trace(self) -> Trace:
+        """What was recorded.
+
+        Raises:
+            CaptureError: no complete training step was.
+        """
+        if not self._ends:
+            raise CaptureError(
+                "virtual device: given a run without an optimizer's step on cuda; allowed is a training loop; move the "
+                "model to cuda and let an optimizer step"
+            )
+        return assemble(self.ledger, self.step_ends(), self._machine)
+
+    def step_ends(self) -> list[int]:
+        """Number of ops up to the end of each step: a step ends with its last optimizer."""
+        ends: list[int] = []
+        seen: set[int] = set()
+        for position, optimizer in self._ends:
+            if optimizer in seen:
+                seen.clear()
+            if seen or not ends:
+                ends[-1:] = [position]
+            else:
+                ends.append(position)
+            seen.add(optimizer)
+        return ends
+
+    # What happens on it
+
+    def _root(self, module: torch.nn.Module) -> None:
+        self._classify(module)
+        if self._steps is None or not self._counts or self.steps_seen < self._steps:
+            return
+        self._evaluations += not torch.is_grad_enabled()
+        if torch.is_grad_enabled() or self._evaluations > EVALUATIONS:
+            raise Enough
+
+    def _moved(self, path: str) -> None:
+        self._mode.path = path
+
+    def _classify(self, module: torch.nn.Module) -> None:
+        if not any(known is module for known in self._roots):
+            self._roots.append(module)
+            self.ledger.classify("parameter", module.parameters())
+            self.ledger.classify("buffer", module.buffers())
+
+    def _classify_modules(self) -> None:
+        for module in self._roots:
+            self.ledger.classify("parameter", module.parameters())
+            self.ledger.classify("buffer", module.buffers())
+        self._roots.clear()
+
+    def _optimizer_begins(self, optimizer: Any) -> None:
+        if self._steps is not None and self._counts.get(id(optimizer), 0) >= 8 * self._steps:
+            raise Enough
+        self._mode.optimizing = True
+
+    def _optimizer_ends(self, optimizer: Any) -> None:
+        self._mode.optimizing = False
+        self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
+        self._ends.append((len(self.ledger.ops), id(optimizer)))
+        self._mode.forget_nodes()
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        self.ledger.classify("parameter", parameters)
+        self.ledger.classify("gradient", (each.grad for each in parameters if each.grad is not None))
+        state = (value for values in optimizer.state.values() for value in values.values())
+        self.ledger.classify("optimizer_state", (value for value in state if isinstance(value, torch.Tensor)))

@@ -1,0 +1,137 @@
+"""The ledger of a virtual device: ops, storages and the order in which they are made and die.
+
+A storage is told apart by its StorageImpl and dies when torch drops it: a weak reference says so at that moment.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import NamedTuple, final
+
+import torch
+
+from elbowroom.capture.drafts import SaveDraft
+from elbowroom.runtime._torch_compat import storage_key
+from elbowroom.trace import Category, Phase, RemarkKind
+
+BLOCK_BYTES = 512
+"""What the allocator rounds requests up to."""
+
+
+class OpLine(NamedTuple):
+    """One op: see `elbowroom.trace.Op`. `shapes` are those of its tensor arguments."""
+
+    name: str
+    module: str
+    phase: Phase
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    shapes: tuple[tuple[int, ...] | bool | None, ...]
+
+
+@final
+class StorageLine:
+    """One storage."""
+
+    __slots__ = ("category", "dtype", "size_bytes")
+
+    def __init__(self, size_bytes: int, category: Category, dtype: str) -> None:
+        self.size_bytes = size_bytes
+        self.category: Category = category
+        self.dtype = dtype
+
+
+@final
+class _Watch(weakref.ref[torch.UntypedStorage]):
+    """Reference to a storage that knows its number."""
+
+    __slots__ = ("key", "number")
+    key: int
+    number: int
+
+
+@final
+class Ledger:
+    """What happened on the device, in order.
+
+    Attributes:
+        ops: the ops.
+        storages: every storage, by number.
+        events: (op, storage, bytes), negative bytes for a free; op -1 before the first one.
+        saves: what autograd saved, in order.
+        remarks: (kind, name) to how often.
+        allocated_bytes: bytes of live blocks, rounded up as the allocator does.
+        peak_bytes: the most of them so far.
+    """
+
+    def __init__(self) -> None:
+        self.ops: list[OpLine] = []
+        self.storages: list[StorageLine] = []
+        self.events: list[tuple[int, int, int]] = []
+        self.saves: list[SaveDraft] = []
+        self.remarks: dict[tuple[RemarkKind, str], int] = {}
+        self.allocated_bytes = 0
+        self.peak_bytes = 0
+        self._live: dict[int, _Watch] = {}
+
+    def alloc(self, tensor: torch.Tensor, category: Category = "temporary") -> int | None:
+        """Note the storage of a new tensor; nothing where it is known already or empty."""
+        storage = tensor.untyped_storage()
+        key = storage_key(storage)
+        if key in self._live:
+            return None
+        size_bytes = storage.nbytes()
+        if not size_bytes:
+            return None
+        number = self.scratch(size_bytes, category, str(tensor.dtype)[6:])
+        watch = _Watch(storage, self._died)
+        watch.key, watch.number = key, number
+        self._live[key] = watch
+        return number
+
+    def scratch(self, size_bytes: int, category: Category, dtype: str = "") -> int:
+        """Note a storage that no tensor is on; `release` ends it."""
+        number = len(self.storages)
+        self.storages.append(StorageLine(size_bytes, category, dtype))
+        self.events.append((len(self.ops) - 1, number, size_bytes))
+        self.allocated_bytes += -size_bytes // BLOCK_BYTES * -BLOCK_BYTES
+        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+        return number
+
+    def release(self, number: int) -> None:
+        """Note that a storage is given back."""
+        size_bytes = self.storages[number].size_bytes
+        self.events.append((len(self.ops) - 1, number, -size_bytes))
+        self.allocated_bytes -= -size_bytes // BLOCK_BYTES * -BLOCK_BYTES
+
+    def _died(self, watch: weakref.ref[torch.UntypedStorage]) -> None:
+        assert isinstance(watch, _Watch)
+        if self._live.get(watch.key) is watch:
+            del self._live[watch.key]
+        self.release(watch.number)
+
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        """Number of a tensor's storage; None where it is not on the device."""
+        watch = self._live.get(storage_key(tensor.untyped_storage()))
+        return None if watch is None else watch.number
+
+    def numbers_of(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
+        """Numbers of the storages of tensors on the device, each once."""
+        found = (self.number_of(tensor) for tensor in tensors)
+        return tuple(dict.fromkeys(number for number in found if number is not None))
+
+    def classify(self, category: Category, tensors: Iterable[torch.Tensor]) -> None:
+        """Say what storages are for."""
+        for tensor in tensors:
+            number = self.number_of(tensor)
+            if number is not None:
+                self.storages[number].category = category
+
+    def remark(self, kind: RemarkKind, name: str) -> None:
+        """Count something that is not known or was assumed."""
+        self.remarks[kind, name] = self.remarks.get((kind, name), 0) + 1
+
+    def close(self) -> None:
+        """Stop watching: what dies from here on is not part of the record."""
+        self._live.clear()

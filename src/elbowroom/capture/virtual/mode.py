@@ -1,0 +1,263 @@
+"""The dispatch mode of the virtual device: every op passes here, below autograd and autocast.
+
+An op on virtual tensors runs its meta kernel, which gives shapes, strides and dtypes, and the ledger notes what the CUDA
+build would have allocated. An op on real CPU tensors runs as it is, so data pipelines keep their values.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, final
+
+import torch
+
+from elbowroom.capture.virtual import kernels, scratch
+from elbowroom.capture.virtual.ledger import Ledger, OpLine
+from elbowroom.capture.virtual.saves import Saves
+from elbowroom.capture.virtual.settings import Settings
+from elbowroom.capture.virtual.shapes import Shapes
+from elbowroom.capture.virtual.tensor import CPU, CUDA, META, Inside, VirtualTensor, meta_like, virtual
+from elbowroom.runtime._torch_compat import (
+    DispatchMode,
+    backward_code,
+    has_kernel_for,
+    in_backward,
+    in_place_list_ops,
+    next_node_number,
+    node_number,
+    views,
+)
+from elbowroom.trace import Phase
+
+aten: Any = torch.ops.aten
+LARGE_BYTES = 2**20
+"""Float tensors of the host from this size on have no bytes: they are weights or made-up data."""
+
+FACTORIES = {
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.zeros.default,
+    aten.ones.default,
+    aten.full.default,
+    aten.rand.default,
+    aten.randn.default,
+}
+Special = Callable[["VirtualMode", Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+@final
+class VirtualMode(DispatchMode):
+    """Runs ops without bytes and keeps the ledger.
+
+    Args:
+        ledger: where everything is noted.
+        settings: the device.
+        specials: ops that are run in another way.
+        routes: composite ops whose CUDA variant differs, by name; used where autograd has not taken them apart.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        settings: Settings,
+        specials: Mapping[Any, Special],
+        routes: Mapping[Any, Callable[..., Any]],
+    ) -> None:
+        super().__init__()
+        self.ledger = ledger
+        self.settings = settings
+        self.path = ""
+        self.optimizing = False
+        self.saves: Saves | None = None
+        self.made_once: set[str] = set()
+        self.phase_outside: Phase = "forward"
+        self._specials = specials
+        self._routes = routes
+        self._composite: dict[Any, bool] = {}
+        self._quiet = 0
+        self.sole_uses = 0
+        self.watch_adds: Callable[[int], None] | None = None
+        self._path_of_node: dict[int, str] = {}
+        self._backward_code = backward_code()
+        self._nothing_back = in_place_list_ops()
+        self._shapes = Shapes()
+        self._kernels = kernels.of(settings.cudnn)
+        self._settled = views()
+        self._blas = scratch.BlasWorkspaces(settings)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given: dict[str, Any] = kwargs or {}
+        special = self._specials.get(func)
+        if special is not None:
+            return special(self, func, args, given)
+        return self.run(func, args, given)
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One op: for real, or without bytes."""
+        home = self._home(func, args, kwargs)
+        if home is None:
+            kwargs.pop("pin_memory", None)
+            return func(*args, **kwargs)
+        if self._is_composite(func):
+            with self:
+                return self._routes.get(func, func.decompose)(*args, **kwargs)
+        return self.note(func, args, kwargs, self._compute(func, args, kwargs, home))
+
+    # Where it runs
+
+    def _home(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+        """The device of an op's results; None for an op that really runs on the host."""
+        wanted = kwargs.get("device")
+        if wanted is not None and wanted.type != "cpu":
+            return CUDA  # C++ asks for "meta" where it means the device of a virtual tensor
+        homes = {tensor._home for tensor in tensors_in(args, kwargs) if isinstance(tensor, VirtualTensor)}
+        if homes:
+            return CPU if wanted is not None or CUDA not in homes else CUDA
+        return CPU if self.settings.fake_host and func in FACTORIES and _is_large(args, kwargs) else None
+
+    def _is_composite(self, func: Any) -> bool:
+        known = self._composite.get(func)
+        if known is None:
+            known = self._composite[func] = has_kernel_for(func, "CompositeImplicitAutograd") and not has_kernel_for(
+                func, "Meta"
+            )
+        return known
+
+    # What it gives
+
+    def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], home: torch.device) -> Any:
+        if func in self._nothing_back:
+            return None
+        args, kwargs = _for_meta(args, kwargs)
+        kernel = self._kernels.get(func, func)
+
+        def compute() -> Any:
+            try:
+                with Inside():
+                    return kernel(*args, **kwargs)
+            except NotImplementedError:
+                return self._decomposed(func, args, kwargs)
+
+        if func in self._settled:
+            return _wrapped(compute(), home)
+        return _wrapped(self._shapes.make(func, args, kwargs, compute), home)
+
+    def _decomposed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from torch._decomp import decomposition_table
+
+        self.ledger.remark("unknown_op", str(func))
+        known = decomposition_table.get(func)
+        if known is None:
+            raise NotImplementedError(
+                f"{func}: given an op that has no meta kernel and no decomposition; allowed are ops with either; "
+                "register one with torch.library.register_fake"
+            )
+        self._quiet += 1
+        try:
+            with self:
+                return known(*args, **kwargs)
+        finally:
+            self._quiet -= 1
+
+    # What is noted of it
+
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> Any:
+        """Note an op and what it allocated; returns what it made."""
+        if self._quiet:
+            return made
+        ledger = self.ledger
+        if self.saves is not None:
+            self.saves.tick()
+        backward = in_backward()
+        path = self._path(backward)
+        given = [tensor for tensor in tensors_in(args, kwargs) if isinstance(tensor, VirtualTensor)]
+        reads = ledger.numbers_of(given)
+        results = [made] if isinstance(made, torch.Tensor) else list(tensors_in((made,), {}))
+        phase: Phase = "backward" if backward else "optimizer" if self.optimizing else self.phase_outside
+        shapes = tuple(tuple(tensor.shape) for tensor in given)
+        index = len(ledger.ops)
+        ledger.ops.append(OpLine(_name(func), path, phase, reads, (), shapes))
+        scratch.allocate(self, func, args, kwargs, results)
+        writes = ledger.numbers_of(results)
+        if writes:
+            ledger.ops[index] = ledger.ops[index]._replace(writes=writes)
+        return made
+
+    def _path(self, backward: bool) -> str:
+        if not backward:
+            if self.path:
+                self._path_of_node[next_node_number() - 1] = self.path
+            return self.path
+        return self.path or self._path_of_node.get(node_number(), "")
+
+    def forget_nodes(self) -> None:
+        """A step is over: its autograd nodes are gone."""
+        self._path_of_node.clear()
+
+    def blas(self) -> None:
+        """An op asks cuBLAS for a handle, whose first use makes its workspace."""
+        self._blas.asked(self.ledger, in_backward())
+
+    def from_engine(self) -> bool:
+        """Whether the op at hand comes from the autograd engine itself, not from Python code that it runs."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_name != "__torch_dispatch__":
+            frame = frame.f_back
+        return frame.f_back is not None and frame.f_back.f_code is self._backward_code
+
+
+
+
+def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """Tensors among arguments, those in lists included."""
+    for each in args:
+        if isinstance(each, torch.Tensor):
+            yield each
+        elif isinstance(each, list | tuple):
+            yield from tensors_in(each, {})
+    for each in kwargs.values():
+        if isinstance(each, torch.Tensor):
+            yield each
+        elif isinstance(each, list | tuple):
+            yield from tensors_in(each, {})
+
+
+def _for_meta(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments as meta kernels want them: no other device, no pinned memory, no bytes."""
+    kwargs = {name: _seen_as_meta(value) for name, value in kwargs.items() if name != "pin_memory"}
+    if kwargs.get("device") is not None:
+        kwargs["device"] = META
+    return tuple(map(_seen_as_meta, args)), kwargs
+
+
+def _seen_as_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value if isinstance(value, VirtualTensor) or not value.dim() else meta_like(value)
+    if isinstance(value, list | tuple) and any(isinstance(each, torch.Tensor) for each in value):
+        return [_seen_as_meta(each) for each in value]
+    return value
+
+
+def _wrapped(made: Any, home: torch.device) -> Any:
+    if isinstance(made, torch.Tensor):
+        return made if isinstance(made, VirtualTensor) else virtual(made, home)
+    if isinstance(made, list | tuple):
+        return type(made)(_wrapped(each, home) for each in made) if type(made) in (list, tuple) else tuple(
+            _wrapped(each, home) for each in made
+        )
+    return made
+
+
+def _is_large(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    dtype = kwargs.get("dtype") or torch.get_default_dtype()
+    if not dtype.is_floating_point or not args or isinstance(args[0], torch.Tensor):
+        return False
+    elements = 1
+    for size in args[0]:
+        elements *= size
+    return elements * dtype.itemsize >= LARGE_BYTES
+
+
+def _name(func: Any) -> str:
+    return func.name().partition(".")[0].replace("::", ".")

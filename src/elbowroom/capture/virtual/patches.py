@@ -1,0 +1,269 @@
+"""What Python says of torch.cuda while a virtual device is on, and the few Python functions that ask C++ for devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, final
+
+import torch
+
+from elbowroom.capture.virtual.ledger import Ledger
+from elbowroom.capture.virtual.settings import Settings
+from elbowroom.capture.virtual.tensor import CUDA, VirtualTensor
+from elbowroom.capture.virtual.values import as_virtual_cpu
+
+Change = tuple[Any, str, Any]
+
+
+@contextmanager
+def patched(changes: list[Change]) -> Iterator[None]:
+    """Set attributes, and put the old ones back at the end."""
+    before: list[tuple[Any, str, Any, bool]] = []
+    try:
+        for holder, name, value in changes:
+            own = name in vars(holder)
+            before.append((holder, name, getattr(holder, name, None), own))
+            setattr(holder, name, value)
+        yield
+    finally:
+        for holder, name, value, own in reversed(before):
+            if own:
+                setattr(holder, name, value)
+            else:
+                delattr(holder, name)
+
+
+@final
+class _Event:
+    """A CUDA event of a device on which everything is over at once."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None: ...
+
+    def record(self, _stream: Any = None) -> None: ...
+
+    def wait(self, _stream: Any = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _end: Any) -> float:
+        return 1.0
+
+
+@final
+class _Stream:
+    """The one stream there is."""
+
+    device = CUDA
+    device_index = 0
+    stream_id = 0
+    cuda_stream = 0
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_problem: object) -> None: ...
+
+    def wait_stream(self, _stream: Any) -> None: ...
+
+    def wait_event(self, _event: Any) -> None: ...
+
+    def record_event(self, _event: Any = None) -> _Event:
+        return _Event()
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+
+@contextmanager
+def _nothing(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+    yield
+
+
+def _say(value: Any) -> Callable[..., Any]:
+    return lambda *_args, **_kwargs: value
+
+
+def _properties(settings: Settings) -> SimpleNamespace:
+    major, minor = divmod(settings.compute_capability, 10)
+    return SimpleNamespace(
+        name=settings.name,
+        major=major,
+        minor=minor,
+        total_memory=settings.total_bytes,
+        multi_processor_count=settings.multiprocessors,
+        warp_size=32,
+        max_threads_per_multi_processor=2048,
+        regs_per_multiprocessor=65536,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        gcnArchName="",
+        L2_cache_size=50 * 2**20,
+        shared_memory_per_block=48 * 1024,
+        shared_memory_per_block_optin=227 * 1024,
+        uuid="",
+    )
+
+
+def _memory(settings: Settings, ledger: Ledger) -> list[Change]:
+    def free() -> int:
+        return max(settings.total_bytes - ledger.allocated_bytes, 0)
+
+    def statistics(*_args: Any, **_kwargs: Any) -> dict[str, int]:
+        now = {f"{kind}_bytes.all.current": ledger.allocated_bytes for kind in ("allocated", "reserved", "active")}
+        peak = {f"{kind}_bytes.all.peak": ledger.peak_bytes for kind in ("allocated", "reserved", "active")}
+        return {**now, **peak, "num_alloc_retries": 0, "num_ooms": 0}
+
+    def reset(*_args: Any, **_kwargs: Any) -> None:
+        ledger.peak_bytes = ledger.allocated_bytes
+
+    now, peak = (lambda *_: ledger.allocated_bytes), (lambda *_: ledger.peak_bytes)
+    held: dict[str, Any] = {
+        "mem_get_info": lambda *_: (free(), settings.total_bytes),
+        "memory_allocated": now,
+        "memory_reserved": now,
+        "memory_cached": now,
+        "max_memory_allocated": peak,
+        "max_memory_reserved": peak,
+        "max_memory_cached": peak,
+        "memory_stats": statistics,
+        "memory_summary": _say(""),
+        "reset_peak_memory_stats": reset,
+        "reset_max_memory_allocated": reset,
+        "empty_cache": _say(None),
+        "set_per_process_memory_fraction": _say(None),
+    }
+    return [(holder, name, value) for name, value in held.items() for holder in (torch.cuda, torch.cuda.memory)]
+
+
+def _queries(settings: Settings) -> list[Change]:
+    said: dict[str, Any] = {
+        "is_available": _say(True),
+        "is_initialized": _say(True),
+        "is_bf16_supported": _say(settings.compute_capability >= 80),
+        "device_count": _say(1),
+        "current_device": _say(0),
+        "get_device_name": _say(settings.name),
+        "get_device_capability": _say(divmod(settings.compute_capability, 10)),
+        "get_device_properties": _say(_properties(settings)),
+        "get_arch_list": _say([f"sm_{settings.compute_capability}"]),
+        "can_device_access_peer": _say(False),
+        "init": _say(None),
+        "_lazy_init": _say(None),
+        "set_device": _say(None),
+        "synchronize": _say(None),
+        "ipc_collect": _say(None),
+        "manual_seed": _say(None),
+        "manual_seed_all": _say(None),
+        "seed": _say(None),
+        "seed_all": _say(None),
+        "initial_seed": _say(0),
+        "get_rng_state": _say(torch.zeros(16, dtype=torch.uint8)),
+        "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)],
+        "set_rng_state": _say(None),
+        "set_rng_state_all": _say(None),
+        "utilization": _say(100),
+        "Event": _Event,
+        "Stream": _Stream,
+        "is_current_stream_capturing": _say(False),
+        "current_stream": lambda *_: _Stream(),
+        "default_stream": lambda *_: _Stream(),
+        "set_stream": _say(None),
+        "stream": _nothing,
+        "device": _nothing,
+        "device_of": _nothing,
+    }
+    changes: list[Change] = [(torch.cuda, name, value) for name, value in said.items()]
+    changes += [(torch.cuda.random, name, value) for name, value in said.items() if name in vars(torch.cuda.random)]
+    accelerator: dict[str, Any] = {
+        "is_available": _say(True),
+        "current_accelerator": _say(torch.device("cuda")),
+        "device_count": _say(1),
+        "current_device_index": _say(0),
+        "current_device_idx": _say(0),
+        "current_stream": lambda *_: _Stream(),
+        "synchronize": _say(None),
+    }
+    return changes + [(torch.accelerator, name, value) for name, value in accelerator.items()]
+
+
+def _grouped(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
+    """torch's grouping of optimizer tensors by device and dtype, whose C++ would see meta tensors."""
+    groups: dict[Any, Any] = {}
+    for index, first in enumerate(lists[0]):
+        made = groups.setdefault((first.device, first.dtype), ([[] for _ in lists], []))
+        for column, values in zip(made[0], lists, strict=True):
+            if values:
+                column.append(values[index])
+        made[1].append(index)
+    return groups if with_indices else {key: (columns, []) for key, (columns, _) in groups.items()}
+
+
+def _loading() -> list[Change]:
+    """DataLoaders stay in this process, where no worker could inherit half a device; pinning is a no-op."""
+    from torch.utils.data import DataLoader, dataloader
+
+    def iterate(self: Any) -> Any:
+        held = {name: vars(self).get(name) for name in ("num_workers", "prefetch_factor", "timeout", "pin_memory")}
+        vars(self).update(num_workers=0, prefetch_factor=None, timeout=0, pin_memory=False)
+        try:
+            return dataloader._SingleProcessDataLoaderIter(self)
+        finally:
+            vars(self).update(held)
+
+    return [
+        (DataLoader, "_get_iterator", iterate),
+        (torch.Tensor, "pin_memory", lambda self, device=None: self),
+        (torch.Tensor, "is_pinned", lambda self, device=None: False),
+    ]
+
+
+def _parameters() -> list[Change]:
+    """Parameters made on the CPU have no bytes, and moving a module keeps the parameter objects."""
+    made = torch.nn.Parameter.__new__
+
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        if type(data) in (torch.Tensor, torch.nn.Parameter):
+            data = as_virtual_cpu(data)
+        return made(cls, data, requires_grad)
+
+    return [(torch.nn.Parameter, "__new__", staticmethod(new))]
+
+
+def changes(settings: Settings, ledger: Ledger) -> list[Change]:
+    """Everything that is changed while the device is on."""
+    from torch.backends.cudnn import rnn
+    from torch.optim import optimizer
+    from torch.utils import _foreach_utils
+
+    found: list[Change] = [*_queries(settings), *_memory(settings, ledger), *_loading()]
+    if settings.fake_host:
+        found += _parameters()
+    compatible = torch._has_compatible_shallow_copy_type
+
+    def is_compatible(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+        return (type(tensor) is VirtualTensor) is (type(other) is VirtualTensor) and compatible(tensor, other)
+
+    cudnn: dict[str, Any] = {"is_acceptable": _say(True), "is_available": _say(True), "version": _say(91900)}
+    found += [(torch.backends.cudnn, name, value) for name, value in cudnn.items()]
+    modes = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
+    found.append((rnn, "get_cudnn_mode", modes.__getitem__))
+    found.append((torch, "_use_cudnn_rnn_flatten_weight", _say(True)))
+    types = [*_foreach_utils._foreach_supported_types, VirtualTensor]
+    found += [
+        (torch, "_has_compatible_shallow_copy_type", is_compatible),
+        (torch._C, "_group_tensors_by_device_and_dtype", _grouped),
+        (_foreach_utils, "_foreach_supported_types", types),
+        (optimizer, "_foreach_supported_types", [*optimizer._foreach_supported_types, VirtualTensor]),
+    ]
+    return found

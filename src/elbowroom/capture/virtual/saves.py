@@ -1,0 +1,68 @@
+"""What autograd saves on a virtual device: when, when it is read back, and from when on nobody else holds it."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import AbstractContextManager
+from typing import Any, final
+
+import torch
+
+from elbowroom.capture.drafts import SaveDraft
+from elbowroom.capture.virtual.ledger import Ledger
+from elbowroom.capture.virtual.tensor import VirtualTensor, alias
+from elbowroom.runtime._torch_compat import storage_holders
+
+
+@final
+class Saves:
+    """Notes saves through torch's hooks. Autograd holds an alias of each tensor, so its holders can be told apart.
+
+    Args:
+        ledger: where they are noted.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._by_storage: dict[int, SaveDraft] = {}
+        self._watched: dict[int, list[weakref.ref[VirtualTensor]]] = {}
+
+    def hooks(self) -> AbstractContextManager[Any]:
+        """Context in which saves are noted."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, VirtualTensor) or (tensor.is_leaf and tensor.requires_grad):
+            return tensor
+        number = self._ledger.number_of(tensor)
+        if number is None or self._ledger.storages[number].category in ("parameter", "buffer"):
+            return tensor
+        line = self._ledger.storages[number]
+        if line.category == "temporary":
+            line.category = "activation"
+        saved = self._by_storage.get(number)
+        if saved is None:
+            saved = self._by_storage[number] = SaveDraft(number, len(self._ledger.ops))
+            self._ledger.saves.append(saved)
+        packed = alias(tensor)
+        if saved.idle_from is None:
+            self._watched.setdefault(number, []).append(weakref.ref(packed))
+        return packed
+
+    def _unpack(self, packed: torch.Tensor) -> torch.Tensor:
+        number = self._ledger.number_of(packed) if isinstance(packed, VirtualTensor) else None
+        saved = None if number is None else self._by_storage.get(number)
+        if saved is not None and (not saved.read_at or saved.read_at[-1] != len(self._ledger.ops)):
+            saved.read_at.append(len(self._ledger.ops))
+        return packed
+
+    def tick(self) -> None:
+        """Before an op: which storages does only autograd hold by now?"""
+        for number, references in list(self._watched.items()):
+            held = [packed for reference in references if (packed := reference()) is not None]
+            if not held:
+                del self._watched[number]
+            elif storage_holders(held[0]) <= len(held):
+                self._by_storage[number].idle_from = len(self._ledger.ops)
+                del self._watched[number]
+            del held

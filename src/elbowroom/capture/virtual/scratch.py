@@ -1,0 +1,299 @@
+"""The one table of what ops allocate on CUDA beside and before their results, and of the order in which they do it.
+
+An op that is not in the table makes its results, in their order, and nothing else. Each entry names its source: the
+CUDA file of torch that allocates, and "rig" where the bytes were compared with what the CUDA build of torch 2.11.0 does
+(tests/fakecuda/probe.py shows it op by op).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from elbowroom.capture.virtual import attention_scratch, layer_scratch, recurrent, reductions, sorting_scratch
+from elbowroom.capture.virtual.ledger import Ledger
+from elbowroom.capture.virtual.reductions import partial_bytes
+from elbowroom.capture.virtual.settings import ConvolutionCall, Settings
+
+if TYPE_CHECKING:
+    from elbowroom.capture.virtual.mode import VirtualMode
+
+aten: Any = torch.ops.aten
+Results = list[torch.Tensor]
+Rule = Callable[["Call"], None]
+
+
+@final
+class Call:
+    """An op at work: rules say in order what it allocates.
+
+    Attributes:
+        func, args, kwargs: the call.
+        results: tensors it made, in the order of the schema.
+        settings: the device.
+    """
+
+    __slots__ = ("_mode", "_open", "args", "func", "kwargs", "results", "settings")
+
+    def __init__(self, mode: VirtualMode, func: Any, args: Any, kwargs: Any, results: Results) -> None:
+        self._mode = mode
+        self._open: list[int] = []
+        self.func, self.args, self.kwargs, self.results = func, args, kwargs, results
+        self.settings = mode.settings
+
+    def out(self, *indices: int) -> None:
+        """Allocate these results now."""
+        for index in indices:
+            self._mode.ledger.alloc(self.results[index])
+
+    def temp(self, size_bytes: int, workspace: bool = False) -> int:
+        """Allocate scratch; it is given back at the end, the last one first, if `drop` did not do so before."""
+        if size_bytes <= 0:
+            return -1
+        number = self._mode.ledger.scratch(size_bytes, "workspace" if workspace else "temporary")
+        self._open.append(number)
+        return number
+
+    def drop(self, *numbers: int) -> None:
+        """Give scratch back now."""
+        for number in numbers:
+            if number >= 0:
+                self._open.remove(number)
+                self._mode.ledger.release(number)
+
+    def dims(self, index: int) -> list[int]:
+        """Dimensions that a reduction is over: argument `index`; empty for all."""
+        given = self.args[index] if len(self.args) > index else self.kwargs.get("dim")
+        return [given] if isinstance(given, int) and not isinstance(given, bool) else list(given or ())
+
+    def reduce(self, input: torch.Tensor, dims: list[int], item_bytes: int, values_at_once: int = 4) -> None:
+        """Scratch of a reduction of a tensor; `item_bytes` are those of a partial result."""
+        self._reduce(tuple(input.shape), input.stride(), dims, item_bytes, values_at_once)
+
+    def reduce_flat(self, count: int, item_bytes: int) -> None:
+        """Scratch of a reduction of so many elements in a row to one."""
+        self._reduce((count,), (1,), [], item_bytes)
+
+    def reduce_rows(self, rows: int, width: int, item_bytes: int) -> None:
+        """Scratch of adding up rows."""
+        self._reduce((rows, width), (width, 1), [0], item_bytes)
+
+    def _reduce(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], dims: list[int], item_bytes: int, at_once: int = 4
+    ) -> None:
+        of = self.settings
+        made = reductions.scratch(shape, strides, dims, item_bytes, of.multiprocessors, of.compute_capability, at_once)
+        partial, counters = self.temp(made.partial_bytes), self.temp(made.counter_bytes)
+        self.drop(counters, partial)
+
+    def convolution_workspace(self, input: Any, weight: Any, output: Any, which: str, channels_last: bool) -> None:
+        """What the model of cuDNN says that a convolution asks for."""
+        dtype, newer = self.args[0].dtype, self.settings.compute_capability >= 80
+        described = ConvolutionCall(
+            input_shape=input,
+            weight_shape=weight,
+            output_shape=output,
+            item_bytes=self.args[0].element_size(),
+            pass_=which,
+            channels_last=channels_last,
+            tensor_cores=dtype in (torch.float16, torch.bfloat16)
+            or (dtype is torch.float32 and newer and torch.backends.cudnn.allow_tf32),
+        )
+        wanted = self.settings.cudnn.workspace(described)
+        if wanted:
+            self._mode.ledger.remark("workspace_model", "aten.convolution")
+        self.drop(self.temp(wanted, workspace=True))
+
+    def once(self, name: str, first_bytes: int, kept_bytes: int) -> None:
+        """At the first use in the process: a short-lived block, then one that stays."""
+        if name not in self._mode.made_once:
+            self._mode.made_once.add(name)
+            self.drop(self.temp(first_bytes))
+            self._mode.ledger.scratch(kept_bytes, "workspace")
+
+    def blas(self) -> None:
+        """The op uses cuBLAS."""
+        self._mode.blas()
+
+    def end(self) -> None:
+        """What is left of scratch is given back, and what is left of results was made."""
+        for result in self.results:
+            if result.device.type == "cuda":
+                self._mode.ledger.alloc(result)
+        while self._open:
+            self._mode.ledger.release(self._open.pop())
+
+
+@final
+class BlasWorkspaces:
+    """cuBLAS's workspaces: one for each thread's handle, made at the first use and kept."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._have: set[int] = set()
+
+    def asked(self, ledger: Ledger, backward: bool) -> None:
+        """A handle is used: by the thread that runs backward where `backward`."""
+        handle = min(int(backward), self._settings.cublas_handles - 1)
+        if handle not in self._have:
+            self._have.add(handle)
+            ledger.scratch(self._settings.cublas_bytes, "workspace")
+
+
+def allocate(mode: VirtualMode, func: Any, args: Any, kwargs: Any, results: Results) -> None:
+    """Note everything that one op allocates and gives back."""
+    rule = RULES.get(func)
+    if rule is None:
+        for result in results:
+            if result.device.type == "cuda":
+                mode.ledger.alloc(result)
+        return
+    if not any(each.device.type == "cuda" for each in results) and results:
+        return
+    call = Call(mode, func, args, kwargs, results)
+    rule(call)
+    call.end()
+
+
+def _blas(call: Call) -> None:
+    """cublas: results first, then the handle's workspace (Blas.cpp, CublasHandlePool.cpp; rig)."""
+    call.out(*range(len(call.results)))
+    call.blas()
+
+
+def _native_dropout(call: Call) -> None:
+    """The mask comes before the result (Dropout.cu; rig)."""
+    call.out(1, 0)
+
+
+def _nll_loss2d(call: Call) -> None:
+    """The total weight comes before the result, which is resized later (NLLLoss2d.cu; rig)."""
+    call.out(1, 0)
+
+
+def _sum(call: Call) -> None:
+    """A large reduction (Reduce.cuh; rig)."""
+    call.out(0)
+    call.reduce(call.args[0], call.dims(1), partial_bytes(call.args[0].dtype))
+
+
+def _vector_norm(call: Call) -> None:
+    """Likewise, with the order of the norm before the dimensions (ReduceNormKernel.cu; rig)."""
+    call.out(0)
+    call.reduce(call.args[0], call.dims(2), partial_bytes(call.args[0].dtype))
+
+
+def _truth(call: Call) -> None:
+    """any, all: partial results are as wide as the input (ReduceLogicKernel.cu; rig)."""
+    call.out(0)
+    call.reduce(call.args[0], call.dims(1), call.args[0].element_size())
+
+
+def _variance(call: Call) -> None:
+    """var, std: Welford's mean, sum of squares and counts (ReduceMomentKernel.cu; rig)."""
+    call.out(*range(len(call.results)))
+    call.reduce(call.args[0], call.dims(1), 16, values_at_once=2)
+
+
+def _extreme(call: Call) -> None:
+    """max, min with indices: a value and its index (ReduceMinValuesKernel.cu, ReduceMaxValuesKernel.cu; rig)."""
+    call.out(*range(len(call.results)))
+    call.reduce(call.args[0], call.dims(1), 16 if len(call.results) > 1 else call.args[0].element_size())
+
+
+def _argument(call: Call) -> None:
+    """argmax, argmin: a value and its index (ReduceArgMaxKernel.cu; rig)."""
+    call.out(0)
+    call.reduce(call.args[0], call.dims(1), 16)
+
+
+def _foreach_norm(call: Call) -> None:
+    """One partial result for each 65,536 elements of each tensor of the longest list (ForeachReduceOp.cu; rig)."""
+    tensors = call.args[0]
+    chunks = max((-(-tensor.numel() // 65_536) for tensor in tensors), default=0)
+    call.temp(len(tensors) * chunks * partial_bytes(tensors[0].dtype))
+    call.out(*range(len(call.results)))
+
+
+def _bce_with_logits(call: Call) -> None:
+    """log_sigmoid, then one less the target, both gone at the end (Loss.cpp; rig)."""
+    input = call.args[0]
+    size = input.numel() * input.element_size()
+    reduced = (call.args[4] if len(call.args) > 4 else call.kwargs.get("reduction", 1)) != 0
+    if not reduced:
+        log_sigmoid = call.temp(size)
+        call.out(0)
+        call.drop(log_sigmoid)
+        return
+    call.temp(size)
+    call.temp(size)
+    call.out(0)
+    call.reduce_flat(input.numel(), partial_bytes(input.dtype))
+
+
+def _pointwise_loss(call: Call) -> None:
+    """The loss of each element beside the result, which had the same size at first (Loss.cpp; rig)."""
+    call.out(0)
+    if (call.args[2] if len(call.args) > 2 else 1) and call.results:
+        count = call.results[0].untyped_storage().nbytes()
+        each = call.temp(count)
+        item = call.results[0].element_size()
+        call.reduce_flat(count // item, partial_bytes(call.results[0].dtype))
+        call.drop(each)
+
+
+def _roll(call: Call) -> None:
+    """One dimension after the other (TensorTransformations.cpp; rig)."""
+    dims = call.args[2] if len(call.args) > 2 else ()
+    for _ in range(len(dims) - 1):
+        call.temp(call.args[0].numel() * call.args[0].element_size())
+    call.out(0)
+
+
+def _embedding_bag(call: Call) -> None:
+    """Sizes and positions of bags before the result (EmbeddingBag.cu; rig)."""
+    call.out(2, 1, 0)
+
+
+RULES: dict[Any, Rule] = {
+    aten.mm.default: _blas,
+    aten.addmm.default: _blas,
+    aten.bmm.default: _blas,
+    aten.baddbmm.default: _blas,
+    aten.native_dropout.default: _native_dropout,
+    aten.nll_loss2d_forward.default: _nll_loss2d,
+    aten.sum.default: _sum,
+    aten.sum.dim_IntList: _sum,
+    aten.mean.default: _sum,
+    aten.mean.dim: _sum,
+    aten.prod.default: _sum,
+    aten.linalg_vector_norm.default: _vector_norm,
+    aten.any.default: _truth,
+    aten.any.dim: _truth,
+    aten.all.default: _truth,
+    aten.all.dim: _truth,
+    aten.var.correction: _variance,
+    aten.std.correction: _variance,
+    aten.var_mean.correction: _variance,
+    aten.max.default: _extreme,
+    aten.min.default: _extreme,
+    aten.max.dim: _extreme,
+    aten.min.dim: _extreme,
+    aten.amax.default: _extreme,
+    aten.amin.default: _extreme,
+    aten.argmax.default: _argument,
+    aten.argmin.default: _argument,
+    aten._foreach_norm.Scalar: _foreach_norm,
+    aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
+    **attention_scratch.rules(),
+    **layer_scratch.rules(),
+    aten.roll.default: _roll,
+    aten.mse_loss.default: _pointwise_loss,
+    aten.smooth_l1_loss.default: _pointwise_loss,
+    aten._embedding_bag.default: _embedding_bag,
+    aten._embedding_bag_forward_only.default: _embedding_bag,
+    **sorting_scratch.rules(),
+    **recurrent.RULES,
+}

@@ -1,0 +1,113 @@
+"""Shapes, strides and dtypes of what ops make, remembered: many meta kernels are Python, and a training repeats itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, NamedTuple, final
+
+import torch
+
+from elbowroom.capture.virtual.tensor import META, VirtualTensor
+from elbowroom.runtime._torch_compat import storage_key
+
+
+class Made(NamedTuple):
+    """One result: a tensor's form, or a value that is no tensor."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype | None
+    value: Any = None
+
+
+class Unknown(Exception):
+    """An argument that a key cannot hold."""
+
+
+@final
+class Shapes:
+    """What ops gave for arguments of the same form; only where the results have storages of their own."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[bool, tuple[Made, ...]]] = {}
+
+    def make(self, func: Any, args: Any, kwargs: dict[str, Any], compute: Callable[[], Any]) -> Any:
+        """The results of an op as meta tensors: from memory, or from `compute`."""
+        try:
+            key = (func, _key(args), _key(kwargs.items()))
+            known = self._known.get(key)
+        except (Unknown, TypeError):
+            return compute()
+        if known is not None:
+            return _build(*known)
+        made = compute()
+        forms = _forms(made, args)
+        if forms is not None:
+            self._known[key] = (isinstance(made, torch.Tensor), forms)
+        return made
+
+
+def _build(single: bool, forms: tuple[Made, ...]) -> Any:
+    made = [
+        form.value
+        if form.dtype is None
+        else torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device=META)
+        for form in forms
+    ]
+    return made[0] if single else tuple(made)
+
+
+def _key(values: Iterable[Any]) -> Hashable:
+    return tuple([_one(value) for value in values])
+
+
+def _one(value: Any) -> Hashable:
+    if isinstance(value, VirtualTensor):
+        return (value.shape, value.stride(), value.dtype)
+    if isinstance(value, torch.Tensor):
+        return (value.shape, value.stride(), value.dtype, "host")
+    if isinstance(value, list | tuple):
+        return (type(value), _key(value))
+    if isinstance(value, torch.SymInt):
+        raise Unknown
+    return (type(value), value)
+
+
+def _forms(made: Any, args: Any) -> tuple[Made, ...] | None:
+    """Forms of results with storages of their own; None where one is a view, or one of the arguments."""
+    results = (made,) if isinstance(made, torch.Tensor) else made
+    if not isinstance(results, list | tuple):
+        return None
+    given = {storage_key(each.untyped_storage()) for each in _flat(args)}
+    forms: list[Made] = []
+    for each in results:
+        if not isinstance(each, torch.Tensor):
+            if each is not None and not isinstance(each, int | float | bool):
+                return None
+            forms.append(Made((), (), None, each))
+            continue
+        storage = each.untyped_storage()
+        key = storage_key(storage)
+        if isinstance(each, VirtualTensor) or key in given or each.storage_offset() or each.layout != torch.strided:
+            return None
+        if storage.nbytes() != _span_bytes(each):
+            return None
+        given.add(key)
+        forms.append(Made(tuple(each.shape), each.stride(), each.dtype))
+    return tuple(forms)
+
+
+def _span_bytes(tensor: torch.Tensor) -> int:
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _flat(values: Iterable[Any]) -> Iterable[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _flat(value)
+

@@ -1,0 +1,167 @@
+"""Scratch of CUDA ops that sort, scan or count with cub; part of the table in scratch.py.
+
+cub's temporary bytes were measured in the CUDA build of torch 2.11.0 from 100 to 1,000,000 elements, and the tiles that
+explain them all found from that: they belong to cub's tuning for capability 9.0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from elbowroom.capture.virtual.scratch import Call
+
+INDEX = 8
+SLACK = 511
+PASS_BYTES, TILE_BYTES = 2048, 1024
+SMALL_SORT = 2304
+"""Up to here one block sorts, which asks for one byte."""
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // 256) * 256
+
+
+def pairs_bytes(count: int, key_bytes: int, key_bits: int) -> int:
+    """Radix sort of keys with int64 values: second buffers, a histogram for each 8 bits, a look-back row for each tile."""
+    if count <= SMALL_SORT:
+        return 1
+    tile = 4608 if key_bytes == 8 else 5376
+    tables = -(-key_bits // 8) * PASS_BYTES + -(-count // tile) * TILE_BYTES
+    if key_bits <= 8:
+        return tables + SLACK
+    return _aligned(count * key_bytes) + _aligned(count * INDEX) + tables + SLACK
+
+
+def scan_bytes(count: int) -> int:
+    """A scan or a unique_by_key: 16 bytes of state for each tile and a warp more."""
+    return _aligned((32 + -(-count // 4608)) * 16) + SLACK
+
+
+def index_put(call: Call) -> None:
+    """With accumulate: linear positions, sorted (Indexing.cu: index_put_with_sort_kernel; rig)."""
+    target, indices, values, accumulate = (*call.args, False)[:4]
+    if not accumulate or any(each is not None and each.dtype is torch.bool for each in indices):
+        return
+    given = [each for each in indices if each is not None]
+    count = max(each.numel() for each in given)
+    size = count * INDEX
+    linear = -1
+    for each in given:
+        wrapped = call.temp(each.numel() * INDEX)
+        position = call.temp(each.numel() * INDEX)
+        call.drop(wrapped)
+        if linear < 0:
+            linear = position
+        else:
+            call.drop(position)
+    elements = 1
+    for dim in range(len(indices), target.dim()):
+        elements *= target.shape[dim]
+    leading = indices[0] is None
+    moved = (leading and values.dim() > 1) or not values.is_contiguous()
+    copy = call.temp(values.numel() * values.element_size()) if moved else -1
+    sorted_, origin, numbers = call.temp(size), call.temp(size), call.temp(size)
+    bits = max((target.numel() // max(elements, 1)).bit_length(), 1)
+    call.drop(call.temp(pairs_bytes(count, 8, bits)), numbers, origin, sorted_)
+    call.drop(copy, linear)
+
+
+def embedding(call: Call) -> None:
+    """Indices in one row (Embedding.cpp; rig)."""
+    indices = call.args[1]
+    copy = call.temp(_copy_bytes(indices) if indices.dim() != 1 else 0)
+    call.out(0)
+    call.drop(copy)
+
+
+def embedding_backward(call: Call) -> None:
+    """Long inputs are sorted, then summed in segments (Embedding.cu, EmbeddingBackwardKernel.cu; rig)."""
+    grad, indices, weights, _padding, by_frequency = (*call.args, -1, False)[:5]
+    copy = call.temp(_copy_bytes(grad))
+    if indices.numel() > 3072 or by_frequency:
+        _sorted_sum(call, grad.shape[-1], indices, weights, copy)
+
+
+def embedding_bag_backward(call: Call) -> None:
+    """Sorted at any length, but for the mode "max" (EmbeddingBag.cu; rig)."""
+    grad, indices = call.args[:2]
+    composite = call.func is torch.ops.aten._embedding_bag_backward.default
+    weights, mode = (call.args[6], call.args[8]) if composite else (call.args[5], call.args[7])
+    copy = call.temp(_copy_bytes(grad))
+    if mode != 2:
+        _sorted_sum(call, grad.shape[-1], indices, weights, copy)
+
+
+def _copy_bytes(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_contiguous() else tensor.numel() * tensor.element_size()
+
+
+def _sorted_sum(call: Call, width: int, indices: torch.Tensor, weights: int, copy: int) -> None:
+    count = indices.numel()
+    size = count * indices.element_size()
+    call.temp(_copy_bytes(indices))
+    order, origin, numbers = call.temp(size), call.temp(size), call.temp(size)
+    call.drop(call.temp(pairs_bytes(count, indices.element_size(), 64)), numbers)
+    call.out(0)
+    segments = min(count, weights)
+    offsets, how_many, starts = call.temp(size), call.temp(INDEX), call.temp(size)
+    call.drop(call.temp(scan_bytes(count)), starts)
+    parts, places = call.temp(segments * INDEX), call.temp(segments * INDEX)
+    call.drop(call.temp(scan_bytes(segments)))
+    most = call.temp(INDEX)
+    pieces = count // 10 + segments
+    where, sums = call.temp(pieces * INDEX), call.temp(pieces * min(width, weights) * 4)
+    call.drop(sums, where, most, places, parts, how_many, offsets, origin, order, copy)
+
+
+def sort(call: Call) -> None:
+    """Up to 4,096 elements a row in one block, more by cub (Sort.cu; rig); rows of more than that, roughly."""
+    tensor = call.args[0]
+    names = [each for each in call.args[1:] if isinstance(each, int) and not isinstance(each, bool)]
+    dim = names[0] if names else call.kwargs.get("dim", -1)
+    row = tensor.shape[dim] if tensor.dim() else 1
+    call.out(0, 1)
+    numbers = call.temp(row * INDEX)
+    if row > 4096:
+        bits = tensor.element_size() * 8
+        call.drop(call.temp(pairs_bytes(tensor.numel(), tensor.element_size(), bits)))
+    call.drop(numbers)
+
+
+def cumulate(call: Call) -> None:
+    """A scan of one dimension is cub's (ScanKernels.cpp; rig)."""
+    tensor, made = call.args[0], call.results[0]
+    call.out(0)
+    if tensor.dtype is not made.dtype:
+        call.drop(call.temp(made.numel() * made.element_size()))
+    if tensor.dim() == 1:
+        call.drop(call.temp(scan_bytes(tensor.numel()) if tensor.element_size() == 8 else 1023))
+
+
+def nonzero(call: Call) -> None:
+    """A count, then the positions (Nonzero.cu; rig)."""
+    how_many = call.temp(4)
+    call.drop(call.temp(1 if call.args[0].numel() <= 4096 else 5631))
+    call.out(0)
+    call.drop(call.temp(1023), how_many)
+
+
+def rules() -> dict[Any, Any]:
+    """The ops of this file."""
+    aten: Any = torch.ops.aten
+    return {
+        aten.index_put.default: index_put,
+        aten.index_put_.default: index_put,
+        aten.embedding.default: embedding,
+        aten.embedding_dense_backward.default: embedding_backward,
+        aten._embedding_bag_backward.default: embedding_bag_backward,
+        aten._embedding_bag_dense_backward.default: embedding_bag_backward,
+        aten.sort.default: sort,
+        aten.sort.stable: sort,
+        aten.cumsum.default: cumulate,
+        aten.cumprod.default: cumulate,
+        aten.nonzero.default: nonzero,
+    }

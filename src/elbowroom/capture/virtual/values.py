@@ -1,0 +1,234 @@
+"""Ops whose results depend on values, which the virtual device does not have: a plausible answer, and a remark.
+
+Assumed: numbers read back are 0, "are all ..." is true and every other test false, a mask lets everything through, and
+what is copied to the host is zeros. Data that never was on the device keeps its values.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from elbowroom.capture.virtual import recurrent
+from elbowroom.capture.virtual.tensor import CPU, CUDA, META, VirtualTensor, meta_like, virtual
+from elbowroom.runtime._torch_compat import in_backward, node_name, storage_holders, tensor_uses
+
+if TYPE_CHECKING:
+    from elbowroom.capture.virtual.mode import Special, VirtualMode
+
+aten: Any = torch.ops.aten
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+def _is_virtual(value: Any) -> bool:
+    return isinstance(value, VirtualTensor)
+
+
+def _item(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    (tensor,) = args
+    if not _is_virtual(tensor):
+        return func(*args, **kwargs)
+    if tensor.is_cuda:
+        mode.ledger.remark("assumed_value", "aten.item")
+    if tensor.dtype is torch.bool:
+        return tensor.answer
+    return 0 if not tensor.dtype.is_floating_point else 0.0
+
+
+def _all(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    made = mode.run(func, args, kwargs)
+    if _is_virtual(made):
+        made.answer = True
+    return made
+
+
+def _equal(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    if not any(map(_is_virtual, args)):
+        return func(*args, **kwargs)
+    mode.ledger.remark("assumed_value", "aten.equal")
+    return args[0].shape == args[1].shape
+
+
+def _to_copy(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    wanted = kwargs.get("device")
+    if wanted is None or wanted.type != "cpu" or not _is_virtual(args[0]) or not args[0].is_cuda:
+        return mode.run(func, args, kwargs)
+    mode.ledger.remark("assumed_value", "aten._to_copy")
+    made = torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+    mode.note(func, args, kwargs, None)
+    return made
+
+
+def _copy(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    target, source = args[0], args[1]
+    if _is_virtual(target) or not _is_virtual(source):
+        return mode.run(func, args, kwargs)
+    mode.ledger.remark("assumed_value", "aten.copy_")
+    return target
+
+
+def _lift(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    return args[0] if _is_virtual(args[0]) else func(*args, **kwargs)
+
+
+def _add(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Two gradients of one tensor: the engine adds in place what nobody else holds, but for tensors of a subclass.
+
+    input_buffer.cpp: `can_accumulate_inplace`. The CUDA build's tensors are of no subclass.
+    """
+    first, second = args[0], args[1]
+    if (
+        kwargs
+        or not in_backward()
+        or not _is_virtual(first)
+        or not _is_virtual(second)
+        or not mode.from_engine()
+        or not _is_sole(mode, first)
+    ):
+        return mode.run(func, args, kwargs)
+    return mode.run(aten.add_.Tensor, args, kwargs)
+
+
+def _is_sole(mode: VirtualMode, tensor: torch.Tensor) -> bool:
+    uses = tensor_uses(tensor)
+    if mode.watch_adds is not None:
+        mode.watch_adds(uses)
+    dense = tensor.is_contiguous() or tensor.numel() == _span(tensor)
+    return dense and storage_holders(tensor) == 1 and uses <= mode.sole_uses
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last one; as many as there are where the tensor is dense."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+IN_PLACE_NODES: dict[str, set[Any]] = {
+    "IndexBackward0": {aten.index_put.default},
+    "MaxBackward0": {aten.scatter.src},
+    "MinBackward0": {aten.scatter.src},
+    "KthvalueBackward0": {aten.scatter.src},
+    "MedianBackward1": {aten.scatter.src},
+    "ModeBackward0": {aten.scatter.src},
+    "SortBackward0": {aten.scatter.src},
+    "TopkBackward0": {aten.scatter.src},
+    "GatherBackward0": {aten.scatter_add.default},
+    "BinaryCrossEntropyWithLogitsBackward0": {aten.sub.Tensor, aten.mul.Tensor},
+}
+"""Autograd nodes that work in place but for tensors of a subclass, and the ops that then are (FunctionsManual.cpp)."""
+
+IN_PLACE: dict[Any, Any] = {
+    aten.index_put.default: aten.index_put_.default,
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.sub.Tensor: aten.sub_.Tensor,
+    aten.mul.Tensor: aten.mul_.Tensor,
+}
+
+
+def _maybe_in_place(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """As the CUDA build's tensors are of no subclass, such a node works in place on what it has just made."""
+    if in_backward() and _is_virtual(args[0]) and mode.from_engine() and func in IN_PLACE_NODES.get(node_name(), ()):
+        return mode.run(IN_PLACE[func], args, kwargs)
+    return mode.run(func, args, kwargs)
+
+
+def _nonzero(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    if not _is_virtual(args[0]):
+        return func(*args, **kwargs)
+    mode.ledger.remark("assumed_value", "aten.nonzero")
+    mask = args[0]
+    made = torch.empty((max(mask.dim(), 1), mask.numel()), dtype=torch.int64, device=META).t()
+    return mode.note(func, args, kwargs, virtual(made, mask.device))
+
+
+def _masked_select(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    if not any(map(_is_virtual, args)):
+        return func(*args, **kwargs)
+    mode.ledger.remark("assumed_value", "aten.masked_select")
+    size = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    made = torch.empty(size.numel(), dtype=args[0].dtype, device=META)
+    return mode.note(func, args, kwargs, virtual(made, CUDA))
+
+
+def _index(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A mask as an index counts as all true: it becomes the positions of all elements."""
+    tensor, indices = args[0], args[1]
+    if not any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in indices):
+        return mode.run(func, args, kwargs)
+    if not _is_virtual(tensor) and not any(map(_is_virtual, indices)):
+        return func(*args, **kwargs)
+    mode.ledger.remark("assumed_value", "aten.index")
+    expanded: list[Any] = []
+    for each in indices:
+        if each is not None and each.dtype in (torch.bool, torch.uint8):
+            ones = virtual(torch.empty(each.numel(), dtype=torch.int64, device=META), CUDA)
+            expanded += [ones] * max(each.dim(), 1)
+        else:
+            expanded.append(each)
+    return mode.run(func, (tensor, expanded), kwargs)
+
+
+def _unique(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    if not _is_virtual(args[0]):
+        return func(*args, **kwargs)
+    mode.ledger.remark("assumed_value", "aten.unique")
+    values = torch.empty(args[0].numel(), dtype=args[0].dtype, device=META)
+    others = [torch.empty(args[0].numel(), dtype=torch.int64, device=META) for _ in range(2)]
+    return mode.note(func, args, kwargs, tuple(virtual(each, args[0].device) for each in (values, *others)))
+
+
+def _is_pinned(_mode: VirtualMode, _func: Any, _args: Args, _kwargs: Kwargs) -> Any:
+    return False
+
+
+def _pin(_mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> Any:
+    return args[0]
+
+
+def as_virtual_cpu(tensor: torch.Tensor) -> VirtualTensor:
+    """A real CPU tensor without its bytes."""
+    return virtual(meta_like(tensor), CPU)
+
+
+def _scalar_tensor(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`cuda_tensor[index] = number` keeps the number on the host (python_variable_indexing.cpp)."""
+    if stores_item():
+        return func(*args, **{**kwargs, "device": CPU})
+    return mode.run(func, args, kwargs)
+
+
+def stores_item() -> bool:
+    """Whether the Python code that calls is at `x[index] = value`."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_name != "__torch_dispatch__":
+        frame = frame.f_back
+    caller = frame.f_back
+    return caller is not None and caller.f_code.co_code[caller.f_lasti] == STORE_ITEM
+
+
+STORE_ITEM = dis.opmap["STORE_SUBSCR"]
+
+
+SPECIALS: dict[Any, Special] = {
+    aten._local_scalar_dense.default: _item,
+    aten.all.default: _all,
+    aten.all.dim: _all,
+    aten.equal.default: _equal,
+    aten._to_copy.default: _to_copy,
+    aten.copy_.default: _copy,
+    aten.lift_fresh.default: _lift,
+    aten.add.Tensor: _add,
+    **dict.fromkeys(IN_PLACE, _maybe_in_place),
+    aten.scalar_tensor.default: _scalar_tensor,
+    aten.nonzero.default: _nonzero,
+    aten.masked_select.default: _masked_select,
+    aten.index.Tensor: _index,
+    aten._unique2.default: _unique,
+    aten._cudnn_rnn_flatten_weight.default: recurrent.flatten_weight,
+    aten.is_pinned.default: _is_pinned,
+    aten._pin_memory.default: _pin,
+}

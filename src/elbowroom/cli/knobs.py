@@ -1,0 +1,188 @@
+"""`--vary NAME=A..B`: what NAME is in a script (argument, environment variable, constant), and how to turn it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from elbowroom.capture.constants import Number, constants_of
+from elbowroom.errors import UsageError
+
+Kind = Literal["arg", "env", "const"]
+KINDS: dict[Kind, str] = {"arg": "argument", "env": "environment variable", "const": "constant"}
+_FORM = re.compile(r"(?:(arg|env|const):)?([^=]+)=(\d+)\.\.(\d+)")
+_ALLOWED = "NAME=A..B with whole numbers, NAME alone or as arg:NAME, env:NAME or const:NAME"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variation:
+    """How a script is run with one value.
+
+    Attributes:
+        arguments: its words.
+        environment: variables to set.
+        constants: numbers that replace module-level ones.
+    """
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    constants: Mapping[str, Number] = field(default_factory=dict[str, Number])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """What is varied.
+
+    Attributes:
+        kind: what it is in the script.
+        name: as the script spells it: "--batch-size", "BATCH_SIZE", or "model.width" of an argument model.width=4.
+        at: index of the argument's word (of the one that has its value) among the given ones; None to add it.
+        how: said to the user, where its kind was found out.
+    """
+
+    kind: Kind
+    name: str
+    at: int | None = None
+    how: str = ""
+
+    def turned(self, arguments: Sequence[str], value: int) -> Variation:
+        """The script's words, environment and constants with this value."""
+        words = tuple(arguments)
+        if self.kind == "env":
+            return Variation(arguments=words, environment={self.name: str(value)})
+        if self.kind == "const":
+            return Variation(arguments=words, constants={self.name: value})
+        if self.at is None:
+            return Variation(arguments=(*words, self.name, str(value)))
+        before, equals, _ = words[self.at].partition("=")
+        word = f"{before}={value}" if equals and _spelling(before) == _spelling(self.name) else str(value)
+        return Variation(arguments=(*words[: self.at], word, *words[self.at + 1 :]))
+
+    @property
+    def label(self) -> str:
+        """In words, such as "the argument --batch-size"."""
+        return f"the {KINDS[self.kind]} {self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """`--vary`, taken apart."""
+
+    kind: Kind | None
+    name: str
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, text: str) -> Range:
+        """Read NAME=A..B.
+
+        Raises:
+            UsageError: it is not of this form.
+        """
+        found = _FORM.fullmatch(text.strip())
+        if not found or int(found[3]) > int(found[4]):
+            raise UsageError(
+                f"--vary: given {text!r}; allowed is {_ALLOWED}, A at most B; write for example batch_size=1..4096"
+            )
+        kind: Kind | None = found[1]  # pyright: ignore[reportAssignmentType]
+        return cls(kind=kind, name=found[2].strip(), least=int(found[3]), most=int(found[4]))
+
+
+def find_knob(vary: Range, script: str, arguments: Sequence[str]) -> Knob:
+    """What a name is in a script.
+
+    A word that is given after -- goes first. Else the script is read (not run): options that it names as text, its
+    constants, and the environment variables that it asks for or that are set. Where nothing is found, an option of
+    this name is tried.
+
+    Raises:
+        UsageError: it could be more than one of these, or is none of the asked kind.
+    """
+    given = _given(vary.name, arguments)
+    if given is not None and vary.kind in (None, "arg"):
+        return given
+    found = [knob for knob in _in_script(vary.name, script) if vary.kind in (None, knob.kind)]
+    if len(found) == 1:
+        return found[0]
+    if len(found) > 1:
+        names = ", ".join(f"{knob.kind}:{knob.name.lstrip('-')} ({knob.label})" for knob in found)
+        raise UsageError(f"--vary: given {vary.name}, which could be {names}; allowed is one of them; write its prefix")
+    return _unseen(vary, script)
+
+
+def _unseen(vary: Range, script: str) -> Knob:
+    """A name that the script does not mention: an option or a variable that a library of its reads, if anything."""
+    if vary.kind == "const":
+        known = ", ".join(constants_of(_tree(script))) or "none"
+        raise UsageError(
+            f"--vary: given const:{vary.name}, and {script} binds no number to it at its top level; allowed are "
+            f"{known}; take one of these, or write arg:NAME or env:NAME"
+        )
+    if vary.kind == "env":
+        return Knob(kind="env", name=vary.name)
+    name = vary.name if vary.name.startswith("-") else f"--{vary.name}"
+    how = f"{script} does not mention {vary.name}: it is tried as the argument {name}"
+    return Knob(kind="arg", name=name, how="" if vary.kind else how)
+
+
+def _given(name: str, arguments: Sequence[str]) -> Knob | None:
+    """The last of the given words that sets it: --name V, --name=V or name=V."""
+    for index in range(len(arguments) - 1, -1, -1):
+        option, equals, _ = arguments[index].partition("=")
+        if _spelling(option) != _spelling(name):
+            continue
+        if equals:
+            return Knob(kind="arg", name=option, at=index)
+        if option.startswith("-") and index + 1 < len(arguments):
+            return Knob(kind="arg", name=option, at=index + 1)
+    return None
+
+
+def _in_script(name: str, script: str) -> Iterator[Knob]:
+    """What the script itself says of the name."""
+    tree = _tree(script)
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    for option in sorted(text for text in texts if text.startswith("-") and _spelling(text) == _spelling(name)):
+        yield Knob(kind="arg", name=option, how=f"{name} is the argument {option}")
+    if name in texts and (name in os.environ or _asks_environment(tree, name)):
+        yield Knob(kind="env", name=name, how=f"{name} is an environment variable")
+    constants = constants_of(tree)
+    same = [name] if name in constants else [each for each in constants if _spelling(each) == _spelling(name)]
+    for constant in same:
+        yield Knob(kind="const", name=constant, how=f"{name} is the constant {constant} = {constants[constant]}")
+
+
+def _asks_environment(tree: ast.Module, name: str) -> bool:
+    """Whether os.environ or os.getenv is asked for the name."""
+    for node in ast.walk(tree):
+        asked: Sequence[ast.expr] = ()
+        if isinstance(node, ast.Call):
+            asked, of = node.args, node.func
+        elif isinstance(node, ast.Subscript):
+            asked, of = (node.slice,), node.value
+        else:
+            continue
+        names = any(isinstance(each, ast.Constant) and each.value == name for each in asked)
+        if names and re.search(r"environ|getenv", ast.unparse(of)):
+            return True
+    return False
+
+
+def _tree(script: str) -> ast.Module:
+    try:
+        return ast.parse(Path(script).read_bytes(), script)
+    except OSError as problem:
+        raise UsageError(f"{script}: cannot be read: {problem.strerror}; check the path") from None
+    except (SyntaxError, ValueError) as problem:
+        raise UsageError(f"{script}: is no Python: {problem}; correct it, or check the path") from None
+
+
+def _spelling(name: str) -> str:
+    """A name without what may differ: leading dashes, dashes for underscores, case."""
+    return name.lstrip("-").replace("-", "_").lower()

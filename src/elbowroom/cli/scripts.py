@@ -1,0 +1,92 @@
+"""What the verbs that look at a user's script share: its words after "--", GPUs, allocator settings, progress."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from elbowroom.capture.script import STEPS, TIMEOUT_S
+from elbowroom.cli import output
+from elbowroom.cli.settings import given_or_set
+from elbowroom.errors import UsageError
+from elbowroom.machine import Machine
+
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""As torch looks for them: the first that is set counts."""
+
+AFTER = (
+    "The script's own arguments follow after --. --gpu comes from ELBOWROOM_GPU or [tool.elbowroom] in pyproject.toml "
+    "where it is not given, else it is this computer's GPU. PYTORCH_CUDA_ALLOC_CONF counts as in a run."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What these verbs have in common."""
+    parser.add_argument("script", help="the training script, as it is")
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="steps to look at (default: %(default)s)")
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT_S, metavar="S", help="seconds a run may take (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="answer in JSON")
+
+
+def split_at_dashes(words: Sequence[str], verbs: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Words of elbowroom, and those of the script after "--", for the verbs that have such."""
+    given = list(words)
+    if not given or given[0] not in verbs or "--" not in given:
+        return given, ()
+    at = given.index("--")
+    return given[:at], tuple(given[at + 1 :])
+
+
+def machines_of(given: str | None, environment: Mapping[str, str] | None = None) -> list[Machine]:
+    """The GPUs of --gpu, or what stands for it elsewhere; with the allocator settings of the environment.
+
+    Raises:
+        UsageError: there is no GPU of a name, a name twice, or no GPU here to take for the default.
+    """
+    environment = os.environ if environment is None else environment
+    names = [name.strip() for name in (given_or_set("gpu", given, environment) or "here").split(",") if name.strip()]
+    settings = next((environment[name] for name in ALLOCATOR_VARIABLES if environment.get(name)), "")
+    machines: list[Machine] = []
+    for name in names or ["here"]:
+        machine = Machine.of(name)
+        if not machine.compute_capability:
+            raise UsageError(
+                f"--gpu: given {name}, and no NVIDIA GPU is there; allowed are the names that `elbowroom machine "
+                "--list` shows; name the GPU the training is for, as in --gpu rtx4090"
+            )
+        if machine.name in [known.name for known in machines]:
+            raise UsageError(f"--gpu: given {machine.name} twice; allowed is each once; leave one out")
+        machines.append(replace(machine, allocator=settings))
+    return machines
+
+
+def script_of(path: str, verb: str) -> str:
+    """A script that is there.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not Path(path).is_file():
+        raise UsageError(f"{verb}: given {path!r}, which is not there; allowed is the path of a script; check it")
+    return path
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """On a terminal, a line that says what is being done and since when; elsewhere nothing."""
+    console = output.console(errors=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    from rich.text import Text
+
+    began = time.monotonic()
+    with console.status("") as status:
+        yield lambda what: status.update(Text(f"{what} ({time.monotonic() - began:.0f} s)"))

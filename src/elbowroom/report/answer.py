@@ -1,0 +1,229 @@
+"""The answers of `elbowroom estimate` and `elbowroom largest` on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from elbowroom.estimate import Estimate, Interval, moment_label
+from elbowroom.largest import Largest
+from elbowroom.report.terminal import plain_table
+from elbowroom.units import format_bytes
+
+if TYPE_CHECKING:
+    from elbowroom.trace import Remark
+
+NONE = "(no module)"
+KINDS = {
+    "unknown_op": "ops whose scratch memory is not known, taken to be none",
+    "assumed_value": "values the script asked for, which are not computed (numbers 0, masks all true)",
+    "workspace_model": "workspaces whose size is a model",
+    "unsupported": "left out",
+}
+_NAMES_SHOWN = 5
+
+
+def rendered(
+    script: str, answers: Sequence[Estimate], remarks: Sequence[Sequence[Remark]] | None = None
+) -> RenderableType:
+    """The answer for one GPU with all its figures, for several as one table.
+
+    Args:
+        script: what was estimated.
+        answers: one per GPU.
+        remarks: of the trace that each is from.
+    """
+    notes = _remarks(dict.fromkeys(remark for of_one in remarks or () for remark in of_one))
+    if len(answers) > 1:
+        return Group(_machines(script, answers), *notes)
+    answer = answers[0]
+    parts: list[RenderableType] = [Text(f"{script} on {answer.machine}: {verdict(answer)}", style=_style(answer))]
+    if answer.failure is not None:
+        parts.append(Text(f"The first allocation that fails: {moment_label(answer.failure)}"))
+    parts.append(_figures(answer))
+    parts.append(Text(f"\nThe allocated peak: {moment_label(answer.peak)}"))
+    parts.append(_categories(answer))
+    parts.append(_modules(answer))
+    if answer.steps < 2:
+        parts.append(
+            Text("\nOnly one step was recorded: the second usually needs more, as optimizer state is there then.")
+        )
+    return Group(*parts, *notes)
+
+
+def verdict(answer: Estimate) -> str:
+    """Whether it fits and how close it is, in a sentence."""
+    if not answer.fits:
+        missing = f"does not fit: {format_bytes(-answer.free_bytes)} of device memory are missing"
+        return missing if answer.sure else f"{missing}, by the likely figures; by the low ones it would fit"
+    doubt = "" if answer.sure else ", by the likely figures; by the high ones it would not"
+    if answer.retries:
+        times = "once" if answer.retries == 1 else f"{answer.retries} times"
+        return f"fits, but the allocator must empty its cache {times}: slow{doubt}"
+    free_bytes = answer.capacity_bytes - answer.peak_device_bytes
+    return f"fits, {format_bytes(free_bytes)} are free at the peak{doubt}"
+
+
+def _style(answer: Estimate) -> str:
+    colour = "green" if answer.fits else "red"
+    return f"bold {colour if answer.sure else 'yellow'}"
+
+
+def _figures(answer: Estimate) -> Table:
+    table = plain_table(title="\nDevice memory")
+    table.add_column("")
+    for name in ("likely", "low", "high"):
+        table.add_column(name, justify="right")
+    rows = (
+        ("peak allocated", answer.peak_allocated),
+        ("peak reserved, with room", answer.peak_reserved),
+        ("outside the allocator", answer.outside),
+        ("peak on the device, with room", answer.peak_device),
+    )
+    for name, interval in rows:
+        table.add_row(name, *_cells(interval))
+    table.add_row(f"least it {'runs' if answer.fits else 'would run'} in", format_bytes(answer.needed_bytes), "", "")
+    table.add_row("capacity", format_bytes(answer.capacity_bytes), "", "")
+    return table
+
+
+def _cells(interval: Interval) -> tuple[str, str, str]:
+    low_bytes, likely_bytes, high_bytes = interval
+    if low_bytes == high_bytes:
+        return format_bytes(likely_bytes), "", ""
+    return format_bytes(likely_bytes), format_bytes(low_bytes), format_bytes(high_bytes)
+
+
+def _categories(answer: Estimate) -> Table:
+    table = plain_table(title="\nWhat it is for")
+    _columns(table, "category")
+    for category, size_bytes in answer.categories:
+        _row(table, category.replace("_", " "), size_bytes, answer)
+    if answer.rounding_bytes:
+        _row(table, "rounding", answer.rounding_bytes, answer)
+    return table
+
+
+def _modules(answer: Estimate) -> Table:
+    table = plain_table(title="\nWhere it is")
+    _columns(table, "module")
+    for module, modules, size_bytes in answer.modules:
+        count = f" ({modules} modules)" if modules > 1 else ""
+        _row(table, f"{module or NONE}{count}", size_bytes, answer)
+    if answer.other_modules_bytes:
+        _row(table, "all others", answer.other_modules_bytes, answer)
+    return table
+
+
+def _columns(table: Table, first: str) -> None:
+    table.add_column(first)
+    table.add_column("allocated", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+
+
+def _row(table: Table, name: str, size_bytes: int, answer: Estimate) -> None:
+    share = size_bytes / answer.peak_allocated_bytes if answer.peak_allocated_bytes else 0.0
+    table.add_row(Text(name), format_bytes(size_bytes), f"{share:.1%}")
+
+
+def _machines(script: str, answers: Sequence[Estimate]) -> Table:
+    table = plain_table(title=escape(script))
+    for name in (
+        "GPU",
+        "capacity",
+        "verdict",
+        "needs at least",
+        "peak allocated",
+        "reserved",
+        "on the device",
+        "low",
+        "high",
+    ):
+        left = name in ("GPU", "verdict")
+        table.add_column(name, justify="left" if left else "right", no_wrap=name != "verdict")
+    for answer in answers:
+        table.add_row(
+            answer.machine,
+            format_bytes(answer.capacity_bytes),
+            Text(_short_verdict(answer), style=_style(answer)),
+            format_bytes(answer.needed_bytes),
+            format_bytes(answer.peak_allocated_bytes),
+            format_bytes(answer.peak_reserved_bytes),
+            *_cells(answer.peak_device),
+        )
+    return table
+
+
+def _short_verdict(answer: Estimate) -> str:
+    if not answer.fits:
+        return "does not fit" if answer.sure else "probably not"
+    if answer.retries:
+        return f"fits, {answer.retries} {'retry' if answer.retries == 1 else 'retries'}"
+    return "fits" if answer.sure else "probably fits"
+
+
+def _remarks(remarks: Mapping[Remark, None]) -> list[RenderableType]:
+    """What the capture did not know, a line for each kind."""
+    lines: list[RenderableType] = []
+    for kind, meaning in KINDS.items():
+        of_kind = sorted((each for each in remarks if each.kind == kind), key=lambda each: -each.count)
+        if not of_kind:
+            continue
+        names = ", ".join(f"{each.name} ({each.count})" for each in of_kind[:_NAMES_SHOWN])
+        more = f" and {len(of_kind) - _NAMES_SHOWN} more" if len(of_kind) > _NAMES_SHOWN else ""
+        lines.append(Text(f"  {meaning}: {names}{more}"))
+    return [Text("\nRemarks", style="bold"), *lines] if lines else []
+
+
+def search_rendered(
+    script: str, label: str, how: str, answers: Mapping[int, Estimate], found: Largest, machine: str
+) -> RenderableType:
+    """The answer of a search, and every value that was looked at.
+
+    Args:
+        script: what was looked at.
+        label: what was varied, in words.
+        how: how that was found out; "" where the user said it.
+        answers: the estimates by value.
+        found: the outcome.
+        machine: name of the GPU.
+    """
+    parts: list[RenderableType] = [Text(f"{how}\n")] if how else []
+    parts.append(
+        Text(f"{script} on {machine}: {outcome(label, found)}", style="bold green" if found.fits else "bold red")
+    )
+    table = plain_table(title=f"\n{len(found.probes)} values were looked at")
+    for name in ("value", "needs at least", "peak allocated", "peak reserved", "verdict"):
+        table.add_column(name, justify="left" if name == "verdict" else "right", no_wrap=True)
+    for value, needed_bytes in sorted(found.probes):
+        answer = answers[value]
+        table.add_row(
+            str(value),
+            format_bytes(needed_bytes),
+            format_bytes(answer.peak_allocated_bytes),
+            format_bytes(answer.peak_reserved_bytes),
+            Text(_short_verdict(answer), style=_style(answer)),
+        )
+    parts.append(table)
+    return Group(*parts)
+
+
+def outcome(label: str, found: Largest) -> str:
+    """What a search found, in a sentence or two."""
+    capacity = format_bytes(found.capacity_bytes)
+    if found.fits is None:
+        assert found.too_large is not None
+        least, needed_bytes = found.too_large
+        return f"not even {label} = {least} fits: it needs {format_bytes(needed_bytes)}, the GPU has {capacity}"
+    value, needed_bytes = found.fits
+    said = f"the largest value of {label} that fits is {value}: it needs {format_bytes(needed_bytes)} of {capacity}"
+    if found.too_large is None:
+        flat = "; no two values differ in what they need: does the script use it?" if found.is_flat else ""
+        return f"{said}; that is the end of the range{flat}"
+    following, more_bytes = found.too_large
+    return f"{said}; {following} would need {format_bytes(more_bytes)}"

@@ -1,0 +1,317 @@
+"""`elbowroom estimate` and `elbowroom largest`: verdicts, exit codes, tables, JSON, and what is refused."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elbowroom.cli import main, scripts
+from elbowroom.errors import CaptureError, UsageError
+from elbowroom.machine import Machine
+from elbowroom.trace import Event, Op, Phase, Remark, Step, Storage, Trace
+
+GIB = 2**30
+capture_module = importlib.import_module("elbowroom.capture.script")
+CALLS: tuple[tuple[str, Phase], ...] = (
+    ("aten.cudnn_convolution", "forward"),
+    ("aten.convolution_backward", "backward"),
+)
+
+
+def trace_of(size_bytes: int, remarks: Sequence[Remark] = ()) -> Trace:
+    """Two steps; in each a forward op makes an activation of this size, which backward frees."""
+    ops: list[Op] = []
+    storages: list[Storage] = []
+    events: list[Event] = []
+    for number in range(2):
+        for name, phase in CALLS:
+            ops.append(Op(name=name, module="Net.conv", phase=phase, reads=(), writes=(), duration_ns=1))
+        storages.append(Storage(size_bytes=size_bytes, category="activation", dtype="float32"))
+        events += [Event(2 * number, number, size_bytes), Event(2 * number + 1, number, -size_bytes)]
+    return Trace(
+        device="cuda:0",
+        torch_version="0",
+        ops=tuple(ops),
+        storages=tuple(storages),
+        events=tuple(events),
+        saves=(),
+        steps=(Step(0, 2), Step(2, 4)),
+        remarks=tuple(remarks),
+    )
+
+
+class Captures:
+    """Stands in for capture_script: a script whose one activation takes so many bytes; notes how it was called."""
+
+    def __init__(self, size_bytes: Callable[[int], int], remarks: Sequence[Remark] = ()) -> None:
+        self.size_bytes, self.remarks = size_bytes, remarks
+        self.values: list[int] = []
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(
+        self,
+        path: str,
+        argv: Sequence[str] = (),
+        *,
+        machine: Machine,
+        steps: int,
+        timeout_s: float,
+        environment: Mapping[str, str] | None = None,
+        constants: Mapping[str, int] | None = None,
+        on_step: Callable[[int], None] | None = None,
+    ) -> Trace:
+        self.calls.append({"argv": tuple(argv), "machine": machine, "steps": steps, "timeout_s": timeout_s})
+        given = [*argv, *(environment or {}).values(), *(constants or {}).values()]
+        self.values.append(int(given[-1]) if given else 0)
+        return trace_of(self.size_bytes(self.values[-1]), self.remarks)
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    for name in ("ELBOWROOM_GPU", *scripts.ALLOCATOR_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "train.py").write_text("batch_size = 8\n")
+    return "train.py"
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Captures]:
+    def make(size_bytes: Callable[[int], int], remarks: Sequence[Remark] = ()) -> Captures:
+        found = Captures(size_bytes, remarks)
+        monkeypatch.setattr(capture_module, "capture_script", found)
+        return found
+
+    return make
+
+
+def answer(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_script_that_fits_exits_with_0_and_one_that_does_not_with_1(
+    script: str, captures: Callable[..., Captures], capsys: pytest.CaptureFixture[str]
+) -> None:
+    captures(lambda _: 10 * GIB)
+
+    assert main(["estimate", script, "--gpu", "a100-40gb"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^train\.py on a100-40gb: fits, \d+\.\d\d GiB are free at the peak", out)
+    assert re.search(r"peak allocated +10\.00 GiB", out)
+    assert "The allocated peak: step 1, forward, aten.cudnn_convolution in Net.conv (op 1 of 2)" in out
+    assert re.search(r"activation +10\.00 GiB +100\.0%", out)
+    assert re.search(r"Net\.conv +10\.00 GiB +100\.0%", out)
+
+    assert main(["estimate", script, "--gpu", "rtx2080ti"]) == 0
+    captures(lambda _: 12 * GIB)
+    assert main(["estimate", script, "--gpu", "rtx2080ti"]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"train\.py on rtx2080ti: does not fit: .* of device memory are missing", out)
+    assert "The first allocation that fails: step 1, forward, aten.cudnn_convolution in Net.conv" in out
+
+
+def test_what_cannot_be_told_exits_with_2(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object, **__: object) -> Trace:
+        raise CaptureError("train.py: it ended after 0 optimizer steps")
+
+    monkeypatch.setattr(capture_module, "capture_script", fails)
+
+    assert main(["estimate", script, "--gpu", "a100-40gb"]) == 2
+    assert capsys.readouterr().err == "elbowroom: train.py: it ended after 0 optimizer steps\n"
+
+
+def test_json_has_every_figure_in_bytes(
+    script: str, captures: Callable[..., Captures], capsys: pytest.CaptureFixture[str]
+) -> None:
+    captures(lambda _: GIB, [Remark(kind="assumed_value", name="item", count=3)])
+
+    assert main(["estimate", script, "--gpu", "a100-40gb", "--json"]) == 0
+    found = answer(capsys)
+
+    machine = Machine.of("a100-40gb")
+    (one,) = found["estimates"]
+    assert (found["script"], found["fits"], one["machine"]) == ("train.py", True, "a100-40gb")
+    assert one["capacity_bytes"] == machine.tiers[0].capacity_bytes
+    assert one["peak_allocated_bytes"] == one["peak_reserved_bytes"] == {"low": GIB, "likely": GIB, "high": GIB}
+    least, most = machine.outside_range_bytes
+    assert one["peak_device_bytes"] == {"low": GIB + least, "likely": GIB + machine.outside_bytes, "high": GIB + most}
+    assert one["categories"] == {"activation": GIB}
+    assert one["modules"] == [{"module": "Net.conv", "modules": 1, "size_bytes": GIB}]
+    assert (one["peak"]["step"], one["peak"]["phase"], one["peak"]["op_name"]) == (
+        1,
+        "forward",
+        "aten.cudnn_convolution",
+    )
+    assert one["failure"] is None
+    assert one["remarks"] == [{"kind": "assumed_value", "name": "item", "count": 3}]
+
+
+def test_several_gpus_are_one_table_and_all_must_fit(
+    script: str, captures: Callable[..., Captures], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = captures(lambda _: 16 * GIB)
+
+    assert main(["estimate", script, "--gpu", "a100-40gb,rtx2080ti"]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"a100-40gb +.* fits ", out)
+    assert re.search(r"rtx2080ti +.* does not fit ", out)
+    assert [call["machine"].name for call in made.calls] == ["a100-40gb", "rtx2080ti"]
+
+
+def test_the_scripts_own_words_follow_after_two_dashes(script: str, captures: Callable[..., Captures]) -> None:
+    made = captures(lambda _: GIB)
+
+    main(["estimate", script, "--gpu", "a100-40gb", "--steps", "4", "--timeout", "60", "--", "--gpu", "x", "--", "9"])
+
+    (call,) = made.calls
+    assert (call["argv"], call["steps"], call["timeout_s"]) == (("--gpu", "x", "--", "9"), 4, 60)
+
+
+def test_the_gpu_comes_from_the_command_line_then_the_environment_then_the_project(
+    script: str, captures: Callable[..., Captures], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = captures(lambda _: GIB)
+    Path("pyproject.toml").write_text('[tool.elbowroom]\ngpu = "t4"\n')
+
+    main(["estimate", script])
+    monkeypatch.setenv("ELBOWROOM_GPU", "l4")
+    main(["estimate", script])
+    main(["estimate", script, "--gpu", "rtx4090"])
+
+    assert [call["machine"].name for call in made.calls] == ["t4", "l4", "rtx4090"]
+
+
+def test_without_a_gpu_here_one_must_be_named(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("elbowroom.nvml.first_device", lambda: None)
+
+    assert main(["estimate", script]) == 2
+    assert (
+        "no NVIDIA GPU is there; allowed are the names that `elbowroom machine --list` shows" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere.py", "--gpu", "t4"], "estimate: given 'nowhere.py', which is not there"),
+        (["train.py", "--gpu", "rtx4909"], "the nearest are rtx4090"),
+        (["train.py", "--gpu", "t4,T4"], "--gpu: given t4 twice"),
+        (["train.py", "--gpu", "t4,l4", "-o", "x.json"], "--out: given with 2 GPUs; allowed is one"),
+    ],
+)
+def test_what_is_not_allowed_is_said(
+    words: list[str], said: str, script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["estimate", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_allocators_settings_in_the_environment_count(
+    script: str, captures: Callable[..., Captures], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    captures(lambda _: 12 * 2**20)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+    main(["estimate", script, "--gpu", "t4", "--json"])
+
+    # a page of 20 MiB
+    assert answer(capsys)["estimates"][0]["peak_reserved_bytes"]["likely"] == 20 * 2**20
+
+
+def test_the_trace_can_be_kept(script: str, captures: Callable[..., Captures]) -> None:
+    captures(lambda _: GIB)
+
+    assert main(["estimate", script, "--gpu", "t4", "-o", "trace.json"]) == 0
+    assert Trace.load("trace.json") == trace_of(GIB)
+
+
+def test_the_largest_value_and_the_next_are_found_and_shown(
+    script: str, captures: Callable[..., Captures], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given 1 GiB for each sample
+    made = captures(lambda value: value * GIB)
+    t4 = Machine.of("t4")
+    fitting = (t4.tiers[0].capacity_bytes - t4.outside_bytes) // GIB
+
+    assert main(["largest", script, "--vary", "batch_size=1..512", "--gpu", "t4"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+
+    assert "batch_size is the constant batch_size = 8" in out
+    assert (
+        f"train.py on t4: the largest value of the constant batch_size that fits is {fitting}: it needs {fitting}."
+        in out
+    )
+    assert f"; {fitting + 1} would need {fitting + 1}." in out
+    assert f"{len(made.values)} values were looked at" in out
+    assert len(made.values) <= 5
+
+
+def test_largest_answers_in_json(
+    script: str, captures: Callable[..., Captures], capsys: pytest.CaptureFixture[str]
+) -> None:
+    captures(lambda value: value * GIB)
+    words = ["largest", script, "--vary", "arg:batch=8..512", "--multiple-of", "8", "--gpu", "t4", "--json"]
+
+    assert main(words) == 0
+    found = answer(capsys)
+
+    t4 = Machine.of("t4")
+    # 14.7 GiB and a little outside the allocator: 8 fit, 16 do not
+    assert found["largest"] == {"value": 8, "needed_bytes": 8 * GIB + t4.outside_bytes}
+    assert found["next"] == {"value": 16, "needed_bytes": 16 * GIB + t4.outside_bytes}
+    assert (found["kind"], found["name"], found["captures"]) == ("arg", "--batch", 2)
+    assert [(probe["value"], probe["fits"]) for probe in found["probes"]] == [(8, True), (16, False)]
+
+
+def test_where_not_even_the_smallest_fits_the_exit_code_is_1(
+    script: str, captures: Callable[..., Captures], capsys: pytest.CaptureFixture[str]
+) -> None:
+    captures(lambda value: (20 + value) * GIB)
+
+    assert main(["largest", script, "--vary", "batch_size=1..8", "--gpu", "t4"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "not even the constant batch_size = 1 fits: it needs 21." in out
+
+
+def test_a_knob_that_changes_nothing_is_questioned(
+    script: str, captures: Callable[..., Captures], capsys: pytest.CaptureFixture[str]
+) -> None:
+    captures(lambda _: GIB)
+
+    assert main(["largest", script, "--vary", "batch_size=1..8", "--gpu", "t4"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "no two values differ in what they need: does the script use it?" in out
+
+
+def test_a_failure_at_a_value_names_the_value_and_how_it_was_given(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object, **__: object) -> Trace:
+        raise CaptureError("train.py: the script refused its arguments")
+
+    monkeypatch.setattr(capture_module, "capture_script", fails)
+
+    assert main(["largest", script, "--vary", "depth=4..8", "--gpu", "t4"]) == 2
+    assert capsys.readouterr().err == (
+        "elbowroom: with the argument --depth = 4 (train.py does not mention depth: it is tried as the argument "
+        "--depth): train.py: the script refused its arguments\n"
+    )
+
+
+def test_machines_have_the_settings_of_the_first_variable_that_is_set() -> None:
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+    assert scripts.machines_of("t4", environment) == [replace(Machine.of("t4"), allocator="max_split_size_mb:64")]
+    with pytest.raises(UsageError, match="given t4 twice"):
+        scripts.machines_of("t4,t4", {})

@@ -1,0 +1,177 @@
+"""capture_script: a user's script in a child process, and what is said when that does not work."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from elbowroom.capture.script import capture_script
+from elbowroom.errors import CaptureError, UsageError
+from elbowroom.machine import Machine
+
+A100 = Machine.of("a100-40gb")
+
+TRAINING = """
+import os, sys
+import torch
+from torch import nn
+
+BATCH = 64
+batch = int(os.environ.get("BATCH_OF_TEST", BATCH))
+if len(sys.argv) > 1:
+    batch = int(sys.argv[1])
+model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(100):
+    loss = model(torch.randn(batch, 1024, device="cuda")).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print("step", step, loss.item())
+"""
+
+
+def script(folder: Path, text: str, name: str = "train.py") -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def inputs_of(path: str, *arguments: str, **how: object) -> set[int]:
+    """Sizes of what is as large as an activation of some batch: rows of 1024 numbers of 4 bytes, as numbers of rows."""
+    trace = capture_script(path, arguments, machine=A100, steps=2, **how)  # pyright: ignore[reportArgumentType]
+    weight = 1024 * 1024 * 4
+    rows = {storage.size_bytes // 4096 for storage in trace.storages if storage.size_bytes % 4096 == 0}
+    return {each for each in rows if 0 < each < weight // 4096 and each != 1}
+
+
+def test_a_script_is_captured_until_its_steps_are_done(tmp_path: Path) -> None:
+    seen: list[int] = []
+    trace = capture_script(script(tmp_path, TRAINING), machine=A100, steps=3, on_step=seen.append)
+
+    assert len(trace.steps) == 3
+    assert trace.device == "cuda:0"
+    assert seen == sorted(set(seen))
+    # two weights of 4 MiB, two biases of 4 KiB
+    parameters = sorted(storage.size_bytes for storage in trace.storages if storage.category == "parameter")
+    assert parameters == [4096, 4096, 2**22, 2**22]
+
+
+def test_arguments_environment_and_constants_reach_the_script(tmp_path: Path) -> None:
+    path = script(tmp_path, TRAINING)
+
+    assert 64 in inputs_of(path)
+    assert 32 in inputs_of(path, "32")
+    assert 16 in inputs_of(path, environment={"BATCH_OF_TEST": "16"})
+    assert 8 in inputs_of(path, constants={"BATCH": 8})
+    assert "BATCH = 64" in Path(path).read_text()
+
+
+def test_a_script_runs_as_main_with_its_own_folder_first(tmp_path: Path) -> None:
+    script(tmp_path, "BATCH = 48", "beside.py")
+    text = TRAINING.replace(
+        "BATCH = 64", "from beside import BATCH\nassert __name__ == '__main__' and __file__ == sys.argv[0]"
+    )
+
+    assert 48 in inputs_of(script(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("print('hello')", r"train\.py: it ended after 0 optimizer steps; allowed .*\n +hello"),
+        (
+            "import sys; sys.exit(2)",
+            r"train\.py:1: the script refused its arguments \(it exited with code 2\); .*after --",
+        ),
+        ("open('missing.bin')", r"train\.py:1: it needs 'missing\.bin': No such file or directory; .*stand-in"),
+        ("import no_such_package", r"train\.py:1: it imports no_such_package, .*; .*install no_such_package"),
+        ("x = 1\nraise KeyError('lr')", r"train\.py:2: the script failed with KeyError: 'lr'"),
+        ("def (:", r"train\.py:1: the script failed with SyntaxError"),
+        ("import os; print('bye', flush=True); os._exit(3)", r"exit code 3 and without a word.*\n +bye"),
+        ("import os; os.abort()", r"its process crashed \(SIGABRT\); allowed are scripts"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", r"was killed \(SIGKILL\), .*runs out of memory"),
+    ],
+)
+def test_a_script_that_fails_is_one_message(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=f"(?s){said}"):
+        capture_script(script(tmp_path, text), machine=A100)
+
+
+FAILURES = {
+    "torch.bincount(x.long().flatten())": r"train\.py:\d+: aten\.bincount.* depends on values on the GPU, .*a bound",
+    "torch.ops.mine.scan(x)": r"train\.py:\d+: the operator mine\.scan\S* has no fake implementation, .*register_fake",
+    "torch.cuda.CUDAGraph()": r"train\.py:\d+: it uses a part of CUDA that the virtual GPU does not have",
+    "torch.distributed.init_process_group('nccl', init_method='tcp://127.0.0.1:29511', rank=0, world_size=1)": (
+        r"train\.py:\d+: it trains in several processes .*; allowed is one process on one GPU"
+    ),
+}
+CUSTOM = """
+import torch
+library = torch.library.Library("mine", "DEF")
+library.define("scan(Tensor x) -> Tensor")
+library.impl("scan", lambda x: x.clone(), "CUDA")
+x = torch.randn(8, 8, device="cuda")
+"""
+
+
+@pytest.mark.parametrize("line", list(FAILURES))
+def test_what_cannot_be_known_without_values_or_a_kernel_is_explained(line: str, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=f"(?s){FAILURES[line]}"):
+        capture_script(script(tmp_path, f"{CUSTOM}{line}\n"), machine=A100)
+
+
+def test_a_script_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    # given a script that starts another process, and waits
+    text = (
+        "import subprocess, sys, time, pathlib\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
+        "print('loading', flush=True)\ntime.sleep(600)\n"
+    )
+
+    with pytest.raises(CaptureError, match=r"(?s)0 of 3 steps were done after 15 s, the time limit; .*\n +loading"):
+        capture_script(script(tmp_path, text), machine=A100, timeout_s=15)
+
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(100):
+        if not _runs(pid):
+            break
+        time.sleep(0.05)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]
+    except OSError:
+        return False
+
+
+def test_a_script_gpu_or_constant_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    path = script(tmp_path, TRAINING)
+
+    with pytest.raises(UsageError, match=r"given the script 'nowhere\.py', which is not there"):
+        capture_script("nowhere.py", machine=A100)
+    with pytest.raises(UsageError, match="the nearest are rtx4090"):
+        capture_script(path, machine="rtx4909")
+    with pytest.raises(UsageError, match="given the constant WIDTH; allowed are BATCH"):
+        capture_script(path, machine=A100, constants={"WIDTH": 1})
+    with pytest.raises(UsageError, match="given steps=0"):
+        capture_script(path, machine=A100, steps=0)
+    with pytest.raises(UsageError, match="which has no NVIDIA GPU"):
+        capture_script(path, machine=Machine.here(device="cpu"))
+
+
+def test_nothing_is_left_in_the_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+    capture_script(script(tmp_path, TRAINING), machine=A100, steps=2)
+
+    assert not os.listdir(folder)
