@@ -1,4 +1,4 @@
-"""Memory that others measured on GPUs, beside the estimate: which rows can be built, and why the others cannot."""
+"""Memory that others measured on GPUs, beside the estimate. docs/accuracy.md says why other tables are not scored."""
 
 from __future__ import annotations
 
@@ -13,15 +13,6 @@ Record = dict[str, Any]
 MIB = 2**20
 GPU_OF_CORES = {"2496": "k80", "2560": "t4", "5888": "rtx3070", "5120": "v100", "10496": "rtx3090"}
 """SchedTune names a GPU by its CUDA cores."""
-
-NOT_RUNNABLE = {
-    "detectron2": "123 rows: needs detectron2's compiled ops, and images of many sizes in an order not given",
-    "litgpt": "77 rows: the length of the batch's sequences is not given (the longest of the Alpaca data set)",
-    "torchtune": "19 rows: sequences of a data set, 8-bit and paged optimizers of bitsandbytes, compiled kernels",
-    "torchtitan": "17 rows: 8 to 512 GPUs under FSDP, tensor and pipeline parallelism",
-    "qwen": "77 rows: models from remote code under DeepSpeed or bitsandbytes; what was measured is not said",
-}
-"""Tables that are not scored, with the reason."""
 
 
 def asked(data: Path, limit_s: int) -> Iterator[tuple[str, Callable[[], Record]]]:
@@ -71,15 +62,15 @@ def run(*, model: str, batch: int, measured: list[Record]) -> Record:
     trace = device.trace()
     rows: list[Record] = []
     for row in measured:
-        found = estimate(trace, Machine.of(row["gpu"])).peak_device
+        found = estimate(trace, Machine.of(row["gpu"]))
         rows.append(
             {
                 "id": f"{model}-b{batch}-{row['gpu']}",
-                "family": f"schedtune {row['gpu']}",
+                "model": model,
+                "gpu": row["gpu"],
                 "measured_bytes": row["measured_bytes"],
-                "simulated_bytes": found.likely_bytes,
-                "low_bytes": found.low_bytes,
-                "high_bytes": found.high_bytes,
+                "device_bytes": list(found.peak_device),
+                "reserved_bytes": list(found.peak_reserved),
             }
         )
     return {"rows": rows}

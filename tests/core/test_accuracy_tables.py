@@ -14,7 +14,7 @@ from benchmarks.accuracy.differences import kind_of, report
 from benchmarks.accuracy.figures import digest, error_of, figures, first_difference, numbered, percentile, spread
 from benchmarks.accuracy.figures import summary as summed
 from benchmarks.accuracy.runner import read_records
-from benchmarks.accuracy.table import END, START, between, public_summary, tables
+from benchmarks.accuracy.table import END, START, between, known_outside, public_summary, tables
 
 RIG = Path(__file__).parents[1] / "data" / "rig"
 
@@ -167,18 +167,28 @@ def test_verdicts_are_counted_both_ways() -> None:
     }
 
 
+def row(model: str, measured: int, device: list[int], reserved: list[int]) -> dict[str, Any]:
+    return {"model": model, "gpu": "t4", "measured_bytes": measured, "device_bytes": device, "reserved_bytes": reserved}
+
+
 def test_rows_of_measured_tables_are_held_against_their_interval() -> None:
     # given a row within its interval, and one measured above it
-    rows = [
-        {"family": "t", "measured_bytes": 100, "simulated_bytes": 110, "low_bytes": 90, "high_bytes": 120},
-        {"family": "t", "measured_bytes": 200, "simulated_bytes": 100, "low_bytes": 90, "high_bytes": 120},
-    ]
+    rows = [row("a", 100, [90, 110, 120], [40, 60, 70]), row("b", 200, [90, 100, 120], [40, 50, 70])]
 
-    told = public_summary([{"id": "x", "rows": rows}])["families"]["t"]
+    told = public_summary([{"id": "x", "rows": rows}])["families"]["as estimated"]
 
     # errors are +0.1 and -0.5: sizes 0.1 and 0.5 have the median 0.3
     assert (told["median"], told["worst"]) == (0.3, -0.5)
     assert (told["above_interval_share"], told["below_interval_share"]) == (0.5, 0.0)
+
+
+def test_what_lies_outside_the_allocator_is_learnt_from_other_models_only() -> None:
+    # given a GPU on which model b needs 150 bytes more than it reserves, and model c 170
+    rows = [row("a", 100, [0, 0, 0], [1, 2, 3]), row("b", 200, [0, 0, 0], [0, 50, 0])]
+    rows.append(row("c", 200, [0, 0, 0], [0, 30, 0]))
+
+    # then a is estimated with (150 + 170) / 2 = 160 bytes outside
+    assert known_outside(rows[0], rows) == (100, 161, 162, 163)
 
 
 def test_a_line_cut_short_by_an_interruption_is_left_out(tmp_path: Path) -> None:

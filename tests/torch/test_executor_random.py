@@ -33,17 +33,17 @@ class AnyOrder(RuleBasedStateMachine):
     def pick(self, items: list[Any], at: int) -> Any:
         return items[at % len(items)]
 
-    @rule(reads=st.integers(0, 2))
-    def saves_a_new_storage(self, reads: int) -> None:
+    @rule()
+    def saves_a_new_storage(self) -> None:
         self.tensors.append((self.count, content(self.count)))
-        self.handles.append(save(self.executor, self.tensors[-1][1], self.count, reads))
+        self.handles.append(save(self.executor, self.tensors[-1][1], self.count))
         self.count += 1
 
     @precondition(lambda self: self.tensors)
     @rule(at=PICK)
     def saves_a_storage_again(self, at: int) -> None:
         n, tensor = self.pick(self.tensors, at)
-        self.handles.append(save(self.executor, tensor, n, 1))
+        self.handles.append(save(self.executor, tensor, n))
 
     @precondition(lambda self: self.tensors)
     @rule(at=PICK)

@@ -207,8 +207,6 @@ class VirtualMode(DispatchMode):
         return frame.f_back is not None and frame.f_back.f_code is self._backward_code
 
 
-
-
 def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """Tensors among arguments, those in lists included."""
     for each in args:
@@ -243,8 +241,10 @@ def _wrapped(made: Any, home: torch.device) -> Any:
     if isinstance(made, torch.Tensor):
         return made if isinstance(made, VirtualTensor) else virtual(made, home)
     if isinstance(made, list | tuple):
-        return type(made)(_wrapped(each, home) for each in made) if type(made) in (list, tuple) else tuple(
-            _wrapped(each, home) for each in made
+        return (
+            type(made)(_wrapped(each, home) for each in made)
+            if type(made) in (list, tuple)
+            else tuple(_wrapped(each, home) for each in made)
         )
     return made
 

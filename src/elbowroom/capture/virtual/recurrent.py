@@ -36,9 +36,7 @@ def _layer(mode: int) -> Callable[..., Any]:
         bidirectional: bool,
         batch_first: bool,
     ) -> Any:
-        return _run(
-            mode, input, (), hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
-        )
+        return _run(mode, input, (), hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
 
     return run
 

@@ -158,11 +158,7 @@ def _order(shape: Sequence[int], strides: Sequence[int], reduced: Sequence[int])
     merged: list[_Dim] = []
     for dim in dims:
         last = merged[-1] if merged else None
-        if (
-            last is not None
-            and last.size * last.stride == dim.stride
-            and last.size * last.out_stride == dim.out_stride
-        ):
+        if last is not None and last.size * last.stride == dim.stride and last.size * last.out_stride == dim.out_stride:
             merged[-1] = last._replace(size=last.size * dim.size)
         else:
             merged.append(dim)

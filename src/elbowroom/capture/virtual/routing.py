@@ -48,9 +48,7 @@ def _batch_norm(
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
-    return (
-        layout is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=layout)
-    )
+    return layout is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=layout)
 
 
 def _cudnn_takes(

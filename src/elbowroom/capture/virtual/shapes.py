@@ -110,4 +110,3 @@ def _flat(values: Iterable[Any]) -> Iterable[torch.Tensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _flat(value)
-
