@@ -23,13 +23,12 @@ ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "PYTHONWARNINGS": "ignore",
 }
-PRELOADED = ["torch", "torch._dynamo", "elbowroom.capture.virtual", "elbowroom.allocator"]
 
 
 def child(request: Record, limit_s: int) -> Record:
     """The answer of one child process; {"error": ...} where it failed or took longer than the limit.
 
-    Children are forked from a server that has imported torch and nothing else has happened in.
+    Children are forked from a server that has imported libraries and done nothing else.
     """
     with tempfile.TemporaryDirectory() as directory:
         answer = Path(directory) / "answer.json"
@@ -50,7 +49,7 @@ def child(request: Record, limit_s: int) -> Record:
 def _server() -> multiprocessing.context.ForkServerContext:
     os.environ.update(ENVIRONMENT)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload(["benchmarks.accuracy.preload"])
     return context
 
 

@@ -72,7 +72,7 @@ def _short(record: Record) -> Record:
 
 
 def public_summary(records: Sequence[Record]) -> Record:
-    """Figures of measured tables: as estimated, and with what each GPU holds outside the allocator learnt from others."""
+    """Figures of measured tables: as estimated, and with a GPU's bytes outside the allocator learnt from other rows."""
     rows = [row for record in records for row in record.get("rows", ())]
     told = {"as estimated": [(row["measured_bytes"], *row["device_bytes"]) for row in rows]}
     told["outside the allocator known"] = [known_outside(row, rows) for row in rows]
@@ -88,12 +88,12 @@ def public_summary(records: Sequence[Record]) -> Record:
 def known_outside(row: Record, rows: Sequence[Record]) -> tuple[int, int, int, int]:
     """Measured, low, likely and high device bytes, if the GPU's bytes outside the allocator were known.
 
-    They are taken as the median, over all other models on that GPU, of measured bytes less the reserved ones.
+    They are learnt from all other models on that GPU, as measured bytes less the reserved ones: least, median and most.
     """
     others = [each for each in rows if each["gpu"] == row["gpu"] and each["model"] != row["model"]]
-    outside = round(statistics.median(each["measured_bytes"] - each["reserved_bytes"][1] for each in others))
-    low, likely, high = (reserved + outside for reserved in row["reserved_bytes"])
-    return row["measured_bytes"], low, likely, high
+    outside = [each["measured_bytes"] - each["reserved_bytes"][1] for each in others]
+    low, likely, high = row["reserved_bytes"]
+    return row["measured_bytes"], low + min(outside), likely + round(statistics.median(outside)), high + max(outside)
 
 
 def _of_rows(rows: Sequence[tuple[int, int, int, int]]) -> Record:

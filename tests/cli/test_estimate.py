@@ -294,6 +294,15 @@ def test_a_knob_that_changes_nothing_is_questioned(
     assert "no two values differ in what they need: does the script use it?" in out
 
 
+def test_a_name_that_was_guessed_and_changes_nothing_is_refused(
+    script: str, captures: Callable[..., Captures], capsys: pytest.CaptureFixture[str]
+) -> None:
+    captures(lambda _: GIB)
+
+    assert main(["largest", script, "--vary", "depth=1..8", "--gpu", "t4"]) == 2
+    assert "tried as the argument --depth, and no two values differ in what they need" in capsys.readouterr().err
+
+
 def test_a_failure_at_a_value_names_the_value_and_how_it_was_given(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,7 +32,7 @@ def digest(events: list[Line]) -> str:
 
 
 def history_file(case: str) -> Path:
-    """A case's full history: of the corpus, or in the folder named by ELBOWROOM_HISTORIES (written by the rig's case.py)."""
+    """A case's full history: of the corpus, or of the rig's case.py in the folder that ELBOWROOM_HISTORIES names."""
     shipped = DATA / "hist" / f"{case}.jsonl.gz"
     return shipped if shipped.exists() else Path(os.environ.get("ELBOWROOM_HISTORIES", ".")) / f"{case}.jsonl.gz"
 
@@ -111,7 +111,7 @@ def show(case: str, mine: dict[str, Any], around: int) -> None:
         left = theirs[index] if index < len(theirs) else ""
         right = events[index] if index < len(events) else ""
         op = mine["ops"][index] if index < len(events) else ""
-        print(f"{'  ' if index < same else '! '}{str(left):28} {str(right):28} {op}")
+        print(f"{'  ' if index < same else '! '}{left!s:28} {right!s:28} {op}")
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-RIG = Path(__file__).parents[3] / "shared" / "fakecuda"
+HERE = Path(__file__).parent
 STATIC_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Spec = dict[str, Any]
 
@@ -27,7 +27,7 @@ def build(model: Spec) -> torch.nn.Module:
             made.set_grad_checkpointing(True)
         return made
     if library == "models":
-        sys.path.insert(0, str(RIG))
+        sys.path.insert(0, str(HERE))
     homes = {
         "torchvision": "torchvision.models",
         "diffusers": "diffusers",
@@ -45,8 +45,7 @@ def build(model: Spec) -> torch.nn.Module:
 
 
 def _transformer(model: Spec) -> torch.nn.Module:
-    import transformers
-
+    transformers: Any = importlib.import_module("transformers")
     config = getattr(transformers, model["config_cls"])(**model["config"])
     if model.get("attn"):
         config._attn_implementation = model["attn"]
@@ -77,6 +76,10 @@ def loss_of(kind: str, out: Any, y: Any) -> Any:
         out = out.sample
     if isinstance(out, dict) and kind != "seg_aux":
         out = out.get("out", next(iter(out.values())))
+    return _plain_loss(kind, out, y)
+
+
+def _plain_loss(kind: str, out: Any, y: Any) -> Any:
     plain: dict[str, Callable[[], Any]] = {
         "ce": lambda: F.cross_entropy(out, y),
         "mse": lambda: F.mse_loss(out, y),
@@ -108,9 +111,7 @@ def _dice_ce(out: Any, y: Any) -> Any:
 
 def optimizer(given: Spec, parameters: list[Any]) -> torch.optim.Optimizer:
     if given["name"] == "transformers.Adafactor":
-        import transformers
-
-        return transformers.Adafactor(parameters, **given.get("kwargs", {}))
+        return importlib.import_module("transformers").Adafactor(parameters, **given.get("kwargs", {}))
     return getattr(torch.optim, given["name"])(parameters, **given.get("kwargs", {}))
 
 

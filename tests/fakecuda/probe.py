@@ -2,14 +2,15 @@
 
     cd RIG && ./fake_torch.sh .../tests/fakecuda/probe.py "x = torch.randn(8, 512, device='cuda')" "y = x.sum(0)" ...
 
-Prints, for each statement, its allocations (a bytes) and frees (f bytes) in order. FAKECUDA_CC and FAKECUDA_SMS choose the
-GPU. A statement that begins with "#" is run without being shown. With "-" the statements come from stdin, a line each.
+Prints, for each statement, its allocations (a bytes) and frees (f bytes) in order. FAKECUDA_CC and FAKECUDA_SMS choose
+the GPU. A statement that begins with "#" is run without being shown. With "-" the statements come from stdin, a line each.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 os.environ.setdefault("FAKECUDA_CAPACITY", str(80 << 30))
 os.environ.setdefault("FAKECUDA_BACKING", "0")
@@ -24,6 +25,12 @@ import torch.nn.functional as F
 aten = torch.ops.aten
 
 
+def history() -> Any:
+    """Everything the allocator did so far."""
+    snapshot: Any = torch.cuda.memory._snapshot()
+    return snapshot["device_traces"][0]
+
+
 def main() -> None:
     statements = sys.argv[1:] if sys.argv[1:] != ["-"] else sys.stdin.read().splitlines()
     torch.cuda.init()
@@ -34,9 +41,9 @@ def main() -> None:
     F.linear(warm, warm, warm[0])
     for statement in statements:
         quiet = statement.startswith("#")
-        begin = len(torch.cuda.memory._snapshot()["device_traces"][0])
+        begin = len(history())
         exec(statement.lstrip("# "), names)  # noqa: S102  statements come from whoever runs the probe
-        events = torch.cuda.memory._snapshot()["device_traces"][0][begin:]
+        events = history()[begin:]
         if not quiet:
             seen = [("a" if e["action"] == "alloc" else "f", e["size"]) for e in events if e["action"] in SHOWN]
             print(statement, "->", " ".join(f"{what}{size}" for what, size in seen), flush=True)

@@ -58,7 +58,7 @@ def _on_virtual(setup: Callable[[], Callable[[], Any]], machine: Machine, steps:
 
     if not machine.compute_capability:
         raise UsageError(
-            f"capture: given machine {machine.name!r}, which has no CUDA GPU; allowed are 'here' and machines with one; "
+            f"capture: given machine {machine.name!r}, which has no CUDA GPU; allowed are 'here' and such with one; "
             "take a name of `elbowroom machine --list`"
         )
     with VirtualDevice(machine, steps) as device:

@@ -43,12 +43,14 @@ class Knob:
         name: as the script spells it: "--batch-size", "BATCH_SIZE", or "model.width" of an argument model.width=4.
         at: index of the argument's word (of the one that has its value) among the given ones; None to add it.
         how: said to the user, where its kind was found out.
+        guessed: whether nothing in the script speaks for it.
     """
 
     kind: Kind
     name: str
     at: int | None = None
     how: str = ""
+    guessed: bool = False
 
     def turned(self, arguments: Sequence[str], value: int) -> Variation:
         """The script's words, environment and constants with this value."""
@@ -128,7 +130,7 @@ def _unseen(vary: Range, script: str) -> Knob:
         return Knob(kind="env", name=vary.name)
     name = vary.name if vary.name.startswith("-") else f"--{vary.name}"
     how = f"{script} does not mention {vary.name}: it is tried as the argument {name}"
-    return Knob(kind="arg", name=name, how="" if vary.kind else how)
+    return Knob(kind="arg", name=name, how="" if vary.kind else how, guessed=not vary.kind)
 
 
 def _given(name: str, arguments: Sequence[str]) -> Knob | None:

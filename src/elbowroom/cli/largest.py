@@ -64,6 +64,11 @@ def execute(arguments: argparse.Namespace) -> int:
             most=vary.most,
             multiple_of=arguments.multiple_of,
         )
+    if found.is_flat and knob.guessed:
+        raise UsageError(
+            f"--vary: {knob.how}, and no two values differ in what they need; allowed are arguments, environment "
+            "variables and constants of the script; write arg:NAME, env:NAME or const:NAME to say which it is"
+        )
     _show(trials, found, as_json=arguments.json)
     return 0 if found.fits else 1
 

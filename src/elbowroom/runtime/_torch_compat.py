@@ -5,6 +5,7 @@ Nothing else in the package may name a private torch symbol.
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from contextlib import AbstractContextManager
 from typing import Any
@@ -69,7 +70,7 @@ def holders_of(storage: torch.UntypedStorage) -> int:
 
 
 class DispatchMode(TorchDispatchMode):
-    """torch's documents name this class, and its module is private. This one does not import torch._dynamo, for seconds."""
+    """torch's documents name this class, and its module is private. This one does without torch._dynamo."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -77,7 +78,7 @@ class DispatchMode(TorchDispatchMode):
 
 
 NO_TORCH_FUNCTION = torch._C._disabled_torch_function_impl
-"""Tells a tensor subclass to leave the Python arguments of functions alone: the public way does so at ten times the cost."""
+"""Tells a tensor subclass to leave the arguments of functions alone: the public way costs ten times as much."""
 
 
 def as_subclass(cls: type, meta: torch.Tensor, device: torch.device) -> Any:
@@ -119,7 +120,7 @@ def node_number() -> int:
 
 def next_node_number() -> int:
     """Sequence number that the next autograd node of this thread will get."""
-    return torch._C._autograd._get_sequence_nr()
+    return torch._C._autograd._get_sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def backward_code() -> Any:
@@ -129,7 +130,7 @@ def backward_code() -> Any:
 
 def tensor_uses(tensor: torch.Tensor) -> int:
     """References that C++ holds on a tensor, those of the call in progress included."""
-    return tensor._use_count()
+    return tensor._use_count()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def without_autocast() -> AbstractContextManager[None]:
@@ -183,7 +184,7 @@ class OpOverrides:
             self._library.impl(op, kernel, key)
 
     def close(self) -> None:
-        """torch's kernels are back; a library has no public end."""
+        """Put the kernels of torch back; a library has no public end."""
         self._library._destroy()
 
 
@@ -208,3 +209,64 @@ def node_name() -> str:
 def below_autograd() -> AbstractContextManager[None]:
     """Skip autograd, as its own kernels do before they call the op."""
     return torch._C._AutoDispatchBelowAutograd()
+
+
+def import_dynamo() -> None:
+    """Import torch._dynamo, which meta kernels written in Python do at their first use, before anything is patched."""
+    import torch._dynamo  # noqa: F401
+
+
+def decomposition_of(op: Any) -> Any:
+    """How torch takes an op apart into others; None where there is none."""
+    from torch._decomp import decomposition_table
+
+    return decomposition_table.get(op)
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd knows a tensor as a view of another."""
+    return tensor._is_view()
+
+
+def single_process_iterator(loader: Any) -> Any:
+    """Iterator of a DataLoader in this process."""
+    from torch.utils.data import dataloader
+
+    return dataloader._SingleProcessDataLoaderIter(loader)
+
+
+def subclass_changes(subclass: type, grouped: Any) -> list[tuple[Any, str, Any]]:
+    """Attributes, each with its new value, so that torch treats a subclass as its own tensors.
+
+    Optimizers run over lists of it, grouped by `grouped`; a module that moves between it and real tensors gets new
+    parameters.
+    """
+    from torch.utils import _foreach_utils
+
+    optimizer: Any = importlib.import_module("torch.optim.optimizer")
+
+    compatible = torch._has_compatible_shallow_copy_type  # pyright: ignore[reportPrivateImportUsage]
+
+    def both_or_none(input: torch.Tensor, from_: torch.Tensor) -> bool:  # noqa: A002  torch names it so
+        return (type(input) is subclass) is (type(from_) is subclass) and compatible(input, from_)
+
+    return [
+        (torch, "_has_compatible_shallow_copy_type", both_or_none),
+        (torch._C, "_group_tensors_by_device_and_dtype", grouped),
+        (_foreach_utils, "_foreach_supported_types", [*_foreach_utils._foreach_supported_types, subclass]),
+        (optimizer, "_foreach_supported_types", [*optimizer._foreach_supported_types, subclass]),
+    ]
+
+
+def next_node_names() -> tuple[str, ...]:
+    """Names of the autograd nodes that get the gradients of the one that runs now."""
+    node = torch._C._current_autograd_node()
+    return () if node is None else tuple("" if each is None else each.name() for each, _ in node.next_functions)
+
+
+def set_storage(
+    tensor: torch.Tensor, storage: Any, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    """Put a tensor on another storage; `set_` is public, and its declared types are not those it takes."""
+    changed: Any = tensor
+    changed.set_(storage, offset, shape, strides)

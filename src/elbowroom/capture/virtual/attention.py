@@ -157,6 +157,8 @@ def _cudnn_takes(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool
         return False
     if dropout and q.shape[-2] == 1:
         return False
+    if mask is not None and mask.requires_grad:
+        return False
     if causal and (mask is not None or q.shape[-2] != k.shape[-2]):
         return False
     return _heads_match(q, k, v, grouped) and _last_is_dense(q, k, v)
@@ -194,7 +196,7 @@ def _as_bias(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | N
 
 
 def _aligned(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """A mask whose rows start at multiples of 8 elements, seen in full size (attention.cpp: pad_bias, preprocess_mask)."""
+    """A mask whose rows start at multiples of 8 elements, in full size (attention.cpp: pad_bias, preprocess_mask)."""
     spare, width = -mask.shape[-1] % 8, mask.shape[-1]
     if spare:
         mask = torch.nn.functional.pad(mask, [0, spare])[..., :width]

@@ -37,7 +37,7 @@ def efficient(call: Call) -> None:
 
 
 def efficient_backward(call: Call) -> None:
-    """delta = sum(grad * out), and the kernel's accumulators (attention_backward.cu, kernel_backward.h; rig)."""
+    """Sums of grad * out, and the kernel's accumulators (attention_backward.cu, kernel_backward.h; rig)."""
     grad, query, key, value = call.args[:4]
     B, H, S, D = query.shape
     copy = -1 if _rows_first(grad) else call.temp(grad.numel() * grad.element_size())
@@ -59,7 +59,7 @@ def efficient_backward(call: Call) -> None:
 
 
 def _efficient_elements(S: int, T: int, D: int, dtype: torch.dtype, call: Call) -> int:
-    """Floats of the workspace for each batch and head: blocks of the queries' gradient, each with a lock and a counter."""
+    """Floats for each batch and head: blocks of the queries' gradient, each with a lock and a counter."""
     if D <= 64:
         return -(-S // 64) * (64 * 64 + 4)
     small = call.settings.compute_capability in (86, 89, 120, 121)

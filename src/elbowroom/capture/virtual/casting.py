@@ -1,7 +1,7 @@
 """autocast("cuda") on virtual tensors.
 
-torch's own autocast kernels pass tensors over that C++ does not see on cuda. These do what they do: the same three lists
-of ops (autocast_mode.h), arguments cast from the last to the first, and 16-bit copies of parameters kept until the
+torch's own autocast kernels pass tensors over that C++ does not see on cuda. These do what they do: the same lists of
+ops (autocast_mode.h), arguments cast from the last to the first, and 16-bit copies of parameters kept until the
 outermost context ends.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from elbowroom.runtime._torch_compat import without_autocast
+from elbowroom.runtime._torch_compat import is_view, without_autocast
 
 aten: Any = torch.ops.aten
 LOWER = (
@@ -21,23 +21,25 @@ LOWER = (
     "addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot "
     "_thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
     "scaled_dot_product_attention conv1d.padding conv2d.padding conv3d.padding"
-).split()
+)
 FULL = (
-    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor "
-    "pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim nuclear_norm "
-    "nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss "
-    "kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss "
+    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar "
+    "pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim "
+    "nuclear_norm "
+    "nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d "
+    "hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss "
+    "soft_margin_loss "
     "triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp "
     "upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d "
     "_upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d "
     "upsample_bicubic2d _upsample_bicubic2d_aa upsample_nearest2d.vec upsample_nearest3d.vec upsample_bilinear2d.vec "
     "upsample_trilinear3d.vec upsample_nearest1d.vec upsample_linear1d.vec upsample_bicubic2d.vec"
-).split()
+)
 FULL_DTYPE = (
     "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm "
     "linalg_matrix_norm.str_ord sum sum.dim_IntList"
-).split()
-WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack".split()
+)
+WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack"
 _cache: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
 _clear_torchs = torch.clear_autocast_cache
 
@@ -45,7 +47,7 @@ _clear_torchs = torch.clear_autocast_cache
 def kernels() -> Iterator[tuple[Any, Callable[..., Any]]]:
     """Ops that autocast changes, each with its kernel."""
     for names, policy in ((LOWER, _lower), (FULL, _full), (FULL_DTYPE, _full_dtype), (WIDEST, _widest)):
-        for name in names:
+        for name in names.split():
             packet, _, overload = name.partition(".")
             op = getattr(getattr(aten, packet), overload or "default", None)
             if op is not None:
@@ -136,7 +138,7 @@ def _to(dtype: torch.dtype, value: Any) -> Any:
         and value.dtype is torch.float32
         and value.requires_grad
         and value.is_leaf
-        and not value._is_view()
+        and not is_view(value)
     )
     if not kept:
         return value.to(dtype)

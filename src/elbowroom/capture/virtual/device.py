@@ -19,7 +19,7 @@ from elbowroom.capture.virtual.settings import CudnnModel, Settings
 from elbowroom.capture.virtual.values import SPECIALS
 from elbowroom.errors import CaptureError
 from elbowroom.machine import Machine
-from elbowroom.runtime._torch_compat import allow_cuda_device, lift_on_cpu
+from elbowroom.runtime._torch_compat import allow_cuda_device, import_dynamo, lift_on_cpu
 from elbowroom.trace import Trace
 
 EVALUATIONS = 4
@@ -75,8 +75,7 @@ class VirtualDevice:
         return min(self._counts.values(), default=0)
 
     def __enter__(self) -> Self:
-        import torch._dynamo  # meta kernels written in Python import it at their first use: before anything is patched
-
+        import_dynamo()
         allow_cuda_device()
         stack = self._stack
         stack.callback(lift_on_cpu, lift_on_cpu(True))
@@ -93,7 +92,7 @@ class VirtualDevice:
         stack.enter_context(saves.hooks())
         return self
 
-    def __exit__(self, kind: Any, problem: Any, trace: Any) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, problem: object, trace: object) -> bool:
         self._classify_modules()
         self.ledger.close()
         self._stack.close()

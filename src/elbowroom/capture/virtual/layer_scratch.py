@@ -53,8 +53,37 @@ def convolution(call: Call) -> None:
     call.drop(weights, copy)
 
 
+def _is_depthwise(call: Call, input: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
+    """Whether torch's own kernel runs: in float, and not channels last (Convolution.cpp: use_cudnn_depthwise; rig)."""
+    if groups == 1 or input.dim() != 4 or groups != input.shape[1] or weight.shape[1] != 1:
+        return False
+    return input.dtype is torch.float32 and convolution_layout(input, weight) is torch.contiguous_format
+
+
+def _depthwise_backward(call: Call) -> None:
+    """The weight's gradient comes first (DepthwiseConv2d.cu; rig)."""
+    grad, input = call.args[:2]
+    mask = call.args[10]
+    copies = [_in_layout(call, each, torch.contiguous_format) for each in (grad, input)]
+    for index in reversed(range(mask[0] + mask[1])):
+        call.out(index)
+    call.drop(*reversed(copies))
+
+
 def convolution_backward(call: Call) -> None:
     """The two gradients by cuDNN; that of the bias is a sum over all but the channels (Convolution.cpp; rig)."""
+    grad, input, weight = call.args[:3]
+    mask = call.args[10]
+    if _is_depthwise(call, input, weight, call.args[9]):
+        _depthwise_backward(call)
+    else:
+        _cudnn_backward(call)
+    if mask[2]:
+        call.out(len(call.results) - 1)
+        call.reduce(grad, [dim for dim in range(grad.dim()) if dim != 1], partial_bytes(grad.dtype))
+
+
+def _cudnn_backward(call: Call) -> None:
     grad, input, weight = call.args[:3]
     mask = call.args[10]
     layout = convolution_layout(input, weight)
@@ -74,9 +103,6 @@ def convolution_backward(call: Call) -> None:
         call.convolution_workspace(*shapes, "weight", last)
         call.drop(copy)
     call.drop(once, inputs)
-    if mask[2]:
-        call.out(len(call.results) - 1)
-        call.reduce(grad, [dim for dim in range(grad.dim()) if dim != 1], partial_bytes(grad.dtype))
 
 
 def layer_norm(call: Call) -> None:
@@ -111,6 +137,15 @@ def layer_norm_backward(call: Call) -> None:
         call.reduce_rows(parts, width, partial_bytes(input.dtype))
         call.drop(place)
     call.drop(*reversed(whole), copy, first)
+
+
+def batch_norm_backward(call: Call) -> None:
+    """torch's own on a matrix: two sums, weight's and bias's gradients, then the input's (Normalization.cu; rig)."""
+    input = call.args[1]
+    if input.dim() == 2 and len(call.results) == 3:
+        sums = [call.temp(input.shape[1] * partial_bytes(input.dtype)) for _ in range(2)]
+        call.out(1, 2, 0)
+        call.drop(*reversed(sums))
 
 
 def softmax_backward(call: Call) -> None:
@@ -155,5 +190,6 @@ def rules() -> dict[Any, Any]:
         aten.native_group_norm_backward.default: group_norm_backward,
         aten.native_layer_norm.default: layer_norm,
         aten.native_layer_norm_backward.default: layer_norm_backward,
+        aten.native_batch_norm_backward.default: batch_norm_backward,
         aten._softmax_backward_data.default: softmax_backward,
     }

@@ -77,6 +77,9 @@ class Ledger:
 
     def alloc(self, tensor: torch.Tensor, category: Category = "temporary") -> int | None:
         """Note the storage of a new tensor; nothing where it is known already or empty."""
+        if tensor.layout is not torch.strided:
+            self.remark("unsupported", "sparse tensor")
+            return None
         storage = tensor.untyped_storage()
         key = storage_key(storage)
         if key in self._live:
@@ -113,6 +116,8 @@ class Ledger:
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Number of a tensor's storage; None where it is not on the device."""
+        if tensor.layout is not torch.strided:
+            return None
         watch = self._live.get(storage_key(tensor.untyped_storage()))
         return None if watch is None else watch.number
 

@@ -1,7 +1,7 @@
 """The dispatch mode of the virtual device: every op passes here, below autograd and autocast.
 
-An op on virtual tensors runs its meta kernel, which gives shapes, strides and dtypes, and the ledger notes what the CUDA
-build would have allocated. An op on real CPU tensors runs as it is, so data pipelines keep their values.
+An op on virtual tensors runs its meta kernel, which gives shapes, strides and dtypes, and the ledger notes what the
+CUDA build would have allocated. An op on real CPU tensors runs as it is, so data pipelines keep their values.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from elbowroom.capture.virtual.tensor import CPU, CUDA, META, Inside, VirtualTen
 from elbowroom.runtime._torch_compat import (
     DispatchMode,
     backward_code,
+    decomposition_of,
     has_kernel_for,
     in_backward,
     in_place_list_ops,
@@ -144,10 +145,8 @@ class VirtualMode(DispatchMode):
         return _wrapped(self._shapes.make(func, args, kwargs, compute), home)
 
     def _decomposed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from torch._decomp import decomposition_table
-
         self.ledger.remark("unknown_op", str(func))
-        known = decomposition_table.get(func)
+        known = decomposition_of(func)
         if known is None:
             raise NotImplementedError(
                 f"{func}: given an op that has no meta kernel and no decomposition; allowed are ops with either; "

@@ -1,4 +1,4 @@
-"""What Python says of torch.cuda while a virtual device is on, and the few Python functions that ask C++ for devices."""
+"""What Python says of torch.cuda while a virtual device is on, and the few functions that ask C++ for devices."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.settings import Settings
 from elbowroom.capture.virtual.tensor import CUDA, VirtualTensor
 from elbowroom.capture.virtual.values import as_virtual_cpu
+from elbowroom.runtime._torch_compat import single_process_iterator, subclass_changes
 
 Change = tuple[Any, str, Any]
 
@@ -163,6 +164,16 @@ def _queries(settings: Settings) -> list[Change]:
         "set_device": _say(None),
         "synchronize": _say(None),
         "ipc_collect": _say(None),
+        "utilization": _say(100),
+    }
+    random = _random()
+    changes: list[Change] = [(torch.cuda, name, value) for name, value in (said | _streams() | random).items()]
+    changes += [(torch.cuda.random, name, value) for name, value in random.items() if name in vars(torch.cuda.random)]
+    return changes + _accelerator()
+
+
+def _random() -> dict[str, Any]:
+    return {
         "manual_seed": _say(None),
         "manual_seed_all": _say(None),
         "seed": _say(None),
@@ -172,7 +183,11 @@ def _queries(settings: Settings) -> list[Change]:
         "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)],
         "set_rng_state": _say(None),
         "set_rng_state_all": _say(None),
-        "utilization": _say(100),
+    }
+
+
+def _streams() -> dict[str, Any]:
+    return {
         "Event": _Event,
         "Stream": _Stream,
         "is_current_stream_capturing": _say(False),
@@ -183,9 +198,10 @@ def _queries(settings: Settings) -> list[Change]:
         "device": _nothing,
         "device_of": _nothing,
     }
-    changes: list[Change] = [(torch.cuda, name, value) for name, value in said.items()]
-    changes += [(torch.cuda.random, name, value) for name, value in said.items() if name in vars(torch.cuda.random)]
-    accelerator: dict[str, Any] = {
+
+
+def _accelerator() -> list[Change]:
+    said: dict[str, Any] = {
         "is_available": _say(True),
         "current_accelerator": _say(torch.device("cuda")),
         "device_count": _say(1),
@@ -194,7 +210,7 @@ def _queries(settings: Settings) -> list[Change]:
         "current_stream": lambda *_: _Stream(),
         "synchronize": _say(None),
     }
-    return changes + [(torch.accelerator, name, value) for name, value in accelerator.items()]
+    return [(torch.accelerator, name, value) for name, value in said.items()]
 
 
 def _grouped(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
@@ -211,13 +227,13 @@ def _grouped(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
 
 def _loading() -> list[Change]:
     """DataLoaders stay in this process, where no worker could inherit half a device; pinning is a no-op."""
-    from torch.utils.data import DataLoader, dataloader
+    from torch.utils.data import DataLoader
 
     def iterate(self: Any) -> Any:
         held = {name: vars(self).get(name) for name in ("num_workers", "prefetch_factor", "timeout", "pin_memory")}
         vars(self).update(num_workers=0, prefetch_factor=None, timeout=0, pin_memory=False)
         try:
-            return dataloader._SingleProcessDataLoaderIter(self)
+            return single_process_iterator(self)
         finally:
             vars(self).update(held)
 
@@ -243,27 +259,14 @@ def _parameters() -> list[Change]:
 def changes(settings: Settings, ledger: Ledger) -> list[Change]:
     """Everything that is changed while the device is on."""
     from torch.backends.cudnn import rnn
-    from torch.optim import optimizer
-    from torch.utils import _foreach_utils
 
     found: list[Change] = [*_queries(settings), *_memory(settings, ledger), *_loading()]
     if settings.fake_host:
         found += _parameters()
-    compatible = torch._has_compatible_shallow_copy_type
-
-    def is_compatible(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-        return (type(tensor) is VirtualTensor) is (type(other) is VirtualTensor) and compatible(tensor, other)
-
     cudnn: dict[str, Any] = {"is_acceptable": _say(True), "is_available": _say(True), "version": _say(91900)}
     found += [(torch.backends.cudnn, name, value) for name, value in cudnn.items()]
     modes = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
     found.append((rnn, "get_cudnn_mode", modes.__getitem__))
     found.append((torch, "_use_cudnn_rnn_flatten_weight", _say(True)))
-    types = [*_foreach_utils._foreach_supported_types, VirtualTensor]
-    found += [
-        (torch, "_has_compatible_shallow_copy_type", is_compatible),
-        (torch._C, "_group_tensors_by_device_and_dtype", _grouped),
-        (_foreach_utils, "_foreach_supported_types", types),
-        (optimizer, "_foreach_supported_types", [*optimizer._foreach_supported_types, VirtualTensor]),
-    ]
+    found += subclass_changes(VirtualTensor, _grouped)
     return found

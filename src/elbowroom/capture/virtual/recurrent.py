@@ -12,7 +12,7 @@ import torch
 
 from elbowroom.capture.virtual.settings import RecurrentCall
 from elbowroom.capture.virtual.tensor import META, Inside, VirtualTensor, virtual
-from elbowroom.runtime._torch_compat import storage_key
+from elbowroom.runtime._torch_compat import set_storage, storage_key
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.mode import VirtualMode
@@ -106,7 +106,7 @@ def _flat_buffer(params: Sequence[torch.Tensor]) -> torch.Tensor | None:
     with Inside(), torch.no_grad():
         flat = torch.empty(0, dtype=params[0].dtype, device=META)
         storage = params[0].untyped_storage()
-        flat.set_(storage, 0, (storage.nbytes() // params[0].element_size(),))  # pyright: ignore[reportArgumentType, reportCallIssue]
+        set_storage(flat, storage, 0, (storage.nbytes() // params[0].element_size(),), (1,))
     return virtual(flat, params[0].device)
 
 
@@ -120,7 +120,7 @@ def flatten_weight(mode: VirtualMode, func: Any, args: tuple[Any, ...], kwargs: 
     offset = 0
     for each in weights:
         with Inside(), torch.no_grad():
-            each.set_(flat.untyped_storage(), offset, each.shape, _dense(each.shape))  # pyright: ignore[reportArgumentType, reportCallIssue]
+            set_storage(each, flat.untyped_storage(), offset, each.shape, _dense(each.shape))
         offset += each.numel()
     return made
 
@@ -204,7 +204,7 @@ def _transposed_bytes(tensor: torch.Tensor, batch_first: bool, sizes: Any) -> in
     moved = batch_first and not sizes and tensor.shape[0] > 1 and tensor.shape[1] > 1
     if not moved:
         return 0
-    B, T, H = tensor.shape
+    B, _, H = tensor.shape
     return 0 if tensor.stride() == (H, B * H, 1) else tensor.numel() * tensor.element_size()
 
 

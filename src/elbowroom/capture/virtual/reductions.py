@@ -20,7 +20,7 @@ LEAST_VALUES, MOST_VALUES = 16, 256
 """Values per thread that a split aims at."""
 
 THREADS_OF_SM = {75: 1024, 86: 1536, 89: 1536, 120: 1536, 121: 1536}
-"""Most threads of a multiprocessor by compute capability; 2048 on all others (CUDA programming guide, table of features)."""
+"""Most threads of a multiprocessor by compute capability; 2048 on all others (CUDA programming guide)."""
 
 
 def partial_bytes(dtype: torch.dtype) -> int:
@@ -65,10 +65,12 @@ def scratch(
     """Scratch of one reduction.
 
     Args:
-        shape, strides: of the input, strides in elements.
+        shape: of the input.
+        strides: of the input, in elements.
         reduced: dimensions that vanish; all where empty.
         partial_item_bytes: of a partial result, such as 4 for a sum of half precision.
-        multiprocessors, compute_capability: of the GPU.
+        multiprocessors: of the GPU.
+        compute_capability: of the GPU, major * 10 + minor.
         values_at_once: the kernel's `vt0`.
     """
     if 0 in shape:

@@ -1,7 +1,7 @@
 """Composite ops whose CUDA variant differs from the CPU's: put in their place above autograd.
 
-C++ asks a tensor whether it is on cuda, and a virtual one is not. So these ops get kernels of our own for the autograd key
-of cuda, which do what the CUDA build does: call the op that saves what CUDA saves.
+C++ asks a tensor whether it is on cuda, and a virtual one is not. So these ops get kernels of our own for the autograd
+key of cuda, which do what the CUDA build does: call the op that saves what CUDA saves.
 """
 
 from __future__ import annotations
@@ -62,11 +62,13 @@ def _cudnn_takes(
 ) -> bool:
     if weight is None or bias is None or input.dim() < 3 or eps < 1e-5 or input.numel() >= 2**31:
         return False
-    if not training or input.dtype is torch.bfloat16:
+    if input.dtype is torch.bfloat16:
         return False
     if input.dtype is torch.float16 and weight.dtype is not torch.float32:
         return False
-    return (mean is None) == (var is None) and input.shape[0] <= MOST_BATCH_NORM_ROWS
+    if (mean is None) != (var is None) or (mean is None and not training):
+        return False
+    return input.shape[0] <= (MOST_BATCH_NORM_ROWS if training else 65_535)
 
 
 def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
@@ -121,7 +123,7 @@ def _to(
     copy: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
-    """torch's own asks C++ for the current cuda device, which a CPU-only build does not have (TensorConversions.cpp)."""
+    """torch's own asks C++ for the current cuda device, which a CPU build does not have (TensorConversions.cpp)."""
     home = self.device
     if device is not None and device.type != "meta":  # C++ asks for "meta" where it means the device of a virtual one
         home = CUDA if device.type == "cuda" else device

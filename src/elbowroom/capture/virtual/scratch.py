@@ -163,6 +163,13 @@ def _blas(call: Call) -> None:
     call.blas()
 
 
+def _addmm(call: Call) -> None:
+    """With a bias for each column: cuBLASLt, whose first use makes a workspace that stays (CUDABlas.cpp; rig)."""
+    _blas(call)
+    if call.args[0].dim() == 1:
+        call.once("cublasLt", 0, 2**20)
+
+
 def _native_dropout(call: Call) -> None:
     """The mask comes before the result (Dropout.cu; rig)."""
     call.out(1, 0)
@@ -259,7 +266,7 @@ def _embedding_bag(call: Call) -> None:
 
 RULES: dict[Any, Rule] = {
     aten.mm.default: _blas,
-    aten.addmm.default: _blas,
+    aten.addmm.default: _addmm,
     aten.bmm.default: _blas,
     aten.baddbmm.default: _blas,
     aten.native_dropout.default: _native_dropout,

@@ -81,7 +81,7 @@ def gate_workspace(call: RecurrentCall) -> int:
 
 
 def gate_reserve(call: RecurrentCall) -> int:
-    """Gates of every layer, an LSTM's cells or a GRU's candidates, and outputs between layers: plausible, not measured."""
+    """Gates of every layer, an LSTM's cells or a GRU's candidates, outputs between layers: plausible, not measured."""
     kept = call.gates + 1 if call.gates > 1 else 1
     within = call.layers * call.directions * kept * call.rows * call.hidden
     return (within + (call.layers - 1) * call.directions * call.rows * call.output) * call.item_bytes
@@ -129,7 +129,7 @@ class Settings:
 
     @property
     def cublas_bytes(self) -> int:
-        """Workspace of a cuBLAS handle: 32 MiB from Hopper on, else 4096 KiB * 2 + 16 KiB * 8 (CublasHandlePool.cpp)."""
+        """Of a cuBLAS handle: 32 MiB from Hopper on, else 4096 KiB * 2 + 16 KiB * 8 (CublasHandlePool.cpp)."""
         return 32 * MIB if self.compute_capability // 10 in (9, 10, 12) else 4096 * 1024 * 2 + 16 * 1024 * 8
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Shapes, strides and dtypes of what ops make, remembered: many meta kernels are Python, and a training repeats itself."""
+"""Shapes, strides and dtypes of what ops make, remembered: meta kernels are slow, and a training repeats itself."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def _aligned(size_bytes: int) -> int:
 
 
 def pairs_bytes(count: int, key_bytes: int, key_bits: int) -> int:
-    """Radix sort of keys with int64 values: second buffers, a histogram for each 8 bits, a look-back row for each tile."""
+    """Radix sort of keys with int64 values: second buffers, a histogram for each 8 bits, a row for each tile."""
     if count <= SMALL_SORT:
         return 1
     tile = 4608 if key_bytes == 8 else 5376
@@ -80,9 +80,11 @@ def embedding(call: Call) -> None:
 def embedding_backward(call: Call) -> None:
     """Long inputs are sorted, then summed in segments (Embedding.cu, EmbeddingBackwardKernel.cu; rig)."""
     grad, indices, weights, _padding, by_frequency = (*call.args, -1, False)[:5]
-    copy = call.temp(_copy_bytes(grad))
+    copy, row = call.temp(_copy_bytes(grad)), call.temp(_copy_bytes(indices))
     if indices.numel() > 3072 or by_frequency:
-        _sorted_sum(call, grad.shape[-1], indices, weights, copy)
+        _sorted_sum(call, grad.shape[-1], indices, weights)
+    call.out(0)
+    call.drop(row, copy)
 
 
 def embedding_bag_backward(call: Call) -> None:
@@ -92,17 +94,18 @@ def embedding_bag_backward(call: Call) -> None:
     weights, mode = (call.args[6], call.args[8]) if composite else (call.args[5], call.args[7])
     copy = call.temp(_copy_bytes(grad))
     if mode != 2:
-        _sorted_sum(call, grad.shape[-1], indices, weights, copy)
+        _sorted_sum(call, grad.shape[-1], indices, weights)
+    call.out(0)
+    call.drop(copy)
 
 
 def _copy_bytes(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_contiguous() else tensor.numel() * tensor.element_size()
 
 
-def _sorted_sum(call: Call, width: int, indices: torch.Tensor, weights: int, copy: int) -> None:
+def _sorted_sum(call: Call, width: int, indices: torch.Tensor, weights: int) -> None:
     count = indices.numel()
     size = count * indices.element_size()
-    call.temp(_copy_bytes(indices))
     order, origin, numbers = call.temp(size), call.temp(size), call.temp(size)
     call.drop(call.temp(pairs_bytes(count, indices.element_size(), 64)), numbers)
     call.out(0)
@@ -114,7 +117,7 @@ def _sorted_sum(call: Call, width: int, indices: torch.Tensor, weights: int, cop
     most = call.temp(INDEX)
     pieces = count // 10 + segments
     where, sums = call.temp(pieces * INDEX), call.temp(pieces * min(width, weights) * 4)
-    call.drop(sums, where, most, places, parts, how_many, offsets, origin, order, copy)
+    call.drop(sums, where, most, places, parts, how_many, offsets, origin, order)
 
 
 def sort(call: Call) -> None:

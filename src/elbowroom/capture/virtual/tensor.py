@@ -6,7 +6,7 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.runtime._torch_compat import NO_TORCH_FUNCTION, MetaKernels, as_subclass
+from elbowroom.runtime._torch_compat import NO_TORCH_FUNCTION, MetaKernels, as_subclass, storage_key
 
 CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ class VirtualTensor(torch.Tensor):
 
     def data_ptr(self) -> int:
         """No address, but one number for each storage and offset."""
-        return self.untyped_storage()._cdata + self.storage_offset() * self.element_size()
+        return storage_key(self.untyped_storage()) + self.storage_offset() * self.element_size()
 
     def pin_memory(self, device: Any = None) -> torch.Tensor:
         return self

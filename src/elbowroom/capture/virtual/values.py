@@ -14,7 +14,7 @@ import torch
 
 from elbowroom.capture.virtual import recurrent
 from elbowroom.capture.virtual.tensor import CPU, CUDA, META, VirtualTensor, meta_like, virtual
-from elbowroom.runtime._torch_compat import in_backward, node_name, storage_holders, tensor_uses
+from elbowroom.runtime._torch_compat import in_backward, next_node_names, node_name, storage_holders, tensor_uses
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.mode import Special, VirtualMode
@@ -136,6 +136,19 @@ def _maybe_in_place(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) ->
     return mode.run(func, args, kwargs)
 
 
+def _goes_to_copy() -> bool:
+    names = next_node_names()
+    return len(names) == 1 and names[0].endswith("CopySlices")
+
+
+def _view(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Gradient of a view that was changed in place: CUDA's is a strided copy, a subclass's a view (variable.cpp)."""
+    if in_backward() and _is_virtual(args[0]) and _goes_to_copy() and mode.from_engine():
+        made = mode.run(aten.clone.default, (args[0],), {"memory_format": torch.contiguous_format})
+        return mode.run(func, (made, *args[1:]), kwargs)
+    return mode.run(func, args, kwargs)
+
+
 def _nonzero(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if not _is_virtual(args[0]):
         return func(*args, **kwargs)
@@ -224,6 +237,7 @@ SPECIALS: dict[Any, Special] = {
     aten.add.Tensor: _add,
     **dict.fromkeys(IN_PLACE, _maybe_in_place),
     aten.scalar_tensor.default: _scalar_tensor,
+    aten.view.default: _view,
     aten.nonzero.default: _nonzero,
     aten.masked_select.default: _masked_select,
     aten.index.Tensor: _index,

@@ -1,0 +1,112 @@
+"""The table of scratch memory: figures that the CUDA build of torch 2.11.0 gave, and how they come about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from elbowroom.capture.virtual import VirtualDevice
+from elbowroom.capture.virtual.reductions import Scratch, scratch
+from elbowroom.capture.virtual.sorting_scratch import pairs_bytes
+from elbowroom.machine import Machine, Tier
+
+H100 = Machine(
+    name="h100",
+    tiers=(Tier(name="device", capacity_bytes=80 * 2**30),),
+    links=(),
+    compute_capability=90,
+    multiprocessors=132,
+)
+aten: Any = torch.ops.aten
+
+
+def made_by(work: Callable[..., Any], *arguments: Callable[[], torch.Tensor]) -> str:
+    """Allocations and frees of one op as "a4 a2112 a4 f4 f2112"."""
+    with VirtualDevice(H100, None, cublas_handles=1) as device:
+        given = [make() for make in arguments]
+        first = len(device.ledger.events)
+        kept = work(*given)
+        found = [f"{'a' if size > 0 else 'f'}{abs(size)}" for _, _, size in device.ledger.events[first:]]
+        del kept
+    return " ".join(found)
+
+
+def on_device(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[], torch.Tensor]:
+    return lambda: torch.empty(shape, device="cuda", dtype=dtype)
+
+
+def test_a_sum_of_rows_is_split_over_blocks() -> None:
+    # given 4096 rows of 768 floats, of which the rows vanish: a block is 32 * 4 threads of 4 columns each
+    found = scratch((4096, 768), (768, 1), [0], 4, 132, 90)
+
+    # then 4096 / 4 rows = 1024 values a thread, at least 16 each: 64 blocks; partials 4 * 768 * 64 * (32 * 4 threads);
+    # counters 4 * ceil(768 / 4 / 32)
+    assert found == Scratch(25_165_824, 24)
+
+
+def test_a_sum_of_everything_fills_the_gpu() -> None:
+    # given 8192 * 1024 floats in a row: blocks of 512 threads, 4 of them on each of 132 multiprocessors
+    assert scratch((8192, 1024), (1024, 1), [], 4, 132, 90) == Scratch(4 * 528, 4)
+
+
+@pytest.mark.parametrize(("shape", "dims"), [((64, 16), [1]), ((8192, 1024), [1]), ((0, 5), [0])])
+def test_a_small_reduction_needs_no_scratch(shape: tuple[int, ...], dims: list[int]) -> None:
+    assert scratch(shape, (shape[1], 1), dims, 4, 132, 90) == Scratch(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("count", "bits", "expected"),
+    [
+        (351, 10, 1),  # one block
+        (4096, 64, 83_455),  # 2 * 8 * 4096 + 8 passes * 2048 + 1 tile * 1024 + 511
+        (4096, 10, 71_167),  # 2 passes
+        (1_000_000, 10, 16_227_839),  # 218 tiles of 4608
+        (2401, 8, 3_583),  # one pass needs no second buffers
+    ],
+)
+def test_a_sort_of_pairs_needs_what_cub_asks_for(count: int, bits: int, expected: int) -> None:
+    assert pairs_bytes(count, 8, bits) == expected
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[Callable[[], torch.Tensor], ...], str]] = {
+    "sum": (lambda x: x.sum(), (on_device(8192, 1024),), "a4 a2112 a4 f4 f2112"),
+    "norm": (lambda x: x.norm(), (on_device(8192, 1024),), "a4 a2112 a4 f4 f2112"),
+    "std": (lambda x: x.std(), (on_device(8192, 1024),), "a4 a8448 a4 f4 f8448"),
+    "argmax": (lambda x: x.argmax(1), (on_device(8192, 1024),), "a65536"),
+    "sort": (lambda x: x.sort(), (on_device(4096),), "a16384 a32768 a32768 f32768"),
+    "flash": (
+        lambda x: aten._scaled_dot_product_flash_attention(x, x, x, 0.0, True)[0],
+        (on_device(2, 8, 512, 64, dtype=torch.bfloat16),),
+        "a1048576 a32768 a65536 a4194304 a16 a8 f65536 f4194304 f8 f16 f32768",
+    ),
+    "plain softmax": (
+        lambda x: aten._safe_softmax(x, -1),
+        (on_device(2, 8, 64, 64),),
+        "a262144 a65536 a1024 a4 f4 f1024 f65536",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_op_allocates_and_frees_what_it_does_on_cuda(case: str) -> None:
+    work, arguments, expected = CASES[case]
+
+    assert made_by(work, *arguments) == expected
+
+
+def test_a_long_embedding_gradient_is_sorted_and_summed_in_segments() -> None:
+    # given 4096 indices into 50,000 rows of 1024 floats
+    found = made_by(
+        lambda grad, index: aten.embedding_dense_backward(grad, index, 50_000, -1, False),
+        on_device(4096, 1024),
+        on_device(4096, dtype=torch.int64),
+    )
+
+    # then indices of 8 * 4096 = 32,768 bytes; 4096 / 10 + 4096 = 4505 pieces of 8 bytes, and of 1024 floats
+    assert found == (
+        "a32768 a32768 a32768 a83455 f83455 f32768 a204800000 a32768 a8 a32768 a1279 f1279 f32768 a32768 a32768 a1279 "
+        "f1279 a8 a36040 a18452480 f18452480 f36040 f8 f32768 f32768 f8 f32768 f32768 f32768"
+    )
