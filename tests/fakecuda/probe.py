@@ -1,9 +1,9 @@
 """What an op allocates in the CUDA build: run in the rig, statement by statement.
 
-    cd RIG && ./fake_torch.sh .../tests/fakecuda/probe.py "x = torch.randn(8, 512, device='cuda')" "y = x.sum(0)" ...
+    cd RIG && ./fake_torch.sh .../probe.py "x = torch.randn(8, 512, device='cuda')" "y = x.sum(0)" ...
 
 Prints, for each statement, its allocations (a bytes) and frees (f bytes) in order. FAKECUDA_CC and FAKECUDA_SMS choose
-the GPU. A statement that begins with "#" is run without being shown. With "-" the statements come from stdin, a line each.
+the GPU. A statement that begins with "#" is run without being shown. With "-" statements come from stdin.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
     for statement in statements:
         quiet = statement.startswith("#")
         begin = len(history())
-        exec(statement.lstrip("# "), names)  # noqa: S102  statements come from whoever runs the probe
+        exec(statement.lstrip("# "), names)
         events = history()[begin:]
         if not quiet:
             seen = [("a" if e["action"] == "alloc" else "f", e["size"]) for e in events if e["action"] in SHOWN]

@@ -327,7 +327,7 @@ def test_two_captures_of_one_training_agree() -> None:
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"steps": 1}, "steps=1"), ({"steps": 2.0}, "steps=2.0"), ({"machine": "rtx4090"}, "rtx4090")],
+    [({"steps": 1}, "steps=1"), ({"steps": 2.0}, "steps=2.0"), ({"machine": "rtx40900"}, "rtx40900")],
 )
 def test_an_argument_that_is_not_allowed_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(er.UsageError, match=message):

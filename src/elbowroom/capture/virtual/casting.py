@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from elbowroom.capture.virtual.recurrent import flat_buffer
 from elbowroom.runtime._torch_compat import is_view, without_autocast
 
 aten: Any = torch.ops.aten
@@ -46,12 +47,39 @@ _clear_torchs = torch.clear_autocast_cache
 
 def kernels() -> Iterator[tuple[Any, Callable[..., Any]]]:
     """Ops that autocast changes, each with its kernel."""
+    yield aten._cudnn_rnn.default, _recurrent
     for names, policy in ((LOWER, _lower), (FULL, _full), (FULL_DTYPE, _full_dtype), (WIDEST, _widest)):
         for name in names.split():
             packet, _, overload = name.partition(".")
             op = getattr(getattr(aten, packet), overload or "default", None)
             if op is not None:
                 yield op, policy(op)
+
+
+class _FlatWeights(torch.autograd.Function):
+    """A recurrent network's weights in the lower precision, in one buffer (autocast's RNN.cpp)."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        flat = weights[0].new_empty((sum(each.numel() for each in weights),), dtype=dtype)
+        parts = flat.split([each.numel() for each in weights])
+        return tuple(part.view(each.shape) for part, each in zip(parts, weights, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        made = [None if each is None else each.to(torch.float32) for each in reversed(grads)]  # the last made first
+        return (None, *reversed(made))
+
+
+def _recurrent(*args: Any) -> Any:
+    """Weights, states and input in the lower precision."""
+    dtype = torch.get_autocast_dtype("cuda")
+    with without_autocast():
+        input, weights, stride, _, hx, cx, *others = args
+        if weights[0].dtype is torch.float32:
+            weights = list(_FlatWeights.apply(dtype, *weights))  # pyright: ignore[reportArgumentType]
+        cx, hx, input = (_to(dtype, each) for each in (cx, hx, input))
+        return aten._cudnn_rnn(input, weights, stride, flat_buffer(weights), hx, cx, *others)
 
 
 def clear_cache() -> None:
@@ -69,8 +97,8 @@ def forget() -> None:
 def _lower(op: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with without_autocast():
-            args, kwargs = _all_to(torch.get_autocast_dtype("cuda"), args, kwargs)
-            return op(*args, **kwargs)
+            cast, others = _all_to(torch.get_autocast_dtype("cuda"), args, kwargs)
+            return op(*cast, **others)
 
     return kernel
 
@@ -78,8 +106,8 @@ def _lower(op: Any) -> Callable[..., Any]:
 def _full(op: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with without_autocast():
-            args, kwargs = _all_to(torch.float32, args, kwargs)
-            return op(*args, **kwargs)
+            cast, others = _all_to(torch.float32, args, kwargs)
+            return op(*cast, **others)
 
     return kernel
 
@@ -104,8 +132,8 @@ def _widest(op: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with without_autocast():
             wide = any(each.dtype is torch.float32 for each in _floats(args))
-            args, kwargs = _all_to(torch.float32 if wide else torch.get_autocast_dtype("cuda"), args, kwargs)
-            return op(*args, **kwargs)
+            cast, others = _all_to(torch.float32 if wide else torch.get_autocast_dtype("cuda"), args, kwargs)
+            return op(*cast, **others)
 
     return kernel
 

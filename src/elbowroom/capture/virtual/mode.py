@@ -131,7 +131,7 @@ class VirtualMode(DispatchMode):
         if func in self._nothing_back:
             return None
         args, kwargs = _for_meta(args, kwargs)
-        kernel = self._kernels.get(func, func)
+        kernel: Any = self._kernels.get(func, func)
 
         def compute() -> Any:
             try:

@@ -81,7 +81,7 @@ def _run(
         input,
         list(params),
         (4 if has_biases else 2) + bool(projected),
-        _flat_buffer(params),
+        flat_buffer(params),
         hx,
         cx,
         mode,
@@ -98,7 +98,7 @@ def _run(
     return made[:3] if mode == LSTM else made[:2]
 
 
-def _flat_buffer(params: Sequence[torch.Tensor]) -> torch.Tensor | None:
+def flat_buffer(params: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The buffer that all weights lie in, if they do."""
     keys = {storage_key(each.untyped_storage()) for each in params}
     if len(keys) != 1:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elbowroom.capture.virtual import attention, casting, recurrent
+from elbowroom.capture.virtual.layer_scratch import layout_of
 from elbowroom.capture.virtual.tensor import CUDA
 from elbowroom.runtime._torch_compat import OpOverrides, below_autograd
 
@@ -129,7 +130,7 @@ def _to(
         home = CUDA if device.type == "cuda" else device
     form = torch.preserve_format if memory_format is None else memory_format
     same = home == self.device and dtype in (None, self.dtype) and layout in (None, self.layout) and not copy
-    if same and (form is torch.preserve_format or self.is_contiguous(memory_format=form)):
+    if same and form in (torch.preserve_format, layout_of(self)):
         return self
     return aten._to_copy(
         self, dtype=dtype, layout=layout, device=home, non_blocking=non_blocking, memory_format=memory_format

@@ -65,8 +65,10 @@ class Call:
 
     def dims(self, index: int) -> list[int]:
         """Dimensions that a reduction is over: argument `index`; empty for all."""
-        given = self.args[index] if len(self.args) > index else self.kwargs.get("dim")
-        return [given] if isinstance(given, int) and not isinstance(given, bool) else list(given or ())
+        given: Any = self.args[index] if len(self.args) > index else self.kwargs.get("dim")
+        if isinstance(given, bool) or given is None:
+            return []
+        return [given] if isinstance(given, int) else list(given)
 
     def reduce(self, input: torch.Tensor, dims: list[int], item_bytes: int, values_at_once: int = 4) -> None:
         """Scratch of a reduction of a tensor; `item_bytes` are those of a partial result."""

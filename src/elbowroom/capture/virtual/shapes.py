@@ -86,9 +86,11 @@ def _forms(made: Any, args: Any) -> tuple[Made, ...] | None:
                 return None
             forms.append(Made((), (), None, each))
             continue
+        if each.layout != torch.strided or isinstance(each, VirtualTensor):
+            return None
         storage = each.untyped_storage()
         key = storage_key(storage)
-        if isinstance(each, VirtualTensor) or key in given or each.storage_offset() or each.layout != torch.strided:
+        if key in given or each.storage_offset():
             return None
         if storage.nbytes() != _span_bytes(each):
             return None
@@ -106,7 +108,7 @@ def _span_bytes(tensor: torch.Tensor) -> int:
 
 def _flat(values: Iterable[Any]) -> Iterable[torch.Tensor]:
     for value in values:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
             yield value
         elif isinstance(value, list | tuple):
             yield from _flat(value)

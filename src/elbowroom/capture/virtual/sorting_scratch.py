@@ -42,14 +42,15 @@ def scan_bytes(count: int) -> int:
 
 def index_put(call: Call) -> None:
     """With accumulate: linear positions, sorted (Indexing.cu: index_put_with_sort_kernel; rig)."""
-    target, indices, values, accumulate = (*call.args, False)[:4]
+    given: tuple[Any, ...] = (*call.args, False)
+    target, indices, values, accumulate = given[:4]
     if not accumulate or any(each is not None and each.dtype is torch.bool for each in indices):
         return
-    given = [each for each in indices if each is not None]
-    count = max(each.numel() for each in given)
+    present = [each for each in indices if each is not None]
+    count = max(each.numel() for each in present)
     size = count * INDEX
     linear = -1
-    for each in given:
+    for each in present:
         wrapped = call.temp(each.numel() * INDEX)
         position = call.temp(each.numel() * INDEX)
         call.drop(wrapped)
@@ -79,10 +80,11 @@ def embedding(call: Call) -> None:
 
 def embedding_backward(call: Call) -> None:
     """Long inputs are sorted, then summed in segments (Embedding.cu, EmbeddingBackwardKernel.cu; rig)."""
-    grad, indices, weights, _padding, by_frequency = (*call.args, -1, False)[:5]
+    given: tuple[Any, ...] = (*call.args, -1, False)
+    grad, indices, weights, _padding, by_frequency = given[:5]
     copy, row = call.temp(_copy_bytes(grad)), call.temp(_copy_bytes(indices))
     if indices.numel() > 3072 or by_frequency:
-        _sorted_sum(call, grad.shape[-1], indices, weights)
+        _sorted_sum(call, grad, indices, weights)
     call.out(0)
     call.drop(row, copy)
 
@@ -92,9 +94,11 @@ def embedding_bag_backward(call: Call) -> None:
     grad, indices = call.args[:2]
     composite = call.func is torch.ops.aten._embedding_bag_backward.default
     weights, mode = (call.args[6], call.args[8]) if composite else (call.args[5], call.args[7])
+    if composite and call.args[9]:
+        return  # sparse: rows of the gradient, which the ledger does not follow
     copy = call.temp(_copy_bytes(grad))
     if mode != 2:
-        _sorted_sum(call, grad.shape[-1], indices, weights)
+        _sorted_sum(call, grad, indices, weights)
     call.out(0)
     call.drop(copy)
 
@@ -103,7 +107,7 @@ def _copy_bytes(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_contiguous() else tensor.numel() * tensor.element_size()
 
 
-def _sorted_sum(call: Call, width: int, indices: torch.Tensor, weights: int) -> None:
+def _sorted_sum(call: Call, grad: torch.Tensor, indices: torch.Tensor, weights: int) -> None:
     count = indices.numel()
     size = count * indices.element_size()
     order, origin, numbers = call.temp(size), call.temp(size), call.temp(size)
@@ -116,7 +120,12 @@ def _sorted_sum(call: Call, width: int, indices: torch.Tensor, weights: int) -> 
     call.drop(call.temp(scan_bytes(segments)))
     most = call.temp(INDEX)
     pieces = count // 10 + segments
-    where, sums = call.temp(pieces * INDEX), call.temp(pieces * min(width, weights) * 4)
+    # Few rows that come up often are summed otherwise; where that begins was measured only roughly.
+    few, width = segments <= 640 and segments * 25 <= count, grad.shape[-1]
+    floats = min(width, 2) if few else width
+    where, sums = call.temp(pieces * INDEX), call.temp(pieces * floats * 4)
+    if few and grad.element_size() < 4:
+        call.drop(call.temp(weights * width * 4))
     call.drop(sums, where, most, places, parts, how_many, offsets, origin, order)
 
 

@@ -6,7 +6,7 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.runtime._torch_compat import NO_TORCH_FUNCTION, MetaKernels, as_subclass, storage_key
+from elbowroom.runtime._torch_compat import NO_TORCH_FUNCTION, MetaKernels, as_subclass, no_dispatch, storage_key
 
 CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ class VirtualTensor(torch.Tensor):
     __torch_function__ = NO_TORCH_FUNCTION
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # pyright: ignore[reportAssignmentType]
         """Only reached where no virtual device is on: the bytes are not there to work on."""
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             return alias(args[0])
@@ -88,7 +88,7 @@ class VirtualTensor(torch.Tensor):
 
     def data_ptr(self) -> int:
         """No address, but one number for each storage and offset."""
-        return storage_key(self.untyped_storage()) + self.storage_offset() * self.element_size()
+        return storage_key(self.untyped_storage()) + int(self.storage_offset()) * self.element_size()
 
     def pin_memory(self, device: Any = None) -> torch.Tensor:
         return self
@@ -129,7 +129,8 @@ def alias(tensor: VirtualTensor) -> VirtualTensor:
 
 def meta_like(tensor: torch.Tensor) -> torch.Tensor:
     """A meta tensor of the same shape, strides and dtype."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
+    with no_dispatch():  # a virtual device that is on takes "meta" for cuda, and would count the bytes
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:
