@@ -47,12 +47,13 @@ def main() -> None:
     if given.child:
         print(json.dumps(estimated(given.child)))
         return
+    load = [round(each, 1) for each in os.getloadavg()]
     cases = {name: measured(name, given.rounds) for name in given.case or CASES}
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "torchvision")}
     result = {
         "case": "estimate_speed",
         "versions": {**versions, "python": platform.python_version(), "commit": commit()},
-        "computer": {"cores": os.cpu_count()},
+        "computer": {"cores": os.cpu_count(), "load_before": load},
         "cases": cases,
     }
     write_result(result_path(RESULTS, "estimate_speed"), result)

@@ -45,7 +45,10 @@ def test_the_options_are_these_and_no_others() -> None:
     assert found == OPTIONS
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"], ["demo", "--help"], ["largest", "--help"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["--version"], ["run", "--help"], ["demo", "--help"], ["estimate", "--help"], ["largest", "--help"]],
+)
 def test_help_and_version_import_neither_torch_nor_rich(words: list[str]) -> None:
     code = (
         "import sys\nfrom elbowroom.cli import main\n"

@@ -148,7 +148,7 @@ class DLRM(nn.Module):
         b = self.bot(x)
         e = [t(self._index(t, idx, k)) for k, t in enumerate(self.t)]
         z = torch.stack([b, *e], 1)
-        return self.top(torch.cat([b, torch.bmm(z, z.transpose(1, 2))[:, self.li, self.lj]], 1)).squeeze(1)
+        return self.top(torch.cat([b, torch.bmm(z, z.transpose(1, 2))[:, self.li, self.lj]], 1)).squeeze(1)  # pyright: ignore[reportArgumentType]
 
 
 class DCGenerator(nn.Module):

@@ -209,15 +209,15 @@ def _transposed_bytes(tensor: torch.Tensor, batch_first: bool, sizes: Any) -> in
 
 
 def forward_rule(call: Call) -> None:
-    """Dropout's states once; input in time order; results, workspace, reserve."""
+    """Dropout's states once; input in time order; results, weights in one buffer, workspace, reserve."""
     args = call.args
     batch_first, dropout, train, sizes = args[10], args[11], args[12], args[14]
     if dropout and train:
         call.once("dropout states", 8, call.settings.cudnn.dropout_state_bytes)
-    if args[3] is None:
-        call.out(4)
     copy = call.temp(_transposed_bytes(args[0], batch_first, sizes))
     call.out(0, 1, 2)
+    if args[3] is None:
+        call.out(4)
     workspace = call.temp(call.settings.cudnn.rnn_workspace(described(args, 6)), workspace=True)
     call.out(3)
     call.drop(workspace, copy)

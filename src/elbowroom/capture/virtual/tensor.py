@@ -38,10 +38,10 @@ class VirtualTensor(torch.Tensor):
     answer: bool = False
     """What a test of its truth gives."""
 
-    __torch_function__ = NO_TORCH_FUNCTION
+    __torch_function__ = NO_TORCH_FUNCTION  # pyright: ignore[reportAssignmentType]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # pyright: ignore[reportAssignmentType]
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Only reached where no virtual device is on: the bytes are not there to work on."""
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             return alias(args[0])
