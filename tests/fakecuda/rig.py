@@ -1,4 +1,4 @@
-"""The rig: PyTorch's real caching allocator without a GPU. Its folder is named by ELBOWROOM_RIG."""
+"""The rig (tools/rig): PyTorch's real caching allocator without a GPU. ELBOWROOM_RIG names its folder."""
 
 from __future__ import annotations
 
