@@ -30,7 +30,7 @@ def profiled_peak_bytes(job: Job) -> int:
 
 def profiled_growth_bytes(step: Callable[[], object]) -> int:
     """The most bytes that one call of `step` has allocated beyond what was allocated before it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         step()
     allocations = sorted(_allocations(profiler), key=lambda event: event[0])
     if not allocations:

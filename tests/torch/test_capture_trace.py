@@ -204,7 +204,7 @@ def allocations(setup: Setup) -> list[int]:
     """The allocator's own account of the third plain step: bytes of allocs (> 0) and their frees (< 0)."""
     training = seeded(setup)
     finish(training, STEPS - 1)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as session:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as session:
         training.step(STEPS - 1)
     found: list[tuple[int, int, int]] = []
     profiler: Any = session.profiler

@@ -91,7 +91,8 @@ class Stream:
         """Begin; False where the profiler is in somebody else's use."""
         if profiler_running():
             return False
-        session = profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True)
+        # acc_events: there is one cycle only; without it torch 2.11 warns that a second would begin anew.
+        session = profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True, acc_events=True)
         known_before = torch.empty(1024)
         with _quiet():
             session.__enter__()
