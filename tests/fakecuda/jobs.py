@@ -1,4 +1,4 @@
-"""Builds and trains one case of the rig's corpus (../shared/data/README.md describes the fields of a spec)."""
+"""Builds and trains one case of the rig's corpus (tests/data/rig/README.md describes it)."""
 
 from __future__ import annotations
 
