@@ -200,6 +200,11 @@ def views() -> frozenset[Any]:
     return frozenset(found)
 
 
+def schema_of(op: Any) -> Any:
+    """Declaration of an op overload: which arguments it changes and which results share a storage with one."""
+    return op._schema
+
+
 def node_name() -> str:
     """Name of the autograd node that runs now, such as "MaxBackward0"; "" where there is none."""
     node = torch._C._current_autograd_node()

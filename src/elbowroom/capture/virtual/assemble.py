@@ -44,15 +44,15 @@ def assemble(ledger: Ledger, step_ends: list[int], machine: Machine) -> Trace:
 
 def _op(line: OpLine, storages: list[StorageLine], machine: Machine) -> Op:
     width = ITEM_BYTES.get(storages[line.reads[0]].dtype, 4) if line.reads else 4
-    work = flops(line.name, line.shapes, [storages[number].size_bytes // width for number in line.writes])
-    moved = sum(storages[number].size_bytes for number in {*line.reads, *line.writes})
+    shapes = tuple(each for each in line.arguments if each is None or isinstance(each, tuple | bool))
+    work = flops(line.name, shapes, [storages[number].size_bytes // width for number in line.writes])
     return Op(
         name=line.name,
         module=line.module,
         phase=line.phase,
         reads=line.reads,
         writes=line.writes,
-        duration_ns=_duration_ns(work, moved, machine),
+        duration_ns=_duration_ns(work, line.moved_bytes, machine),
         flops=work,
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 
@@ -20,14 +20,20 @@ BLOCK_BYTES = 512
 
 
 class OpLine(NamedTuple):
-    """One op: see `elbowroom.trace.Op`. `shapes` are those of its tensor arguments."""
+    """One op: see `elbowroom.trace.Op`.
+
+    `arguments` by position: shapes, flags, numbers, lists of these, and None for the rest. `dtype` is that of the
+    first tensor among them; `moved_bytes` are those of the tensors it reads and makes.
+    """
 
     name: str
     module: str
     phase: Phase
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    shapes: tuple[tuple[int, ...] | bool | None, ...]
+    arguments: tuple[Any, ...] = ()
+    dtype: str = ""
+    moved_bytes: int = 0
 
 
 @final

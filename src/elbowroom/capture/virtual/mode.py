@@ -13,6 +13,7 @@ from typing import Any, final
 import torch
 
 from elbowroom.capture.virtual import kernels, scratch
+from elbowroom.capture.virtual.effects import bytes_of, changed, described, effects_of
 from elbowroom.capture.virtual.ledger import Ledger, OpLine
 from elbowroom.capture.virtual.saves import Saves
 from elbowroom.capture.virtual.settings import Settings
@@ -171,16 +172,22 @@ class VirtualMode(DispatchMode):
         backward = in_backward()
         path = self._path(backward)
         given = [tensor for tensor in tensors_in(args, kwargs) if isinstance(tensor, VirtualTensor)]
-        reads = ledger.numbers_of(given)
+        effects = effects_of(func)
+        reads = () if effects.views else ledger.numbers_of(given)
         results = [made] if isinstance(made, torch.Tensor) else list(tensors_in((made,), {}))
         phase: Phase = "backward" if backward else "optimizer" if self.optimizing else self.phase_outside
-        shapes = tuple(tuple(tensor.shape) for tensor in given)
-        index = len(ledger.ops)
-        ledger.ops.append(OpLine(_name(func), path, phase, reads, (), shapes))
+        index, storages = len(ledger.ops), len(ledger.storages)
+        ledger.ops.append(OpLine(_name(func), path, phase, reads, ()))
         scratch.allocate(self, func, args, kwargs, results)
-        writes = ledger.numbers_of(results)
-        if writes:
-            ledger.ops[index] = ledger.ops[index]._replace(writes=writes)
+        if not effects.views:
+            new = tuple(number for number in ledger.numbers_of(results) if number >= storages)
+            written = ledger.numbers_of(changed(effects, args, kwargs))
+            ledger.ops[index] = ledger.ops[index]._replace(
+                writes=tuple(dict.fromkeys((*written, *new))),
+                arguments=described(args, kwargs),
+                dtype=str(given[0].dtype)[6:] if given else "",
+                moved_bytes=sum(map(bytes_of, given)) + sum(map(bytes_of, results)),
+            )
         return made
 
     def _path(self, backward: bool) -> str:

@@ -1,0 +1,100 @@
+"""What ops of the virtual device read and write: views nothing, in-place ops what they change, declared or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn as nn
+
+from elbowroom.capture.virtual import VirtualDevice
+from elbowroom.capture.virtual.ledger import OpLine
+from elbowroom.machine import Machine, Tier
+
+H100 = Machine(
+    name="h100",
+    tiers=(Tier(name="device", capacity_bytes=80 * 2**30),),
+    links=(),
+    allocator="",
+    compute_capability=90,
+    multiprocessors=132,
+)
+
+
+def ops_of(work: Callable[[], Any]) -> tuple[list[OpLine], Any, Callable[[torch.Tensor], int | None]]:
+    with VirtualDevice(H100, None) as device:
+        made = work()
+        numbers = {id(each): device.ledger.number_of(each) for each in made}
+        lines = list(device.ledger.ops)
+    return lines, made, lambda tensor: numbers[id(tensor)]
+
+
+def test_a_view_reads_and_writes_nothing() -> None:
+    def work() -> Any:
+        x = torch.empty(4, 8, device="cuda")
+        return x, x.t(), x.view(32), x.detach()
+
+    lines, _, _ = ops_of(work)
+
+    assert [(line.name, line.reads, line.writes) for line in lines[1:]] == [
+        ("aten.t", (), ()),
+        ("aten.view", (), ()),
+        ("aten.detach", (), ()),
+    ]
+
+
+def test_an_op_in_place_writes_its_argument_and_reads_the_other() -> None:
+    def work() -> Any:
+        x, y = torch.empty(8, device="cuda"), torch.empty(8, device="cuda")
+        x[:4].add_(y[:4])
+        return x, y
+
+    lines, (x, y), number = ops_of(work)
+
+    added = next(line for line in lines if line.name == "aten.add_")
+    assert (added.reads, added.writes) == ((number(x), number(y)), (number(x),))
+    # and half of each is touched: 4 floats of x read, 4 of y read, 4 of x written
+    assert added.moved_bytes == 3 * 4 * 4
+
+
+def test_ops_on_lists_that_return_nothing_write_what_they_change() -> None:
+    def work() -> Any:
+        xs, ys = ([torch.empty(8, device="cuda") for _ in range(2)] for _ in range(2))
+        torch.ops.aten._foreach_add_.List(xs, ys)
+        return *xs, *ys
+
+    lines, made, number = ops_of(work)
+
+    assert lines[-1].name == "aten._foreach_add_"
+    assert lines[-1].writes == (number(made[0]), number(made[1]))
+
+
+def test_batch_norm_writes_its_running_statistics_in_training_only() -> None:
+    norm = nn.BatchNorm2d(3)
+
+    def work() -> Any:
+        x = torch.empty(2, 3, 4, 4, device="cuda")
+        norm.cuda()
+        norm(x)
+        norm.eval()(x)
+        return norm.running_mean, norm.running_var
+
+    lines, (mean, var), number = ops_of(work)
+
+    training, evaluation = (line for line in lines if line.name == "aten.cudnn_batch_norm")
+    assert {number(mean), number(var)} <= set(training.writes)
+    assert not {number(mean), number(var)} & set(evaluation.writes)
+
+
+def test_arguments_are_described_by_position() -> None:
+    def work() -> Any:
+        x, w = torch.empty(2, 3, 8, 8, device="cuda"), torch.empty(4, 3, 3, 3, device="cuda")
+        return (nn.functional.conv2d(x, w, stride=2, padding=1),)
+
+    lines, _, _ = ops_of(work)
+
+    # input, weight, bias, stride, padding, dilation, transposed, output padding, groups
+    shapes = ((2, 3, 8, 8), (4, 3, 3, 3))
+    assert lines[-1].arguments == (*shapes, None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1)
+    assert lines[-1].dtype == "float32"
