@@ -28,6 +28,7 @@ from tests.torch.helpers import seeded, tight_budget
 
 torch.set_num_threads(1)
 gc.freeze()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell inherits that it is ignored
 spill_dir, at, moment, what = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
 
 def stop_here():
