@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -217,13 +217,3 @@ class Job:
         self.scaler.update()
         judge.zero_grad(set_to_none=True)
         generator.zero_grad(set_to_none=True)
-
-
-def specs(path: Path) -> Iterator[tuple[Spec, Spec]]:
-    """Each case's spec and result."""
-    import json
-
-    with path.open("rb") as lines:
-        for line in lines:
-            case = json.loads(line)
-            yield case["spec"], case["result"]
