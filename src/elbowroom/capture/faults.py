@@ -8,15 +8,6 @@ from typing import NamedTuple
 
 _SHOWN = 400  # characters of the script's own message
 
-_NO_FAKE = ("no fake impl", "register_fake", "UnsupportedOperatorException", "from the 'Meta' backend")
-_NO_CUDA = ("have a CUDA build", "not compiled with CUDA", "dummy base class", "not linked with support for cuda")
-_NO_GROUP = ("have NCCL built in", "init_process_group", "Default process group")
-_NO_DATA = ("access data pointer", "doesn't have storage", "Pointer argument", "access the storage of")
-_VALUES = (
-    *("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode"),
-    *("aten.bincount", "aten.unique_consecutive", "aten.unique_dim", "repeat_interleave a meta tensor"),
-)
-
 
 class Fault(NamedTuple):
     """What went wrong.
@@ -55,7 +46,7 @@ def explained(problem: BaseException, script: str, steps_seen: int) -> Fault:
     """An exception of a script, explained."""
     where = f"{script}:{_line_in(problem, script)}" if _line_in(problem, script) else script
     after = f" after {steps_seen} {'step' if steps_seen == 1 else 'steps'}" if steps_seen else ""
-    for knows in (_exit, _missing_module, _missing_file, *_ON_THE_GPU, _other):
+    for knows in (_exit, _missing_module, _missing_file, _on_the_gpu, _other):
         said = knows(problem)
         if said is not None:
             return Fault(f"{where}: {said[0]}{after}; {said[1]}", show_output=knows in (_exit, _other))
@@ -99,59 +90,63 @@ def _missing_file(problem: BaseException) -> Said:
     )
 
 
-def _value_needed(problem: BaseException) -> Said:
-    found = _first_with(problem, _VALUES)
-    if found is None:
-        return None
-    return (
-        f"{_operator(found)} gives a shape or a choice that depends on values on the GPU, and values are not computed",
+class _OnTheGpu(NamedTuple):
+    """A kind of failure that is the virtual GPU's: recognised by a mark in the exception or in one it came from.
+
+    Attributes:
+        marks: parts of the exceptions' texts.
+        seen: what was seen; {operator} and {said} are filled in from the exception.
+        next: what is allowed, and what to do.
+    """
+
+    marks: tuple[str, ...]
+    seen: str
+    next: str
+
+
+_ON_THE_GPU = (
+    _OnTheGpu(
+        (
+            *("DynamicOutputShapeException", "DataDependentOutputException", "GuardOnDataDependentSymNode"),
+            *("aten.bincount", "aten.unique_consecutive", "aten.unique_dim", "repeat_interleave a meta tensor"),
+        ),
+        "{operator} gives a shape or a choice that depends on values on the GPU, and values are not computed",
         "allowed are ops whose shapes follow from shapes; put a bound in its place for the estimate (a mask and "
         "where() for nonzero() or boolean indexing, a fixed number of boxes or tokens)",
-    )
-
-
-def _no_fake(problem: BaseException) -> Said:
-    found = _first_with(problem, _NO_FAKE)
-    if found is None:
-        return None
-    return (
-        f"the operator {_operator(found)} has no fake implementation, which says the shapes of its results",
+    ),
+    _OnTheGpu(
+        ("no fake impl", "register_fake", "UnsupportedOperatorException", "from the 'Meta' backend"),
+        "the operator {operator} has no fake implementation, which says the shapes of its results",
         "allowed are PyTorch's own operators and custom ones with torch.library.register_fake; register one, or use "
         "the library's PyTorch implementation for the estimate",
-    )
-
-
-def _no_data(problem: BaseException) -> Said:
-    found = _first_with(problem, _NO_DATA)
-    if found is None:
-        return None
-    return (
-        f"a kernel or a library asked for the memory of a tensor on the GPU ({_short(found)})",
+    ),
+    _OnTheGpu(
+        ("access data pointer", "doesn't have storage", "Pointer argument", "access the storage of"),
+        "a kernel or a library asked for the memory of a tensor on the GPU ({said})",
         "allowed are operators that PyTorch knows; wrap the kernel with torch.library.custom_op and register_fake, or "
         "turn it off for the estimate",
-    )
-
-
-def _no_cuda(problem: BaseException) -> Said:
-    found = _first_with(problem, _NO_CUDA)
-    if found is None:
-        return None
-    return (
-        f"it uses a part of CUDA that the virtual GPU does not have ({_short(found)})",
+    ),
+    _OnTheGpu(
+        ("have a CUDA build", "not compiled with CUDA", "dummy base class", "not linked with support for cuda"),
+        "it uses a part of CUDA that the virtual GPU does not have ({said})",
         "allowed are tensors, modules, optimizers, streams and events on cuda; leave this call out for the estimate "
         "(CUDA graphs and NVTX ranges change nothing in what is allocated by ops)",
-    )
-
-
-def _no_group(problem: BaseException) -> Said:
-    found = _first_with(problem, _NO_GROUP)
-    if found is None:
-        return None
-    return (
-        f"it trains in several processes ({_short(found)})",
+    ),
+    _OnTheGpu(
+        ("have NCCL built in", "init_process_group", "Default process group"),
+        "it trains in several processes ({said})",
         "allowed is one process on one GPU; run it without init_process_group for the estimate: what is left is the "
         "share of one process but for the buckets of gradients",
-    )
+    ),
+)
+
+
+def _on_the_gpu(problem: BaseException) -> Said:
+    for kind in _ON_THE_GPU:
+        found = _first_with(problem, kind.marks)
+        if found is not None:
+            return kind.seen.format(operator=_operator(found), said=_short(found)), kind.next
+    return None
 
 
 def _other(problem: BaseException) -> Said:
@@ -160,9 +155,6 @@ def _other(problem: BaseException) -> Said:
         "allowed is a script that trains; run it as it is to see whether it does (on a CPU if it can); if it does, "
         "please report this, with the lines above",
     )
-
-
-_ON_THE_GPU = (_value_needed, _no_fake, _no_data, _no_cuda, _no_group)
 
 
 def _first_with(problem: BaseException, marks: Sequence[str]) -> BaseException | None:

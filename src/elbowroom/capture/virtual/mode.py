@@ -19,6 +19,7 @@ from elbowroom.capture.virtual.saves import Saves
 from elbowroom.capture.virtual.settings import Settings
 from elbowroom.capture.virtual.shapes import Shapes
 from elbowroom.capture.virtual.tensor import CPU, CUDA, META, Inside, VirtualTensor, meta_like, virtual
+from elbowroom.errors import CaptureError
 from elbowroom.runtime._torch_compat import (
     DispatchMode,
     backward_code,
@@ -149,7 +150,7 @@ class VirtualMode(DispatchMode):
         self.ledger.remark("unknown_op", str(func))
         known = decomposition_of(func)
         if known is None:
-            raise NotImplementedError(
+            raise CaptureError(
                 f"{func}: given an op that has no meta kernel and no decomposition; allowed are ops with either; "
                 "register one with torch.library.register_fake"
             )
