@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from elbowroom.allocator.settings import VARIABLES
 from elbowroom.cli import main, scripts
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Machine
@@ -76,7 +77,7 @@ class Captures:
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
-    for name in ("ELBOWROOM_GPU", *scripts.ALLOCATOR_VARIABLES):
+    for name in ("ELBOWROOM_GPU", *VARIABLES):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "train.py").write_text("batch_size = 8\n")
     return "train.py"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -10,6 +10,9 @@ from elbowroom.errors import UsageError
 from elbowroom.rules import shown
 
 KIB, MIB = 2**10, 2**20
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Where torch looks for the settings: the first that is set counts."""
+
 UNLIMITED = 2**63 - 1
 """Stands for "no limit" in sizes."""
 
@@ -45,6 +48,11 @@ class Settings:
     pinned_max_round_bytes: int = UNLIMITED
     pinned_max_cached_bytes: int = UNLIMITED
     pinned_reserve_bytes: int = 0
+
+
+def set_in(environment: Mapping[str, str]) -> str:
+    """The settings of an environment, as text; "" where there are none."""
+    return next((environment[name] for name in VARIABLES if environment.get(name)), "")
 
 
 def parse_settings(text: str) -> Settings:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elbowroom.allocator.settings import VARIABLES
 from elbowroom.capture import faults
 from elbowroom.capture.constants import compiled
 from elbowroom.capture.script import Order
@@ -120,8 +121,7 @@ def _remarked(device: VirtualDevice) -> Iterator[None]:
 
 
 def _allocator_settings() -> set[tuple[str, str]]:
-    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-    return {(name, os.environ[name]) for name in names if os.environ.get(name)}
+    return {(name, os.environ[name]) for name in VARIABLES if os.environ.get(name)}
 
 
 @contextmanager

@@ -24,15 +24,8 @@ DESCRIPTION = (
 
 def add(verbs: Any) -> None:
     """Add this verb to the parser."""
-    parser = verbs.add_parser(
-        "estimate",
-        help="say what a training script needs on a GPU, without one",
-        usage=USAGE,
-        description=DESCRIPTION,
-        epilog=scripts.AFTER,
-        allow_abbrev=False,
-    )
-    scripts.add_arguments(parser)
+    short = "say what a training script needs on a GPU, without one"
+    parser = scripts.add_verb(verbs, "estimate", short=short, usage=USAGE, description=DESCRIPTION)
     parser.add_argument("--gpu", metavar="NAME", help="GPU by name, or several: a,b,c (`elbowroom machine --list`)")
     parser.add_argument("-o", "--out", metavar="FILE", help="write the trace to a file that other verbs read")
     parser.set_defaults(execute=execute)

@@ -25,15 +25,8 @@ DESCRIPTION = (
 
 def add(verbs: Any) -> None:
     """Add this verb to the parser."""
-    parser = verbs.add_parser(
-        "largest",
-        help="find the largest batch size, resolution or length that fits",
-        usage=USAGE,
-        description=DESCRIPTION,
-        epilog=scripts.AFTER,
-        allow_abbrev=False,
-    )
-    scripts.add_arguments(parser)
+    short = "find the largest batch size, resolution or length that fits"
+    parser = scripts.add_verb(verbs, "largest", short=short, usage=USAGE, description=DESCRIPTION)
     parser.add_argument(
         "--vary",
         metavar="NAME=A..B",

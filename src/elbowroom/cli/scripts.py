@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from elbowroom.allocator.settings import set_in
 from elbowroom.capture.script import STEPS, TIMEOUT_S
 from elbowroom.cli import output
 from elbowroom.cli.settings import given_or_set
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
-
-ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""As torch looks for them: the first that is set counts."""
 
 AFTER = (
     "The script's own arguments follow after --. --gpu comes from ELBOWROOM_GPU or [tool.elbowroom] in pyproject.toml "
@@ -25,14 +24,26 @@ AFTER = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What these verbs have in common."""
+def add_verb(verbs: Any, name: str, *, short: str, usage: str, description: str) -> argparse.ArgumentParser:
+    """A parser of a verb, with what these verbs have in common.
+
+    Args:
+        verbs: where verbs are added.
+        name: the verb.
+        short: its line in the list of verbs.
+        usage: how it is called.
+        description: what it does.
+    """
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name, help=short, usage=usage, description=description, epilog=AFTER, allow_abbrev=False
+    )
     parser.add_argument("script", help="the training script, as it is")
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="steps to look at (default: %(default)s)")
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT_S, metavar="S", help="seconds a run may take (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="answer in JSON")
+    return parser
 
 
 def split_at_dashes(words: Sequence[str], verbs: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -52,7 +63,7 @@ def machines_of(given: str | None, environment: Mapping[str, str] | None = None)
     """
     environment = os.environ if environment is None else environment
     names = [name.strip() for name in (given_or_set("gpu", given, environment) or "here").split(",") if name.strip()]
-    settings = next((environment[name] for name in ALLOCATOR_VARIABLES if environment.get(name)), "")
+    settings = set_in(environment)
     machines: list[Machine] = []
     for name in names or ["here"]:
         machine = Machine.of(name)
