@@ -18,6 +18,7 @@ import torch
 
 from elbowroom.capture.modules import ModulePaths
 from elbowroom.capture.stream import Block, Item, Stream
+from elbowroom.runtime._torch_compat import storage_key
 from elbowroom.runtime.entries import Entry, Happening, Observer
 from elbowroom.runtime.storages import storage_of
 from elbowroom.trace import Category
@@ -179,6 +180,12 @@ class Recorder:
 def reachable_tensors() -> list[torch.Tensor]:
     """Every tensor Python knows of. By type: `isinstance` would wake up lazy proxies."""
     return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+
+
+def live_ram_bytes() -> int:
+    """Bytes of all storages in RAM that Python can reach."""
+    found = [storage for storage in map(storage_of, reachable_tensors()) if storage is not None]
+    return sum({storage_key(each): each.nbytes() for each in found if each.device.type == "cpu"}.values())
 
 
 def reachable_parameters() -> list[torch.Tensor]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
-from collections.abc import Callable
 from typing import final
 
 M_TRIM_THRESHOLD = -1
@@ -73,20 +72,22 @@ class Residence:
     Args:
         storages_bytes: RSS may grow to so much above what is no storage before freed blocks go back; None has them go
             back at once.
-        live_bytes: counts the bytes of all storages.
     """
 
-    def __init__(self, storages_bytes: int | None = None, live_bytes: Callable[[], int] | None = None) -> None:
+    def __init__(self, storages_bytes: int | None = None) -> None:
         self._storages_bytes = storages_bytes
-        self._live_bytes = live_bytes
         self._most_bytes = 0
         self._on = True
         self._let_go_bytes = 0
 
-    def measure(self) -> int:
-        """Give back all that is free and return what RSS is without storages: interpreter, libraries, their caches."""
+    def measure(self, live_bytes: int) -> int:
+        """Give back all that is free and return what RSS is without storages: interpreter, libraries, their caches.
+
+        Args:
+            live_bytes: bytes of all storages in RAM.
+        """
         trim()
-        outside_bytes = max(0, resident_bytes() - (self._live_bytes() if self._live_bytes else 0))
+        outside_bytes = max(0, resident_bytes() - live_bytes)
         self._most_bytes = outside_bytes + (self._storages_bytes or 0)
         return outside_bytes
 

@@ -6,17 +6,15 @@ import os
 from dataclasses import replace
 
 from elbowroom import ram
-from elbowroom.capture.recorder import reachable_tensors
+from elbowroom.capture.recorder import live_ram_bytes
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
-from elbowroom.runtime._torch_compat import storage_key
 from elbowroom.runtime.disk import DiskTier
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.learning import Learner
 from elbowroom.runtime.memory import Residence
 from elbowroom.runtime.room import Room
-from elbowroom.runtime.storages import storage_of
 from elbowroom.units import parse_budget
 
 PLENTY_BYTES = 1 << 30
@@ -41,13 +39,13 @@ def open_room(
     amounts = parse_budget("auto" if budget is None else budget)
     directory = None if spill_dir is None else os.fspath(spill_dir)
     machine = Machine.here(spill_dir=directory, device="cpu")
-    live_bytes = _live_bytes()
+    live_bytes = live_ram_bytes()
     device_bytes, disk_bytes = (tier.capacity_bytes for tier in machine.tiers)
     budget_bytes = amounts.device.resolve(device_bytes, ram.free_bytes() + live_bytes)
     if plan is not None and budget is None:
         budget_bytes = plan.budget_bytes
     residence = _residence(budget_bytes, live_bytes)
-    outside_bytes = residence.measure()
+    outside_bytes = residence.measure(live_bytes)
     tier = DiskTier(directory, None if amounts.disk.is_auto else amounts.disk.resolve(disk_bytes, disk_bytes))
     learner = Learner(replace(machine, outside_bytes=outside_bytes), budget_bytes, min_size_bytes, tier.name, plan)
     room = Room(Executor(tier, residence), learner, min_size_bytes)
@@ -67,15 +65,5 @@ def _residence(budget_bytes: int, live_bytes: int) -> Residence:
     slack_bytes = budget_bytes // 8
     spare_bytes = ram.free_bytes() + live_bytes - budget_bytes - slack_bytes
     if spare_bytes < max(PLENTY_BYTES, budget_bytes):
-        return Residence(None, _live_bytes)
-    return Residence(budget_bytes + slack_bytes, _live_bytes)
-
-
-def _live_bytes() -> int:
-    """Bytes of all storages that Python can reach."""
-    sizes: dict[int, int] = {}
-    for tensor in reachable_tensors():
-        storage = storage_of(tensor)
-        if storage is not None and storage.device.type == "cpu":
-            sizes[storage_key(storage)] = storage.nbytes()
-    return sum(sizes.values())
+        return Residence()
+    return Residence(budget_bytes + slack_bytes)

@@ -32,7 +32,7 @@ from elbowroom.capture.observe import (
     optimizer_ended,
     start_recorder,
 )
-from elbowroom.capture.recorder import Recorder, Recording
+from elbowroom.capture.recorder import Recorder, Recording, live_ram_bytes
 from elbowroom.capture.reserved import Reserved
 from elbowroom.errors import Infeasible
 from elbowroom.machine import Machine
@@ -261,7 +261,8 @@ class Room(Director):
         if recording is None or not whole:
             return
         if self._mode == "observe":
-            self._executor.residence.measure()  # libraries have come to hold what they need for such a step
+            # Libraries have come to hold what they need for such a step.
+            self._executor.residence.measure(live_ram_bytes())
             self._current = self._learner.observed(self._key, recording, first=self._steps_ended == 1)
         elif self._current is not None:
             refined = self._current.refined
