@@ -138,6 +138,14 @@ def assert_swapped(room: Room, steps: int = STEPS) -> None:
     assert sum(step.mismatches for step in room.steps) == 0
 
 
+def assert_same_within(setup: Setup) -> None:
+    """A budget in which much must be swapped changes no number."""
+    plain = train(setup)
+    inside, room = train_within(setup)
+    assert_equal(inside, plain)
+    assert_swapped(room)
+
+
 def mlp(width: int = 64, depth: int = 4) -> nn.Sequential:
     """Linear layers with a ReLU after each."""
     return nn.Sequential(*[layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())])

@@ -16,7 +16,7 @@ from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Training,
     assert_equal,
-    assert_swapped,
+    assert_same_within,
     mean_square,
     mlp,
     ordinary,
@@ -92,11 +92,7 @@ def test_blocks_with_hooks_or_checkpoints_of_their_own_give_the_same_numbers(run
     def setup() -> Training:
         return ordinary(Blocks(run), torch.randn(128, 64))
 
-    plain = train(setup)
-    inside, room = train_within(setup)
-
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(setup)
 
 
 @pytest.mark.parametrize("run", [recomputed, recomputed_reentrantly], ids=lambda run: run.__name__)
@@ -117,11 +113,7 @@ def test_checkpoints_and_accumulation_together_give_the_same_numbers(run: Block)
 
         return Training(step, [model], [optimizer])
 
-    plain = train(setup)
-    inside, room = train_within(setup)
-
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(setup)
 
 
 def test_saving_on_cpu_around_the_whole_step_gives_the_same_numbers() -> None:
@@ -251,11 +243,7 @@ def test_a_function_of_ones_own_gives_the_same_numbers(name: str) -> None:
     def setup() -> Training:
         return ordinary(Own(FUNCTIONS[name]), torch.randn(96, 64))
 
-    plain = train(setup)
-    inside, room = train_within(setup)
-
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(setup)
 
 
 def test_a_function_of_ones_own_is_differentiated_twice_to_the_same_numbers() -> None:
@@ -274,11 +262,7 @@ def test_a_function_of_ones_own_is_differentiated_twice_to_the_same_numbers() ->
 
         return Training(step, [model], [optimizer])
 
-    plain = train(setup)
-    inside, room = train_within(setup)
-
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(setup)
 
 
 def test_a_saved_tensor_that_is_changed_by_the_function_that_reads_it_counts_as_it_does_without_hooks() -> None:

@@ -14,6 +14,7 @@ from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Training,
     assert_equal,
+    assert_same_within,
     assert_swapped,
     finish,
     mean_square,
@@ -143,11 +144,7 @@ TRAININGS: dict[str, Callable[[], Training]] = {
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_a_model_trains_to_the_same_numbers(name: str) -> None:
-    plain = train(TRAININGS[name])
-    inside, room = train_within(TRAININGS[name])
-
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(TRAININGS[name])
 
 
 def test_two_threads_of_compute_give_the_same_numbers() -> None:
@@ -164,11 +161,7 @@ def test_two_threads_of_compute_give_the_same_numbers() -> None:
 
 def test_an_optimizer_that_runs_the_model_itself_gives_the_same_numbers() -> None:
     # LBFGS calls forward and backward several times in one step
-    plain = train(matrix_factors)
-    inside, room = train_within(matrix_factors)
-
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(matrix_factors)
 
 
 def test_autocast_to_bfloat16_gives_the_same_numbers() -> None:
@@ -215,11 +208,7 @@ def test_gradient_accumulation_gives_the_same_numbers() -> None:
 
         return Training(step, [model], [optimizer])
 
-    plain = train(setup)
-    inside, room = train_within(setup)
-
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(setup)
 
 
 def test_two_models_with_an_optimizer_each_give_the_same_numbers() -> None:
@@ -238,11 +227,7 @@ def test_two_models_with_an_optimizer_each_give_the_same_numbers() -> None:
 
         return Training(step, [encoder, decoder], optimizers)
 
-    plain = train(setup)
-    inside, room = train_within(setup)
-
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(setup)
 
 
 def adversaries() -> Training:
@@ -321,11 +306,7 @@ def test_an_evaluation_between_steps_gives_the_same_numbers() -> None:
         training.step = step
         return training
 
-    plain = train(setup)
-    inside, room = train_within(setup)
-
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(setup)
 
 
 def test_an_evaluation_within_a_step_gives_the_same_numbers() -> None:
@@ -346,8 +327,4 @@ def test_an_evaluation_within_a_step_gives_the_same_numbers() -> None:
 
         return Training(step, [model], [optimizer])
 
-    plain = train(setup)
-    inside, room = train_within(setup)
-
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(setup)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.torch.helpers import Training, assert_equal, assert_swapped, mlp, ordinary, train, train_within
+from tests.torch.helpers import Training, assert_same_within, mlp, ordinary
 
 Body = Callable[[Tensor], Tensor]
 
@@ -132,11 +132,7 @@ BODIES: dict[str, Body] = {
 
 @pytest.mark.parametrize("what", BODIES)
 def test_a_saved_tensor_comes_back_as_it_was(what: str) -> None:
-    plain = train(around(BODIES[what]))
-    inside, room = train_within(around(BODIES[what]))
-
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(around(BODIES[what]))
 
 
 @pytest.mark.parametrize(
@@ -171,13 +167,7 @@ def test_strides_and_offset_of_a_saved_tensor_come_back(layout: Callable[[Tensor
     def setup() -> Training:
         return ordinary(mlp(), torch.randn(96, 64), loss=lambda y: Looks.apply(y.view(1, 8, 24, 32)).sum())
 
-    # when
-    plain = train(setup)
-    inside, room = train_within(setup)
-
-    # then
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(setup)
     assert len(set(seen)) == 1
 
 
@@ -214,11 +204,7 @@ def test_a_change_in_place_that_autograd_does_not_notice_counts_as_it_does_witho
     change: Callable[[Tensor], None],
 ) -> None:
     setup = changed_behind_autograds_back(change)
-    plain = train(setup)
-    inside, room = train_within(setup)
-
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(setup)
 
 
 def test_changes_in_place_that_autograd_allows_give_the_same_numbers() -> None:
@@ -241,11 +227,7 @@ def test_changes_in_place_that_autograd_allows_give_the_same_numbers() -> None:
     def setup() -> Training:
         return ordinary(InPlace(), torch.randn(96, 64))
 
-    plain = train(setup)
-    inside, room = train_within(setup)
-
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(setup)
 
 
 def test_a_buffer_that_changes_while_a_step_reads_it_gives_the_same_numbers() -> None:
@@ -267,11 +249,7 @@ def test_a_buffer_that_changes_while_a_step_reads_it_gives_the_same_numbers() ->
     def setup() -> Training:
         return ordinary(Remembers(), torch.randn(96, 64))
 
-    plain = train(setup)
-    inside, room = train_within(setup)
-
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(setup)
 
 
 def test_inputs_that_share_memory_with_numpy_give_the_same_numbers() -> None:
@@ -291,11 +269,7 @@ def test_inputs_that_share_memory_with_numpy_give_the_same_numbers() -> None:
         training.step = step
         return training
 
-    plain = train(setup)
-    inside, room = train_within(setup)
-
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(setup)
 
 
 def test_an_input_that_wants_a_gradient_gets_the_same_one() -> None:
@@ -314,11 +288,7 @@ def test_an_input_that_wants_a_gradient_gets_the_same_one() -> None:
         training.step, training.tensors = step, [image]
         return training
 
-    plain = train(setup)
-    inside, room = train_within(setup)
-
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(setup)
 
 
 def test_sparse_gradients_of_an_embedding_stay_the_same() -> None:
@@ -338,8 +308,4 @@ def test_sparse_gradients_of_an_embedding_stay_the_same() -> None:
 
         return Training(step, [embedding, model], optimizers)
 
-    plain = train(setup)
-    inside, room = train_within(setup)
-
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(setup)

@@ -23,6 +23,7 @@ from tests.torch.helpers import (
     Setup,
     Training,
     assert_equal,
+    assert_same_within,
     assert_swapped,
     finish,
     mean_square,
@@ -209,12 +210,7 @@ def test_a_model_can_be_copied_and_stored_inside_the_loop() -> None:
         training.step = step
         return training
 
-    # when
-    plain = train(setup)
-    inside, room = train_within(setup)
-    # then
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_same_within(setup)
 
 
 def test_results_of_a_forward_pass_can_be_kept_and_stored_while_they_are_swapped() -> None:
