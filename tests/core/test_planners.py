@@ -41,11 +41,20 @@ def infeasible(trace: Trace, budget: int, planner: str = "swap_greedy", on: Mach
 
 
 def test_the_planners_are_these() -> None:
-    assert list(PLANNERS) == ["keep_all", "swap_all", "swap_greedy"]
+    assert list(PLANNERS) == [
+        "keep_all",
+        "swap_all",
+        "swap_greedy",
+        "vdnn",
+        "tflms",
+        "capuchin",
+        "threshold",
+        "lms",
+    ]
 
 
 def test_a_planner_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UsageError, match="given 'best'; allowed is one of keep_all, swap_all, swap_greedy"):
+    with pytest.raises(UsageError, match="given 'best'; allowed is one of keep_all, swap_all, swap_greedy, vdnn, "):
         plan(chain([1]), machine(), 1, "best")
 
 

@@ -6,28 +6,41 @@ import numpy as np
 
 from elbowroom.errors import Infeasible
 from elbowroom.lifetimes import Ints, LastStep, allocated_at, op_label, peak_point, storage_label
-from elbowroom.moves import need
-from elbowroom.planners.problem import Problem, moves_on_demand
+from elbowroom.moves import Moves, need
+from elbowroom.plan import Plan
+from elbowroom.planners.problem import Problem, as_plan, moves_on_demand, peak_of
 from elbowroom.trace import Category
 from elbowroom.units import format_bytes
 
 LARGEST = 3
 
 
-def infeasible(problem: Problem, planner: str, swapped: Ints | None) -> Infeasible:
+def fitting(problem: Problem, planner: str, moves: Moves) -> Plan:
+    """The plan of a planner that does not look at the budget, if it meets the budget all the same.
+
+    Raises:
+        Infeasible: it does not; the least feasible budget is what these moves need.
+    """
+    if peak_of(problem.step, moves) > problem.budget_bytes:
+        raise infeasible(problem, planner, moves.n, moves)
+    return as_plan(problem, planner, moves)
+
+
+def infeasible(problem: Problem, planner: str, swapped: Ints | None, moves: Moves | None = None) -> Infeasible:
     """The error for a budget that a planner cannot meet.
 
     Args:
         problem: what was asked.
         planner: its name.
         swapped: the saves it would swap at most; None for a planner that swaps nothing.
+        moves: its swaps with the least it can meet; None where each may come back on demand.
     """
     step = problem.step
     n = np.zeros(0, np.int64) if swapped is None else swapped
-    moves = moves_on_demand(step, n)
-    needed = need(step, moves)
+    least_moves = moves_on_demand(step, n) if moves is None else moves
+    needed = need(step, least_moves)
     least, point = int(needed.max()), peak_point(step, needed)
-    held = _held(step, n, point)
+    held = _held(step, least_moves, point)
     by_category: dict[Category, int] = {}
     for storage in held:
         what = step.trace.storages[storage]
@@ -39,16 +52,16 @@ def infeasible(problem: Problem, planner: str, swapped: Ints | None) -> Infeasib
         f"So much is held at {op_label(step.trace, step.op_at(point))}: "
         f"{', '.join(f'{format_bytes(size)} {category}' for category, size in sums)}. "
         f"The largest: {'; '.join(storage_label(step.trace, storage) for storage in largest)}. "
-        f"{_remedy(problem, swapped)}",
+        f"{_remedy(problem, swapped) if moves is None else _otherwise(problem, planner, moves)}",
         budget_bytes=problem.budget_bytes,
         least_feasible_bytes=least,
     )
 
 
-def _held(step: LastStep, n: Ints, point: int) -> list[int]:
-    """Storages on the device at a point when saves `n` are swapped and come back on demand."""
-    begin, end = step.window(n, step.first_read[n])
-    away = set(step.storage_of(n[(begin <= point) & (point < end)]).tolist())
+def _held(step: LastStep, moves: Moves, point: int) -> list[int]:
+    """Storages on the device at a point under some swaps."""
+    begin, end = step.window(moves.n, moves.back)
+    away = set(step.storage_of(moves.n[(begin <= point) & (point < end)]).tolist())
     return [storage for storage in allocated_at(step, point).tolist() if storage not in away]
 
 
@@ -63,6 +76,13 @@ def _remedy(problem: Problem, swapped: Ints | None) -> str:
         f"{may_move} of {len(problem.step.saves)} saved storages may move to {problem.tier} (those of "
         f"{format_bytes(max(1, problem.min_size_bytes))} or more, within {format_bytes(problem.tier_bytes)} there): "
         f"{smaller}."
+    )
+
+
+def _otherwise(problem: Problem, planner: str, moves: Moves) -> str:
+    return (
+        f"{planner!r} as it was asked swaps {len(moves.n)} of {len(problem.step.saves)} saved storages: give at least "
+        "that budget or other options, or plan with 'swap_greedy'."
     )
 
 

@@ -47,7 +47,7 @@ def place_backs(problem: Problem, n: Ints, lead: float = 1.0) -> Moves:
     for i in reversed(order):
         start = min(tick_ns[last[i]], next_start) - copy[i]
         tick = min(max(bisect_right(tick_ns, start) - 1, first[i]), last[i])
-        tick = _first_that_fits(needed, tick_slot, tick, last[i], problem.budget_bytes - size[i])
+        tick = first_that_fits(needed, tick_slot, tick, last[i], problem.budget_bytes - size[i])
         needed[tick_slot[tick] : tick_slot[last[i]]] += size[i]
         trigger[i], next_start = tick, max(start, float(tick_ns[tick]))
     back = step.first_read[n].copy()
@@ -56,7 +56,7 @@ def place_backs(problem: Problem, n: Ints, lead: float = 1.0) -> Moves:
     return moves_of(step, n, back)
 
 
-def _first_that_fits(needed: Ints, tick_slot: list[int], tick: int, last: int, room: int) -> int:
+def first_that_fits(needed: Ints, tick_slot: list[int], tick: int, last: int, room: int) -> int:
     """The first tick from `tick` on, at most `last`, from which nothing until `last` needs more than `room`."""
     full = np.nonzero(needed[tick_slot[tick] : tick_slot[last]] > room)[0]
     return bisect_left(tick_slot, tick_slot[tick] + int(full[-1]) + 1) if len(full) else tick

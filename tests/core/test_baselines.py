@@ -1,0 +1,310 @@
+"""The named baselines: what each of them swaps, when it comes back, its knobs, and budgets that it does not meet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elbowroom.errors import Infeasible, UsageError
+from elbowroom.lifetimes import last_step
+from elbowroom.plan import Plan
+from elbowroom.planners import PLANNERS, check, plan
+from elbowroom.planners.options import options_of
+from elbowroom.simulate import simulate
+from elbowroom.trace import Trace
+from tests.core.build import Build, chain, machine, traces
+
+OPTIONS: list[tuple[str, dict[str, object]]] = [
+    ("vdnn", {"policy": "all"}),
+    ("vdnn", {"policy": "conv"}),
+    ("vdnn", {}),
+    ("tflms", {}),
+    ("tflms", {"swapin_groupby": 3, "serialization": False}),
+    ("tflms", {"swapout_threshold": 2, "swapin_ahead": 3}),
+    ("tflms", {"sync_mode": 2}),
+    ("capuchin", {}),
+    ("capuchin", {"feedback_percent": 50, "rounds": 3}),
+    ("threshold", {"size_bytes": 20}),
+    ("lms", {"size_bytes": 0}),
+    ("lms", {"size_bytes": 0, "limit_bytes": 30}),
+]
+
+
+def made(
+    trace: Trace, budget: int, planner: str, options: Mapping[str, object] | None = None, rate: int = 10**9
+) -> Plan:
+    return plan(trace, machine(rate, rate), budget, planner, min_size_bytes=1, options=options)
+
+
+def swaps(trace: Trace, budget: int, planner: str, rate: int = 10**9, **options: object) -> dict[int, int]:
+    """What is swapped, and before which op it comes back."""
+    found = made(trace, budget, planner, options, rate)
+    check(trace, found, machine(rate, rate))
+    return {swap.storage: swap.back_before_op for swap in found.swaps}
+
+
+def net(kinds: str, size: int = 10, ns: int = 10) -> Trace:
+    """Layers "c" (convolution) and "r" (anything else), each of which reads and saves what the one before it made.
+
+    Storage 0 is made by op 0. Layer i, from 1 on, is op i, reads and saves storage i - 1 and makes storage i. Backward
+    op n + k, n ops being forward, reads what layer n - 1 - k saved and frees it; the last layer's output is not saved.
+    """
+    build = Build()
+    before = build.op("aten.cat", ns, make=size)
+    saved: list[int] = []
+    for kind in kinds:
+        name = "aten.cudnn_convolution" if kind == "c" else "aten.relu"
+        saved.append(before)
+        before = build.op(name, ns, make=size, reads=(before,))
+        build.save(saved[-1])
+    build.free(before)
+    build.phase = "backward"
+    for storage in reversed(saved):
+        build.read(storage)
+        build.op("aten.backward", ns, reads=(storage,))
+        build.free(storage)
+    return build.trace()
+
+
+# the planners
+
+
+def test_threshold_swaps_what_is_large_and_back_when_it_is_read() -> None:
+    # given layers of 40, 100, 60 and 100 bytes, read back at positions 7, 6, 5 and 4; the last one is read at once
+    trace = chain([40, 100, 60, 100])
+
+    assert swaps(trace, 300, "threshold", size_bytes=60) == {1: 6, 2: 5}
+    assert swaps(trace, 300, "threshold", size_bytes=61) == {1: 6}
+    # a size above all of them swaps nothing
+    assert swaps(trace, 300, "threshold", size_bytes="1KiB") == {}
+
+
+def test_lms_swaps_what_was_used_longest_ago_and_only_at_its_limit() -> None:
+    # given 4 layers of 10 bytes, 40 at the turn
+    trace = chain([10, 10, 10, 10])
+
+    # then a limit of 40 swaps nothing, one of 30 the oldest one, one of 20 the two oldest
+    assert swaps(trace, 40, "lms", size_bytes=0) == {}
+    assert swaps(trace, 30, "lms", size_bytes=0) == {0: 7}
+    assert swaps(trace, 40, "lms", size_bytes=0, limit_bytes=20) == {0: 7, 1: 6}
+    # and nothing below its size is touched
+    assert swaps(trace, 40, "lms", size_bytes=11, limit_bytes=20) == {}
+
+
+def test_tflms_swaps_above_its_threshold_and_back_so_many_ops_ahead() -> None:
+    # given 4 layers: storage i is made by op i and read by op 7 - i, a distance of 7 - 2 i: 7, 5, 3 and 1
+    trace = chain([10, 10, 10, 10])
+
+    assert swaps(trace, 40, "tflms", swapout_threshold=4, swapin_ahead=1) == {0: 7, 1: 6}
+    assert swaps(trace, 40, "tflms", swapout_threshold=5, swapin_ahead=1) == {0: 7}
+    # 2 ahead: once op 5 has ended for storage 0, which op 7 reads
+    assert swaps(trace, 40, "tflms", swapout_threshold=4, swapin_ahead=2) == {0: 6, 1: 5}
+    # waiting for each copy means that it starts when it is read
+    assert swaps(trace, 40, "tflms", swapout_threshold=4, swapin_ahead=2, sync_mode=2) == {0: 7, 1: 6}
+
+
+def test_tflms_brings_reads_that_are_close_back_together() -> None:
+    # given reads at ops 7, 6 and 5 of storages 0, 1 and 2: groups of 1 level join 5 with 6, and 7 is alone
+    trace = chain([10, 10, 10, 10])
+
+    assert swaps(trace, 40, "tflms", swapout_threshold=2, swapin_ahead=1, swapin_groupby=1) == {0: 7, 1: 5, 2: 5}
+
+
+def test_tflms_counts_levels_of_the_graph_where_ops_are_not_serialised() -> None:
+    # given op 0, whose storage ops 1 to 3 read one after the other without reading each other's, so all on level 1
+    build = Build()
+    kept = build.save(build.op("forward", make=10))
+    for _ in range(3):
+        build.op("forward", reads=(kept,), temporary=10)
+    build.phase = "backward"
+    build.op("forward", temporary=10)
+    build.read(kept)
+    build.op("backward", reads=(kept,))
+    build.free(kept)
+    build.idle(kept)
+    trace = Build(
+        ops=build.ops,
+        storages=build.storages,
+        events=build.events,
+        saves={kept: build.saves[kept].__class__(storage=kept, saved_at=1, idle_from=4, read_at=(5,))},
+    ).trace()
+
+    # then the read is 5 ops away from op 0, but one level
+    assert swaps(trace, 20, "tflms", swapout_threshold=4, swapin_ahead=1) == {kept: 5}
+    assert swaps(trace, 20, "tflms", swapout_threshold=4, swapin_ahead=1, serialization=False) == {}
+    assert swaps(trace, 20, "tflms", swapout_threshold=0, swapin_ahead=1, serialization=False) == {kept: 5}
+
+
+def test_tflms_tunes_its_knobs_with_the_simulator() -> None:
+    # given 4 layers of 10 bytes, copies of 10 ns, as long as an op, and 30 bytes allowed
+    trace = chain([10, 10, 10, 10])
+
+    tuned = swaps(trace, 30, "tflms")
+
+    # then storage 0 alone goes, as a threshold of 5 is the largest that meets the budget, and it is back in time
+    assert list(tuned) == [0]
+    assert simulate(trace, machine(), made(trace, 30, "tflms")).stall_ns == 0
+    assert simulate(trace, machine(), made(trace, 30, "tflms", {"swapin_ahead": 1})).stall_ns == 10
+
+
+def test_vdnn_swaps_the_inputs_of_layers_and_fetches_within_its_window() -> None:
+    # given layers c r c r c on storages 0 to 4; forward is ops 0 to 5, and op 6 + k reads storage 4 - k
+    trace = net("crcrc")
+
+    # then under "all" each backward pass fetches one layer ahead; storage 4 is read at once and cannot move
+    assert swaps(trace, 60, "vdnn", policy="all") == {0: 9, 1: 8, 2: 7, 3: 6}
+    # and under "conv" the window of the pass at 6 holds storage 3, which stayed, and 2; that at 8 holds 1 and 0
+    assert swaps(trace, 60, "vdnn", policy="conv") == {0: 8, 2: 6}
+
+
+def test_vdnn_looks_no_further_than_the_next_convolution() -> None:
+    # given c c r r with storages 0 and 1 swapped under "conv", read at 8 and 7; a swap of all but the last under "all"
+    trace = net("ccrr")
+
+    # then 1 is fetched from 5, the window going past storage 2, and 0 from 6, where 1 is fetched already
+    assert swaps(trace, 60, "vdnn", policy="conv") == {0: 7, 1: 5}
+
+
+def test_vdnn_dyn_takes_the_first_policy_that_fits() -> None:
+    # given r r c r of 10 bytes, which hold 50 at most at op 4
+    trace = net("rrcr")
+
+    assert swaps(trace, 50, "vdnn") == {}
+    assert set(swaps(trace, 40, "vdnn")) == {2}
+    assert set(swaps(trace, 30, "vdnn")) == {0, 1, 2}
+
+
+def test_capuchin_takes_the_largest_free_time_first() -> None:
+    # given 4 layers of 10, 10, 10 and 10 bytes, ops of 10 ns, copies of 10 ns: storage 0 is idle from position 1 to 7,
+    # 60 ns, of which 40 are free; storage 1 from 2 to 6, 20 free; storage 2 from 3 to 5, 0 free
+    trace = chain([10, 10, 10, 10])
+
+    assert list(swaps(trace, 30, "capuchin")) == [0]
+    assert list(swaps(trace, 20, "capuchin")) == [0, 1]
+    assert swaps(trace, 40, "capuchin") == {}
+
+
+def test_capuchin_starts_a_copy_ahead_and_then_earlier_where_compute_waited() -> None:
+    # given a copy of 15 ns and ops of 10 ns: its trigger lies 15 ns ahead of the read at position 7, so at 5, where
+    # storages 1 and 2 are there and 25 bytes are held with it; in 20 it must wait until 6
+    trace = chain([15, 5, 5, 5])
+    assert swaps(trace, 25, "capuchin") == {0: 5}
+    assert swaps(trace, 20, "capuchin") == {0: 6}
+
+    # and two storages of 40 bytes read one after the other: both triggers start as the ops of 50 ns ahead of them
+    # do, but the second waits for the lane
+    slow = chain([40, 40, 40, 40, 40], ns=50)
+    without = simulate(slow, machine(), made(slow, 160, "capuchin", {"rounds": 0})).step_ns
+    assert simulate(slow, machine(), made(slow, 160, "capuchin")).step_ns <= without
+
+
+@settings(max_examples=150, deadline=None)
+@given(traces(), st.sampled_from(OPTIONS), st.sampled_from([10**7, 10**8, 10**9, 10**10]), st.integers(0, 100))
+def test_a_baseline_makes_a_plan_within_the_budget_or_names_the_least_it_meets(
+    trace: Trace, asked: tuple[str, dict[str, object]], rate: int, percent: int
+) -> None:
+    # given any budget up to what keeping everything takes
+    planner, options = asked
+    budget = int(last_step(trace).level.max()) * percent // 100
+    try:
+        found = made(trace, budget, planner, options, rate)
+    except Infeasible as problem:
+        # then what it names as the least that it meets, it meets
+        found = made(trace, problem.least_feasible_bytes, planner, options, rate)
+    check(trace, found, machine(rate, rate))
+    assert found.budget_bytes >= budget
+    assert simulate(trace, machine(rate, rate), found).peak_allocated_bytes <= found.budget_bytes
+
+
+@pytest.mark.parametrize("planner", list(PLANNERS))
+def test_a_machine_without_a_lower_tier_gets_the_empty_plan_or_none(planner: str) -> None:
+    from elbowroom.machine import Machine, Tier
+
+    bare = Machine(name="bare", tiers=(Tier(name="device", capacity_bytes=1000),), links=())
+    trace = chain([100, 100, 100])
+    assert plan(trace, bare, 300, planner, min_size_bytes=1).swaps == ()
+    with pytest.raises(Infeasible):
+        plan(trace, bare, 299, planner, min_size_bytes=1)
+
+
+def test_a_baseline_that_ignores_the_budget_says_what_it_needs() -> None:
+    # given 3 layers of 100 bytes: with nothing above 1 KiB to swap, 300 are held
+    with pytest.raises(Infeasible) as caught:
+        made(chain([100, 100, 100]), 250, "threshold", {"size_bytes": "1KiB"})
+    assert caught.value.least_feasible_bytes == 300
+    assert (
+        "'threshold' as it was asked swaps 0 of 3 saved storages: give at least that budget or other options, or plan "
+        "with 'swap_greedy'."
+    ) in str(caught.value)
+
+
+# their options
+
+
+def test_the_options_of_every_planner_are_these() -> None:
+    found = {name: list(options_of(planner)) for name, planner in PLANNERS.items() if options_of(planner)}
+    assert found == {
+        "vdnn": ["policy"],
+        "tflms": ["swapout_threshold", "swapin_ahead", "swapin_groupby", "sync_mode", "serialization"],
+        "capuchin": ["feedback_percent", "rounds"],
+        "threshold": ["size_bytes"],
+        "lms": ["limit_bytes", "size_bytes"],
+    }
+
+
+def test_options_may_be_text_as_on_a_command_line() -> None:
+    trace = chain([10, 10, 10, 10])
+    as_text = {"swapout_threshold": "4", "swapin_ahead": "1", "serialization": "true", "sync_mode": "2"}
+    found = made(trace, 40, "tflms", as_text)
+    assert {swap.storage: swap.back_before_op for swap in found.swaps} == {0: 7, 1: 6}
+    assert swaps(trace, 30, "lms", limit_bytes="none", size_bytes="1 B") == {0: 7}
+
+
+@pytest.mark.parametrize(
+    ("planner", "options", "message"),
+    [
+        (
+            "tflms",
+            {"ahead": 4},
+            "options: given 'ahead' for planner 'tflms'; allowed are swapout_threshold, swapin_ahead, swapin_groupby, "
+            "sync_mode, serialization; leave it out or correct it",
+        ),
+        ("keep_all", {"x": 1}, "options: given 'x' for planner 'keep_all'; it has none; leave it out or correct it"),
+        (
+            "tflms",
+            {"swapin_ahead": -1},
+            "options: given swapin_ahead=-1 for planner 'tflms'; allowed is a whole number from 0 on, or None; the "
+            "default is None",
+        ),
+        (
+            "tflms",
+            {"sync_mode": 1},
+            "options: given sync_mode=1 for planner 'tflms'; allowed is 0, 2; the default is 0",
+        ),
+        (
+            "tflms",
+            {"serialization": 1},
+            "options: given serialization=1 for planner 'tflms'; allowed is True, False; the default is True",
+        ),
+        (
+            "vdnn",
+            {"policy": "some"},
+            "options: given policy='some' for planner 'vdnn'; allowed is 'all', 'conv', 'dyn'; the default is 'dyn'",
+        ),
+        (
+            "threshold",
+            {"size_bytes": 1.5},
+            "options: given size_bytes=1.5 for planner 'threshold'; allowed is a whole number from 0 on or a size such "
+            "as 8MiB; the default is 8388608",
+        ),
+    ],
+)
+def test_an_option_that_is_not_there_or_a_value_that_is_not_allowed_is_refused(
+    planner: str, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
+        made(chain([1]), 1, planner, options)
