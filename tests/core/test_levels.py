@@ -35,7 +35,7 @@ BELOW: dict[str, set[str]] = {
 }
 OTHERS: dict[str, set[str]] = {
     "0": set(),
-    "1": {"numpy", "scipy"},
+    "1": {"highspy", "numpy", "scipy"},
     "2a": {"numpy", "rich"},
     "2b": {"numpy", "torch"},
     "3": {"accelerate", "keras", "lightning", "monai", "nibabel", "numpy", "rich", "torch", "transformers"},

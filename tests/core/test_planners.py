@@ -45,6 +45,7 @@ def test_the_planners_are_these() -> None:
         "keep_all",
         "swap_all",
         "swap_greedy",
+        "optimal",
         "vdnn",
         "tflms",
         "capuchin",
@@ -54,7 +55,7 @@ def test_the_planners_are_these() -> None:
 
 
 def test_a_planner_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UsageError, match="given 'best'; allowed is one of keep_all, swap_all, swap_greedy, vdnn, "):
+    with pytest.raises(UsageError, match="given 'best'; allowed is one of keep_all, swap_all, swap_greedy, optimal, "):
         plan(chain([1]), machine(), 1, "best")
 
 

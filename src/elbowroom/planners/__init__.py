@@ -12,6 +12,7 @@ from elbowroom.plan import Plan
 from elbowroom.planners.capuchin import capuchin
 from elbowroom.planners.keep_all import keep_all
 from elbowroom.planners.lms import lms
+from elbowroom.planners.optimal import optimal
 from elbowroom.planners.options import apply
 from elbowroom.planners.problem import Planner, Problem
 from elbowroom.planners.swap_all import swap_all
@@ -28,6 +29,7 @@ PLANNERS: dict[str, Planner] = {
     "keep_all": keep_all,
     "swap_all": swap_all,
     "swap_greedy": swap_greedy,
+    "optimal": optimal,
     "vdnn": vdnn,
     "tflms": tflms,
     "capuchin": capuchin,

@@ -1,0 +1,194 @@
+"""The optimal planner: the pipe program and its bound, exchanges, and plans that are as fast as any."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elbowroom.errors import Infeasible
+from elbowroom.lifetimes import last_step
+from elbowroom.machine import Machine
+from elbowroom.moves import moves_of
+from elbowroom.planners import check, plan
+from elbowroom.planners.arranging import bring_back_early, bring_back_later
+from elbowroom.planners.flow import Effort, Pipe, choose, marks_of, swaps_on_offer
+from elbowroom.planners.milp import Model
+from elbowroom.planners.problem import Problem, movable, moves_on_demand, moving, peak_of
+from elbowroom.planners.refining import ticks_for
+from elbowroom.simulate import simulate
+from elbowroom.trace import Trace
+from tests.core.build import Build, chain, machine, traces
+
+RATES = st.sampled_from([10**7, 10**8, 3 * 10**8, 10**9, 3 * 10**9, 10**10])
+PERCENT = st.sampled_from([0, 0, 5, 10, 20, 30, 50, 70, 90])
+BASELINES = ("keep_all", "swap_all", "swap_greedy")
+
+
+def problem_of(trace: Trace, on: Machine, budget: int) -> Problem:
+    disk = next(tier.capacity_bytes for tier in on.tiers if tier.name == "disk")
+    return Problem(
+        step=last_step(trace), machine=on, tier="disk", tier_bytes=disk, budget_bytes=budget, min_size_bytes=1
+    )
+
+
+def budget_between(trace: Trace, on: Machine, percent: int) -> int:
+    """A budget between the least feasible one (0) and what keeping everything takes (100)."""
+    step = last_step(trace)
+    peak = int(step.level.max())
+    least = peak_of(step, moves_on_demand(step, movable(problem_of(trace, on, peak))))
+    return least + (peak - least) * percent // 100
+
+
+def bound_ns(problem: Problem, rate: float, nodes: int = 0, marks: int = 400) -> float:
+    """What the pipe program says compute waits at least."""
+    swaps = swaps_on_offer(problem.step, movable(problem))
+    where = marks_of(problem.step, swaps, problem.budget_bytes, marks)
+    effort = Effort(gap_ns=0.0, seconds=60.0, nodes=nodes)
+    return choose(problem.step, swaps, where, Pipe(out=rate, back=rate), problem.budget_bytes, effort).bound_ns
+
+
+def fastest(problem: Problem) -> int:
+    """The simulated time of the fastest of all plans, by playing each."""
+    step, n = problem.step, movable(problem)
+    times: list[int] = []
+    for backs in product(*([-1, *ticks_for(step, i).tolist()] for i in n.tolist())):
+        back = np.array(backs, np.int64)
+        moves = moves_of(step, n[back >= 0], back[back >= 0])
+        if peak_of(step, moves) <= problem.budget_bytes:
+            times.append(moving(problem, moves).step_ns)
+    return min(times)
+
+
+def test_the_program_is_solved_with_and_without_integers() -> None:
+    # given the least of x + y with 2 x + 2 y >= 3
+    model = Model()
+    x, y = model.columns(1, cost=1.0, integer=True), model.columns(1, cost=1.0, integer=True)
+    row = np.zeros(1, np.int64)
+    model.rows(1, (row, x, 2.0), (row, y, 2.0), least=3.0, most=float("inf"))
+
+    # then it is 1.5 in reals and 2 in integers
+    assert model.solve(gap=0.0, seconds=10.0, nodes=0).bound == pytest.approx(1.5)
+    assert model.solve(gap=0.0, seconds=10.0, nodes=10).cost == pytest.approx(2.0)
+
+
+def test_a_program_that_nothing_meets_has_no_values() -> None:
+    model = Model()
+    x = model.columns(1, cost=1.0, upper=1.0)
+    model.rows(1, (np.zeros(1, np.int64), x, 1.0), least=2.0, most=float("inf"))
+    answer = model.solve(gap=0.0, seconds=10.0, nodes=0)
+    assert (len(answer.values), answer.cost, answer.bound) == (0, float("inf"), 0.0)
+
+
+def test_the_bound_is_what_the_link_cannot_hide() -> None:
+    # given 4 layers of 100 bytes, ops of 10 ns, a byte a ns, and 200 bytes allowed: when op 2 runs 100 bytes must have
+    # been written, of which 10 ns (op 1) are free: 90. When op 3 runs it is 200, 10 more are free (op 2): 90 more.
+    # Ops 4 and 5 read what is left. Before op 6 the first storage to return must be back: it can come from op 5 on,
+    # when the first of the two left is freed, so 10 are free: 90. The other has to come during op 6: 90 more
+    trace = chain([100, 100, 100, 100])
+    problem = problem_of(trace, machine(), 200)
+
+    assert bound_ns(problem, 1.0) == pytest.approx(360, abs=0.01)
+
+    # then the plan is as fast: 80 ns of ops and the waits
+    made = plan(trace, machine(), 200, "optimal", min_size_bytes=1)
+    assert simulate(trace, machine(), made).step_ns == 440
+
+
+def test_copies_back_that_are_late_anyway_start_as_soon_as_there_is_room() -> None:
+    # given 4 layers of 100 bytes, a byte a ns, 200 bytes allowed, the first two swapped: op 4 reads and frees the last
+    problem = problem_of(chain([100, 100, 100, 100]), machine(), 200)
+
+    moves = bring_back_early(problem, np.array([0, 1]))
+
+    # then storage 1, needed first, starts before op 5 and storage 0 before op 6, when the next is freed
+    assert moves.back.tolist() == [6, 5]
+    assert bring_back_later(problem, moves, moving(problem, moves)).back.tolist() == [6, 5]
+
+
+def test_copies_back_that_are_early_wait_until_they_are_due() -> None:
+    # given 300 ns of backward ahead of the read of storage 0, and room for it all the time after op 1
+    build = Build()
+    first = build.save(build.op(make=50, ns=100))
+    build.op(ns=100, temporary=60)
+    build.phase = "backward"
+    for _ in range(3):
+        second = build.save(build.op(make=1, ns=100))
+        build.read(second)
+    build.read(first)
+    build.op(ns=10)
+    problem = problem_of(build.trace(), machine(), 60)
+
+    early = bring_back_early(problem, np.array([0]))
+    later = bring_back_later(problem, early, moving(problem, early))
+
+    # then it may come from position 3 on, the first tick after the temporary. Before op 1 compute waits 50 ns for the
+    # write, so it is read at 550, and 50 ns before that position 4, at 450, is the last tick
+    assert (early.back.tolist(), later.back.tolist()) == ([3], [4])
+    assert moving(problem, later).step_ns == moving(problem, early).step_ns == 560
+
+
+def test_where_the_step_fits_nothing_is_moved() -> None:
+    made = plan(chain([100, 100]), machine(), 200, "optimal", min_size_bytes=1)
+    assert (made.planner, made.swaps) == ("optimal", ())
+
+
+def test_a_budget_that_nothing_meets_is_refused_with_the_least_that_can_be_met() -> None:
+    with pytest.raises(Infeasible, match="the least that 'optimal' can meet is 100 B") as caught:
+        plan(chain([100, 100, 100]), machine(), 99, "optimal", min_size_bytes=1)
+    assert caught.value.least_feasible_bytes == 100
+
+
+def test_the_same_question_gets_the_same_answer() -> None:
+    trace = chain([90, 10, 50, 70, 30, 60, 80, 20])
+    made = [plan(trace, machine(), 200, "optimal", min_size_bytes=1) for _ in range(2)]
+    assert made[0] == made[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(traces(layers=5), RATES, RATES, st.sampled_from([0, 3, 20]), PERCENT)
+def test_on_small_steps_no_plan_is_faster(trace: Trace, out: int, back: int, latency: int, percent: int) -> None:
+    # given any budget
+    on = machine(out, back, latency)
+    problem = problem_of(trace, on, budget_between(trace, on, percent))
+
+    made = plan(trace, on, problem.budget_bytes, "optimal", min_size_bytes=1)
+
+    # then the plan takes what the fastest of all plans takes
+    check(trace, made, on)
+    line = simulate(trace, on, made)
+    assert line.peak_allocated_bytes <= problem.budget_bytes
+    assert line.step_ns == fastest(problem)
+
+
+@settings(max_examples=100, deadline=None)
+@given(traces(layers=5), RATES, PERCENT, st.sampled_from([0, 100]), st.integers(1, 10))
+def test_no_plan_takes_less_than_the_bound(trace: Trace, rate: int, percent: int, nodes: int, marks: int) -> None:
+    # given any budget and any number of marks
+    on = machine(rate, rate)
+    problem = problem_of(trace, on, budget_between(trace, on, percent))
+    if problem.step.level.max() <= problem.budget_bytes:
+        return
+
+    # then the fastest of all plans takes at least the ops' time and the bound of the program, whole or relaxed
+    bound = bound_ns(problem, rate / 1e9, nodes, marks)
+    assert fastest(problem) >= problem.step.at_ns[-1] + bound - 1e-6 * float(problem.step.at_ns[-1])
+
+
+@settings(max_examples=40, deadline=None)
+@given(traces(layers=14), RATES, RATES, st.sampled_from([0, 3, 20]), PERCENT)
+def test_on_larger_steps_no_baseline_is_faster(trace: Trace, out: int, back: int, latency: int, percent: int) -> None:
+    on = machine(out, back, latency)
+    budget = budget_between(trace, on, percent)
+    made = plan(trace, on, budget, "optimal", min_size_bytes=1)
+    check(trace, made, on)
+    step_ns = simulate(trace, on, made).step_ns
+    for baseline in BASELINES:
+        try:
+            other = plan(trace, on, budget, baseline, min_size_bytes=1)
+        except Infeasible:
+            continue
+        assert step_ns <= simulate(trace, on, other).step_ns
