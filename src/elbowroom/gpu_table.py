@@ -38,6 +38,7 @@ _FIELDS = (
     *("name", "title", "aliases", "capacity_gib", "unified", "source", "total_bytes", "compute_capability"),
     *("multiprocessors", "rates", "memory_bytes_per_s", "link", "context_bytes", "host_bytes", "disk_bytes"),
 )
+_EAGER_FIELDS = ("least_bytes", "most_bytes", "source")
 _LINK_FIELDS = ("out_bytes_per_s", "back_bytes_per_s", "latency_ns", "source")
 _SIZES = "a number above 0, or a size such as '24124 MiB'"
 _NUMBERS = "a whole number above 0"
@@ -70,6 +71,22 @@ class LinkKind(NamedTuple):
     out_bytes_per_s: int
     back_bytes_per_s: int
     latency_ns: int
+    source: str
+
+
+class Eager(NamedTuple):
+    """What a process takes before its work where CUDA loads all kernels at once.
+
+    Attributes:
+        since: the lowest compute capability it was reported for, major * 10 + minor.
+        least_bytes: of what was reported.
+        most_bytes: of what was reported.
+        source: of the two.
+    """
+
+    since: int
+    least_bytes: int
+    most_bytes: int
     source: str
 
 
@@ -164,6 +181,23 @@ def link_of(where: str, name: str, table: object, sources: Collection[str], sour
         row.plain("latency_ns", _whole, _NUMBERS) or ASSUMED_LATENCY_NS,
         row.source_of({}, "source"),
     )
+
+
+def eager_of(where: str, capability: str, table: object, sources: Collection[str]) -> Eager:
+    """The row of a compute capability, with least_bytes, most_bytes and source.
+
+    Raises:
+        FormatError: the table is not of this form.
+    """
+    row = _Row(where, table, sources, "")
+    row.check_names(_EAGER_FIELDS)
+    since = _capability(capability)
+    if since is None:
+        row.refuse("capability", capability, "major and minor, such as '8.0'")
+    least, most = row.needed("least_bytes", _size, _SIZES), row.needed("most_bytes", _size, _SIZES)
+    if least.value > most.value:
+        row.refuse("least_bytes", least.value, f"at most most_bytes, which is {most.value}")
+    return Eager(since, least.value, most.value, row.source)
 
 
 def table_of(where: str, value: object) -> dict[str, object]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from elbowroom.errors import FormatError, UsageError
-from elbowroom.gpu_table import GIVEN, Gpu, LinkKind, gpu_of, link_of, table_of
+from elbowroom.gpu_table import GIVEN, Eager, Gpu, LinkKind, eager_of, gpu_of, link_of, table_of
 from elbowroom.rules import shown
 
 MAX_TABLE_BYTES = 2**20
@@ -41,12 +41,14 @@ class Database(NamedTuple):
         gpus: by name, in the order of the file.
         names: name of a GPU by the key of its name, its title and its aliases.
         links: kinds of links by name.
+        eager: what a process takes with all kernels loaded, by rising compute capability.
         sources: by key.
     """
 
     gpus: Mapping[str, Gpu]
     names: Mapping[str, str]
     links: Mapping[str, LinkKind]
+    eager: tuple[Eager, ...]
     sources: Mapping[str, Source]
 
 
@@ -102,6 +104,12 @@ def pcie(generation: int, lanes: int) -> LinkKind | None:
     )
 
 
+def eager(compute_capability: int) -> Eager:
+    """What a process takes before its work where CUDA loads all kernels at once; of the oldest row for still older."""
+    rows = database().eager
+    return max((row for row in rows if row.since <= compute_capability), default=rows[0])
+
+
 def read(path: str) -> Gpu:
     """The GPU of a user's own file: its fields at the top level, or as one table [gpu.NAME].
 
@@ -127,12 +135,16 @@ def database() -> Database:
         name: link_of(f"{where}: links.{name}", name, row, sources)
         for name, row in table_of(where, content["links"]).items()
     }
+    eager = sorted(
+        eager_of(f"{where}: eager.{capability}", capability, row, sources)
+        for capability, row in table_of(where, content["eager"]).items()
+    )
     gpus = {
         name: gpu_of(f"{where}: gpu.{name}", name, row, links, sources)
         for name, row in table_of(where, content["gpu"]).items()
     }
     names = {key_of(alias): name for name, gpu in gpus.items() for alias in (name, gpu.title, *gpu.aliases)}
-    return Database(gpus, names, links, sources)
+    return Database(gpus, names, links, tuple(eager), sources)
 
 
 def _rows(path: str, content: dict[str, object]) -> Iterator[tuple[str, object]]:

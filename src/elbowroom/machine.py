@@ -12,11 +12,13 @@ from typing import Literal, Self, cast
 from elbowroom import gpus, nvml, rules
 from elbowroom.errors import TierFailed, UsageError
 from elbowroom.files import Filed
-from elbowroom.gpu_table import DTYPES, Gpu, LinkKind
+from elbowroom.gpu_table import DTYPES, GIVEN, Gpu, LinkKind
 from elbowroom.machine_probe import DiskRates, measure_disk, measure_memory
 from elbowroom.ram import capacity_bytes, free_bytes
 
 TierName = Literal["device", "host", "disk"]
+Loading = Literal["lazy", "eager"]
+"""When CUDA loads kernels, as in CUDA_MODULE_LOADING: at their first use (since 11.7), or all at once."""
 TIERS: tuple[TierName, ...] = ("device", "host", "disk")
 
 ASSUMED_DISK = DiskRates(out_bytes_per_s=2**30, back_bytes_per_s=2**30, latency_ns=100_000, direct=False)
@@ -32,7 +34,7 @@ ASSUMED_LIBRARIES_MOST_BYTES = 650 * 2**20
 add to it. Contexts of 256 to 426 MiB and 287 MB after one small op were reported (docs/machines.md); a convolution net
 with cuDNN has 400 to 900 MiB in all."""
 
-__all__ = ["ASSUMED_DISK", "TIERS", "Link", "Machine", "Rate", "Tier", "TierName", "free_bytes"]
+__all__ = ["ASSUMED_DISK", "TIERS", "Link", "Loading", "Machine", "Rate", "Tier", "TierName", "free_bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +165,7 @@ class Machine(Filed):
         )
 
     @classmethod
-    def of(cls, name: str | os.PathLike[str]) -> Self:
+    def of(cls, name: str | os.PathLike[str], *, loading: Loading = "lazy") -> Self:
         """A machine by name, or of a user's own table.
 
         A GPU of the database is put in a computer whose RAM (64 GiB), disk (1 TiB) and disk rates are assumed; a
@@ -175,11 +177,15 @@ class Machine(Filed):
         Args:
             name: "here", a GPU of the database in any spelling, or the path of a TOML file (docs/machines.md): a name
                 that ends in .toml or has a separator of directories.
+            loading: "eager" for CUDA before 11.7, or CUDA_MODULE_LOADING=EAGER: more lies outside the allocator. It
+                changes nothing of this computer, nor where a user's own table has `context_bytes`.
 
         Raises:
-            UsageError: there is none of this name; the nearest ones are offered.
+            UsageError: there is none of this name; the nearest ones are offered. Or `loading` is neither of the two.
             FormatError: the file cannot be read, or is not such a table.
         """
+        if loading not in ("lazy", "eager"):
+            raise UsageError(f"machine: given loading={rules.shown(loading)}; allowed are 'lazy' and 'eager'; take one")
         if name == "here":
             return cls.here()
         gpu = gpu_of(name)
@@ -188,26 +194,32 @@ class Machine(Filed):
         if not gpu.unified:
             tiers = (device, Tier(name="host", capacity_bytes=gpu.host_bytes.value), disk)
             links = (_to_host(gpu.link or gpus.database().links[ASSUMED_LINK]), _to_disk("host", ASSUMED_DISK))
-        return cls._of_cuda(gpu.name, tiers, links, gpu.compute_capability.value, gpu)
+        return cls._of_cuda(gpu.name, tiers, links, gpu.compute_capability.value, gpu, loading)
 
     @classmethod
     def _of_cuda(
-        cls, name: str, tiers: tuple[Tier, ...], links: tuple[Link, ...], compute_capability: int, gpu: Gpu | None
+        cls,
+        name: str,
+        tiers: tuple[Tier, ...],
+        links: tuple[Link, ...],
+        compute_capability: int,
+        gpu: Gpu | None,
+        loading: Loading = "lazy",
     ) -> Self:
         rates = {} if gpu is None else {dtype: figure.value for dtype, figure in gpu.rates}
-        context = gpu.context_bytes.value if gpu and gpu.context_bytes else ASSUMED_CONTEXT_BYTES
+        least, most = _context(gpu, compute_capability, loading)
         return cls(
             name=name,
             tiers=tiers,
             links=links,
-            outside_bytes=context + ASSUMED_LIBRARIES_BYTES,
+            outside_bytes=(least + most) // 2 + ASSUMED_LIBRARIES_BYTES,
             allocator="",
             flops_per_s=rates.get("float32", 0),
             memory_bytes_per_s=gpu.memory_bytes_per_s.value if gpu and gpu.memory_bytes_per_s else 0,
             compute_capability=compute_capability,
             multiprocessors=gpu.multiprocessors.value if gpu and gpu.multiprocessors else 0,
             rates=tuple(Rate(dtype=dtype, flops_per_s=rate) for dtype, rate in rates.items()),
-            outside_range_bytes=(context, context + ASSUMED_LIBRARIES_MOST_BYTES),
+            outside_range_bytes=(least, most + ASSUMED_LIBRARIES_MOST_BYTES),
         )
 
     def __post_init__(self) -> None:
@@ -239,6 +251,16 @@ def gpu_of(name: str | os.PathLike[str]) -> Gpu:
         ) from None
     is_path = path.endswith(".toml") or "/" in path or os.sep in path
     return gpus.read(path) if is_path else gpus.find(path)
+
+
+def _context(gpu: Gpu | None, compute_capability: int, loading: Loading) -> tuple[int, int]:
+    """Least and most bytes that a process takes before its work; the same where one figure is all that is known."""
+    known = gpu.context_bytes if gpu else None
+    if loading == "eager" and (known is None or known.source != GIVEN):
+        reported = gpus.eager(compute_capability)
+        return reported.least_bytes, reported.most_bytes
+    one = known.value if known else ASSUMED_CONTEXT_BYTES
+    return one, one
 
 
 def _check_range(given: object, outside_bytes: int) -> None:

@@ -325,3 +325,11 @@ def test_machines_have_the_settings_of_the_first_variable_that_is_set() -> None:
     assert scripts.machines_of("t4", environment) == [replace(Machine.of("t4"), allocator="max_split_size_mb:64")]
     with pytest.raises(UsageError, match="given t4 twice"):
         scripts.machines_of("t4,t4", {})
+
+
+def test_the_way_that_cuda_loads_kernels_comes_from_the_environment() -> None:
+    # given the variable in any case; when machines are made; then more lies outside the allocator
+    eager = Machine.of("t4", loading="eager")
+
+    assert scripts.machines_of("t4", {"CUDA_MODULE_LOADING": "EAGER"}) == [replace(eager, allocator="")]
+    assert scripts.machines_of("t4", {"CUDA_MODULE_LOADING": "LAZY"}) == [replace(Machine.of("t4"), allocator="")]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from elbowroom import gpus
 from elbowroom.errors import FormatError, UsageError
-from elbowroom.gpu_table import ASSUMED, Figure, Gpu, LinkKind
+from elbowroom.gpu_table import ASSUMED, Figure, Gpu, LinkKind, eager_of
 
 GIB = 2**30
 ALL = list(gpus.database().gpus.values())
@@ -77,6 +77,7 @@ def test_every_figure_has_a_source_that_is_listed(gpu: Gpu) -> None:
 def test_every_source_that_is_listed_is_used_and_has_a_title() -> None:
     used = {figure.source for gpu in ALL for figure in figures_of(gpu)}
     used |= {link.source for link in gpus.database().links.values()}
+    used |= {row.source for row in gpus.database().eager}
     assert used == set(gpus.database().sources)
     for source in gpus.database().sources.values():
         assert source.title
@@ -322,3 +323,22 @@ def test_a_file_that_is_no_text_or_too_large_is_refused(tmp_path: Path, monkeypa
     monkeypatch.setattr(gpus, "MAX_TABLE_BYTES", 5)
     with pytest.raises(FormatError, match=r"larger than the 5 bytes that are allowed"):
         gpus.read(str(path))
+
+
+def test_what_eager_loading_takes_is_the_row_of_the_generation() -> None:
+    # rows begin at 3.0, 6.0 and 8.0; what is older still has the oldest
+    assert [gpus.eager(capability).since for capability in (10, 37, 60, 75, 80, 120)] == [30, 30, 60, 60, 80, 80]
+
+
+@pytest.mark.parametrize(
+    ("capability", "row", "message"),
+    [
+        ("8", {"least_bytes": 1, "most_bytes": 2}, "capability: given '8'; allowed is major and minor"),
+        ("8.0", {"least_bytes": 3, "most_bytes": 2}, "least_bytes: given 3; allowed is at most most_bytes, which is 2"),
+    ],
+)
+def test_a_row_of_eager_loading_that_says_nothing_is_refused(
+    capability: str, row: dict[str, object], message: str
+) -> None:
+    with pytest.raises(FormatError, match=message):
+        eager_of("gpus.toml: eager", capability, {**row, "source": "s"}, {"s"})

@@ -100,6 +100,29 @@ def test_the_context_of_most_gpus_is_assumed() -> None:
     assert (machine.outside_bytes, machine.outside_range_bytes) == (500 * MIB, (250 * MIB, 900 * MIB))
 
 
+def test_kernels_that_are_all_loaded_at_once_take_more_by_the_generation_of_the_gpu() -> None:
+    # least and most reported for Turing are 300 and 1006 MiB; libraries add 250 MiB to their middle, 650 to the most
+    t4 = Machine.of("t4", loading="eager")
+    assert (t4.outside_bytes, t4.outside_range_bytes) == ((653 + 250) * MIB, (300 * MIB, (1006 + 650) * MIB))
+
+    # the RTX 3090's own context, 256 MiB, is one with lazy loading
+    rtx3090 = Machine.of("rtx3090", loading="eager")
+    assert rtx3090.outside_range_bytes == (934 * MIB, (1687 + 650) * MIB)
+    assert Machine.of("k80", loading="eager").outside_range_bytes == (200 * MIB, (700 + 650) * MIB)
+
+
+def test_a_context_that_a_user_measured_counts_however_kernels_are_loaded(tmp_path: Path) -> None:
+    table = tmp_path / "own.toml"
+    table.write_text('total_bytes = "22 GiB"\ncompute_capability = "8.6"\ncontext_bytes = "1 GiB"\n')
+
+    assert Machine.of(table, loading="eager").outside_range_bytes == Machine.of(table).outside_range_bytes
+
+
+def test_another_word_for_loading_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"machine: given loading='EAGER'; allowed are 'lazy' and 'eager'; take one"):
+        Machine.of("t4", loading="EAGER")  # pyright: ignore[reportArgumentType]
+
+
 def test_a_gpu_on_nvlink_to_its_host_has_that_links_rates() -> None:
     assert Machine.of("v100-nvlink-power9").links[0].out_bytes_per_s == 68 * 10**9
     assert Machine.of("gh200").links[0].back_bytes_per_s == 346 * 10**9

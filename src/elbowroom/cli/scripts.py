@@ -20,8 +20,11 @@ from elbowroom.machine import Machine
 
 AFTER = (
     "The script's own arguments follow after --. --gpu comes from ELBOWROOM_GPU or [tool.elbowroom] in pyproject.toml "
-    "where it is not given, else it is this computer's GPU. PYTORCH_CUDA_ALLOC_CONF counts as in a run."
+    "where it is not given, else it is this computer's GPU. PYTORCH_CUDA_ALLOC_CONF and CUDA_MODULE_LOADING count as "
+    "in a run."
 )
+LOADING_VARIABLE = "CUDA_MODULE_LOADING"
+"""EAGER has CUDA load all kernels at once, as it did before 11.7."""
 
 
 def add_verb(verbs: Any, name: str, *, short: str, usage: str, description: str) -> argparse.ArgumentParser:
@@ -56,7 +59,7 @@ def split_at_dashes(words: Sequence[str], verbs: Sequence[str]) -> tuple[list[st
 
 
 def machines_of(given: str | None, environment: Mapping[str, str] | None = None) -> list[Machine]:
-    """The GPUs of --gpu, or what stands for it elsewhere; with the allocator settings of the environment.
+    """The GPUs of --gpu, or what stands for it elsewhere; with the settings of allocator and CUDA in the environment.
 
     Raises:
         UsageError: there is no GPU of a name, a name twice, or no GPU here to take for the default.
@@ -64,9 +67,10 @@ def machines_of(given: str | None, environment: Mapping[str, str] | None = None)
     environment = os.environ if environment is None else environment
     names = [name.strip() for name in (given_or_set("gpu", given, environment) or "here").split(",") if name.strip()]
     settings = set_in(environment)
+    loading = "eager" if environment.get(LOADING_VARIABLE, "").upper() == "EAGER" else "lazy"
     machines: list[Machine] = []
     for name in names or ["here"]:
-        machine = Machine.of(name)
+        machine = Machine.of(name, loading=loading)
         if not machine.compute_capability:
             raise UsageError(
                 f"--gpu: given {name}, and no NVIDIA GPU is there; allowed are the names that `elbowroom machine "
