@@ -30,7 +30,7 @@ from elbowroom.errors import (
     UsageError,
 )
 from elbowroom.machine import Link, Machine, Tier
-from elbowroom.plan import Plan, Swap
+from elbowroom.plan import Algorithm, Bound, Plan, Recompute, Swap
 from elbowroom.planners import check, plan
 from elbowroom.report import report
 from elbowroom.runtime import within
@@ -39,6 +39,8 @@ from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 
 __all__ = [
+    "Algorithm",
+    "Bound",
     "CaptureError",
     "ElbowroomError",
     "FormatError",
@@ -48,6 +50,7 @@ __all__ = [
     "Link",
     "Machine",
     "Plan",
+    "Recompute",
     "Swap",
     "Tier",
     "TierError",

@@ -29,6 +29,8 @@ def check_step(step: LastStep, plan: Plan, machine: Machine | None = None) -> No
             f"the plan was made for trace {plan.trace_id!r}, this is trace {step.trace.id!r}; "
             "plan again with elbowroom.plan for this trace"
         )
+    if plan.recomputes or plan.algorithms:
+        raise InvalidPlan("a plan with recomputes or algorithms cannot be checked yet; plan with swaps alone")
     save_of = {save.storage: n for n, save in enumerate(step.saves)}
     ticks = set(step.ticks.tolist())
     for swap in plan.swaps:

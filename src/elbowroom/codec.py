@@ -1,7 +1,8 @@
 """Values to JSON values and back, by type hint: int, str, Literal, X | None, tuples, and records made of those.
 
-A record inside another is a row: the list of its fields in the order they are declared. A tuple of records is a table,
-{"columns": [field names], "rows": [rows]}, so that the names stand once however many rows there are.
+A tuple of records is a table, {"columns": [field names], "rows": [rows]}, so that the names stand once however many
+rows there are; a row is the list of a record's fields in the order they are declared. Inside a row, a tuple of records
+is the list of their rows alone. A single record inside another is an object of its own.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def codec_of(hint: object) -> Codec:
         return _table(arguments[0]) if _is_record(arguments[0]) else _array(codec_of(arguments[0]))
     if origin is tuple:
         return _row([f"[{index}]" for index in range(len(arguments))], arguments, tuple)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _object(hint)
     raise TypeError(f"no codec for {hint!r}; add one to elbowroom.codec")
 
 
@@ -144,6 +147,13 @@ def _optional(codec: Codec) -> Codec:
     return Codec(encode if codec.encode else None, decode)
 
 
+def _object(kind: type) -> Codec:
+    def decode(value: object) -> object:
+        return decode_object(kind, value)
+
+    return Codec(encode_object, decode)
+
+
 def _array(codec: Codec) -> Codec:
     def encode(values: Sequence[object]) -> list[object]:
         return [_encoded(codec, value) for value in values]
@@ -155,9 +165,7 @@ def _array(codec: Codec) -> Codec:
 
 
 def _table(kind: type) -> Codec:
-    hints = _fields_of(kind)
-    names = list(hints)
-    row = _row(names, list(hints.values()), _constructor(kind, names), attributes=True)
+    names, row = list(_fields_of(kind)), _record_row(kind)
 
     def encode(values: Sequence[object]) -> dict[str, object]:
         return {"columns": names, "rows": [_encoded(row, value) for value in values]}
@@ -174,6 +182,24 @@ def _table(kind: type) -> Codec:
     return Codec(encode, decode)
 
 
+def _record_row(kind: type) -> Codec:
+    hints = _fields_of(kind)
+    return _row(list(hints), list(hints.values()), _constructor(kind, list(hints)), attributes=True)
+
+
+def _in_a_row(hint: object) -> Codec:
+    """The codec of a field of a row: there a tuple of records has no columns of its own."""
+    arguments = typing.get_args(hint)
+    if (
+        typing.get_origin(hint) is tuple
+        and len(arguments) == 2
+        and arguments[1] is Ellipsis
+        and _is_record(arguments[0])
+    ):
+        return _array(_record_row(arguments[0]))
+    return codec_of(hint)
+
+
 def _constructor(kind: type, names: Sequence[str]) -> Callable[[list[object]], object]:
     def construct(values: list[object]) -> object:
         return kind(**dict(zip(names, values, strict=True)))
@@ -188,7 +214,7 @@ def _row(
     *,
     attributes: bool = False,
 ) -> Codec:
-    codecs = [codec_of(hint) for hint in hints]
+    codecs = [_in_a_row(hint) for hint in hints]
     columns = list(zip(names, codecs, strict=True))
 
     def encode(value: Any) -> list[object]:

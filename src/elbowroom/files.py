@@ -16,11 +16,12 @@ from typing import NoReturn, Self, TypeVar, cast
 
 from elbowroom.codec import Refused, decode_object, encode_object
 from elbowroom.errors import FormatError, InvalidRecord
+from elbowroom.older import to_newest
 from elbowroom.rules import shown
 
 R = TypeVar("R")
 
-VERSIONS: Mapping[str, int] = {"trace": 1, "machine": 1, "plan": 1, "timeline": 1}
+VERSIONS: Mapping[str, int] = {"trace": 2, "machine": 1, "plan": 2, "timeline": 2}
 """The version that is written, and the newest that is read, by name of the record."""
 
 MAX_FILE_BYTES = 256 * 2**20
@@ -74,9 +75,9 @@ def decode(data: bytes, *kinds: type[R]) -> R:
     """The record in the text of a file; the inverse of `encode`."""
     content = _parse(data)
     kind = _kind_of(content.pop("magic", None), kinds)
-    _check_version(content.pop("version", None), kind)
+    version = _checked_version(content.pop("version", None), kind)
     try:
-        return cast("R", decode_object(kind, content))
+        return cast("R", decode_object(kind, to_newest(_name_of(kind), version, content)))
     except (Refused, InvalidRecord) as problem:
         raise FormatError(f"not a valid {_name_of(kind)}: {problem}; {_REMEDY}") from problem
 
@@ -156,7 +157,7 @@ def _kind_of(magic: object, kinds: Sequence[type[R]]) -> type[R]:
     raise FormatError(f"magic: {given}; allowed is {allowed}; check that this is the file you meant")
 
 
-def _check_version(version: object, kind: type) -> None:
+def _checked_version(version: object, kind: type) -> int:
     newest = VERSIONS[_name_of(kind)]
     if type(version) is not int or version < 1:
         raise FormatError(f"version: given {shown(version)}; allowed is an int from 1 to {newest}; {_REMEDY}")
@@ -164,6 +165,7 @@ def _check_version(version: object, kind: type) -> None:
         raise FormatError(
             f"version: given {shown(version)}, written by a newer elbowroom; allowed are 1 to {newest}: upgrade"
         )
+    return version
 
 
 def _write(data: bytes, path: Path) -> None:

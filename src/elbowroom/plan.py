@@ -1,4 +1,4 @@
-"""Plan: what to do with each storage. Keep is the default and is not written. Holds no times."""
+"""Plan: what to do with each storage. Keep is the default and is not written. The only times in it are its bound's."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from elbowroom.machine import TIERS, TierName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swap:
-    """Move one saved storage to a lower tier between its last use in forward and its first read in backward.
+    """Move one storage to a lower tier while nothing needs it.
+
+    A saved storage is away between its last use in forward and its first read in backward. An optimizer state or a
+    gradient that outlives the step may be away across its end: then `back_before_op` is at most `out_after_op`, and
+    the storage comes back in the next step.
 
     Attributes:
         storage: id in the plan's trace.
-        tier: where it goes.
+        tier: where it goes; "disk" on a machine that has a host tier in between passes through that.
         out_after_op: the copy out starts once this op has ended (-1: before the first op).
         back_before_op: the copy back starts before this op starts; from here its bytes count on the device again.
     """
@@ -30,8 +34,79 @@ class Swap:
         rules.one_of("Swap.tier", self.tier, TIERS[1:])
         rules.integer("Swap.out_after_op", self.out_after_op, least=-1)
         rules.integer("Swap.back_before_op", self.back_before_op)
-        if self.back_before_op <= self.out_after_op:
-            rules.refuse("Swap.back_before_op", self.back_before_op, f"an op after out_after_op, {self.out_after_op}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """Drop saved storages once only autograd holds them, and rebuild all of them together by running ops again.
+
+    Attributes:
+        storages: ids of the storages that are dropped; each is made by an op of the recipe.
+        recipe: the ops of the last step that run again, ascending. What they read and do not make must be on the
+            device then: kept, back by then, or rebuilt by an earlier Recompute.
+        before_op: the recipe runs before this op starts: the first read back of any of the storages.
+    """
+
+    storages: tuple[int, ...]
+    recipe: tuple[int, ...]
+    before_op: int
+
+    def __post_init__(self) -> None:
+        rules.integers("Recompute.storages", self.storages)
+        rules.integer("Recompute.before_op", self.before_op)
+        rules.integers("Recompute.recipe", self.recipe)
+        if not self.storages:
+            rules.refuse("Recompute.storages", self.storages, "at least one storage")
+        if not self.recipe:
+            rules.refuse("Recompute.recipe", self.recipe, "at least one op")
+        rules.distinct("Recompute.storages", self.storages)
+        rules.ascending("Recompute.recipe", self.recipe)
+        rules.distinct("Recompute.recipe", self.recipe)
+        if self.recipe[-1] >= self.before_op:
+            rules.refuse("Recompute.recipe, last", self.recipe[-1], f"an op before before_op, {self.before_op}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """Run one op with another of the algorithms that its trace offers.
+
+    Attributes:
+        op: its id.
+        choice: name of an entry of `Op.choices`.
+    """
+
+    op: int
+    choice: str
+
+    def __post_init__(self) -> None:
+        rules.integer("Algorithm.op", self.op)
+        rules.text("Algorithm.choice", self.choice)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """How good a plan is on one machine.
+
+    Attributes:
+        machine: its name.
+        step_ns: simulated time of the step under the plan.
+        lower_bound_ns: no plan of the same means takes less, in the order of ops of the trace.
+    """
+
+    machine: str
+    step_ns: int
+    lower_bound_ns: int
+
+    def __post_init__(self) -> None:
+        rules.text("Bound.machine", self.machine)
+        rules.integer("Bound.step_ns", self.step_ns)
+        rules.integer("Bound.lower_bound_ns", self.lower_bound_ns, most=self.step_ns)
+
+    @property
+    def gap(self) -> float:
+        """How much longer than the lower bound the step takes, as a share of the bound; infinite where that is 0."""
+        over_ns = self.step_ns - self.lower_bound_ns
+        return over_ns / self.lower_bound_ns if self.lower_bound_ns else float("inf") if over_ns else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +117,19 @@ class Plan(Filed):
         trace_id: `Trace.id` of the trace it was made for.
         planner: name of the planner that made it.
         budget_bytes: allocated bytes the device tier may hold.
-        swaps: in the order of `out_after_op`; every other storage is kept.
+        swaps: in the order of `out_after_op`; a storage that no swap and no recompute names is kept.
+        recomputes: in the order they run.
+        algorithms: in the order of the ops; every other op runs as it was recorded.
+        bound: how good the plan is; None where nothing was proven.
     """
 
     trace_id: str
     planner: str
     budget_bytes: int
     swaps: tuple[Swap, ...] = ()
+    recomputes: tuple[Recompute, ...] = ()
+    algorithms: tuple[Algorithm, ...] = ()
+    bound: Bound | None = None
 
     def __post_init__(self) -> None:
         rules.text("Plan.trace_id", self.trace_id)
@@ -57,3 +138,12 @@ class Plan(Filed):
         rules.records("Plan.swaps", self.swaps, Swap)
         rules.ascending("Plan.swaps.out_after_op", tuple(swap.out_after_op for swap in self.swaps))
         rules.distinct("Plan.swaps.storage", [swap.storage for swap in self.swaps])
+        rules.records("Plan.recomputes", self.recomputes, Recompute)
+        rules.ascending("Plan.recomputes.before_op", tuple(each.before_op for each in self.recomputes))
+        dropped = [storage for each in self.recomputes for storage in each.storages]
+        rules.distinct("Plan.swaps.storage and Plan.recomputes.storages", [*(s.storage for s in self.swaps), *dropped])
+        rules.records("Plan.algorithms", self.algorithms, Algorithm)
+        rules.ascending("Plan.algorithms.op", tuple(algorithm.op for algorithm in self.algorithms))
+        rules.distinct("Plan.algorithms.op", [algorithm.op for algorithm in self.algorithms])
+        if self.bound is not None and type(self.bound) is not Bound:
+            rules.refuse("Plan.bound", self.bound, "an instance of Bound, or None")

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elbowroom.checks import check_step
+from elbowroom.errors import InvalidPlan
 from elbowroom.lifetimes import LastStep, last_step
 from elbowroom.machine import TierName
 from elbowroom.moves import Moves, in_order_of_need, moves_of_plan, need, tiers_of_plan, waits
@@ -76,8 +77,9 @@ def compile_schedule(trace: Trace, plan: Plan) -> Schedule:
     """Compile a plan for the runtime.
 
     Raises:
-        InvalidPlan: the plan may not run on this trace; see `check`.
+        InvalidPlan: the plan may not run on this trace (see `check`), or does what the runtime cannot do.
     """
+    _check_means(plan)
     step = last_step(trace)
     check_step(step, plan)
     moves = moves_of_plan(step, plan)
@@ -96,3 +98,19 @@ def compile_schedule(trace: Trace, plan: Plan) -> Schedule:
         saved=tuple((storage.size_bytes, storage.dtype) for storage in storages),
         reads=tuple(len(s.read_at) for s in step.saves),
     )
+
+
+def _check_means(plan: Plan) -> None:
+    """Refuse what the runtime cannot do."""
+    found = {
+        "recomputes storages": len(plan.recomputes),
+        "chooses algorithms": len(plan.algorithms),
+        "keeps storages away across the end of the step": sum(s.back_before_op <= s.out_after_op for s in plan.swaps),
+        "swaps to a second tier": len({swap.tier for swap in plan.swaps}) - 1,
+    }
+    for what, times in found.items():
+        if times > 0:
+            raise InvalidPlan(
+                f"the plan {what} ({times} times); allowed in a run are swaps of saved storages to one tier: "
+                "plan again with elbowroom.plan(..., planner='swap_greedy', allow=('swap',))"
+            )

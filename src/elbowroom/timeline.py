@@ -12,10 +12,10 @@ from elbowroom.trace import CATEGORIES, Category
 
 Lane = Literal["compute", "copy out", "copy back", "disk write", "disk read", "collective"]
 LANES: tuple[Lane, ...] = ("compute", "copy out", "copy back", "disk write", "disk read", "collective")
-SpanKind = Literal["op", "stall", "swap_out", "swap_back"]
+SpanKind = Literal["op", "stall", "swap_out", "swap_back", "recompute"]
 CurveKind = Literal["allocated", "reserved"]
 Source = Literal["simulated", "measured"]
-SPAN_KINDS: tuple[SpanKind, ...] = ("op", "stall", "swap_out", "swap_back")
+SPAN_KINDS: tuple[SpanKind, ...] = ("op", "stall", "swap_out", "swap_back", "recompute")
 CURVE_KINDS: tuple[CurveKind, ...] = ("allocated", "reserved")
 SOURCES: tuple[Source, ...] = ("simulated", "measured")
 
@@ -25,7 +25,7 @@ class Span:
     """One bar on a lane. Times are nanoseconds from the start of the step.
 
     Attributes:
-        op: for kind "op" and "stall", the op it is, or that waits; else None.
+        op: for kind "op" and "recompute", the op that runs; for "stall", the one that waits; else None.
         storage: for transfers and stalls, the storage moved or waited for; else None.
         size_bytes: bytes moved by a transfer, else 0.
     """
@@ -134,6 +134,11 @@ class Timeline(Filed):
     def stall_ns(self) -> int:
         """Time compute waited for copies."""
         return sum(span.end_ns - span.start_ns for span in self.spans if span.kind == "stall")
+
+    @property
+    def recompute_ns(self) -> int:
+        """Time compute ran ops again."""
+        return sum(span.end_ns - span.start_ns for span in self.spans if span.kind == "recompute")
 
     @property
     def swapped_out_bytes(self) -> int:

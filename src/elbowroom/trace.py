@@ -43,6 +43,26 @@ CATEGORIES: tuple[Category, ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One algorithm that an op could run with.
+
+    Attributes:
+        name: such as "implicit_gemm".
+        duration_ns: time of the call with it.
+        workspace_bytes: scratch memory that it takes.
+    """
+
+    name: str
+    duration_ns: int
+    workspace_bytes: int
+
+    def __post_init__(self) -> None:
+        rules.text("Choice.name", self.name)
+        rules.integer("Choice.duration_ns", self.duration_ns)
+        rules.integer("Choice.workspace_bytes", self.workspace_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One dispatched torch call.
 
@@ -54,6 +74,8 @@ class Op:
         writes: ids of the storages it writes, those it made included.
         duration_ns: measured time of the call.
         flops: floating point operations, 0 where no formula is known.
+        choices: algorithms it could run with, where that is known; the first is the one it ran with, whose workspace is
+            the largest storage of category "workspace" that the op allocates.
     """
 
     name: str
@@ -63,6 +85,7 @@ class Op:
     writes: tuple[int, ...]
     duration_ns: int
     flops: int = 0
+    choices: tuple[Choice, ...] = ()
 
     def __post_init__(self) -> None:
         rules.text("Op.name", self.name)
@@ -72,6 +95,11 @@ class Op:
         rules.integers("Op.writes", self.writes)
         rules.integer("Op.duration_ns", self.duration_ns)
         rules.integer("Op.flops", self.flops)
+        if self.choices != ():
+            rules.records("Op.choices", self.choices, Choice)
+            rules.distinct("Op.choices.name", [choice.name for choice in self.choices])
+            if (first := self.choices[0].duration_ns) != self.duration_ns:
+                rules.refuse("Op.choices[0].duration_ns", first, f"the op's duration_ns, {self.duration_ns}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from elbowroom.gpu_table import DTYPES
 from elbowroom.machine import TIERS, Link, Machine, Rate, Tier, TierName
-from elbowroom.plan import Plan, Swap
+from elbowroom.plan import Algorithm, Bound, Plan, Recompute, Swap
 from elbowroom.rules import MAX_INT
 from elbowroom.timeline import CURVE_KINDS, LANES, SOURCES, SPAN_KINDS, Curve, Span, Timeline
-from elbowroom.trace import CATEGORIES, PHASES, REMARK_KINDS, Event, Op, Remark, Save, Step, Storage, Trace
+from elbowroom.trace import CATEGORIES, PHASES, REMARK_KINDS, Choice, Event, Op, Remark, Save, Step, Storage, Trace
 
 naturals = st.integers(0, MAX_INT)
 rates = st.integers(1, MAX_INT)
@@ -19,6 +19,24 @@ text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
 remarks = st.builds(Remark, kind=st.sampled_from(REMARK_KINDS), name=text, count=st.integers(1, 2**63 - 1))
+
+
+@st.composite
+def ops_on(draw: st.DrawFn, storage_count: int) -> Op:
+    """One op on any storages, with up to three algorithms to choose from."""
+    ids = st.lists(st.integers(0, storage_count - 1), max_size=3).map(tuple)
+    names = draw(st.lists(text, unique=True, max_size=3))
+    choices = tuple(Choice(name=name, duration_ns=draw(naturals), workspace_bytes=draw(naturals)) for name in names)
+    return Op(
+        name=draw(text),
+        module=draw(text),
+        phase=draw(st.sampled_from(PHASES)),
+        reads=draw(ids),
+        writes=draw(ids),
+        duration_ns=choices[0].duration_ns if choices else draw(naturals),
+        flops=draw(naturals),
+        choices=choices,
+    )
 
 
 @st.composite
@@ -31,18 +49,7 @@ def traces(draw: st.DrawFn) -> Trace:
             max_size=5,
         )
     )
-    ids = st.lists(st.integers(0, len(storages) - 1), max_size=3).map(tuple)
-    op = st.builds(
-        Op,
-        name=text,
-        module=text,
-        phase=st.sampled_from(PHASES),
-        reads=ids,
-        writes=ids,
-        duration_ns=naturals,
-        flops=naturals,
-    )
-    ops = draw(st.lists(op, max_size=6))
+    ops = draw(st.lists(ops_on(len(storages)), max_size=6))
     events: list[Event] = []
     for storage, what in enumerate(storages):
         first, last = sorted(draw(st.tuples(*[st.integers(-1, len(ops) - 1)] * 2)))
@@ -106,16 +113,31 @@ def machines(draw: st.DrawFn) -> Machine:
     )
 
 
+swaps = st.builds(
+    Swap,
+    storage=st.integers(0, 9),
+    tier=st.sampled_from(TIERS[1:]),
+    out_after_op=st.integers(-1, 100),
+    back_before_op=st.integers(0, 100),
+)
+op_ids = st.integers(0, 100)
+op_sets = st.lists(op_ids, unique=True, min_size=1, max_size=4).map(lambda drawn: tuple(sorted(drawn)))
+
+
 @st.composite
-def swaps(draw: st.DrawFn) -> Swap:
-    """One swap that comes back after it left."""
-    out_after_op = draw(st.integers(-1, 100))
-    return Swap(
-        storage=draw(st.integers(0, 9)),
-        tier=draw(st.sampled_from(TIERS[1:])),
-        out_after_op=out_after_op,
-        back_before_op=out_after_op + draw(st.integers(1, 100)),
+def recomputes(draw: st.DrawFn, number: int) -> Recompute:
+    """One recompute of two storages that no other one has."""
+    recipe = draw(op_sets)
+    return Recompute(
+        storages=(10 + 2 * number, 11 + 2 * number), recipe=recipe, before_op=recipe[-1] + draw(op_ids) + 1
     )
+
+
+@st.composite
+def bounds(draw: st.DrawFn) -> Bound:
+    """A bound that is not above the step."""
+    least, most = sorted(draw(st.tuples(naturals, naturals)))
+    return Bound(machine=draw(text), step_ns=most, lower_bound_ns=least)
 
 
 plans = st.builds(
@@ -123,9 +145,16 @@ plans = st.builds(
     trace_id=text,
     planner=text,
     budget_bytes=naturals,
-    swaps=st.lists(swaps(), max_size=5, unique_by=lambda swap: swap.storage).map(
+    swaps=st.lists(swaps, max_size=5, unique_by=lambda swap: swap.storage).map(
         lambda drawn: tuple(sorted(drawn, key=lambda swap: swap.out_after_op))
     ),
+    recomputes=st.tuples(recomputes(0), recomputes(1)).map(
+        lambda drawn: tuple(sorted(drawn, key=lambda recompute: recompute.before_op))
+    ),
+    algorithms=st.lists(st.builds(Algorithm, op=op_ids, choice=text), max_size=3, unique_by=lambda each: each.op).map(
+        lambda drawn: tuple(sorted(drawn, key=lambda algorithm: algorithm.op))
+    ),
+    bound=st.none() | bounds(),
 )
 
 

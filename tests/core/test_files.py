@@ -9,6 +9,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from hypothesis import strategies as st
 from elbowroom import codec, files
 from elbowroom.errors import FormatError
 from elbowroom.machine import Link, Machine, Tier
-from elbowroom.plan import Plan, Swap
+from elbowroom.plan import Algorithm, Bound, Plan, Recompute, Swap
 from elbowroom.timeline import Curve, Span, Timeline
-from elbowroom.trace import Event, Op, Save, Step, Storage, Trace
+from elbowroom.trace import Choice, Event, Op, Save, Step, Storage, Trace
 from tests.core import strategies
 
 TRACE = Trace(
@@ -30,6 +31,18 @@ TRACE = Trace(
     ops=(
         Op(name="aten.mm.default", module="Net.0", phase="forward", reads=(0,), writes=(1,), duration_ns=5),
         Op(name="aten.mm.default", module="Net.0", phase="backward", reads=(1,), writes=(), duration_ns=7, flops=9),
+        Op(
+            name="aten.convolution",
+            module="Net.1",
+            phase="backward",
+            reads=(1,),
+            writes=(),
+            duration_ns=7,
+            choices=(
+                Choice(name="gemm", duration_ns=7, workspace_bytes=0),
+                Choice(name="fft", duration_ns=3, workspace_bytes=64),
+            ),
+        ),
     ),
     storages=(
         Storage(size_bytes=64, category="parameter", dtype="float32"),
@@ -37,7 +50,7 @@ TRACE = Trace(
     ),
     events=(Event(-1, 0, 64), Event(0, 1, 32), Event(1, 1, -32)),
     saves=(Save(storage=1, saved_at=1, idle_from=None, read_at=(1,)),),
-    steps=(Step(0, 2),),
+    steps=(Step(0, 3),),
 )
 MACHINE = Machine(
     name="here",
@@ -49,6 +62,9 @@ PLAN = Plan(
     planner="swap_greedy",
     budget_bytes=80,
     swaps=(Swap(storage=1, tier="disk", out_after_op=0, back_before_op=1),),
+    recomputes=(Recompute(storages=(2, 3), recipe=(0,), before_op=1),),
+    algorithms=(Algorithm(op=1, choice="gemm"),),
+    bound=Bound(machine="here", step_ns=12, lower_bound_ns=10),
 )
 TIMELINE = Timeline(
     source="simulated",
@@ -80,11 +96,47 @@ def test_a_record_is_saved_and_loaded_by_its_own_methods(record: Trace, tmp_path
 
 
 def test_a_plan_as_a_file_is_this_text() -> None:
-    rows = '{"columns":["storage","tier","out_after_op","back_before_op"],"rows":[[1,"disk",0,1]]}'
-    head = '{"magic":"elbowroom.plan","version":1,'
+    swaps = '{"columns":["storage","tier","out_after_op","back_before_op"],"rows":[[1,"disk",0,1]]}'
+    recomputes = '{"columns":["storages","recipe","before_op"],"rows":[[[2,3],[0],1]]}'
+    algorithms = '{"columns":["op","choice"],"rows":[[1,"gemm"]]}'
+    bound = '{"machine":"here","step_ns":12,"lower_bound_ns":10}'
     assert files.encode(PLAN).decode() == (
-        f'{head}"trace_id":"{TRACE.id}","planner":"swap_greedy","budget_bytes":80,"swaps":{rows}}}\n'
+        f'{{"magic":"elbowroom.plan","version":2,"trace_id":"{TRACE.id}","planner":"swap_greedy","budget_bytes":80,'
+        f'"swaps":{swaps},"recomputes":{recomputes},"algorithms":{algorithms},"bound":{bound}}}\n'
     )
+
+
+def test_the_choices_of_an_op_are_rows_inside_its_row() -> None:
+    rows = json.loads(files.encode(TRACE))["ops"]["rows"]
+    assert [row[-1] for row in rows] == [[], [], [["gemm", 7, 0], ["fft", 3, 64]]]
+
+
+def without(content: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name not in names}
+
+
+def test_a_plan_of_version_1_is_read() -> None:
+    content = without(json.loads(files.encode(PLAN)), "recomputes", "algorithms", "bound") | {"version": 1}
+
+    again = files.decode(json.dumps(content).encode(), Plan)
+
+    assert again == replace(PLAN, recomputes=(), algorithms=(), bound=None)
+
+
+def test_a_trace_of_version_1_is_read() -> None:
+    content = json.loads(files.encode(TRACE)) | {"version": 1}
+    content["ops"] = {"columns": content["ops"]["columns"][:-1], "rows": [row[:-1] for row in content["ops"]["rows"]]}
+
+    again = files.decode(json.dumps(content).encode(), Trace)
+
+    assert again == replace(TRACE, ops=tuple(replace(op, choices=()) for op in TRACE.ops))
+
+
+@pytest.mark.parametrize("ops", [[], {"columns": 3}, {"columns": [], "rows": {}}, {"columns": [], "rows": [7]}])
+def test_a_hostile_trace_of_version_1_is_one_clear_error(ops: object) -> None:
+    content = json.loads(files.encode(TRACE)) | {"version": 1, "ops": ops}
+    with pytest.raises(FormatError, match=r"^not a valid trace: ops: "):
+        files.decode(json.dumps(content).encode(), Trace)
 
 
 def test_the_id_of_a_trace_is_the_start_of_its_files_sha256(tmp_path: Path) -> None:
@@ -190,18 +242,18 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "no magic": (b"{}", r"magic: there is none; allowed is 'elbowroom.plan'; check that this is the file you meant"),
     "magic of another record": (files.encode(TRACE), r"magic: given 'elbowroom.trace'; allowed is 'elbowroom.plan'"),
     "magic of another type": (plan_with(magic=[1]), r"magic: given \[1\]"),
-    "newer": (plan_with(version=2), r"version: given 2, written by a newer elbowroom; allowed are 1 to 1: upgrade"),
-    "version zero": (plan_with(version=0), r"version: given 0; allowed is an int from 1 to 1"),
+    "newer": (plan_with(version=3), r"version: given 3, written by a newer elbowroom; allowed are 1 to 2: upgrade"),
+    "version zero": (plan_with(version=0), r"version: given 0; allowed is an int from 1 to 2"),
     "version true": (plan_with(version=True), r"version: given True"),
     "version text": (plan_with(version="1"), r"version: given '1'"),
     "no version": (b'{"magic":"elbowroom.plan"}', r"version: given None"),
     "unknown field": (
         plan_with(notes="x"),
-        r"unknown field 'notes'; allowed are trace_id, planner, budget_bytes, swaps",
+        r"unknown field 'notes'; allowed are trace_id, planner, budget_bytes, swaps, recomputes",
     ),
     "private field": (plan_with(_id="x"), r"unknown field '_id'"),
     "missing field": (
-        b'{"magic":"elbowroom.plan","version":1}',
+        b'{"magic":"elbowroom.plan","version":2}',
         r"field 'trace_id' is missing; all of trace_id, planner",
     ),
     "duplicate name": (GOOD[:-2] + b',"planner":"x"}', r"the name 'planner' stands twice in one object"),
@@ -250,12 +302,21 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         r"row 0: tier: given 'tape'; allowed is one of 'device', 'host', 'disk'",
     ),
     "contradiction in a row": (
-        swaps_with([[1, "disk", 3, 1]]),
-        r"swaps: row 0: Swap\.back_before_op: given 1; allowed is an op",
+        swaps_with([[1, "device", 3, 1]]),
+        r"swaps: row 0: Swap\.tier: given 'device'; allowed is one of 'host', 'disk'",
     ),
     "contradiction of rows": (
         swaps_with([[1, "disk", 0, 1]] * 2),
         r"Plan\.swaps\.storage\[1\]: given 1; allowed is a value",
+    ),
+    "bound of another type": (plan_with(bound=[1]), r"bound: given \[1\]; allowed is a JSON object"),
+    "bound with an unknown field": (
+        plan_with(bound={"machine": "", "step_ns": 1, "lower_bound_ns": 1, "gap": 0}),
+        r"bound: unknown field 'gap'; allowed are machine, step_ns, lower_bound_ns",
+    ),
+    "bound above the step": (
+        plan_with(bound={"machine": "", "step_ns": 1, "lower_bound_ns": 2}),
+        r"Bound\.lower_bound_ns: given 2; allowed is an int from 0 to 1",
     ),
 }
 
@@ -336,7 +397,7 @@ def test_a_truncated_file_is_an_error(length: int) -> None:
     )
 )
 def test_any_json_in_a_field_is_an_error_or_a_value(value: Any) -> None:
-    for name in ("trace_id", "budget_bytes", "swaps"):
+    for name in ("trace_id", "budget_bytes", "swaps", "recomputes", "bound"):
         with contextlib.suppress(FormatError):
             assert isinstance(files.decode(plan_with(**{name: value}), Plan), Plan)
 
@@ -346,7 +407,7 @@ def test_the_documentation_has_the_columns_of_every_table(record: object) -> Non
     text = (Path(__file__).parents[2] / "docs" / "formats.md").read_text("utf-8")
     kind = type(record).__name__.lower()
     content = json.loads(files.encode(record))
-    tables = {name: value for name, value in content.items() if isinstance(value, dict)}
+    tables = {name: value for name, value in content.items() if isinstance(value, dict) and "columns" in value}
     assert tables
     for name, table in tables.items():
         assert f"| {kind} | `{name}` | {', '.join(table['columns'])} |" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from elbowroom.errors import Infeasible, UsageError
 from elbowroom.lifetimes import last_step
 from elbowroom.machine import Machine, Tier
 from elbowroom.plan import Plan, Swap
-from elbowroom.planners import PLANNERS, check, plan
+from elbowroom.planners import PLANNERS, Problem, check, plan
 from elbowroom.simulate import simulate
 from elbowroom.trace import Trace
 from tests.core.build import Build, chain, machine, traces
@@ -57,6 +58,58 @@ def test_the_planners_are_these() -> None:
 def test_a_planner_that_is_not_there_is_refused() -> None:
     with pytest.raises(UsageError, match="given 'best'; allowed is one of keep_all, swap_all, swap_greedy, optimal, "):
         plan(chain([1]), machine(), 1, "best")
+
+
+def test_means_that_are_not_there_are_refused() -> None:
+    means: Any = ("swap", "teleport")
+    with pytest.raises(UsageError, match="allow: given 'teleport'; allowed are swap, recompute, state, algorithm"):
+        plan(chain([1]), machine(), 1, allow=means)
+    with pytest.raises(UsageError, match="time_limit_s: given 0; allowed is more than 0"):
+        plan(chain([1]), machine(), 1, time_limit_s=0)
+
+
+def test_a_planner_of_swaps_moves_nothing_where_swaps_are_not_allowed() -> None:
+    assert infeasible_without_swaps(chain([100, 100])).least_feasible_bytes == 200
+
+
+def infeasible_without_swaps(trace: Trace) -> Infeasible:
+    with pytest.raises(Infeasible) as caught:
+        plan(trace, machine(), 199, "swap_all", min_size_bytes=1, allow=("recompute",))
+    return caught.value
+
+
+def asked(on: Machine, budget: str, monkeypatch: pytest.MonkeyPatch) -> Problem:
+    """The problem that a planner is given."""
+    given: list[Problem] = []
+
+    def planner(problem: Problem) -> Plan:
+        given.append(problem)
+        return Plan(trace_id=problem.step.trace.id, planner="none", budget_bytes=problem.budget_bytes)
+
+    monkeypatch.setitem(PLANNERS, "none", planner)
+    plan(chain([1]), on, budget, "none", allow=("algorithm", "swap"), time_limit_s=2.5)
+    return given[0]
+
+
+def test_a_problem_says_what_every_lower_tier_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a device over 1000 bytes of host memory and 5000 of disk
+    disk = machine()
+    host, below = Tier(name="host", capacity_bytes=1000), Tier(name="disk", capacity_bytes=5000)
+    links = (replace(disk.links[0], lower="host"), replace(disk.links[0], upper="host"))
+    three = replace(disk, tiers=(disk.tiers[0], host, below), links=links)
+
+    # then what is not named is 90 % of the tier, and all of the host's may be pinned
+    problem = asked(three, "10", monkeypatch)
+    assert problem.tiers == {"host": 900, "disk": 4500, "pinned": 900}
+    assert (problem.tier, problem.tier_bytes) == ("host", 900)
+    assert problem.allow == ("swap", "algorithm")
+    assert problem.time_limit_s == 2.5
+
+    # and what is named is that, at most what the tier holds
+    problem = asked(three, "device=10,host=800,pinned=300,disk=9000", monkeypatch)
+    assert problem.tiers == {"host": 800, "disk": 5000, "pinned": 300}
+    assert problem.tier_bytes == 300
+    assert asked(three, "device=10,host=800,pinned=900", monkeypatch).tiers["pinned"] == 800
 
 
 def test_where_the_step_fits_nothing_is_moved() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from elbowroom.errors import ElbowroomError, InvalidRecord
 from elbowroom.machine import Link, Machine, Tier
-from elbowroom.plan import Plan, Swap
+from elbowroom.plan import Algorithm, Bound, Plan, Recompute, Swap
 from elbowroom.timeline import Curve, Span, Timeline
-from elbowroom.trace import Event, Op, Save, Step, Storage, Trace
+from elbowroom.trace import Choice, Event, Op, Save, Step, Storage, Trace
 
 
 def but(fields: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -21,6 +21,7 @@ def but(fields: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 OP: dict[str, Any] = {"name": "mm", "module": "", "phase": "forward", "reads": (0,), "writes": (1,), "duration_ns": 5}
+CHOICE: dict[str, Any] = {"name": "gemm", "duration_ns": 5, "workspace_bytes": 8}
 STORAGE: dict[str, Any] = {"size_bytes": 64, "category": "activation", "dtype": "float32"}
 SAVE: dict[str, Any] = {"storage": 1, "saved_at": 1, "idle_from": 1, "read_at": (1, 2)}
 TRACE: dict[str, Any] = {
@@ -43,6 +44,9 @@ LINK: dict[str, Any] = {
 DEVICE, HOST, DISK = (Tier(name=name, capacity_bytes=1) for name in ("device", "host", "disk"))
 MACHINE: dict[str, Any] = {"name": "here", "tiers": (DEVICE, DISK), "links": (Link(**LINK),)}
 SWAP: dict[str, Any] = {"storage": 1, "tier": "disk", "out_after_op": 1, "back_before_op": 2}
+RECOMPUTE: dict[str, Any] = {"storages": (3, 4), "recipe": (0, 1), "before_op": 2}
+ALGORITHM: dict[str, Any] = {"op": 4, "choice": "gemm"}
+BOUND: dict[str, Any] = {"machine": "here", "step_ns": 12, "lower_bound_ns": 10}
 PLAN: dict[str, Any] = {"trace_id": "", "planner": "x", "budget_bytes": 1, "swaps": (Swap(**SWAP),)}
 SPAN: dict[str, Any] = {"lane": "compute", "kind": "op", "name": "mm", "start_ns": 1, "end_ns": 2, "op": 0}
 CURVE: dict[str, Any] = {"tier": "device", "kind": "allocated", "at_ns": (0, 1), "size_bytes": (1, 2)}
@@ -55,6 +59,7 @@ TIMELINE: dict[str, Any] = {
     "at_peak": (("activation", 2), ("input", 1)),
 }
 FIELDS: dict[type, dict[str, Any]] = {
+    Choice: CHOICE,
     Op: OP,
     Storage: STORAGE,
     Save: SAVE,
@@ -63,6 +68,9 @@ FIELDS: dict[type, dict[str, Any]] = {
     Link: LINK,
     Machine: MACHINE,
     Swap: SWAP,
+    Recompute: RECOMPUTE,
+    Algorithm: ALGORITHM,
+    Bound: BOUND,
     Plan: PLAN,
     Span: SPAN,
     Curve: CURVE,
@@ -190,7 +198,39 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (Swap, {"tier": "device"}, r"Swap\.tier: given 'device'; allowed is one of 'host', 'disk'"),
     (Swap, {"storage": -1}, rf"Swap\.storage: given -1; allowed is {INT}"),
     (Swap, {"out_after_op": -2}, r"Swap\.out_after_op: given -2; allowed is an int from -1 to"),
-    (Swap, {"back_before_op": 1}, r"Swap\.back_before_op: given 1; allowed is an op after out_after_op, 1"),
+    (Swap, {"back_before_op": -1}, rf"Swap\.back_before_op: given -1; allowed is {INT}"),
+    (Recompute, {"storages": ()}, r"Recompute\.storages: given \(\); allowed is at least one storage"),
+    (Recompute, {"storages": (1, 1)}, r"Recompute\.storages\[1\]: given 1; allowed is a value that does not stand"),
+    (Recompute, {"recipe": ()}, r"Recompute\.recipe: given \(\); allowed is at least one op"),
+    (Recompute, {"recipe": (1, 0)}, r"Recompute\.recipe\[1\]: given 0; allowed is at least 1, the value before it"),
+    (Recompute, {"recipe": (1, 1)}, r"Recompute\.recipe\[1\]: given 1; allowed is a value that does not stand"),
+    (Recompute, {"before_op": 1}, r"Recompute\.recipe, last: given 1; allowed is an op before before_op, 1"),
+    (Algorithm, {"op": -1}, rf"Algorithm\.op: given -1; allowed is {INT}"),
+    (Algorithm, {"choice": None}, r"Algorithm\.choice: given None"),
+    (Bound, {"lower_bound_ns": 13}, r"Bound\.lower_bound_ns: given 13; allowed is an int from 0 to 12"),
+    (Bound, {"machine": 1}, r"Bound\.machine: given 1"),
+    (Choice, {"workspace_bytes": -1}, rf"Choice\.workspace_bytes: given -1; allowed is {INT}"),
+    (Choice, {"duration_ns": -1}, rf"Choice\.duration_ns: given -1; allowed is {INT}"),
+    (Choice, {"name": None}, r"Choice\.name: given None"),
+    (
+        Op,
+        {"choices": (Choice(**but(CHOICE, duration_ns=8)),)},
+        r"Op\.choices\[0\]\.duration_ns: given 8; allowed is the op's duration_ns, 5",
+    ),
+    (Op, {"choices": (Choice(**CHOICE),) * 2}, r"Op\.choices\.name\[1\]: given 'gemm'; allowed is"),
+    (Op, {"choices": [1]}, r"Op\.choices: given \[1\]; allowed is a tuple of Choice"),
+    (
+        Plan,
+        {"recomputes": (Recompute(**but(RECOMPUTE, storages=(1, 3))),)},
+        r"Plan\.swaps\.storage and Plan\.recomputes\.storages\[1\]: given 1; allowed is a value",
+    ),
+    (
+        Plan,
+        {"recomputes": (Recompute(**RECOMPUTE), Recompute(storages=(5,), recipe=(0,), before_op=1))},
+        r"Plan\.recomputes\.before_op\[1\]: given 1; allowed is at least 2, the value before it",
+    ),
+    (Plan, {"algorithms": (Algorithm(**ALGORITHM),) * 2}, r"Plan\.algorithms\.op\[1\]: given 4; allowed is a value"),
+    (Plan, {"bound": 3}, r"Plan\.bound: given 3; allowed is an instance of Bound, or None"),
     (Plan, {"budget_bytes": -1}, rf"Plan\.budget_bytes: given -1; allowed is {INT}"),
     (Plan, {"trace_id": None}, r"Plan\.trace_id: given None"),
     (
@@ -298,6 +338,11 @@ def test_the_id_of_a_trace_follows_from_its_content_alone() -> None:
     assert len(trace.id) == 16
     assert dataclasses.replace(trace, device="cuda:0").id == other.id != trace.id
     assert trace == same  # the one that was asked for its id and the one that was not are equal
+
+
+@pytest.mark.parametrize(("step_ns", "least_ns", "gap"), [(12, 10, 0.2), (0, 0, 0.0), (1, 0, float("inf"))])
+def test_the_gap_is_the_time_above_the_lower_bound_as_a_share_of_it(step_ns: int, least_ns: int, gap: float) -> None:
+    assert Bound(machine="here", step_ns=step_ns, lower_bound_ns=least_ns).gap == gap
 
 
 def test_a_refusal_is_an_elbowroom_error_and_a_value_error() -> None:

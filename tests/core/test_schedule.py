@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elbowroom.plan import Plan, Swap
+from elbowroom.errors import InvalidPlan
+from elbowroom.plan import Algorithm, Plan, Recompute, Swap
 from elbowroom.planners import plan
 from elbowroom.schedule import Action, Schedule, compile_schedule
 from elbowroom.trace import Trace
@@ -179,6 +184,31 @@ def test_the_schedule_says_what_the_run_must_find() -> None:
     assert schedule.reads == (1, 1)
     assert schedule.trace_id == trace.id
     assert schedule.budget_bytes == 10**9
+
+
+SWAPS = (
+    Swap(storage=0, tier="disk", out_after_op=0, back_before_op=3),
+    Swap(storage=1, tier="host", out_after_op=1, back_before_op=2),
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"recomputes": (Recompute(storages=(0,), recipe=(0,), before_op=3),)}, "recomputes storages (1 times)"),
+        ({"algorithms": (Algorithm(op=0, choice="gemm"),)}, "chooses algorithms (1 times)"),
+        ({"swaps": (replace(SWAPS[0], out_after_op=3),)}, "keeps storages away across the end of the step (1 times)"),
+        ({"swaps": SWAPS}, "swaps to a second tier (1 times)"),
+    ],
+)
+def test_what_the_runtime_cannot_do_is_refused(fields: dict[str, Any], what: str) -> None:
+    trace = chain([100, 100])
+    with pytest.raises(InvalidPlan) as caught:
+        compile_schedule(trace, replace(swapping(trace), **fields))
+    assert str(caught.value) == (
+        f"the plan {what}; allowed in a run are swaps of saved storages to one tier: "
+        "plan again with elbowroom.plan(..., planner='swap_greedy', allow=('swap',))"
+    )
 
 
 def test_only_the_saves_of_the_last_step_count() -> None:

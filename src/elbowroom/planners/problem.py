@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -14,7 +15,20 @@ from elbowroom.machine import Machine, TierName
 from elbowroom.moves import Moves, moves_of, need
 from elbowroom.plan import Plan, Swap
 
-__all__ = ["Planner", "Problem", "as_plan", "movable", "moves_on_demand", "moving", "peak_of"]
+Means = Literal["swap", "recompute", "state", "algorithm"]
+MEANS: tuple[Means, ...] = ("swap", "recompute", "state", "algorithm")
+
+__all__ = [
+    "MEANS",
+    "Means",
+    "Planner",
+    "Problem",
+    "as_plan",
+    "movable",
+    "moves_on_demand",
+    "moving",
+    "peak_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -24,10 +38,14 @@ class Problem:
     Attributes:
         step: the last step of the trace.
         machine: where the plan will run.
-        tier: where swapped storages go; None where the machine has no tier below the device.
+        tier: where storages go first; None where the machine has no tier below the device.
         tier_bytes: what may lie on that tier.
         budget_bytes: allocated bytes the device may hold.
         min_size_bytes: smaller storages are kept.
+        tiers: bytes that each lower tier of the machine may hold, and how many of the host's may be pinned.
+        allow: the means a plan may use: swaps of saved storages, recomputes, swaps of optimizer states and gradients,
+            other algorithms. A planner uses those of them that it knows.
+        time_limit_s: a planner that searches stops then with the best plan it has.
     """
 
     step: LastStep
@@ -36,6 +54,9 @@ class Problem:
     tier_bytes: int
     budget_bytes: int
     min_size_bytes: int
+    tiers: Mapping[str, int] = field(default_factory=dict[str, int])
+    allow: tuple[Means, ...] = MEANS
+    time_limit_s: float = 60.0
 
 
 Planner = Callable[[Problem], Plan]
@@ -44,7 +65,7 @@ Planner = Callable[[Problem], Plan]
 def movable(problem: Problem) -> Ints:
     """The saves that may be swapped, as many as the lower tier has room for: those away longest, by bytes, first."""
     step = problem.step
-    if problem.tier is None:
+    if problem.tier is None or "swap" not in problem.allow:
         return np.zeros(0, np.int64)
     large = np.nonzero(step.size >= max(1, problem.min_size_bytes))[0].astype(np.int64)
     begin, end = step.window(large, step.first_read[large])

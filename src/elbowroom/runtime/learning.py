@@ -185,7 +185,7 @@ class Learner:
 
     def _plan(self, trace: Trace) -> Known:
         if self._given is None:
-            made = plan(trace, self.machine, self.budget_bytes, min_size_bytes=self._min_size_bytes)
+            made = plan(trace, self.machine, self.budget_bytes, "swap_greedy", self._min_size_bytes, allow=("swap",))
         else:
             made = _moved_to(trace, self._given)
             check(trace, made)
