@@ -13,8 +13,8 @@ def reserved_at(step: LastStep, moves: Moves, begin: Ints, end: Ints, settings: 
     """Reserved bytes per point of the last step, on a device without a limit.
 
     Without moves all events of the trace are replayed, so that the step finds the cache as the steps before it left
-    it. With moves the step begins with an empty cache around the storages that are live then: the steps before it in
-    the trace were not moved, and would leave a cache that the plan never has.
+    it. With moves the step begins with what came before the first op and the storages that are live then: the steps
+    before it in the trace were not moved, and would leave a cache that the plan never has.
 
     Args:
         step: the last step.
@@ -32,11 +32,13 @@ def reserved_at(step: LastStep, moves: Moves, begin: Ints, end: Ints, settings: 
 
 
 def _before(step: LastStep, everything: bool) -> list[Event]:
-    """Events before the step: all of them, or those that allocate what is live at its start."""
+    """Events before the step: all of them, or those before the first op and what then leads to its live storages."""
+    early = [event for event in step.trace.events if event.op < step.first_op]
+    at_first = {event.storage for event in early if event.op < 0}
     return [
         ("alloc", storage, size) if size > 0 else ("free", storage)
-        for op, storage, size in step.trace.events
-        if op < step.first_op and (everything or (size > 0 and step.gone[storage] > 0))
+        for _, storage, size in early
+        if everything or storage in at_first or step.gone[storage] > 0
     ]
 
 

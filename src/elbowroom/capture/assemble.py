@@ -7,18 +7,19 @@ autograd would have held it. When the original died says from where on only auto
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import final
 
 import torch
 
+from elbowroom.capture.clock import DeviceClock
 from elbowroom.capture.drafts import OpDraft, SaveDraft, StorageDraft, flops_of, save_of
+from elbowroom.capture.layout import BRIEF, HOLE
+from elbowroom.capture.measured import Clock, Moved, curve_of, spans_of
 from elbowroom.capture.recorder import Note, Recording
 from elbowroom.capture.stream import Allocation, Block, Mark, OpSeen
 from elbowroom.errors import CaptureError
 from elbowroom.machine import TierName
-from elbowroom.runtime.entries import Happening
-from elbowroom.timeline import Curve, Lane, Span, Timeline
+from elbowroom.timeline import Timeline
 from elbowroom.trace import Category, Event, Op, Phase, Step, Storage, Trace
 
 
@@ -51,6 +52,7 @@ class Assembly:
         self._phase: Phase = "forward"
         self._offset_ns = 0
         self._now_ns = 0
+        self._reached: list[tuple[int, int]] = []
         self._run()
 
     # The pass
@@ -66,6 +68,8 @@ class Assembly:
             elif isinstance(what, Mark):
                 note = self._recording.notes[what.number]
                 self._offset_ns = self._offset_ns or at_ns - note.at_ns
+                if note.reached_ns:
+                    self._reached.append((at_ns, note.reached_ns + self._offset_ns))
                 getattr(self, f"_on_{note.what}")(note)
             elif self._paused:
                 continue
@@ -80,6 +84,19 @@ class Assembly:
             )
         self._on_step_ends(None)
         self._renumber()
+        self._to_device_time()
+
+    def _to_device_time(self) -> None:
+        """A device with streams does its work later than the host hands it out: ops and bytes move to when it does.
+
+        What lies between two marks is stretched between the times at which the device came to them.
+        """
+        if not self._reached:
+            return
+        clock = DeviceClock(self._reached)
+        for op in self._ops:
+            op.seen.start_ns, op.seen.end_ns = clock.at(op.seen.start_ns), clock.at(op.seen.end_ns)
+        self._changes = [(clock.at(at_ns), storage, change) for at_ns, storage, change in self._changes]
 
     def _renumber(self) -> None:
         """Storages the last step saves come first, in that order: so a plan means the same in every recording."""
@@ -183,6 +200,21 @@ class Assembly:
             if block.address not in self._at:
                 self._at[block.address] = self._new(block, "input", first=True)
 
+    def _on_laid_out(self, note: Note) -> None:
+        """The memory of a caching allocator as it was found: what Python does not know of is some library's own."""
+        holes: list[int] = []
+        for block in note.blocks:
+            storage = self._new(block, "input" if block.dtype else "workspace", first=True)
+            if block.address not in (BRIEF, HOLE):
+                self._at[block.address] = storage
+                continue
+            self._changes.append((self._now_ns, storage, -block.size_bytes))
+            if block.address == BRIEF:
+                self._events.append(Event(-1, storage, -block.size_bytes))
+            else:
+                holes.append(storage)
+        self._events += [Event(-1, storage, -self._storages[storage].size_bytes) for storage in holes]
+
     def _on_classify(self, note: Note) -> None:
         for block in note.blocks:
             known = self._storages[self._resolve(block)]
@@ -256,6 +288,9 @@ class Assembly:
     def _on_optimizer_ends(self, _note: Note) -> None:
         self._phase = "other"
 
+    def _on_ended(self, _note: Note) -> None:
+        """Its mark is all there is to it."""
+
     def _on_pause(self, _note: Note) -> None:
         self._paused += 1
 
@@ -284,7 +319,7 @@ class Assembly:
             for op in self._ops
         )
         return Trace(
-            device="cpu",
+            device=str(self._recording.device),
             torch_version=str(torch.__version__),
             ops=ops,
             storages=tuple(
@@ -298,72 +333,20 @@ class Assembly:
 
     def timeline(self, trace_id: str, outside_bytes: int = 0) -> Timeline:
         """What was measured: op spans, stalls, transfers and the device's allocated bytes."""
+        moved = [
+            Moved(each, saved.storage if (saved := self._by_entry.get(id(each.entry))) else None)
+            for each in self._recording.happenings
+        ]
+        clock = Clock(start_ns=self._ops[0].seen.start_ns, offset_ns=self._offset_ns)
         seen = [op.seen for op in self._ops]
-        start_ns, end_ns = seen[0].start_ns, seen[-1].end_ns
-        spans = [
-            Span(
-                lane="compute",
-                kind="op",
-                name=op.name,
-                start_ns=op.start_ns - start_ns,
-                end_ns=op.end_ns - start_ns,
-                op=index,
-            )
-            for index, op in enumerate(seen)
-        ]
-        starts = [op.start_ns for op in seen]
-        spans += [
-            self._span(happening, start_ns, starts)
-            for happening in self._recording.happenings
-            if happening.end_ns + self._offset_ns >= start_ns
-        ]
-        curve, at_peak = self._curve(start_ns)
+        spans = spans_of(clock, seen, moved, self._tier)
+        curve, at_peak = curve_of(clock, self._changes, self._storages)
         return Timeline(
             source="measured",
             trace_id=trace_id,
-            step_ns=max(end_ns - start_ns, *(span.end_ns for span in spans)),
-            spans=tuple(sorted(spans, key=lambda span: span.start_ns)),
+            step_ns=max(seen[-1].end_ns - clock.start_ns, *(span.end_ns for span in spans)),
+            spans=spans,
             curves=(curve,),
             at_peak=at_peak,
             outside_bytes=outside_bytes,
         )
-
-    def _span(self, happening: Happening, start_ns: int, starts: list[int]) -> Span:
-        saved = self._by_entry.get(id(happening.entry))
-        storage = saved.storage if saved else None
-        begin = max(happening.start_ns + self._offset_ns - start_ns, 0)
-        end = max(happening.end_ns + self._offset_ns - start_ns, begin)
-        if happening.kind == "stall":
-            op = min(bisect_right(starts, happening.start_ns + self._offset_ns), len(starts) - 1)
-            return Span(lane="compute", kind="stall", name="stall", start_ns=begin, end_ns=end, op=op, storage=storage)
-        lanes: dict[str, Lane] = {"swap_out": "copy out", "swap_back": "copy back"}
-        if self._tier == "disk":
-            lanes = {"swap_out": "disk write", "swap_back": "disk read"}
-        return Span(
-            lane=lanes[happening.kind],
-            kind="swap_out" if happening.kind == "swap_out" else "swap_back",
-            name=f"storage {storage}" if storage is not None else "storage of an earlier step",
-            start_ns=begin,
-            end_ns=end,
-            storage=storage,
-            size_bytes=happening.size_bytes,
-        )
-
-    def _curve(self, start_ns: int) -> tuple[Curve, tuple[tuple[Category, int], ...]]:
-        at_ns: list[int] = []
-        level: list[int] = []
-        total = peak = 0
-        held: dict[Category, int] = {}
-        at_peak: dict[Category, int] = {}
-        for when_ns, storage, change in self._changes:
-            total += change
-            category = self._storages[storage].category
-            held[category] = held.get(category, 0) + change
-            if total > peak:
-                peak, at_peak = total, dict(held)
-            when = max(when_ns - start_ns, at_ns[-1] if at_ns else 0, 0)
-            at_ns.append(when)
-            level.append(max(total, 0))
-        ordered = sorted(at_peak.items(), key=lambda pair: -pair[1])
-        curve = Curve(tier="device", kind="allocated", at_ns=tuple(at_ns or [0]), size_bytes=tuple(level or [0]))
-        return curve, tuple(pair for pair in ordered if pair[1] > 0)

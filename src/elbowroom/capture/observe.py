@@ -101,9 +101,11 @@ class Observing(Director):
 
 def start_recorder(executor: Executor, reserved: Reserved, root: torch.nn.Module | None) -> Recorder | None:
     """A running recorder that hears of the executor's moves; None where torch's profiler is in use."""
-    recorder = Recorder(reserved.add_module)
+    tier = executor.tier
+    recorder = Recorder(reserved.add_module, executor.device, tier.streams)
     if not recorder.start(root):
         return None
+    tier.timed = True
     executor.observer = recorder.observer()
     return recorder
 

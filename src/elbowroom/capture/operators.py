@@ -39,8 +39,9 @@ def operator(name: str, arguments: int) -> Operator | None:
 
 
 def _composed(schemas: list[Any]) -> bool:
-    """Whether these overloads are made of other operators, with no kernel of their own on the CPU."""
-    return all(has_kernel(s, "CompositeImplicitAutograd") and not has_kernel(s, "CPU") for s in schemas)
+    """Whether these overloads are made of other operators, with no kernel of their own on CPU or GPU."""
+    own = ("CPU", "CUDA")
+    return all(has_kernel(s, "CompositeImplicitAutograd") and not any(has_kernel(s, k) for k in own) for s in schemas)
 
 
 def _written(argument: Any) -> bool:

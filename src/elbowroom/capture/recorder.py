@@ -11,16 +11,19 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import torch
 
+from elbowroom.capture.cuda_memory import CudaMemory
+from elbowroom.capture.layout import fills
 from elbowroom.capture.modules import ModulePaths
 from elbowroom.capture.stream import Block, Item, Stream
 from elbowroom.runtime._torch_compat import storage_key
 from elbowroom.runtime.entries import Entry, Happening, Observer
 from elbowroom.runtime.storages import storage_of
+from elbowroom.runtime.streams import Streams
 from elbowroom.trace import Category
 
 
@@ -30,6 +33,8 @@ class Note:
 
     Attributes:
         at_ns: `time.perf_counter_ns`, the clock of the happenings.
+        mark: behind all that the device was given before; None where it has no streams.
+        reached_ns: when the device came to the mark, on the same clock; 0 without one.
     """
 
     what: str
@@ -38,6 +43,8 @@ class Note:
     category: Category = "temporary"
     path: str = ""
     at_ns: int = 0
+    mark: Any = None
+    reached_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +55,13 @@ class Recording:
         notes: by number.
         stream: ops, blocks and the notes' numbers, in order.
         happenings: stalls and transfers.
+        device: where it ran.
     """
 
     notes: list[Note]
     stream: list[Item]
     happenings: list[Happening]
+    device: torch.device
 
 
 @final
@@ -61,13 +70,19 @@ class Recorder:
 
     Args:
         on_root: called with each outermost module before it runs.
+        device: where the step runs.
+        streams: the device's, None where it has none.
     """
 
-    def __init__(self, on_root: Callable[[torch.nn.Module], None]) -> None:
+    def __init__(
+        self, on_root: Callable[[torch.nn.Module], None], device: torch.device, streams: Streams | None = None
+    ) -> None:
         self._on_root = on_root
+        self._device = device
+        self._streams = streams
         self._notes: list[Note] = []
         self._happenings: list[Happening] = []
-        self._stream = Stream()
+        self._stream = Stream(device)
         self._paths = ModulePaths(self._root, lambda path: self._note(Note("module", path=path)))
         self._watched: list[object] = []
         self.active = False
@@ -91,10 +106,26 @@ class Recorder:
 
     def stop(self) -> Recording:
         """End, and what was recorded."""
+        self._note(Note("ended", mark=self._mark()))
         self.active = False
         self._paths.stop()
         self._watched.clear()
-        return Recording(notes=self._notes, stream=self._stream.stop(), happenings=self._happenings)
+        stream = self._stream.stop()
+        self._ask_times()
+        return Recording(notes=self._notes, stream=stream, happenings=self._happenings, device=self._device)
+
+    def _mark(self) -> Any:
+        return None if self._streams is None else self._streams.mark(self._streams.current(), timed=True)
+
+    def _ask_times(self) -> None:
+        """Have the device tell when it came to each mark and copy; blocks until it is done."""
+        if self._streams is None:
+            return
+        self._streams.finish()
+        for note in self._notes:
+            if note.mark is not None:
+                note.reached_ns, note.mark = self._streams.time_ns(note.mark), None
+        self._happenings = [_timed(each) for each in self._happenings]
 
     def observer(self) -> Observer:
         """What to hand to the executor so that this recorder hears of its moves."""
@@ -106,11 +137,11 @@ class Recorder:
 
     @contextmanager
     def _pause(self) -> Iterator[None]:
-        self._note(Note("pause"))
+        self._note(Note("pause", mark=self._mark()))
         try:
             yield
         finally:
-            self._note(Note("resume"))
+            self._note(Note("resume", mark=self._mark()))
 
     def saved(self, entry: Entry, storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
         """Autograd saved this storage for the first time."""
@@ -122,7 +153,7 @@ class Recorder:
 
     def classify(self, category: Category, tensors: Iterable[torch.Tensor]) -> None:
         """Say what the storages of these tensors are for."""
-        blocks = tuple(block for tensor in tensors if (block := _block(tensor)) is not None)
+        blocks = tuple(block for tensor in tensors if (block := _block(tensor, self._device)) is not None)
         self._note(Note("classify", blocks=blocks, category=category))
 
     def step_ends(self) -> None:
@@ -148,11 +179,16 @@ class Recorder:
         """Everything that Python can reach before the first op; the stream has no size for blocks from before it."""
         blocks: dict[int, Block] = {}
         for tensor in reachable_tensors():
-            block = _block(tensor)
+            block = _block(tensor, self._device)
             if block is not None and block.address not in blocks:
                 blocks[block.address] = block
-                self._watch(tensor.untyped_storage(), Note("died", blocks=(block,)))
-        self._note(Note("exists", blocks=tuple(blocks.values())))
+                if self._device.type == "cpu":  # elsewhere the stream tells of every free
+                    self._watch(tensor.untyped_storage(), Note("died", blocks=(block,)))
+        if self._device.type == "cuda":
+            found = fills(CudaMemory(self._device).segments())
+            dtypes = {address: block.dtype for address, block in blocks.items()}
+            self._note(Note("laid_out", blocks=tuple(Block(*each, dtypes.get(each.address, "")) for each in found)))
+        self._note(Note("exists", blocks=tuple(blocks.values()), mark=self._mark()))
 
     def _watch(self, storage: torch.UntypedStorage, on_death: Note) -> None:
         def died(_: object) -> None:
@@ -200,9 +236,16 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _block(tensor: torch.Tensor) -> Block | None:
+def _timed(happening: Happening) -> Happening:
+    if happening.transfer is None:
+        return happening
+    start_ns, end_ns = happening.transfer.times()
+    return replace(happening, start_ns=start_ns, end_ns=end_ns, transfer=None)
+
+
+def _block(tensor: torch.Tensor, device: torch.device) -> Block | None:
     """Where a tensor's bytes lie; None for those without bytes of their own on this device."""
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+    if tensor.layout is not torch.strided or tensor.device != device:
         return None
     storage = storage_of(tensor)
     if storage is None or not storage.data_ptr():

@@ -32,5 +32,5 @@ def steady(trace: Trace) -> Trace:
     return replace(
         trace,
         storages=trace.storages + leftovers,
-        events=tuple(sorted((*before, *kept), key=lambda event: event.op)),
+        events=tuple(sorted((*kept, *before), key=lambda event: event.op)),
     )

@@ -1,7 +1,7 @@
 """What torch's own profiler sees of a stretch of a run, in order: ops, blocks of the allocator, and markers of ours.
 
 The profiler is an observer: with it on, torch takes the same paths. (A dispatch mode is not one: while any is on, some
-backward formulas take the way that is meant for tensor subclasses, and round differently.) Every block that torch's CPU
+backward formulas take the way that is meant for tensor subclasses, and round differently.) Every block that torch's
 allocator hands out or takes back appears with its address, tensors of Python and scratch memory inside kernels alike.
 Markers put what Python sees (autograd saves, a module begins) into the same order.
 """
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from elbowroom.capture.cuda_memory import CudaMemory, Requests
 from elbowroom.capture.operators import operator
 from elbowroom.runtime._torch_compat import marker, profiler_events, profiler_running
 
@@ -82,10 +83,16 @@ class Item(NamedTuple):
 
 @final
 class Stream:
-    """Records between `start` and `stop`; `mark(i)` is a context that appears as marker i."""
+    """Records between `start` and `stop`; `mark(i)` is a context that appears as marker i.
 
-    def __init__(self) -> None:
+    Args:
+        device: whose blocks are of interest.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._session: Any = None
+        self._memory = CudaMemory(device) if device.type == "cuda" else None
 
     def start(self) -> bool:
         """Begin; False where the profiler is in somebody else's use."""
@@ -98,6 +105,8 @@ class Stream:
             session.__enter__()
             del known_before  # torch warns once about a block from before the profile: let it do so unheard
         self._session = session
+        if self._memory is not None:
+            self._memory.start()
         return True
 
     @staticmethod
@@ -107,15 +116,27 @@ class Stream:
 
     def stop(self) -> list[Item]:
         """End, and the stream in order."""
+        requests = None if self._memory is None else self._memory.stop()
         with _quiet():
             self._session.__exit__(None, None, None)
-        items = [item for root in profiler_events(self._session) for item in _items(root)]
+        items = [item for root in profiler_events(self._session) for item in _items(root, self._device)]
         self._session = None
         items.sort(key=lambda item: (item.at_ns, item.ends))
+        if requests is not None:
+            _as_requested(items, requests)
         return items
 
 
-def _items(root: Any) -> Iterator[Item]:
+def _as_requested(items: list[Item], requests: Requests) -> None:
+    """Put the requested bytes of each block in place of its own."""
+    for item in items:
+        if isinstance(item.what, Allocation):
+            address, block_bytes, dtype = item.what.block
+            size_bytes = requests.next(address, block_bytes, freed=item.what.freed)
+            item.what.block = Block(address, size_bytes, dtype)
+
+
+def _items(root: Any, device: torch.device) -> Iterator[Item]:
     """Items of one tree of events; an op's children are its own business but for their allocations and markers."""
     pending: list[tuple[Any, int | None, bool]] = [(root, None, False)]
     while pending:
@@ -123,7 +144,7 @@ def _items(root: Any) -> Iterator[Item]:
         tag = event.tag.name
         if tag == "Allocation":
             fields = event.extra_fields
-            if fields.device.type == "cpu" and fields.alloc_size:
+            if fields.alloc_size and _same(fields.device, device):
                 block = Block(fields.ptr, abs(fields.alloc_size), "")
                 yield Item(event.start_time_ns, Allocation(block, fields.alloc_size < 0))
         elif event.name.startswith(PREFIX):
@@ -132,7 +153,7 @@ def _items(root: Any) -> Iterator[Item]:
             if event.name.startswith(BACKWARD):
                 node = event.extra_fields.sequence_number
             elif not inside:
-                seen = _op(event, node)
+                seen = _op(event, node, device)
                 if seen is not None:
                     inside = True
                     yield Item(seen.start_ns, seen)
@@ -140,13 +161,17 @@ def _items(root: Any) -> Iterator[Item]:
         pending.extend((child, node, inside) for child in event.children)
 
 
-def _op(event: Any, node: int | None) -> OpSeen | None:
+def _same(one: torch.device, other: torch.device) -> bool:
+    return one.type == other.type and (one.index or 0) == (other.index or 0)
+
+
+def _op(event: Any, node: int | None, device: torch.device) -> OpSeen | None:
     """The op of an event; `node` is the autograd node that runs it, None in forward."""
     inputs = event.extra_fields.inputs
     known = operator(event.name, len(inputs))
     if known is None:
         return None
-    blocks = [list(_blocks(argument)) for argument in inputs]
+    blocks = [list(_blocks(argument, device)) for argument in inputs]
     return OpSeen(
         name=event.name.replace("::", "."),
         reads=() if known.views else tuple(b for i, bs in enumerate(blocks) if i not in known.writes for b in bs),
@@ -165,12 +190,12 @@ def _argument(argument: Any) -> tuple[int, ...] | bool | None:
     return argument if isinstance(argument, bool) else None
 
 
-def _blocks(argument: Any) -> Iterator[Block]:
-    """Storages of an argument: a tensor's, those of a list of tensors, or none."""
+def _blocks(argument: Any, device: torch.device) -> Iterator[Block]:
+    """Storages of an argument on a device: a tensor's, those of a list of tensors, or none."""
     if isinstance(argument, list):
         for each in argument:  # pyright: ignore[reportUnknownVariableType]
-            yield from _blocks(each)
-    elif getattr(argument, "storage_data_ptr", None):
+            yield from _blocks(each, device)
+    elif getattr(argument, "storage_data_ptr", None) and _same(argument.device, device):
         span = sum((size - 1) * abs(stride) for size, stride in zip(argument.sizes, argument.strides, strict=False)) + 1
         dtype = argument.dtype
         size_bytes = span * dtype.itemsize if all(argument.sizes) else 0

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from elbowroom.plan import Plan
 
 if TYPE_CHECKING:
+    import torch
+
     from elbowroom.runtime.room import Room
 
 __all__ = ["within"]
@@ -23,36 +25,34 @@ def within(
     spill_dir: str | os.PathLike[str] | None = None,
     min_size_bytes: int = 2**20,
     measure: bool = False,
+    device: str | torch.device | None = None,
 ) -> Iterator[Room]:
-    """Run an unchanged training loop with the bytes of its live storages inside a budget.
+    """Run an unchanged training loop inside a budget of bytes: live storages in RAM, or what a CUDA device reserves.
 
     A step is observed with every large saved storage swapped, so that it fits if anything does; then a plan is made and
     followed, with bit-equal numbers. Other shapes are observed in their turn. A job that fits is left alone.
 
     Args:
-        budget: what the device tier (RAM) may hold: "2GiB", "90%", "auto" (the default: what is free, less a margin),
-            "device=2GiB,disk=50GiB". It counts live storages; the interpreter and its libraries come on top.
+        budget: what the device tier may hold: "2GiB", "90%", "auto" (the default: what is free, less a margin),
+            "device=2GiB,host=24GiB,pinned=4GiB" (CUDA), "device=2GiB,disk=50GiB" (RAM). On CUDA it counts what torch's
+            allocator reserves, in RAM live storages; context, interpreter and libraries come on top.
         plan: follow this plan of the same training step in place of making one.
         spill_dir: directory of the spill file; TMPDIR or the system's where None.
         min_size_bytes: smaller storages are kept.
         measure: record one step under the final plan; its timeline is in `room.measured`.
+        device: whose storages leave, "cpu" or such as "cuda:0"; None is torch's current CUDA device, else RAM.
 
     Raises:
         Infeasible: no plan meets the budget; raised where the step after the observed ones begins.
         InvalidPlan, UsageError: `plan` is not for this step, or an argument is not allowed.
-        TierFull, TierFailed: the disk has no room or failed.
+        TierFull, TierFailed: the tier below has no room or failed.
 
     Limits: it works on the thread that enters it. torch.func transforms refuse all saved-tensor hooks. Tensors on other
     devices, subclasses, sparse and quantised tensors stay where they are.
     """
-    from elbowroom.runtime.opening import close_room, open_room
+    from elbowroom.runtime.opening import opened
 
-    room = open_room(budget, plan, spill_dir, min_size_bytes)
-    if measure:
-        room.measure_next_step()
-    failed = True
-    try:
+    with opened(budget, plan, spill_dir, min_size_bytes, device) as room:
+        if measure:
+            room.measure_next_step()
         yield room
-        failed = False
-    finally:
-        close_room(room, failed=failed)

@@ -275,3 +275,21 @@ def set_storage(
     """Put a tensor on another storage; `set_` is public, and its declared types are not those it takes."""
     changed: Any = tensor
     changed.set_(storage, offset, shape, strides)
+
+
+# A CUDA device under `within`. Checked on 2.11.0 (its CUDA build, on the rig).
+
+
+def memory_history_on() -> bool:
+    """Whether the caching allocator of CUDA keeps a history; no public query exists."""
+    return torch._C._cuda_isHistoryEnabled()
+
+
+def keep_memory_history(*, on: bool) -> None:
+    """Begin or end that history, without stacks; torch's documents name this function, and it has no public name."""
+    torch.cuda.memory._record_memory_history(enabled="all" if on else None, context=None, max_entries=1 << 22)
+
+
+def memory_snapshot() -> Any:
+    """Segments, blocks and the history of the caching allocator; only the private one has requested sizes."""
+    return torch.cuda.memory._snapshot()

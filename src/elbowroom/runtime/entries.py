@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import final
 
@@ -35,14 +35,16 @@ class Entry:
         version: version counter at the first save; a later save at another version means changed bytes.
         handles: saved tensors that lie on it and still exist.
         reads: times it was read in this step.
+        home: the stream it was saved on, where there are streams.
+        arrived: the swap back that brought the bytes it has now.
     """
 
     __slots__ = (
-        "__weakref__", "alive", "back", "device", "handles", "key", "n", "out", "reads", "size_bytes",
-        "slot", "state", "version",
+        "__weakref__", "alive", "arrived", "back", "device", "handles", "home", "key", "n", "out", "reads",
+        "size_bytes", "slot", "state", "version",
     )  # fmt: skip
 
-    def __init__(self, n: int, storage: torch.UntypedStorage, version: int) -> None:
+    def __init__(self, n: int, storage: torch.UntypedStorage, version: int, home: Hashable = None) -> None:
         self.n = n
         self.size_bytes = storage.nbytes()
         self.state = State.ON_DEVICE
@@ -52,6 +54,8 @@ class Entry:
         self.version = version
         self.handles = 1
         self.reads = 0
+        self.home = home
+        self.arrived: Transfer | None = None
         self.slot: Slot | None = None
         self.out: Transfer | None = None
         self.back: Transfer | None = None
@@ -70,13 +74,18 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something the executor did, for whoever records a step. `start_ns` and `end_ns` are `perf_counter_ns`."""
+    """Something the executor did, for whoever records a step. `start_ns` and `end_ns` are `perf_counter_ns`.
+
+    Attributes:
+        transfer: knows better when it was, once all work of the device is done; None where the times are known.
+    """
 
     kind: str
     entry: Entry
     start_ns: int
     end_ns: int
     size_bytes: int = 0
+    transfer: Transfer | None = None
 
 
 @dataclass(slots=True)

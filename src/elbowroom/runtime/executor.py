@@ -28,7 +28,8 @@ import torch
 from elbowroom.errors import TierError
 from elbowroom.runtime._torch_compat import storage_key
 from elbowroom.runtime.entries import Counters, Entry, Happening, Observer, State
-from elbowroom.runtime.memory import Residence
+from elbowroom.runtime.memory import RamResidence, Residence
+from elbowroom.runtime.storages import CPU
 from elbowroom.runtime.tiers import LowerTier, Transfer
 
 
@@ -39,11 +40,13 @@ class Executor:
     Args:
         tier: where they go.
         residence: has the memory of what left go back to the system.
+        device: where they come from.
     """
 
-    def __init__(self, tier: LowerTier, residence: Residence | None = None) -> None:
+    def __init__(self, tier: LowerTier, residence: Residence | None = None, device: torch.device = CPU) -> None:
         self.tier = tier
-        self.residence = residence or Residence()
+        self.device = device
+        self.residence = residence or RamResidence()
         self.counters = Counters()
         self.observer = Observer()
         self._by_key: dict[int, Entry] = {}
@@ -61,7 +64,7 @@ class Executor:
 
     def add(self, n: int, storage: torch.UntypedStorage, version: int) -> Entry:
         """A new entry, on the device and not held by the table, with the one handle that its caller makes for it."""
-        entry = Entry(n, storage, version)
+        entry = Entry(n, storage, version, self.tier.home())
         self._by_key[entry.key] = entry
         return entry
 
@@ -80,6 +83,7 @@ class Executor:
         assert storage is not None, "an entry is swapped out while its saved tensor is at hand"
         with self._moving():
             entry.slot = self.tier.reserve(entry.size_bytes)
+            entry.slot.home = entry.home
             entry.out = self.tier.write(storage, entry.slot)
             entry.device = storage
             entry.state = State.LEAVING
@@ -117,6 +121,11 @@ class Executor:
         self.settle()
         self._writes_reaped = 0
         self.counters = Counters()
+
+    def expect(self, lower_bytes: int) -> None:
+        """Another plan begins, which holds so much on the tier below."""
+        self.residence.plan_begins()
+        self.tier.fit(lower_bytes)
 
     def _reap_first(self) -> None:
         entry = self._writes[0]
@@ -179,6 +188,8 @@ class Executor:
                 self._finish_return(entry)
             storage = entry.alive()
         entry.reads += 1
+        if entry.arrived is not None:
+            entry.arrived.used(storage)
         return storage
 
     def _finish_return(self, entry: Entry) -> None:
@@ -192,6 +203,7 @@ class Executor:
                 entry.back = None
                 entry.state = State.ON_DEVICE
                 if back.error is None:
+                    entry.arrived = back
                     self._moved("swap_back", entry, back)
                 else:
                     entry.state = State.AWAY
@@ -292,7 +304,10 @@ class Executor:
         else:
             self.counters.swapped_back_bytes += transfer.size_bytes
         if self.observer.moved:
-            self.observer.moved(Happening(kind, entry, transfer.start_ns, transfer.end_ns, transfer.size_bytes))
+            happening = Happening(
+                kind, entry, transfer.start_ns, transfer.end_ns, transfer.size_bytes, transfer=transfer
+            )
+            self.observer.moved(happening)
 
 
 def _nothing() -> None:

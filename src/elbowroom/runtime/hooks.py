@@ -1,8 +1,8 @@
 """Where elbowroom sits in torch: the saved-tensor hooks.
 
 `torch.autograd.graph.saved_tensors_hooks` hands every tensor that autograd saves to `pack` and asks `unpack` for it in
-backward. What is too small, not a plain strided CPU tensor, or no candidate at all is passed through; the rest becomes
-a `Handle` on an executor entry. See Note: [Versions] in executor.py.
+backward. What is too small, not a plain strided tensor, or no candidate at all is passed through; the rest becomes
+a `Handle` on an executor entry. Tensors of other devices than the room's pass too. See Note: [Versions] in executor.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from elbowroom.runtime.executor import Executor
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 """What subclasses add to a tensor would be lost with it."""
 
-_EMPTY: dict[torch.dtype, torch.Tensor] = {}
+_EMPTY: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
 
 class Director(ABC):
@@ -87,7 +87,7 @@ class Handle:
         tensor = self.counter
         self.layout = (tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
         self.counter = tensor.detach()
-        self.counter.data = _empty(tensor.dtype)
+        self.counter.data = _empty(tensor.dtype, tensor.device)
 
     def __del__(self) -> None:
         self.executor.handle_died(self.entry)
@@ -105,6 +105,7 @@ class Hooks:
 
     def __init__(self, executor: Executor, director: Director, min_size_bytes: int) -> None:
         self._executor = executor
+        self._device = executor.device
         self._director = director
         self._min_size_bytes = max(min_size_bytes, 1)
 
@@ -117,7 +118,7 @@ class Hooks:
         if type(tensor) not in PLAIN_TYPES or tensor.layout is not torch.strided:
             return Passed(tensor)
         storage = tensor.untyped_storage()
-        if storage.nbytes() < self._min_size_bytes or not _plain(tensor):
+        if storage.nbytes() < self._min_size_bytes or tensor.device != self._device or not _plain(tensor):
             return Passed(tensor)
         with self._director.aside(), no_dispatch():
             entry = self._executor.find(storage)
@@ -153,9 +154,7 @@ class Hooks:
 
 def _plain(tensor: torch.Tensor) -> bool:
     """Whether storage, offset, shape and stride say all about a strided tensor."""
-    return tensor.device.type == "cpu" and not (
-        tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_inference()
-    )
+    return not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
 
 
 def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
@@ -175,15 +174,15 @@ def _rebuild(handle: Handle, storage: torch.UntypedStorage) -> torch.Tensor:
     dtype, shape, stride, offset = handle.layout
     with torch.no_grad():
         tensor = handle.counter.detach()
-        whole = torch.empty(0, dtype=dtype)
+        whole = torch.empty(0, dtype=dtype, device=storage.device)
         tensor.data = whole.set_(storage, offset, shape, stride)  # pyright: ignore[reportArgumentType]
     return tensor
 
 
-def _empty(dtype: torch.dtype) -> torch.Tensor:
-    found = _EMPTY.get(dtype)
+def _empty(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    found = _EMPTY.get((dtype, device))
     if found is None:
-        found = _EMPTY[dtype] = torch.empty(0, dtype=dtype)
+        found = _EMPTY[dtype, device] = torch.empty(0, dtype=dtype, device=device)
     return found
 
 

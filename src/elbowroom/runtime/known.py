@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 
+from elbowroom.lifetimes import last_step, listed
 from elbowroom.machine import Machine
+from elbowroom.moves import moves_of_plan
 from elbowroom.plan import Plan
+from elbowroom.runtime.ranges import bytes_for
 from elbowroom.schedule import Schedule
 from elbowroom.trace import Trace
 
@@ -42,6 +45,14 @@ class Known:
     def agrees(self, saved: tuple[tuple[int, str], ...]) -> bool:
         """Whether a step that has saved these storages so far may be of this kind."""
         return saved == self.schedule.saved[: len(saved)]
+
+
+def lower_bytes(known: Known) -> int:
+    """What the tier below must have to hold all that the plan of a step swaps, as long as it does."""
+    step, plan = last_step(known.trace), known.plan
+    moves = moves_of_plan(step, plan)
+    begin, end = step.points(step.saved_at[moves.n]), step.gone[step.storage_of(moves.n)]
+    return bytes_for(zip(listed(begin), listed(end), listed(moves.size), strict=True))
 
 
 def signature(module: torch.nn.Module | None, args: Any) -> Hashable:

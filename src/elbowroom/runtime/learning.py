@@ -12,12 +12,14 @@ from elbowroom.capture.steady import steady
 from elbowroom.errors import Infeasible, InvalidPlan
 from elbowroom.machine import Machine, TierName
 from elbowroom.plan import Plan
-from elbowroom.planners import check, plan
+from elbowroom.planners import check
 from elbowroom.runtime.entries import Happening
 from elbowroom.runtime.known import Known
+from elbowroom.runtime.reserving import peak_bytes, plan_within
 from elbowroom.schedule import compile_schedule
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Save, Trace
+from elbowroom.units import Budget
 
 MAX_OBSERVATIONS = 8
 """A kind of step that keeps turning out differently is observed so often; after that its rest is swapped."""
@@ -53,17 +55,18 @@ class Learner:
 
     Args:
         machine: this computer with assumed rates; `machine` has the measured ones later.
-        budget_bytes: for the device tier.
+        budget: for the device tier, in bytes, and for those below.
         min_size_bytes: smaller storages are kept.
         tier: the lower tier.
         given: a plan to follow in place of planning.
     """
 
     def __init__(
-        self, machine: Machine, budget_bytes: int, min_size_bytes: int, tier: TierName, given: Plan | None
+        self, machine: Machine, budget: Budget, min_size_bytes: int, tier: TierName, given: Plan | None
     ) -> None:
         self.machine = machine
-        self.budget_bytes = budget_bytes
+        self.budget_bytes = budget.device.size_bytes or 0
+        self._budget = budget
         self._min_size_bytes = min_size_bytes
         self._tier: TierName = tier
         self._given = given
@@ -141,7 +144,8 @@ class Learner:
             if first:  # its memory is rounded up
                 return None
             raise
-        known.refined = known.schedule.peak_allocated_bytes < SURE_SHARE * self.budget_bytes and not known.plan.swaps
+        sure = peak_bytes(known.trace, self.machine, known.plan) < SURE_SHARE * self.budget_bytes
+        known.refined = sure and not known.plan.swaps
         self._learnt(key, known)
         return known
 
@@ -185,7 +189,7 @@ class Learner:
 
     def _plan(self, trace: Trace) -> Known:
         if self._given is None:
-            made = plan(trace, self.machine, self.budget_bytes, "swap_greedy", self._min_size_bytes, allow=("swap",))
+            made = plan_within(trace, self.machine, self._budget, self._min_size_bytes)
         else:
             made = _moved_to(trace, self._given)
             check(trace, made)

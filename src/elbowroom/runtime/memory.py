@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
+from abc import ABC, abstractmethod
 from typing import final
 
 M_TRIM_THRESHOLD = -1
@@ -65,9 +66,36 @@ def resident_bytes() -> int:
         return 0
 
 
+class Residence(ABC):
+    """Has memory that storages left go back to where it came from."""
+
+    @abstractmethod
+    def measure(self, live_bytes: int) -> int:
+        """Give back all that is free and return what the device holds besides storages.
+
+        Args:
+            live_bytes: bytes of all storages in RAM.
+        """
+
+    def plan_begins(self) -> None:  # noqa: B027
+        """The steps from here on hold other storages than those before."""
+
+    def begin(self) -> None:  # noqa: B027 - where nothing is to be done
+        """Storages may leave from now on."""
+
+    def end(self) -> None:  # noqa: B027
+        """Nothing moves any more."""
+
+    def let_go(self, size_bytes: int) -> None:  # noqa: B027
+        """A storage of this size has left; whoever still uses it frees it later."""
+
+    def look(self) -> None:  # noqa: B027
+        """Give back what is free where it is time to. Costs some microseconds where it is not."""
+
+
 @final
-class Residence:
-    """Has the memory of what left go back to the system: see Note: [Giving back].
+class RamResidence(Residence):
+    """RAM goes back to the system: see Note: [Giving back]. Outside storages are interpreter, libraries, their caches.
 
     Args:
         storages_bytes: RSS may grow to so much above what is no storage before freed blocks go back; None has them go
@@ -81,32 +109,23 @@ class Residence:
         self._let_go_bytes = 0
 
     def measure(self, live_bytes: int) -> int:
-        """Give back all that is free and return what RSS is without storages: interpreter, libraries, their caches.
-
-        Args:
-            live_bytes: bytes of all storages in RAM.
-        """
         trim()
         outside_bytes = max(0, resident_bytes() - live_bytes)
         self._most_bytes = outside_bytes + (self._storages_bytes or 0)
         return outside_bytes
 
     def begin(self) -> None:
-        """Storages may leave from now on."""
         self._on = True
         (give_back if self._storages_bytes is None else as_usual)()
 
     def end(self) -> None:
-        """Nothing moves any more."""
         self._on = False
         as_usual()
 
     def let_go(self, size_bytes: int) -> None:
-        """A storage of this size has left; whoever still uses it frees it later."""
         self._let_go_bytes += size_bytes
 
     def look(self) -> None:
-        """Give back what is free where it is time to. Costs some microseconds where it is not."""
         if not self._on:
             return
         if self._storages_bytes is not None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+
+import torch
 
 from elbowroom import ram
 from elbowroom.capture.recorder import live_ram_bytes
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
+from elbowroom.runtime.cuda import CudaResidence, cuda_machine, free_device_bytes, host_tier
 from elbowroom.runtime.disk import DiskTier
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.learning import Learner
-from elbowroom.runtime.memory import Residence
+from elbowroom.runtime.memory import RamResidence
 from elbowroom.runtime.room import Room
-from elbowroom.units import parse_budget
+from elbowroom.units import Amount, Budget, parse_budget
 
 PLENTY_BYTES = 1 << 30
 """RAM beside the budget from which on freed blocks stay with the process for a while."""
@@ -23,10 +28,33 @@ PLENTY_BYTES = 1 << 30
 _open: list[Room] = []
 
 
-def open_room(
-    budget: str | int | None, plan: Plan | None, spill_dir: str | os.PathLike[str] | None, min_size_bytes: int
-) -> Room:
+@contextmanager
+def opened(
+    budget: str | int | None,
+    plan: Plan | None,
+    spill_dir: str | os.PathLike[str] | None,
+    min_size_bytes: int,
+    device: str | torch.device | None,
+) -> Iterator[Room]:
     """See `elbowroom.within`."""
+    room = _opened(budget, plan, spill_dir, min_size_bytes, device)
+    _open.append(room)
+    failed = True
+    try:
+        yield room
+        failed = False
+    finally:
+        _open.remove(room)
+        room.close(failed=failed)
+
+
+def _opened(
+    budget: str | int | None,
+    plan: Plan | None,
+    spill_dir: str | os.PathLike[str] | None,
+    min_size_bytes: int,
+    device: str | torch.device | None,
+) -> Room:
     if _open:
         raise UsageError(
             "within: given a room inside another one; allowed is one at a time in a process, as both would move the "
@@ -37,33 +65,65 @@ def open_room(
     if plan is not None and not isinstance(plan, Plan):
         raise UsageError(f"within: given plan={type(plan).__name__}; allowed is a Plan, such as Plan.load(path) reads")
     amounts = parse_budget("auto" if budget is None else budget)
+    if plan is not None and budget is None:
+        amounts = replace(amounts, device=Amount(size_bytes=plan.budget_bytes))
     directory = None if spill_dir is None else os.fspath(spill_dir)
+    where = _device_of(device)
+    executor, machine, resolved = (_above_host if where.type == "cuda" else _above_disk)(where, amounts, directory)
+    learner = Learner(machine, resolved, min_size_bytes, executor.tier.name, plan)
+    room = Room(executor, learner, min_size_bytes)
+    room.open()
+    return room
+
+
+def _device_of(device: str | torch.device | None) -> torch.device:
+    """The device that storages are to leave, with its index where it is a GPU."""
+    has_cuda = torch.cuda.is_available()
+    try:
+        found = torch.device(device if device is not None else "cuda" if has_cuda else "cpu")
+    except RuntimeError:
+        found = None
+    if found is None or found.type not in ("cpu", "cuda") or (found.type == "cuda" and not has_cuda):
+        allowed = "'cpu' and CUDA devices such as 'cuda:0'" if has_cuda else "'cpu', as torch sees no CUDA device"
+        raise UsageError(f"within: given device={str(device)!r}; allowed are {allowed}; take one")
+    if found.type == "cuda" and found.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return found
+
+
+Opened = tuple[Executor, Machine, Budget]
+"""What moves storages, the machine it does so on, and the budgets with the device's in bytes."""
+
+
+def _above_disk(device: torch.device, amounts: Budget, directory: str | None) -> Opened:
+    """RAM is the device, the disk below it."""
     machine = Machine.here(spill_dir=directory, device="cpu")
     live_bytes = live_ram_bytes()
     device_bytes, disk_bytes = (tier.capacity_bytes for tier in machine.tiers)
     budget_bytes = amounts.device.resolve(device_bytes, ram.free_bytes() + live_bytes)
-    if plan is not None and budget is None:
-        budget_bytes = plan.budget_bytes
     residence = _residence(budget_bytes, live_bytes)
     outside_bytes = residence.measure(live_bytes)
     tier = DiskTier(directory, None if amounts.disk.is_auto else amounts.disk.resolve(disk_bytes, disk_bytes))
-    learner = Learner(replace(machine, outside_bytes=outside_bytes), budget_bytes, min_size_bytes, tier.name, plan)
-    room = Room(Executor(tier, residence), learner, min_size_bytes)
-    room.open()
-    _open.append(room)
-    return room
+    resolved = Budget(device=Amount(size_bytes=budget_bytes))
+    return Executor(tier, residence, device), replace(machine, outside_bytes=outside_bytes), resolved
 
 
-def close_room(room: Room, *, failed: bool) -> None:
-    """Close what `open_room` opened."""
-    _open.remove(room)
-    room.close(failed=failed)
+def _above_host(device: torch.device, amounts: Budget, directory: str | None) -> Opened:
+    """A CUDA device above host memory."""
+    machine = cuda_machine(device, directory)
+    budget_bytes = amounts.device.resolve(machine.tiers[0].capacity_bytes, free_device_bytes(device))
+    residence = CudaResidence(device)
+    outside_bytes = residence.measure(0)
+    tier = host_tier(device, amounts)
+    host, pinned = Amount(size_bytes=tier.arenas.budget_bytes), Amount(size_bytes=tier.arenas.pinned_budget_bytes)
+    resolved = Budget(device=Amount(size_bytes=budget_bytes), host=host, pinned=pinned)
+    return Executor(tier, residence, device), replace(machine, outside_bytes=outside_bytes), resolved
 
 
-def _residence(budget_bytes: int, live_bytes: int) -> Residence:
+def _residence(budget_bytes: int, live_bytes: int) -> RamResidence:
     """How freed memory goes back: at once where the process may hold little beside its budget."""
     slack_bytes = budget_bytes // 8
     spare_bytes = ram.free_bytes() + live_bytes - budget_bytes - slack_bytes
     if spare_bytes < max(PLENTY_BYTES, budget_bytes):
-        return Residence()
-    return Residence(budget_bytes + slack_bytes)
+        return RamResidence()
+    return RamResidence(budget_bytes + slack_bytes)

@@ -43,7 +43,7 @@ from elbowroom.runtime.entries import Entry, Observer
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.figures import Mode, StepFigures
 from elbowroom.runtime.hooks import Director, Handle, Hooks
-from elbowroom.runtime.known import Known, signature
+from elbowroom.runtime.known import Known, lower_bytes, signature
 from elbowroom.runtime.learning import Learner
 from elbowroom.schedule import Action
 from elbowroom.simulate import simulate
@@ -153,7 +153,7 @@ class Room(Director):
                 with suppress(Infeasible):  # the training is through: a plan for its next step is not missed
                     self._end_step()
             elif self._running and not self.steps and not failed:
-                warnings.warn(NO_STEP, RuntimeWarning, stacklevel=4)
+                warnings.warn(NO_STEP, RuntimeWarning, stacklevel=6)
         finally:
             self._running = False
             self._executor.close()
@@ -260,6 +260,7 @@ class Room(Director):
         self._recording = None
         if recording is None or not whole:
             return
+        before = self._current
         if self._mode == "observe":
             # Libraries have come to hold what they need for such a step.
             self._executor.residence.measure(live_ram_bytes())
@@ -269,6 +270,8 @@ class Room(Director):
             self._current, line = self._learner.ran(self._key, self._current, recording)
             if refined:
                 self.measured, self._measure_next = line, False
+        if self._current is not None and self._current is not before:
+            self._executor.expect(lower_bytes(self._current))
         self._last = self._current or self._last
 
     def _stop_recording(self) -> Recording | None:
@@ -277,6 +280,7 @@ class Room(Director):
         if recorder is None:
             return None
         self._executor.observer = Observer()
+        self._executor.tier.timed = False
         return recorder.stop()
 
     # Ticks

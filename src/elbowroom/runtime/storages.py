@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+CPU = torch.device("cpu")
+
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """A tensor's storage; None for sparse, functional, fake and wrapper tensors, which have no bytes of their own."""

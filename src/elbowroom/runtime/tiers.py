@@ -9,11 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from typing import final
 
 import torch
 
 from elbowroom.machine import TierName
+from elbowroom.runtime.streams import Streams
 
 
 class Transfer(ABC):
@@ -44,6 +46,13 @@ class Transfer(ABC):
     def abandon(self) -> None:
         """The bytes are not needed any more: skip what has not started."""
 
+    def used(self, storage: torch.UntypedStorage) -> None:  # noqa: B027 - where there are no streams
+        """The storage that it brought back goes to a reader on the calling thread's stream, if there are streams."""
+
+    def times(self) -> tuple[int, int]:
+        """(start_ns, end_ns), asked for once all work of the device is done."""
+        return self.start_ns, self.end_ns
+
 
 @final
 class Moved(Transfer):
@@ -65,19 +74,37 @@ class Moved(Transfer):
 
 
 class Slot:
-    """Room for one storage on a tier. `offset` is the tier's own business."""
+    """Room for one storage on a tier.
 
-    __slots__ = ("offset", "size_bytes")
+    Attributes:
+        offset: the tier's own business.
+        size_bytes: bytes of the storage.
+        home: what `LowerTier.home` said when the storage was saved.
+    """
+
+    __slots__ = ("home", "offset", "size_bytes")
 
     def __init__(self, offset: int, size_bytes: int) -> None:
         self.offset = offset
         self.size_bytes = size_bytes
+        self.home: Hashable = None
 
 
 class LowerTier(ABC):
-    """A place for storages that are away from the device."""
+    """A place for storages that are away from the device.
+
+    Attributes:
+        streams: the device's, None where it has none.
+        timed: whether copies from now on must be able to tell their times.
+    """
 
     name: TierName
+    streams: Streams | None = None
+    timed: bool = False
+
+    def home(self) -> Hashable:
+        """The stream on which the calling thread uses storages; None where the device has none."""
+        return None
 
     @abstractmethod
     def reserve(self, size_bytes: int) -> Slot:
@@ -99,6 +126,9 @@ class LowerTier(ABC):
     @abstractmethod
     def held_bytes(self) -> int:
         """Bytes of all reserved slots."""
+
+    def fit(self, size_bytes: int) -> None:  # noqa: B027 - where it does not matter
+        """So much will be held at most from now on; a hint."""
 
     @abstractmethod
     def close(self) -> None:

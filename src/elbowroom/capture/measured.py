@@ -1,0 +1,106 @@
+"""The measured timeline of a recorded step: its spans and its curve of allocated bytes."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from elbowroom.capture.drafts import StorageDraft
+from elbowroom.capture.stream import OpSeen
+from elbowroom.machine import TierName
+from elbowroom.runtime.entries import Happening
+from elbowroom.timeline import Curve, Lane, Span
+from elbowroom.trace import Category
+
+COPY_LANES: tuple[Lane, Lane] = ("copy out", "copy back")
+DISK_LANES: tuple[Lane, Lane] = ("disk write", "disk read")
+
+
+class Clock(NamedTuple):
+    """When the first op starts, on the clock of the ops, and what that is ahead of the clock of the happenings."""
+
+    start_ns: int
+    offset_ns: int
+
+
+class Moved(NamedTuple):
+    """A stall or transfer, and the storage of the trace it was for; None for one of an earlier step."""
+
+    happening: Happening
+    storage: int | None
+
+
+def spans_of(clock: Clock, ops: Sequence[OpSeen], moved: Iterable[Moved], tier: TierName) -> tuple[Span, ...]:
+    """Ops, stalls and transfers, in order of time.
+
+    Args:
+        clock: of the step.
+        ops: all of it.
+        moved: whatever the recorder heard of; what ended before the step is left out.
+        tier: where storages went.
+    """
+    spans = [
+        Span(
+            lane="compute",
+            kind="op",
+            name=op.name,
+            start_ns=op.start_ns - clock.start_ns,
+            end_ns=op.end_ns - clock.start_ns,
+            op=index,
+        )
+        for index, op in enumerate(ops)
+    ]
+    starts = [op.start_ns for op in ops]
+    lanes = DISK_LANES if tier == "disk" else COPY_LANES
+    spans += [
+        _span(each, clock, starts, lanes) for each in moved if each.happening.end_ns + clock.offset_ns >= clock.start_ns
+    ]
+    return tuple(sorted(spans, key=lambda span: span.start_ns))
+
+
+def _span(moved: Moved, clock: Clock, starts: list[int], lanes: tuple[Lane, Lane]) -> Span:
+    happening, storage = moved
+    begin = max(happening.start_ns + clock.offset_ns - clock.start_ns, 0)
+    end = max(happening.end_ns + clock.offset_ns - clock.start_ns, begin)
+    if happening.kind == "stall":
+        op = min(bisect_right(starts, happening.start_ns + clock.offset_ns), len(starts) - 1)
+        return Span(lane="compute", kind="stall", name="stall", start_ns=begin, end_ns=end, op=op, storage=storage)
+    out = happening.kind == "swap_out"
+    return Span(
+        lane=lanes[0] if out else lanes[1],
+        kind="swap_out" if out else "swap_back",
+        name=f"storage {storage}" if storage is not None else "storage of an earlier step",
+        start_ns=begin,
+        end_ns=end,
+        storage=storage,
+        size_bytes=happening.size_bytes,
+    )
+
+
+def curve_of(
+    clock: Clock, changes: Iterable[tuple[int, int, int]], storages: Sequence[StorageDraft]
+) -> tuple[Curve, tuple[tuple[Category, int], ...]]:
+    """Allocated bytes over the step, and what they are at their peak by category, the largest first.
+
+    Args:
+        clock: of the step.
+        changes: (at_ns, storage, bytes) in order.
+        storages: by id.
+    """
+    at_ns: list[int] = []
+    level: list[int] = []
+    total = peak = 0
+    held: dict[Category, int] = {}
+    at_peak: dict[Category, int] = {}
+    for when_ns, storage, change in changes:
+        total += change
+        category = storages[storage].category
+        held[category] = held.get(category, 0) + change
+        if total > peak:
+            peak, at_peak = total, dict(held)
+        at_ns.append(max(when_ns - clock.start_ns, at_ns[-1] if at_ns else 0, 0))
+        level.append(max(total, 0))
+    ordered = sorted(at_peak.items(), key=lambda pair: -pair[1])
+    curve = Curve(tier="device", kind="allocated", at_ns=tuple(at_ns or [0]), size_bytes=tuple(level or [0]))
+    return curve, tuple(pair for pair in ordered if pair[1] > 0)

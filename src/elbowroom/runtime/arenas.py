@@ -1,0 +1,186 @@
+"""Host memory for swapped storages: a few large arenas, page-locked within a budget, with room handed out in ranges.
+
+torch's own pinned memory comes in powers of two and is never given back. Arenas are mappings of their own, registered
+with the driver, so that they have the size that is asked for, and go back to the system when dropped. What the budget
+or the driver does not allow to be page-locked is ordinary memory: copies to it work the same, and are slower.
+"""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, final
+
+import torch
+
+from elbowroom import ram
+from elbowroom.errors import TierFull
+from elbowroom.runtime.ranges import Ranges, whole_pages
+from elbowroom.runtime.tiers import Slot
+from elbowroom.units import format_bytes
+
+GROWTH_BYTES = 64 << 20
+"""An arena has at least so many bytes, where the budgets have room for them: page-locking is slow, so it is rare."""
+ROUND_BYTES = 2 << 20
+SPARE_BYTES = 256 << 20
+"""RAM that is left alone: a process that takes the last of it is killed by the system."""
+
+
+@final
+class Arena:
+    """One mapping; `drop` undoes its page-lock."""
+
+    def __init__(self, size_bytes: int) -> None:
+        mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError, AttributeError):  # a kernel built without huge pages
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+        self.memory = torch.frombuffer(mapping, dtype=torch.uint8)
+        self.ranges = Ranges(size_bytes)
+        self.pinned = False
+        self.drop: Callable[[], object] = _nothing
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the mapping."""
+        return self.ranges.size_bytes
+
+
+@final
+class ArenaSlot(Slot):
+    """Room in an arena; `memory` is its bytes."""
+
+    __slots__ = ("arena", "memory")
+
+    def __init__(self, arena: Arena, offset: int, size_bytes: int) -> None:
+        super().__init__(offset, size_bytes)
+        self.arena = arena
+        self.memory = arena.memory[offset : offset + size_bytes]
+
+
+@final
+class Arenas:
+    """All arenas of a run. Not for several threads at once: the executor's lock is around its use.
+
+    Args:
+        budget_bytes: for all of them.
+        pinned_bytes: for those that are page-locked.
+        pin: page-locks (address, size_bytes); False where the driver refuses.
+        unpin: the reverse.
+    """
+
+    def __init__(
+        self, budget_bytes: int, pinned_bytes: int, pin: Callable[[int, int], bool], unpin: Callable[[int], object]
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self.pinned_budget_bytes = pinned_bytes
+        self.held_bytes = 0
+        self._pin, self._unpin = pin, unpin
+        self._arenas: list[Arena] = []
+        self._warned = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all arenas."""
+        return sum(arena.size_bytes for arena in self._arenas)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Of those that are page-locked."""
+        return sum(arena.size_bytes for arena in self._arenas if arena.pinned)
+
+    def reserve(self, size_bytes: int) -> ArenaSlot:
+        """Room for a storage. Raises TierFull where the budget or the computer has none left."""
+        for arena in self._arenas:
+            start = arena.ranges.take(size_bytes)
+            if start is not None:
+                break
+        else:
+            arena = self._grow(whole_pages(size_bytes))
+            start = arena.ranges.take(size_bytes)
+        assert start is not None, "a new arena has room for what it was made for"
+        self.held_bytes += size_bytes
+        return ArenaSlot(arena, start, size_bytes)
+
+    def release(self, slot: ArenaSlot) -> None:
+        """Give room back."""
+        slot.arena.ranges.give_back(slot.offset, slot.size_bytes)
+        self.held_bytes -= slot.size_bytes
+
+    def fit(self, size_bytes: int) -> None:
+        """Drop every arena and make one of this size, if no slot is handed out. No copy may be under way."""
+        wanted = _round_up(size_bytes)
+        if self.held_bytes or [arena.size_bytes for arena in self._arenas] == [wanted]:
+            return
+        self.drop()
+        if wanted and wanted <= self.budget_bytes:
+            self._add(wanted)
+
+    def drop(self) -> None:
+        """Give all arenas back to the system. No copy may be under way."""
+        for arena in self._arenas:
+            arena.drop()
+        self._arenas.clear()
+
+    def _grow(self, size_bytes: int) -> Arena:
+        left = self.budget_bytes - self.size_bytes
+        if size_bytes > left:
+            raise TierFull(
+                f"host tier: {format_bytes(size_bytes)} more are needed, its budget of "
+                f"{format_bytes(self.budget_bytes)} has {format_bytes(max(0, left))} left; raise it (host=...), or "
+                "raise the device budget so that less must be swapped",
+                tier="host",
+            )
+        return self._add(max(size_bytes, min(_round_up(max(size_bytes, GROWTH_BYTES)), left)))
+
+    def _add(self, size_bytes: int) -> Arena:
+        free_bytes = ram.free_bytes()
+        if size_bytes + SPARE_BYTES > free_bytes:
+            raise TierFull(
+                f"host tier: {format_bytes(size_bytes)} of RAM are needed and {format_bytes(free_bytes)} are free, of "
+                f"which {format_bytes(SPARE_BYTES)} are left alone; free some, or raise the device budget so that less "
+                "must be swapped",
+                tier="host",
+            )
+        arena = Arena(size_bytes)
+        room = self.pinned_budget_bytes - self.pinned_bytes
+        arena.pinned = size_bytes <= room and self._pin(arena.memory.data_ptr(), size_bytes)
+        if arena.pinned:
+            # With its last slot at the latest: memory that is unmapped while it is page-locked stays so.
+            arena.drop = weakref.finalize(arena, self._unpin, arena.memory.data_ptr())
+        else:
+            self._warn(size_bytes, room)
+        self._arenas.append(arena)
+        return arena
+
+    def _warn(self, size_bytes: int, room: int) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        reason = "the driver refuses" if size_bytes <= room else f"its budget has {format_bytes(max(0, room))} left"
+        warnings.warn(
+            f"elbowroom: {format_bytes(size_bytes)} of host memory are not page-locked ({reason}): copies to them are "
+            "slower and hold up the host. Raise pinned=... in the budget or the system's limit (ulimit -l). Said once",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _nothing() -> None:
+    """Where memory is not page-locked, nothing is to be undone."""
+
+
+def cuda_pinning() -> tuple[Callable[[int, int], bool], Callable[[int], object]]:
+    """How the CUDA driver page-locks memory, and the reverse."""
+    cudart: Any = torch.cuda.cudart()
+
+    def pin(address: int, size_bytes: int) -> bool:
+        return int(cudart.cudaHostRegister(address, size_bytes, 1)) == 0  # 1: for every context of the process
+
+    return pin, cudart.cudaHostUnregister
+
+
+def _round_up(size_bytes: int) -> int:
+    return (size_bytes + ROUND_BYTES - 1) // ROUND_BYTES * ROUND_BYTES

@@ -1,0 +1,90 @@
+"""A CUDA device under `within`: what there is of it, and the tier below it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import final
+
+import torch
+
+from elbowroom import gpus, ram
+from elbowroom.allocator.settings import VARIABLES
+from elbowroom.gpu_table import LinkKind
+from elbowroom.machine import ASSUMED_LINK, Link, Machine, Tier
+from elbowroom.runtime.arenas import Arenas, cuda_pinning
+from elbowroom.runtime.host import StreamedHostTier
+from elbowroom.runtime.memory import Residence
+from elbowroom.runtime.streams import CudaStreams
+from elbowroom.units import Budget
+
+
+def cuda_machine(device: torch.device, spill_dir: str | None) -> Machine:
+    """This computer with one of its CUDA devices, as torch sees it.
+
+    Args:
+        device: with its index.
+        spill_dir: as for `Machine.here`.
+    """
+    found, without = Machine.here(spill_dir=spill_dir), Machine.here(spill_dir=spill_dir, device="cpu")
+    properties = torch.cuda.get_device_properties(device)
+    link = found.links[0] if found.links[0].lower == "host" else _assumed_link(properties.name)
+    ram_tier, disk = without.tiers
+    device_tier = Tier(name="device", capacity_bytes=properties.total_memory)
+    return replace(
+        without,
+        tiers=(device_tier, replace(ram_tier, name="host"), disk),
+        links=(link, replace(without.links[0], upper="host")),
+        allocator=allocator_settings(),
+        compute_capability=10 * properties.major + properties.minor,
+        multiprocessors=properties.multi_processor_count,
+    )
+
+
+def allocator_settings() -> str:
+    """Of the caching allocator; "exact" where another one is in use, of which no model is known."""
+    if torch.cuda.get_allocator_backend() != "native":
+        return "exact"
+    return next((os.environ[name] for name in VARIABLES if name in os.environ), "")
+
+
+def _assumed_link(name: str) -> Link:
+    known = gpus.known(name)
+    kind: LinkKind = known.link if known and known.link else gpus.database().links[ASSUMED_LINK]
+    return Link(
+        upper="device",
+        lower="host",
+        out_bytes_per_s=kind.out_bytes_per_s,
+        back_bytes_per_s=kind.back_bytes_per_s,
+        latency_ns=kind.latency_ns,
+    )
+
+
+def free_device_bytes(device: torch.device) -> int:
+    """What training may hold: what the device has free, and what the allocator holds already."""
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return free_bytes + torch.cuda.memory_reserved(device)
+
+
+def host_tier(device: torch.device, budget: Budget) -> StreamedHostTier:
+    """Host memory below a CUDA device, within the budgets `host` and `pinned`."""
+    total_bytes, free_bytes = ram.capacity_bytes(), ram.free_bytes()
+    host_bytes = budget.host.resolve(total_bytes, free_bytes)
+    pinned_bytes = min(host_bytes, budget.pinned.resolve(total_bytes, free_bytes))
+    return StreamedHostTier(CudaStreams(device), Arenas(host_bytes, pinned_bytes, *cuda_pinning()))
+
+
+@final
+class CudaResidence(Residence):
+    """The allocator keeps what is freed; all of it goes back to the driver where a plan begins."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def plan_begins(self) -> None:
+        torch.cuda.empty_cache()
+
+    def measure(self, live_bytes: int) -> int:  # noqa: ARG002 - that is RAM
+        torch.cuda.empty_cache()
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+        return max(0, total_bytes - free_bytes - torch.cuda.memory_reserved(self._device))

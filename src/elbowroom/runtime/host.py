@@ -1,0 +1,152 @@
+"""The host tier of a device with streams: copies that the device makes by itself, in order, while it computes.
+
+Note: [Streams]
+Compute, copies out and copies back are three queues of the device. The host hands out work far ahead of it, so nothing
+here asks how far the device is; each order that matters becomes a wait of one queue for a mark in another:
+
+- a copy out waits for what the storage's own stream has been given so far: its bytes are there then;
+- where the schedule says that a write must have ended, that stream waits for the copy. Only then the storage is let go
+  of: the allocator gives its memory to later work of that stream, which begins after the copy;
+- a copy back waits for what that stream has been given so far: the new storage may lie where its earlier work still
+  reads, and the copy out lies before it;
+- a reader's stream waits for the copy back. So does the storage's own stream where nobody reads it.
+
+The storage's own stream is the one that was current when autograd saved it. Memory that a storage shares with other
+streams is torch's own affair, by `record_stream` of whoever shares it. So the bytes on the device follow from the order
+of the host's calls alone, and the memory that is freed can be used at once.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Hashable
+from typing import Any, cast, final
+
+import torch
+
+from elbowroom.machine import TierName
+from elbowroom.runtime.arenas import Arenas, ArenaSlot
+from elbowroom.runtime.streams import Streams, bytes_of
+from elbowroom.runtime.tiers import LowerTier, Slot, Transfer
+
+
+class Copy(Transfer):
+    """A copy in a stream. Nobody on the host knows when it ends: it is `done` once the storage's stream waits for it.
+
+    Args:
+        streams: of the device.
+        slot: its room on the host.
+        begin: mark before it, None where times are not wanted.
+        end: mark behind it.
+    """
+
+    def __init__(self, streams: Streams, slot: Slot, begin: Any, end: Any) -> None:
+        super().__init__(slot.size_bytes)
+        self.start_ns = self.end_ns = time.perf_counter_ns()
+        self._streams = streams
+        self._home = slot.home
+        self._begin = begin
+        self._end = end
+        self._waited_for = False
+
+    def done(self) -> bool:
+        return self._waited_for
+
+    def wait(self) -> None:
+        if not self._waited_for:
+            self._waited_for = True
+            self._streams.wait(self._home, self._end)
+
+    @abstractmethod
+    def abandon(self) -> None: ...
+
+    def times(self) -> tuple[int, int]:
+        if self._begin is None:
+            return self.start_ns, self.end_ns
+        return self._streams.time_ns(self._begin), self._streams.time_ns(self._end)
+
+
+@final
+class CopyOut(Copy):
+    """A copy to the host."""
+
+    def abandon(self) -> None:
+        # It is under way and stays so. What it reads may be changed and what it writes is not looked at: later copies
+        # to the same place come after it, on the same stream.
+        self._waited_for = True
+
+
+@final
+class CopyBack(Copy):
+    """A copy from the host."""
+
+    def abandon(self) -> None:
+        self.wait()  # its storage is about to be freed, for later work of this stream
+
+    def used(self, storage: torch.UntypedStorage) -> None:
+        reader = self._streams.current()
+        if reader != self._home:
+            self._streams.wait(reader, self._end)
+            self._streams.used(storage, reader)
+
+
+@final
+class StreamedHostTier(LowerTier):
+    """Host memory below a device with streams. See Note: [Streams].
+
+    Args:
+        streams: of the device.
+        arenas: the memory.
+    """
+
+    name: TierName = "host"
+    streams: Streams
+
+    def __init__(self, streams: Streams, arenas: Arenas) -> None:
+        self.streams = streams
+        self.arenas = arenas
+        self._read_from: dict[Hashable, Any] = {}
+
+    def home(self) -> Hashable:
+        return self.streams.current()
+
+    def reserve(self, size_bytes: int) -> Slot:
+        return self.arenas.reserve(size_bytes)
+
+    def release(self, slot: Slot) -> None:
+        self.arenas.release(cast("ArenaSlot", slot))
+
+    def write(self, storage: torch.UntypedStorage, slot: Slot) -> Transfer:
+        streams, out = self.streams, self.streams.out
+        streams.wait(out, streams.mark(slot.home))
+        for home, mark in self._read_from.items():
+            if home != slot.home:  # the room may be another stream's of before, and its copy back still under way
+                streams.wait(out, mark)
+        begin = streams.mark(out, timed=True) if self.timed else None
+        streams.copy(cast("ArenaSlot", slot).memory, bytes_of(storage), out)
+        return CopyOut(streams, slot, begin, streams.mark(out, timed=self.timed))
+
+    def read(self, slot: Slot) -> tuple[torch.UntypedStorage, Transfer]:
+        streams, back = self.streams, self.streams.back
+        storage = streams.new_storage(slot.size_bytes, slot.home)
+        streams.wait(back, streams.mark(slot.home))
+        begin = streams.mark(back, timed=True) if self.timed else None
+        streams.copy(bytes_of(storage), cast("ArenaSlot", slot).memory, back)
+        self._read_from[slot.home] = end = streams.mark(back, timed=self.timed)
+        return storage, CopyBack(streams, slot, begin, end)
+
+    @property
+    def held_bytes(self) -> int:
+        return self.arenas.held_bytes
+
+    def fit(self, size_bytes: int) -> None:
+        """Have memory of this size and no more, if nothing lies there now; blocks until all copies are done."""
+        if not self.arenas.held_bytes:
+            self.streams.finish()
+            self.arenas.fit(size_bytes)
+
+    def close(self) -> None:
+        self.streams.finish()
+        self._read_from.clear()
+        self.arenas.drop()

@@ -1,0 +1,112 @@
+"""Streams of a device: queues of work that wait for each other on the device, and not on the host.
+
+`Streams` is what the host tier needs of them; tests put queues in their place that they work off by hand.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from typing import Any, final
+
+import torch
+
+
+class Streams(ABC):
+    """The streams of one device.
+
+    Attributes:
+        out: the one on which storages leave.
+        back: the one on which they come back.
+    """
+
+    out: Hashable
+    back: Hashable
+
+    @abstractmethod
+    def current(self) -> Hashable:
+        """The stream that gets the work of the calling thread."""
+
+    @abstractmethod
+    def mark(self, stream: Hashable, *, timed: bool = False) -> Any:
+        """A mark behind all work that a stream has been given so far; `timed` ones can be asked for their time."""
+
+    @abstractmethod
+    def wait(self, stream: Hashable, mark: Any) -> None:
+        """Work that a stream is given from here on begins after a mark."""
+
+    @abstractmethod
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Hashable) -> None:
+        """Give a stream a copy of bytes."""
+
+    @abstractmethod
+    def new_storage(self, size_bytes: int, stream: Hashable) -> torch.UntypedStorage:
+        """Device memory that is a stream's: once freed, it goes to later work of this stream without a wait."""
+
+    @abstractmethod
+    def used(self, storage: torch.UntypedStorage, stream: Hashable) -> None:
+        """A stream that the storage does not belong to uses it: its memory is not given away before that is done."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Block until all work of the device is done."""
+
+    @abstractmethod
+    def time_ns(self, mark: Any) -> int:
+        """When a timed mark was reached, in `time.perf_counter_ns`; asked for after `finish`."""
+
+
+@final
+class CudaStreams(Streams):
+    """Two streams of a CUDA device, made once, beside those of the user.
+
+    Args:
+        device: with its index.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.out = torch.cuda.Stream(device)
+        self.back = torch.cuda.Stream(device)
+        self._zero: Any = None
+        self._zero_ns = 0
+
+    def current(self) -> Hashable:
+        return torch.cuda.current_stream(self.device)
+
+    def mark(self, stream: Any, *, timed: bool = False) -> Any:
+        if timed and self._zero is None:
+            self._zero = torch.cuda.Event(enable_timing=True)
+            self._zero.record(stream)
+            self._zero.synchronize()
+            self._zero_ns = time.perf_counter_ns()
+        event = torch.cuda.Event(enable_timing=timed)
+        event.record(stream)
+        return event
+
+    def wait(self, stream: Any, mark: Any) -> None:
+        stream.wait_event(mark)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+
+    def new_storage(self, size_bytes: int, stream: Any) -> torch.UntypedStorage:
+        with torch.cuda.stream(stream):
+            return torch.empty(size_bytes, dtype=torch.uint8, device=self.device).untyped_storage()
+
+    def used(self, storage: torch.UntypedStorage, stream: Any) -> None:
+        bytes_of(storage).record_stream(stream)
+
+    def finish(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def time_ns(self, mark: Any) -> int:
+        return self._zero_ns + round(self._zero.elapsed_time(mark) * 1e6)
+
+
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """A storage as a tensor of its bytes."""
+    whole: Any = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return whole.set_(storage, 0, (storage.nbytes(),), (1,))

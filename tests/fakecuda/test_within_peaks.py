@@ -1,0 +1,70 @@
+"""A training within a budget on the CUDA build of PyTorch: what the allocator holds beside what the plan says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakecuda.rig import rig_folder
+
+ROOT = Path(__file__).parents[2]
+MIB = 2**20
+MODELS = (
+    "perceptron", "residual net", "residual net in bfloat16", "perceptron in micro-batches", "vgg",
+    "separable convolutions", "autoencoder", "volume net", "plane net", "language model", "language model in bfloat16",
+    "vision transformer", "recurrent net", "dense net", "adversarial nets",
+)  # fmt: skip
+SHARES = (0.9, 0.7, 0.5)
+"""Budgets, of what plain training reserves."""
+
+
+@pytest.fixture
+def rig() -> Path:
+    folder = rig_folder()
+    if folder is None:
+        pytest.skip("ELBOWROOM_RIG is not set: no rig with the CUDA build of PyTorch")
+    return folder
+
+
+def on_the_rig(rig: Path, spec: dict[str, Any]) -> dict[str, Any]:
+    """What tests/fakecuda/within.py says."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+        "FAKECUDA_CAPACITY": str(40 << 30),
+        "FAKECUDA_BACKING": "0",
+        "FAKECUDNN_WORKSPACE": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    script = str(Path(__file__).with_name("within.py"))
+    command = [str(rig / "fake_torch.sh"), script]
+    done = subprocess.run(command, input=json.dumps(spec), env=environment, capture_output=True, text=True, check=False)
+    assert "@@" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]
+    return json.loads(done.stdout.partition("@@")[2])
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_allocator_holds_what_the_simulation_says_and_no_more_than_the_budget(rig: Path, model: str) -> None:
+    # when it trains within three budgets
+    found = on_the_rig(rig, {"model": model, "shares": SHARES, "steps": 6})
+    # then
+    for run in found["runs"]:
+        if "least_feasible_bytes" in run:
+            assert run["least_feasible_bytes"] > run["share"] * found["plain"]["reserved"]
+            continue
+        last, simulated = run["steps"][-1], run["simulated"]
+        for kind in ("allocated", "reserved"):
+            allowed = 0.01 * simulated[kind] + MIB  # 1 % + 1 MiB
+            assert abs(last[kind] - simulated[kind]) <= allowed, f"{kind}: {last[kind]}, simulated {simulated[kind]}"
+        assert last["reserved"] <= run["budget_bytes"]
+        assert run["plan"]["swaps"] > 0
+        assert [figures["mismatches"] for figures in run["figures"]] == [0] * 6
+        assert last["held"] == 0
+        assert run["after"]["host"] == 0, "all host memory is given back"
+    assert any("plan" in run for run in found["runs"]), "one of the budgets can be met"

@@ -1,0 +1,92 @@
+"""Runs inside the rig: a training within a budget, and after each step what the allocator says of it.
+
+stdin: one JSON object {"model": name, "share": of the keep-all reserved peak, "steps": n, ...}. Prints one JSON object
+after "@@". Needs torch and numpy, and the project on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import elbowroom as er
+from tests.fakecuda.within_models import MODELS
+
+Figures = dict[str, Any]
+
+
+def peaks() -> tuple[int, int]:
+    """(allocated, reserved) since they were reset."""
+    found = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    return found
+
+
+def plain(step: Callable[[], Any], steps: int = 3) -> tuple[int, int]:
+    """Peaks of the last step without elbowroom."""
+    for _ in range(steps):
+        peaks()
+        step()
+    return peaks()
+
+
+def within(step: Callable[[], Any], budget: str | int, steps: int, **options: Any) -> Figures:
+    """What each step did and what is left in the end."""
+    found: Figures = {"steps": [], "budget_bytes": 0}
+    with er.within(budget, **options) as room:
+        for _ in range(steps):
+            peaks()
+            step()
+            allocated, reserved = peaks()
+            tier: Any = room._executor.tier
+            found["steps"].append(
+                {
+                    "allocated": allocated,
+                    "reserved": reserved,
+                    "pinned": tier.arenas.pinned_bytes,
+                    "host": tier.arenas.size_bytes,
+                    "held": tier.held_bytes,
+                    "mode": room._mode,
+                }
+            )
+        line = room.simulated
+        assert line is not None
+        assert room.plan is not None
+        found["budget_bytes"] = room.budget_bytes
+        found["simulated"] = {"allocated": line.peak_allocated_bytes, "reserved": line.peak_reserved_bytes}
+        found["plan"] = {"swaps": len(room.plan.swaps), "bytes": line.swapped_out_bytes}
+    found["figures"] = [
+        {"out": s.swapped_out_bytes, "back": s.swapped_back_bytes, "mismatches": s.mismatches} for s in room.steps
+    ]
+    found["after"] = {"host": tier.arenas.size_bytes, "live": torch.cuda.memory_allocated()}
+    return found
+
+
+def main() -> None:
+    spec = json.load(sys.stdin)
+    made = MODELS[spec["model"]]
+    torch.manual_seed(0)
+    step = made()
+    allocated, reserved = plain(step)
+    del step
+    torch.cuda.empty_cache()
+    found: Figures = {"plain": {"allocated": allocated, "reserved": reserved}, "runs": []}
+    for share in spec["shares"]:
+        torch.manual_seed(0)
+        step = made()
+        budget = int(share * reserved)
+        try:
+            found["runs"].append({"share": share, **within(step, budget, spec["steps"])})
+        except er.Infeasible as problem:
+            found["runs"].append({"share": share, "least_feasible_bytes": problem.least_feasible_bytes})
+        del step
+        torch.cuda.empty_cache()
+    print("@@" + json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
