@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -146,6 +147,45 @@ def test_the_same_question_gets_the_same_answer() -> None:
     trace = chain([90, 10, 50, 70, 30, 60, 80, 20])
     made = [plan(trace, machine(), 200, "optimal", min_size_bytes=1) for _ in range(2)]
     assert made[0] == made[1]
+
+
+def test_on_a_caching_allocator_the_budget_counts_what_it_reserves() -> None:
+    # given layers of 3 to 30 MiB of which the allocator makes segments of 20 MiB and more, and keeps them for others
+    trace = chain([mib * 2**20 for mib in (3, 30, 8, 14, 25, 5, 11, 17)], base=2**20, temporary=9 * 2**20)
+    caching = replace(machine(), allocator="")
+    kept = simulate(trace, caching)
+    assert kept.peak_reserved_bytes > kept.peak_allocated_bytes
+
+    # then no plan reserves more than the budget, and budgets that are too small name one that is not
+    least = infeasible_at(trace, caching, 0)
+    for percent in (0, 30, 60, 90, 100):
+        budget = least + (kept.peak_reserved_bytes - least) * percent // 100
+        try:
+            made = plan(trace, caching, budget, "optimal")
+        except Infeasible as problem:
+            budget = problem.least_feasible_bytes
+            made = plan(trace, caching, budget, "optimal")
+        assert simulate(trace, caching, made).peak_reserved_bytes <= budget
+        assert made.budget_bytes == budget
+
+
+def infeasible_at(trace: Trace, on: Machine, budget: int) -> int:
+    with pytest.raises(Infeasible) as caught:
+        plan(trace, on, budget, "optimal")
+    return caught.value.least_feasible_bytes
+
+
+def test_a_budget_for_allocated_but_not_for_reserved_bytes_says_so() -> None:
+    # given 50 MiB of layers, of which the allocator can only make more, and all of them allocated at the turn
+    trace = chain([mib * 2**20 for mib in (3, 30, 8)], temporary=9 * 2**20)
+    caching = replace(machine(), allocator="")
+    least = infeasible_at(trace, caching, 0)
+
+    with pytest.raises(Infeasible, match="the least that the allocator of machine 'test' reserves") as caught:
+        plan(trace, caching, least, "optimal")
+
+    assert caught.value.least_feasible_bytes > least
+    assert "set PYTORCH_ALLOC_CONF=expandable_segments:True, which reserves less; or make" in str(caught.value)
 
 
 @settings(max_examples=60, deadline=None)

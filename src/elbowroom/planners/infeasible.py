@@ -58,6 +58,25 @@ def infeasible(problem: Problem, planner: str, swapped: Ints | None, moves: Move
     )
 
 
+def reserves_more(problem: Problem, planner: str, reserved_bytes: int) -> Infeasible:
+    """The error for a budget that allocated bytes could be planned into, but not what the allocator reserves for them.
+
+    Args:
+        problem: what was asked.
+        planner: its name.
+        reserved_bytes: what the plan that reserves least of those tried reserves.
+    """
+    expandable = "expandable_segments" in problem.machine.allocator
+    settings = "" if expandable else "set PYTORCH_ALLOC_CONF=expandable_segments:True, which reserves less; "
+    return Infeasible(
+        f"budget: given {_bytes(problem.budget_bytes)}; the least that the allocator of machine "
+        f"{problem.machine.name!r} reserves for a plan of {planner!r} is {_bytes(reserved_bytes)}, as blocks that were "
+        f"freed do not fit those that come. Give at least that; {settings}or make the batch or the input smaller.",
+        budget_bytes=problem.budget_bytes,
+        least_feasible_bytes=reserved_bytes,
+    )
+
+
 def _held(step: LastStep, moves: Moves, point: int) -> list[int]:
     """Storages on the device at a point under some swaps."""
     begin, end = step.window(moves.n, moves.back)

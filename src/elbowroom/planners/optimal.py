@@ -20,14 +20,16 @@ from elbowroom.lanes import copy_ns, link_to
 from elbowroom.lifetimes import Ints
 from elbowroom.moves import moves_of_plan
 from elbowroom.plan import Plan
+from elbowroom.planners.confirming import within_reserved
 from elbowroom.planners.covering import candidates, cover
 from elbowroom.planners.flow import Choice, Effort, Pipe, choose, marks_of, swaps_on_offer
 from elbowroom.planners.infeasible import infeasible
-from elbowroom.planners.problem import Problem, as_plan, movable
+from elbowroom.planners.problem import Problem, as_plan, movable, moves_on_demand, peak_of
 from elbowroom.planners.refining import refined
 from elbowroom.planners.swap_all import swap_all
 from elbowroom.planners.swap_greedy import swap_greedy
 from elbowroom.planners.trying import Trial, arranged, best_of, fits, tried
+from elbowroom.simulate import simulate
 
 NAME = "optimal"
 GAP_SHARE = 1e-3
@@ -46,18 +48,34 @@ def optimal(problem: Problem) -> Plan:
     Raises:
         Infeasible: the step needs more than the budget with everything swapped and back on demand.
     """
-    step = problem.step
-    if step.level.max() <= problem.budget_bytes:
-        return as_plan(problem, NAME)
+    step, kept = problem.step, as_plan(problem, NAME)
+    caching = problem.machine.allocator != "exact"
+    if step.level.max() <= problem.budget_bytes and (not caching or _reserved(problem, kept) <= problem.budget_bytes):
+        return kept
     n = movable(problem)
     if not fits(problem, n):
         raise infeasible(problem, NAME, n)
+    if caching:
+        least = peak_of(step, moves_on_demand(step, n))
+        return within_reserved(problem, NAME, least, lambda tighter: _plans(problem, tighter, n))
+    return _plans(problem, problem, n)[0]
+
+
+def _reserved(problem: Problem, made: Plan) -> int:
+    return simulate(problem.step.trace, problem.machine, made).peak_reserved_bytes
+
+
+def _plans(asked: Problem, problem: Problem, n: Ints) -> list[Plan]:
+    """Plans for a budget of allocated bytes that is no more than the one asked for, the fastest first."""
+    step = problem.step
+    if step.level.max() <= problem.budget_bytes:
+        return [as_plan(asked, NAME)]
     chosen = _relaxed(problem, n, problem.budget_bytes)
     bound_ns = int(step.at_ns[-1]) + int(chosen.bound_ns)
     enough_ns = bound_ns + int(GAP_SHARE * step.at_ns[-1])
-    best = best_of(_first_trials(problem, n, chosen))
-    best = refined(problem, n, best, bound_ns, enough_ns)
-    return as_plan(problem, NAME, best.moves)
+    trials = list(_first_trials(problem, n, chosen))
+    best = refined(problem, n, best_of(trials), bound_ns, enough_ns)
+    return [as_plan(asked, NAME, trial.moves) for trial in (best, *sorted(trials, key=lambda trial: trial.cost))]
 
 
 def _relaxed(problem: Problem, n: Ints, budget_bytes: int) -> Choice:
