@@ -20,7 +20,7 @@ from elbowroom.lanes import copy_ns, link_to
 from elbowroom.lifetimes import Ints
 from elbowroom.moves import moves_of_plan
 from elbowroom.plan import Plan
-from elbowroom.planners.confirming import within_reserved
+from elbowroom.planners.confirming import ROUNDS, within_reserved
 from elbowroom.planners.covering import candidates, cover
 from elbowroom.planners.flow import Choice, Effort, Pipe, choose, marks_of, swaps_on_offer
 from elbowroom.planners.infeasible import infeasible
@@ -57,16 +57,19 @@ def optimal(problem: Problem) -> Plan:
         raise infeasible(problem, NAME, n)
     if caching:
         least = peak_of(step, moves_on_demand(step, n))
-        return within_reserved(problem, NAME, least, lambda tighter: _plans(problem, tighter, n))
-    return _plans(problem, problem, n)[0]
+        return within_reserved(problem, NAME, least, lambda tighter: _plans(problem, tighter, n, ROUNDS))
+    return _plans(problem, problem, n, 1)[0]
 
 
 def _reserved(problem: Problem, made: Plan) -> int:
     return simulate(problem.step.trace, problem.machine, made).peak_reserved_bytes
 
 
-def _plans(asked: Problem, problem: Problem, n: Ints) -> list[Plan]:
-    """Plans for a budget of allocated bytes that is no more than the one asked for, the fastest first."""
+def _plans(asked: Problem, problem: Problem, n: Ints, share: int) -> list[Plan]:
+    """Plans for a budget of allocated bytes that is no more than the one asked for, the fastest first.
+
+    Where several budgets share the effort, `share` is how many.
+    """
     step = problem.step
     if step.level.max() <= problem.budget_bytes:
         return [as_plan(asked, NAME)]
@@ -74,7 +77,7 @@ def _plans(asked: Problem, problem: Problem, n: Ints) -> list[Plan]:
     bound_ns = int(step.at_ns[-1]) + int(chosen.bound_ns)
     enough_ns = bound_ns + int(GAP_SHARE * step.at_ns[-1])
     trials = list(_first_trials(problem, n, chosen))
-    best = refined(problem, n, best_of(trials), bound_ns, enough_ns)
+    best = refined(problem, n, best_of(trials), bound_ns, enough_ns, share)
     return [as_plan(asked, NAME, trial.moves) for trial in (best, *sorted(trials, key=lambda trial: trial.cost))]
 
 

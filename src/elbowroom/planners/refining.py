@@ -30,7 +30,7 @@ WORST = 8
 """How many of the swaps that compute waits for are exchanged."""
 
 
-def refined(problem: Problem, n: Ints, best: Trial, bound_ns: int, enough_ns: int) -> Trial:
+def refined(problem: Problem, n: Ints, best: Trial, bound_ns: int, enough_ns: int, share: int) -> Trial:
     """Improve on a trial.
 
     Args:
@@ -39,10 +39,11 @@ def refined(problem: Problem, n: Ints, best: Trial, bound_ns: int, enough_ns: in
         best: where to begin.
         bound_ns: no choice takes less; where all choices are played, it stops there.
         enough_ns: else it stops at a step so fast.
+        share: the effort is divided by it.
     """
     if _choice_count(problem.step, n) <= EVERY:
         return _best_of_all(problem, n, best, bound_ns)
-    left = max(FEWEST_TRIALS, min(MOST_TRIALS, EFFORT // len(n)))
+    left = max(FEWEST_TRIALS, min(MOST_TRIALS, EFFORT // len(n)) // share)
     among = candidates(problem, n)
     while left > 0 and best.cost[0] > enough_ns:
         found = best
