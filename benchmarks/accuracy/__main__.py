@@ -16,15 +16,13 @@ from benchmarks.accuracy.corpus import DATA, Case, read_corpus
 from benchmarks.accuracy.runner import child, run_all
 from benchmarks.results import ROOT
 
-TIMES_MODEL = 4
-"""The rule of accelerate's estimate-memory: training with Adam takes four times the model's bytes."""
 SNAPSHOTS = {
     "wed_medium_128_train": (128, False),
     "wed_medium_256_train": (256, False),
     "wed_medium_1024_train": (1024, True),
 }
 """Tokens, and whether under autocast."""
-KINDS = ("rig", "memtracker", "parameters", "snapshots", "public", "table")
+KINDS = ("rig", "memtracker", "accelerate", "torchinfo", "snapshots", "public", "table")
 Record = dict[str, Any]
 
 
@@ -55,7 +53,8 @@ def _arguments() -> argparse.Namespace:
         "--data", type=Path, default=DATA, help="folder with corpus.jsonl or corpus.jsonl.gz, and hist/"
     )
     parser.add_argument("--snapshots", type=Path, default=ROOT / "tests" / "data" / "allocator")
-    parser.add_argument("--public", type=Path, help="folder of schedtune_model_stats.csv")
+    parser.add_argument("--public", type=Path, help="folder of the public tables, *.csv")
+    parser.add_argument("--table", action="append", help=f"only this one of {', '.join(public.TABLES)}")
     parser.add_argument("--histories", type=Path, help="folder with more full histories, ID.jsonl.gz")
     parser.add_argument("--again", action="store_true", help="forget the records there are")
     given = parser.parse_args()
@@ -63,13 +62,13 @@ def _arguments() -> argparse.Namespace:
     if unknown:
         parser.error(f"given {' '.join(sorted(unknown))}; allowed are {', '.join(KINDS)}")
     if "public" in given.kinds and not given.public:
-        parser.error("given public without a folder; name the one of schedtune_model_stats.csv with --public")
+        parser.error("given public without a folder; name the one of the public tables with --public")
     return given
 
 
 def _asked(kind: str, given: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Record]]]:
     if kind == "public":
-        yield from public.asked(given.public, given.limit_s)
+        yield from public.asked(given.public, given.limit_s, given.table)
     elif kind == "snapshots":
         for name, (tokens, autocast) in SNAPSHOTS.items():
             request: Record = {"mode": kind, "data": str(given.snapshots), "name": name}
@@ -91,10 +90,6 @@ def _wanted(case: Case, given: argparse.Namespace) -> bool:
 
 
 def _record(kind: str, case: Case, given: argparse.Namespace) -> Record:
-    if kind == "parameters":
-        total = TIMES_MODEL * case.result["breakdown"]["param_bytes"]
-        simulated = {"allocated": total, "reserved": total}
-        return {"id": case.id, "family": case.family, "measured": case.peaks, "simulated": simulated}
     request: Record = {"mode": kind, "spec": case.spec, "data": str(given.data.resolve())}
     if kind == "rig":
         request |= {

@@ -17,6 +17,8 @@ from typing import Any
 MODES = {
     "rig": "benchmarks.accuracy.rig:run",
     "memtracker": "benchmarks.accuracy.memtracker:run",
+    "accelerate": "benchmarks.accuracy.formulas:accelerate",
+    "torchinfo": "benchmarks.accuracy.formulas:torchinfo",
     "public": "benchmarks.accuracy.public:run",
     "snapshots": "benchmarks.accuracy.snapshots:run",
 }

@@ -7,8 +7,10 @@ knows no allocator, so its peak stands for the allocated and for the reserved on
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
@@ -37,19 +39,44 @@ def run(*, spec: dict[str, Any], data: str) -> dict[str, Any]:
 
 
 def _job(spec: dict[str, Any]) -> tuple[Any, torch.optim.Optimizer, dict[str, Any], Any]:
-    from tests.fakecuda.jobs import STATIC_DTYPE, build, optimizer, tensor
+    from tests.fakecuda.jobs import STATIC_DTYPE, optimizer, tensor
 
     dtype = STATIC_DTYPE.get(spec.get("precision", "fp32"))
-    net: Any = build(spec["model"])
-    net = net.to(dtype) if dtype else net
-    if spec.get("memory_format") == "channels_last":
-        net.to(memory_format=torch.channels_last)
+    net: Any = converted(built(spec["model"]), dtype, spec.get("memory_format") == "channels_last")
     net.train()
     inputs = {name: tensor(spec, each, dtype) for name, each in spec["inputs"].items()}
     target = spec.get("target")
     wanted = dtype if spec["loss"] in ("mse", "bce") else None
     parameters = [each for each in net.parameters() if each.requires_grad]
     return net, optimizer(spec["optim"], parameters), inputs, tensor(spec, target, wanted) if target else None
+
+
+def built(model: dict[str, Any]) -> Any:
+    """The model of a spec, without the draws that ask for a value: fake tensors have none."""
+    from tests.fakecuda.jobs import build
+
+    with patch.object(nn.init, "trunc_normal_", lambda tensor, *_, **__: tensor):
+        return build(model)
+
+
+def converted(net: nn.Module, dtype: torch.dtype | None, channels_last: bool) -> nn.Module:
+    """What `net.to(dtype)` and `net.to(memory_format=...)` do, which fake tensors refuse: they cannot be swapped."""
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the old one too, so that its id is not given again
+    for module in [*net.modules()]:
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            if id(tensor) not in made:
+                made[id(tensor)] = tensor, _as(tensor, dtype, channels_last)
+            setattr(module, name, made[id(tensor)][1])
+    return net
+
+
+def _as(tensor: torch.Tensor, dtype: torch.dtype | None, channels_last: bool) -> torch.Tensor:
+    new = tensor.detach()
+    if dtype and tensor.is_floating_point():
+        new = new.to(dtype)
+    if channels_last and tensor.dim() == 4:
+        new = new.contiguous(memory_format=torch.channels_last)
+    return nn.Parameter(new, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
 
 
 def _step(

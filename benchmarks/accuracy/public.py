@@ -1,76 +1,68 @@
-"""Memory that others measured on GPUs, beside the estimate. docs/accuracy.md says why other tables are not scored."""
+"""Memory that others measured on GPUs, beside the estimate; benchmarks/accuracy/tables/ has a module a table."""
 
 from __future__ import annotations
 
-import csv
+import importlib
+import json
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.runner import child
+from benchmarks.accuracy.tables.row import Row
 
 Record = dict[str, Any]
-MIB = 2**20
-GPU_OF_CORES = {"2496": "k80", "2560": "t4", "5888": "rtx3070", "5120": "v100", "10496": "rtx3090"}
-"""SchedTune names a GPU by its CUDA cores."""
+TABLES = ("schedtune", "litgpt", "qwen", "torchtune", "torchtitan", "detectron2")
+STEPS = 2
+"""Optimizer states are there in the second step; sizes do not change."""
 
 
-def asked(data: Path, limit_s: int) -> Iterator[tuple[str, Callable[[], Record]]]:
-    """Id and maker of a record for each model and batch of SchedTune's table."""
-    rows: dict[tuple[str, int], list[Record]] = {}
-    with (data / "schedtune_model_stats.csv").open() as file:
-        for row in csv.DictReader(file):
-            measured = {
-                "gpu": GPU_OF_CORES[row["Pipelines/CUDA cores"]],
-                "measured_bytes": int(float(row["peak mem usage"]) * MIB),
-            }
-            rows.setdefault((row["model"], int(row["batchsize"])), []).append(measured)
-    for (model, batch), measured in rows.items():
-        name = f"schedtune-{model}-b{batch}"
-        yield name, lambda n=name, m=model, b=batch, r=measured: _record(n, m, b, r, limit_s)
+def asked(data: Path, limit_s: int, only: list[str] | None) -> Iterator[tuple[str, Callable[[], Record]]]:
+    """Id and maker of a record for each job of the tables, and one for the rows of a table that cannot be run again."""
+    for table in TABLES:
+        if only and table not in only:
+            continue
+        rows: list[Row] = list(importlib.import_module(f"benchmarks.accuracy.tables.{table}").rows(data))
+        jobs: dict[str, list[Row]] = {}
+        for row in rows:
+            if row.spec:
+                jobs.setdefault(json.dumps(row.spec), []).append(row)
+        left_out = [{"id": row.id, "reason": row.reason} for row in rows if not row.spec]
+        if left_out:
+            name = f"{table}-left-out"
+            yield name, lambda n=name, t=table, r=left_out: {"id": n, "family": t, "measured": {}, "left_out": r}
+        for members in jobs.values():
+            yield members[0].id, lambda t=table, m=members: _record(t, m, limit_s)
 
 
-def _record(name: str, model: str, batch: int, measured: list[Record], limit_s: int) -> Record:
-    answer = child({"mode": "public", "model": model, "batch": batch, "measured": measured}, limit_s)
-    return {"id": name, "family": "schedtune", "measured": {}, **answer}
+def _record(table: str, rows: list[Row], limit_s: int) -> Record:
+    request = {"mode": "public", "table": table, "spec": rows[0].spec, "rows": [asdict(row) for row in rows]}
+    return {"id": rows[0].id, "family": table, "measured": {}, **child(request, limit_s)}
 
 
-def run(*, model: str, batch: int, measured: list[Record]) -> Record:
-    """One model at one batch size, estimated for each GPU it was measured on.
-
-    The settings that the table does not give are assumed: 224 x 224 images, as its input bytes say, float32, SGD with
-    momentum. The capture is one GPU's, the T4's; the machines differ in what lies outside the allocator.
-    """
+def run(*, table: str, spec: Record, rows: list[Record]) -> Record:
+    """One job, captured once and estimated for each GPU it was measured on."""
     import torch
-    import torchvision
 
     from elbowroom.capture.virtual import VirtualDevice
     from elbowroom.estimate import estimate
     from elbowroom.machine import Machine
 
     torch.set_num_threads(1)
-    with VirtualDevice(Machine.of("t4"), 3) as device:
-        net = getattr(torchvision.models, model)().to("cuda")
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        while True:
-            images = torch.zeros(batch, 3, 224, 224).to("cuda")
-            labels = torch.zeros(batch, dtype=torch.long).to("cuda")
-            loss = torch.nn.functional.cross_entropy(net(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+    module = importlib.import_module(f"benchmarks.accuracy.tables.{table}")
+    with VirtualDevice(Machine.of(getattr(module, "CAPTURED_ON", rows[0]["gpu"])), STEPS) as device:
+        module.train(**spec)
     trace = device.trace()
-    rows: list[Record] = []
-    for row in measured:
-        found = estimate(trace, Machine.of(row["gpu"]))
-        rows.append(
-            {
-                "id": f"{model}-b{batch}-{row['gpu']}",
-                "model": model,
-                "gpu": row["gpu"],
-                "measured_bytes": row["measured_bytes"],
-                "device_bytes": list(found.peak_device),
-                "reserved_bytes": list(found.peak_reserved),
-            }
-        )
-    return {"rows": rows}
+    loading = getattr(module, "LOADING", "lazy")
+    done: list[Record] = []
+    for given in rows:
+        found = estimate(trace, Machine.of(given["gpu"], loading=loading))
+        row = {key: value for key, value in given.items() if key not in ("spec", "reason")}
+        peaks = {"allocated": found.peak_allocated, "reserved": found.peak_reserved, "device": found.peak_device}
+        row |= {"estimate": {level: list(peak) for level, peak in peaks.items()}}
+        row |= {"fits": found.fits, "sure": found.sure, "needed_bytes": found.needed_bytes}
+        if loading == "eager":
+            row["lazy_device_bytes"] = list(estimate(trace, Machine.of(row["gpu"])).peak_device)
+        done.append(row)
+    return {"rows": done, "remarks": [[each.kind, each.name, each.count] for each in trace.remarks]}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import platform
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.corpus import LEVELS
-from benchmarks.accuracy.figures import error_of, figures, spread, summary
+from benchmarks.accuracy.figures import figures, summary
+from benchmarks.accuracy.public_figures import public_summary, public_table
 from benchmarks.accuracy.runner import read_records
 from benchmarks.results import RESULTS, ROOT, commit, write_result
 
@@ -19,18 +19,20 @@ START = "<!-- accuracy: made by python -m benchmarks.accuracy table, do not edit
 END = "<!-- accuracy end -->"
 DOCUMENT = ROOT / "docs" / "accuracy.md"
 PACKAGES = ("torch", "transformers", "timm", "torchvision", "diffusers", "monai", "segmentation_models_pytorch")
-KINDS = ("rig", "memtracker", "parameters", "snapshots", "public")
-BASELINES = {"memtracker": "torch's MemTracker (fake tensors)", "parameters": "4 x parameters (accelerate's rule)"}
+PACKAGES += ("accelerate", "torchinfo")
+BASELINES = {
+    "memtracker": "torch's MemTracker (fake tensors)",
+    "accelerate": "accelerate estimate-memory",
+    "torchinfo": "torchinfo's estimated total",
+}
+KINDS = ("rig", *BASELINES, "snapshots", "public")
 SETTINGS = {"steps": 3, "cudnn_workspace_bytes": 0, "cublas_handles": 1, "rig_torch": "2.11.0+cu130"}
 Record = dict[str, Any]
 
 
 def write(out: Path) -> None:
     """Read OUT/*.jsonl, write the result file and the document's tables."""
-    kinds = {
-        kind: [*read_records(out / f"{kind}.jsonl").values()]
-        for kind in ("rig", "memtracker", "parameters", "snapshots", "public")
-    }
+    kinds = {kind: [*read_records(out / f"{kind}.jsonl").values()] for kind in KINDS}
     result: Record = {
         "case": "accuracy",
         "versions": {**_versions(), "python": platform.python_version(), "commit": commit()},
@@ -69,41 +71,6 @@ def _short(record: Record) -> Record:
     kept = ("id", "family", "error", "measured", "simulated", "equal", "events", "measured_events", "difference")
     kept += ("seconds", "peak_rss_bytes", "remarks")
     return {key: record[key] for key in kept if key in record}
-
-
-def public_summary(records: Sequence[Record]) -> Record:
-    """Figures of measured tables: as estimated, and with a GPU's bytes outside the allocator learnt from other rows."""
-    rows = [row for record in records for row in record.get("rows", ())]
-    told = {"as estimated": [(row["measured_bytes"], *row["device_bytes"]) for row in rows]}
-    told["outside the allocator known"] = [known_outside(row, rows) for row in rows]
-    for gpu in dict.fromkeys(row["gpu"] for row in rows):
-        members = [row for row in rows if row["gpu"] == gpu]
-        told[f"{gpu}, outside known"] = [known_outside(row, rows) for row in members]
-    return {
-        "failed": [record["id"] for record in records if "error" in record],
-        "families": {name: _of_rows(members) for name, members in told.items()},
-    }
-
-
-def known_outside(row: Record, rows: Sequence[Record]) -> tuple[int, int, int, int]:
-    """Measured, low, likely and high device bytes, if the GPU's bytes outside the allocator were known.
-
-    They are learnt from all other models on that GPU, as measured bytes less the reserved ones: least, median and most.
-    """
-    others = [each for each in rows if each["gpu"] == row["gpu"] and each["model"] != row["model"]]
-    outside = [each["measured_bytes"] - each["reserved_bytes"][1] for each in others]
-    low, likely, high = row["reserved_bytes"]
-    return row["measured_bytes"], low + min(outside), likely + round(statistics.median(outside)), high + max(outside)
-
-
-def _of_rows(rows: Sequence[tuple[int, int, int, int]]) -> Record:
-    errors = [error_of(likely, measured) for measured, _, likely, _ in rows]
-    return {
-        **spread(errors),
-        "median_signed": round(statistics.median(errors), 4),
-        "above_interval_share": round(sum(measured > high for measured, _, _, high in rows) / len(rows), 4),
-        "below_interval_share": round(sum(measured < low for measured, low, _, _ in rows) / len(rows), 4),
-    }
 
 
 def between(text: str, made: str) -> str:
@@ -194,19 +161,5 @@ def snapshot_table(snapshots: Sequence[Record]) -> str:
         cells = [record["id"], f"{events:,}", f"{same:,}"]
         for level in ("requested", "reserved"):
             cells += [f"{record['measured'][level]:,}", f"{record['simulated'][level]:,}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def public_table(public: Record) -> str:
-    """Measured tables of others."""
-    lines = [
-        "| SchedTune | rows | median | p95 | worst | median with sign | measured above the interval | below it |",
-        "|---|" + "---|" * 7,
-    ]
-    for name, row in public["families"].items():
-        cells = [name, str(row["n"]), f"{row['median']:.1%}", f"{row['p95']:.1%}", f"{row['worst']:+.1%}"]
-        cells += [f"{row['median_signed']:+.1%}"]
-        cells += [f"{row['above_interval_share']:.1%}", f"{row['below_interval_share']:.1%}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -13,8 +13,9 @@ from benchmarks.accuracy.corpus import read_corpus, read_history
 from benchmarks.accuracy.differences import kind_of, report
 from benchmarks.accuracy.figures import digest, error_of, figures, first_difference, numbered, percentile, spread
 from benchmarks.accuracy.figures import summary as summed
+from benchmarks.accuracy.public_figures import KNOWN, LAZY, known_outside, public_summary, public_table
 from benchmarks.accuracy.runner import read_records
-from benchmarks.accuracy.table import END, START, between, known_outside, public_summary, tables
+from benchmarks.accuracy.table import END, START, between, tables
 
 RIG = Path(__file__).parents[1] / "data" / "rig"
 
@@ -167,19 +168,30 @@ def test_verdicts_are_counted_both_ways() -> None:
     }
 
 
-def row(model: str, measured: int, device: list[int], reserved: list[int]) -> dict[str, Any]:
-    return {"model": model, "gpu": "t4", "measured_bytes": measured, "device_bytes": device, "reserved_bytes": reserved}
+def row(model: str, measured: int | None, device: list[int], reserved: list[int], **more: Any) -> dict[str, Any]:
+    estimate = {"device": device, "reserved": reserved}
+    known = {"id": model, "family": "nets", "gpu": "t4", "level": "device", "rounded_to_bytes": 0, "fits": True}
+    return {**known, "model": model, "measured_bytes": measured, "estimate": estimate, **more}
 
 
 def test_rows_of_measured_tables_are_held_against_their_interval() -> None:
     # given a row within its interval, and one measured above it
     rows = [row("a", 100, [90, 110, 120], [40, 60, 70]), row("b", 200, [90, 100, 120], [40, 50, 70])]
 
-    told = public_summary([{"id": "x", "rows": rows}])["families"]["as estimated"]
+    told = public_summary([{"id": "x", "rows": rows}])["families"]["nets"]
 
     # errors are +0.1 and -0.5: sizes 0.1 and 0.5 have the median 0.3
     assert (told["median"], told["worst"]) == (0.3, -0.5)
     assert (told["above_interval_share"], told["below_interval_share"]) == (0.5, 0.0)
+
+
+def test_a_source_that_rounds_is_not_above_an_interval_by_its_rounding() -> None:
+    # given 100 rounded to tens, which may be 95, and estimates of at most 95 and 94
+    near = row("a", 100, [90, 92, 95], [0, 0, 0], rounded_to_bytes=10)
+    below = row("b", 100, [90, 92, 94], [0, 0, 0], rounded_to_bytes=10)
+
+    assert public_summary([{"id": "x", "rows": [near]}])["all"]["above_interval_share"] == 0.0
+    assert public_summary([{"id": "x", "rows": [near, below]}])["all"]["above_interval_share"] == 0.5
 
 
 def test_what_lies_outside_the_allocator_is_learnt_from_other_models_only() -> None:
@@ -188,7 +200,31 @@ def test_what_lies_outside_the_allocator_is_learnt_from_other_models_only() -> N
     rows.append(row("c", 200, [0, 0, 0], [0, 30, 0]))
 
     # then a is estimated with (150 + 170) / 2 = 160 bytes outside, at least 150 and at most 170
-    assert known_outside(rows[0], rows) == (100, 1 + 150, 2 + 160, 3 + 170)
+    assert known_outside(rows[0], rows) == (100, 1 + 150, 2 + 160, 3 + 170, 0)
+
+
+def test_other_assumptions_have_rows_of_their_own_and_are_not_in_all() -> None:
+    # given two nets that are estimated rightly, and with another way of loading at half of it
+    pairs = [row(name, 100, [90, 100, 110], [0, 60, 0], lazy_device_bytes=[40, 50, 60]) for name in "ab"]
+
+    told = public_summary([{"id": "x", "rows": pairs}])
+
+    assert told["all"]["worst"] == 0.0
+    assert told["families"][LAZY]["worst"] == -0.5
+    assert told["families"][KNOWN]["n"] == 2
+
+
+def test_rows_that_ran_out_of_memory_and_rows_left_out_are_counted() -> None:
+    # given one that failed and is said to fit, one that failed and is not, one that ran, and two left out
+    rows = [row("a", None, [0, 0, 0], [0, 0, 0]), row("b", None, [0, 0, 0], [0, 0, 0], fits=False)]
+    rows.append(row("c", 100, [90, 100, 110], [0, 0, 0]))
+    left_out = [{"id": name, "reason": "no settings"} for name in "de"]
+
+    text = public_table(public_summary([{"id": "x", "rows": rows}, {"id": "y", "family": "t", "left_out": left_out}]))
+
+    assert "Of 2 rows that ran out of memory, 1 are said to; of 1 that did not, 1 are said to fit." in text
+    assert "| 2 | t | no settings |" in text
+    assert "| nets | 1 | device | 0.0% | 0.0% | +0.0% | +0.0% | 0.0% | 0.0% | 0.0% |" in text
 
 
 def test_a_line_cut_short_by_an_interruption_is_left_out(tmp_path: Path) -> None:
