@@ -29,7 +29,7 @@ from elbowroom.errors import (
     TierFull,
     UsageError,
 )
-from elbowroom.machine import Link, Machine, Tier
+from elbowroom.machine import Link, Machine, Rate, Tier
 from elbowroom.plan import Algorithm, Bound, Plan, Recompute, Swap
 from elbowroom.planners import check, plan
 from elbowroom.report import report
@@ -50,6 +50,7 @@ __all__ = [
     "Link",
     "Machine",
     "Plan",
+    "Rate",
     "Recompute",
     "Swap",
     "Tier",

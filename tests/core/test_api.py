@@ -11,7 +11,7 @@ import elbowroom as er
 from elbowroom import errors
 
 FUNCTIONS = {"capture", "capture_script", "check", "compare", "plan", "report", "simulate", "within"}
-RECORDS = {"Algorithm", "Bound", "Link", "Machine", "Plan", "Recompute", "Swap", "Tier", "Timeline", "Trace"}
+RECORDS = {"Algorithm", "Bound", "Link", "Machine", "Plan", "Rate", "Recompute", "Swap", "Tier", "Timeline", "Trace"}
 ERRORS = {
     "CaptureError",
     "ElbowroomError",
