@@ -1,5 +1,6 @@
 # make venv    .venv with elbowroom, its tests' tools and the demo's packages
 # make test    everything CI runs: lint, format, types, tests
+# make test-databases   half an hour more: PyTorch's own databases of ops, modules and optimizers under elbowroom
 # make demo    a 3D U-Net that does not fit in memory, trained inside a hard limit
 # make bench   the benchmark cases; results go to benchmarks/results
 # make clean   removes .venv and what the above left behind
@@ -17,7 +18,7 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: venv test check demo bench clean
+.PHONY: venv test test-databases check demo bench clean
 .DEFAULT_GOAL := venv
 
 venv: $(STAMP)
@@ -30,6 +31,9 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 test: check
+
+test-databases: venv
+	$(BIN)/python -m pytest tests/databases $(PYTEST_ARGS)
 
 check: venv
 	$(BIN)/ruff check

@@ -126,6 +126,8 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     """As torch.equal, but NaNs are compared by their bits too."""
     if one.dtype != other.dtype or one.shape != other.shape or one.layout != other.layout:
         return False
+    if one.layout != torch.strided:
+        one, other = one.to_dense(), other.to_dense()
     return torch.equal(one.resolve_conj().flatten().view(torch.uint8), other.resolve_conj().flatten().view(torch.uint8))
 
 

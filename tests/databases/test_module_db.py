@@ -1,0 +1,82 @@
+"""Every module of PyTorch's own database, its saved storages swapped: gradients stay bit-equal."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing._internal.common_modules import module_db
+from torch.utils._pytree import tree_flatten, tree_map
+
+from tests.databases.forced import WRITES_END_S, train_swapping_all
+from tests.torch.helpers import SEED, Training
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def modules() -> list[Any]:
+    return [pytest.param(info, id=info.name) for info in module_db]
+
+
+class Fed(nn.Module):
+    """A module whose floating inputs are made by an op of this one."""
+
+    def __init__(self, module: nn.Module, given: Any) -> None:
+        super().__init__()
+        self.module = module
+        self.given = given
+        leaves, _ = tree_flatten(given)
+        self.learnt = nn.ParameterList([nn.Parameter(each.detach().clone()) for each in leaves if _is_learnt(each)])
+
+    def forward(self) -> Tensor:
+        learnt = iter(self.learnt)
+        args, kwargs = tree_map(lambda each: next(learnt).clone() if _is_learnt(each) else each, self.given)
+        found, _ = tree_flatten(self.module(*args, **kwargs))
+        parts = [each.float().square().sum() for each in found if isinstance(each, Tensor) and each.requires_grad]
+        return torch.stack(parts).sum()
+
+
+def _is_learnt(each: object) -> bool:
+    return isinstance(each, Tensor) and each.requires_grad
+
+
+def first_input(info: Any) -> Any:
+    """The first input of a module in training that has a forward pass and something to learn; None where none has."""
+    torch.manual_seed(SEED)
+    found = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=True, training=True)
+    return next((each for each in found if each.forward_input is not None), None)
+
+
+def trained(info: Any, given: Any) -> Training:
+    made = info.module_cls(*given.constructor_input.args, **given.constructor_input.kwargs)
+    model = Fed(made, (given.forward_input.args, given.forward_input.kwargs))
+    optimizer = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(1))], lr=1e-3)
+
+    def step(_: int) -> Tensor:
+        torch.manual_seed(SEED)
+        optimizer.zero_grad(set_to_none=True)
+        loss = model()
+        time.sleep(WRITES_END_S)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Training(step, [model], [optimizer])
+
+
+@pytest.mark.parametrize("info", modules())
+def test_gradients_are_bit_equal_when_what_a_module_saves_is_swapped(info: Any) -> None:
+    if torch.float32 not in info.supported_dtypes("cpu") or (not info.supports_gradgrad and info.is_lazy):
+        pytest.skip("it has no float32 gradient on the CPU")
+    # given
+    given = first_input(info)
+    if given is None:
+        pytest.skip("the database has no input for it")
+    # when
+    did = train_swapping_all(lambda: trained(info, given))
+    # then
+    assert did.mismatches == 0
+    assert bool(did.swapped_bytes) == bool(did.planned)
