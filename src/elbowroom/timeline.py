@@ -141,6 +141,17 @@ class Timeline(Filed):
         return sum(span.end_ns - span.start_ns for span in self.spans if span.kind == "recompute")
 
     @property
+    def busy_ns(self) -> int:
+        """Time in which compute runs ops, those that run again included."""
+        busy = (span for span in self.spans if span.lane == "compute" and span.kind != "stall")
+        return sum(span.end_ns - span.start_ns for span in busy)
+
+    @property
+    def utilisation(self) -> float:
+        """The part of the step in which compute is busy; 0 where the step takes no time."""
+        return self.busy_ns / self.step_ns if self.step_ns else 0.0
+
+    @property
     def swapped_out_bytes(self) -> int:
         """Bytes that left the device."""
         return sum(span.size_bytes for span in self.spans if span.kind == "swap_out")

@@ -83,20 +83,22 @@ def format_ns(duration_ns: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """Part of a tier: so many bytes, or a share of it, or what is free (both None).
+    """Part of a tier: so many bytes, or a share of it, or the least there can be a plan for, or what is free.
 
     Attributes:
         size_bytes: fixed bytes.
         share: of the tier's capacity, above 0 and at most 1.
+        is_least: the least; of the device only, and only where a plan is made for a known trace.
     """
 
     size_bytes: int | None = None
     share: Fraction | None = None
+    is_least: bool = False
 
     @property
     def is_auto(self) -> bool:
         """Whether it is what is free."""
-        return self.size_bytes is None and self.share is None
+        return self.size_bytes is None and self.share is None and not self.is_least
 
     def resolve(self, total_bytes: int, free_bytes: int) -> int:
         """Bytes of it on a tier.
@@ -104,7 +106,14 @@ class Amount:
         Args:
             total_bytes: capacity of the tier.
             free_bytes: what is free on it now; `auto` is this less `AUTO_MARGIN` of it.
+
+        Raises:
+            UsageError: it is the least, which only planning tells.
         """
+        if self.is_least:
+            raise UsageError(
+                f"budget: given least; allowed here is {_BUDGETS}; `elbowroom plan --budget least` makes such a plan"
+            )
         if self.size_bytes is not None:
             return self.size_bytes
         if self.share is not None:
@@ -114,10 +123,13 @@ class Amount:
     def __str__(self) -> str:
         if self.size_bytes is not None:
             return format_bytes(self.size_bytes)
+        if self.is_least:
+            return "least"
         return f"{float(self.share * 100):g}%" if self.share is not None else "auto"
 
 
 AUTO = Amount()
+LEAST = Amount(is_least=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +144,8 @@ class Budget:
 
 def parse_budget(value: str | int | Budget) -> Budget:
     """A budget as people write it: one amount for the device, or amounts per tier; a tier not named is `auto`.
+
+    The device's may be `least`, where a plan is made.
 
     >>> str(parse_budget("8GiB,disk=90%").disk)
     '90%'
@@ -152,7 +166,8 @@ def parse_budget(value: str | int | Budget) -> Budget:
             raise UsageError(f"budget: given tier {shown(name)} in {shown(value)}; allowed is {_BUDGETS}")
         if name in amounts:
             raise UsageError(f"budget: given {name} twice in {shown(value)}; allowed is once; leave one out")
-        amounts[name] = _parse_amount(amount, value)
+        is_least = name == "device" and amount.strip().lower() == "least"
+        amounts[name] = LEAST if is_least else _parse_amount(amount, value)
     return Budget(**amounts)
 
 

@@ -18,7 +18,21 @@ SOURCES = Path(__file__).parents[2] / "src"
 # A change here is a change of what users type: keep it small, and say it in the CHANGELOG.
 OPTIONS = {
     "estimate": ["--gpu", "--json", "--out", "--steps", "--timeout", "script"],
-    "largest": ["--gpu", "--json", "--multiple-of", "--steps", "--timeout", "--vary", "script"],
+    "largest": [
+        "--gpu",
+        "--json",
+        "--multiple-of",
+        "--planner",
+        "--steps",
+        "--timeout",
+        "--vary",
+        "--within",
+        "script",
+    ],
+    "plan": [
+        *("--allow", "--budget", "--gpu", "--json", "--min-size", "--option", "--out", "--pareto", "--planner"),
+        *("--report", "--slowdown", "--steps", "--time-limit", "--timeout", "--trace", "script"),
+    ],
     "run": ["--budget", "--json", "--min-size", "--plan", "--report", "--spill-dir", "-m", "command"],
     "report": ["--json", "--out", "records"],
     "machine": ["--json", "--list", "--measure", "--out", "--spill-dir", "name"],
@@ -47,7 +61,15 @@ def test_the_options_are_these_and_no_others() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--help"], ["--version"], ["run", "--help"], ["demo", "--help"], ["estimate", "--help"], ["largest", "--help"]],
+    [
+        ["--help"],
+        ["--version"],
+        ["run", "--help"],
+        ["demo", "--help"],
+        ["estimate", "--help"],
+        ["largest", "--help"],
+        ["plan", "--help"],
+    ],
 )
 def test_help_and_version_import_neither_torch_nor_rich(words: list[str]) -> None:
     code = (

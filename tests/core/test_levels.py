@@ -33,8 +33,8 @@ LEVELS: dict[str, set[str]] = {
         "rules",
     }
     | {"timeline", "trace", "units"},
-    "1": {"allocator", "checks", "estimate", "lanes", "largest", "lifetimes", "moves", "owners", "planners", "recipes"}
-    | {"schedule", "simulate"},
+    "1": {"allocator", "checks", "estimate", "lanes", "largest", "lifetimes", "moves", "owners", "pareto", "planners"}
+    | {"recipes", "schedule", "simulate", "slowdown"},
     "2a": {"report"},
     "2b": {"capture", "runtime"},
     "3": {"__init__", "__main__", "cli", "demo", "integrations"},

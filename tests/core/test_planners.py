@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from typing import Any
@@ -109,7 +110,47 @@ def test_a_problem_says_what_every_lower_tier_may_hold(monkeypatch: pytest.Monke
     problem = asked(three, "device=10,host=800,pinned=300,disk=9000", monkeypatch)
     assert problem.tiers == {"host": 800, "disk": 5000, "pinned": 300}
     assert problem.tier_bytes == 300
-    assert asked(three, "device=10,host=800,pinned=900", monkeypatch).tiers["pinned"] == 800
+    with pytest.raises(
+        UsageError, match=re.escape("given pinned=900 B (900 bytes) where the host may hold 800 B (800 bytes)")
+    ):
+        asked(three, "device=10,host=800,pinned=900", monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        (
+            "2TB",
+            "budget: given 1.82 TiB for the device of machine 'test', which has 931.32 GiB (1000000000000 bytes), 0 B "
+            "of them outside the allocator; allowed is at most what it has; write auto for what is free",
+        ),
+        (
+            "10,host=1GiB",
+            "budget: given host=1.00 GiB, and machine 'test' has no host tier below its device; its tiers are device, "
+            "disk; leave host out",
+        ),
+        (
+            "10,pinned=1GiB",
+            "budget: given pinned=1.00 GiB, and machine 'test' has no host tier below its device; its tiers are "
+            "device, disk; leave pinned out",
+        ),
+    ],
+)
+def test_a_budget_that_contradicts_the_machine_is_refused(budget: str, message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
+        plan(chain([10]), machine(), budget)
+
+
+def test_a_machine_without_a_link_to_its_lower_tier_is_refused() -> None:
+    cut = replace(machine(), links=())
+    message = "machine: 'test' has a disk tier and no link from its device to it (its links: none); allowed is"
+    with pytest.raises(UsageError, match=re.escape(message)):
+        plan(chain([10]), cut, 10)
+
+
+def test_a_budget_of_nothing_names_the_least_that_can_be_met() -> None:
+    problem = infeasible(chain([100, 100]), 0)
+    assert (problem.budget_bytes, problem.least_feasible_bytes) == (0, 100)
 
 
 def test_where_the_step_fits_nothing_is_moved() -> None:

@@ -35,7 +35,7 @@ def test_the_text_shows_the_three_timelines_beside_each_other() -> None:
     # Kept: a parameter of 4 MiB, 6 outputs and 1 gradient of 32 MiB = 228 MiB. With 4 of the outputs away, each back
     # one tick before it is read: 4 + 2 outputs + the read one's gradient and the one before it = 4 + 4 * 32 = 132 MiB.
     assert re.search(r"peak allocated +228\.0 MiB +132\.0 MiB +132\.0 MiB", text)
-    assert "4 of 6 saved storages are swapped to disk, 128.0 MiB" in text
+    assert "of 6 saved storages: 64.0 MiB kept (2), 128.0 MiB swapped to disk (4)" in text
     assert "the simulated peak is the measured one, to the byte" in text
 
 
@@ -180,7 +180,7 @@ def test_what_cannot_be_reported_is_refused_with_the_remedy(tmp_path: Path) -> N
         report()
     with pytest.raises(UsageError, match="two records of the kind simulated"):
         report(simulated, simulated)
-    with pytest.raises(UsageError, match="given str; allowed are Trace, Machine, Plan and Timeline"):
+    with pytest.raises(UsageError, match="given str; allowed are Trace, Machine, Plan, Timeline and Pareto"):
         report("trace.json")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="the plan of trace"):
         report(other, machine, plan)

@@ -11,14 +11,14 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from elbowroom.cli import demo, estimate, largest, machine, report, run, scripts
+from elbowroom.cli import demo, estimate, largest, machine, plan, report, run, scripts
 from elbowroom.errors import ElbowroomError
 
 __all__ = ["main"]
 
-VERBS = (estimate, largest, run, report, machine, demo)
+VERBS = (estimate, largest, plan, run, report, machine, demo)
 
-WITH_SCRIPT_ARGUMENTS = ("estimate", "largest")
+WITH_SCRIPT_ARGUMENTS = ("estimate", "largest", "plan")
 """Verbs that take a script's own words after --, behind their options."""
 
 

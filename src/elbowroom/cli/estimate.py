@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from elbowroom.cli import output, scripts
@@ -55,21 +55,13 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0 if all(answer.fits for answer in answers) else 1
 
 
-def _answer(script: str, machine: Machine, arguments: argparse.Namespace, say: Any) -> tuple[Trace, Estimate]:
-    from elbowroom.capture.script import capture_script
+def _answer(
+    script: str, machine: Machine, arguments: argparse.Namespace, say: Callable[[str], None]
+) -> tuple[Trace, Estimate]:
     from elbowroom.estimate import estimate
 
-    what = f"{script} on a virtual {machine.name}"
-    say(f"{what}: starting")
-    trace = capture_script(
-        script,
-        arguments.script_arguments,
-        machine=machine,
-        steps=arguments.steps,
-        timeout_s=arguments.timeout,
-        on_step=lambda steps: say(f"{what}: {steps} of {arguments.steps} steps"),
-    )
-    say(f"{what}: replaying {len(trace.events)} allocations and frees")
+    trace = scripts.captured(script, machine, arguments, say)
+    say(f"{script} on a virtual {machine.name}: replaying {len(trace.events)} allocations and frees")
     return trace, estimate(trace, machine)
 
 

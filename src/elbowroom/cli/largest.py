@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from elbowroom.estimate import Estimate
     from elbowroom.largest import Largest
     from elbowroom.machine import Machine
+    from elbowroom.slowdown import Within
+    from elbowroom.trace import Trace
 
 USAGE = "elbowroom largest script.py --vary NAME=A..B [--gpu NAME] [options] [-- ARGS]"
 DESCRIPTION = (
     "Finds the largest value of an argument, environment variable or constant of a training script with which it fits "
     "a GPU, by a few runs on a virtual one, and says what the next value needs. Exit code 0: found; 1: not even the "
-    "smallest value fits; 2: that could not be told."
+    "smallest value fits; 2: that could not be told. With --within 1.2x, storages may be swapped and recomputed, as "
+    "`elbowroom plan` does, as long as the step takes at most 1.2 times what the same step, with the same value, would "
+    "take on the same GPU with memory for everything. Both do the same work, so that is the slowdown of each sample, "
+    "pixel or token; the answer also has the step time divided by the value."
 )
 
 
@@ -35,6 +40,8 @@ def add(verbs: Any) -> None:
     )
     parser.add_argument("--multiple-of", type=int, default=1, metavar="M", help="look at multiples of M only")
     parser.add_argument("--gpu", metavar="NAME", help="GPU by name (`elbowroom machine --list`)")
+    parser.add_argument("--within", metavar="Xx", help="plan, and allow a step to take X times as long, as in 1.2x")
+    parser.add_argument("--planner", metavar="NAME", help="with --within: which planner makes the plans")
     parser.set_defaults(execute=execute)
 
 
@@ -44,15 +51,14 @@ def execute(arguments: argparse.Namespace) -> int:
 
     script = scripts.script_of(arguments.script, "largest")
     vary = Range.of(arguments.vary)
-    machines = scripts.machines_of(arguments.gpu)
-    if len(machines) > 1:
-        raise UsageError(f"--gpu: given {len(machines)} GPUs; allowed is one here; run it once for each")
+    machine = scripts.machine_of(arguments.gpu)
+    slowdown = _slowdown(arguments)
     knob = find_knob(vary, script, arguments.script_arguments)
     with scripts.progress() as say:
-        trials = Trials(script, machines[0], knob, arguments, say)
+        trials = Trials(script, machine, knob, arguments, say, slowdown)
         found = largest(
             trials.needed_bytes,
-            machines[0].tiers[0].capacity_bytes,
+            machine.tiers[0].capacity_bytes,
             least=vary.least,
             most=vary.most,
             multiple_of=arguments.multiple_of,
@@ -66,17 +72,52 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0 if found.fits else 1
 
 
+def _slowdown(arguments: argparse.Namespace) -> float | None:
+    """The factor of --within.
+
+    Raises:
+        UsageError: it is none, or --planner is given without it.
+    """
+    from elbowroom.planners import PLANNERS
+
+    if arguments.planner and not arguments.within:
+        raise UsageError("--planner: given without --within, and so nothing is planned; add for example --within 1.2x")
+    if arguments.planner and arguments.planner not in PLANNERS:
+        raise UsageError(f"--planner: given {arguments.planner!r}; allowed is one of {', '.join(PLANNERS)}")
+    if not arguments.within:
+        return None
+    number = arguments.within.strip().lower().removesuffix("x")
+    try:
+        slowdown = float(number)
+    except ValueError:
+        slowdown = 0.0
+    if not 1 <= slowdown < float("inf"):
+        raise UsageError(
+            f"--within: given {arguments.within!r}; allowed is a factor of 1 or more on the step time; write for "
+            "example 1.2x"
+        )
+    return slowdown
+
+
 @final
 class Trials:
     """Estimates of a script by the value of its knob, each made once."""
 
     def __init__(
-        self, script: str, machine: Machine, knob: Knob, arguments: argparse.Namespace, say: Callable[[str], None]
+        self,
+        script: str,
+        machine: Machine,
+        knob: Knob,
+        arguments: argparse.Namespace,
+        say: Callable[[str], None],
+        slowdown: float | None = None,
     ) -> None:
         self.script = script
         self.machine = machine
         self.knob = knob
+        self.slowdown = slowdown
         self.answers: dict[int, Estimate] = {}
+        self.planned: dict[int, Within] = {}
         self._arguments = arguments
         self._say = say
 
@@ -86,14 +127,28 @@ class Trials:
         Raises:
             CaptureError: it could not be captured; the message names the value.
         """
-        from elbowroom.capture.script import capture_script
         from elbowroom.estimate import estimate
+
+        trace = self._captured(value)
+        self.answers[value] = estimate(trace, self.machine)
+        if self.slowdown is None:
+            return self.answers[value].needed_bytes
+        from elbowroom.planners import DEFAULT_PLANNER
+        from elbowroom.slowdown import within_slowdown
+
+        self._say(f"{self._looked_at()}planning for {self.knob.name} = {value}")
+        planner = self._arguments.planner or DEFAULT_PLANNER
+        self.planned[value] = within_slowdown(trace, self.machine, self.slowdown, planner)
+        return self.planned[value].needed_bytes
+
+    def _captured(self, value: int) -> Trace:
+        from elbowroom.capture.script import capture_script
 
         given = self._arguments
         self._say(f"{self._looked_at()}now {self.knob.name} = {value}")
         turned = self.knob.turned(given.script_arguments, value)
         try:
-            trace = capture_script(
+            return capture_script(
                 self.script,
                 turned.arguments,
                 machine=self.machine,
@@ -104,11 +159,11 @@ class Trials:
             )
         except CaptureError as problem:
             raise CaptureError(f"with {self.knob.label} = {value}{self._guessed()}: {problem}") from problem
-        self.answers[value] = estimate(trace, self.machine)
-        return self.answers[value].needed_bytes
 
     def _looked_at(self) -> str:
-        values = (f"{value} {'fits' if answer.fits else 'does not fit'}" for value, answer in self.answers.items())
+        verdicts = {value: answer.fits for value, answer in self.answers.items() if self.slowdown is None}
+        verdicts |= {value: within.fits for value, within in self.planned.items()}
+        values = (f"{value} {'fits' if fits else 'does not fit'}" for value, fits in verdicts.items())
         return ", ".join([*values, ""])
 
     def _guessed(self) -> str:
@@ -122,7 +177,15 @@ def _show(trials: Trials, found: Largest, *, as_json: bool) -> None:
     from elbowroom.report.answer import search_rendered
 
     output.console().print(
-        search_rendered(trials.script, trials.knob.label, trials.knob.how, trials.answers, found, trials.machine.name)
+        search_rendered(
+            trials.script,
+            trials.knob.label,
+            trials.knob.how,
+            trials.answers,
+            found,
+            trials.machine.name,
+            trials.planned,
+        )
     )
 
 
@@ -138,16 +201,31 @@ def figures(trials: Trials, found: Largest) -> dict[str, object]:
         "next": None if found.too_large is None else found.too_large._asdict(),
         "changes_anything": not found.is_flat,
         "captures": len(found.probes),
-        "probes": [_probe(trials.answers[value]) | {"value": value} for value, _ in found.probes],
+        "within": trials.slowdown,
+        "probes": [_probe(trials, value) for value, _ in found.probes],
     }
 
 
-def _probe(answer: Estimate) -> dict[str, object]:
+def _probe(trials: Trials, value: int) -> dict[str, object]:
+    answer, planned = trials.answers[value], trials.planned.get(value)
     return {
+        "value": value,
         "fits": answer.fits,
         "sure": answer.sure,
         "needed_bytes": answer.needed_bytes,
         "peak_allocated_bytes": answer.peak_allocated_bytes,
         "peak_reserved_bytes": answer.peak_reserved_bytes,
         "retries": answer.retries,
+        "planned": None if planned is None else _planned(planned, value),
+    }
+
+
+def _planned(planned: Within, value: int) -> dict[str, object]:
+    return {
+        "fits": planned.fits,
+        "needed_bytes": planned.needed_bytes,
+        "kept_step_ns": planned.kept_step_ns,
+        "step_ns": planned.step_ns,
+        "step_ns_per_value": None if planned.step_ns is None or not value else planned.step_ns / value,
+        "slowdown": planned.slowdown,
     }

@@ -6,11 +6,14 @@ import argparse
 from typing import Any
 
 from elbowroom.cli import output
+from elbowroom.codec import encode_object
 from elbowroom.errors import UsageError
 from elbowroom.files import load
 from elbowroom.machine import Machine
-from elbowroom.plan import Plan
+from elbowroom.pareto import Pareto
+from elbowroom.plan import Bound, Plan
 from elbowroom.report import ENDINGS, Subject, subject_of, write
+from elbowroom.report.decided import decided
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 
@@ -28,7 +31,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Report the records of the given files."""
     if arguments.out and not arguments.out.endswith(ENDINGS):
         raise UsageError(f"--out: given {arguments.out!r}; allowed are names ending in {', '.join(ENDINGS)}; rename it")
-    subject = subject_of(*(load(path, Trace, Machine, Plan, Timeline) for path in arguments.records))
+    subject = subject_of(*(load(path, Trace, Machine, Plan, Timeline, Pareto) for path in arguments.records))
     if arguments.out:
         write(subject, arguments.out)
     if arguments.json:
@@ -46,10 +49,31 @@ def figures(subject: Subject) -> dict[str, object]:
     return {
         "trace_id": subject.trace.id if subject.trace else None,
         "budget_bytes": plan.budget_bytes if plan else None,
+        "planner": plan.planner if plan else None,
         "swaps": len(plan.swaps) if plan else None,
+        "recomputes": len(plan.recomputes) if plan else None,
+        "algorithms": len(plan.algorithms) if plan else None,
+        "decided": _decided(subject),
+        "bound": _bound(plan.bound) if plan and plan.bound else None,
         "everything_kept": _timeline(subject.kept),
         "simulated": _timeline(subject.simulated),
         "measured": _timeline(subject.measured),
+        "pareto": encode_object(subject.pareto) if subject.pareto else None,
+    }
+
+
+def _decided(subject: Subject) -> list[dict[str, object]] | None:
+    if subject.plan is None or subject.trace is None:
+        return None
+    return [share._asdict() for share in decided(subject.trace, subject.plan).shares]
+
+
+def _bound(proven: Bound) -> dict[str, object]:
+    return {
+        "machine": proven.machine,
+        "step_ns": proven.step_ns,
+        "lower_bound_ns": proven.lower_bound_ns,
+        "gap": proven.gap if proven.lower_bound_ns else None,
     }
 
 
@@ -62,6 +86,7 @@ def _timeline(line: Timeline | None) -> dict[str, object] | None:
         "peak_device_bytes": line.peak_device_bytes,
         "step_ns": line.step_ns,
         "stall_ns": line.stall_ns,
+        "utilisation": line.utilisation,
         "swapped_out_bytes": line.swapped_out_bytes,
         "swapped_back_bytes": line.swapped_back_bytes,
         "at_peak": dict(line.at_peak),

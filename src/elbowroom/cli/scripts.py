@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elbowroom.allocator.settings import set_in
 from elbowroom.capture.script import STEPS, TIMEOUT_S
@@ -17,6 +17,9 @@ from elbowroom.cli import output
 from elbowroom.cli.settings import given_or_set
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
+
+if TYPE_CHECKING:
+    from elbowroom.trace import Trace
 
 AFTER = (
     "The script's own arguments follow after --. --gpu comes from ELBOWROOM_GPU or [tool.elbowroom] in pyproject.toml "
@@ -80,6 +83,38 @@ def machines_of(given: str | None, environment: Mapping[str, str] | None = None)
             raise UsageError(f"--gpu: given {machine.name} twice; allowed is each once; leave one out")
         machines.append(replace(machine, allocator=settings))
     return machines
+
+
+def machine_of(given: str | None) -> Machine:
+    """The one GPU of --gpu, for verbs that take one.
+
+    Raises:
+        UsageError: there are several, or as for `machines_of`.
+    """
+    machines = machines_of(given)
+    if len(machines) > 1:
+        raise UsageError(f"--gpu: given {len(machines)} GPUs; allowed is one here; run it once for each")
+    return machines[0]
+
+
+def captured(script: str, machine: Machine, arguments: argparse.Namespace, say: Callable[[str], None]) -> Trace:
+    """The trace of a script on a virtual machine, as the options of these verbs say.
+
+    Raises:
+        CaptureError: it could not be captured.
+    """
+    from elbowroom.capture.script import capture_script
+
+    what = f"{script} on a virtual {machine.name}"
+    say(f"{what}: starting")
+    return capture_script(
+        script,
+        arguments.script_arguments,
+        machine=machine,
+        steps=arguments.steps,
+        timeout_s=arguments.timeout,
+        on_step=lambda steps: say(f"{what}: {steps} of {arguments.steps} steps"),
+    )
 
 
 def script_of(path: str, verb: str) -> str:

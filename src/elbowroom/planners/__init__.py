@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from elbowroom.checks import check, check_step
+from elbowroom.checks import check
 from elbowroom.errors import UsageError
 from elbowroom.lifetimes import last_step
-from elbowroom.machine import Machine, TierName
+from elbowroom.machine import Machine
 from elbowroom.plan import Plan
+from elbowroom.planners.asking import Asking
+from elbowroom.planners.budgets import device_bytes, first_lower, lower_bytes
 from elbowroom.planners.capuchin import capuchin
 from elbowroom.planners.keep_all import keep_all
+from elbowroom.planners.least import checked_slowdown, least_plan
 from elbowroom.planners.lms import lms
 from elbowroom.planners.optimal import optimal
-from elbowroom.planners.options import apply
 from elbowroom.planners.problem import MEANS, Means, Planner, Problem
 from elbowroom.planners.swap_all import swap_all
 from elbowroom.planners.swap_greedy import swap_greedy
@@ -22,9 +23,20 @@ from elbowroom.planners.tflms import tflms
 from elbowroom.planners.threshold import threshold
 from elbowroom.planners.vdnn import vdnn
 from elbowroom.trace import Trace
-from elbowroom.units import Amount, Budget, parse_budget
+from elbowroom.units import Budget, parse_budget
 
-__all__ = ["MEANS", "MIN_SIZE_BYTES", "PLANNERS", "Planner", "Problem", "check", "plan"]
+__all__ = [
+    "DEFAULT_PLANNER",
+    "MEANS",
+    "MIN_SIZE_BYTES",
+    "PLANNERS",
+    "Asking",
+    "Planner",
+    "Problem",
+    "asking",
+    "check",
+    "plan",
+]
 
 PLANNERS: dict[str, Planner] = {
     "keep_all": keep_all,
@@ -37,6 +49,7 @@ PLANNERS: dict[str, Planner] = {
     "threshold": threshold,
     "lms": lms,
 }
+DEFAULT_PLANNER = "swap_greedy"
 MIN_SIZE_BYTES = 2**20
 TIME_LIMIT_S = 60.0
 
@@ -45,40 +58,69 @@ def plan(
     trace: Trace,
     machine: Machine,
     budget: int | str | Budget,
-    planner: str = "swap_greedy",
+    planner: str = DEFAULT_PLANNER,
     min_size_bytes: int = MIN_SIZE_BYTES,
     options: Mapping[str, object] | None = None,
     allow: Sequence[Means] = MEANS,
     time_limit_s: float = TIME_LIMIT_S,
+    slowdown: float | None = None,
 ) -> Plan:
-    """Decide for every storage of a trace's last step whether to keep, to swap or to recompute it.
+    """Decide for every storage of a trace's last step whether to keep, to swap or to recompute it; `check`ed.
 
     Args:
         trace: what the training does.
         machine: where it will run; its links below the device say where swapped storages go.
-        budget: bytes the device may hold, or text such as "8GiB", "90%" (of the device) or "auto" (what its tier
-            holds less what lies outside the allocator, less a margin); "host=20GiB,disk=90%" bound the tiers below.
+        budget: bytes the device may hold (reserve, where it has a caching allocator), or text such as "8GiB", "90%"
+            (of the device), "auto" (all but what lies outside the allocator, less a margin) or "least";
+            "host=20GiB,disk=90%" bound the tiers below.
         planner: a name in PLANNERS.
         min_size_bytes: storages below it are kept.
-        options: knobs of the planner by name, such as {"swapin_ahead": 4}; each planner's function lists its own.
-        allow: the means a plan may use, of those the planner knows: "swap" of saved storages, "recompute", "state"
-            (swaps of optimizer states and gradients), "algorithm" (another one for a convolution).
+        options: knobs of the planner by name, such as {"swapin_ahead": 4}; its function lists them.
+        allow: the means a plan may use, of those the planner knows: "swap", "recompute", "state" (swaps of optimizer
+            states and gradients), "algorithm" (another one for a convolution).
         time_limit_s: a planner that searches stops then with the best plan it has.
-
-    Returns:
-        A plan that has passed `check`.
+        slowdown: with the budget "least": the step may take so many times as long as with everything kept.
 
     Raises:
-        Infeasible: no plan of this planner meets the budget; the message names the least one and what is held there.
-        UsageError: the budget, the planner, an option, a means or the time limit is not one of those allowed.
+        Infeasible: no plan of this planner meets the budget; the message names the least that one does.
+        UsageError: the budget, the planner, an option, a means, the time limit or the slowdown is not allowed.
     """
+    amounts = parse_budget(budget)
+    if slowdown is not None and not amounts.device.is_least:
+        raise UsageError(f"slowdown: given {slowdown} with budget {amounts.device}; allowed is it with 'least' only")
+    ask = asking(trace, machine, amounts, planner, min_size_bytes, options, allow, time_limit_s)
+    if amounts.device.is_least:
+        return least_plan(ask.weigh, ask.kept(), checked_slowdown(slowdown))
+    return ask.plan(device_bytes(machine, amounts))
+
+
+def asking(
+    trace: Trace,
+    machine: Machine,
+    budget: str | Budget = "auto",
+    planner: str = DEFAULT_PLANNER,
+    min_size_bytes: int = MIN_SIZE_BYTES,
+    options: Mapping[str, object] | None = None,
+    allow: Sequence[Means] = MEANS,
+    time_limit_s: float = TIME_LIMIT_S,
+) -> Asking:
+    """As `plan`, to ask for one device budget after the other; the amount that `budget` has for it is not looked at."""
     if planner not in PLANNERS:
         raise UsageError(f"planner: given {planner!r}; allowed is one of {', '.join(PLANNERS)}")
-    problem = _problem(trace, machine, parse_budget(budget), min_size_bytes)
-    problem = replace(problem, allow=_allowed(allow), time_limit_s=_limit(time_limit_s))
-    made = apply(PLANNERS[planner], planner, problem, options or {})
-    check_step(problem.step, made, machine)
-    return made
+    link, lower = first_lower(machine), lower_bytes(machine, parse_budget(budget))
+    tier = link.lower if link else None
+    problem = Problem(
+        step=last_step(trace),
+        machine=machine,
+        tier=tier,
+        tier_bytes=lower["pinned" if tier == "host" else tier] if tier else 0,
+        budget_bytes=0,
+        min_size_bytes=min_size_bytes,
+        tiers=lower,
+        allow=_allowed(allow),
+        time_limit_s=_limit(time_limit_s),
+    )
+    return Asking(problem, PLANNERS[planner], planner, options or {})
 
 
 def _allowed(allow: Sequence[Means]) -> tuple[Means, ...]:
@@ -91,34 +133,3 @@ def _limit(time_limit_s: float) -> float:
     if not time_limit_s > 0:
         raise UsageError(f"time_limit_s: given {time_limit_s}; allowed is more than 0; give it seconds, such as 60")
     return time_limit_s
-
-
-def _problem(trace: Trace, machine: Machine, budget: Budget, min_size_bytes: int) -> Problem:
-    """Resolve a budget on the machine and derive what planners need."""
-    capacity: dict[TierName, int] = {tier.name: tier.capacity_bytes for tier in machine.tiers}
-    below: list[TierName] = [link.lower for link in machine.links if link.upper == "device"]
-    device, tier = capacity["device"], below[0] if below else None
-    tiers = _lower(capacity, budget)
-    return Problem(
-        step=last_step(trace),
-        machine=machine,
-        tier=tier,
-        tier_bytes=min(tiers[tier], tiers["pinned"] if tier == "host" else tiers[tier]) if tier else 0,
-        budget_bytes=budget.device.resolve(device, max(0, device - machine.outside_bytes)),
-        min_size_bytes=min_size_bytes,
-        tiers=tiers,
-    )
-
-
-def _lower(capacity: dict[TierName, int], budget: Budget) -> dict[str, int]:
-    """Bytes that may lie on each lower tier, and how many may be pinned: all the host has unless said."""
-    amounts: dict[TierName, Amount] = {"host": budget.host, "disk": budget.disk}
-    found: dict[str, int] = {
-        name: min(capacity[name], amounts[name].resolve(capacity[name], capacity[name]))
-        for name in amounts
-        if name in capacity
-    }
-    if "host" in found:
-        host = found["host"]
-        found["pinned"] = host if budget.pinned.is_auto else min(host, budget.pinned.resolve(capacity["host"], host))
-    return found

@@ -13,9 +13,10 @@ from rich.text import Text
 from elbowroom.estimate import Estimate, Interval, moment_label
 from elbowroom.largest import Largest
 from elbowroom.report.terminal import plain_table
-from elbowroom.units import format_bytes
+from elbowroom.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
+    from elbowroom.slowdown import Within
     from elbowroom.trace import Remark
 
 NONE = "(no module)"
@@ -181,7 +182,13 @@ def _remarks(remarks: Mapping[Remark, None]) -> list[RenderableType]:
 
 
 def search_rendered(
-    script: str, label: str, how: str, answers: Mapping[int, Estimate], found: Largest, machine: str
+    script: str,
+    label: str,
+    how: str,
+    answers: Mapping[int, Estimate],
+    found: Largest,
+    machine: str,
+    planned: Mapping[int, Within] | None = None,
 ) -> RenderableType:
     """The answer of a search, and every value that was looked at.
 
@@ -192,25 +199,39 @@ def search_rendered(
         answers: the estimates by value.
         found: the outcome.
         machine: name of the GPU.
+        planned: by value what plans make of it, where the search was for what can be planned.
     """
     parts: list[RenderableType] = [Text(f"{how}\n")] if how else []
     parts.append(
         Text(f"{script} on {machine}: {outcome(label, found)}", style="bold green" if found.fits else "bold red")
     )
     table = plain_table(title=f"\n{len(found.probes)} values were looked at")
-    for name in ("value", "needs at least", "peak allocated", "peak reserved", "verdict"):
+    names = ("value", "needs at least", "peak allocated", "peak reserved", "verdict")
+    for name in (*names, *(PLANNED if planned else ())):
         table.add_column(name, justify="left" if name == "verdict" else "right", no_wrap=True)
     for value, needed_bytes in sorted(found.probes):
         answer = answers[value]
         table.add_row(
             str(value),
-            format_bytes(needed_bytes),
+            format_bytes(answer.needed_bytes if planned else needed_bytes),
             format_bytes(answer.peak_allocated_bytes),
             format_bytes(answer.peak_reserved_bytes),
             Text(_short_verdict(answer), style=_style(answer)),
+            *(_planned_cells(value, planned[value]) if planned else ()),
         )
-    parts.append(table)
-    return Group(*parts)
+    return Group(*parts, table)
+
+
+PLANNED = ("with a plan", "step time", "per value", "slowdown")
+
+
+def _planned_cells(value: int, planned: Within) -> tuple[str, ...]:
+    """What plans make of one value, in the columns of `PLANNED`."""
+    if planned.step_ns is None or planned.slowdown is None:
+        return f"{format_bytes(planned.needed_bytes)}, too much", "", "", ""
+    needed = f"{format_bytes(planned.needed_bytes)}{'' if planned.fits else ', too much'}"
+    per_value = format_ns(planned.step_ns // value) if value else ""
+    return needed, format_ns(planned.step_ns), per_value, f"{planned.slowdown:.3f}"
 
 
 def outcome(label: str, found: Largest) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from elbowroom.pareto import Pareto
 from elbowroom.report.subject import Subject
 from elbowroom.timeline import LANES, Curve, Span, Timeline
 from elbowroom.trace import Op, Trace
@@ -71,6 +72,21 @@ def lanes(subject: Subject) -> list[dict[str, object]]:
         {"title": title, "step_ns": line.step_ns, "lanes": _lanes(line, subject.trace)}
         for title, line in shown or subject.timelines
     ]
+
+
+def pareto(curve: Pareto) -> dict[str, object]:
+    """Budgets on one axis, and per planner its step times and its lower bounds (None where it has no such point)."""
+    budgets = sorted({point.budget_bytes for point in curve.points})
+    series: list[dict[str, object]] = []
+    for colour, planner in enumerate(curve.planners):
+        points = {point.budget_bytes: point for point in curve.of(planner)}
+        at = [points.get(budget) for budget in budgets]
+        bounds = [point.lower_bound_ns if point else None for point in at]
+        times = [point.step_ns if point else None for point in at]
+        series.append({"label": planner, "colour": colour, "is_bound": False, "step_ns": times})
+        if any(bound is not None for bound in bounds):
+            series.append({"label": f"bound of {planner}", "colour": colour, "is_bound": True, "step_ns": bounds})
+    return {"budget_bytes": budgets, "series": series, "kept_step_ns": curve.kept_step_ns}
 
 
 def _series(title: str, curve: Curve) -> tuple[str, str]:

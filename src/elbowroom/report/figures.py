@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from elbowroom.lifetimes import last_step, why_kept
-from elbowroom.plan import Swap
+from elbowroom.pareto import Pareto
+from elbowroom.plan import Bound, Plan, Recompute, Swap
+from elbowroom.report.decided import sentences
 from elbowroom.report.subject import Subject
 from elbowroom.simulate import compare
 from elbowroom.timeline import Timeline
@@ -39,7 +41,7 @@ class StorageRow:
         made_by: name of the op that made it; "before the step" where it was there already.
         module: path of the module of that op.
         idle_ns: recorded time during which only autograd holds it; None where it is not saved or never idle.
-        action: "keep" or "swap".
+        action: "keep", "swap" or "recompute".
         detail: where to and when, or why it is kept.
     """
 
@@ -56,9 +58,11 @@ class StorageRow:
 
 HEADLINES: tuple[tuple[str, Callable[[Timeline], str]], ...] = (
     ("peak allocated", lambda line: format_bytes(line.peak_allocated_bytes)),
+    ("peak reserved", lambda line: format_bytes(line.peak_reserved_bytes)),
     ("peak on the device", lambda line: format_bytes(line.peak_device_bytes)),
     ("step time", lambda line: format_ns(line.step_ns)),
     ("stall", lambda line: format_ns(line.stall_ns)),
+    ("compute busy", lambda line: f"{line.utilisation:.1%}"),
     ("swapped out", lambda line: format_bytes(line.swapped_out_bytes)),
     ("swapped back", lambda line: format_bytes(line.swapped_back_bytes)),
     ("peak below the device", lambda line: _below(line)),
@@ -104,14 +108,47 @@ def decisions(subject: Subject) -> str:
     if plan is None:
         return ""
     head = f"planner {plan.planner}, budget {format_bytes(plan.budget_bytes)}: "
-    if not plan.swaps:
+    if not (plan.swaps or plan.recomputes or plan.algorithms):
         return head + "every storage is kept"
-    tiers = ", ".join(sorted({swap.tier for swap in plan.swaps}))
     if trace is None:
-        return head + f"{len(plan.swaps)} storages are swapped to {tiers}"
-    size_bytes = sum(trace.storages[swap.storage].size_bytes for swap in plan.swaps)
-    saved = len(last_step(trace).saves)
-    return head + f"{len(plan.swaps)} of {saved} saved storages are swapped to {tiers}, {format_bytes(size_bytes)}"
+        recomputed = sum(len(each.storages) for each in plan.recomputes)
+        return head + f"{len(plan.swaps)} storages are swapped, {recomputed} recomputed"
+    return head + "; ".join(sentences(trace, plan))
+
+
+def bound(subject: Subject) -> str:
+    """How good the plan is, in a sentence; "" where nothing was proven."""
+    proven = subject.plan.bound if subject.plan else None
+    if proven is None:
+        return ""
+    return (
+        f"{format_ns(proven.step_ns)} on {proven.machine}, {gap_text(proven)} above the lower bound of "
+        f"{format_ns(proven.lower_bound_ns)}"
+    )
+
+
+def gap_text(proven: Bound) -> str:
+    """The gap of a bound as text, such as "0.42%"."""
+    return f"{proven.gap:.2%}" if proven.gap < float("inf") else "any share"
+
+
+PARETO_COLUMNS = ("budget", "planner", "step time", "slowdown", "gap to the bound", "stall", "swapped out", "reserved")
+
+
+def pareto_rows(curve: Pareto) -> Iterator[tuple[str, ...]]:
+    """The points of a curve as text, in `PARETO_COLUMNS`."""
+    for point in curve.points:
+        bound_ns = point.lower_bound_ns
+        yield (
+            format_bytes(point.budget_bytes),
+            point.planner,
+            format_ns(point.step_ns),
+            f"{curve.slowdown(point):.3f}",
+            f"{(point.step_ns - bound_ns) / bound_ns:.2%}" if bound_ns else "",
+            format_ns(point.stall_ns),
+            format_bytes(point.swapped_out_bytes),
+            format_bytes(point.peak_reserved_bytes),
+        )
 
 
 def machine(subject: Subject) -> str:
@@ -133,21 +170,21 @@ def largest_storages(subject: Subject, most: int) -> tuple[StorageRow, ...]:
 
     Args:
         subject: what the report is about; without a trace there are none.
-        most: how many rows at most. Swapped ones come first among equals in size.
+        most: how many rows at most. Those that are not kept come first among equals in size.
     """
     trace = subject.trace
     if trace is None:
         return ()
     step = last_step(trace)
-    swaps = {swap.storage: swap for swap in subject.plan.swaps} if subject.plan else {}
+    done = _done_with(subject.plan) if subject.plan else {}
     present = [
         s for s, what in enumerate(trace.storages) if what.category != "workspace" and step.born[s] < step.gone[s]
     ]
-    present.sort(key=lambda s: (-trace.storages[s].size_bytes, s not in swaps, s))
+    present.sort(key=lambda s: (-trace.storages[s].size_bytes, s not in done, s))
     shown = present[:most]
     makers = _makers(trace, set(shown))
     reasons = _reasons(trace, set(shown))
-    return tuple(_row(trace, s, makers.get(s), swaps.get(s), reasons.get(s)) for s in shown)
+    return tuple(_row(trace, s, makers.get(s), done.get(s), reasons.get(s)) for s in shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +213,14 @@ def _reasons(trace: Trace, wanted: set[int]) -> dict[int, _Saved]:
     return found
 
 
-def _row(trace: Trace, storage: int, maker: int | None, swap: Swap | None, saved: _Saved | None) -> StorageRow:
+def _done_with(plan: Plan) -> dict[int, Swap | Recompute]:
+    done: dict[int, Swap | Recompute] = {swap.storage: swap for swap in plan.swaps}
+    return done | {storage: each for each in plan.recomputes for storage in each.storages}
+
+
+def _row(
+    trace: Trace, storage: int, maker: int | None, done: Swap | Recompute | None, saved: _Saved | None
+) -> StorageRow:
     what = trace.storages[storage]
     return StorageRow(
         storage=storage,
@@ -186,15 +230,19 @@ def _row(trace: Trace, storage: int, maker: int | None, swap: Swap | None, saved
         made_by="before the step" if maker is None else trace.ops[maker].name,
         module="" if maker is None else trace.ops[maker].module,
         idle_ns=saved.idle_ns if saved else None,
-        action="swap" if swap else "keep",
-        detail=_detail(trace, swap, saved),
+        action="keep" if done is None else "swap" if isinstance(done, Swap) else "recompute",
+        detail=_detail(trace, done, saved),
     )
 
 
-def _detail(trace: Trace, swap: Swap | None, saved: _Saved | None) -> str:
-    if swap is None:
-        return "not saved by autograd" if saved is None else saved.why_kept
+def _detail(trace: Trace, done: Swap | Recompute | None, saved: _Saved | None) -> str:
     first = trace.steps[-1].first_op
+    if done is None:
+        return "not saved by autograd" if saved is None else saved.why_kept
+    if isinstance(done, Recompute):
+        ops = "1 op" if len(done.recipe) == 1 else f"{len(done.recipe)} ops"
+        return f"{ops} run again before op {done.before_op - first}"
+    swap = done
     back = (
         "never read back"
         if swap.back_before_op >= trace.steps[-1].end_op

@@ -18,17 +18,21 @@ from elbowroom.units import format_bytes, format_ns
 
 STORAGES_SHOWN = 80
 STYLES = (("vendor", "uPlot.min.css"), ("web", "page.css"))
-SCRIPTS = (("web", "format.js"), ("web", "memory.js"), ("web", "lanes.js"), ("web", "page.js"))
+SCRIPTS = (("web", "format.js"), ("web", "memory.js"), ("web", "lanes.js"), ("web", "pareto.js"), ("web", "page.js"))
 
 
 def page(subject: Subject) -> str:
     """The whole page."""
     data = {"memory": charts.memory(subject), "lanes": charts.lanes(subject)} if subject.timelines else {}
+    if subject.pareto:
+        data["pareto"] = charts.pareto(subject.pareto)
     return Template(_file("web", "page.html")).substitute(
         facts=_facts(subject),
         tiles=_tiles(subject),
         headlines=_headlines(subject),
         charts_hidden="" if subject.timelines else "hidden",
+        pareto_hidden="" if subject.pareto else "hidden",
+        pareto_table=_pareto(subject),
         breakdown=_breakdown(subject),
         storages=_storages(subject),
         data=in_script(data),
@@ -53,6 +57,7 @@ def _facts(subject: Subject) -> str:
         ("trace", _trace(subject)),
         ("machine", figures.machine(subject)),
         ("plan", figures.decisions(subject)),
+        ("bound", figures.bound(subject)),
         ("accuracy", figures.accuracy(subject)),
     )
     return "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in known if text)
@@ -132,6 +137,18 @@ def _bar(peak: figures.Peak, order: list[Category], scale: int) -> str:
     size = escape(format_bytes(peak.peak_allocated_bytes))
     name = f'<div class="{_tone(peak.title)}">{escape(peak.title)}<b>{size}</b></div>'
     return f'<div class="bar">{name}<div class="track">{parts}</div></div>'
+
+
+def _pareto(subject: Subject) -> str:
+    """The points of the curve as a table."""
+    if subject.pareto is None:
+        return ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in figures.PARETO_COLUMNS)
+    body = "".join(
+        f"<tr><th>{escape(first)}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+        for first, *cells in figures.pareto_rows(subject.pareto)
+    )
+    return f'<table class="figures"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def _storages(subject: Subject) -> str:

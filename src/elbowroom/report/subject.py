@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
+from elbowroom.pareto import Pareto
 from elbowroom.plan import Plan
 from elbowroom.simulate import simulate
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 
-Record = Trace | Machine | Plan | Timeline
+Record = Trace | Machine | Plan | Timeline | Pareto
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class Subject:
         kept: simulated timeline with every storage kept; derived where trace and machine are there.
         simulated: the plan's simulated timeline.
         measured: what happened.
+        pareto: step times by budget.
     """
 
     trace: Trace | None = None
@@ -30,6 +32,7 @@ class Subject:
     kept: Timeline | None = None
     simulated: Timeline | None = None
     measured: Timeline | None = None
+    pareto: Pareto | None = None
 
     @property
     def timelines(self) -> tuple[tuple[str, Timeline], ...]:
@@ -60,11 +63,12 @@ def subject_of(*records: Record) -> Subject:
 def _kind_of(record: object) -> str:
     if isinstance(record, Timeline):
         return record.source
-    for kind in (Trace, Machine, Plan):
+    for kind in (Trace, Machine, Plan, Pareto):
         if isinstance(record, kind):
             return kind.__name__.lower()
     raise UsageError(
-        f"report: given {type(record).__name__}; allowed are Trace, Machine, Plan and Timeline records; "
+        f"report: given {type(record).__name__}; allowed are Trace, Machine, Plan, Timeline and Pareto "
+        "records; "
         "load files with Trace.load and its like first"
     )
 
@@ -75,6 +79,7 @@ def _check_same_trace(subject: Subject) -> None:
         "the plan": subject.plan.trace_id if subject.plan else "",
         "the simulated timeline": subject.simulated.trace_id if subject.simulated else "",
         "the measured timeline": subject.measured.trace_id if subject.measured else "",
+        "the curve": subject.pareto.trace_id if subject.pareto else "",
     }
     named = [(what, trace_id) for what, trace_id in ids.items() if trace_id]
     for what, trace_id in named[1:]:
@@ -89,7 +94,8 @@ def _with_kept(subject: Subject) -> Subject:
     """Add the timeline of keeping everything, unless the simulated one is just that."""
     if subject.trace is None or subject.machine is None:
         return subject
-    swaps = bool(subject.plan and subject.plan.swaps)
-    if subject.simulated is not None and not swaps and not subject.simulated.swapped_out_bytes:
+    plan = subject.plan
+    decides = bool(plan and (plan.swaps or plan.recomputes or plan.algorithms))
+    if subject.simulated is not None and not decides and not subject.simulated.swapped_out_bytes:
         return subject
     return replace(subject, kept=simulate(subject.trace, subject.machine))

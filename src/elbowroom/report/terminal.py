@@ -8,6 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from elbowroom.pareto import Pareto
 from elbowroom.report import figures
 from elbowroom.report.subject import Subject
 from elbowroom.trace import Category
@@ -28,7 +29,7 @@ def as_text(subject: Subject) -> str:
 
 def rendered(subject: Subject) -> RenderableType:
     """The report as rich shows it, in colours where the terminal has them."""
-    sentences = (figures.decisions(subject), figures.machine(subject))
+    sentences = (figures.decisions(subject), _bound(subject), figures.machine(subject))
     parts: list[RenderableType] = [Text(sentence) for sentence in sentences if sentence]
     if subject.timelines:
         parts.append(_headlines(subject))
@@ -36,9 +37,34 @@ def rendered(subject: Subject) -> RenderableType:
         parts.append(Text(accuracy + "\n"))
     if found := figures.peaks(subject):
         parts.append(_breakdown(found))
+    if subject.pareto is not None:
+        parts.append(_pareto(subject.pareto))
     if subject.trace is not None:
         parts.append(_storages(subject))
     return Group(*parts)
+
+
+def plan_rendered(script: str, subject: Subject) -> RenderableType:
+    """The answer of `elbowroom plan`: what is done, what it costs, and how much better it could be."""
+    plan, kept, line = subject.plan, subject.kept, subject.simulated
+    assert plan is not None
+    assert line is not None
+    before = kept or line
+    slower = line.step_ns / before.step_ns if before.step_ns else 1.0
+    name = subject.machine.name if subject.machine else ""
+    head = (
+        f"{script} on {name}: a step of {format_ns(line.step_ns)} within {format_bytes(plan.budget_bytes)}, "
+        f"{slower:.3f} times as long as with everything kept, which takes {format_bytes(before.peak_device_bytes)}"
+    )
+    sentences = (figures.decisions(subject), _bound(subject), figures.machine(subject))
+    parts: list[RenderableType] = [Text(head, style="bold green")]
+    parts += [Text(sentence) for sentence in sentences if sentence]
+    return Group(*parts, _headlines(subject))
+
+
+def _bound(subject: Subject) -> str:
+    said = figures.bound(subject)
+    return f"bound: {said}" if said else ""
 
 
 def plain_table(*, title: str) -> Table:
@@ -71,6 +97,15 @@ def _breakdown(found: tuple[figures.Peak, ...]) -> Table:
     return table
 
 
+def _pareto(curve: Pareto) -> Table:
+    table = plain_table(title=f"\nBudget against step time on {curve.machine}")
+    for name in figures.PARETO_COLUMNS:
+        table.add_column(name, justify="left" if name == "planner" else "right", no_wrap=True)
+    for row in figures.pareto_rows(curve):
+        table.add_row(*row)
+    return table
+
+
 def _storages(subject: Subject) -> Table:
     table = plain_table(title="\nThe largest storages")
     for name, justify in (("size", "right"), ("category", "left"), ("made by", "left"), ("idle", "right")):
@@ -79,6 +114,6 @@ def _storages(subject: Subject) -> Table:
     for row in figures.largest_storages(subject, STORAGES_SHOWN):
         maker = f"{row.made_by} {row.module}".strip()
         idle = "" if row.idle_ns is None else format_ns(row.idle_ns)
-        decision = Text(f"{row.action} {row.detail}".strip(), style="yellow" if row.action == "swap" else "")
+        decision = Text(f"{row.action} {row.detail}".strip(), style="" if row.action == "keep" else "yellow")
         table.add_row(format_bytes(row.size_bytes), row.category, Text(maker), idle, decision)
     return table

@@ -35,10 +35,13 @@ def plan_within(trace: Trace, machine: Machine, budget: Budget, min_size_bytes: 
         Infeasible: no plan that was tried is.
     """
     budget_bytes = budget.device.size_bytes or 0
-    allowed, refused, least = budget_bytes, 0, 0
+    # A budget above what the machine has is no limit here, and `plan` would refuse it.
+    allowed, refused, least, most = budget_bytes, 0, 0, machine.tiers[0].capacity_bytes
     for _ in range(ROUNDS):
         try:
-            made = plan(trace, machine, _for_device(budget, allowed), PLANNER, min_size_bytes, allow=("swap",))
+            made = plan(
+                trace, machine, _for_device(budget, min(allowed, most)), PLANNER, min_size_bytes, allow=("swap",)
+            )
         except Infeasible as problem:
             if allowed == budget_bytes:
                 raise

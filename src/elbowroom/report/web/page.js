@@ -1,6 +1,13 @@
-// Puts the two charts on the page and keeps their time ranges the same.
+// Puts the charts on the page, and keeps the time ranges of memory and lanes the same.
 (function () {
   const data = JSON.parse(document.getElementById("data").textContent);
+  if (data.pareto) {
+    const place = document.getElementById("pareto");
+    paretoKeys(document.getElementById("pareto-keys"), data.pareto);
+    const plot = paretoChart(place, data.pareto);
+    addEventListener("resize", () => plot.setSize({ width: place.clientWidth, height: 300 }));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plot.redraw());
+  }
   if (!data.memory) return;
   const place = document.getElementById("memory");
   const whole = [0, data.memory.at_ns[data.memory.at_ns.length - 1]];
@@ -17,7 +24,7 @@
 
   const keys = document.getElementById("lane-keys");
   const tones = new Set(data.lanes.flatMap((group) => group.lanes.flatMap((lane) => lane.tone)));
-  for (const tone of ["forward", "backward", "optimizer", "other", "stall", "swap_out", "swap_back"]) {
+  for (const tone of ["forward", "backward", "optimizer", "other", "stall", "recompute", "swap_out", "swap_back"]) {
     if (!tones.has(tone)) continue;
     const key = Object.assign(document.createElement("i"), { className: "key" });
     key.style.background = "var(--" + tone + ")";

@@ -1,0 +1,186 @@
+"""`elbowroom plan`: what to keep, swap and recompute so that a script fits a budget, and what that costs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elbowroom.cli import output, scripts
+from elbowroom.cli.settings import DEFAULTS, settings_of
+from elbowroom.errors import Infeasible, UsageError
+
+if TYPE_CHECKING:
+    from elbowroom.machine import Machine
+    from elbowroom.pareto import Pareto
+    from elbowroom.report import Subject
+    from elbowroom.trace import Trace
+
+USAGE = "elbowroom plan script.py|trace.json [--gpu NAME] [--budget BUDGET] [-o plan.json] [options] [-- ARGS]"
+DESCRIPTION = (
+    "Runs a training script on a virtual GPU, or reads a trace that was recorded, and plans what to keep, to swap and "
+    "to recompute so that a step stays within a budget of device memory. Says what that costs, beside the step that "
+    "keeps everything. Exit code 0: planned; 1: no plan meets the budget, and the least that can be met is said; 2: "
+    "that could not be told."
+)
+CURVES = (".json", ".html", ".txt")
+
+
+def add(verbs: Any) -> None:
+    """Add this verb to the parser."""
+    parser = scripts.add_verb(
+        verbs, "plan", short="plan a training inside a memory budget", usage=USAGE, description=DESCRIPTION
+    )
+    parser.add_argument("--gpu", metavar="NAME", help="GPU by name (`elbowroom machine --list`)")
+    parser.add_argument(
+        "--budget",
+        help=f"device memory a step may hold, per tier too (host=24GiB), or least (default: {DEFAULTS['budget']})",
+    )
+    parser.add_argument(
+        "--slowdown", type=float, metavar="X", help="with --budget least: the step may take X times as long"
+    )
+    parser.add_argument("--planner", metavar="NAME", help="which planner makes it (docs/planning.md)")
+    parser.add_argument(
+        "--option", action="append", metavar="NAME=VALUE", help="a knob of the planner; may be repeated"
+    )
+    parser.add_argument("--allow", metavar="MEANS", help="means a plan may use, such as swap,recompute (default: all)")
+    parser.add_argument("--min-size", metavar="SIZE", help=f"keep smaller storages (default: {DEFAULTS['min_size']})")
+    parser.add_argument("--time-limit", type=float, metavar="S", help="seconds a planner may search")
+    parser.add_argument("-o", "--out", metavar="FILE", help="write the plan to a file that `elbowroom run` reads")
+    parser.add_argument("--trace", metavar="FILE", help="write the trace to a file: a second plan needs no capture")
+    parser.add_argument("--report", metavar="FILE", help="write a report: .html, .trace.json or .txt")
+    parser.add_argument(
+        "--pareto", metavar="FILE", help=f"also write the curve of budget against step time: {', '.join(CURVES)}"
+    )
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Plan, and say what was planned."""
+    _check(arguments)
+    script = scripts.script_of(arguments.script, "plan")
+    asked = _asked(arguments)
+    with scripts.progress() as say:
+        trace, machine = _given(script, arguments, say)
+        if arguments.trace:
+            trace.save(arguments.trace)
+        try:
+            subject = _planned(trace, machine, asked, say)
+        except Infeasible as problem:
+            if arguments.json:
+                print(output.as_json(_infeasible(script, machine, problem)))
+            raise
+        curve = _curve(trace, machine, asked, say) if arguments.pareto else None
+    _write(subject, curve, arguments)
+    _show(script, subject, as_json=arguments.json)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """What would fail after minutes of capture fails before it."""
+    from elbowroom.report import ENDINGS
+
+    if arguments.report and not arguments.report.endswith(ENDINGS):
+        raise UsageError(f"--report: given {arguments.report!r}; allowed are names ending in {', '.join(ENDINGS)}")
+    if arguments.pareto and not arguments.pareto.endswith(CURVES):
+        raise UsageError(f"--pareto: given {arguments.pareto!r}; allowed are names ending in {', '.join(CURVES)}")
+
+
+def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `elbowroom.plan`; those that were not given are left to it."""
+    given = {"budget": arguments.budget, "min_size": arguments.min_size}
+    settings = settings_of({name: given.get(name) for name in DEFAULTS})
+    allow = arguments.allow
+    asked: dict[str, Any] = {
+        "budget": settings.budget,
+        "min_size_bytes": settings.min_size_bytes,
+        "slowdown": arguments.slowdown,
+        "planner": arguments.planner,
+        "options": _options(arguments.option or ()),
+        "allow": None if allow is None else [word.strip() for word in allow.split(",") if word.strip()],
+        "time_limit_s": arguments.time_limit,
+    }
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _options(given: Any) -> dict[str, str] | None:
+    found: dict[str, str] = {}
+    for word in given:
+        name, equals, value = word.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"--option: given {word!r}; allowed is NAME=VALUE; write for example swapin_ahead=4")
+        found[name.strip()] = value.strip()
+    return found or None
+
+
+def _given(script: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[Trace, Machine]:
+    """The trace, read or captured, and the machine it is planned for: this computer, for a trace of its CPU."""
+    from elbowroom.machine import Machine
+    from elbowroom.trace import Trace
+
+    trace = Trace.load(script) if script.endswith(".json") else None
+    if trace is not None and trace.device == "cpu" and not arguments.gpu:
+        return trace, Machine.here(device="cpu")
+    machine = scripts.machine_of(arguments.gpu)
+    return trace or scripts.captured(script, machine, arguments, say), machine
+
+
+def _planned(trace: Trace, machine: Machine, asked: Mapping[str, Any], say: Callable[[str], None]) -> Subject:
+    from elbowroom.planners import plan
+    from elbowroom.report import subject_of
+    from elbowroom.simulate import simulate
+
+    say(f"planning {len(trace.storages)} storages for {asked['budget']}")
+    made = plan(trace, machine, **asked)
+    return subject_of(trace, machine, made, simulate(trace, machine, made))
+
+
+def _curve(trace: Trace, machine: Machine, asked: Mapping[str, Any], say: Callable[[str], None]) -> Pareto:
+    from elbowroom.pareto import pareto
+    from elbowroom.planners import DEFAULT_PLANNER
+
+    say("planning for other budgets")
+    left = {name: value for name, value in asked.items() if name not in ("planner", "slowdown")}
+    return pareto(trace, machine, (asked.get("planner", DEFAULT_PLANNER),), **left)
+
+
+def _write(subject: Subject, curve: Pareto | None, arguments: argparse.Namespace) -> None:
+    from elbowroom.report import report
+
+    records = [r for r in (subject.trace, subject.machine, subject.plan, subject.simulated) if r is not None]
+    if arguments.out and subject.plan is not None:
+        subject.plan.save(arguments.out)
+    if arguments.report:
+        report(*records, *([] if curve is None else [curve]), out=Path(arguments.report))
+    if curve is not None and arguments.pareto.endswith(".json"):
+        curve.save(arguments.pareto)
+    elif curve is not None:
+        report(*records, curve, out=Path(arguments.pareto))
+
+
+def _show(script: str, subject: Subject, *, as_json: bool) -> None:
+    if as_json:
+        print(output.as_json({"script": script, "feasible": True, **figures(subject)}))
+        return
+    from elbowroom.report.terminal import plan_rendered
+
+    output.console().print(plan_rendered(script, subject))
+
+
+def _infeasible(script: str, machine: Machine, problem: Infeasible) -> dict[str, object]:
+    return {
+        "script": script,
+        "feasible": False,
+        "machine": machine.name,
+        "budget_bytes": problem.budget_bytes,
+        "least_feasible_bytes": problem.least_feasible_bytes,
+        "message": str(problem),
+    }
+
+
+def figures(subject: Subject) -> dict[str, object]:
+    """The answer for programs: what `elbowroom report --json` says, and what the plan does."""
+    from elbowroom.cli.report import figures as of_report
+
+    return of_report(subject)

@@ -1,0 +1,91 @@
+"""Budgets on a machine: bytes per tier, and what contradicts itself or the machine refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from elbowroom.errors import UsageError
+from elbowroom.machine import Link, Machine, TierName
+from elbowroom.units import Amount, Budget, format_bytes
+
+LOWER: tuple[TierName, ...] = ("host", "disk")
+
+
+def device_bytes(machine: Machine, budget: Budget) -> int:
+    """Bytes that the device may hold; 0 where the budget asks for the least.
+
+    Raises:
+        UsageError: more than the device has.
+    """
+    capacity = machine.tiers[0].capacity_bytes
+    if budget.device.is_least:
+        return 0
+    resolved = budget.device.resolve(capacity, max(0, capacity - machine.outside_bytes))
+    if resolved > capacity:
+        raise UsageError(
+            f"budget: given {format_bytes(resolved)} for the device of machine {machine.name!r}, which has "
+            f"{_bytes(capacity)}, {format_bytes(machine.outside_bytes)} of them outside the allocator; allowed is at "
+            "most what it has; write auto for what is free"
+        )
+    return resolved
+
+
+def lower_bytes(machine: Machine, budget: Budget) -> dict[str, int]:
+    """Bytes that each lower tier of a machine may hold, and how many of the host's may be pinned: all, unless said.
+
+    Raises:
+        UsageError: bytes on a tier that the machine does not have, or more pinned than the host may hold.
+    """
+    capacity = {tier.name: tier.capacity_bytes for tier in machine.tiers}
+    amounts: Mapping[TierName, Amount] = {"host": budget.host, "disk": budget.disk}
+    for name, amount in (*amounts.items(), ("pinned", budget.pinned)):
+        tier = "host" if name == "pinned" else name
+        if not amount.is_auto and tier not in capacity:
+            raise UsageError(
+                f"budget: given {name}={amount}, and machine {machine.name!r} has no {tier} tier below its device; "
+                f"its tiers are {', '.join(capacity)}; leave {name} out"
+            )
+    found: dict[str, int] = {
+        name: min(capacity[name], amounts[name].resolve(capacity[name], capacity[name]))
+        for name in LOWER
+        if name in capacity
+    }
+    if "host" in found:
+        found["pinned"] = _pinned(budget, capacity["host"], found["host"])
+    return found
+
+
+def _pinned(budget: Budget, capacity_bytes: int, host_bytes: int) -> int:
+    if budget.pinned.is_auto:
+        return host_bytes
+    pinned = budget.pinned.resolve(capacity_bytes, host_bytes)
+    if pinned > host_bytes:
+        raise UsageError(
+            f"budget: given pinned={budget.pinned} ({pinned} bytes) where the host may hold {_bytes(host_bytes)}; "
+            "pinned memory is a part of the host's, so allowed is at most that; lower pinned or raise host"
+        )
+    return pinned
+
+
+def first_lower(machine: Machine) -> Link | None:
+    """The link from the device to the tier below it; None where the machine has no such tier.
+
+    Raises:
+        UsageError: it has the tier, and no link to it.
+    """
+    links = [link for link in machine.links if link.upper == "device"]
+    if links:
+        return links[0]
+    lower = [tier.name for tier in machine.tiers[1:]]
+    if lower:
+        known = ", ".join(f"{link.upper} to {link.lower}" for link in machine.links) or "none"
+        raise UsageError(
+            f"machine: {machine.name!r} has a {lower[0]} tier and no link from its device to it (its links: {known}); "
+            f"allowed is a machine with a link to each tier that storages go to; add Link(upper='device', "
+            f"lower='{lower[0]}', ...), or leave the tier out"
+        )
+    return None
+
+
+def _bytes(size_bytes: int) -> str:
+    return f"{format_bytes(size_bytes)} ({size_bytes} bytes)"

@@ -1,0 +1,147 @@
+"""least: the least budget with which a step takes at most so much longer than when everything is kept.
+
+Computes: a plan. With no slowdown given it is the one for the least budget that is feasible at all. Otherwise the step
+time is taken to fall as the budget grows, and the budget at which it meets the slowdown is closed in on from both
+sides, by turns where a line between the two sides says and in the middle.
+Reference: the bracketing root finders (Dekker, Brent), with turns in place of their tests of progress: step time falls
+along a convex curve, on which a line alone would close in from one side only.
+Optimal: to `PRECISION` of the keep-all peak, where the planner's step time does fall as its budget grows.
+Ignores: that it may not (a planner that is no optimum).
+Cost: two plans, and about seven more where a slowdown is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NamedTuple
+
+from elbowroom.errors import Infeasible, UsageError
+from elbowroom.plan import Plan
+from elbowroom.timeline import Timeline
+
+PRECISION = Fraction(1, 100)
+"""The search ends when the budget is known to this part of the keep-all peak."""
+ROUGHLY = Fraction(1, 25)
+"""The same where only the side of a capacity matters."""
+MOST_LIFTS = 8
+"""How often a budget that was called feasible, and is not, is raised to what is called so then."""
+
+
+class Weighed(NamedTuple):
+    """A plan and its simulation."""
+
+    plan: Plan
+    line: Timeline
+
+    @property
+    def step_ns(self) -> int:
+        """Simulated time of the step."""
+        return self.line.step_ns
+
+
+Ask = Callable[[int], Weighed]
+
+
+def checked_slowdown(slowdown: float | None) -> float | None:
+    """A slowdown that a step may have.
+
+    Raises:
+        UsageError: it is below 1, or no number.
+    """
+    if slowdown is not None and not 1 <= slowdown < float("inf"):
+        raise UsageError(
+            f"slowdown: given {slowdown}; allowed is a factor of 1 or more on the step time with everything kept; "
+            "write for example 1.2"
+        )
+    return slowdown
+
+
+def least_plan(ask: Ask, kept: Weighed, slowdown: float | None) -> Plan:
+    """Search for the least budget.
+
+    Args:
+        ask: makes and weighs the plan for a budget in bytes; raises Infeasible.
+        kept: the plan that keeps everything, its budget what that needs.
+        slowdown: what the step may take, as a factor of what it takes with everything kept; None for any time.
+
+    Returns:
+        The plan of the least budget that was found; its `budget_bytes` is that.
+
+    Raises:
+        UsageError: the planner is slower than that at every budget.
+    """
+    low = lowest(ask)
+    limit_ns = int(kept.step_ns * slowdown) if slowdown is not None else low.step_ns
+    if low.step_ns <= limit_ns:
+        return low.plan
+    high = ask(max(kept.plan.budget_bytes, low.plan.budget_bytes))
+    if high.step_ns > limit_ns:
+        raise UsageError(
+            f"slowdown: given {slowdown}; planner {high.plan.planner!r} takes {high.step_ns / kept.step_ns:.3f} times "
+            "as long even where everything fits; give at least that, or take a planner that looks at the budget"
+        )
+    return _closed_in(ask, low, high, limit_ns, max(1, int(kept.plan.budget_bytes * PRECISION))).plan
+
+
+def needed_bytes(ask: Ask, kept: Weighed, slowdown: float, capacity_bytes: int) -> int:
+    """The least budget for a slowdown, roughly, but for certain on the right side of a capacity.
+
+    Args:
+        ask: as for `least_plan`.
+        kept: as for `least_plan`.
+        slowdown: what the step may take, as a factor of what it takes with everything kept.
+        capacity_bytes: what is returned is at most this exactly where a plan within it is fast enough.
+    """
+    limit_ns, unit = int(kept.step_ns * slowdown), max(1, int(kept.plan.budget_bytes * ROUGHLY))
+    high = kept
+    try:
+        within = ask(capacity_bytes)
+    except Infeasible:
+        within = None
+    if within is not None and within.step_ns <= limit_ns:
+        high = within if capacity_bytes < kept.plan.budget_bytes else kept
+    low = lowest(ask) if within is None or within.step_ns <= limit_ns else within
+    if low.step_ns <= limit_ns:
+        return low.plan.budget_bytes
+    return _closed_in(ask, low, high, limit_ns, unit).plan.budget_bytes
+
+
+def _closed_in(ask: Ask, low: Weighed, high: Weighed, limit_ns: int, unit: int) -> Weighed:
+    """What is fast enough for the least budget, between one that is too slow and one that is not."""
+    in_the_middle = False
+    while high.plan.budget_bytes - low.plan.budget_bytes > unit:
+        found = ask(_between(low, high, limit_ns, unit, in_the_middle=in_the_middle))
+        in_the_middle = not in_the_middle
+        if found.step_ns > limit_ns:
+            low = found
+        else:
+            high = found
+    return high
+
+
+def lowest(ask: Ask) -> Weighed:
+    """The plan for the least budget that is feasible.
+
+    Raises:
+        Infeasible: no budget is found that the planner meets.
+    """
+    budget_bytes, lifts = 0, 0
+    while True:
+        try:
+            return ask(budget_bytes)
+        except Infeasible as problem:
+            lifts += 1
+            if lifts > MOST_LIFTS:
+                raise
+            budget_bytes = max(problem.least_feasible_bytes, budget_bytes + 1)
+
+
+def _between(low: Weighed, high: Weighed, limit_ns: int, unit: int, *, in_the_middle: bool) -> int:
+    """A budget between two, the lower of which is too slow."""
+    below, above = low.plan.budget_bytes, high.plan.budget_bytes
+    share = Fraction(1, 2)
+    if not in_the_middle and high.step_ns < low.step_ns:
+        share = min(Fraction(low.step_ns - limit_ns, low.step_ns - high.step_ns), Fraction(1))
+    at = below + int((above - below) * share)
+    return min(max(at, below + (unit + 1) // 2), above - (unit + 1) // 2)

@@ -1,0 +1,220 @@
+"""`elbowroom plan` and `elbowroom largest --within`: what is planned, answered, written, and refused."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elbowroom.allocator.settings import VARIABLES
+from elbowroom.cli import main
+from elbowroom.machine import Machine
+from elbowroom.pareto import Pareto
+from elbowroom.plan import Plan
+from elbowroom.trace import Event, Op, Save, Step, Storage, Trace
+
+GIB = 2**30
+MS = 10**6
+capture_module = importlib.import_module("elbowroom.capture.script")
+
+
+def layers(size_bytes: int, count: int = 6, ns: int = 100 * MS) -> Trace:
+    """One step: each of `count` layers makes and saves an activation, and backward reads and frees them in reverse."""
+    ops, storages, events, saves = list[Op](), list[Storage](), list[Event](), list[Save]()
+    for layer in range(count):
+        ops.append(_op("aten.cudnn_convolution", "forward", ns, writes=(layer,)))
+        storages.append(Storage(size_bytes=size_bytes, category="activation", dtype="float32"))
+        events.append(Event(layer, layer, size_bytes))
+        read = 2 * count - 1 - layer
+        saves.append(Save(storage=layer, saved_at=layer + 1, idle_from=min(layer + 2, read), read_at=(read,)))
+    for layer in reversed(range(count)):
+        ops.append(_op("aten.convolution_backward", "backward", ns, reads=(layer,)))
+        events.append(Event(len(ops) - 1, layer, -size_bytes))
+    return Trace(
+        device="cuda:0",
+        torch_version="0",
+        ops=tuple(ops),
+        storages=tuple(storages),
+        events=tuple(events),
+        saves=tuple(saves),
+        steps=(Step(0, len(ops)),),
+    )
+
+
+def _op(name: str, phase: Any, ns: int, reads: tuple[int, ...] = (), writes: tuple[int, ...] = ()) -> Op:
+    return Op(name=name, module="Net.conv", phase=phase, reads=reads, writes=writes, duration_ns=ns)
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A script whose six layers take 1 GiB each for every unit of its one argument, which is 1 if not given."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("ELBOWROOM_GPU", "ELBOWROOM_BUDGET", "ELBOWROOM_MIN_SIZE", *VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+
+    def capture(path: str, argv: Sequence[str] = (), **others: object) -> Trace:
+        constants = others.get("constants") or {}
+        assert isinstance(constants, Mapping)
+        values = [*argv, *constants.values(), 1]
+        return layers(GIB * int(values[0]))
+
+    monkeypatch.setattr(capture_module, "capture_script", capture)
+    (tmp_path / "train.py").write_text("batch_size = 8\n")
+    return "train.py"
+
+
+def answer(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_plan_is_made_said_and_written(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    # given 6 GiB of activations on a GPU of 24 GiB, and 4 GiB allowed
+    code = main(["plan", script, "--gpu", "rtx4090", "--budget", "4GiB", "-o", "plan.json", "--trace", "trace.json"])
+
+    out = capsys.readouterr().out
+    assert code == 0
+    made, trace = Plan.load("plan.json"), Trace.load("trace.json")
+    assert (made.trace_id, made.budget_bytes) == (trace.id, 4 * GIB)
+    # a layer is 100 ms and a copy of 1 GiB at some 25 GB/s 43 ms: nothing is waited for
+    assert "train.py on rtx4090: a step of 1.20 s within 4.00 GiB, 1.000 times as long" in out
+    assert "of 6 saved storages: 4.00 GiB kept (4), 2.00 GiB swapped to host (2)" in out
+    assert "compute busy" in out
+    assert "peak reserved" in out
+
+
+def test_a_budget_that_cannot_be_met_exits_with_1_and_names_the_least(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", script, "--gpu", "rtx4090", "--budget", "1GiB"]) == 1
+    said = capsys.readouterr().err
+    assert "budget: given 1.00 GiB (1073741824 bytes); the least that" in said
+
+    assert main(["plan", script, "--gpu", "rtx4090", "--budget", "1GiB", "--json"]) == 1
+    found = answer(capsys)
+    assert (found["feasible"], found["budget_bytes"]) == (False, GIB)
+    assert found["least_feasible_bytes"] >= 2 * GIB
+
+
+def test_json_has_the_plan_in_figures(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", script, "--gpu", "rtx4090", "--budget", "4GiB", "--json", "--planner", "swap_greedy"]) == 0
+    found = answer(capsys)
+    assert (found["script"], found["feasible"], found["planner"]) == ("train.py", True, "swap_greedy")
+    assert found["budget_bytes"] == 4 * GIB
+    assert found["decided"] == [
+        {"what": "kept", "storages": 4, "size_bytes": 4 * GIB},
+        {"what": "swapped to host", "storages": 2, "size_bytes": 2 * GIB},
+    ]
+    assert found["everything_kept"]["peak_allocated_bytes"] == 6 * GIB
+    assert found["simulated"]["peak_reserved_bytes"] <= 4 * GIB
+    assert found["simulated"]["utilisation"] == 1.0
+
+
+def test_the_least_budget_at_a_slowdown(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    budgets: list[int] = []
+    for words in ([], ["--slowdown", "1.0"], ["--slowdown", "3"]):
+        assert main(["plan", script, "--gpu", "rtx4090", "--budget", "least", "--json", *words]) == 0
+        budgets.append(answer(capsys)["budget_bytes"])
+    # with any time 2 GiB will do: what a layer makes beside the one before it, which is being written
+    assert budgets[0] == budgets[2] == 2 * GIB
+    assert 2 * GIB <= budgets[1] < 6 * GIB
+
+
+def test_a_trace_is_planned_without_a_capture(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    layers(GIB, count=4).save("trace.json")
+    words = ["plan", "trace.json", "--gpu", "a100-40gb", "--budget", "3GiB", "--planner", "tflms", "--json"]
+    assert main([*words, "--option", "swapout_threshold=3", "--option", "swapin_ahead=2"]) == 0
+    # given distances of 7, 5, 3 and 1: the first two are above 3
+    assert answer(capsys)["decided"][1]["storages"] == 2
+
+    # a trace of a CPU is planned for this computer
+    replace(layers(2**20, count=4), device="cpu").save("cpu.json")
+    assert main(["plan", "cpu.json", "--budget", "3MiB", "--json"]) == 0
+    assert "swapped to disk" in [share["what"] for share in answer(capsys)["decided"]]
+
+
+def test_the_curve_is_written_as_data_or_as_a_page(script: str) -> None:
+    words = ["plan", script, "--gpu", "rtx4090", "--budget", "4GiB", "--planner", "swap_greedy"]
+    assert main([*words, "--pareto", "curve.json"]) == 0
+    curve = Pareto.load("curve.json")
+    assert curve.planners == ("swap_greedy",)
+    assert curve.points[0].budget_bytes == 2 * GIB
+    assert main([*words, "--pareto", "curve.html", "--report", "report.html"]) == 0
+    for name in ("curve.html", "report.html"):
+        assert "Budget against step time" in Path(name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpu", "rtx4090,a100-40gb"], "--gpu: given 2 GPUs; allowed is one here; run it once for each"),
+        (["--planner", "best"], "planner: given 'best'; allowed is one of keep_all, "),
+        (["--option", "x"], "--option: given 'x'; allowed is NAME=VALUE; write for example swapin_ahead=4"),
+        (["--option", "x=1", "--planner", "keep_all"], "options: given 'x' for planner 'keep_all'; it has none"),
+        (["--allow", "swap,magic"], "allow: given 'magic'; allowed are swap, recompute, state, algorithm"),
+        (["--pareto", "curve.png"], "--pareto: given 'curve.png'; allowed are names ending in .json, .html, .txt"),
+        (["--report", "report.png"], "--report: given 'report.png'; allowed are names ending in .html"),
+        (["--budget", "40GiB"], "budget: given 40.00 GiB for the device of machine 'rtx4090', which has"),
+        (["--slowdown", "1.2"], "slowdown: given 1.2 with budget auto; allowed is it with 'least' only"),
+        (["--budget", "4GiB,pinned=2GiB,host=1GiB"], "budget: given pinned=2.00 GiB (2147483648 bytes) where the host"),
+    ],
+)
+def test_what_is_not_allowed_is_refused(
+    script: str, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    gpu = [] if "--gpu" in words else ["--gpu", "rtx4090"]
+    assert main(["plan", script, *gpu, *words]) == 2
+    assert capsys.readouterr().err.startswith(f"elbowroom: {message}")
+
+
+# the largest value that can be planned
+
+
+def test_the_largest_value_within_a_slowdown(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    # given 6 GiB a unit, and 2 GiB a unit at least, on a GPU that has less than 24 GiB for them
+    capacity = Machine.of("rtx4090").tiers[0].capacity_bytes - Machine.of("rtx4090").outside_bytes
+    values: dict[str, int] = {}
+    for within in ("", "1x", "1.5x", "100x"):
+        words = ["largest", script, "--vary", "batch_size=1..64", "--gpu", "rtx4090", "--json"]
+        assert main([*words, *(["--within", within, "--planner", "swap_greedy"] if within else [])]) == 0
+        found = answer(capsys)
+        values[within] = found["largest"]["value"]
+        assert found["within"] == (float(within[:-1]) if within else None)
+        if within:
+            best = next(probe for probe in found["probes"] if probe["value"] == values[within])["planned"]
+            assert best["fits"]
+            assert best["slowdown"] <= float(within[:-1])
+            assert best["step_ns_per_value"] == best["step_ns"] / values[within]
+
+    # then as many layers as are there fit without a plan, and with one at any price two of them
+    assert values[""] == capacity // (6 * GIB)
+    assert values["100x"] == capacity // (2 * GIB)
+    assert values[""] <= values["1x"] <= values["1.5x"] <= values["100x"]
+
+
+def test_the_table_says_what_plans_make_of_each_value(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["largest", script, "--vary", "batch_size=1..8", "--gpu", "rtx4090", "--within", "1.5", "--planner"]
+    assert main([*words, "swap_greedy"]) == 0
+    out = capsys.readouterr().out
+    assert "with a plan" in out
+    assert "per value" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--within", "0.5x"], "--within: given '0.5x'; allowed is a factor of 1 or more on the step time"),
+        (["--within", "fast"], "--within: given 'fast'; allowed is a factor of 1 or more on the step time"),
+        (["--planner", "lms"], "--planner: given without --within, and so nothing is planned"),
+        (["--within", "2x", "--planner", "best"], "--planner: given 'best'; allowed is one of keep_all, "),
+    ],
+)
+def test_a_slowdown_that_cannot_be_is_refused(
+    script: str, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["largest", script, "--vary", "batch_size=1..8", "--gpu", "rtx4090", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"elbowroom: {message}")
