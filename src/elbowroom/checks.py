@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from elbowroom.algorithms import why_not_chosen, with_algorithms
 from elbowroom.errors import InvalidPlan
-from elbowroom.lifetimes import LastStep, last_step, op_label, peak_point, storage_label, why_kept
+from elbowroom.lifetimes import LastStep, last_step, listed, op_label, peak_point, storage_label, why_kept
 from elbowroom.machine import Machine
 from elbowroom.moves import Moves, moves_of_plan, need, tiers_of_plan
-from elbowroom.plan import Plan, Swap
+from elbowroom.plan import Plan, Recompute, Swap
+from elbowroom.recipes import check_recipe
 from elbowroom.trace import Trace
 from elbowroom.units import format_bytes
 
@@ -29,22 +31,30 @@ def check_step(step: LastStep, plan: Plan, machine: Machine | None = None) -> No
             f"the plan was made for trace {plan.trace_id!r}, this is trace {step.trace.id!r}; "
             "plan again with elbowroom.plan for this trace"
         )
-    if plan.recomputes or plan.algorithms:
-        raise InvalidPlan("a plan with recomputes or algorithms cannot be checked yet; plan with swaps alone")
     save_of = {save.storage: n for n, save in enumerate(step.saves)}
     ticks = set(step.ticks.tolist())
     for swap in plan.swaps:
         if problem := _problem(step, swap, save_of, ticks):
-            raise InvalidPlan(f"{_subject(step, swap)} must be kept: {problem}; leave it out of the plan's swaps")
+            raise InvalidPlan(f"{_named(step, swap.storage)} must be kept: {problem}; leave it out of the plan's swaps")
+    for algorithm in plan.algorithms:
+        if problem := why_not_chosen(step, algorithm):
+            raise InvalidPlan(
+                f"algorithm {algorithm.choice!r} for op {algorithm.op}: {problem}; leave it out of the plan"
+            )
+    for recompute in plan.recomputes:
+        if problem := _no_recompute(step, recompute, save_of, ticks):
+            first, before = _named(step, recompute.storages[0]), recompute.before_op
+            raise InvalidPlan(f"{first} cannot be recomputed before op {before}: {problem}; leave that out of the plan")
+    step = with_algorithms(step, plan.algorithms)
     moves = moves_of_plan(step, plan)
+    _check_inputs(step, moves)
     _check_budget(step, plan, moves)
     if machine is not None:
         _check_machine(step, plan, moves, machine)
 
 
-def _subject(step: LastStep, swap: Swap) -> str:
-    known = swap.storage < len(step.trace.storages)
-    return storage_label(step.trace, swap.storage) if known else f"storage {swap.storage}"
+def _named(step: LastStep, storage: int) -> str:
+    return storage_label(step.trace, storage) if storage < len(step.trace.storages) else f"storage {storage}"
 
 
 def _problem(step: LastStep, swap: Swap, save_of: dict[int, int], ticks: set[int]) -> str | None:
@@ -82,6 +92,49 @@ def _touched(step: LastStep, swap: Swap, n: int) -> str | None:
         window = f"[{int(step.idle_from[n])}, {swap.back_before_op})"
         return f"{op_label(step.trace, op)} uses it while it is away in {window}"
     return None
+
+
+def _no_recompute(step: LastStep, recompute: Recompute, save_of: dict[int, int], ticks: set[int]) -> str | None:
+    """What is wrong with one recompute, but for whether its inputs are on the device; None where nothing is."""
+    before = recompute.before_op
+    if problem := check_recipe(step, recompute):
+        return problem
+    if before not in ticks:
+        return f"before_op {before} is not a position at which autograd saves or reads a storage"
+    for storage in recompute.storages:
+        if before <= (idle_from := int(step.idle_from[save_of[storage]])):
+            return f"before_op {before} is not after position {idle_from}, from which storage {storage} is idle"
+    return None
+
+
+def _check_inputs(step: LastStep, moves: Moves) -> None:
+    """What each recipe reads is on the device when it runs."""
+    windows: dict[int, tuple[int, int]] = {}
+    begin, end = step.window(moves.n, moves.back)
+    for storage, first, last in zip(listed(step.storage_of(moves.n)), listed(begin), listed(end), strict=True):
+        windows[storage] = (first, last)
+    for rebuild in moves.rebuilds:
+        storages = listed(step.storage_of(rebuild.n))
+        for storage, first, last in zip(storages, listed(rebuild.begin), listed(rebuild.end), strict=True):
+            # A recipe rebuilds its storages after its position: later ones there find them, it and earlier ones do not.
+            windows[storage] = (first, last + 1)
+    for rebuild in moves.rebuilds:
+        point = int(step.point_of[rebuild.position - step.first_op])
+        for storage in rebuild.inputs:
+            first, last = windows.get(storage, (0, 0))
+            if not step.born[storage] <= point < step.gone[storage]:
+                gone = "is not allocated then"
+            elif first <= point < last:
+                gone = "is away or not rebuilt yet"
+            else:
+                continue
+            raise InvalidPlan(
+                f"the recipe before op {rebuild.position} reads {storage_label(step.trace, storage)}, which {gone}; "
+                "keep that one, bring it back before, or leave the recompute out of the plan"
+            )
+        for storage in listed(step.storage_of(rebuild.n)):
+            first, last = windows[storage]
+            windows[storage] = (first, min(last, point))
 
 
 def _check_budget(step: LastStep, plan: Plan, moves: Moves) -> None:

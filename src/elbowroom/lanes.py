@@ -52,6 +52,7 @@ class Play:
         given_up: the write was given up, or its storage freed, before it ended.
         position_ns: per position, when compute goes on there, after its stalls.
         room_ns: per position, when the waits for writes are over there, so that swaps back may start.
+        run_ns: per rebuild, when its recipe starts; its ops run one after the other.
     """
 
     step_ns: int
@@ -63,6 +64,7 @@ class Play:
     given_up: Flags
     position_ns: Ints
     room_ns: Ints
+    run_ns: Ints
 
 
 def link_to(machine: Machine, tier: TierName) -> Link:
@@ -84,8 +86,8 @@ def _over(size: Ints, rate: int) -> Ints:
     return np.ceil(size.astype(np.float64) * (1e9 / rate)).astype(np.int64)
 
 
-# What can be due at a position, in the order of Note: [Ticks].
-QUEUE, GIVE_UP, WAIT, BACK, READ = range(5)
+# What can be due at a position, in the order of Note: [Ticks]; recipes run before the reads that need them.
+QUEUE, GIVE_UP, WAIT, BACK, RUN, READ = range(6)
 
 
 def play(step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierName]) -> Play:
@@ -97,7 +99,7 @@ def play(step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierNam
         machine: gives the links.
         tiers: per move, where it goes.
     """
-    walk = _Walk(moves, machine, tiers)
+    walk = _Walk(step, moves, machine, tiers)
     positions, kinds, which = _agenda(step, moves)
     columns = (positions, kinds, which, step.nominal_ns(positions))
     for position, kind, move, at_ns in zip(*map(listed, columns), strict=True):
@@ -117,6 +119,7 @@ def _agenda(step: LastStep, moves: Moves) -> tuple[Ints, Ints, Ints]:
         (GIVE_UP, dropped, np.array([step.op_at(point) + 1 for point in listed(gone[dropped])], np.int64)),
         (WAIT, np.array(list(waiting.values()), np.int64), np.array(list(waiting), np.int64)),
         (BACK, returns, moves.back[returns]),
+        (RUN, np.arange(len(moves.rebuilds)), np.array([r.position for r in moves.rebuilds], np.int64)),
         (READ, returns, step.first_read[moves.n[returns]]),
     )
     kinds = np.concatenate([np.full(len(which), kind, np.int64) for kind, which, _ in parts])
@@ -124,8 +127,8 @@ def _agenda(step: LastStep, moves: Moves) -> tuple[Ints, Ints, Ints]:
     positions = np.concatenate([position for _, _, position in parts])
     rank = np.zeros(len(every) + 1, np.int64)
     rank[in_order_of_need(step, moves)] = every
-    # Writes are queued in the order of the moves; everything else goes in the order of need.
-    first = np.where(kinds == QUEUE, which, rank[np.minimum(which, len(every))])
+    # Writes are queued and recipes run in the order they have; everything else goes in the order of need.
+    first = np.where((kinds == QUEUE) | (kinds == RUN), which, rank[np.minimum(which, len(every))])
     order = np.lexsort((first, kinds, positions))
     return positions[order], kinds[order], which[order]
 
@@ -133,8 +136,13 @@ def _agenda(step: LastStep, moves: Moves) -> tuple[Ints, Ints, Ints]:
 class _Walk:
     """State of one walk over the agenda."""
 
-    def __init__(self, moves: Moves, machine: Machine, tiers: Sequence[TierName]) -> None:
+    def __init__(self, step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierName]) -> None:
         count = len(moves.n)
+        self.rebuilds = moves.rebuilds
+        self.recipe_ns = [step.time_of(rebuild.recipe) for rebuild in moves.rebuilds]
+        self.move_of = {storage: i for i, storage in enumerate(listed(step.storage_of(moves.n)))}
+        self.run_ns = [0] * len(moves.rebuilds)
+        self.runs: list[tuple[int, int]] = []
         self.lane = list(tiers)
         self.out_ns, self.back_ns = [0] * count, [0] * count
         for tier in set(tiers):
@@ -165,8 +173,19 @@ class _Walk:
             start = max(now, self.back_free_ns[self.lane[i]])
             self.back[i] = (start, start + self.back_ns[i])
             self.back_free_ns[self.lane[i]] = start + self.back_ns[i]
+        elif kind == RUN:
+            self.run(position, i, now)
         elif kind == READ:
             self.stall(position, i, now, self.back[i][1], for_write=False)
+
+    def run(self, position: int, r: int, now: int) -> None:
+        """Run a recipe, once what it reads is there."""
+        inputs = (self.move_of.get(storage) for storage in self.rebuilds[r].inputs)
+        for i in (i for i in inputs if i is not None):
+            now = self.stall(position, i, now, self.back[i][1], for_write=False)
+        self.run_ns[r] = now
+        self.runs.append((position, self.recipe_ns[r]))
+        self.late_ns += self.recipe_ns[r]
 
     def start_writes(self, before_ns: int, below: int = 0) -> None:
         """Start the queued writes whose turn comes before a time, and in any case those of the moves below an index."""
@@ -204,6 +223,8 @@ def _result(step: LastStep, walk: _Walk) -> Play:
     for stall in walk.stalls:
         late[stall.position - step.first_op] += stall.end_ns - stall.start_ns
         late_for_room[stall.position - step.first_op] += (stall.end_ns - stall.start_ns) * stall.for_write
+    for position, recipe_ns in walk.runs:
+        late[position - step.first_op] += recipe_ns
     position_ns = step.at_ns + np.cumsum(late)
     out, back = np.array(walk.out, np.int64).reshape(-1, 2).T, np.array(walk.back, np.int64).reshape(-1, 2).T
     return Play(
@@ -216,4 +237,5 @@ def _result(step: LastStep, walk: _Walk) -> Play:
         given_up=np.array(walk.given_up, np.bool_),
         position_ns=position_ns,
         room_ns=position_ns - late + late_for_room,
+        run_ns=np.array(walk.run_ns, np.int64),
     )

@@ -8,9 +8,11 @@ plan is weighed slot by slot, which costs the same however many ops lie between.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,9 @@ from elbowroom.units import format_bytes
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+
+SCRATCH = -1
+"""In place of the id of a storage: a workspace that the trace does not have."""
 
 SWAPPABLE: tuple[Category, ...] = ("activation", "temporary", "workspace")
 
@@ -50,6 +55,9 @@ class LastStep:
         repeated: per save, whether its storage was saved more than once in the step.
         written_op: per save, the first op from saved_at on that writes it before it is read back, else end_op.
         used_op: per save, the first op from idle_from on that reads or writes it before it is read back, else end_op.
+        storage_bytes: per storage, its bytes.
+        first_event: index of the step's first event.
+        scratch: by op, (number of its events before it, bytes) of a workspace that the trace has no storage for.
     """
 
     trace: Trace
@@ -72,6 +80,9 @@ class LastStep:
     repeated: Flags
     written_op: Ints
     used_op: Ints
+    storage_bytes: Ints
+    first_event: int
+    scratch: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
 
     def points(self, positions: Ints) -> Ints:
         """The point of each position."""
@@ -95,6 +106,27 @@ class LastStep:
     def storage_of(self, n: Ints) -> Ints:
         """The storage id of each save."""
         return np.array([self.saves[i].storage for i in listed(n)], dtype=np.int64)
+
+    def events_of(self, op: int) -> list[tuple[int, int]]:
+        """(storage, bytes) of what happens while an op runs; negative where it is freed. SCRATCH is no storage."""
+        k = op - self.first_op
+        begin, end = int(self.point_of[k]) - k, int(self.point_of[k + 1]) - k - 1
+        happens = self.trace.events[self.first_event + begin : self.first_event + end]
+        found = [(s, int(self.storage_bytes[s]) * (1 if size > 0 else -1)) for _, s, size in happens]
+        found = [(storage, size_bytes) for storage, size_bytes in found if size_bytes]
+        if op in self.scratch:
+            at, size_bytes = self.scratch[op]
+            found[at:at] = [(SCRATCH, size_bytes), (SCRATCH, -size_bytes)]
+        return found
+
+    def op_ns(self, op: int) -> int:
+        """Time of one op."""
+        k = op - self.first_op
+        return int(self.at_ns[k + 1] - self.at_ns[k])
+
+    def time_of(self, ops: Iterable[int]) -> int:
+        """Time of some ops, one after the other."""
+        return sum(map(self.op_ns, ops))
 
     def op_at(self, point: int) -> int:
         """The op during which (or directly after which) a point lies; the last op for the end of the step."""
@@ -120,9 +152,7 @@ def last_step(trace: Trace) -> LastStep:
     reads = [p for s in saves for p in s.read_at if p <= step.end_op]
     ticks = np.unique(_ints([*(s.saved_at for s in saves), *reads]))
     storages = _ints(s.storage for s in saves)
-    ends = gone[storages]
-    marks = [np.zeros(1, np.int64), point_of[ticks - step.first_op], ends[ends < len(level)]]
-    borders = np.unique(np.concatenate([*marks, point_of[idle_from - step.first_op]]))
+    borders = _borders(level, gone[storages], point_of[ticks - step.first_op], point_of[idle_from - step.first_op])
     _, which, times = np.unique(storages, return_inverse=True, return_counts=True)
     written_op, used_op = _accesses(trace, step, saves, np.minimum(idle_from, first_read), first_read)
     return LastStep(
@@ -146,6 +176,8 @@ def last_step(trace: Trace) -> LastStep:
         repeated=times[which] > 1,
         written_op=written_op,
         used_op=used_op,
+        storage_bytes=_ints(storage.size_bytes for storage in trace.storages),
+        first_event=bisect_left(trace.events, step.first_op, key=itemgetter(0)),
     )
 
 
@@ -229,6 +261,11 @@ def _levels(trace: Trace, step: Step) -> tuple[Ints, Ints, Ints, Ints]:
     born[inside[alloc]] = event_point[alloc]
     gone[inside[~alloc]] = event_point[~alloc]
     return np.cumsum(change), point_of.astype(np.int64), born, gone
+
+
+def _borders(level: Ints, ends: Ints, *points: Ints) -> Ints:
+    """Where slots begin: at the start, at `points`, and where a save's storage is freed in the step."""
+    return np.unique(np.concatenate([np.zeros(1, np.int64), ends[ends < len(level)], *points]))
 
 
 def _accesses(trace: Trace, step: Step, saves: tuple[Save, ...], idle: Ints, read: Ints) -> tuple[Ints, Ints]:

@@ -1,11 +1,12 @@
-"""Moves: the swaps of a plan as arrays, the bytes they leave on the device, and what must be waited for.
+"""Moves: the swaps and rebuilds of a plan, the bytes they leave on the device, and what must be waited for.
 
 Note: [Waits that do not depend on timing]
 need[j] is what slot j holds when every swapped storage is away in its window; the peak P* is its maximum. A write
 that has not ended leaves its storage on the device, so before the ops up to the next tick the runtime must know that
 need[j] + (idle storages whose writes may be unfinished) <= P* for each of their slots j. Writes end in the order they
 were queued, so one number per tick is enough: how many must have ended if none of the later ones has. It follows from
-the plan alone. Slow links cost time, never bytes: the allocated peak is P* on every machine.
+the plan alone. Slow links cost time, never bytes: the allocated peak is P* on every machine. What is dropped to be
+rebuilt leaves at once, and waits for nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import numpy as np
 from elbowroom.lifetimes import Ints, LastStep, listed
 from elbowroom.machine import TierName
 from elbowroom.plan import Plan
+from elbowroom.rebuilds import Rebuild, held_before, rebuilds_of_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Moves:
-    """The swaps of a plan as arrays, in write order.
+    """The swaps of a plan as arrays, in write order, and its rebuilds.
 
     Attributes:
         n: the save.
@@ -29,6 +31,7 @@ class Moves:
         size: bytes.
         begin: first slot of the window in which it is away.
         end: one past the last slot of that window.
+        rebuilds: what is dropped and rebuilt, in the order the recipes run.
     """
 
     n: Ints
@@ -36,21 +39,23 @@ class Moves:
     size: Ints
     begin: Ints
     end: Ints
+    rebuilds: tuple[Rebuild, ...] = ()
 
 
-def moves_of(step: LastStep, n: Ints, back: Ints) -> Moves:
-    """Swap saves `n`, each back before the position at the same index of `back`."""
+def moves_of(step: LastStep, n: Ints, back: Ints, *, rebuilds: tuple[Rebuild, ...] = ()) -> Moves:
+    """Swap saves `n`, each back before the position at the same index of `back`, beside rebuilds."""
     order = np.argsort(n)
     n, back = n[order], back[order]
     begin, end = step.window(n, back)
-    return Moves(n=n, back=back, size=step.size[n], begin=step.slots(begin), end=step.slots(end))
+    return Moves(n=n, back=back, size=step.size[n], begin=step.slots(begin), end=step.slots(end), rebuilds=rebuilds)
 
 
 def moves_of_plan(step: LastStep, plan: Plan) -> Moves:
     """The moves of a plan that has passed `check`."""
     save_of = {save.storage: n for n, save in enumerate(step.saves)}
     n = np.array([save_of[swap.storage] for swap in plan.swaps], dtype=np.int64)
-    return moves_of(step, n, np.array([swap.back_before_op for swap in plan.swaps], dtype=np.int64))
+    back = np.array([swap.back_before_op for swap in plan.swaps], dtype=np.int64)
+    return moves_of(step, n, back, rebuilds=rebuilds_of_plan(step, plan))
 
 
 def tiers_of_plan(step: LastStep, plan: Plan, moves: Moves) -> tuple[TierName, ...]:
@@ -60,11 +65,32 @@ def tiers_of_plan(step: LastStep, plan: Plan, moves: Moves) -> tuple[TierName, .
 
 
 def need(step: LastStep, moves: Moves) -> Ints:
-    """Allocated bytes at most per slot, every swapped storage counted as away in its window."""
+    """Allocated bytes at most per slot, recipes included, every swapped storage counted as away in its window."""
+    needed = step.slot_peak - _away(step, moves)
+    if not moves.rebuilds:
+        return needed
+    dropped = np.zeros(len(step.borders) + 1, np.int64)
+    for rebuild in moves.rebuilds:
+        np.add.at(dropped, step.slots(rebuild.begin), step.size[rebuild.n])
+        np.subtract.at(dropped, step.slots(rebuild.end), step.size[rebuild.n])
+    gone = np.cumsum(dropped[:-1])
+    needed -= gone
+    slots = step.slots(step.points(np.array([rebuild.position for rebuild in moves.rebuilds], np.int64)))
+    level = step.level.copy()
+    level[step.borders[slots]] -= (_away(step, moves) + gone)[slots]
+    for rebuild, slot, held in zip(
+        moves.rebuilds, listed(slots), held_before(step, moves.rebuilds, level), strict=True
+    ):
+        needed[slot] = max(needed[slot], held + rebuild.peak_bytes)
+    return needed
+
+
+def _away(step: LastStep, moves: Moves) -> Ints:
+    """Per slot, bytes of the swapped storages that are away in it."""
     change = np.zeros(len(step.borders) + 1, np.int64)
     np.add.at(change, moves.begin, moves.size)
     np.subtract.at(change, moves.end, moves.size)
-    return step.slot_peak - np.cumsum(change[:-1])
+    return np.cumsum(change[:-1])
 
 
 def waits(step: LastStep, moves: Moves, needed: Ints, limit_bytes: int) -> dict[int, int]:
@@ -72,8 +98,8 @@ def waits(step: LastStep, moves: Moves, needed: Ints, limit_bytes: int) -> dict[
 
     See Note: [Waits that do not depend on timing]. Cost: linear in the slots over the limit and in the moves.
     """
-    # Where even the keep-all level is within the limit, nothing needs to have left.
-    tight = np.nonzero(step.slot_peak > limit_bytes)[0]
+    # Where even without any swap the limit holds, nothing needs to have left.
+    tight = np.nonzero(needed + _away(step, moves) > limit_bytes)[0]
     tick_of = np.searchsorted(step.slots(step.points(step.ticks)), tight, side="right") - 1
     entering, leaving = np.argsort(moves.begin, kind="stable").tolist(), np.argsort(moves.end, kind="stable").tolist()
     begin, end, size = moves.begin.tolist(), moves.end.tolist(), moves.size.tolist()

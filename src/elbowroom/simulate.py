@@ -1,28 +1,31 @@
 """simulate: the last step of a trace, on a machine, under a plan, as a Timeline. With the empty plan: the estimate.
 
-One compute lane runs the ops one after the other, each for its recorded time; the lanes of the links run the copies
-(lanes.py). A swapped storage leaves the device at the first tick after its write ended, once it is idle, and counts
-again from the start of its swap back. While an op runs the device curve shows the most it holds during that op.
-Ignored: time between ops, and that copies slow compute down. Cost: linear in the ops, events and swaps.
+One compute lane runs the ops one after the other, each for its recorded time or that of the algorithm chosen, and the
+recipes of recomputes between them; the lanes of the links run the copies (lanes.py). A swapped storage leaves the
+device at the first tick after its write ended, once it is idle, and counts again from the start of its swap back. A
+recomputed one leaves as soon as it is idle, and counts again when its recipe makes it. While an op runs the device
+curve shows the most it holds during that op.
+Ignored: time between ops, and that copies slow compute down. Cost: linear in the ops, events, swaps and recipes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-import numpy as np
-
+from elbowroom.algorithms import with_algorithms
 from elbowroom.allocator.of_trace import reserved_at
 from elbowroom.checks import check_step
+from elbowroom.curves import Heights, allocated, at_peak, away_points, device_curve, lower_curves
 from elbowroom.errors import UsageError
 from elbowroom.lanes import NEVER, Play, play
-from elbowroom.lifetimes import Ints, LastStep, allocated_at, last_step, listed
+from elbowroom.lifetimes import Ints, LastStep, last_step, listed
 from elbowroom.machine import Machine, TierName
 from elbowroom.moves import Moves, moves_of_plan, tiers_of_plan
 from elbowroom.plan import Plan
-from elbowroom.timeline import Curve, CurveKind, Lane, Span, SpanKind, Timeline
-from elbowroom.trace import Category, Trace
+from elbowroom.timeline import Lane, Span, SpanKind, Timeline
+from elbowroom.trace import Trace
 from elbowroom.units import format_bytes, format_ns
 
 OUT_LANE: dict[TierName, Lane] = {"host": "copy out", "disk": "disk write"}
@@ -43,84 +46,40 @@ def simulate(trace: Trace, machine: Machine, plan: Plan | None = None) -> Timeli
     Raises:
         InvalidPlan: the plan contradicts the trace or the machine.
     """
-    step = last_step(trace)
-    plan = plan or Plan(trace_id=trace.id, planner="keep_all", budget_bytes=int(step.level.max()))
-    check_step(step, plan, machine)
+    recorded = last_step(trace)
+    plan = plan or Plan(trace_id=trace.id, planner="keep_all", budget_bytes=int(recorded.level.max()))
+    check_step(recorded, plan, machine)
+    step = with_algorithms(recorded, plan.algorithms)
     moves = moves_of_plan(step, plan)
     tiers = tiers_of_plan(step, plan, moves)
     done = play(step, moves, machine, tiers)
-    level = step.level - _away(step, moves, done)
-    device = [_device_curve(step, done, level, "allocated")]
+    heights = allocated(step, moves, done)
+    device = [device_curve(step, moves, done, heights, "allocated")]
     if machine.allocator != "exact":
-        reserved = reserved_at(step, moves, *_away_points(step, moves, done), machine.allocator)
-        device.append(_device_curve(step, done, reserved, "reserved"))
+        begin, end = away_points(step, moves, done)
+        as_recorded = not (plan.swaps or plan.recomputes or plan.algorithms)
+        reserved = reserved_at(step, moves, begin, end, machine.allocator, as_recorded=as_recorded)
+        device.append(device_curve(step, moves, done, Heights(**reserved._asdict()), "reserved"))
     return Timeline(
         source="simulated",
         trace_id=plan.trace_id,
         step_ns=done.step_ns,
         spans=_spans(step, moves, done, tiers),
-        curves=(*device, *_lower_curves(step, moves, done, tiers)),
-        at_peak=_at_peak(step, moves, done, int(level.argmax())),
+        curves=(*device, *lower_curves(step, moves, done, tiers)),
+        at_peak=at_peak(step, moves, done, heights),
         outside_bytes=machine.outside_bytes,
     )
 
 
-def _away_points(step: LastStep, moves: Moves, done: Play) -> tuple[Ints, Ints]:
-    """Per move, points [begin, end) at which its bytes have left the device; empty where they never do."""
-    begin, end = step.window(moves.n, moves.back)
-    room_ns = np.append(done.room_ns[step.ticks - step.first_op], np.iinfo(np.int64).max)
-    left_at = np.append(step.points(step.ticks), len(step.level))[np.searchsorted(room_ns, done.out_end_ns)]
-    begin = np.maximum(begin, left_at)
-    begin[done.given_up | (done.out_start_ns == NEVER)] = len(step.level)
-    return np.minimum(begin, end), end
-
-
-def _away(step: LastStep, moves: Moves, done: Play) -> Ints:
-    """Per point, the swapped bytes that are not on the device."""
-    begin, end = _away_points(step, moves, done)
-    change = np.zeros(len(step.level) + 1, np.int64)
-    np.add.at(change, begin, moves.size)
-    np.subtract.at(change, end, moves.size)
-    return np.cumsum(change[:-1])
-
-
-def _device_curve(step: LastStep, done: Play, level: Ints, kind: CurveKind) -> Curve:
-    """For each op its maximum, and where compute waits before it, what is held meanwhile."""
-    most = np.maximum.reduceat(level[: step.point_of[-1]], step.point_of[:-1])
-    most = np.append(most, level[-1])
-    arrived_ns = step.at_ns + np.concatenate([[0], (done.position_ns - step.at_ns)[:-1]])
-    # Per position: on arrival, before its waits for room; then with the swaps back that start; then during the op.
-    times = np.stack([arrived_ns, done.room_ns, done.position_ns], axis=1)
-    values = np.stack([level[np.maximum(step.point_of - 1, 0)], level[step.point_of], most], axis=1)
-    shown = np.stack([arrived_ns < done.room_ns, done.room_ns < done.position_ns, most >= 0], axis=1)
-    at, size = times[shown], values[shown]
-    new = np.concatenate([[True], size[1:] != size[:-1]])
-    return Curve(tier="device", kind=kind, at_ns=tuple(at[new].tolist()), size_bytes=tuple(size[new].tolist()))
-
-
-def _lower_curves(step: LastStep, moves: Moves, done: Play, tiers: Sequence[TierName]) -> list[Curve]:
-    """Bytes on each lower tier, from the start of each write until its storage is freed or the write given up."""
-    last_op = np.array([step.op_at(int(p)) for p in step.gone[step.storage_of(moves.n)]], np.int64) - step.first_op
-    freed_ns = done.position_ns[last_op] + np.diff(step.at_ns)[last_op]
-    until = np.where(done.given_up, done.out_end_ns, np.maximum(freed_ns, done.out_end_ns))
-    curves: list[Curve] = []
-    for tier in sorted(set(tiers)):
-        on = np.array([name == tier for name in tiers]) & (done.out_start_ns != NEVER)
-        times = np.concatenate([np.zeros(1, np.int64), done.out_start_ns[on], until[on]])
-        change = np.concatenate([np.zeros(1, np.int64), moves.size[on], -moves.size[on]])
-        at = np.unique(times)
-        total = np.cumsum(np.bincount(np.searchsorted(at, times), weights=change)).astype(np.int64)
-        curves.append(Curve(tier=tier, kind="allocated", at_ns=tuple(at.tolist()), size_bytes=tuple(total.tolist())))
-    return curves
-
-
 def _spans(step: LastStep, moves: Moves, done: Play, tiers: Sequence[TierName]) -> tuple[Span, ...]:
-    trace, at_ns = step.trace, done.position_ns.tolist()
+    at_ns = done.position_ns.tolist()
     spans: list[Span] = []
     for op in range(step.first_op, step.end_op):
         start = at_ns[op - step.first_op]
-        end = start + trace.ops[op].duration_ns
-        spans.append(Span(lane="compute", kind="op", name=trace.ops[op].name, start_ns=start, end_ns=end, op=op))
+        spans.append(_run("op", step, op, start))
+    for rebuild, start in zip(moves.rebuilds, listed(done.run_ns), strict=True):
+        starts = accumulate((step.op_ns(op) for op in rebuild.recipe), initial=start)
+        spans += [_run("recompute", step, op, at) for op, at in zip(rebuild.recipe, starts, strict=False)]
     storage = [step.saves[n].storage for n in listed(moves.n)]
     for stall in done.stalls:
         op = stall.position if stall.position < step.end_op else None
@@ -134,6 +93,11 @@ def _spans(step: LastStep, moves: Moves, done: Play, tiers: Sequence[TierName]) 
         moves, storage, [BACK_LANE[t] for t in tiers], "swap_back", done.back_start_ns, done.back_end_ns
     )
     return tuple(sorted(spans, key=lambda span: (span.start_ns, span.end_ns)))
+
+
+def _run(kind: SpanKind, step: LastStep, op: int, start_ns: int) -> Span:
+    name, end_ns = step.trace.ops[op].name, start_ns + step.op_ns(op)
+    return Span(lane="compute", kind=kind, name=name, start_ns=start_ns, end_ns=end_ns, op=op)
 
 
 def _transfers(
@@ -153,18 +117,6 @@ def _transfers(
         for i in range(len(size))
         if starts[i] != NEVER
     ]
-
-
-def _at_peak(step: LastStep, moves: Moves, done: Play, peak: int) -> tuple[tuple[Category, int], ...]:
-    """Bytes per category on the device at one point, largest first."""
-    begin, end = _away_points(step, moves, done)
-    away = set(step.storage_of(moves.n[(begin <= peak) & (peak < end)]).tolist())
-    total: dict[Category, int] = {}
-    for storage in listed(allocated_at(step, peak)):
-        what = step.trace.storages[storage]
-        if storage not in away:
-            total[what.category] = total.get(what.category, 0) + what.size_bytes
-    return tuple(sorted(total.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
