@@ -1,7 +1,8 @@
 """Runs the accuracy benchmark: `python -m benchmarks.accuracy [KIND ...]`.
 
 Without a word: rig and table. Records are streamed to OUT/KIND.jsonl, so that an interrupted run goes on where it was;
-`--again` starts anew. `table` sums them up in benchmarks/results/accuracy_DATE.json and docs/accuracy.md.
+`--again` starts anew. `singles` compares ops one at a time with the rig, and `compared` writes from all that was equal
+the package's table of ops that were compared (src/elbowroom/capture/virtual/compared.json). `table` sums them up in benchmarks/results/accuracy_DATE.json and docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy import public
+from benchmarks.accuracy import compared, public, singles
 from benchmarks.accuracy.corpus import DATA, Case, read_corpus
 from benchmarks.accuracy.runner import child, run_all
 from benchmarks.results import ROOT
@@ -22,7 +23,7 @@ SNAPSHOTS = {
     "wed_medium_1024_train": (1024, True),
 }
 """Tokens, and whether under autocast."""
-KINDS = ("rig", "memtracker", "accelerate", "torchinfo", "snapshots", "public", "table")
+KINDS = ("rig", "memtracker", "accelerate", "torchinfo", "snapshots", "public", "singles", "compared", "table")
 Record = dict[str, Any]
 
 
@@ -33,6 +34,12 @@ def main() -> None:
             from benchmarks.accuracy.table import write
 
             write(given.out)
+            continue
+        if kind == "compared":
+            compared.write(given.out)
+            continue
+        if kind == "singles":
+            singles.run(given.rig.resolve(), given.out / "singles.jsonl")
             continue
         path = given.out / f"{kind}.jsonl"
         if given.again and path.exists():
@@ -56,11 +63,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--public", type=Path, help="folder of the public tables, *.csv")
     parser.add_argument("--table", action="append", help=f"only this one of {', '.join(public.TABLES)}")
     parser.add_argument("--histories", type=Path, help="folder with more full histories, ID.jsonl.gz")
+    parser.add_argument("--rig", type=Path, help="folder of the rig (tools/rig), for singles")
     parser.add_argument("--again", action="store_true", help="forget the records there are")
     given = parser.parse_args()
     unknown = set(given.kinds) - set(KINDS)
     if unknown:
         parser.error(f"given {' '.join(sorted(unknown))}; allowed are {', '.join(KINDS)}")
+    if "singles" in given.kinds and not given.rig:
+        parser.error("given singles without a rig; build one as tools/rig/README.md says, and name its folder with --rig")
     if "public" in given.kinds and not given.public:
         parser.error("given public without a folder; name the one of the public tables with --public")
     return given

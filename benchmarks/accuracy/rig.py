@@ -42,6 +42,8 @@ def run(
         "events": len(lines),
         "alloc_bytes": sum(size for what, _, size in lines if what == "a"),
         "difference": _difference(history, lines, ops),
+        "compared": forms(device, marks[1]),
+        "capability": device.settings.compute_capability,
         "remarks": {f"{kind}: {name}": count for (kind, name), count in ledger.remarks.items()},
         "verdicts": [{"id": each["id"], **verdict(replayed(device, each["env"]), marks)} for each in capacities],
     }
@@ -97,6 +99,12 @@ def replayed(device: VirtualDevice, env: dict[str, str]) -> Replay:
         env.get("PYTORCH_CUDA_ALLOC_CONF", ""),
         int(env["FAKECUDA_CAPACITY"]),
     )
+
+
+def forms(device: VirtualDevice, first_event: int) -> list[str]:
+    """What ran on the device from an event on: names and dtypes, as `Compared` has them."""
+    first_op = device.ledger.events[first_event][0] if first_event < len(device.ledger.events) else 0
+    return sorted({line.form for line in device.ledger.ops[max(first_op, 0) :]} - {""})
 
 
 def peaks(done: Replay, marks: list[int]) -> Answer:

@@ -26,8 +26,8 @@ Category = Literal[
     "workspace",
     "context",
 ]
-RemarkKind = Literal["unknown_op", "assumed_value", "workspace_model", "unsupported"]
-REMARK_KINDS: tuple[RemarkKind, ...] = ("unknown_op", "assumed_value", "workspace_model", "unsupported")
+RemarkKind = Literal["unknown_op", "not_compared", "assumed_value", "workspace_model", "unsupported"]
+REMARK_KINDS: tuple[RemarkKind, ...] = ("unknown_op", "not_compared", "assumed_value", "workspace_model", "unsupported")
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "other")
 CATEGORIES: tuple[Category, ...] = (
     "parameter",

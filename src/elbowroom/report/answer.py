@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 NONE = "(no module)"
 KINDS = {
     "unknown_op": "ops whose scratch memory is not known, taken to be none",
+    "not_compared": "ops never compared with a CUDA build, taken to make their results only if no rule says more",
     "assumed_value": "values the script asked for, which are not computed (numbers 0, masks all true)",
     "workspace_model": "workspaces whose size is a model",
     "unsupported": "left out",

@@ -23,7 +23,8 @@ class OpLine(NamedTuple):
     """One op: see `elbowroom.trace.Op`.
 
     `arguments` by position: shapes, flags, numbers, lists of these, and None for the rest. `dtype` is that of the
-    first tensor among them; `moved_bytes` are those of the tensors it reads and makes.
+    first tensor among them; `moved_bytes` are those of the tensors it reads and makes;
+    `form` is that of `Compared`.
     """
 
     name: str
@@ -34,6 +35,7 @@ class OpLine(NamedTuple):
     arguments: tuple[Any, ...] = ()
     dtype: str = ""
     moved_bytes: int = 0
+    form: str = ""
 
 
 @final

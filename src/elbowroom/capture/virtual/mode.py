@@ -13,6 +13,7 @@ from typing import Any, final
 import torch
 
 from elbowroom.capture.virtual import kernels, scratch
+from elbowroom.capture.virtual.compared import Compared
 from elbowroom.capture.virtual.effects import bytes_of, changed, described, effects_of
 from elbowroom.capture.virtual.ledger import Ledger, OpLine
 from elbowroom.capture.virtual.saves import Saves
@@ -88,6 +89,7 @@ class VirtualMode(DispatchMode):
         self._kernels = kernels.of(settings.cudnn)
         self._settled = views()
         self._blas = scratch.BlasWorkspaces(settings)
+        self._compared = Compared()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given: dict[str, Any] = kwargs or {}
@@ -178,7 +180,8 @@ class VirtualMode(DispatchMode):
         results = [made] if isinstance(made, torch.Tensor) else list(tensors_in((made,), {}))
         phase: Phase = "backward" if backward else "optimizer" if self.optimizing else self.phase_outside
         index, storages = len(ledger.ops), len(ledger.storages)
-        ledger.ops.append(OpLine(_name(func), path, phase, reads, ()))
+        form = self._form(func, [*given, *results])
+        ledger.ops.append(OpLine(_name(func), path, phase, reads, (), form=form))
         scratch.allocate(self, func, args, kwargs, results)
         if not effects.views:
             new = tuple(number for number in ledger.numbers_of(results) if number >= storages)
@@ -190,6 +193,13 @@ class VirtualMode(DispatchMode):
                 moved_bytes=sum(map(bytes_of, given)) + sum(map(bytes_of, results)),
             )
         return made
+
+    def _form(self, func: Any, tensors: list[torch.Tensor]) -> str:
+        """An op's form, with a remark where no such one was compared with the CUDA build."""
+        form = self._compared.form(func, tensors)
+        if not self._compared.has(form):
+            self.ledger.remark("not_compared", form)
+        return form
 
     def _path(self, backward: bool) -> str:
         if not backward:

@@ -219,6 +219,7 @@ def calibrate(mode: VirtualMode) -> None:
     """Learn how many references a gradient has while the engine adds to it, if nobody else has it."""
     events, ops = len(mode.ledger.events), len(mode.ledger.ops)
     storages, peak = len(mode.ledger.storages), mode.ledger.peak_bytes
+    remarks = dict(mode.ledger.remarks)
     seen: list[int] = []
 
     def watch(uses: int) -> None:
@@ -233,5 +234,5 @@ def calibrate(mode: VirtualMode) -> None:
     mode.sole_uses = seen[0] if seen else 0
     del leaf, middle
     del mode.ledger.events[events:], mode.ledger.ops[ops:], mode.ledger.storages[storages:]
-    mode.ledger.peak_bytes = peak
+    mode.ledger.peak_bytes, mode.ledger.remarks = peak, remarks
     mode.forget_nodes()
