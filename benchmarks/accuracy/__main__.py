@@ -1,8 +1,8 @@
 """Runs the accuracy benchmark: `python -m benchmarks.accuracy [KIND ...]`.
 
 Without a word: rig and table. Records are streamed to OUT/KIND.jsonl, so that an interrupted run goes on where it was;
-`--again` starts anew. `singles` compares ops one at a time with the rig, and `compared` writes from all that was equal
-the package's table of ops that were compared (src/elbowroom/capture/virtual/compared.json). `table` sums them up in benchmarks/results/accuracy_DATE.json and docs/accuracy.md.
+`--again` starts anew. `table` sums them up in benchmarks/results/accuracy_DATE.json and docs/accuracy.md. `singles`
+compares ops one at a time with the rig; `compared` makes the package's table of compared ops of all that was equal.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def _arguments() -> argparse.Namespace:
     if unknown:
         parser.error(f"given {' '.join(sorted(unknown))}; allowed are {', '.join(KINDS)}")
     if "singles" in given.kinds and not given.rig:
-        parser.error("given singles without a rig; build one as tools/rig/README.md says, and name its folder with --rig")
+        parser.error(
+            "given singles without a rig; build one as tools/rig/README.md says, and name its folder with --rig"
+        )
     if "public" in given.kinds and not given.public:
         parser.error("given public without a folder; name the one of the public tables with --public")
     return given

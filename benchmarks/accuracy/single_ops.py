@@ -1,5 +1,6 @@
 """Ops to compare one at a time with the CUDA build of torch: Python with the names of single_run.names(). Pure text.
 
+Those that are called each in a way of its own are in single_ops.txt, a line each: `name: code`, DT for the dtype.
 Sizes are such that a large reduction, sort or attention shows the scratch it takes. A case is one op and its backward,
 so that a difference is that op's.
 """
@@ -7,24 +8,48 @@ so that a difference is that op's.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
-UNARY = """abs acos acosh asin asinh atan atanh ceil cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 floor frac lgamma
-log log10 log1p log2 logit neg positive rad2deg reciprocal relu round rsqrt sgn sigmoid sign sin sinc sinh sqrt square
-tan tanh trunc nan_to_num isnan isinf isfinite signbit logical_not""".split()
-ACTIVATIONS = """celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu6 selu silu softplus
-softshrink softsign tanhshrink""".split()
-IN_PLACE = """abs_ clamp_(0,1) exp_ neg_ relu_ sigmoid_ sqrt_ square_ tanh_ zero_ fill_(2.0) add_(1.0) mul_(2.0) div_(2.0)
-sub_(1.0) pow_(2.0) round_ reciprocal_ rsqrt_ normal_ uniform_ bernoulli_ exponential_ log_ floor_ sign_ nan_to_num_
-clamp_min_(0) clamp_max_(1)""".split()
-BINARY = "add sub mul div maximum minimum fmax fmin atan2 hypot pow logaddexp fmod remainder copysign xlogy".split()
-COMPARISONS = "eq ne lt le gt ge logical_and logical_or logical_xor isclose".split()
-REDUCTIONS = """sum mean prod amax amin std var norm logsumexp any all argmax argmin nansum count_nonzero median mode max
-min aminmax std_mean var_mean cumsum cumprod logcumsumexp cummax cummin softmax log_softmax""".split()
-OPTIMIZERS = """SGD(p,lr=0.1) SGD(p,lr=0.1,momentum=0.9) SGD(p,lr=0.1,momentum=0.9,nesterov=True) SGD(p,lr=0.1,weight_decay=0.1)
-Adam(p) Adam(p,amsgrad=True) Adam(p,weight_decay=0.1) AdamW(p) AdamW(p,amsgrad=True) Adagrad(p) Adadelta(p) Adamax(p)
-NAdam(p) RAdam(p) RMSprop(p) RMSprop(p,momentum=0.9,centered=True) Rprop(p) ASGD(p) Adafactor(p) AdamW(p,maximize=True)
-AdamW(p,capturable=True)""".replace(",weight", ",weight").split()
-FUSED = "SGD(p,lr=0.1,momentum=0.9) Adam(p) AdamW(p) Adagrad(p)".split()
+LISTED = Path(__file__).with_name("single_ops.txt")
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+UNARY = _words("""
+    abs acos acosh asin asinh atan atanh ceil cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 floor frac
+    lgamma log log10 log1p log2 logit neg positive rad2deg reciprocal relu round rsqrt sgn sigmoid sign sin sinc
+    sinh sqrt square tan tanh trunc nan_to_num isnan isinf isfinite signbit logical_not
+""")
+ACTIVATIONS = _words("""
+    celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu6 selu silu softplus
+    softshrink softsign tanhshrink
+""")
+IN_PLACE = _words("""
+    abs_ clamp_(0,1) exp_ neg_ relu_ sigmoid_ sqrt_ square_ tanh_ zero_ fill_(2.0) add_(1.0) mul_(2.0) div_(2.0)
+    sub_(1.0) pow_(2.0) round_ reciprocal_ rsqrt_ normal_ uniform_ bernoulli_ exponential_ log_ floor_ sign_
+    nan_to_num_ clamp_min_(0) clamp_max_(1)
+""")
+BINARY = _words("""
+    add sub mul div maximum minimum fmax fmin atan2 hypot pow logaddexp fmod remainder copysign xlogy
+""")
+COMPARISONS = _words("""
+    eq ne lt le gt ge logical_and logical_or logical_xor isclose
+""")
+REDUCTIONS = _words("""
+    sum mean prod amax amin std var norm logsumexp any all argmax argmin nansum count_nonzero median mode max min
+    aminmax std_mean var_mean cumsum cumprod logcumsumexp cummax cummin softmax log_softmax
+""")
+OPTIMIZERS = _words("""
+    SGD(p,lr=0.1) SGD(p,lr=0.1,momentum=0.9) SGD(p,lr=0.1,momentum=0.9,nesterov=True) SGD(p,lr=0.1,weight_decay=0.1)
+    Adam(p) Adam(p,amsgrad=True) Adam(p,weight_decay=0.1) AdamW(p) AdamW(p,amsgrad=True) Adagrad(p) Adadelta(p)
+    Adamax(p) NAdam(p) RAdam(p) RMSprop(p) RMSprop(p,momentum=0.9,centered=True) Rprop(p) ASGD(p) Adafactor(p)
+    AdamW(p,maximize=True) AdamW(p,capturable=True)
+""")
+FUSED = _words("""
+    SGD(p,lr=0.1,momentum=0.9) Adam(p) AdamW(p) Adagrad(p)
+""")
 DTYPES = {"": "torch.float32", " fp16": "half", " bf16": "bf16"}
 NUMBERS = {**DTYPES, " fp64": "torch.float64"}
 SHAPES = {"rows": ("(4096, 768)", "-1"), "columns": ("(4096, 768)", "0"), "cube": ("(32, 64, 56, 56)", "1")}
@@ -56,7 +81,10 @@ def _pointwise() -> Iterator[tuple[str, str]]:
             yield f"{name}{tail}", f"{made}; y = torch.{name}(x, z); B(y)"
             yield f"{name} broadcast{tail}", f"{made}; w = T(1000, dtype={dtype}); y = torch.{name}(x, w); B(y)"
         for name in COMPARISONS:
-            yield f"{name}{tail}", f"x = T(300, 1000, dtype={dtype}); z = T(300, 1000, dtype={dtype}); y = torch.{name}(x, z)"
+            yield (
+                f"{name}{tail}",
+                f"x = T(300, 1000, dtype={dtype}); z = T(300, 1000, dtype={dtype}); y = torch.{name}(x, z)",
+            )
     for name in ("add", "mul", "div", "sub", "pow"):
         yield f"{name} number", f"x = T(300, 1000); y = torch.{name}(x, 2); B(y)"
         yield f"{name} mixed", f"x = T(300, 1000); z = T(300, 1000, dtype=half); y = torch.{name}(x, z); B(y)"
@@ -92,7 +120,8 @@ def _reduction(name: str, shape: str, size: str, dim: str, tail: str, dtype: str
 
 def _optimizers() -> Iterator[tuple[str, str]]:
     for tail, dtype in DTYPES.items():
-        start = f"p = [T(1000, 300, dtype={dtype}), T(300, dtype={dtype})]; [setattr(q, 'grad', torch.empty_like(q)) for q in p]"
+        start = f"p = [T(1000, 300, dtype={dtype}), T(300, dtype={dtype})]; "
+        start += "[setattr(q, 'grad', torch.empty_like(q)) for q in p]"
         for each in OPTIMIZERS:
             for kind in ("", ",foreach=False", ",foreach=True"):
                 made = f"o = torch.optim.{each[:-1]}{kind})"
@@ -103,9 +132,12 @@ def _optimizers() -> Iterator[tuple[str, str]]:
         for norm in ("2.0", "1.0", "float('inf')"):
             yield f"clip norm {norm}{tail}", f"{start}; torch.nn.utils.clip_grad_norm_(p, 1.0, norm_type={norm})"
         yield f"clip value{tail}", f"{start}; torch.nn.utils.clip_grad_value_(p, 1.0)"
-    yield "scaler", (
-        "p = [T(1000, 300), T(300)]; o = torch.optim.SGD(p, lr=0.1); s = torch.amp.GradScaler('cuda'); "
-        "l = s.scale((p[0].sum() + p[1].sum())); l.backward(); s.unscale_(o); s.step(o); s.update()"
+    yield (
+        "scaler",
+        (
+            "p = [T(1000, 300), T(300)]; o = torch.optim.SGD(p, lr=0.1); s = torch.amp.GradScaler('cuda'); "
+            "l = s.scale((p[0].sum() + p[1].sum())); l.backward(); s.unscale_(o); s.step(o); s.update()"
+        ),
     )
 
 
@@ -116,8 +148,9 @@ def _layers() -> Iterator[tuple[str, str]]:
             yield f"{name}{tail}", f"{made}; x = T{shape[:-1]}, dtype={dtype}); y = m(x); B(y)"
             yield f"{name} eval{tail}", f"{made}.eval(); x = T{shape[:-1]}, dtype={dtype}); y = m(x); B(y)"
             if shape.count(",") == 3:
-                last = f"x = T{shape[:-1]}, dtype={dtype}, grad=False).to(memory_format=torch.channels_last).requires_grad_()"
-                yield f"{name} channels last{tail}", f"{made}.to(memory_format=torch.channels_last); {last}; y = m(x); B(y)"
+                last = "to(memory_format=torch.channels_last)"
+                given = f"x = T{shape[:-1]}, dtype={dtype}, grad=False).{last}.requires_grad_()"
+                yield f"{name} channels last{tail}", f"{made}.{last}; {given}; y = m(x); B(y)"
         for name, (module, shape) in LAYERS.items():
             if tail:
                 under = f"torch.autocast('cuda', {dtype})"
@@ -226,9 +259,7 @@ def _attention() -> Iterator[tuple[str, str]]:
 
 
 def _listed() -> Iterator[tuple[str, str]]:
-    from benchmarks.accuracy.single_list import CASES
-
     for tail, dtype in DTYPES.items():
-        for line in CASES.strip().splitlines():
+        for line in LISTED.read_text().splitlines():
             name, _, code = line.partition(": ")
             yield f"{name}{tail}", code.replace("DT", dtype)

@@ -67,14 +67,16 @@ def on_rig(cases: dict[str, str]) -> Answer:
     """What the CUDA build does."""
     memory: Any = torch.cuda.memory
     torch.cuda.init()
-    memory._record_memory_history(enabled="all", context=None, max_entries=10_000_000)
+    memory._record_memory_history(  # noqa: SLF001  torch's documents describe both, under these names
+        enabled="all", context=None, max_entries=10_000_000
+    )
 
     run_case("warm", WARM, lambda: 0)
     problems: dict[str, str] = {}
     for name, code in cases.items():
         _, _, problems[name] = run_case(name, code, lambda: torch.empty(MARK_BYTES, device="cuda", dtype=BYTE).numel())
     shown = {"alloc": "a", "free_requested": "f"}
-    trace = memory._snapshot()["device_traces"][0]
+    trace = memory._snapshot()["device_traces"][0]  # noqa: SLF001
     told = [(shown[each["action"]], each["addr"], each["size"]) for each in trace if each["action"] in shown]
     marks = [index for index, (what, _, size) in enumerate(told) if (what, size) == ("f", MARK_BYTES)]
     return {

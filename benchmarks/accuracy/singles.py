@@ -33,7 +33,9 @@ def run(rig: Path, path: Path) -> None:
             "FAKECUDNN_WORKSPACE": "0",
         }
         theirs = _answers([str(rig / "fake_torch.sh"), str(RUNNER)], asked, environment, rig)
-        mine = _answers([sys.executable, "-W", "ignore", "-m", "benchmarks.accuracy.single_run"], asked, environment, ROOT)
+        mine = _answers(
+            [sys.executable, "-W", "ignore", "-m", "benchmarks.accuracy.single_run"], asked, environment, ROOT
+        )
         found = [record_of(name, capability, theirs[name], mine[name]) for name in asked]
         lines += [json.dumps(record) for record in found]
         print(f"capability {capability}: {sum(record['equal'] for record in found)} of {len(found)} equal", flush=True)

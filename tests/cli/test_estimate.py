@@ -58,17 +58,27 @@ class Captures:
 
     def __call__(
         self,
-        path: str,
+        path: str | None,
         argv: Sequence[str] = (),
         *,
         machine: Machine,
+        module: str | None,
         steps: int,
         timeout_s: float,
         environment: Mapping[str, str] | None = None,
         constants: Mapping[str, int] | None = None,
         on_step: Callable[[int], None] | None = None,
     ) -> Trace:
-        self.calls.append({"argv": tuple(argv), "machine": machine, "steps": steps, "timeout_s": timeout_s})
+        self.calls.append(
+            {
+                "path": path,
+                "module": module,
+                "argv": tuple(argv),
+                "machine": machine,
+                "steps": steps,
+                "timeout_s": timeout_s,
+            }
+        )
         given = [*argv, *(environment or {}).values(), *(constants or {}).values()]
         self.values.append(int(given[-1]) if given else 0)
         return trace_of(self.size_bytes(self.values[-1]), self.remarks)
@@ -166,6 +176,38 @@ def test_several_gpus_are_one_table_and_all_must_fit(
     assert re.search(r"a100-40gb +.* fits ", out)
     assert re.search(r"rtx2080ti +.* does not fit ", out)
     assert [call["machine"].name for call in made.calls] == ["a100-40gb", "rtx2080ti"]
+
+
+def test_a_module_stands_in_the_place_of_a_script(
+    script: str, captures: Callable[..., Captures], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given a package with a script in it
+    Path("job").mkdir()
+    Path("job/train.py").write_text("batch_size = 8\n")
+    found = captures(lambda _: GIB)
+
+    # when it is named as python -m names it
+    code = main(["estimate", "-m", "job.train", "--gpu", "t4", "--json", "--", "--size", "1"])
+
+    # then the module is run, with its own words
+    assert code == 0
+    assert found.calls[0]["path"] is None
+    assert (found.calls[0]["module"], found.calls[0]["argv"]) == ("job.train", ("--size", "1"))
+    assert answer(capsys)["script"] == "-m job.train"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-m", "job.nothing"], "-m: given job.nothing, and there is no job; allowed is the dotted name"),
+        ([], "estimate: given no script; allowed is the path of one, or -m and the name of a module"),
+    ],
+)
+def test_a_module_that_is_not_there_and_no_script_at_all_are_usage_errors(
+    words: list[str], said: str, script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["estimate", *words, "--gpu", "t4"]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_the_scripts_own_words_follow_after_two_dashes(script: str, captures: Callable[..., Captures]) -> None:

@@ -17,7 +17,7 @@ SOURCES = Path(__file__).parents[2] / "src"
 
 # A change here is a change of what users type: keep it small, and say it in the CHANGELOG.
 OPTIONS = {
-    "estimate": ["--gpu", "--json", "--out", "--steps", "--timeout", "script"],
+    "estimate": ["--gpu", "--json", "--out", "--steps", "--timeout", "-m", "script"],
     "largest": [
         "--gpu",
         "--json",
@@ -27,11 +27,12 @@ OPTIONS = {
         "--timeout",
         "--vary",
         "--within",
+        "-m",
         "script",
     ],
     "plan": [
         *("--allow", "--budget", "--gpu", "--json", "--min-size", "--option", "--out", "--pareto", "--planner"),
-        *("--report", "--slowdown", "--steps", "--time-limit", "--timeout", "--trace", "script"),
+        *("--report", "--slowdown", "--steps", "--time-limit", "--timeout", "--trace", "-m", "script"),
     ],
     "run": ["--budget", "--json", "--min-size", "--plan", "--report", "--spill-dir", "-m", "command"],
     "report": ["--json", "--out", "records"],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from elbowroom.capture.modules_found import module_file
 from elbowroom.capture.script import capture_script
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Machine
@@ -149,6 +150,47 @@ def _runs(pid: int) -> bool:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]
     except OSError:
         return False
+
+
+def test_a_module_runs_as_python_m_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a package whose script has relative imports, and says how it was started
+    monkeypatch.chdir(tmp_path)
+    package = tmp_path / "job"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "sizes.py").write_text("BATCH = 48")
+    started = "from .sizes import BATCH\nimport sys\nassert (__name__, __package__) == ('__main__', 'job')\n"
+    started += "assert (sys.path[0], sys.argv[0]) == (PLACE, PLACE + '/job/' + FILE)\n"
+    text = started.replace("PLACE", repr(str(tmp_path))) + TRAINING.replace("\nBATCH = 64\n", "\n")
+    (package / "train.py").write_text(text.replace("FILE", "'train.py'"))
+    (package / "__main__.py").write_text(text.replace("FILE", "'__main__.py'"))
+
+    # when the module, and the package itself, are captured
+    for name, argv in (("job.train", ["20"]), ("job", ["24"])):
+        trace = capture_script(module=name, argv=argv, machine=A100, steps=2)
+
+        # then they ran, with their words: the input has so many rows of 1024 numbers of 4 bytes
+        assert int(argv[0]) * 4096 in {storage.size_bytes for storage in trace.storages}
+
+
+def test_a_module_is_found_without_being_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a package that cannot be imported, in a folder of the working directory
+    monkeypatch.chdir(tmp_path)
+    package = tmp_path / "unkind"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError")
+    (package / "train.py").write_text("")
+
+    # then its module is found, and what is not there is said
+    assert module_file("unkind.train") == os.path.join("unkind", "train.py")
+    with pytest.raises(UsageError, match=r"given unkind\.nothing, and there is no unkind\.nothing; allowed is"):
+        module_file("unkind.nothing")
+    with pytest.raises(UsageError, match=r"given unkind, and it has no Python source to run \(a package needs a"):
+        module_file("unkind")
+    with pytest.raises(UsageError, match=r"given 'train\.py job'; allowed is the dotted name of a module"):
+        module_file("train.py job")
+    with pytest.raises(UsageError, match="given a path and a module, or neither"):
+        capture_script("train.py", module="unkind.train", machine=A100)
 
 
 def test_a_script_gpu_or_constant_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:

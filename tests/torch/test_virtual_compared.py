@@ -28,7 +28,7 @@ def library() -> Iterator[torch.library.Library]:
 def remarks_of(work: Any) -> dict[str, int]:
     with VirtualDevice(Machine.of("h100-sxm"), None) as device:
         work()
-        return {name: count for (kind, name), count in device.ledger.remarks.items() if kind == "not_compared"}
+    return {name: count for (kind, name), count in device.ledger.remarks.items() if kind == "not_compared"}
 
 
 def test_an_op_of_somebody_elses_is_named_with_its_dtype_and_count(library: torch.library.Library) -> None:

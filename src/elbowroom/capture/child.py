@@ -6,6 +6,7 @@ there: steps (how many are done), then trace.json where there is one, then answe
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -91,14 +92,28 @@ def _text(source: bytes) -> str:
 
 
 def _execute(code: types.CodeType, order: Order) -> None:
-    """Run a script's code as python runs a script."""
+    """Run a script's code as python runs a script, or a module's as python -m runs it."""
     module = types.ModuleType("__main__")
     module.__file__ = order.script
     module.__builtins__ = __builtins__  # pyright: ignore[reportAttributeAccessIssue]
     sys.modules["__main__"] = module
-    sys.argv = [order.script, *order.arguments]
-    sys.path.insert(0, str(Path(order.script).resolve().parent))
+    if order.module:
+        sys.path.insert(0, os.getcwd())
+        sys.argv = [str(Path(order.script).resolve()), *order.arguments]
+        _place(module, order.module)
+    else:
+        sys.path.insert(0, str(Path(order.script).resolve().parent))
+        sys.argv = [order.script, *order.arguments]
     exec(code, module.__dict__)  # the user's own script, which they asked to be run
+
+
+def _place(module: types.ModuleType, name: str) -> None:
+    """Say which module it is, so that its relative imports work; the packages above it are imported."""
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    if spec is not None:
+        module.__spec__, module.__package__ = spec, spec.parent
 
 
 @contextmanager

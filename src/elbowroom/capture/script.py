@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from elbowroom.capture.modules_found import module_file
 from elbowroom.errors import CaptureError, FormatError, UsageError
 from elbowroom.machine import Machine
 from elbowroom.trace import Trace
@@ -35,6 +36,7 @@ class Order:
 
     Attributes:
         script: its path.
+        module: its dotted name where it is run as `python -m` does, "" otherwise.
         arguments: its words.
         steps: optimizer steps to record.
         constants: numbers that replace module-level ones.
@@ -44,6 +46,12 @@ class Order:
     arguments: tuple[str, ...]
     steps: int
     constants: Mapping[str, int | float]
+    module: str = ""
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"-m {self.module}" if self.module else self.script
 
     def argument(self) -> str:
         """As a word of a command line."""
@@ -51,10 +59,11 @@ class Order:
 
 
 def capture_script(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     argv: Sequence[str] = (),
     *,
     machine: str | Machine,
+    module: str | None = None,
     steps: int = STEPS,
     timeout_s: float = TIMEOUT_S,
     environment: Mapping[str, str] | None = None,
@@ -69,6 +78,7 @@ def capture_script(
         path: the script, which is run as `python path` would be, from the working directory of now.
         argv: its arguments.
         machine: the GPU it shall believe to have: a name of the GPU database, or a Machine.
+        module: in the place of a path, a dotted name, which is run as `python -m module` would be.
         steps: optimizer steps to record; the second usually needs more than the first, later ones what it needs.
         timeout_s: after so many seconds the script is ended.
         environment: variables that are set for the script, beside those of this process.
@@ -82,7 +92,7 @@ def capture_script(
         UsageError: there is no such script, GPU or constant.
         CaptureError: the script failed, did no step, or was not done in time; the message says which and what to do.
     """
-    order = _order(os.fspath(path), argv, steps, constants or {})
+    order = _order(path, module, argv, steps, constants or {})
     target = _gpu(machine)
     with tempfile.TemporaryDirectory(prefix="elbowroom-", ignore_cleanup_errors=True) as folder:
         target.save(Path(folder) / "machine.json")
@@ -90,12 +100,21 @@ def capture_script(
         return _answer(order, Path(folder), code)
 
 
-def _order(script: str, argv: Sequence[str], steps: int, constants: Mapping[str, int | float]) -> Order:
+def _order(
+    path: str | os.PathLike[str] | None,
+    module: str | None,
+    argv: Sequence[str],
+    steps: int,
+    constants: Mapping[str, int | float],
+) -> Order:
+    if (path is None) == (module is None):
+        raise UsageError("capture: given a path and a module, or neither; allowed is one of them; leave the other out")
+    script = os.fspath(path) if path is not None else module_file(module or "")
     if not Path(script).is_file():
         raise UsageError(f"capture: given the script {script!r}, which is not there; allowed is the path of a file")
     if type(steps) is not int or steps < 1:
         raise UsageError(f"capture: given steps={steps!r}; allowed is an int of at least 1; 3 are usually enough")
-    return Order(script=script, arguments=tuple(argv), steps=steps, constants=dict(constants))
+    return Order(script=script, arguments=tuple(argv), steps=steps, constants=dict(constants), module=module or "")
 
 
 def _gpu(machine: str | Machine) -> Machine:
@@ -143,7 +162,7 @@ def _wait(
                 on_step(seen)
         if time.monotonic() > until:
             raise CaptureError(
-                f"{order.script}: {seen} of {order.steps} steps were done after {timeout_s:g} s, the time limit; "
+                f"{order.label}: {seen} of {order.steps} steps were done after {timeout_s:g} s, the time limit; "
                 "allowed is a longer one (--timeout) or fewer steps (--steps); if it prepares data first, give it a "
                 f"small part of them{_said(folder)}"
             )
@@ -160,7 +179,7 @@ def _answer(order: Order, folder: Path, code: int) -> Trace:
     try:
         answer = json.loads((folder / "answer.json").read_text("utf-8"))
     except (OSError, ValueError):
-        raise CaptureError(f"{order.script}: {_crash(code)}{_said(folder)}") from None
+        raise CaptureError(f"{order.label}: {_crash(code)}{_said(folder)}") from None
     if answer["usage"]:
         raise UsageError(answer["problem"])
     if answer["problem"]:
@@ -168,7 +187,7 @@ def _answer(order: Order, folder: Path, code: int) -> Trace:
     try:
         return Trace.load(folder / "trace.json")
     except FormatError as problem:
-        raise CaptureError(f"{order.script}: its trace could not be used: {problem}") from problem
+        raise CaptureError(f"{order.label}: its trace could not be used: {problem}") from problem
 
 
 def _crash(code: int) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from elbowroom.machine import Machine
     from elbowroom.trace import Trace
 
-USAGE = "elbowroom estimate script.py [--gpu NAME[,NAME...]] [options] [-- ARGS]"
+USAGE = "elbowroom estimate (script.py | -m MODULE) [--gpu NAME[,NAME...]] [options] [-- ARGS]"
 DESCRIPTION = (
     "Runs a training script on a virtual GPU (no GPU needed, nothing is computed) for a few steps, and says whether it "
     "fits, what it needs and what holds the memory. Exit code 0: it fits every GPU that was named; 1: it does not; 2: "
@@ -33,7 +33,7 @@ def add(verbs: Any) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Estimate a script on every GPU that was named."""
-    script = scripts.script_of(arguments.script, "estimate")
+    script = scripts.script_of(arguments, "estimate")
     machines = scripts.machines_of(arguments.gpu)
     if arguments.out and len(machines) > 1:
         raise UsageError(f"--out: given with {len(machines)} GPUs; allowed is one: each has a trace of its own")
@@ -47,21 +47,21 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.out:
         traces[0].save(arguments.out)
     if arguments.json:
-        print(output.as_json(figures(script, answers, traces)))
+        print(output.as_json(figures(script.label, answers, traces)))
     else:
         from elbowroom.report.answer import rendered
 
-        output.console().print(rendered(script, answers, [trace.remarks for trace in traces]))
+        output.console().print(rendered(script.label, answers, [trace.remarks for trace in traces]))
     return 0 if all(answer.fits for answer in answers) else 1
 
 
 def _answer(
-    script: str, machine: Machine, arguments: argparse.Namespace, say: Callable[[str], None]
+    script: scripts.Script, machine: Machine, arguments: argparse.Namespace, say: Callable[[str], None]
 ) -> tuple[Trace, Estimate]:
     from elbowroom.estimate import estimate
 
     trace = scripts.captured(script, machine, arguments, say)
-    say(f"{script} on a virtual {machine.name}: replaying {len(trace.events)} allocations and frees")
+    say(f"{script.label} on a virtual {machine.name}: replaying {len(trace.events)} allocations and frees")
     return trace, estimate(trace, machine)
 
 

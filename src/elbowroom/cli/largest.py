@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from elbowroom.slowdown import Within
     from elbowroom.trace import Trace
 
-USAGE = "elbowroom largest script.py --vary NAME=A..B [--gpu NAME] [options] [-- ARGS]"
+USAGE = "elbowroom largest (script.py | -m MODULE) --vary NAME=A..B [--gpu NAME] [options] [-- ARGS]"
 DESCRIPTION = (
     "Finds the largest value of an argument, environment variable or constant of a training script with which it fits "
     "a GPU, by a few runs on a virtual one, and says what the next value needs. Exit code 0: found; 1: not even the "
@@ -49,11 +49,11 @@ def execute(arguments: argparse.Namespace) -> int:
     """Search, and say what was found."""
     from elbowroom.largest import largest
 
-    script = scripts.script_of(arguments.script, "largest")
+    script = scripts.script_of(arguments, "largest")
     vary = Range.of(arguments.vary)
     machine = scripts.machine_of(arguments.gpu)
     slowdown = _slowdown(arguments)
-    knob = find_knob(vary, script, arguments.script_arguments)
+    knob = find_knob(vary, script.path, arguments.script_arguments)
     with scripts.progress() as say:
         trials = Trials(script, machine, knob, arguments, say, slowdown)
         found = largest(
@@ -105,7 +105,7 @@ class Trials:
 
     def __init__(
         self,
-        script: str,
+        script: scripts.Script,
         machine: Machine,
         knob: Knob,
         arguments: argparse.Namespace,
@@ -142,14 +142,12 @@ class Trials:
         return self.planned[value].needed_bytes
 
     def _captured(self, value: int) -> Trace:
-        from elbowroom.capture.script import capture_script
 
         given = self._arguments
         self._say(f"{self._looked_at()}now {self.knob.name} = {value}")
         turned = self.knob.turned(given.script_arguments, value)
         try:
-            return capture_script(
-                self.script,
+            return self.script.capture(
                 turned.arguments,
                 machine=self.machine,
                 steps=given.steps,
@@ -178,7 +176,7 @@ def _show(trials: Trials, found: Largest, *, as_json: bool) -> None:
 
     output.console().print(
         search_rendered(
-            trials.script,
+            trials.script.label,
             trials.knob.label,
             trials.knob.how,
             trials.answers,
@@ -192,7 +190,7 @@ def _show(trials: Trials, found: Largest, *, as_json: bool) -> None:
 def figures(trials: Trials, found: Largest) -> dict[str, object]:
     """The answer for programs."""
     return {
-        "script": trials.script,
+        "script": trials.script.label,
         "machine": trials.machine.name,
         "kind": trials.knob.kind,
         "name": trials.knob.name,

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from elbowroom.report import Subject
     from elbowroom.trace import Trace
 
-USAGE = "elbowroom plan script.py|trace.json [--gpu NAME] [--budget BUDGET] [-o plan.json] [options] [-- ARGS]"
+USAGE = (
+    "elbowroom plan (script.py | trace.json | -m MODULE) [--gpu NAME] [--budget BUDGET] [-o plan.json] [options] "
+    "[-- ARGS]"
+)
 DESCRIPTION = (
     "Runs a training script on a virtual GPU, or reads a trace that was recorded, and plans what to keep, to swap and "
     "to recompute so that a step stays within a budget of device memory. Says what that costs, beside the step that "
@@ -59,7 +62,7 @@ def add(verbs: Any) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Plan, and say what was planned."""
     _check(arguments)
-    script = scripts.script_of(arguments.script, "plan")
+    script = scripts.script_of(arguments, "plan")
     asked = _asked(arguments)
     with scripts.progress() as say:
         trace, machine = _given(script, arguments, say)
@@ -69,11 +72,11 @@ def execute(arguments: argparse.Namespace) -> int:
             subject = _planned(trace, machine, asked, say)
         except Infeasible as problem:
             if arguments.json:
-                print(output.as_json(_infeasible(script, machine, problem)))
+                print(output.as_json(_infeasible(script.label, machine, problem)))
             raise
         curve = _curve(trace, machine, asked, say) if arguments.pareto else None
     _write(subject, curve, arguments)
-    _show(script, subject, as_json=arguments.json)
+    _show(script.label, subject, as_json=arguments.json)
     return 0
 
 
@@ -114,12 +117,12 @@ def _options(given: Any) -> dict[str, str] | None:
     return found or None
 
 
-def _given(script: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[Trace, Machine]:
+def _given(script: scripts.Script, arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[Trace, Machine]:
     """The trace, read or captured, and the machine it is planned for: this computer, for a trace of its CPU."""
     from elbowroom.machine import Machine
     from elbowroom.trace import Trace
 
-    trace = Trace.load(script) if script.endswith(".json") else None
+    trace = Trace.load(script.path) if script.path.endswith(".json") else None
     if trace is not None and trace.device == "cpu" and not arguments.gpu:
         return trace, Machine.here(device="cpu")
     machine = scripts.machine_of(arguments.gpu)

@@ -7,11 +7,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elbowroom.allocator.settings import set_in
+from elbowroom.capture.modules_found import module_file
 from elbowroom.capture.script import STEPS, TIMEOUT_S
 from elbowroom.cli import output
 from elbowroom.cli.settings import given_or_set
@@ -43,7 +44,9 @@ def add_verb(verbs: Any, name: str, *, short: str, usage: str, description: str)
     parser: argparse.ArgumentParser = verbs.add_parser(
         name, help=short, usage=usage, description=description, epilog=AFTER, allow_abbrev=False
     )
-    parser.add_argument("script", help="the training script, as it is")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("script", nargs="?", help="the training script, as it is")
+    what.add_argument("-m", dest="module", metavar="NAME", help="a module in its place, run as python -m NAME")
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="steps to look at (default: %(default)s)")
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT_S, metavar="S", help="seconds a run may take (default: %(default)s)"
@@ -85,6 +88,30 @@ def machines_of(given: str | None, environment: Mapping[str, str] | None = None)
     return machines
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What is run.
+
+    Attributes:
+        path: its file.
+        module: its dotted name where it is run as python -m does, None otherwise.
+    """
+
+    path: str
+    module: str | None = None
+
+    @property
+    def label(self) -> str:
+        """What answers call it."""
+        return f"-m {self.module}" if self.module else self.path
+
+    def capture(self, *arguments: Any, **options: Any) -> Trace:
+        """`elbowroom.capture_script` of it."""
+        from elbowroom.capture.script import capture_script
+
+        return capture_script(None if self.module else self.path, *arguments, module=self.module, **options)
+
+
 def machine_of(given: str | None) -> Machine:
     """The one GPU of --gpu, for verbs that take one.
 
@@ -97,18 +124,15 @@ def machine_of(given: str | None) -> Machine:
     return machines[0]
 
 
-def captured(script: str, machine: Machine, arguments: argparse.Namespace, say: Callable[[str], None]) -> Trace:
+def captured(script: Script, machine: Machine, arguments: argparse.Namespace, say: Callable[[str], None]) -> Trace:
     """The trace of a script on a virtual machine, as the options of these verbs say.
 
     Raises:
         CaptureError: it could not be captured.
     """
-    from elbowroom.capture.script import capture_script
-
-    what = f"{script} on a virtual {machine.name}"
+    what = f"{script.label} on a virtual {machine.name}"
     say(f"{what}: starting")
-    return capture_script(
-        script,
+    return script.capture(
         arguments.script_arguments,
         machine=machine,
         steps=arguments.steps,
@@ -117,15 +141,23 @@ def captured(script: str, machine: Machine, arguments: argparse.Namespace, say: 
     )
 
 
-def script_of(path: str, verb: str) -> str:
-    """A script that is there.
+def script_of(arguments: argparse.Namespace, verb: str) -> Script:
+    """A script or module that is there.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it is not, or none was given.
     """
+    if arguments.module:
+        return Script(path=module_file(arguments.module), module=arguments.module)
+    path = arguments.script
+    if path is None:
+        raise UsageError(
+            f"{verb}: given no script; allowed is the path of one, or -m and the name of a module; write for example "
+            f"elbowroom {verb} train.py"
+        )
     if not Path(path).is_file():
         raise UsageError(f"{verb}: given {path!r}, which is not there; allowed is the path of a script; check it")
-    return path
+    return Script(path=path)
 
 
 @contextmanager

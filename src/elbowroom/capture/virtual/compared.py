@@ -1,7 +1,7 @@
 """Which ops were compared with the CUDA build of torch and found equal: compared.json, made by a command.
 
-`python -m benchmarks.accuracy compared` writes it from the jobs that were run on the rig too: an op is in it once it ran
-in steps whose allocations and frees, all of them, were those of the CUDA build. Nobody writes an entry by hand.
+`python -m benchmarks.accuracy compared` writes it from jobs and single ops that were run on the rig too: an op is in it
+once it ran where the allocations and frees, all of them, were those of the CUDA build. No entry is written by hand.
 """
 
 from __future__ import annotations
