@@ -5,25 +5,37 @@ The counts are those of torch.utils.flop_counter. Shapes: M K N of matrices, B b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
+from typing import Any
 
 Shape = tuple[int, ...]
 Formula = Callable[[list[Shape], list[int], bool], int]
 
 
-def flops(name: str, arguments: tuple[Shape | bool | None, ...], made: list[int]) -> int:
+def flops(name: str, arguments: tuple[Any, ...], made: list[int]) -> int:
     """FLOPs of one op; 0 where no formula is known.
 
     Args:
         name: such as "aten.mm".
-        arguments: shapes of tensors, values of flags, None for the others.
+        arguments: by position, shapes of tensors (tuples) and values of flags; others are not looked at.
         made: elements of the storages it made or changed.
     """
     formula = FORMULAS.get(name)
-    shapes = [argument for argument in arguments if isinstance(argument, tuple)]
+    if formula is None:
+        return 0
+    shapes = list(_shapes(arguments))
     flag = any(argument is True for argument in arguments)
-    return formula(shapes, made, flag) if formula is not None and len(shapes) > 1 else 0
+    return formula(shapes, made, flag) if len(shapes) > 1 else 0
+
+
+def _shapes(arguments: Iterable[Any]) -> Iterator[Shape]:
+    """Shapes among arguments, those in lists included."""
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            yield argument
+        elif isinstance(argument, list):
+            yield from (each for each in argument if isinstance(each, tuple))
 
 
 def _matrices(shapes: list[Shape], _made: list[int], _flag: bool) -> int:
@@ -53,6 +65,25 @@ def _attention_backward(shapes: list[Shape], _made: list[int], _causal: bool) ->
     return 5 * 2 * prod(shapes[1]) * shapes[2][-2]
 
 
+def _recurrent(shapes: list[Shape], _made: list[int], _flag: bool) -> int:
+    # Each weight matrix is applied once to each row; argument 1 is a list, and its shapes follow the input's.
+    rows = prod(shapes[0][:-1])
+    return 2 * rows * sum(prod(shape) for shape in shapes[1:] if len(shape) == 2)
+
+
+def _recurrent_backward(shapes: list[Shape], made: list[int], flag: bool) -> int:
+    # Gradients of inputs and of weights.
+    return 2 * _recurrent(shapes, made, flag)
+
+
+ATTENTION = (
+    "flash_attention",
+    "efficient_attention",
+    "cudnn_attention",
+    "flash_attention_for_cpu",
+    "fused_attention_overrideable",
+)
+
 FORMULAS: dict[str, Formula] = {
     "aten.mm": _matrices,
     "aten.addmm": _matrices,
@@ -60,6 +91,8 @@ FORMULAS: dict[str, Formula] = {
     "aten.baddbmm": _matrices,
     "aten.convolution": _convolution,
     "aten.convolution_backward": _convolution_backward,
-    "aten._scaled_dot_product_flash_attention_for_cpu": _attention,
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    **{f"aten._scaled_dot_product_{kind}": _attention for kind in ATTENTION},
+    **{f"aten._scaled_dot_product_{kind}_backward": _attention_backward for kind in ATTENTION},
+    "aten._cudnn_rnn": _recurrent,
+    "aten._cudnn_rnn_backward": _recurrent_backward,
 }

@@ -6,15 +6,14 @@ import torch
 
 from elbowroom.capture.drafts import ITEM_BYTES, save_of
 from elbowroom.capture.flops import flops
+from elbowroom.capture.virtual.convolutions import choices
+from elbowroom.capture.virtual.costs import duration_ns
 from elbowroom.capture.virtual.ledger import Ledger, OpLine, StorageLine
 from elbowroom.machine import Machine
 from elbowroom.trace import Event, Op, Remark, Step, Storage, Trace
 
 OWNED = ("parameter", "buffer", "gradient", "optimizer_state", "workspace")
 """Categories that are never swapped, whatever autograd saves."""
-
-LAUNCH_NS = 4_000
-"""Time between two kernels that the host starts one after the other: no op of eager torch takes less."""
 
 
 def assemble(ledger: Ledger, step_ends: list[int], machine: Machine) -> Trace:
@@ -25,7 +24,8 @@ def assemble(ledger: Ledger, step_ends: list[int], machine: Machine) -> Trace:
         step_ends: number of ops up to the end of each step.
         machine: whose rates the durations of ops follow.
     """
-    ops = tuple(_op(line, ledger.storages, machine) for line in ledger.ops)
+    workspaces = _workspaces(ledger)
+    ops = tuple(_op(line, ledger.storages, workspaces.get(i, 0), machine) for i, line in enumerate(ledger.ops))
     return Trace(
         device="cuda:0",
         torch_version=str(torch.__version__),
@@ -42,23 +42,26 @@ def assemble(ledger: Ledger, step_ends: list[int], machine: Machine) -> Trace:
     )
 
 
-def _op(line: OpLine, storages: list[StorageLine], machine: Machine) -> Op:
+def _workspaces(ledger: Ledger) -> dict[int, int]:
+    """By op, the largest workspace that it makes."""
+    found: dict[int, int] = {}
+    for op, storage, size_bytes in ledger.events:
+        if ledger.storages[storage].category == "workspace":
+            found[op] = max(found.get(op, 0), size_bytes)
+    return found
+
+
+def _op(line: OpLine, storages: list[StorageLine], workspace_bytes: int, machine: Machine) -> Op:
     width = ITEM_BYTES.get(storages[line.reads[0]].dtype, 4) if line.reads else 4
-    shapes = tuple(each for each in line.arguments if each is None or isinstance(each, tuple | bool))
-    work = flops(line.name, shapes, [storages[number].size_bytes // width for number in line.writes])
+    work = flops(line.name, line.arguments, [storages[number].size_bytes // width for number in line.writes])
+    offered = choices(line, workspace_bytes, machine)
     return Op(
         name=line.name,
         module=line.module,
         phase=line.phase,
         reads=line.reads,
         writes=line.writes,
-        duration_ns=_duration_ns(work, line.moved_bytes, machine),
+        duration_ns=offered[0].duration_ns if offered else duration_ns(line, work, machine),
         flops=work,
+        choices=offered,
     )
-
-
-def _duration_ns(work: int, moved_bytes: int, machine: Machine) -> int:
-    """The longest of launching a kernel, doing its operations and moving its bytes."""
-    compute = work * 10**9 // machine.flops_per_s if machine.flops_per_s else 0
-    memory = moved_bytes * 10**9 // machine.memory_bytes_per_s if machine.memory_bytes_per_s else 0
-    return max(LAUNCH_NS, compute, memory)

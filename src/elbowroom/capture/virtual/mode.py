@@ -14,7 +14,7 @@ import torch
 
 from elbowroom.capture.virtual import kernels, scratch
 from elbowroom.capture.virtual.compared import Compared
-from elbowroom.capture.virtual.effects import bytes_of, changed, described, effects_of
+from elbowroom.capture.virtual.effects import changed, compute_type, described, effects_of, moved_bytes
 from elbowroom.capture.virtual.ledger import Ledger, OpLine
 from elbowroom.capture.virtual.saves import Saves
 from elbowroom.capture.virtual.settings import Settings
@@ -189,8 +189,8 @@ class VirtualMode(DispatchMode):
             ledger.ops[index] = ledger.ops[index]._replace(
                 writes=tuple(dict.fromkeys((*written, *new))),
                 arguments=described(args, kwargs),
-                dtype=str(given[0].dtype)[6:] if given else "",
-                moved_bytes=sum(map(bytes_of, given)) + sum(map(bytes_of, results)),
+                dtype=compute_type(_name(func), given, self.settings.compute_capability),
+                moved_bytes=moved_bytes(func, given, results, args, kwargs),
             )
         return made
 

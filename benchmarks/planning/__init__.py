@@ -1,0 +1,1 @@
+"""The planning benchmark: what planners make of the models and machines that the literature used."""

@@ -1,0 +1,1 @@
+"""Models of the planning benchmark, written after their papers."""
