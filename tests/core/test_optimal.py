@@ -7,19 +7,22 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from elbowroom.errors import Infeasible
+from elbowroom.errors import Infeasible, InvalidPlan
 from elbowroom.lifetimes import last_step
 from elbowroom.machine import Machine
 from elbowroom.moves import moves_of
+from elbowroom.plan import Bound, Plan, Swap
 from elbowroom.planners import check, plan
 from elbowroom.planners.arranging import bring_back_early, bring_back_later
-from elbowroom.planners.flow import Effort, Pipe, choose, marks_of, swaps_on_offer
+from elbowroom.planners.flow import Effort, Offer, Pipe, choose, marks_of, swaps_on_offer
+from elbowroom.planners.flow_recomputes import Recomputes, options_on_offer
 from elbowroom.planners.milp import Model
 from elbowroom.planners.problem import Problem, movable, moves_on_demand, moving, peak_of
-from elbowroom.planners.refining import ticks_for
+from elbowroom.planners.refining import Pool, choice_count, ticks_for
+from elbowroom.recipes import options
 from elbowroom.simulate import simulate
 from elbowroom.trace import Trace
 from tests.core.build import Build, chain, machine, traces
@@ -44,12 +47,21 @@ def budget_between(trace: Trace, on: Machine, percent: int) -> int:
     return least + (peak - least) * percent // 100
 
 
-def bound_ns(problem: Problem, rate: float, nodes: int = 0, marks: int = 400) -> float:
-    """What the pipe program says compute waits at least."""
+def bound_ns(
+    problem: Problem, rate: float, marks: int = 400, recomputes: Recomputes | None = None, *, tree: bool = False
+) -> float:
+    """What the pipe program says the step takes longer than its ops at least; without recomputes unless told."""
     swaps = swaps_on_offer(problem.step, movable(problem))
-    where = marks_of(problem.step, swaps, problem.budget_bytes, marks)
-    effort = Effort(gap_ns=0.0, seconds=60.0, nodes=nodes)
-    return choose(problem.step, swaps, where, Pipe(out=rate, back=rate), problem.budget_bytes, effort).bound_ns
+    offered = recomputes or options_on_offer(problem.step, ())
+    offer = Offer(
+        step=problem.step,
+        swaps=swaps,
+        recomputes=offered,
+        marks=marks_of(problem.step, swaps, problem.budget_bytes, marks, offered),
+        pipe=Pipe(out=rate, back=rate),
+        budget_bytes=problem.budget_bytes,
+    )
+    return choose(offer, Effort(kind="tree" if tree else "bound", seconds=60.0, nodes=100)).bound_ns
 
 
 def fastest(problem: Problem) -> int:
@@ -67,20 +79,49 @@ def fastest(problem: Problem) -> int:
 def test_the_program_is_solved_with_and_without_integers() -> None:
     # given the least of x + y with 2 x + 2 y >= 3
     model = Model()
-    x, y = model.columns(1, cost=1.0, integer=True), model.columns(1, cost=1.0, integer=True)
+    x, y = (model.columns(1, cost=1.0, upper=1.0, integer=True) for _ in range(2))
     row = np.zeros(1, np.int64)
     model.rows(1, (row, x, 2.0), (row, y, 2.0), least=3.0, most=float("inf"))
 
     # then it is 1.5 in reals and 2 in integers
-    assert model.solve(gap=0.0, seconds=10.0, nodes=0).bound == pytest.approx(1.5)
+    assert model.relax(seconds=10.0).bound == pytest.approx(1.5)
     assert model.solve(gap=0.0, seconds=10.0, nodes=10).cost == pytest.approx(2.0)
+
+    # and a dive that rounds both columns up has 2, and the bound of the reals
+    both = model.dive(seconds=10.0, whole=np.concatenate([x, y]), share=0.0)
+    assert (both.cost, both.bound) == (pytest.approx(2.0), pytest.approx(1.5))
+
+
+def test_a_column_that_a_row_names_twice_counts_with_the_sum_of_its_factors() -> None:
+    # given the least x with x + 2 x >= 6
+    model = Model()
+    x = model.columns(1, cost=1.0)
+    row = np.zeros(1, np.int64)
+    model.rows(1, (row, x, 1.0), (row, x, 2.0), least=6.0, most=float("inf"))
+    assert model.relax(seconds=10.0).cost == pytest.approx(2.0)
+
+
+def test_a_dive_takes_back_what_cannot_be_rounded_up() -> None:
+    # given x and y of which at most one can be 1, and z >= 1 - x - y that costs more than either
+    model = Model()
+    x, y = model.columns(1, cost=1.0, upper=1.0), model.columns(1, cost=1.0, upper=1.0)
+    z = model.columns(1, cost=9.0)
+    row = np.zeros(1, np.int64)
+    model.rows(1, (row, x, 1.0), (row, y, 1.0), (row, z, 1.0), least=1.0, most=float("inf"))
+    model.rows(1, (row, x, 1.0), (row, y, 3.0), least=-float("inf"), most=1.5)
+    model.rows(1, (row, x, 3.0), (row, y, 1.0), least=-float("inf"), most=1.5)
+
+    answer = model.dive(seconds=10.0, whole=np.concatenate([x, y]), share=1.0)
+
+    # then neither can be 1, as 3 is above 1.5, and z makes up for both
+    assert answer.values.tolist() == pytest.approx([0.0, 0.0, 1.0])
 
 
 def test_a_program_that_nothing_meets_has_no_values() -> None:
     model = Model()
     x = model.columns(1, cost=1.0, upper=1.0)
     model.rows(1, (np.zeros(1, np.int64), x, 1.0), least=2.0, most=float("inf"))
-    answer = model.solve(gap=0.0, seconds=10.0, nodes=0)
+    answer = model.relax(seconds=10.0)
     assert (len(answer.values), answer.cost, answer.bound) == (0, float("inf"), 0.0)
 
 
@@ -95,8 +136,9 @@ def test_the_bound_is_what_the_link_cannot_hide() -> None:
     assert bound_ns(problem, 1.0) == pytest.approx(360, abs=0.01)
 
     # then the plan is as fast: 80 ns of ops and the waits
-    made = plan(trace, machine(), 200, "optimal", min_size_bytes=1)
+    made = plan(trace, machine(), 200, "optimal", min_size_bytes=1, allow=("swap",))
     assert simulate(trace, machine(), made).step_ns == 440
+    assert made.bound == Bound(machine="test", step_ns=440, lower_bound_ns=439)
 
 
 def test_copies_back_that_are_late_anyway_start_as_soon_as_there_is_room() -> None:
@@ -190,12 +232,14 @@ def test_a_budget_for_allocated_but_not_for_reserved_bytes_says_so() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(traces(layers=5), RATES, RATES, st.sampled_from([0, 3, 20]), PERCENT)
-def test_on_small_steps_no_plan_is_faster(trace: Trace, out: int, back: int, latency: int, percent: int) -> None:
+def test_on_small_steps_no_plan_of_swaps_is_faster(
+    trace: Trace, out: int, back: int, latency: int, percent: int
+) -> None:
     # given any budget
     on = machine(out, back, latency)
     problem = problem_of(trace, on, budget_between(trace, on, percent))
 
-    made = plan(trace, on, problem.budget_bytes, "optimal", min_size_bytes=1)
+    made = plan(trace, on, problem.budget_bytes, "optimal", min_size_bytes=1, allow=("swap",))
 
     # then the plan takes what the fastest of all plans takes
     check(trace, made, on)
@@ -205,8 +249,10 @@ def test_on_small_steps_no_plan_is_faster(trace: Trace, out: int, back: int, lat
 
 
 @settings(max_examples=100, deadline=None)
-@given(traces(layers=5), RATES, PERCENT, st.sampled_from([0, 100]), st.integers(1, 10))
-def test_no_plan_takes_less_than_the_bound(trace: Trace, rate: int, percent: int, nodes: int, marks: int) -> None:
+@given(traces(layers=5), RATES, PERCENT, st.booleans(), st.integers(1, 10))
+def test_no_plan_of_swaps_takes_less_than_the_bound(
+    trace: Trace, rate: int, percent: int, tree: bool, marks: int
+) -> None:
     # given any budget and any number of marks
     on = machine(rate, rate)
     problem = problem_of(trace, on, budget_between(trace, on, percent))
@@ -214,8 +260,65 @@ def test_no_plan_takes_less_than_the_bound(trace: Trace, rate: int, percent: int
         return
 
     # then the fastest of all plans takes at least the ops' time and the bound of the program, whole or relaxed
-    bound = bound_ns(problem, rate / 1e9, nodes, marks)
+    bound = bound_ns(problem, rate / 1e9, marks, tree=tree)
     assert fastest(problem) >= problem.step.at_ns[-1] + bound - 1e-6 * float(problem.step.at_ns[-1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(traces(layers=4), RATES, RATES, PERCENT)
+def test_on_small_steps_no_plan_of_swaps_and_recomputes_is_faster(
+    trace: Trace, out: int, back: int, percent: int
+) -> None:
+    # given any budget, and few enough choices to play them all here
+    on = machine(out, back)
+    problem = problem_of(trace, on, budget_between(trace, on, percent))
+    assume(choice_count(Pool(problem=problem, n=movable(problem), options=options(problem.step, 1))) <= 500)
+
+    made = plan(trace, on, problem.budget_bytes, "optimal", min_size_bytes=1)
+
+    # then the plan takes what the fastest of all plans takes, and none takes less than its bound
+    check(trace, made, on)
+    line = simulate(trace, on, made)
+    assert line.peak_allocated_bytes <= problem.budget_bytes
+    assert made.bound is not None
+    assert line.step_ns == made.bound.step_ns == fastest_with_recomputes(problem)
+    assert made.bound.lower_bound_ns <= line.step_ns
+
+
+def fastest_with_recomputes(problem: Problem) -> int:
+    """The simulated time of the fastest of all plans of swaps and of recipes on offer, by playing each."""
+    step, save_of = problem.step, {save.storage: n for n, save in enumerate(problem.step.saves)}
+    times: list[int] = []
+    on_offer = options(step, 1)
+    for chosen in product((False, True), repeat=len(on_offer)):
+        taken = [option for option, is_taken in zip(on_offer, chosen, strict=True) if is_taken]
+        dropped = [save_of[s] for option in taken for s in option.recompute.storages]
+        if len(set(dropped)) < len(dropped):
+            continue
+        n = [i for i in movable(problem).tolist() if i not in dropped]
+        for backs in product(*([None, *ticks_for(step, i).tolist()] for i in n)):
+            swaps = [(i, back) for i, back in zip(n, backs, strict=True) if back is not None]
+            made = Plan(
+                trace_id=step.trace.id,
+                planner="every",
+                budget_bytes=problem.budget_bytes,
+                swaps=tuple(
+                    Swap(
+                        storage=step.saves[i].storage,
+                        tier="disk",
+                        out_after_op=step.saves[i].saved_at - 1,
+                        back_before_op=back,
+                    )
+                    for i, back in swaps
+                ),
+                recomputes=tuple(option.recompute for option in taken),
+            )
+            try:
+                check(step.trace, made, problem.machine)
+            except InvalidPlan:
+                continue
+            times.append(simulate(step.trace, problem.machine, made).step_ns)
+    return min(times)
 
 
 @settings(max_examples=40, deadline=None)

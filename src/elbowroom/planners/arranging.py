@@ -46,7 +46,10 @@ def bring_back_later(problem: Problem, moves: Moves, done: Play) -> Moves:
     step, back = problem.step, moves.back.copy()
     _, back_ns = copy_ns(link_to(problem.machine, problem.tier), moves.size)
     tick_ns = done.room_ns[step.ticks - step.first_op]
-    read_ns, copy_back_ns = listed(done.position_ns[step.first_read[moves.n] - step.first_op]), listed(back_ns)
+    due_ns = done.position_ns.copy()
+    for rebuild, run_ns in reversed(list(zip(moves.rebuilds, listed(done.run_ns), strict=True))):
+        due_ns[rebuild.position - step.first_op] = run_ns
+    read_ns, copy_back_ns = listed(due_ns[step.first_read[moves.n] - step.first_op]), listed(back_ns)
     order, after = _returning(step, moves), float("inf")
     for i in reversed(order):
         after = min(read_ns[i], after) - copy_back_ns[i]

@@ -52,7 +52,7 @@ def within_reserved(problem: Problem, planner: str, least_bytes: int, solve: Sol
     best: Replayed | None = None
     fewest: Replayed | None = None
     for _ in range(ROUNDS):
-        if not least_bytes <= allowed < fails:
+        if not least_bytes <= allowed < fails and fewest:
             break
         found = _look(problem, solve(replace(problem, budget_bytes=allowed)))
         fewest = found if fewest is None or found.reserved_bytes < fewest.reserved_bytes else fewest

@@ -4,7 +4,7 @@ Computes: values of the columns that minimise the cost, and a lower bound of it.
 "Parallelizing the dual revised simplex method" (Math. Prog. Comp. 2018), which describes HiGHS. Optimal: within the
 absolute gap asked for, unless nodes or seconds run out first; then `Solution.bound` is still a bound.
 Deterministic: one thread, one seed; work is limited in nodes of the search tree, and seconds only stop what is stuck.
-Cost: exponential in the integers at worst.
+Cost: exponential in the integers at worst; a dive solves about a dozen linear programs, each from the one before.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Reals = npt.NDArray[np.float64]
 INFINITE = float("inf")
+WHOLE = 1e-3
+"""A column so close to 0 or 1 counts as that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,7 +51,7 @@ class Model:
         self._entries: list[tuple[Ints, Ints, Reals]] = []
         self._least: list[Reals] = []
         self._most: list[Reals] = []
-        self._column_count = 0
+        self.column_count = 0
         self._row_count = 0
 
     def columns(
@@ -59,8 +61,8 @@ class Model:
         self._cost.append(np.broadcast_to(np.asarray(cost, np.float64), (count,)))
         self._upper.append(np.broadcast_to(np.asarray(upper, np.float64), (count,)))
         self._integer.append(np.full(count, integer, np.bool_))
-        self._column_count += count
-        return np.arange(self._column_count - count, self._column_count, dtype=np.int64)
+        self.column_count += count
+        return np.arange(self.column_count - count, self.column_count, dtype=np.int64)
 
     def rows(
         self, count: int, *terms: tuple[Ints, Ints, Reals | float], least: Reals | float, most: Reals | float
@@ -73,57 +75,103 @@ class Model:
         self._most.append(np.broadcast_to(np.asarray(most, np.float64), (count,)))
         self._row_count += count
 
-    def solve(self, gap: float, seconds: float, nodes: int, start: Reals | None = None) -> Solution:
-        """Solve it.
+    def solve(self, gap: float, seconds: float, nodes: int) -> Solution:
+        """Solve it with a search tree, with integers.
 
         Args:
             gap: stop once cost and bound are so close.
             seconds: stop then with the best values so far.
-            nodes: stop after so many nodes of the search tree; 0 solves the relaxation, without integers.
-            start: values to begin with.
+            nodes: stop after so many nodes of the tree.
         """
+        solver = self._solver(seconds, integers=True)
+        solver.setOptionValue("mip_abs_gap", gap)
+        solver.setOptionValue("mip_rel_gap", 0.0)
+        solver.setOptionValue("mip_max_nodes", nodes)
+        solver.run()
+        found = _solution(solver)
+        bound = float(solver.getInfo().mip_dual_bound)
+        return Solution(values=found.values, cost=found.cost, bound=bound)
+
+    def relax(self, seconds: float) -> Solution:
+        """Solve it as if no column were an integer."""
+        solver = self._solver(seconds, integers=False)
+        solver.run()
+        return _solution(solver)
+
+    def dive(self, seconds: float, whole: Ints, share: float) -> Solution:
+        """Solve it as if no column were an integer, then round some columns, a few at a time, solving it again.
+
+        Args:
+            seconds: for each time it is solved.
+            whole: columns between 0 and 1 that are to be 0 or 1.
+            share: of those still open, how many are rounded up at a time; at least one is.
+        """
+        solver = self._solver(seconds, integers=False)
+        solver.run()
+        first = best = _solution(solver)
+        while len(best.values):
+            value = best.values[whole]
+            open_ = np.nonzero((value > WHOLE) & (value < 1 - WHOLE))[0]
+            if not len(open_):
+                break
+            count = max(1, int(share * len(open_)))
+            up = whole[open_[np.argsort(-value[open_], kind="stable")[:count]]].astype(np.int32)
+            _fix(solver, up, 1.0)
+            found = _solution(solver)
+            if not len(found.values):
+                # They cannot all be 1: one after the other, and not the first of them if that is the only one.
+                solver.changeColsBounds(len(up), up, np.zeros(len(up)), np.ones(len(up)))
+                _fix(solver, up[:0] if count > 1 else up, 0.0)
+                found, share = _solution(solver), 0.0
+            best = found
+        return Solution(values=best.values, cost=best.cost, bound=first.bound)
+
+    def _solver(self, seconds: float, *, integers: bool) -> highspy.Highs:
         import highspy
 
         solver = highspy.Highs()
-        for name, value in (
-            ("output_flag", False),
-            ("threads", 1),
-            ("random_seed", 0),
-            ("time_limit", seconds),
-            ("mip_abs_gap", gap),
-            ("mip_rel_gap", 0.0),
-            ("mip_max_nodes", nodes),
-        ):
+        for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 0), ("time_limit", seconds)):
             solver.setOptionValue(name, value)
-        solver.passModel(self._program(integers=nodes > 0))
-        if start is not None and nodes > 0:
-            first = highspy.HighsSolution()
-            first.col_value = start.tolist()
-            solver.setSolution(first)
-        solver.run()
-        info, found = solver.getInfo(), solver.getSolution()
-        good = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-        whole = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
-        cost = float(info.objective_function_value) if good else INFINITE
-        bound = float(info.mip_dual_bound) if nodes > 0 else (cost if whole else 0.0)
-        values = np.array(found.col_value, np.float64) if good else np.zeros(0)
-        return Solution(values=values, cost=cost, bound=bound)
+        solver.passModel(self._program(integers=integers))
+        return solver
 
     def _program(self, *, integers: bool) -> highspy.HighsLp:
         import highspy
 
         row, column, factor = (np.concatenate(part) for part in zip(*self._entries, strict=True))
         order = np.lexsort((column, row))
+        row, column, factor = row[order], column[order], factor[order]
+        # A column that a row names several times counts once, with the sum of its factors.
+        new = np.concatenate([np.ones(1, np.bool_), (np.diff(row) != 0) | (np.diff(column) != 0)])
+        row, column, factor = row[new], column[new], np.add.reduceat(factor, np.nonzero(new)[0])
         program = highspy.HighsLp()
-        program.num_col_, program.num_row_ = self._column_count, self._row_count
+        program.num_col_, program.num_row_ = self.column_count, self._row_count
         program.col_cost_ = np.concatenate(self._cost)
-        program.col_lower_, program.col_upper_ = np.zeros(self._column_count), np.concatenate(self._upper)
+        program.col_lower_, program.col_upper_ = np.zeros(self.column_count), np.concatenate(self._upper)
         program.row_lower_, program.row_upper_ = np.concatenate(self._least), np.concatenate(self._most)
         program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        program.a_matrix_.start_ = np.searchsorted(row[order], np.arange(self._row_count + 1)).astype(np.int32)
-        program.a_matrix_.index_ = column[order].astype(np.int32)
-        program.a_matrix_.value_ = factor[order]
+        program.a_matrix_.start_ = np.searchsorted(row, np.arange(self._row_count + 1)).astype(np.int32)
+        program.a_matrix_.index_ = column.astype(np.int32)
+        program.a_matrix_.value_ = factor
         if integers:
             kinds = highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger
             program.integrality_ = [kinds[flag] for flag in np.concatenate(self._integer).tolist()]
         return program
+
+
+def _fix(solver: highspy.Highs, columns: npt.NDArray[np.int32], value: float) -> None:
+    """Set columns to a value and solve again, from where the solver is."""
+    wide = np.full(len(columns), value)
+    solver.changeColsBounds(len(columns), columns, wide, wide)
+    solver.run()
+
+
+def _solution(solver: highspy.Highs) -> Solution:
+    """What a solver found; the bound of a program without integers is its cost."""
+    import highspy
+
+    good = solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    cost = float(solver.getInfo().objective_function_value) if good else INFINITE
+    values = np.array(solver.getSolution().col_value, np.float64) if good else np.zeros(0)
+    optimal = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
+    return Solution(values=values, cost=cost, bound=cost if optimal else 0.0)

@@ -1,9 +1,9 @@
 """optimal: the fastest plan found, and a proof of how much faster any other could be.
 
-Computes: what to keep and what to swap. The pipe program (flow.py) says which storages should go if links moved bytes
-as pipes move water, and bounds what any plan can reach; its choice is made whole (covering.py), arranged and played,
-for a few margins of the budget, beside the other planners' plans; the fastest is then improved by exchanges, each of
-them played (refining.py), until the bound is met or the effort is spent.
+Computes: what to keep, what to swap and what to recompute. The pipe program (flow.py) says which storages should go if
+links moved bytes as pipes move water, and bounds what any plan can reach; its choice is made whole, arranged and
+played, for a few margins of the budget, beside the other planners' plans; the fastest is then improved by exchanges,
+each of them played (refining.py), until the bound is met or the effort is spent.
 Reference: flow.py names it; improving by exchanges is local search (Papadimitriou and Steiglitz, "Combinatorial
 Optimization", 1982, chapter 19). Optimal: where it meets the bound; and where there are few options, as then all of
 them are played. Never slower, simulated, than swap_greedy, swap_all and keep_all.
@@ -13,80 +13,116 @@ Ignores: what the simulator ignores. Cost: the program's, then plays of n log n 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from elbowroom.lanes import copy_ns, link_to
-from elbowroom.lifetimes import Ints
+from elbowroom.lifetimes import Ints, listed
 from elbowroom.moves import moves_of_plan
-from elbowroom.plan import Plan
+from elbowroom.plan import Bound, Plan
+from elbowroom.planners.basis import Basis, agreeing, needed_by
 from elbowroom.planners.confirming import ROUNDS, within_reserved
 from elbowroom.planners.covering import candidates, cover
-from elbowroom.planners.flow import Choice, Effort, Pipe, choose, marks_of, swaps_on_offer
+from elbowroom.planners.flow import Choice, Effort, Offer, Pipe, choose, marks_of, swaps_on_offer
+from elbowroom.planners.flow_recomputes import Recomputes, makers_on_offer, options_on_offer
 from elbowroom.planners.infeasible import infeasible
+from elbowroom.planners.milp import Reals
 from elbowroom.planners.problem import Problem, as_plan, movable, moves_on_demand, peak_of
-from elbowroom.planners.refining import refined
+from elbowroom.planners.refining import Pool, refined
 from elbowroom.planners.swap_all import swap_all
 from elbowroom.planners.swap_greedy import swap_greedy
-from elbowroom.planners.trying import Trial, arranged, best_of, fits, tried
+from elbowroom.planners.trying import Trial, arranged, tried
+from elbowroom.recipes import Option, options
 from elbowroom.simulate import simulate
 
 NAME = "optimal"
 GAP_SHARE = 1e-3
 """A plan that takes at most this share of the keep-all step longer than the bound is good enough."""
 MOST_MARKS = 400
-"""Marks of either kind in the program; more of them cost time and hardly raise the bound (see docs/planning.md)."""
-NODES = ((300, 500), (1000, 100), (3000, 20))
-"""(saves, nodes): up to so many saves, the solver's tree has so many nodes; beyond, the relaxation is rounded."""
-MARGINS = (0.0, 1.0, 2.0)
+"""Marks of each kind in the program; more of them cost time and hardly raise the bound (see docs/planning.md)."""
+TREE_COLUMNS, TREE_NODES = 60, 500
+"""So few swaps and recomputes are searched with a tree of so many nodes; of more, the relaxation is rounded."""
+MARGINS = (0.0, 1.0)
 """The budget of the program, less so many times the largest storage that may move, which moves whole in the play."""
+DIVE_SHARES = (0.1, 0.0)
+"""How many recomputes are rounded at a time: few at a time finds better ones, as a rule."""
 
 
 def optimal(problem: Problem) -> Plan:
     """Meet the budget at the least simulated time found.
 
     Raises:
-        Infeasible: the step needs more than the budget with everything swapped and back on demand.
+        Infeasible: no plan that was found meets the budget.
     """
     step, kept = problem.step, as_plan(problem, NAME)
     caching = problem.machine.allocator != "exact"
     if step.level.max() <= problem.budget_bytes and (not caching or _reserved(problem, kept) <= problem.budget_bytes):
-        return kept
+        return _bounded(problem, kept, int(step.at_ns[-1]), int(step.at_ns[-1]))
     n = movable(problem)
-    if not fits(problem, n):
-        raise infeasible(problem, NAME, n)
+    recipes = options(step, max(1, problem.min_size_bytes)) if "recompute" in problem.allow else ()
+    bound_ns = int(step.at_ns[-1]) + int(_bound_ns(problem, n))
+    pool = Pool(problem=problem, n=n, options=recipes)
     if caching:
         least = peak_of(step, moves_on_demand(step, n))
-        return within_reserved(problem, NAME, least, lambda tighter: _plans(problem, tighter, n, ROUNDS))
-    return _plans(problem, problem, n, 1)[0]
+        return within_reserved(
+            problem, NAME, least, lambda less: _plans(problem, replace(pool, problem=less), bound_ns, ROUNDS)
+        )
+    return _plans(problem, pool, bound_ns, 1)[0]
 
 
 def _reserved(problem: Problem, made: Plan) -> int:
     return simulate(problem.step.trace, problem.machine, made).peak_reserved_bytes
 
 
-def _plans(asked: Problem, problem: Problem, n: Ints, share: int) -> list[Plan]:
+def _plans(asked: Problem, pool: Pool, bound_ns: int, share: int) -> list[Plan]:
     """Plans for a budget of allocated bytes that is no more than the one asked for, the fastest first.
 
     Where several budgets share the effort, `share` is how many.
     """
-    step = problem.step
-    if step.level.max() <= problem.budget_bytes:
-        return [as_plan(asked, NAME)]
-    chosen = _relaxed(problem, n, problem.budget_bytes)
-    bound_ns = int(step.at_ns[-1]) + int(chosen.bound_ns)
-    enough_ns = bound_ns + int(GAP_SHARE * step.at_ns[-1])
-    trials = list(_first_trials(problem, n, chosen))
-    best = refined(problem, n, best_of(trials), bound_ns, enough_ns, share)
-    return [as_plan(asked, NAME, trial.moves) for trial in (best, *sorted(trials, key=lambda trial: trial.cost))]
+    step = asked.step
+    if step.level.max() <= pool.problem.budget_bytes:
+        return [_bounded(asked, as_plan(asked, NAME), int(step.at_ns[-1]), bound_ns)]
+    trials = sorted(_first_trials(pool), key=lambda trial: trial.cost)
+    if not trials:
+        raise infeasible(asked, NAME, pool.n)
+    best = refined(pool, trials[0], bound_ns, bound_ns + int(GAP_SHARE * step.at_ns[-1]), share)
+    plans = [_bounded(asked, trial.plan(NAME), trial.cost[0], bound_ns) for trial in (best, *trials)]
+    return [replace(made, budget_bytes=asked.budget_bytes) for made in plans]
 
 
-def _relaxed(problem: Problem, n: Ints, budget_bytes: int) -> Choice:
+def _bounded(problem: Problem, made: Plan, step_ns: int, bound_ns: int) -> Plan:
+    bound = Bound(machine=problem.machine.name, step_ns=step_ns, lower_bound_ns=min(step_ns, bound_ns))
+    return replace(made, bound=bound)
+
+
+def _bound_ns(problem: Problem, n: Ints) -> float:
+    """What every plan takes longer than the ops at least: see Note: [Why the pipe is a lower bound] in flow.py."""
+    recomputes = "recompute" in problem.allow
+    makers = makers_on_offer(problem.step, problem.min_size_bytes if recomputes else 2**63 - 1)
+    effort = Effort(kind="bound", seconds=problem.time_limit_s)
+    return _choice(problem, n, (), makers, problem.budget_bytes, effort).bound_ns
+
+
+def _choice(
+    problem: Problem,
+    n: Ints,
+    early: list[tuple[int, int]] | tuple[()],
+    recomputes: Recomputes,
+    budget_bytes: int,
+    effort: Effort,
+) -> Choice:
     """What the pipe program makes of a budget."""
-    step, swaps = problem.step, swaps_on_offer(problem.step, n)
-    nodes = next((nodes for most, nodes in NODES if len(n) <= most), 0)
-    effort = Effort(gap_ns=GAP_SHARE * float(step.at_ns[-1]), seconds=15.0, nodes=nodes)
-    return choose(step, swaps, marks_of(step, swaps, budget_bytes, MOST_MARKS), _pipe(problem, n), budget_bytes, effort)
+    step, swaps = problem.step, swaps_on_offer(problem.step, n, early)
+    offer = Offer(
+        step=step,
+        swaps=swaps,
+        recomputes=recomputes,
+        marks=marks_of(step, swaps, budget_bytes, MOST_MARKS, recomputes),
+        pipe=_pipe(problem, n),
+        budget_bytes=budget_bytes,
+    )
+    return choose(offer, effort)
 
 
 def _pipe(problem: Problem, n: Ints) -> Pipe:
@@ -98,17 +134,45 @@ def _pipe(problem: Problem, n: Ints) -> Pipe:
     return Pipe(out=float((size / np.maximum(1, out_ns)).max()), back=float((size / np.maximum(1, back_ns)).max()))
 
 
-def _first_trials(problem: Problem, n: Ints, chosen: Choice) -> Iterator[Trial]:
-    """The other planners' plans, and the program's choices for a few margins."""
-    step, among = problem.step, candidates(problem, n)
-    for planner in (swap_greedy, swap_all):
-        yield tried(problem, moves_of_plan(step, planner(problem)))
-    for margin in MARGINS:
-        budget_bytes = problem.budget_bytes - int(margin * step.size[n].max())
-        choice = _relaxed(problem, n, budget_bytes) if margin else chosen
+def _first_trials(pool: Pool) -> Iterator[Trial]:
+    """The other planners' plans, and the program's choices, with recomputes and without, for a few margins."""
+    problem, plain = pool.problem, pool.basis(())
+    if plain.fits(pool.n):
+        for planner in (swap_greedy, swap_all):
+            yield tried(plain, moves_of_plan(problem.step, planner(problem)))
+    largest = int(problem.step.size[pool.n].max()) if len(pool.n) else 0
+    for recipes in dict.fromkeys(((), pool.options)):
+        for margin in MARGINS:
+            yield from _of_program(pool, recipes, problem.budget_bytes - int(margin * largest))
+
+
+def _of_program(pool: Pool, recipes: tuple[Option, ...], budget_bytes: int) -> Iterator[Trial]:
+    """The program's choice for a budget, made whole."""
+    problem, n = pool.problem, pool.n
+    early = needed_by(problem.step, recipes, n)
+    offered = options_on_offer(problem.step, recipes)
+    for effort in _efforts(problem, len(n) + len(early), len(recipes)):
+        choice = _choice(problem, n, early, offered, budget_bytes, effort)
         if choice.found:
-            whole = n[choice.swapped > 0.5]
-            order = np.lexsort((n, -choice.swapped))
-            yield from (
-                arranged(problem, each) for each in (whole, cover(problem, among, order)) if fits(problem, each)
-            )
+            preferred = listed(np.argsort(-choice.recomputed, kind="stable").astype(np.int64))
+            basis = pool.basis(agreeing([recipes[r] for r in preferred if choice.recomputed[r] > 0.5]))
+            weight: Reals = np.zeros(len(problem.step.saves), np.float64)
+            np.add.at(weight, np.append(n, np.array([i for i, _ in early], np.int64)), choice.swapped)
+            yield from (arranged(basis, each) for each in _whole(basis, weight) if basis.fits(each))
+
+
+def _efforts(problem: Problem, swaps: int, recomputes: int) -> list[Effort]:
+    """How to solve a program of so many swaps and recomputes."""
+    seconds = problem.time_limit_s / 8
+    if swaps + recomputes <= TREE_COLUMNS:
+        gap_ns = GAP_SHARE * float(problem.step.at_ns[-1])
+        return [Effort(kind="tree", seconds=seconds, gap_ns=gap_ns, nodes=TREE_NODES)]
+    shares = DIVE_SHARES if recomputes else DIVE_SHARES[:1]
+    return [Effort(kind="dive", seconds=seconds, share=share) for share in shares]
+
+
+def _whole(basis: Basis, weight: Reals) -> Iterator[Ints]:
+    """Sets of swaps from how much of each should be swapped: those of which most should, and just enough of them."""
+    yield basis.n[weight[basis.n] > 0.5]
+    among = candidates(basis.problem, basis.n)
+    yield cover(basis.problem, among, np.lexsort((among.n, -weight[among.n])))

@@ -1,25 +1,29 @@
-"""refining: exchanges of single swaps, each played, for as long as they make the step faster.
+"""refining: exchanges of single swaps and recomputes, each played, for as long as they make the step faster.
 
-Computes: a choice no slower than the one it is given. Where all choices of swaps and of ticks for them to start back
-are few, it plays every one of them. Else it tries, for the swaps that compute waits for most, to do without them, to
-take others instead, to add one, and to start one back at another tick; each improvement starts over.
+Computes: a choice no slower than the one it is given. Where all choices (of recomputes, swaps and ticks for them to
+start back) are few, it plays every one of them. Else it tries, for the swaps that compute waits for most, to do
+without them, to take others instead, to recompute what they move, to add one, and to start one back at another tick;
+and for the recomputes, to do without each; every improvement starts over.
 Reference: local search (Papadimitriou and Steiglitz, "Combinatorial Optimization", 1982, chapter 19). Optimal: where
-it plays every choice. Ignores: exchanges of more than two swaps at once. Cost: a play of n log n per trial; there are
+it plays every choice. Ignores: exchanges of more than two things at once. Cost: a play of n log n per trial; there are
 about EFFORT / n of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, islice, product
+from dataclasses import dataclass
+from itertools import chain, combinations, islice, product
 
 import numpy as np
 
 from elbowroom.lifetimes import Ints, LastStep, listed
-from elbowroom.moves import Moves, moves_of
-from elbowroom.planners.covering import Candidates, candidates, cover
-from elbowroom.planners.problem import Problem, peak_of
-from elbowroom.planners.trying import Trial, arranged, fits, tried, waited_for, without
+from elbowroom.moves import need
+from elbowroom.planners.basis import Basis, agreeing, basis_of
+from elbowroom.planners.covering import candidates, cover
+from elbowroom.planners.problem import Problem
+from elbowroom.planners.trying import Trial, arranged, tried, waited_for, without
+from elbowroom.recipes import Option
 
 EVERY = 4000
 """So many choices are all played."""
@@ -30,24 +34,35 @@ WORST = 8
 """How many of the swaps that compute waits for are exchanged."""
 
 
-def refined(problem: Problem, n: Ints, best: Trial, bound_ns: int, enough_ns: int, share: int) -> Trial:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pool:
+    """What there is to choose from: saves that may be swapped, and recomputes."""
+
+    problem: Problem
+    n: Ints
+    options: tuple[Option, ...]
+
+    def basis(self, options: tuple[Option, ...] | list[Option]) -> Basis:
+        """The basis of some of the recomputes."""
+        return basis_of(self.problem, self.n, options)
+
+
+def refined(pool: Pool, best: Trial, bound_ns: int, enough_ns: int, share: int) -> Trial:
     """Improve on a trial.
 
     Args:
-        problem: what was asked.
-        n: the saves that may be swapped.
+        pool: what there is to choose from.
         best: where to begin.
         bound_ns: no choice takes less; where all choices are played, it stops there.
         enough_ns: else it stops at a step so fast.
         share: the effort is divided by it.
     """
-    if _choice_count(problem.step, n) <= EVERY:
-        return _best_of_all(problem, n, best, bound_ns)
-    left = max(FEWEST_TRIALS, min(MOST_TRIALS, EFFORT // len(n)) // share)
-    among = candidates(problem, n)
+    if choice_count(pool) <= EVERY:
+        return _best_of_all(pool, best, bound_ns)
+    left = max(FEWEST_TRIALS, min(MOST_TRIALS, EFFORT // max(1, len(pool.n))) // share)
     while left > 0 and best.cost[0] > enough_ns:
         found = best
-        for trial in islice(_neighbours(problem, among, best), left):
+        for trial in islice(_neighbours(pool, best), left):
             left -= 1
             if trial.cost < found.cost:
                 found = trial
@@ -65,41 +80,62 @@ def ticks_for(step: LastStep, n: int) -> Ints:
     return step.ticks[(step.ticks > step.idle_from[n]) & (step.ticks <= step.first_read[n])]
 
 
-def _choice_count(step: LastStep, n: Ints) -> int:
-    count = 1
-    for i in listed(n):
-        count *= 1 + len(ticks_for(step, i))
+def choice_count(pool: Pool) -> int:
+    """How many choices there are at most, counted to a little above EVERY."""
+    count = 2 ** min(len(pool.options), 20)
+    for i in listed(pool.n):
+        count *= 1 + len(ticks_for(pool.problem.step, i))
         if count > EVERY:
             break
     return count
 
 
-def _best_of_all(problem: Problem, n: Ints, best: Trial, bound_ns: int) -> Trial:
-    """Play every choice that meets the budget."""
-    step = problem.step
-    for backs in product(*([-1, *listed(ticks_for(step, i))] for i in listed(n))):
-        if best.cost[0] <= bound_ns:
-            break
-        back = np.array(backs, np.int64)
-        moves = moves_of(step, n[back >= 0], back[back >= 0])
-        if peak_of(step, moves) <= problem.budget_bytes:
-            best = min(best, tried(problem, moves), key=lambda trial: trial.cost)
+def _best_of_all(pool: Pool, best: Trial, bound_ns: int) -> Trial:
+    """Play every choice that meets the budgets."""
+    sets = chain.from_iterable(combinations(pool.options, k) for k in range(len(pool.options) + 1))
+    for options in sets:
+        if len(agreeing(options)) == len(options):
+            best = min(chain([best], _every(pool.basis(options), best, bound_ns)), key=lambda trial: trial.cost)
     return best
 
 
-def _neighbours(problem: Problem, among: Candidates, best: Trial) -> Iterator[Trial]:
-    """Trials that differ from one in a swap or two, those that look best first."""
-    chosen, worst = best.moves.n, waited_for(best)[:WORST]
+def _every(basis: Basis, best: Trial, bound_ns: int) -> Iterator[Trial]:
+    """All swaps that meet the budgets beside some recomputes."""
+    if best.cost[0] <= bound_ns:
+        return
+    for backs in product(*([-1, *listed(ticks_for(basis.problem.step, i))] for i in listed(basis.n))):
+        back = np.array(backs, np.int64)
+        moves = basis.moves(basis.n[back >= 0], back[back >= 0])
+        if int(need(basis.asked.step, moves).max()) <= basis.problem.budget_bytes and basis.fits(moves.n):
+            yield tried(basis, moves)
+
+
+def _neighbours(pool: Pool, best: Trial) -> Iterator[Trial]:
+    """Trials that differ from one in a thing or two, those that look best first."""
+    basis, chosen, worst = best.basis, best.moves.n, waited_for(best)[:WORST]
+    rest = without(basis.n, *listed(chosen))
     sets = chain(
         (without(chosen, w) for w in worst),
-        chain.from_iterable(_others(problem, among, chosen, w) for w in worst),
+        chain.from_iterable(_others(basis, chosen, w) for w in worst),
         (without(chosen, i) for i in listed(chosen)),
-        (np.sort(np.append(chosen, i)) for i in listed(without(among.n, *listed(chosen)))),
-        (np.sort(np.append(without(chosen, w), i)) for w in worst for i in listed(without(among.n, *listed(chosen)))),
+        (np.sort(np.append(chosen, i)) for i in listed(rest)),
+        (np.sort(np.append(without(chosen, w), i)) for w in worst for i in listed(rest)),
     )
     seen: set[tuple[int, ...]] = {tuple(listed(chosen))}
-    moved = (tried(problem, moves) for moves in _other_ticks(problem, best, worst))
-    return chain((arranged(problem, n) for n in sets if _is_new(n, seen) and fits(problem, n)), moved)
+    swaps = (arranged(basis, n) for n in sets if _is_new(n, seen) and basis.fits(n))
+    return _in_turn(swaps, _other_recomputes(pool, best, worst), _other_ticks(best, worst))
+
+
+def _in_turn(*kinds: Iterator[Trial]) -> Iterator[Trial]:
+    """One of each kind after the other."""
+    left = list(kinds)
+    while left:
+        for kind in tuple(left):
+            trial = next(kind, None)
+            if trial is None:
+                left.remove(kind)
+            else:
+                yield trial
 
 
 def _is_new(n: Ints, seen: set[tuple[int, ...]]) -> bool:
@@ -109,9 +145,9 @@ def _is_new(n: Ints, seen: set[tuple[int, ...]]) -> bool:
     return not known
 
 
-def _others(problem: Problem, among: Candidates, chosen: Ints, save: int) -> Iterator[Ints]:
+def _others(basis: Basis, chosen: Ints, save: int) -> Iterator[Ints]:
     """Do without one save, keep the other swaps, and cover the rest by a few orders of preference."""
-    step, rest = problem.step, among.without(np.array([save], np.int64))
+    step, rest = basis.problem.step, candidates(basis.problem, without(basis.n, save))
     added = np.isin(rest.n, chosen, invert=True)
     idle_ns = step.nominal_ns(step.first_read[rest.n]) - step.nominal_ns(step.idle_from[rest.n])
     for order in (
@@ -120,17 +156,47 @@ def _others(problem: Problem, among: Candidates, chosen: Ints, save: int) -> Ite
         np.lexsort((rest.n, rest.size, added)),
         np.lexsort((rest.n, -step.first_read[rest.n], added)),
     ):
-        yield cover(problem, rest, order)
+        yield cover(basis.problem, rest, order)
 
 
-def _other_ticks(problem: Problem, best: Trial, worst: list[int]) -> Iterator[Moves]:
+def _other_recomputes(pool: Pool, best: Trial, worst: list[int]) -> Iterator[Trial]:
+    """One recompute more, for what compute waits for first, or one less; the swaps follow."""
+    chosen, storages = best.basis.options, {pool.problem.step.saves[w].storage for w in worst}
+    more = [option for option in pool.options if option not in chosen]
+    more.sort(key=lambda option: (not storages.intersection(option.recompute.storages), _price(option)))
+    fewer = sorted(chosen, key=lambda option: -option.duration_ns)
+    changed = (
+        *((option, *chosen) for option in more if storages.intersection(option.recompute.storages)),
+        *(tuple(other for other in chosen if other is not option) for option in fewer),
+        *((option, *chosen) for option in more if not storages.intersection(option.recompute.storages)),
+    )
+    for options in changed:
+        trial = _covered(pool.basis(agreeing(options)), best.moves.n)
+        if trial is not None:
+            yield trial
+
+
+def _price(option: Option) -> float:
+    """Time per byte that a recompute saves."""
+    return option.duration_ns / max(1, option.saved_bytes)
+
+
+def _covered(basis: Basis, preferred: Ints) -> Trial | None:
+    """Swap what brings a basis within the budget, preferred saves first; None where nothing does."""
+    among = candidates(basis.problem, basis.n)
+    n = cover(basis.problem, among, np.lexsort((among.n, np.isin(among.n, preferred, invert=True))))
+    return arranged(basis, n) if basis.fits(n) else None
+
+
+def _other_ticks(best: Trial, worst: list[int]) -> Iterator[Trial]:
     """The same swaps, one of the worst started back at another tick."""
-    step, moves = problem.step, best.moves
+    basis, moves = best.basis, best.moves
+    step = basis.problem.step
     for w in worst:
         i = int(np.searchsorted(moves.n, w))
         for tick in reversed(listed(ticks_for(step, w))):
             back = moves.back.copy()
             back[i] = tick
-            changed = moves_of(step, moves.n, back)
-            if tick != moves.back[i] and peak_of(step, changed) <= problem.budget_bytes:
-                yield changed
+            changed = basis.moves(moves.n, back)
+            if tick != moves.back[i] and int(need(basis.asked.step, changed).max()) <= basis.problem.budget_bytes:
+                yield tried(basis, changed)

@@ -1,18 +1,20 @@
-"""trying: one choice of swaps, arranged and played, with what it costs. What `optimal` weighs its candidates by."""
+"""trying: one choice of swaps and recomputes, arranged and played, with what it costs: how `optimal` weighs choices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from elbowroom.lanes import NEVER, Play
 from elbowroom.lifetimes import Ints
 from elbowroom.moves import Moves
+from elbowroom.plan import Plan
 from elbowroom.planners.arranging import bring_back_early, bring_back_later
+from elbowroom.planners.basis import Basis
 from elbowroom.planners.placing import place_backs
-from elbowroom.planners.problem import Problem, moves_on_demand, moving, peak_of
+from elbowroom.planners.problem import as_plan, moving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -20,33 +22,36 @@ class Trial:
     """One choice and what it does.
 
     Attributes:
-        moves: the swaps.
+        basis: the recomputes.
+        moves: the swaps beside them.
         done: their play.
         cost: (simulated step_ns, bytes moved); the least wins.
     """
 
+    basis: Basis
     moves: Moves
     done: Play
     cost: tuple[int, int]
 
+    def plan(self, planner: str) -> Plan:
+        """The choice as a plan."""
+        made = as_plan(self.basis.asked, planner, self.moves)
+        return replace(made, recomputes=tuple(option.recompute for option in self.basis.options))
 
-def fits(problem: Problem, n: Ints) -> bool:
-    """Whether swapping saves `n`, each back on demand, meets the budget."""
-    return peak_of(problem.step, moves_on_demand(problem.step, n)) <= problem.budget_bytes
 
-
-def tried(problem: Problem, moves: Moves) -> Trial:
-    """Play moves as they are."""
-    done = moving(problem, moves)
+def tried(basis: Basis, moves: Moves) -> Trial:
+    """Play moves as they are, beside the recomputes."""
+    moves = basis.moves(moves.n, moves.back)
+    done = moving(basis.asked, moves)
     moved = int(moves.size[done.out_start_ns != NEVER].sum() + moves.size[done.back_start_ns != NEVER].sum())
-    return Trial(moves=moves, done=done, cost=(done.step_ns, moved))
+    return Trial(basis=basis, moves=moves, done=done, cost=(done.step_ns, moved))
 
 
-def arranged(problem: Problem, n: Ints) -> Trial:
+def arranged(basis: Basis, n: Ints) -> Trial:
     """The fastest of a few ways to bring saves `n` back; they must fit."""
-    early = tried(problem, bring_back_early(problem, n))
-    later = tried(problem, bring_back_later(problem, early.moves, early.done))
-    return best_of([later, early, tried(problem, place_backs(problem, n))])
+    early = tried(basis, bring_back_early(basis.problem, n))
+    later = tried(basis, bring_back_later(basis.problem, early.moves, early.done))
+    return best_of([later, early, tried(basis, place_backs(basis.problem, n))])
 
 
 def best_of(trials: Iterable[Trial]) -> Trial:
