@@ -43,7 +43,7 @@ def run(
         "alloc_bytes": sum(size for what, _, size in lines if what == "a"),
         "difference": _difference(history, lines, ops),
         "compared": forms(device, marks[1]),
-        "capability": device.settings.compute_capability,
+        "capability": device.settings.facts.compute_capability,
         "remarks": {f"{kind}: {name}": count for (kind, name), count in ledger.remarks.items()},
         "verdicts": [{"id": each["id"], **verdict(replayed(device, each["env"]), marks)} for each in capacities],
     }

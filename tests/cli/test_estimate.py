@@ -54,6 +54,7 @@ class Captures:
     def __init__(self, size_bytes: Callable[[int], int], remarks: Sequence[Remark] = ()) -> None:
         self.size_bytes, self.remarks = size_bytes, remarks
         self.values: list[int] = []
+        self.asked: frozenset[str] = frozenset()
         self.calls: list[dict[str, Any]] = []
 
     def __call__(
@@ -68,6 +69,7 @@ class Captures:
         environment: Mapping[str, str] | None = None,
         constants: Mapping[str, int] | None = None,
         on_step: Callable[[int], None] | None = None,
+        on_asked: Callable[[frozenset[str]], None] | None = None,
     ) -> Trace:
         self.calls.append(
             {
@@ -81,6 +83,8 @@ class Captures:
         )
         given = [*argv, *(environment or {}).values(), *(constants or {}).values()]
         self.values.append(int(given[-1]) if given else 0)
+        if on_asked is not None:
+            on_asked(self.asked)
         return trace_of(self.size_bytes(self.values[-1]), self.remarks)
 
 
@@ -208,6 +212,25 @@ def test_a_module_that_is_not_there_and_no_script_at_all_are_usage_errors(
 ) -> None:
     assert main(["estimate", *words, "--gpu", "t4"]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("asked", "captured_for"),
+    [(frozenset[str](), ["h100-sxm", "rtx4090"]), (frozenset({"memory"}), ["h100-sxm", "h200", "rtx4090"])],
+)
+def test_one_capture_stands_for_gpus_with_the_same_kernels_unless_the_script_asked_which_it_is(
+    asked: frozenset[str], captured_for: list[str], script: str, captures: Callable[..., Captures]
+) -> None:
+    # given two GPUs of capability 9.0 with 132 multiprocessors and more or less memory, and another one
+    found = captures(lambda _: 100 * GIB)
+    found.asked = asked
+
+    # when a script that takes 100 GiB is estimated on all three
+    code = main(["estimate", script, "--gpu", "h100-sxm,h200,rtx4090", "--json"])
+
+    # then it ran once for the two, and each has a verdict of its own
+    assert [call["machine"].name for call in found.calls] == captured_for
+    assert code == 1
 
 
 def test_the_scripts_own_words_follow_after_two_dashes(script: str, captures: Callable[..., Captures]) -> None:

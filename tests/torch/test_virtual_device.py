@@ -75,6 +75,51 @@ def test_torch_says_that_there_is_one_gpu_and_forgets_it_afterwards() -> None:
     assert not torch.cuda.is_available()
 
 
+def test_what_tells_gpus_with_the_same_kernels_apart_is_noted_when_it_is_asked_for() -> None:
+    # given a script that looks at capability and multiprocessors, which are facts that rules read too
+    with VirtualDevice(H100, None) as device:
+        properties = torch.cuda.get_device_properties(0)
+        assert (properties.major, properties.multi_processor_count) == (9, 132)
+        torch.cuda.get_device_capability()
+
+        # then nothing tells it from another such GPU, until it asks for the name and the memory
+        assert device.ledger.asked == set()
+        torch.cuda.get_device_name(0)
+        assert device.ledger.asked == {"name"}
+        assert properties.total_memory == torch.cuda.mem_get_info()[1]
+        assert device.ledger.asked == {"name", "memory"}
+
+
+@pytest.mark.parametrize("way", ["function", "decorator", "method"])
+def test_torch_compile_is_left_out_with_a_remark(way: str) -> None:
+    # given a step whose model is compiled in one of three ways
+    def setup() -> Callable[[], None]:
+        model = torch.nn.Linear(64, 64).cuda()
+        compiled: Any = torch.compile(model, mode="max-autotune") if way == "function" else model
+        if way == "method":
+            model.compile()
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            return compiled(x).sum()
+
+        forward = torch.compile(fullgraph=True)(forward) if way == "decorator" else forward
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step() -> None:
+            forward(torch.randn(8, 64, device="cuda")).backward()
+            optimizer.step()
+
+        return step
+
+    # when it is captured
+    trace = capture(setup, machine=H100, steps=2)
+
+    # then both steps are there, and the trace says once that compiling was left out
+    assert len(trace.steps) == 2
+    told = [each for each in trace.remarks if each.kind == "unsupported"]
+    assert [(each.name, each.count) for each in told] == [("torch.compile (estimated without it)", 1)]
+
+
 def test_tensors_come_onto_it_by_every_way() -> None:
     with device():
         host = torch.ones(8)

@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elbowroom.allocator.settings import VARIABLES
 from elbowroom.capture import faults
@@ -33,20 +33,25 @@ _REPORT_S = 0.2
 def main(folder: str, argument: str) -> None:
     """Carry out an order."""
     order = Order(**json.loads(argument))
+    asked: set[str] = set()
     try:
-        problem = _capture(order, Path(folder))
+        problem = _capture(order, Path(folder), asked)
     except UsageError as wrong:
         problem = faults.Fault(str(wrong), usage=True)
     answer = {
         "problem": problem.message if problem else "",
         "usage": bool(problem and problem.usage),
         "show_output": bool(problem and problem.show_output),
+        "asked": sorted(asked),
     }
     _write(Path(folder) / "answer.json", json.dumps(answer))
 
 
-def _capture(order: Order, folder: Path) -> faults.Fault | None:
-    """Run the script on the virtual device and write its trace; what went wrong, if anything did."""
+def _capture(order: Order, folder: Path, asked: set[str]) -> faults.Fault | None:
+    """Run the script on the virtual device and write its trace; what went wrong, if anything did.
+
+    `asked` gets what the script was told of the GPU.
+    """
     code = _code(order)
     if isinstance(code, faults.Fault):
         return code
@@ -60,6 +65,7 @@ def _capture(order: Order, folder: Path) -> faults.Fault | None:
                 _execute(code, order)
         except (Exception, SystemExit) as raised:  # noqa: BLE001  whatever the script raises is explained, not shown
             problem = raised
+    asked |= device.ledger.asked
     sys.stdout.flush()
     sys.stderr.flush()
     if problem is not None and not faults.is_regular_end(problem):
@@ -118,19 +124,11 @@ def _place(module: types.ModuleType, name: str) -> None:
 
 @contextmanager
 def _remarked(device: VirtualDevice) -> Iterator[None]:
-    """What the virtual device does not follow is left out with a remark: torch.compile, settings made by the script."""
-    import torch
-
-    def compile_not(model: Any = None, **_: Any) -> Any:
-        device.ledger.remark("unsupported", "torch.compile (estimated without it)")
-        return (lambda decorated: decorated) if model is None else model
-
-    before, torch.compile = torch.compile, compile_not
+    """Settings of the allocator that the script makes itself come too late for the estimate, which a remark says."""
     settings = _allocator_settings()
     try:
         yield
     finally:
-        torch.compile = before
         for name, value in _allocator_settings() - settings:
             device.ledger.remark("unsupported", f"{name}={value} (set by the script; set it outside of it to count)")
 

@@ -69,21 +69,21 @@ def capture_script(
     environment: Mapping[str, str] | None = None,
     constants: Mapping[str, int | float] | None = None,
     on_step: Callable[[int], None] | None = None,
+    on_asked: Callable[[frozenset[str]], None] | None = None,
 ) -> Trace:
     """Run a training script on a virtual GPU until it has done a few optimizer steps, and record what they do.
-
-    No GPU is needed and no number is computed: the script runs with tensors that have a shape and no values.
 
     Args:
         path: the script, which is run as `python path` would be, from the working directory of now.
         argv: its arguments.
         machine: the GPU it shall believe to have: a name of the GPU database, or a Machine.
         module: in the place of a path, a dotted name, which is run as `python -m module` would be.
-        steps: optimizer steps to record; the second usually needs more than the first, later ones what it needs.
+        steps: optimizer steps to record; the second usually needs more than the first.
         timeout_s: after so many seconds the script is ended.
         environment: variables that are set for the script, beside those of this process.
         constants: numbers that replace module-level ones of the script, by name.
         on_step: called with the number of steps done so far, whenever it grows.
+        on_asked: called at the end with what the script asked of the GPU beside its `Facts`: "name", "memory".
 
     Returns:
         The trace of everything the script did on the GPU up to the last of these steps.
@@ -97,7 +97,7 @@ def capture_script(
     with tempfile.TemporaryDirectory(prefix="elbowroom-", ignore_cleanup_errors=True) as folder:
         target.save(Path(folder) / "machine.json")
         code = _run(order, Path(folder), dict(environment or {}), timeout_s, on_step or (lambda _: None))
-        return _answer(order, Path(folder), code)
+        return _answer(order, Path(folder), code, on_asked or (lambda _: None))
 
 
 def _order(
@@ -175,7 +175,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _answer(order: Order, folder: Path, code: int) -> Trace:
+def _answer(order: Order, folder: Path, code: int, on_asked: Callable[[frozenset[str]], None]) -> Trace:
     try:
         answer = json.loads((folder / "answer.json").read_text("utf-8"))
     except (OSError, ValueError):
@@ -184,6 +184,7 @@ def _answer(order: Order, folder: Path, code: int) -> Trace:
         raise UsageError(answer["problem"])
     if answer["problem"]:
         raise CaptureError(answer["problem"] + (_said(folder) if answer["show_output"] else ""))
+    on_asked(frozenset(answer["asked"]))
     try:
         return Trace.load(folder / "trace.json")
     except FormatError as problem:

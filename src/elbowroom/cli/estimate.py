@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from elbowroom.capture.facts import Facts
 from elbowroom.cli import output, scripts
 from elbowroom.errors import UsageError
 
@@ -37,13 +38,9 @@ def execute(arguments: argparse.Namespace) -> int:
     machines = scripts.machines_of(arguments.gpu)
     if arguments.out and len(machines) > 1:
         raise UsageError(f"--out: given with {len(machines)} GPUs; allowed is one: each has a trace of its own")
-    answers: list[Estimate] = []
-    traces: list[Trace] = []
     with scripts.progress() as say:
-        for machine in machines:
-            trace, answer = _answer(script, machine, arguments, say)
-            traces.append(trace)
-            answers.append(answer)
+        traces = _traces(script, machines, arguments, say)
+        answers = [_answer(*each, say) for each in zip(traces, machines, strict=True)]
     if arguments.out:
         traces[0].save(arguments.out)
     if arguments.json:
@@ -55,14 +52,32 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0 if all(answer.fits for answer in answers) else 1
 
 
-def _answer(
-    script: scripts.Script, machine: Machine, arguments: argparse.Namespace, say: Callable[[str], None]
-) -> tuple[Trace, Estimate]:
+def _traces(
+    script: scripts.Script, machines: Sequence[Machine], arguments: argparse.Namespace, say: Callable[[str], None]
+) -> list[Trace]:
+    """A trace for each GPU.
+
+    One capture stands for all GPUs with the same facts, unless the script asked for what tells them apart.
+    """
+    traces: list[Trace] = []
+    shared: dict[Facts, Trace] = {}
+    for machine in machines:
+        facts = Facts.of(machine)
+        trace = shared.get(facts)
+        if trace is None:
+            asked: set[str] = set()
+            trace = scripts.captured(script, machine, arguments, say, on_asked=asked.update)
+            if not asked:
+                shared[facts] = trace
+        traces.append(trace)
+    return traces
+
+
+def _answer(trace: Trace, machine: Machine, say: Callable[[str], None]) -> Estimate:
     from elbowroom.estimate import estimate
 
-    trace = scripts.captured(script, machine, arguments, say)
-    say(f"{script.label} on a virtual {machine.name}: replaying {len(trace.events)} allocations and frees")
-    return trace, estimate(trace, machine)
+    say(f"replaying {len(trace.events)} allocations and frees on {machine.name}")
+    return estimate(trace, machine)
 
 
 def figures(script: str, answers: Sequence[Estimate], traces: Sequence[Trace]) -> dict[str, object]:

@@ -124,7 +124,9 @@ def machine_of(given: str | None) -> Machine:
     return machines[0]
 
 
-def captured(script: Script, machine: Machine, arguments: argparse.Namespace, say: Callable[[str], None]) -> Trace:
+def captured(
+    script: Script, machine: Machine, arguments: argparse.Namespace, say: Callable[[str], None], **options: Any
+) -> Trace:
     """The trace of a script on a virtual machine, as the options of these verbs say.
 
     Raises:
@@ -138,6 +140,7 @@ def captured(script: Script, machine: Machine, arguments: argparse.Namespace, sa
         steps=arguments.steps,
         timeout_s=arguments.timeout,
         on_step=lambda steps: say(f"{what}: {steps} of {arguments.steps} steps"),
+        **options,
     )
 
 

@@ -62,7 +62,7 @@ def _efficient_elements(S: int, T: int, D: int, dtype: torch.dtype, call: Call) 
     """Floats for each batch and head: blocks of the queries' gradient, each with a lock and a counter."""
     if D <= 64:
         return -(-S // 64) * (64 * 64 + 4)
-    small = call.settings.compute_capability in (86, 89, 120, 121)
+    small = call.facts.compute_capability in (86, 89, 120, 121)
     if dtype is not torch.float32 and D <= 128 and not (small and D < 128):
         return -(-S // 128) * (128 * 128 + 4)
     blocks = -(-S // 64) * -(-D // 64) * (64 * 64 + 2)
@@ -77,7 +77,7 @@ def flash(call: Call) -> None:
     dropout = call.args[3] if len(call.args) > 3 else 0.0
     B, H, S, D = query.shape
     call.out(0, 1)
-    splits = _flash_splits(B, H, S, key.shape[2], D, call.settings.multiprocessors) if not dropout else 1
+    splits = _flash_splits(B, H, S, key.shape[2], D, call.facts.multiprocessors) if not dropout else 1
     parts = call.temp(splits * B * H * S * FLOAT) if splits > 1 else -1
     results = call.temp(splits * B * H * S * _flash_size(D) * FLOAT) if splits > 1 else -1
     call.out(*range(2, len(call.results)))

@@ -122,7 +122,7 @@ def layer_norm_backward(call: Call) -> None:
     for size in shape:
         width *= size
     rows = input.numel() // max(width, 1)
-    split = rows > 65_536 and width // 32 < call.settings.multiprocessors // 2 and (mask[1] or mask[2])
+    split = rows > 65_536 and width // 32 < call.facts.multiprocessors // 2 and (mask[1] or mask[2])
     call.out(*range(int(mask[0]) if split else len(call.results)))
     if not split:
         call.drop(_in_layout(call, grad, torch.contiguous_format), first)

@@ -69,6 +69,7 @@ class Ledger:
         events: (op, storage, bytes), negative bytes for a free; op -1 before the first one.
         saves: what autograd saved, in order.
         remarks: (kind, name) to how often.
+        asked: what the script was told of the GPU beside its `Facts`, such as "name".
         allocated_bytes: bytes of live blocks, rounded up as the allocator does.
         peak_bytes: the most of them so far.
     """
@@ -79,6 +80,7 @@ class Ledger:
         self.events: list[tuple[int, int, int]] = []
         self.saves: list[SaveDraft] = []
         self.remarks: dict[tuple[RemarkKind, str], int] = {}
+        self.asked: set[str] = set()
         self.allocated_bytes = 0
         self.peak_bytes = 0
         self._live: dict[int, _Watch] = {}

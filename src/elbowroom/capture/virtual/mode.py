@@ -189,7 +189,7 @@ class VirtualMode(DispatchMode):
             ledger.ops[index] = ledger.ops[index]._replace(
                 writes=tuple(dict.fromkeys((*written, *new))),
                 arguments=described(args, kwargs),
-                dtype=compute_type(_name(func), given, self.settings.compute_capability),
+                dtype=compute_type(_name(func), given, self.settings.facts.compute_capability),
                 moved_bytes=moved_bytes(func, given, results, args, kwargs),
             )
         return made

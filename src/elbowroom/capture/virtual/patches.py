@@ -95,30 +95,43 @@ def _say(value: Any) -> Callable[..., Any]:
     return lambda *_args, **_kwargs: value
 
 
-def _properties(settings: Settings) -> SimpleNamespace:
-    major, minor = divmod(settings.compute_capability, 10)
-    return SimpleNamespace(
-        name=settings.name,
-        major=major,
-        minor=minor,
-        total_memory=settings.total_bytes,
-        multi_processor_count=settings.multiprocessors,
-        warp_size=32,
-        max_threads_per_multi_processor=2048,
-        regs_per_multiprocessor=65536,
-        is_integrated=0,
-        is_multi_gpu_board=0,
-        gcnArchName="",
-        L2_cache_size=50 * 2**20,
-        shared_memory_per_block=48 * 1024,
-        shared_memory_per_block_optin=227 * 1024,
-        uuid="",
-    )
+class _Properties(SimpleNamespace):
+    """What `torch.cuda.get_device_properties` gives; notes when the script looks at what tells GPUs of a kind apart."""
+
+    def __init__(self, settings: Settings, ledger: Ledger) -> None:
+        major, minor = divmod(settings.facts.compute_capability, 10)
+        super().__init__(
+            major=major,
+            minor=minor,
+            multi_processor_count=settings.facts.multiprocessors,
+            warp_size=32,
+            max_threads_per_multi_processor=2048,
+            regs_per_multiprocessor=65536,
+            is_integrated=0,
+            is_multi_gpu_board=0,
+            gcnArchName="",
+            L2_cache_size=50 * 2**20,
+            shared_memory_per_block=48 * 1024,
+            shared_memory_per_block_optin=227 * 1024,
+            uuid="",
+        )
+        self._settings, self._ledger = settings, ledger
+
+    @property
+    def name(self) -> str:
+        self._ledger.asked.add("name")
+        return self._settings.name
+
+    @property
+    def total_memory(self) -> int:
+        self._ledger.asked.add("memory")
+        return self._settings.total_bytes
 
 
 def _memory(settings: Settings, ledger: Ledger) -> list[Change]:
-    def free() -> int:
-        return max(settings.total_bytes - ledger.allocated_bytes, 0)
+    def free_and_total(*_args: Any) -> tuple[int, int]:
+        ledger.asked.add("memory")
+        return max(settings.total_bytes - ledger.allocated_bytes, 0), settings.total_bytes
 
     def statistics(*_args: Any, **_kwargs: Any) -> dict[str, int]:
         now = {f"{kind}_bytes.all.current": ledger.allocated_bytes for kind in ("allocated", "reserved", "active")}
@@ -130,7 +143,7 @@ def _memory(settings: Settings, ledger: Ledger) -> list[Change]:
 
     now, peak = (lambda *_: ledger.allocated_bytes), (lambda *_: ledger.peak_bytes)
     held: dict[str, Any] = {
-        "mem_get_info": lambda *_: (free(), settings.total_bytes),
+        "mem_get_info": free_and_total,
         "memory_allocated": now,
         "memory_reserved": now,
         "memory_cached": now,
@@ -147,17 +160,18 @@ def _memory(settings: Settings, ledger: Ledger) -> list[Change]:
     return [(holder, name, value) for name, value in held.items() for holder in (torch.cuda, torch.cuda.memory)]
 
 
-def _queries(settings: Settings) -> list[Change]:
+def _queries(settings: Settings, ledger: Ledger) -> list[Change]:
+    properties = _Properties(settings, ledger)
     said: dict[str, Any] = {
         "is_available": _say(True),
         "is_initialized": _say(True),
-        "is_bf16_supported": _say(settings.compute_capability >= 80),
+        "is_bf16_supported": _say(settings.facts.compute_capability >= 80),
         "device_count": _say(1),
         "current_device": _say(0),
-        "get_device_name": _say(settings.name),
-        "get_device_capability": _say(divmod(settings.compute_capability, 10)),
-        "get_device_properties": _say(_properties(settings)),
-        "get_arch_list": _say([f"sm_{settings.compute_capability}"]),
+        "get_device_name": lambda *_args, **_kwargs: properties.name,
+        "get_device_capability": _say(divmod(settings.facts.compute_capability, 10)),
+        "get_device_properties": _say(properties),
+        "get_arch_list": _say([f"sm_{settings.facts.compute_capability}"]),
         "can_device_access_peer": _say(False),
         "init": _say(None),
         "_lazy_init": _say(None),
@@ -261,17 +275,28 @@ def _flattens(tensor: torch.Tensor) -> bool:
     return tensor.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
 
 
+def _uncompiled(ledger: Ledger) -> Callable[..., Any]:
+    """torch.compile gives back what it is given: what its kernels allocate is not followed, which a remark says."""
+
+    def compile_not(model: Any = None, **_options: Any) -> Any:
+        ledger.remark("unsupported", "torch.compile (estimated without it)")
+        return (lambda decorated: decorated) if model is None else model
+
+    return compile_not
+
+
 def changes(settings: Settings, ledger: Ledger) -> list[Change]:
     """Everything that is changed while the device is on."""
     from torch.backends.cudnn import rnn
 
-    found: list[Change] = [*_queries(settings), *_memory(settings, ledger), *_loading()]
+    found: list[Change] = [*_queries(settings, ledger), *_memory(settings, ledger), *_loading()]
     if settings.fake_host:
         found += _parameters()
     cudnn: dict[str, Any] = {"is_acceptable": _flattens, "is_available": _say(True), "version": _say(91900)}
     found += [(torch.backends.cudnn, name, value) for name, value in cudnn.items()]
     modes = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
     found.append((rnn, "get_cudnn_mode", modes.__getitem__))
+    found.append((torch, "compile", _uncompiled(ledger)))
     found.append((torch, "_use_cudnn_rnn_flatten_weight", _say(True)))
     found += subclass_changes(VirtualTensor, _grouped)
     return found

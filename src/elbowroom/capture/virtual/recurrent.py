@@ -213,12 +213,12 @@ def forward_rule(call: Call) -> None:
     args = call.args
     batch_first, dropout, train, sizes = args[10], args[11], args[12], args[14]
     if dropout and train:
-        call.once("dropout states", 8, call.settings.cudnn.dropout_state_bytes)
+        call.once("dropout states", 8, call.cudnn.dropout_state_bytes)
     copy = call.temp(_transposed_bytes(args[0], batch_first, sizes))
     call.out(0, 1, 2)
     if args[3] is None:
         call.out(4)
-    workspace = call.temp(call.settings.cudnn.rnn_workspace(described(args, 6)), workspace=True)
+    workspace = call.temp(call.cudnn.rnn_workspace(described(args, 6)), workspace=True)
     call.out(3)
     call.drop(workspace, copy)
 
@@ -237,7 +237,7 @@ def backward_rule(call: Call) -> None:
     dense = call.temp(gradient)
     states = 1 + (cx is not None)
     call.out(*range(mask[0] + states))
-    workspace = call.settings.cudnn.rnn_workspace(described(args, 10))
+    workspace = call.cudnn.rnn_workspace(described(args, 10))
     call.drop(call.temp(workspace, workspace=True), dense, copy)
     if mask[3]:
         copy = call.temp(_transposed_bytes(input, batch_first, sizes))

@@ -200,7 +200,7 @@ def changes() -> list[Change]:
 @contextmanager
 def installed(mode: VirtualMode) -> Iterator[None]:
     """The kernels in place."""
-    attention.CAPABILITY = mode.settings.compute_capability
+    attention.CAPABILITY = mode.settings.facts.compute_capability
     overrides = OpOverrides()
     try:
         for op, route in (ROUTES | WHOLE).items():

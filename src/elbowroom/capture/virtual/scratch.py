@@ -32,16 +32,16 @@ class Call:
     Attributes:
         func, args, kwargs: the call.
         results: tensors it made, in the order of the schema.
-        settings: the device.
+        facts, cudnn: all that a rule may read of the device.
     """
 
-    __slots__ = ("_mode", "_open", "args", "func", "kwargs", "results", "settings")
+    __slots__ = ("_mode", "_open", "args", "cudnn", "facts", "func", "kwargs", "results")
 
     def __init__(self, mode: VirtualMode, func: Any, args: Any, kwargs: Any, results: Results) -> None:
         self._mode = mode
         self._open: list[int] = []
         self.func, self.args, self.kwargs, self.results = func, args, kwargs, results
-        self.settings = mode.settings
+        self.facts, self.cudnn = mode.settings.facts, mode.settings.cudnn
 
     def out(self, *indices: int) -> None:
         """Allocate these results now."""
@@ -85,14 +85,14 @@ class Call:
     def _reduce(
         self, shape: tuple[int, ...], strides: tuple[int, ...], dims: list[int], item_bytes: int, at_once: int = 4
     ) -> None:
-        of = self.settings
+        of = self.facts
         made = reductions.scratch(shape, strides, dims, item_bytes, of.multiprocessors, of.compute_capability, at_once)
         partial, counters = self.temp(made.partial_bytes), self.temp(made.counter_bytes)
         self.drop(counters, partial)
 
     def convolution_workspace(self, input: Any, weight: Any, output: Any, which: str, channels_last: bool) -> None:
         """What the model of cuDNN says that a convolution asks for."""
-        dtype, newer = self.args[0].dtype, self.settings.compute_capability >= 80
+        dtype, newer = self.args[0].dtype, self.facts.compute_capability >= 80
         described = ConvolutionCall(
             input_shape=input,
             weight_shape=weight,
@@ -103,7 +103,7 @@ class Call:
             tensor_cores=dtype in (torch.float16, torch.bfloat16)
             or (dtype is torch.float32 and newer and torch.backends.cudnn.allow_tf32),
         )
-        wanted = self.settings.cudnn.workspace(described)
+        wanted = self.cudnn.workspace(described)
         if wanted:
             self._mode.ledger.remark("workspace_model", "aten.convolution")
         self.drop(self.temp(wanted, workspace=True))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 
+from elbowroom.capture.facts import Facts
 from elbowroom.machine import Machine
 
 MIB = 2**20
@@ -110,8 +111,7 @@ class Settings:
     """The device that is modelled.
 
     Attributes:
-        compute_capability: major * 10 + minor.
-        multiprocessors: how many it has.
+        facts: of the GPU; all that rules may read of it.
         total_bytes: its memory.
         name: what torch.cuda.get_device_name() says.
         cudnn: what cuDNN asks for.
@@ -119,8 +119,7 @@ class Settings:
         fake_host: parameters and large float tensors made on the CPU have no bytes either.
     """
 
-    compute_capability: int = 90
-    multiprocessors: int = 132
+    facts: Facts = field(default_factory=Facts)
     total_bytes: int = 80 * 2**30
     name: str = "virtual"
     cudnn: CudnnModel = field(default_factory=CudnnModel)
@@ -130,14 +129,13 @@ class Settings:
     @property
     def cublas_bytes(self) -> int:
         """Of a cuBLAS handle: 32 MiB from Hopper on, else 4096 KiB * 2 + 16 KiB * 8 (CublasHandlePool.cpp)."""
-        return 32 * MIB if self.compute_capability // 10 in (9, 10, 12) else 4096 * 1024 * 2 + 16 * 1024 * 8
+        return 32 * MIB if self.facts.compute_capability // 10 in (9, 10, 12) else 4096 * 1024 * 2 + 16 * 1024 * 8
 
     @classmethod
     def of(cls, machine: Machine, cudnn: CudnnModel, fake_host: bool, cublas_handles: int = 2) -> Settings:
-        """Settings for a machine; what it does not know is taken from an H100."""
+        """Settings for a machine."""
         return cls(
-            compute_capability=machine.compute_capability or cls().compute_capability,
-            multiprocessors=machine.multiprocessors or cls().multiprocessors,
+            facts=Facts.of(machine),
             total_bytes=machine.tiers[0].capacity_bytes,
             name=machine.name,
             cudnn=cudnn,
