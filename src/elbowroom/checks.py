@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from elbowroom.algorithms import why_not_chosen, with_algorithms
+from elbowroom.differences import first_difference
 from elbowroom.errors import InvalidPlan
 from elbowroom.lifetimes import LastStep, last_step, listed, op_label, peak_point, storage_label, why_kept
 from elbowroom.machine import Machine
@@ -15,22 +16,30 @@ from elbowroom.trace import Trace
 from elbowroom.units import format_bytes
 
 
-def check(trace: Trace, plan: Plan, machine: Machine | None = None) -> None:
+def check(trace: Trace, plan: Plan, machine: Machine | None = None, other: Trace | None = None) -> None:
     """Raise unless a plan can run on its trace (and machine) with unchanged numbers and inside its budget.
+
+    Args:
+        trace: what will run.
+        plan: what to do with it.
+        machine: where; its tiers must hold what the plan puts there.
+        other: the trace that the plan was made for, where it is at hand: if that is another one, the error says where
+            the two first differ.
 
     Raises:
         InvalidPlan: names the storage, the op and the rule that is broken.
     """
+    if other is not None and plan.trace_id == other.id != trace.id:
+        found = first_difference(trace, other)
+        where = f"it differs first in this: {found}" if found else "they differ in times only"
+        raise InvalidPlan(f"{_of_another(trace, plan)}; {where}; plan again with elbowroom.plan for this trace")
     check_step(last_step(trace), plan, machine)
 
 
 def check_step(step: LastStep, plan: Plan, machine: Machine | None = None) -> None:
     """As `check`, for a last step whose facts are at hand."""
     if plan.trace_id != step.trace.id:
-        raise InvalidPlan(
-            f"the plan was made for trace {plan.trace_id!r}, this is trace {step.trace.id!r}; "
-            "plan again with elbowroom.plan for this trace"
-        )
+        raise InvalidPlan(f"{_of_another(step.trace, plan)}; plan again with elbowroom.plan for this trace")
     save_of = {save.storage: n for n, save in enumerate(step.saves)}
     ticks = set(step.ticks.tolist())
     for swap in plan.swaps:
@@ -55,6 +64,10 @@ def check_step(step: LastStep, plan: Plan, machine: Machine | None = None) -> No
 
 def _named(step: LastStep, storage: int) -> str:
     return storage_label(step.trace, storage) if storage < len(step.trace.storages) else f"storage {storage}"
+
+
+def _of_another(trace: Trace, plan: Plan) -> str:
+    return f"the plan was made for trace {plan.trace_id!r}, this is trace {trace.id!r}"
 
 
 def _problem(step: LastStep, swap: Swap, save_of: dict[int, int], ticks: set[int]) -> str | None:

@@ -103,6 +103,22 @@ def test_a_slowdown_without_the_least_budget_is_refused() -> None:
         plan(chain([10]), machine(), "least", slowdown=0.9)
 
 
+@pytest.mark.parametrize("planner", ["swap_greedy", "tflms", "lms"])
+def test_a_budget_on_a_caching_allocator_bounds_what_is_reserved(planner: str) -> None:
+    # given layers of 30 to 90 MiB, whose blocks do not fit where others were freed
+    trace = chain([size * 2**20 for size in (30, 70, 50, 90, 30, 80, 60, 40)])
+    on = replace(machine(out=10**18, back=10**18), allocator="")
+    kept = simulate(trace, on).peak_reserved_bytes
+    assert kept >= 450 * 2**20
+
+    for percent in (90, 75, 60, 45):
+        try:
+            made = plan(trace, on, kept * percent // 100, planner)
+        except Infeasible as problem:
+            made = plan(trace, on, problem.least_feasible_bytes, planner)
+        assert simulate(trace, on, made).peak_reserved_bytes <= made.budget_bytes
+
+
 @settings(max_examples=40, deadline=None)
 @given(traces(), st.sampled_from([10**7, 10**8, 10**9, 10**10]), st.sampled_from([1.0, 1.1, 1.5, 3.0]))
 def test_plans_for_the_least_budget_keep_the_slowdown(trace: Trace, rate: int, slowdown: float) -> None:

@@ -34,7 +34,7 @@ LEVELS: dict[str, set[str]] = {
     }
     | {"timeline", "trace", "units"},
     "1": {"allocator", "checks", "estimate", "lanes", "largest", "lifetimes", "moves", "owners", "pareto", "planners"}
-    | {"algorithms", "curves", "rebuilds", "recipes", "schedule", "simulate", "slowdown"},
+    | {"algorithms", "curves", "differences", "rebuilds", "recipes", "schedule", "simulate", "slowdown"},
     "2a": {"report"},
     "2b": {"capture", "runtime"},
     "3": {"__init__", "__main__", "cli", "demo", "integrations"},

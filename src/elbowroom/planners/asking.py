@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import final
 
 from elbowroom.checks import check_step
+from elbowroom.errors import Infeasible
 from elbowroom.plan import Plan
+from elbowroom.planners.confirming import within_reserved
 from elbowroom.planners.least import Weighed
 from elbowroom.planners.options import apply
 from elbowroom.planners.problem import Planner, Problem
-from elbowroom.planners.reserving import lowered
 from elbowroom.simulate import simulate
+from elbowroom.timeline import Timeline
 
 
 @final
@@ -32,7 +34,10 @@ class Asking:
             Infeasible: the planner cannot meet it.
         """
         problem = replace(self._problem, budget_bytes=budget_bytes)
-        made = lowered(problem, lambda asked: apply(self._planner, self._name, asked, self._options))
+        made = self._make(problem)
+        if problem.machine.allocator != "exact" and self._simulated(made).peak_reserved_bytes > budget_bytes:
+            tried = within_reserved(problem, self._name, self._least_bytes(), lambda asked: [self._make(asked)])
+            made = replace(tried, budget_bytes=budget_bytes)
         check_step(problem.step, made, problem.machine)
         return made
 
@@ -43,10 +48,25 @@ class Asking:
             Infeasible: the planner cannot meet it.
         """
         made = self.plan(budget_bytes)
-        return Weighed(made, simulate(self._problem.step.trace, self._problem.machine, made))
+        return Weighed(made, self._simulated(made))
 
     def kept(self) -> Weighed:
         """The plan that keeps everything, with what that needs as its budget, and its simulation."""
         line = simulate(self._problem.step.trace, self._problem.machine)
         name, trace_id = "keep_all", self._problem.step.trace.id
         return Weighed(Plan(trace_id=trace_id, planner=name, budget_bytes=line.peak_reserved_bytes), line)
+
+    def _make(self, problem: Problem) -> Plan:
+        """What the planner makes, which knows allocated bytes only."""
+        return apply(self._planner, self._name, problem, self._options)
+
+    def _least_bytes(self) -> int:
+        """Allocated bytes that the planner can plan for at least."""
+        try:
+            self._make(replace(self._problem, budget_bytes=0))
+        except Infeasible as problem:
+            return problem.least_feasible_bytes
+        return 0
+
+    def _simulated(self, made: Plan) -> Timeline:
+        return simulate(self._problem.step.trace, self._problem.machine, made)

@@ -66,7 +66,8 @@ function paretoChart(place, pareto) {
     cursor: { points: { size: 6 }, drag: { x: false, y: false }, y: false },
     scales: { x: { time: false }, y: { range: () => [Math.max(0, low - 2 * room), high + room] } },
     axes: [
-      { ...axis, font, size: 30, space: 90, incrs: BYTE_STEPS, values: (_, ticks, __, ___, step) => ticks.map((t) => bytesTick(t, step)) },
+      { ...axis, font, size: 30, space: 70, incrs: Array.from({ length: 50 }, (_, power) => 2 ** power),
+        values: (_, ticks) => ticks.map((tick) => bytesText(tick).replace(/\.?0+ /, " ")) },
       { ...axis, font, size: GUTTER, values: (_, ticks) => ticks.map(timeTick) },
     ],
     series: [{}, ...pareto.series.map(paretoSeries)],
