@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from elbowroom.lifetimes import LastStep
-from elbowroom.recipes.tables import STATISTICS
+from elbowroom.recipes.tables import FROM_HOST, STATISTICS, refused
 from elbowroom.trace import Op
 
 
@@ -21,6 +21,8 @@ class History:
         makes: by op, the storages it allocates and does not free itself.
         scratch_peak: by op, the most bytes of its own storages at once, results included.
         save_of: by storage, its save.
+        reads, writes: by op less first_op, what it reads and writes but for running statistics that it updates.
+        refused: by op less first_op, why it may not run again.
         born, gone: by storage, points as in LastStep.
         points: by position less first_op, the point before the op.
     """
@@ -30,6 +32,9 @@ class History:
     makes: dict[int, list[int]]
     scratch_peak: dict[int, int]
     save_of: dict[int, int]
+    reads: list[tuple[int, ...]]
+    writes: list[tuple[int, ...]]
+    refused: list[str | None]
     born: list[int]
     gone: list[int]
     points: list[int]
@@ -59,9 +64,11 @@ def history(step: LastStep) -> History:
     """The history of a last step. Cost: linear in its ops and events; the last few are remembered."""
     trace = step.trace
     writers: dict[int, list[int]] = {}
-    for i in range(step.first_op, step.end_op):
-        for storage in dict.fromkeys(trace.ops[i].writes):
+    ops = trace.ops[step.first_op : step.end_op]
+    for i, op in enumerate(ops, start=step.first_op):
+        for storage in dict.fromkeys(op.writes):
             writers.setdefault(storage, []).append(i)
+    statistics = [_statistics(step, op) for op in ops]
     maker, makes, scratch_peak = _made(step)
     return History(
         writers=writers,
@@ -69,6 +76,9 @@ def history(step: LastStep) -> History:
         makes=makes,
         scratch_peak=scratch_peak,
         save_of={save.storage: n for n, save in enumerate(step.saves)},
+        reads=[_without(op.reads, left) for op, left in zip(ops, statistics, strict=True)],
+        writes=[_without(op.writes, left) for op, left in zip(ops, statistics, strict=True)],
+        refused=[_refused(op) for op in ops],
         born=step.born.tolist(),
         gone=step.gone.tolist(),
         points=step.point_of.tolist(),
@@ -96,6 +106,21 @@ def _made(step: LastStep) -> tuple[dict[int, int], dict[int, list[int]], dict[in
     return maker, {op: list(own) for op, own in makes.items()}, peak
 
 
-def touches_statistics(step: LastStep, op: Op, storage: int) -> bool:
-    """Whether a storage is the running statistics that an op updates: run again, it leaves them alone."""
-    return op.name in STATISTICS and step.trace.storages[storage].category == "buffer" and storage in op.writes
+def _statistics(step: LastStep, op: Op) -> set[int]:
+    """Running statistics that an op updates: run again, it leaves them alone."""
+    if op.name not in STATISTICS:
+        return set()
+    return {storage for storage in op.writes if step.trace.storages[storage].category == "buffer"}
+
+
+def _without(storages: tuple[int, ...], left: set[int]) -> tuple[int, ...]:
+    return tuple(storage for storage in storages if storage not in left) if left else storages
+
+
+def _refused(op: Op) -> str | None:
+    """Why an op may not run again, as a clause; None where it may."""
+    if op.phase != "forward":
+        return f"is of phase {op.phase}; allowed in a recipe are ops of forward"
+    if op.name in FROM_HOST and not set(op.reads) - set(op.writes):
+        return "copies from the host, where its source may have changed"
+    return refused(op.name)

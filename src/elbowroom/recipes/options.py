@@ -22,9 +22,9 @@ from typing import Literal
 
 from elbowroom.lifetimes import LastStep
 from elbowroom.plan import Recompute
-from elbowroom.recipes.history import History, history, touches_statistics
-from elbowroom.recipes.rules import check_recipe, inputs_of, not_droppable, refused_op
-from elbowroom.recipes.segments import segments
+from elbowroom.recipes.history import History, history
+from elbowroom.recipes.rules import check_recipe, inputs_of, not_droppable
+from elbowroom.recipes.segments import Segment, segments
 
 MOST_OPS_OF_SINGLE = 16
 """A longer recipe of one storage is better shared with others, in a block."""
@@ -65,9 +65,7 @@ def options(step: LastStep, min_size_bytes: int = 2**20) -> tuple[Option, ...]:
     """
     known = history(step)
     wanted = _droppable(step, known, min_size_bytes)
-    found: dict[tuple[int, ...], Option] = {}
-    for storage in wanted:
-        _keep_best(found, _single(step, known, storage))
+    found: dict[tuple[int, ...], Option | None] = {(storage,): _single(step, known, storage) for storage in wanted}
     makers = sorted((known.maker[storage], storage) for storage in wanted)
     last_read = _last_forward_reads(step)
     saved = [step.trace.storages[storage].size_bytes for _, storage in makers]
@@ -75,9 +73,11 @@ def options(step: LastStep, min_size_bytes: int = 2**20) -> tuple[Option, ...]:
         inside = makers[bisect_left(makers, (segment.first, -1)) : bisect_left(makers, (segment.end, -1))]
         inner = [s for _, s in inside if last_read.get(s, -1) < segment.end]
         cheap = [s for s in inner if not any(step.trace.ops[w].flops for w in known.writers_before(s, segment.end))]
-        for storages in (inner, cheap) if len(cheap) < len(inner) else (inner,):
-            _keep_best(found, _block(step, known, storages, segment.name, segment.end - segment.first))
-    return tuple(sorted(found.values(), key=lambda o: (o.recompute.before_op, o.recompute.storages)))
+        for storages in (_together(step, known, inner), _together(step, known, cheap)):
+            if storages and storages not in found:
+                found[storages] = _block(step, known, storages, segment)
+    offered = (option for option in found.values() if option is not None)
+    return tuple(sorted(offered, key=lambda o: (o.recompute.before_op, o.recompute.storages)))
 
 
 def why_not(step: LastStep, n: int) -> str | None:
@@ -98,8 +98,10 @@ def peak_of_recipe(step: LastStep, recompute: Recompute) -> int:
     known, sizes = history(step), step.trace.storages
     last_use: dict[int, int] = {}
     for i in recompute.recipe:
-        op = step.trace.ops[i]
-        last_use.update(dict.fromkeys((*known.makes.get(i, ()), *op.reads, *op.writes), i))
+        last_use.update(dict.fromkeys(known.makes.get(i, ()), i))
+        last_use.update(
+            (s, i) for s in (*known.reads[i - step.first_op], *known.writes[i - step.first_op]) if s in last_use
+        )
     ends: dict[int, list[int]] = {}
     for storage, i in last_use.items():
         ends.setdefault(i, []).append(storage)
@@ -141,16 +143,20 @@ def _single(step: LastStep, known: History, storage: int) -> Option | None:
     return _option(step, "single", name, Recompute(storages=(storage,), recipe=recipe, before_op=before_op))
 
 
-def _block(step: LastStep, known: History, storages: list[int], name: str, length: int) -> Option | None:
+def _together(step: LastStep, known: History, storages: list[int]) -> tuple[int, ...]:
+    """Those that nobody needs any more when the first of them is read back: all of these can be rebuilt at once."""
+    saves = [known.save_of[storage] for storage in storages]
+    before_op = min((int(step.first_read[n]) for n in saves), default=0)
+    return tuple(sorted(s for s, n in zip(storages, saves, strict=True) if int(step.idle_from[n]) <= before_op))
+
+
+def _block(step: LastStep, known: History, storages: tuple[int, ...], segment: Segment) -> Option | None:
     """All of these at once, before the first of them is read."""
-    if len(storages) < 2:
-        return None
     before_op = min(int(step.first_read[known.save_of[storage]]) for storage in storages)
-    idle = tuple(sorted(s for s in storages if int(step.idle_from[known.save_of[s]]) <= before_op))
-    recipe = _closure(step, known, idle, before_op, length + MOST_OPS_BEFORE_BLOCK) if len(idle) > 1 else ""
+    recipe = _closure(step, known, storages, before_op, segment.end - segment.first + MOST_OPS_BEFORE_BLOCK)
     if isinstance(recipe, str):
         return None
-    return _option(step, "block", name, Recompute(storages=idle, recipe=recipe, before_op=before_op))
+    return _option(step, "block", segment.name, Recompute(storages=storages, recipe=recipe, before_op=before_op))
 
 
 def _option(step: LastStep, kind: Literal["single", "block"], name: str, recompute: Recompute) -> Option | None:
@@ -165,15 +171,6 @@ def _option(step: LastStep, kind: Literal["single", "block"], name: str, recompu
         duration_ns=sum(step.trace.ops[i].duration_ns for i in recompute.recipe),
         peak_bytes=peak_of_recipe(step, recompute),
     )
-
-
-def _keep_best(found: dict[tuple[int, ...], Option], option: Option | None) -> None:
-    """Of options for the same storages, the faster one."""
-    if option is None:
-        return
-    known = found.get(option.recompute.storages)
-    if known is None or option.duration_ns < known.duration_ns:
-        found[option.recompute.storages] = option
 
 
 def _closure(
@@ -198,28 +195,24 @@ def _closure(
         remake(storage, before_op)
     while pending:
         i = -heappop(pending)
-        op = step.trace.ops[i]
-        if problem := refused_op(op):
-            return f"op {i} {op.name}, which it needs, {problem}"
+        if problem := known.refused[i - step.first_op]:
+            return f"op {i} {step.trace.ops[i].name}, which it needs, {problem}"
         if len(chosen) > most_ops:
             return f"its recipe needs more than {most_ops} ops"
-        for storage, before in _to_remake(step, known, i, remade, before_op):
+        for storage, before in _to_remake(known, i, remade, before_op):
             remake(storage, before)
     return tuple(sorted(chosen)) or "no op of the step writes it"
 
 
-def _to_remake(
-    step: LastStep, known: History, i: int, remade: dict[int, int], before_op: int
-) -> Iterator[tuple[int, int]]:
+def _to_remake(known: History, i: int, remade: dict[int, int], before_op: int) -> Iterator[tuple[int, int]]:
     """Storages that must be made again if op i runs again, each as it is before some op.
 
     Those it writes, itself included; and those it reads that are not there with the same content when the recipe runs.
     """
-    op = step.trace.ops[i]
-    yield from ((storage, i + 1) for storage in op.writes if not touches_statistics(step, op, storage))
-    for storage in op.reads:
-        if storage in op.writes or touches_statistics(step, op, storage):
+    writes = known.writes[i - known.first_op]
+    yield from ((storage, i + 1) for storage in writes)
+    for storage in known.reads[i - known.first_op]:
+        if storage in writes:
             continue
-        there = known.alive(storage, before_op) and known.written(storage, i, before_op) is None
-        if storage in remade or not there:
+        if storage in remade or not known.alive(storage, before_op) or known.written(storage, i, before_op) is not None:
             yield storage, i

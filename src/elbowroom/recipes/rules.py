@@ -16,9 +16,8 @@ from __future__ import annotations
 
 from elbowroom.lifetimes import LastStep, op_label, why_kept
 from elbowroom.plan import Recompute
-from elbowroom.recipes.history import History, history, touches_statistics
-from elbowroom.recipes.tables import FROM_HOST, RANDOM, STATISTICS, refused
-from elbowroom.trace import Op
+from elbowroom.recipes.history import History, history
+from elbowroom.recipes.tables import RANDOM, STATISTICS
 
 
 def check_recipe(step: LastStep, recompute: Recompute) -> str | None:
@@ -44,9 +43,8 @@ def inputs_of(step: LastStep, recompute: Recompute) -> tuple[int, ...]:
     made: set[int] = set()
     inputs: set[int] = set()
     for i in recompute.recipe:
-        op = step.trace.ops[i]
         made.update(known.makes.get(i, ()))
-        inputs.update(s for s in op.reads if s not in made and not touches_statistics(step, op, s))
+        inputs.update(storage for storage in known.reads[i - step.first_op] if storage not in made)
     return tuple(sorted(inputs))
 
 
@@ -83,11 +81,10 @@ def _wrong_run(step: LastStep, known: History, recompute: Recompute) -> str | No
     made: set[int] = set()
     again: set[int] = set()
     for i in recompute.recipe:
-        op = step.trace.ops[i]
-        problem = refused_op(op) or _wrong_read(step, known, i, made, again, recompute.before_op)
+        problem = known.refused[i - step.first_op] or _wrong_read(known, i, made, again, recompute.before_op)
         if problem is None:
             made.update(known.makes.get(i, ()))
-            problem = _wrong_write(step, known, i, made, again)
+            problem = _wrong_write(known, i, made, again)
         if problem is not None:
             return f"{op_label(step.trace, i)} {problem}"
         again.add(i)
@@ -99,20 +96,8 @@ def _wrong_run(step: LastStep, known: History, recompute: Recompute) -> str | No
     return None
 
 
-def refused_op(op: Op) -> str | None:
-    """Why an op may not run again, as a clause; None where it may."""
-    if op.phase != "forward":
-        return f"is of phase {op.phase}; allowed in a recipe are ops of forward"
-    if op.name in FROM_HOST and not set(op.reads) - set(op.writes):
-        return "copies from the host, where its source may have changed"
-    return refused(op.name)
-
-
-def _wrong_read(step: LastStep, known: History, i: int, made: set[int], again: set[int], before_op: int) -> str | None:
-    op = step.trace.ops[i]
-    for storage in op.reads:
-        if touches_statistics(step, op, storage):
-            continue
+def _wrong_read(known: History, i: int, made: set[int], again: set[int], before_op: int) -> str | None:
+    for storage in known.reads[i - known.first_op]:
         if storage in made:
             if missing := _missing(known, storage, i, again):
                 return f"reads storage {storage}, and the recipe lacks op {missing[0]}, which writes it before"
@@ -123,11 +108,8 @@ def _wrong_read(step: LastStep, known: History, i: int, made: set[int], again: s
     return None
 
 
-def _wrong_write(step: LastStep, known: History, i: int, made: set[int], again: set[int]) -> str | None:
-    op = step.trace.ops[i]
-    for storage in op.writes:
-        if touches_statistics(step, op, storage):
-            continue
+def _wrong_write(known: History, i: int, made: set[int], again: set[int]) -> str | None:
+    for storage in known.writes[i - known.first_op]:
         if storage not in made:
             return f"writes storage {storage}, which the recipe does not make"
         if missing := _missing(known, storage, i, again):
