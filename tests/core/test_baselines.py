@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,8 @@ from elbowroom.planners.options import options_of
 from elbowroom.simulate import simulate
 from elbowroom.trace import Trace
 from tests.core.build import Build, chain, machine, traces
+from tests.core.plans import linked_traces
+from tests.core.test_recompute import linked
 
 OPTIONS: list[tuple[str, dict[str, object]]] = [
     ("vdnn", {"policy": "all"}),
@@ -202,6 +205,49 @@ def test_capuchin_starts_a_copy_ahead_and_then_earlier_where_compute_waited() ->
     assert simulate(slow, machine(), made(slow, 160, "capuchin")).step_ns <= without
 
 
+def test_recompute_blocks_keeps_what_lies_between_segments_and_rebuilds_the_rest() -> None:
+    # given 8 layers, op i making storage i + 1 of what op i - 1 made, and backward op 8 + k reading storage 8 - k
+    trace = linked((10,) * 8)
+
+    # then of 2 segments of 4 ops each, the first rebuilds 1, 2 and 3 before op 13, which reads 3, and keeps 4, which
+    # the second one reads; that keeps 7 and 8, which are still in use when the first of them is read
+    assert recomputes(trace, 2) == [((5, 6), (4, 5), 10), ((1, 2, 3), (0, 1, 2), 13)]
+    # as many segments as the square root of 8, rounded up: 3, of ops 0 to 2, 3 to 5 and 6 and 7
+    assert recomputes(trace, "sqrt") == [((4, 5), (3, 4), 11), ((1, 2), (0, 1), 14)]
+    # and all of the modules are one called "net", with no number in it: no blocks
+    assert recomputes(trace, "every") == []
+
+
+def recomputes(trace: Trace, segments: object) -> list[tuple[tuple[int, ...], tuple[int, ...], int]]:
+    found = made(trace, 10**6, "recompute_blocks", {"segments": segments})
+    check(trace, found)
+    return [(each.storages, each.recipe, each.before_op) for each in found.recomputes]
+
+
+def test_recompute_blocks_takes_the_members_of_lists_of_modules_as_blocks() -> None:
+    # given the same 8 layers, 4 of them in each of two blocks
+    trace = linked((10,) * 8)
+    ops = [replace(op, module=f"net.layers.{min(i, 15 - i) // 4}.conv") for i, op in enumerate(trace.ops)]
+    trace = replace(trace, ops=tuple(ops))
+
+    assert recomputes(trace, "every") == recomputes(trace, 2)
+    # 10 bytes of parameters and 80 of layers, less 1, 2, 3 and 5, 6, which are away when op 7 makes the last one
+    needed = made(trace, 10**6, "recompute_blocks", {"segments": "every"})
+    assert simulate(trace, machine(), needed).peak_allocated_bytes == 40
+
+
+@settings(max_examples=100, deadline=None)
+@given(linked_traces(), st.sampled_from(["sqrt", "every", 1, 2, 3, 5]), st.integers(0, 100))
+def test_recompute_blocks_makes_plans_that_pass_on_any_trace(trace: Trace, segments: object, percent: int) -> None:
+    budget = int(last_step(trace).level.max()) * percent // 100
+    try:
+        found = made(trace, budget, "recompute_blocks", {"segments": segments})
+    except Infeasible as problem:
+        found = made(trace, problem.least_feasible_bytes, "recompute_blocks", {"segments": segments})
+    check(trace, found, machine())
+    assert simulate(trace, machine(), found).peak_allocated_bytes <= found.budget_bytes
+
+
 @settings(max_examples=150, deadline=None)
 @given(traces(), st.sampled_from(OPTIONS), st.sampled_from([10**7, 10**8, 10**9, 10**10]), st.integers(0, 100))
 def test_a_baseline_makes_a_plan_within_the_budget_or_names_the_least_it_meets(
@@ -226,9 +272,9 @@ def test_a_machine_without_a_lower_tier_gets_the_empty_plan_or_none(planner: str
 
     bare = Machine(name="bare", tiers=(Tier(name="device", capacity_bytes=1000),), links=())
     trace = chain([100, 100, 100])
-    assert plan(trace, bare, 300, planner, min_size_bytes=1).swaps == ()
+    assert plan(trace, bare, 300, planner, min_size_bytes=1, allow=("swap",)).swaps == ()
     with pytest.raises(Infeasible):
-        plan(trace, bare, 299, planner, min_size_bytes=1)
+        plan(trace, bare, 299, planner, min_size_bytes=1, allow=("swap",))
 
 
 def test_a_baseline_that_ignores_the_budget_says_what_it_needs() -> None:
@@ -237,8 +283,8 @@ def test_a_baseline_that_ignores_the_budget_says_what_it_needs() -> None:
         made(chain([100, 100, 100]), 250, "threshold", {"size_bytes": "1KiB"})
     assert caught.value.least_feasible_bytes == 300
     assert (
-        "'threshold' as it was asked swaps 0 of 3 saved storages: give at least that budget or other options, or plan "
-        "with 'swap_greedy'."
+        "'threshold' as it was asked swaps 0 of 3 saved storages and recomputes 0: give at least that budget or other "
+        "options, or take another planner."
     ) in str(caught.value)
 
 
@@ -248,6 +294,7 @@ def test_a_baseline_that_ignores_the_budget_says_what_it_needs() -> None:
 def test_the_options_of_every_planner_are_these() -> None:
     found = {name: list(options_of(planner)) for name, planner in PLANNERS.items() if options_of(planner)}
     assert found == {
+        "recompute_blocks": ["segments"],
         "vdnn": ["policy"],
         "tflms": ["swapout_threshold", "swapin_ahead", "swapin_groupby", "sync_mode", "serialization"],
         "capuchin": ["feedback_percent", "rounds"],

@@ -48,6 +48,7 @@ def test_the_planners_are_these() -> None:
         "swap_all",
         "swap_greedy",
         "optimal",
+        "recompute_blocks",
         "vdnn",
         "tflms",
         "capuchin",

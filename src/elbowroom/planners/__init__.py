@@ -17,6 +17,7 @@ from elbowroom.planners.least import checked_slowdown, least_plan
 from elbowroom.planners.lms import lms
 from elbowroom.planners.optimal import optimal
 from elbowroom.planners.problem import MEANS, Means, Planner, Problem
+from elbowroom.planners.recompute_blocks import recompute_blocks
 from elbowroom.planners.swap_all import swap_all
 from elbowroom.planners.swap_greedy import swap_greedy
 from elbowroom.planners.tflms import tflms
@@ -43,6 +44,7 @@ PLANNERS: dict[str, Planner] = {
     "swap_all": swap_all,
     "swap_greedy": swap_greedy,
     "optimal": optimal,
+    "recompute_blocks": recompute_blocks,
     "vdnn": vdnn,
     "tflms": tflms,
     "capuchin": capuchin,

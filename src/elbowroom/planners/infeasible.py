@@ -81,6 +81,8 @@ def _held(step: LastStep, moves: Moves, point: int) -> list[int]:
     """Storages on the device at a point under some swaps."""
     begin, end = step.window(moves.n, moves.back)
     away = set(step.storage_of(moves.n[(begin <= point) & (point < end)]).tolist())
+    for rebuild in moves.rebuilds:
+        away |= set(step.storage_of(rebuild.n[(rebuild.begin <= point) & (point < rebuild.end)]).tolist())
     return [storage for storage in allocated_at(step, point).tolist() if storage not in away]
 
 
@@ -100,8 +102,9 @@ def _remedy(problem: Problem, swapped: Ints | None) -> str:
 
 def _otherwise(problem: Problem, planner: str, moves: Moves) -> str:
     return (
-        f"{planner!r} as it was asked swaps {len(moves.n)} of {len(problem.step.saves)} saved storages: give at least "
-        "that budget or other options, or plan with 'swap_greedy'."
+        f"{planner!r} as it was asked swaps {len(moves.n)} of {len(problem.step.saves)} saved storages and recomputes "
+        f"{sum(len(rebuild.n) for rebuild in moves.rebuilds)}: give at least that budget or other options, or take "
+        "another planner."
     )
 
 

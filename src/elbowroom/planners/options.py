@@ -111,7 +111,7 @@ def _meant(option: Option, text: str) -> object:
 
 def _option(name: str, hint: object, default: Value) -> Option:
     """An option from the type hint of its parameter: int, bool, Literal, or one of these with None."""
-    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    parts = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     kinds = [part for part in parts if part is not types.NoneType]
     choices: tuple[Value, ...] = ()
     for kind in kinds:

@@ -13,7 +13,8 @@ from elbowroom.lanes import Play, play
 from elbowroom.lifetimes import Ints, LastStep, listed, why_kept
 from elbowroom.machine import Machine, TierName
 from elbowroom.moves import Moves, moves_of, need
-from elbowroom.plan import Plan, Swap
+from elbowroom.plan import Plan, Recompute, Swap
+from elbowroom.rebuilds import Rebuild
 
 Means = Literal["swap", "recompute", "state", "algorithm"]
 MEANS: tuple[Means, ...] = ("swap", "recompute", "state", "algorithm")
@@ -28,6 +29,7 @@ __all__ = [
     "moves_on_demand",
     "moving",
     "peak_of",
+    "recompute_of",
 ]
 
 
@@ -107,4 +109,16 @@ def as_plan(problem: Problem, planner: str, moves: Moves | None = None) -> Plan:
             save = step.saves[n]
             out = save.saved_at - 1
             swaps.append(Swap(storage=save.storage, tier=problem.tier, out_after_op=out, back_before_op=back))
-    return Plan(trace_id=step.trace.id, planner=planner, budget_bytes=problem.budget_bytes, swaps=tuple(swaps))
+    return Plan(
+        trace_id=step.trace.id,
+        planner=planner,
+        budget_bytes=problem.budget_bytes,
+        swaps=tuple(swaps),
+        recomputes=tuple(recompute_of(step, rebuild) for rebuild in moves.rebuilds) if moves is not None else (),
+    )
+
+
+def recompute_of(step: LastStep, rebuild: Rebuild) -> Recompute:
+    """Write one rebuild down as a plan has it."""
+    storages = tuple(listed(step.storage_of(rebuild.n)))
+    return Recompute(storages=storages, recipe=rebuild.recipe, before_op=rebuild.position)

@@ -80,6 +80,48 @@ def options(step: LastStep, min_size_bytes: int = 2**20) -> tuple[Option, ...]:
     return tuple(sorted(offered, key=lambda o: (o.recompute.before_op, o.recompute.storages)))
 
 
+def blocks(step: LastStep, runs: Iterable[tuple[int, int]], min_size_bytes: int = 2**20) -> tuple[Option, ...]:
+    """One option for each of some runs of ops, where there is one: what it saves and no other run's recipe needs.
+
+    Args:
+        step: the last step.
+        runs: ops [first, end) of each.
+        min_size_bytes: smaller storages stay.
+    """
+    runs, kept = list(runs), set[int]()
+    while True:
+        found = _blocks(step, runs, min_size_bytes, kept)
+        dropped = {storage: i for i, option in enumerate(found) for storage in option.recompute.storages}
+        needed = {s for i, option in enumerate(found) for s in option.inputs if dropped.get(s, i) != i}
+        if not needed:
+            return tuple(found)
+        kept |= needed
+
+
+def _blocks(step: LastStep, runs: list[tuple[int, int]], min_size_bytes: int, kept: set[int]) -> list[Option]:
+    """Options of runs that leave some storages where they are."""
+    known, last_read = history(step), _last_forward_reads(step)
+    wanted = (storage for storage in _droppable(step, known, min_size_bytes) if storage not in kept)
+    makers = sorted((known.maker[storage], storage) for storage in wanted)
+    found: list[Option] = []
+    for first, end in runs:
+        inside = makers[bisect_left(makers, (first, -1)) : bisect_left(makers, (end, -1))]
+        inner = _idle_before(step, known, [s for _, s in inside if last_read.get(s, -1) < end])
+        name = f"ops {first} to {end - 1}"
+        option = _block(step, known, inner, name, end - first) if len(inner) > 1 else None
+        if len(inner) == 1:
+            option = _single(step, known, inner[0])
+        found += [] if option is None else [option]
+    return found
+
+
+def _idle_before(step: LastStep, known: History, storages: list[int]) -> list[int]:
+    """Those that are idle for a while before the first of them is read."""
+    before_op = min((int(step.first_read[known.save_of[s]]) for s in storages), default=0)
+    idle = [s for s in storages if int(step.idle_from[known.save_of[s]]) < before_op]
+    return idle if len(idle) == len(storages) else _idle_before(step, known, idle)
+
+
 def why_not(step: LastStep, n: int) -> str | None:
     """Why the n-th saved storage cannot be recomputed on its own, as a clause; None where it can."""
     known, storage = history(step), step.saves[n].storage

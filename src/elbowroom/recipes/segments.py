@@ -31,7 +31,7 @@ def segments(step: LastStep, makers: list[int], saved_bytes: list[int]) -> list[
         return bisect_left(makers, segment.end) - bisect_left(makers, segment.first) > 1
 
     found: dict[tuple[int, int], Segment] = {}
-    for stretch in _stretches(step):
+    for stretch in stretches(step):
         for runs in _by_depth(step, stretch):
             units = list(filter(many, runs))
             for segment in (*units, *_groups(units)):
@@ -41,7 +41,7 @@ def segments(step: LastStep, makers: list[int], saved_bytes: list[int]) -> list[
     return list(found.values())
 
 
-def _stretches(step: LastStep) -> Iterator[Segment]:
+def stretches(step: LastStep) -> Iterator[Segment]:
     """Runs of forward ops: one for each micro-batch."""
     ops = step.trace.ops
     for phase, run in groupby(range(step.first_op, step.end_op), lambda i: ops[i].phase):
