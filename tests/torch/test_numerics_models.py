@@ -328,3 +328,12 @@ def test_an_evaluation_within_a_step_gives_the_same_numbers() -> None:
         return Training(step, [model], [optimizer])
 
     assert_same_within(setup)
+
+
+def test_parameters_without_a_shape_yet_are_left_alone() -> None:
+    # given: somebody's lazy module, not called so far
+    lazy = nn.LazyLinear(3)
+
+    # then
+    assert_same_within(TRAININGS["a perceptron"])
+    assert lazy.has_uninitialized_params()

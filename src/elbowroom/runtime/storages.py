@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.parameter import is_lazy
 
 CPU = torch.device("cpu")
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """A tensor's storage; None for sparse, functional, fake and wrapper tensors, which have no bytes of their own."""
+    """A tensor's storage; None for sparse, functional, fake, wrapper and not yet shaped ones, without bytes."""
+    if is_lazy(tensor):
+        return None
     try:
         storage = tensor.untyped_storage()
         storage.data_ptr()
