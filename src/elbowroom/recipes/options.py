@@ -107,8 +107,8 @@ def _blocks(step: LastStep, runs: list[tuple[int, int]], min_size_bytes: int, ke
     for first, end in runs:
         inside = makers[bisect_left(makers, (first, -1)) : bisect_left(makers, (end, -1))]
         inner = _idle_before(step, known, [s for _, s in inside if last_read.get(s, -1) < end])
-        name = f"ops {first} to {end - 1}"
-        option = _block(step, known, inner, name, end - first) if len(inner) > 1 else None
+        segment = Segment(f"ops {first} to {end - 1}", first, end)
+        option = _block(step, known, tuple(sorted(inner)), segment) if len(inner) > 1 else None
         if len(inner) == 1:
             option = _single(step, known, inner[0])
         found += [] if option is None else [option]

@@ -1,0 +1,100 @@
+"""Rows of the planning benchmark: one planner, on one trace and machine, within one budget. All of it simulated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from elbowroom.errors import Infeasible
+from elbowroom.machine import Machine
+from elbowroom.plan import Plan
+from elbowroom.planners import asking
+from elbowroom.simulate import simulate
+from elbowroom.timeline import Timeline
+from elbowroom.trace import Trace
+
+Row = dict[str, Any]
+SHARES = (0.75, 0.5, 0.25)
+"""Budgets, as shares of what the step reserves when everything is kept."""
+
+PLANNERS: dict[str, tuple[str, dict[str, object]]] = {
+    "optimal": ("optimal", {}),
+    "swap_greedy": ("swap_greedy", {}),
+    "swap_all": ("swap_all", {}),
+    "vdnn all": ("vdnn", {"policy": "all"}),
+    "vdnn conv": ("vdnn", {"policy": "conv"}),
+    "vdnn dyn": ("vdnn", {"policy": "dyn"}),
+    "tflms": ("tflms", {}),
+    "capuchin": ("capuchin", {}),
+    "threshold": ("threshold", {}),
+    "lms": ("lms", {}),
+    "recompute_blocks": ("recompute_blocks", {}),
+}
+"""Label of a row: (planner, its options)."""
+
+
+def roomy(name: str) -> Machine:
+    """A GPU by name whose device holds anything, so that the budget alone decides; links and rates are its own."""
+    machine = Machine.of(name)
+    device, *lower = machine.tiers
+    return replace(machine, tiers=(replace(device, capacity_bytes=2**50), *lower))
+
+
+def kept(trace: Trace, machine: Machine) -> Row:
+    """The step with everything kept."""
+    return _figures(simulate(trace, machine))
+
+
+def budgets(trace: Trace, machine: Machine, kept_bytes: int, limit_s: float) -> Iterator[tuple[str, int]]:
+    """(label, bytes) of every budget: shares of the keep-all peak, and the least that `optimal` can meet."""
+    for share in SHARES:
+        yield f"{share:.0%}", int(share * kept_bytes)
+    try:
+        asking(trace, machine, planner="optimal", time_limit_s=limit_s).plan(1)
+    except Infeasible as infeasible:
+        yield "least", infeasible.least_feasible_bytes
+
+
+def row(trace: Trace, machine: Machine, label: str, budget_bytes: int, keep: Row, limit_s: float) -> Row:
+    """One planner within one budget."""
+    planner, options = PLANNERS[label]
+    begin = time.perf_counter()
+    found: Row = {"planner": label, "budget_bytes": budget_bytes}
+    try:
+        made = asking(trace, machine, planner=planner, options=options, time_limit_s=limit_s).plan(budget_bytes)
+    except Infeasible as infeasible:
+        return found | {"least_feasible_bytes": infeasible.least_feasible_bytes, "seconds": _since(begin)}
+    seconds = _since(begin)
+    line = simulate(trace, machine, made)
+    return found | {"seconds": seconds, "slowdown": line.step_ns / keep["step_ns"], **_figures(line), **_plan(made)}
+
+
+def best_of(rows: Sequence[Row], without: str) -> Row | None:
+    """The fastest row of the planners but one."""
+    fit = [each for each in rows if each["planner"] != without and "step_ns" in each]
+    return min(fit, key=lambda each: each["step_ns"], default=None)
+
+
+def _since(begin: float) -> float:
+    return round(time.perf_counter() - begin, 3)
+
+
+def _figures(line: Timeline) -> Row:
+    return {
+        "step_ns": line.step_ns,
+        "stall_ns": line.stall_ns,
+        "recompute_ns": line.recompute_ns,
+        "utilisation": round(line.utilisation, 5),
+        "swapped_out_bytes": line.swapped_out_bytes,
+        "swapped_back_bytes": line.swapped_back_bytes,
+        "peak_allocated_bytes": line.peak_allocated_bytes,
+        "peak_reserved_bytes": line.peak_reserved_bytes,
+    }
+
+
+def _plan(made: Plan) -> Row:
+    bound: Row = {} if made.bound is None else {"lower_bound_ns": made.bound.lower_bound_ns, "gap": made.bound.gap}
+    counts = {"swaps": len(made.swaps), "recomputes": len(made.recomputes), "algorithms": len(made.algorithms)}
+    return counts | bound
