@@ -87,6 +87,21 @@ def test_batch_norm_writes_its_running_statistics_in_training_only() -> None:
     assert not {number(mean), number(var)} & set(evaluation.writes)
 
 
+def test_an_op_that_takes_only_the_form_of_its_argument_does_not_read_it() -> None:
+    def work() -> Any:
+        x = torch.empty(1024, device="cuda")
+        return torch.empty_like(x), torch.zeros_like(x)
+
+    lines, _, _ = ops_of(work)
+
+    # and what stays unfilled takes no time: zeros_like writes 4 KiB, the others nothing
+    assert [(line.name, line.reads, line.moved_bytes) for line in lines] == [
+        ("aten.empty", (), 0),
+        ("aten.empty_like", (), 0),
+        ("aten.zeros_like", (), 4096),
+    ]
+
+
 def test_arguments_are_described_by_position() -> None:
     def work() -> Any:
         x, w = torch.empty(2, 3, 8, 8, device="cuda"), torch.empty(4, 3, 3, 3, device="cuda")

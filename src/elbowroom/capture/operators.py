@@ -12,6 +12,27 @@ from typing import Any
 
 from elbowroom.runtime._torch_compat import has_kernel, schemas_of
 
+UNFILLED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
+"""They make a storage and run no kernel."""
+
+OF_FORM = UNFILLED | {
+    "full_like",
+    "new_full",
+    "new_ones",
+    "new_zeros",
+    "ones_like",
+    "rand_like",
+    "randint_like",
+    "randn_like",
+    "zeros_like",
+}
+"""They take shape and type of their tensor argument, and do not read it."""
+
+
+def reads_bytes(name: str) -> bool:
+    """Whether an op such as "aten.relu" or "aten::relu" reads what its tensor arguments hold."""
+    return name.replace("::", ".").removeprefix("aten.") not in OF_FORM
+
 
 @dataclass(frozen=True, slots=True)
 class Operator:

@@ -20,7 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from elbowroom.capture.cuda_memory import CudaMemory, Requests
-from elbowroom.capture.operators import operator
+from elbowroom.capture.operators import operator, reads_bytes
 from elbowroom.runtime._torch_compat import marker, profiler_events, profiler_running
 
 PREFIX = "elbowroom:"
@@ -174,7 +174,9 @@ def _op(event: Any, node: int | None, device: torch.device) -> OpSeen | None:
     blocks = [list(_blocks(argument, device)) for argument in inputs]
     return OpSeen(
         name=event.name.replace("::", "."),
-        reads=() if known.views else tuple(b for i, bs in enumerate(blocks) if i not in known.writes for b in bs),
+        reads=()
+        if known.views or not reads_bytes(event.name)
+        else tuple(b for i, bs in enumerate(blocks) if i not in known.writes for b in bs),
         writes=tuple(b for i, bs in enumerate(blocks) if i in known.writes for b in bs),
         node=event.extra_fields.sequence_number if node is None else node,
         backward=node is not None,

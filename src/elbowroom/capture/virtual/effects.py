@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from elbowroom.capture.operators import UNFILLED, reads_bytes
 from elbowroom.runtime._torch_compat import schema_of
 
 UNDECLARED: dict[str, tuple[int, ...]] = {
@@ -99,11 +100,13 @@ def compute_type(name: str, tensors: list[Any], compute_capability: int) -> str:
 
 
 def moved_bytes(
-    func: Any, given: list[Any], results: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    func: Any, name: str, given: list[Any], results: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> int:
     """Bytes that an op reads and writes; what it changes counts twice, also where it returns nothing."""
+    if name.removeprefix("aten.") in UNFILLED:
+        return 0
     written = results or list(changed(effects_of(func), args, kwargs))
-    return sum(map(bytes_of, given)) + sum(map(bytes_of, written))
+    return sum(map(bytes_of, written)) + (sum(map(bytes_of, given)) if reads_bytes(name) else 0)
 
 
 def bytes_of(tensor: torch.Tensor) -> int:

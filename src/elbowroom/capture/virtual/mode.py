@@ -12,6 +12,7 @@ from typing import Any, final
 
 import torch
 
+from elbowroom.capture.operators import reads_bytes
 from elbowroom.capture.virtual import kernels, scratch
 from elbowroom.capture.virtual.compared import Compared
 from elbowroom.capture.virtual.effects import changed, compute_type, described, effects_of, moved_bytes
@@ -176,7 +177,7 @@ class VirtualMode(DispatchMode):
         path = self._path(backward)
         given = [tensor for tensor in tensors_in(args, kwargs) if isinstance(tensor, VirtualTensor)]
         effects = effects_of(func)
-        reads = () if effects.views else ledger.numbers_of(given)
+        reads = () if effects.views or not reads_bytes(_name(func)) else ledger.numbers_of(given)
         results = [made] if isinstance(made, torch.Tensor) else list(tensors_in((made,), {}))
         phase: Phase = "backward" if backward else "optimizer" if self.optimizing else self.phase_outside
         index, storages = len(ledger.ops), len(ledger.storages)
@@ -190,7 +191,7 @@ class VirtualMode(DispatchMode):
                 writes=tuple(dict.fromkeys((*written, *new))),
                 arguments=described(args, kwargs),
                 dtype=compute_type(_name(func), given, self.settings.facts.compute_capability),
-                moved_bytes=moved_bytes(func, given, results, args, kwargs),
+                moved_bytes=moved_bytes(func, _name(func), given, results, args, kwargs),
             )
         return made
 
