@@ -11,6 +11,7 @@ action, as their order is not known beforehand; doing it twice changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elbowroom.checks import check_step
@@ -73,8 +74,13 @@ def actions(step: LastStep, moves: Moves, waiting: dict[int, int]) -> dict[int, 
     return {p: Action(writes_done=waiting.get(p, 0), back=tuple(back.get(p, ()))) for p in places}
 
 
-def compile_schedule(trace: Trace, plan: Plan) -> Schedule:
+def compile_schedule(trace: Trace, plan: Plan, waiting: Mapping[int, int] | None = None) -> Schedule:
     """Compile a plan for the runtime.
+
+    Args:
+        trace: what the training does.
+        plan: what to do in its last step.
+        waiting: by position of a tick, how many writes must have ended there; None waits only where room is needed.
 
     Raises:
         InvalidPlan: the plan may not run on this trace (see `check`), or does what the runtime cannot do.
@@ -85,7 +91,7 @@ def compile_schedule(trace: Trace, plan: Plan) -> Schedule:
     moves = moves_of_plan(step, plan)
     needed = need(step, moves)
     peak = int(needed.max())
-    at = actions(step, moves, waits(step, moves, needed, peak))
+    at = actions(step, moves, waits(step, moves, needed, peak) if waiting is None else dict(waiting))
     storages = [step.trace.storages[save.storage] for save in step.saves]
     return Schedule(
         trace_id=plan.trace_id,

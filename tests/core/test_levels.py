@@ -34,7 +34,8 @@ LEVELS: dict[str, set[str]] = {
     }
     | {"timeline", "trace", "units"},
     "1": {"allocator", "checks", "estimate", "lanes", "largest", "lifetimes", "moves", "owners", "pareto", "planners"}
-    | {"algorithms", "curves", "differences", "rebuilds", "recipes", "schedule", "simulate", "slowdown"},
+    | {"algorithms", "curves", "cycles", "differences", "rebuilds", "recipes", "schedule", "simulate"}
+    | {"slowdown"},
     "2a": {"report"},
     "2b": {"capture", "runtime"},
     "3": {"__init__", "__main__", "cli", "demo", "integrations"},

@@ -1,15 +1,13 @@
 """What the caching allocator of CUDA knows besides torch's profiler: requested sizes, and what is there already.
 
 The profiler tells the bytes of each block: those of the request rounded up, and up to 1 MiB more where a block was not
-worth splitting. The allocator's history has the requests themselves, and is switched on for the recording. If
-the user's own is on, it is left alone and the blocks' bytes are taken.
+worth splitting; and it misses a few frees. The allocator's history has all requests, and is switched on for the
+recording. If the user's own is on, it is left alone and the blocks' bytes are taken.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 
@@ -23,17 +21,13 @@ SHARED_POOL = (0, 0)
 _WORDS = {"alloc": False, "free_requested": True}
 
 
-@dataclass(slots=True)
-class Requests:
-    """Requested bytes by (address, whether it was freed), in order."""
+class Request(NamedTuple):
+    """An allocation, or the free of one. Times are on the profiler's clock, to the microsecond."""
 
-    sizes: dict[tuple[int, bool], deque[int]] = field(default_factory=dict[tuple[int, bool], deque[int]])
-
-    def next(self, address: int, block_bytes: int, *, freed: bool) -> int:
-        """What was requested of a block that was handed out or taken back; its own bytes where that is not known."""
-        known = self.sizes.get((address, freed))
-        requested = known.popleft() if known else block_bytes
-        return requested if 0 < requested <= block_bytes else block_bytes
+    address: int
+    freed: bool
+    size_bytes: int
+    at_ns: int
 
 
 @final
@@ -54,17 +48,13 @@ class CudaMemory:
         if self._ours:
             keep_memory_history(on=True)
 
-    def stop(self) -> Requests:
-        """End, and what was noted."""
-        found = Requests()
+    def stop(self) -> list[Request]:
+        """End, and what was noted, in order; nothing where the user's own history is on."""
         if not self._ours:
-            return found
-        for entry in memory_snapshot()["device_traces"][self._index]:
-            freed = _WORDS.get(entry["action"])
-            if freed is not None:
-                found.sizes.setdefault((entry["addr"], freed), deque()).append(entry["size"])
+            return []
+        found = [each for each in memory_snapshot()["device_traces"][self._index] if each["action"] in _WORDS]
         keep_memory_history(on=False)
-        return found
+        return [Request(e["addr"], _WORDS[e["action"]], e["size"], 1000 * e["time_us"]) for e in found]
 
     def segments(self) -> list[Segment]:
         """All the allocator holds of the device, by address."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from elbowroom.capture.cuda_memory import CudaMemory, Requests
+from elbowroom.capture.cuda_memory import CudaMemory, Request
 from elbowroom.capture.operators import operator, reads_bytes
 from elbowroom.runtime._torch_compat import marker, profiler_events, profiler_running
 
@@ -116,24 +116,33 @@ class Stream:
 
     def stop(self) -> list[Item]:
         """End, and the stream in order."""
-        requests = None if self._memory is None else self._memory.stop()
+        requests = [] if self._memory is None else self._memory.stop()
         with _quiet():
             self._session.__exit__(None, None, None)
         items = [item for root in profiler_events(self._session) for item in _items(root, self._device)]
         self._session = None
-        items.sort(key=lambda item: (item.at_ns, item.ends))
-        if requests is not None:
-            _as_requested(items, requests)
-        return items
+        items.sort(key=_in_order)
+        return _with_requests(items, requests) if requests else items
 
 
-def _as_requested(items: list[Item], requests: Requests) -> None:
-    """Put the requested bytes of each block in place of its own."""
-    for item in items:
-        if isinstance(item.what, Allocation):
-            address, block_bytes, dtype = item.what.block
-            size_bytes = requests.next(address, block_bytes, freed=item.what.freed)
-            item.what.block = Block(address, size_bytes, dtype)
+def _in_order(item: Item) -> tuple[int, bool]:
+    return item.at_ns, item.ends
+
+
+def _with_requests(items: list[Item], requests: list[Request]) -> list[Item]:
+    """Put the requested bytes of each block in place of its own, and add what the profiler missed."""
+    seen = [(item, item.what) for item in items if isinstance(item.what, Allocation)]
+    missed: list[Item] = []
+    at = 0
+    for request in requests:
+        what = Allocation(Block(request.address, request.size_bytes, ""), request.freed)
+        if at < len(seen) and (seen[at][1].block.address, seen[at][1].freed) == (request.address, request.freed):
+            seen[at][1].block = what.block
+            at += 1
+        else:
+            missed.append(Item(request.at_ns, what))
+    # Where the profiler has something that the allocator does not know, the two cannot be put beside each other.
+    return sorted([*items, *missed], key=_in_order) if at == len(seen) else items
 
 
 def _items(root: Any, device: torch.device) -> Iterator[Item]:

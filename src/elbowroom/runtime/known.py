@@ -13,6 +13,7 @@ from elbowroom.machine import Machine
 from elbowroom.moves import moves_of_plan
 from elbowroom.plan import Plan
 from elbowroom.runtime.ranges import bytes_for
+from elbowroom.runtime.reserving import Course
 from elbowroom.schedule import Schedule
 from elbowroom.trace import Trace
 
@@ -22,13 +23,13 @@ class Known:
     """One kind of step and what to do in it.
 
     Attributes:
-        trace, plan, schedule: as observed, planned, compiled.
+        trace, course, schedule: as observed, planned, compiled.
         machine: the links as measured while observing.
         refined: whether the trace is of a steady step, and its durations of a step under a plan.
     """
 
     trace: Trace
-    plan: Plan
+    course: Course
     schedule: Schedule
     machine: Machine
     refined: bool
@@ -36,6 +37,11 @@ class Known:
 
     def __post_init__(self) -> None:
         self._swapped = frozenset(self.schedule.swapped)
+
+    @property
+    def plan(self) -> Plan:
+        """What is swapped."""
+        return self.course.plan
 
     @property
     def swapped(self) -> frozenset[int]:

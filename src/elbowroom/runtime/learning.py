@@ -15,7 +15,7 @@ from elbowroom.plan import Plan
 from elbowroom.planners import check
 from elbowroom.runtime.entries import Happening
 from elbowroom.runtime.known import Known
-from elbowroom.runtime.reserving import peak_bytes, plan_within
+from elbowroom.runtime.reserving import course_of, course_within
 from elbowroom.schedule import compile_schedule
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Save, Trace
@@ -144,8 +144,7 @@ class Learner:
             if first:  # its memory is rounded up
                 return None
             raise
-        sure = peak_bytes(known.trace, self.machine, known.plan) < SURE_SHARE * self.budget_bytes
-        known.refined = sure and not known.plan.swaps
+        known.refined = known.course.peak_bytes < SURE_SHARE * self.budget_bytes and not known.plan.swaps
         self._learnt(key, known)
         return known
 
@@ -189,11 +188,13 @@ class Learner:
 
     def _plan(self, trace: Trace) -> Known:
         if self._given is None:
-            made = plan_within(trace, self.machine, self._budget, self._min_size_bytes)
+            course = course_within(trace, self.machine, self._budget, self._min_size_bytes)
         else:
             made = _moved_to(trace, self._given)
             check(trace, made)
-        return Known(trace, made, compile_schedule(trace, made), self.machine, refined=False)
+            course = course_of(trace, self.machine, made)
+        schedule = compile_schedule(trace, course.plan, course.waiting)
+        return Known(trace, course, schedule, self.machine, refined=False)
 
     def _measure_rates(self, transfers: list[Happening]) -> None:
         """Put the link's rates as these transfers show them in place of what was assumed."""

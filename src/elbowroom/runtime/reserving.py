@@ -1,19 +1,24 @@
 """Plans for a budget of reserved bytes, where the device has a caching allocator.
 
 Planners count allocated bytes; what the allocator reserves for them is more, by the free memory between blocks, and
-is known once a plan is simulated. So a plan is made for the whole budget, and if it reserves more, for less by what it
-reserves too much, until one fits.
+is known once a plan is played (elbowroom/cycles.py). So a plan is made for the whole budget, and if it reserves more,
+for less by what it reserves too much, until one fits.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
+from elbowroom.cycles import Cycle, cycle, early_waits
 from elbowroom.errors import Infeasible
+from elbowroom.lifetimes import last_step, listed
 from elbowroom.machine import Machine
+from elbowroom.moves import moves_of_plan, need
 from elbowroom.plan import Plan
 from elbowroom.planners import plan
 from elbowroom.simulate import simulate
+from elbowroom.timeline import Curve, Timeline
 from elbowroom.trace import Trace
 from elbowroom.units import Amount, Budget, format_bytes
 
@@ -22,41 +27,36 @@ ROUNDS = 10
 """Plans that are tried for one budget."""
 
 
-def peak_bytes(trace: Trace, machine: Machine, made: Plan | None = None) -> int:
-    """What a budget of the device counts: reserved bytes where its allocator caches, allocated ones elsewhere."""
-    line = simulate(trace, machine, made)
-    return line.peak_allocated_bytes if machine.allocator == "exact" else line.peak_reserved_bytes
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """A plan and how closely its writes are waited for.
+
+    Attributes:
+        plan: what to swap.
+        waiting: by position of a tick, how many writes must have ended there; None where only room counts.
+        peak_bytes: what a budget of the device counts, at most.
+    """
+
+    plan: Plan
+    waiting: Mapping[int, int] | None
+    peak_bytes: int
 
 
-def plan_within(trace: Trace, machine: Machine, budget: Budget, min_size_bytes: int) -> Plan:
-    """A plan whose peak, as `peak_bytes` has it, is within the budget of the device.
+def course_within(trace: Trace, machine: Machine, budget: Budget, min_size_bytes: int) -> Course:
+    """A plan whose peak is within the budget of the device.
 
     Raises:
         Infeasible: no plan that was tried is.
     """
     budget_bytes = budget.device.size_bytes or 0
-    # A budget above what the machine has is no limit here, and `plan` would refuse it.
-    allowed, refused, least, most = budget_bytes, 0, 0, machine.tiers[0].capacity_bytes
-    for _ in range(ROUNDS):
-        try:
-            made = plan(
-                trace, machine, _for_device(budget, min(allowed, most)), PLANNER, min_size_bytes, allow=("swap",)
-            )
-        except Infeasible as problem:
-            if allowed == budget_bytes:
-                raise
-            refused = max(refused, problem.least_feasible_bytes)
-            allowed = refused
-            continue
-        if machine.allocator == "exact":
-            return made
-        reserved = peak_bytes(trace, machine, made)
-        if reserved <= budget_bytes:
-            return replace(made, budget_bytes=budget_bytes)
-        least = min(least or reserved, reserved)
-        if allowed <= refused:
-            break
-        allowed = max(refused, allowed - max(reserved - budget_bytes, allowed // 64))
+    if machine.allocator == "exact":
+        return course_of(trace, machine, next(_plans(trace, machine, budget, min_size_bytes)))
+    least = 0
+    for made in _plans(trace, machine, budget, min_size_bytes):
+        for found in _courses(trace, machine, made):
+            if found.peak_bytes <= budget_bytes:
+                return replace(found, plan=replace(made, budget_bytes=budget_bytes))
+            least = min(least or found.peak_bytes, found.peak_bytes)
     raise Infeasible(
         f"budget: given {format_bytes(budget_bytes)} ({budget_bytes} bytes) of reserved memory; the plans that were "
         f"tried reserve {format_bytes(least)} ({least} bytes) at least, free memory between blocks included; raise the "
@@ -64,6 +64,56 @@ def plan_within(trace: Trace, machine: Machine, budget: Budget, min_size_bytes: 
         budget_bytes=budget_bytes,
         least_feasible_bytes=least,
     )
+
+
+def _plans(trace: Trace, machine: Machine, budget: Budget, min_size_bytes: int) -> Iterator[Plan]:
+    """Plans for less and less allocated bytes."""
+    # A budget above what the machine has is no limit here, and `plan` would refuse it.
+    allowed, least = min(budget.device.size_bytes or 0, machine.tiers[0].capacity_bytes), 0
+    of_allocated = replace(machine, allocator="exact")
+    for turn in range(ROUNDS):
+        try:
+            yield plan(trace, of_allocated, _for_device(budget, allowed), PLANNER, min_size_bytes, allow=("swap",))
+        except Infeasible as problem:
+            if not turn:
+                raise
+            least = problem.least_feasible_bytes
+        if allowed == least:
+            return
+        allowed = max(least, allowed - allowed // 12)
+
+
+def course_of(trace: Trace, machine: Machine, made: Plan) -> Course:
+    """The way to follow a plan that compute waits least in."""
+    if machine.allocator != "exact":
+        return next(_courses(trace, machine, made))
+    step = last_step(trace)
+    return Course(plan=made, waiting=None, peak_bytes=int(need(step, moves_of_plan(step, made)).max()))
+
+
+def _courses(trace: Trace, machine: Machine, made: Plan) -> Iterator[Course]:
+    """Ways to follow a plan on a machine with a caching allocator, the one that compute waits least in first."""
+    step = last_step(trace)
+    moves = moves_of_plan(step, made)
+    for rates in (machine, None):
+        waiting = early_waits(step, moves, rates)
+        held = cycle(step, moves, waiting, machine.allocator)
+        yield Course(plan=made, waiting=waiting, peak_bytes=int(held.reserved.max()))
+
+
+def simulated(trace: Trace, machine: Machine, course: Course) -> Timeline:
+    """What a step of many under a plan should do."""
+    line = simulate(trace, machine, course.plan)
+    if machine.allocator == "exact":
+        return line
+    step = last_step(trace)
+    held: Cycle = cycle(step, moves_of_plan(step, course.plan), course.waiting or {}, machine.allocator)
+    at_ns = tuple(span.start_ns for span in line.spans if span.kind == "op")
+    device = [
+        Curve(tier="device", kind="allocated", at_ns=at_ns, size_bytes=tuple(listed(held.allocated))),
+        Curve(tier="device", kind="reserved", at_ns=at_ns, size_bytes=tuple(listed(held.reserved))),
+    ]
+    return replace(line, curves=(*device, *(curve for curve in line.curves if curve.tier != "device")))
 
 
 def _for_device(budget: Budget, device_bytes: int) -> Budget:

@@ -45,8 +45,8 @@ from elbowroom.runtime.figures import Mode, StepFigures
 from elbowroom.runtime.hooks import Director, Handle, Hooks
 from elbowroom.runtime.known import Known, lower_bytes, signature
 from elbowroom.runtime.learning import Learner
+from elbowroom.runtime.reserving import simulated
 from elbowroom.schedule import Action
-from elbowroom.simulate import simulate
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 from elbowroom.units import format_bytes
@@ -119,7 +119,7 @@ class Room(Director):
     @property
     def simulated(self) -> Timeline | None:
         """What the plan of the last step should do."""
-        return simulate(self._last.trace, self._last.machine, self._last.plan) if self._last else None
+        return simulated(self._last.trace, self._last.machine, self._last.course) if self._last else None
 
     def measure_next_step(self) -> None:
         """Record the next planned step; its timeline is in `measured` once it has ended."""

@@ -1,0 +1,91 @@
+"""What a caching allocator holds under a plan, step after step; MiB stands for 2**20 bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elbowroom.cycles import away_points, cycle, early_waits
+from elbowroom.errors import Infeasible
+from elbowroom.lifetimes import LastStep, last_step
+from elbowroom.machine import Link, Machine, Tier
+from elbowroom.moves import Moves, moves_of_plan, need, waits
+from elbowroom.planners import plan
+from elbowroom.trace import Trace
+from tests.core.build import chain, traces
+
+MIB = 2**20
+
+
+def machine(out: int = 10**9) -> Machine:
+    """A device with a caching allocator above host memory."""
+    link = Link(upper="device", lower="host", out_bytes_per_s=out, back_bytes_per_s=10**9, latency_ns=0)
+    tiers = (Tier(name="device", capacity_bytes=10**12), Tier(name="host", capacity_bytes=10**12))
+    return Machine(name="test", tiers=tiers, links=(link,), allocator="")
+
+
+def planned(trace: Trace, budget: int, on: Machine) -> tuple[LastStep, Moves]:
+    made = plan(trace, replace(on, allocator="exact"), budget, "swap_greedy", min_size_bytes=1, allow=("swap",))
+    step = last_step(trace)
+    return step, moves_of_plan(step, made)
+
+
+def test_without_moves_it_is_what_the_allocator_holds_of_the_trace() -> None:
+    # given three layers of 12 MiB beside 12 MiB of parameters
+    step, moves = planned(chain([12 * MIB] * 3, base=12 * MIB), 10**12, machine())
+    # when
+    held = cycle(step, moves, {}, "")
+    # then each has a segment of its own, and all are there from the first step on
+    assert held.reserved.tolist() == [48 * MIB] * 6
+    # ops 0 to 2 make a layer each, backward frees them: 12 of parameters and 12 for each layer
+    assert held.allocated.tolist() == [24 * MIB, 36 * MIB, 48 * MIB, 48 * MIB, 36 * MIB, 24 * MIB]
+
+
+def test_segments_that_the_steps_before_left_count() -> None:
+    # given layers of 30 and 12 MiB: the first step has a segment for each, and the next one finds both free
+    step, moves = planned(chain([12 * MIB, 30 * MIB]), 10**12, machine())
+    # then the first layer of the second step goes into the smaller one, the best fit
+    assert cycle(step, moves, {}, "", steps=1).reserved.tolist() == [12 * MIB, 42 * MIB, 42 * MIB, 42 * MIB]
+    assert cycle(step, moves, {}, "", steps=2).reserved.tolist() == [42 * MIB] * 4
+
+
+def test_a_storage_leaves_where_its_write_should_have_ended() -> None:
+    # given four layers of 12 MiB, 10 ms each, of which two must leave, and a link that needs 12.6 ms for one
+    trace = chain([12 * MIB] * 4, ns=10**7)
+    step, moves = planned(trace, 30 * MIB, machine())
+    assert moves.n.tolist() == [0, 1, 2][: len(moves.n)]
+    # when
+    waiting = early_waits(step, moves, machine())
+    # then at 20 ms, before op 2, nothing has left: its write began at 10 ms; before op 3 the first has
+    assert waiting.get(2, 0) <= waiting.get(3, 0)
+    assert waiting[3] >= 1
+    # and with no rates it must have left as soon as a tick comes after it is idle
+    assert early_waits(step, moves, None)[2] >= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(traces(layers=6), st.integers(30, 100), st.integers(10**3, 10**9))
+def test_no_wait_is_left_out_and_none_comes_before_its_save(trace: Trace, percent: int, out: int) -> None:
+    step = last_step(trace)
+    on = machine(out)
+    try:
+        step, moves = planned(trace, int(step.level.max()) * percent // 100, on)
+    except Infeasible:
+        return
+    needed = need(step, moves)
+    least = waits(step, moves, needed, int(needed.max()))
+    for rates in (on, None):
+        waiting = early_waits(step, moves, rates)
+        done = 0
+        for tick in step.ticks.tolist():
+            done = max(done, waiting.get(tick, 0))
+            assert done >= max((count for at, count in least.items() if at <= tick), default=0)
+            assert done <= int((step.saved_at[moves.n] <= tick).sum())
+        begin, end = away_points(step, moves, waiting)
+        # so the allocated peak stays the planned one
+        change = step.level.copy()
+        for size, left, back in zip(moves.size.tolist(), begin.tolist(), end.tolist(), strict=True):
+            change[left:back] -= size
+        assert int(change.max()) <= int(needed.max())
