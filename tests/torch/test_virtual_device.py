@@ -377,3 +377,16 @@ def test_a_run_without_a_step_says_what_to_do() -> None:
 
     with pytest.raises(CaptureError, match=r"without an optimizer's step on cuda.*let an optimizer step"):
         on.trace()
+
+
+def test_an_lstm_cell_is_two_products_and_one_kernel_that_keeps_its_gates() -> None:
+    # given 32 rows and states of 128, seen on the rig: two products of 32 x 512 floats, gates of as many, two states
+    def setup() -> tuple[Any, ...]:
+        torch.mm(*2 * [torch.zeros(8, 8, device="cuda")])
+        return nn.LSTMCell(64, 128).cuda(), torch.randn(32, 64).cuda(), torch.zeros(32, 128, device="cuda")
+
+    def work(cell: nn.Module, x: torch.Tensor, h: torch.Tensor) -> Any:
+        return cell(x, (h, h))
+
+    products, gates, states = [("a", 65536)] * 2, [("a", 65536)], [("a", 16384)] * 2
+    assert events_of(work, setup) == products + gates + states

@@ -246,7 +246,27 @@ def backward_rule(call: Call) -> None:
     call.drop(*reversed(zeros))
 
 
+def _lstm_cell(
+    input: torch.Tensor,
+    hx: Sequence[torch.Tensor],
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor | None = None,
+    b_hh: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two products and one kernel, which keeps the gates (RNN.cpp: LSTMCell)."""
+    gates = aten.matmul(input, w_ih.t()), aten.matmul(hx[0], w_hh.t())
+    made = aten._thnn_fused_lstm_cell(*gates, hx[1], b_ih, b_hh)
+    return made[0], made[1]
+
+
+def lstm_cell_rule(call: Call) -> None:
+    """The gates that are kept come before the two states (RNN.cu; rig)."""
+    call.out(2, 0, 1)
+
+
 ROUTES: dict[Any, Callable[..., Any]] = {
+    aten.lstm_cell.default: _lstm_cell,
     aten.lstm.input: _layer(LSTM),
     aten.gru.input: _layer(GRU),
     aten.rnn_tanh.input: _layer(TANH),
@@ -259,4 +279,5 @@ ROUTES: dict[Any, Callable[..., Any]] = {
 RULES: dict[Any, Callable[[Call], None]] = {
     aten._cudnn_rnn.default: forward_rule,
     aten._cudnn_rnn_backward.default: backward_rule,
+    aten._thnn_fused_lstm_cell.default: lstm_cell_rule,
 }
