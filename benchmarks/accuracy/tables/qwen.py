@@ -72,7 +72,7 @@ def rows(folder: Path) -> Iterator[Row]:
 def train(*, size: str, tokens: int, embeddings: bool) -> None:
     """The steps of a row, without end."""
     torch.set_default_dtype(torch.bfloat16)
-    net = _model(size, tokens, embeddings).to("cuda")
+    net = model_of(size, tokens, embeddings).to("cuda")
     trained = [each for each in net.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=3e-4, weight_decay=0.1)
     ids = torch.zeros(1, tokens, dtype=torch.long)
@@ -84,7 +84,9 @@ def train(*, size: str, tokens: int, embeddings: bool) -> None:
         net.zero_grad()
 
 
-def _model(size: str, tokens: int, embeddings: bool) -> Decoder:
+def model_of(size: str, tokens: int, embeddings: bool) -> Decoder:
+    """A model of the table, with what it trains."""
+
     def linear(inputs: int, outputs: int, bias: bool, place: str) -> nn.Module:
         made = plain(inputs, outputs, bias, place)
         return made if place == "head" else Lora(made, inputs, outputs)
