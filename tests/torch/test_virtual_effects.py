@@ -113,3 +113,16 @@ def test_arguments_are_described_by_position() -> None:
     shapes = ((2, 3, 8, 8), (4, 3, 3, 3))
     assert lines[-1].arguments == (*shapes, None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1)
     assert lines[-1].dtype == "tf32"  # as torch.backends.cudnn.allow_tf32 is on, and the GPU has it
+
+
+def test_a_gradient_that_is_sparse_can_be_stepped_with() -> None:
+    # given an embedding whose gradient is sparse, which has no storage of its own
+    with VirtualDevice(Machine.of("a100-80gb"), 2) as device:
+        table = torch.nn.Embedding(1000, 8, sparse=True).to("cuda")
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+        while True:
+            table(torch.zeros(4, dtype=torch.long, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert ("unsupported", "sparse tensor") in {(each.kind, each.name) for each in device.trace().remarks}

@@ -110,5 +110,7 @@ def moved_bytes(
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Bytes that a tensor touches: no more than its storage has, where it is expanded."""
+    """Bytes that a tensor touches: no more than its storage has, where it is expanded; 0 of a sparse one."""
+    if tensor.layout is not torch.strided:
+        return 0
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
