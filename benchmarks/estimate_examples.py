@@ -25,7 +25,7 @@ from rich.console import Console
 
 from elbowroom.allocator import replay
 from elbowroom.capture.script import capture_script
-from elbowroom.capture.virtual.settings import Settings
+from elbowroom.capture.virtual.settings import CudnnModel, Settings
 from elbowroom.estimate import Estimate, conv_workspaces, estimate
 from elbowroom.machine import Machine
 from elbowroom.report.answer import rendered
@@ -132,7 +132,7 @@ def _row(case: Case, found: Estimate, trace: Trace, before: dict[str, Any] | Non
 
 def _with_the_rigs_workspaces(trace: Trace, gpu: Machine) -> dict[str, int]:
     """The events with cuBLAS's first workspace alone, and without those of convolutions."""
-    size_bytes = Settings(compute_capability=gpu.compute_capability).cublas_bytes
+    size_bytes = Settings.of(gpu, CudnnModel(), True).cublas_bytes
     storages = enumerate(trace.storages)
     cublas = [number for number, each in storages if (each.category, each.size_bytes) == ("workspace", size_bytes)]
     left_out = conv_workspaces(trace) | set(cublas[1:])
