@@ -25,7 +25,7 @@ MICRO_BATCHES = (1, 2)
 """In the first step, which makes the optimizer's state, and in later ones: eight hold no more than two."""
 TRAINED = {"LoRA": False, "LoRA (emb)": True}
 WHY = {
-    "Q-LoRA": "weights in auto-gptq's int4 kernels under DeepSpeed's ZeRO-2 engine: what both hold beside them is not known",
+    "Q-LoRA": "weights in auto-gptq's int4 kernels under DeepSpeed's ZeRO-2 engine: what both hold beside is not known",
     "Full-parameter": "DeepSpeed's ZeRO-3 engine, whose buckets and pinned pools are its own",
     "LoRA (multinode)": "several GPUs under DeepSpeed's ZeRO engine, and one sum over them",
     "LoRA + Deepspeed Zero3": "several GPUs under DeepSpeed's ZeRO-3 engine, and one sum over them",
