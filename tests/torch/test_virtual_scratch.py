@@ -71,7 +71,25 @@ def test_a_sort_of_pairs_needs_what_cub_asks_for(count: int, bits: int, expected
     assert pairs_bytes(count, 8, bits) == expected
 
 
+@pytest.mark.parametrize(("capability", "expected"), [(80, 72_191), (89, 72_191), (90, 71_167)])
+def test_a_sort_has_smaller_tiles_before_capability_90(capability: int, expected: int) -> None:
+    # given 4096 keys of 8 bytes and 10 bits: 2 * 8 * 4096 + 2 passes * 2048 + 511, and 1024 for each tile of 4608 keys
+    # on 9.0 (one tile) or of 3840 before (two); the larger figure is in a trace of a real GPU of capability 8.x too
+    assert pairs_bytes(4096, 8, 10, capability) == expected
+
+
 CASES: dict[str, tuple[Callable[..., Any], tuple[Callable[[], torch.Tensor], ...], str]] = {
+    "sum of truth values": (
+        lambda x: x.sum(),
+        (on_device(4096, 768, dtype=torch.bool),),
+        "a8 a25165824 a3072 a4 f4 f3072 f25165824",
+    ),
+    "rms norm": (lambda x: torch.rms_norm(x, (768,)), (on_device(4096, 768),), "a12582912 a16384 f16384"),
+    "rms norm of a transposed matrix": (
+        lambda x: torch.rms_norm(x.t(), (768,)),
+        (on_device(768, 4096),),
+        "a12582912 a12582912 a16384 f12582912 f16384",
+    ),
     "sum": (lambda x: x.sum(), (on_device(8192, 1024),), "a4 a2112 a4 f4 f2112"),
     "norm": (lambda x: x.norm(), (on_device(8192, 1024),), "a4 a2112 a4 f4 f2112"),
     "std": (lambda x: x.std(), (on_device(8192, 1024),), "a4 a8448 a4 f4 f8448"),
@@ -95,6 +113,21 @@ def test_an_op_allocates_and_frees_what_it_does_on_cuda(case: str) -> None:
     work, arguments, expected = CASES[case]
 
     assert made_by(work, *arguments) == expected
+
+
+def test_the_backward_of_a_long_rms_norm_sums_parts() -> None:
+    # given 100,352 rows of 96, as the rig ran them: parts of 32 rows, 3136 * 96 * 4 bytes, which are summed once more
+    with VirtualDevice(H100, None) as device:
+        weight = torch.ones(96, device="cuda", requires_grad=True)
+        x = torch.empty(100_352, 96, device="cuda", requires_grad=True)
+        made, grad = torch.rms_norm(x, (96,), weight), torch.empty(100_352, 96, device="cuda")
+        first = len(device.ledger.events)
+        made.backward(grad)
+        found = [("a" if size > 0 else "f") + str(abs(size)) for _, _, size in device.ledger.events[first:]]
+
+    # then: gradient, the weight's gradient, parts, their sum with its scratch, and the rows' factors go
+    expected = "a38535168 a384 a1204224 a384 a614400 a8 f8 f614400 f384 f1204224 f401408"
+    assert " ".join(found) == expected
 
 
 def test_a_long_embedding_gradient_is_sorted_and_summed_in_segments() -> None:

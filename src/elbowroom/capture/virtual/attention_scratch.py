@@ -65,10 +65,10 @@ def _efficient_elements(S: int, T: int, D: int, dtype: torch.dtype, call: Call) 
     small = call.facts.compute_capability in (86, 89, 120, 121)
     if dtype is not torch.float32 and D <= 128 and not (small and D < 128):
         return -(-S // 128) * (128 * 128 + 4)
-    blocks = -(-S // 64) * -(-D // 64) * (64 * 64 + 2)
+    blocks = 2 * -(-S // 128) * -(-D // 64) * (64 * 64 + 2)
     if dtype is torch.float32 or D <= 128:
         return blocks
-    return blocks + 2 * _up(T, 128) * _up(D, 128)
+    return blocks + 2 * _up(T, 64) * _up(D, 128)
 
 
 def flash(call: Call) -> None:

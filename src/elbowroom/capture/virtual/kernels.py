@@ -56,6 +56,22 @@ def _native_layer_norm(
     return (torch.empty_like(input, memory_format=torch.contiguous_format), *statistics)
 
 
+def _fused_rms_norm(input: torch.Tensor, shape: list[int], weight: Any, eps: Any) -> tuple[torch.Tensor, ...]:
+    outer = tuple(input.shape[: input.dim() - len(shape)]) + (1,) * len(shape)
+    statistics = torch.empty(outer, dtype=_accumulates(input.dtype), device="meta")
+    return torch.empty_like(input, memory_format=torch.contiguous_format), statistics
+
+
+def _fused_rms_norm_backward(
+    grad: torch.Tensor, input: torch.Tensor, shape: list[int], rstd: torch.Tensor, weight: Any, mask: list[bool]
+) -> tuple[Any, ...]:
+    like = torch.contiguous_format
+    return (
+        torch.empty_like(input, memory_format=like) if mask[0] else None,
+        torch.empty_like(weight, memory_format=like) if mask[1] and weight is not None else None,
+    )
+
+
 def _native_layer_norm_backward(
     grad: torch.Tensor,
     input: torch.Tensor,
@@ -157,6 +173,8 @@ KERNELS: dict[Any, Callable[..., Any]] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,
+    aten._fused_rms_norm.default: _fused_rms_norm,
+    aten._fused_rms_norm_backward.default: _fused_rms_norm_backward,
     aten.native_layer_norm.default: _native_layer_norm,
     aten.native_layer_norm_backward.default: _native_layer_norm_backward,
     aten.native_dropout.default: _native_dropout,

@@ -115,14 +115,29 @@ def layer_norm(call: Call) -> None:
 
 def layer_norm_backward(call: Call) -> None:
     """Dense arguments; partial sums of long and narrow inputs (layer_norm_kernel.cu; rig)."""
+    _norm_backward(call, call.args[7])
+
+
+def rms_norm(call: Call) -> None:
+    """A dense input, then the results (layer_norm_kernel.cu; rig)."""
+    copy = _in_layout(call, call.args[0], torch.contiguous_format)
+    call.out(0, 1)
+    call.drop(copy)
+
+
+def rms_norm_backward(call: Call) -> None:
+    """As that of the layer norm, without a bias (layer_norm_kernel.cu; rig)."""
+    _norm_backward(call, call.args[5])
+
+
+def _norm_backward(call: Call, mask: list[bool]) -> None:
     grad, input, shape = call.args[:3]
-    mask = call.args[7]
     first = _in_layout(call, input, torch.contiguous_format)
     width = 1
     for size in shape:
         width *= size
     rows = input.numel() // max(width, 1)
-    split = rows > 65_536 and width // 32 < call.facts.multiprocessors // 2 and (mask[1] or mask[2])
+    split = rows > 65_536 and width // 32 < call.facts.multiprocessors // 2 and any(mask[1:])
     call.out(*range(int(mask[0]) if split else len(call.results)))
     if not split:
         call.drop(_in_layout(call, grad, torch.contiguous_format), first)
@@ -189,6 +204,8 @@ def rules() -> dict[Any, Any]:
         aten.native_group_norm.default: group_norm,
         aten.native_group_norm_backward.default: group_norm_backward,
         aten.native_layer_norm.default: layer_norm,
+        aten._fused_rms_norm.default: rms_norm,
+        aten._fused_rms_norm_backward.default: rms_norm_backward,
         aten.native_layer_norm_backward.default: layer_norm_backward,
         aten.native_batch_norm_backward.default: batch_norm_backward,
         aten._softmax_backward_data.default: softmax_backward,

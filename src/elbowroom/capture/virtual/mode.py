@@ -125,9 +125,8 @@ class VirtualMode(DispatchMode):
     def _is_composite(self, func: Any) -> bool:
         known = self._composite.get(func)
         if known is None:
-            known = self._composite[func] = has_kernel_for(func, "CompositeImplicitAutograd") and not has_kernel_for(
-                func, "Meta"
-            )
+            taken_apart = has_kernel_for(func, "CompositeImplicitAutograd") and not has_kernel_for(func, "Meta")
+            known = self._composite[func] = taken_apart and func not in self._kernels
         return known
 
     # What it gives

@@ -109,8 +109,27 @@ def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 def _rms_norm(
     input: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> torch.Tensor:
-    """One kernel (layer_norm.cpp: rms_norm)."""
-    return attention.first(aten._fused_rms_norm(input, normalized_shape, weight, eps))
+    """One kernel (layer_norm.cpp: rms_norm), which a build without CUDA takes apart, backward too."""
+    return _RmsNorm.apply(input, normalized_shape, weight, eps)
+
+
+class _RmsNorm(torch.autograd.Function):
+    """What autograd does around CUDA's kernel (derivatives.yaml: _fused_rms_norm)."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, shape: list[int], weight: torch.Tensor | None, eps: Any) -> torch.Tensor:
+        with below_autograd():
+            made, rstd = aten._fused_rms_norm(input, shape, weight, eps)
+        ctx.save_for_backward(input, weight, rstd)
+        ctx.shape = shape
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        input, weight, rstd = ctx.saved_tensors
+        mask = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        found = aten._fused_rms_norm_backward(grad, input, ctx.shape, rstd, weight, mask)
+        return found[0], None, found[1], None
 
 
 def _to(

@@ -183,8 +183,11 @@ def _nll_loss2d(call: Call) -> None:
 
 
 def _sum(call: Call) -> None:
-    """A large reduction (Reduce.cuh; rig)."""
+    """A large reduction; of truth values and short integers, that of a copy in int64 (Reduce.cuh; rig)."""
     call.out(0)
+    input, made = call.args[0], call.results[0]
+    widened = not input.dtype.is_floating_point and not input.dtype.is_complex and input.dtype is not made.dtype
+    call.temp(input.numel() * made.element_size() if widened else 0)
     call.reduce(call.args[0], call.dims(1), partial_bytes(call.args[0].dtype))
 
 

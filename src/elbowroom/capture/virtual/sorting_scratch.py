@@ -1,7 +1,7 @@
 """Scratch of CUDA ops that sort, scan or count with cub; part of the table in scratch.py.
 
 cub's temporary bytes were measured in the CUDA build of torch 2.11.0 from 100 to 1,000,000 elements, and the tiles that
-explain them all found from that: they belong to cub's tuning for capability 9.0.
+explain them all found from that: they belong to cub's tuning for capability 9.0, and for 8.x where that is another.
 """
 
 from __future__ import annotations
@@ -24,11 +24,16 @@ def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // 256) * 256
 
 
-def pairs_bytes(count: int, key_bytes: int, key_bits: int) -> int:
+TILES = {8: 4608, 4: 5376, 2: 5632, 1: 3456}
+TILES_BEFORE_90 = {8: 3840, 4: 3072}
+"""Elements of a tile by bytes of a key; those of shorter keys before 9.0 are not known, and taken to be as on 9.0."""
+
+
+def pairs_bytes(count: int, key_bytes: int, key_bits: int, compute_capability: int = 90) -> int:
     """Radix sort of keys with int64 values: second buffers, a histogram for each 8 bits, a row for each tile."""
     if count <= SMALL_SORT:
         return 1
-    tile = 4608 if key_bytes == 8 else 5376
+    tile = (TILES if compute_capability >= 90 else TILES | TILES_BEFORE_90)[key_bytes]
     tables = -(-key_bits // 8) * PASS_BYTES + -(-count // tile) * TILE_BYTES
     if key_bits <= 8:
         return tables + SLACK
@@ -38,6 +43,10 @@ def pairs_bytes(count: int, key_bytes: int, key_bits: int) -> int:
 def scan_bytes(count: int) -> int:
     """A scan or a unique_by_key: 16 bytes of state for each tile and a warp more."""
     return _aligned((32 + -(-count // 4608)) * 16) + SLACK
+
+
+def _pairs(call: Call, count: int, key_bytes: int, key_bits: int) -> int:
+    return pairs_bytes(count, key_bytes, key_bits, call.facts.compute_capability)
 
 
 def index_put(call: Call) -> None:
@@ -66,7 +75,7 @@ def index_put(call: Call) -> None:
     copy = call.temp(values.numel() * values.element_size()) if moved else -1
     sorted_, origin, numbers = call.temp(size), call.temp(size), call.temp(size)
     bits = max((target.numel() // max(elements, 1)).bit_length(), 1)
-    call.drop(call.temp(pairs_bytes(count, 8, bits)), numbers, origin, sorted_)
+    call.drop(call.temp(_pairs(call, count, 8, bits)), numbers, origin, sorted_)
     call.drop(copy, linear)
 
 
@@ -111,7 +120,7 @@ def _sorted_sum(call: Call, grad: torch.Tensor, indices: torch.Tensor, weights: 
     count = indices.numel()
     size = count * indices.element_size()
     order, origin, numbers = call.temp(size), call.temp(size), call.temp(size)
-    call.drop(call.temp(pairs_bytes(count, indices.element_size(), 64)), numbers)
+    call.drop(call.temp(_pairs(call, count, indices.element_size(), 64)), numbers)
     call.out(0)
     segments = min(count, weights)
     offsets, how_many, starts = call.temp(size), call.temp(INDEX), call.temp(size)
@@ -139,7 +148,7 @@ def sort(call: Call) -> None:
     numbers = call.temp(row * INDEX)
     if row > 4096:
         bits = tensor.element_size() * 8
-        call.drop(call.temp(pairs_bytes(tensor.numel(), tensor.element_size(), bits)))
+        call.drop(call.temp(_pairs(call, tensor.numel(), tensor.element_size(), bits)))
     call.drop(numbers)
 
 
