@@ -110,3 +110,12 @@ def needed_by(step: LastStep, options: Sequence[Option], n: Ints) -> list[tuple[
         (storage_of[s], option.recompute.before_op) for option in options for s in option.inputs if s in storage_of
     }
     return sorted((i, before) for i, before in found if int(step.idle_from[i]) < before < int(step.first_read[i]))
+
+
+def families(options: Sequence[Option]) -> list[tuple[Option, ...]]:
+    """Sets of recomputes that go together: those of one storage, and blocks of about one size that do not overlap."""
+    singles = [option for option in options if option.kind == "single"]
+    blocks = sorted((o for o in options if o.kind == "block"), key=lambda o: (-o.saved_bytes, o.recompute.storages))
+    sizes = sorted({len(block.recompute.storages).bit_length() for block in blocks})
+    found = (agreeing([b for b in blocks if len(b.recompute.storages).bit_length() == size]) for size in sizes)
+    return [(*singles, *family) for family in found]

@@ -101,6 +101,8 @@ class Model:
     def dive(self, seconds: float, whole: Ints, share: float) -> Solution:
         """Solve it as if no column were an integer, then round some columns, a few at a time, solving it again.
 
+        Where rounding leads to a dead end, the values are those before it, some of them still between 0 and 1.
+
         Args:
             seconds: for each time it is solved.
             whole: columns between 0 and 1 that are to be 0 or 1.
@@ -123,6 +125,8 @@ class Model:
                 solver.changeColsBounds(len(up), up, np.zeros(len(up)), np.ones(len(up)))
                 _fix(solver, up[:0] if count > 1 else up, 0.0)
                 found, share = _solution(solver), 0.0
+            if not len(found.values):
+                break
             best = found
         return Solution(values=best.values, cost=best.cost, bound=first.bound)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from elbowroom.lanes import copy_ns, link_to
 from elbowroom.lifetimes import Ints, listed
 from elbowroom.moves import moves_of_plan
 from elbowroom.plan import Bound, Plan
-from elbowroom.planners.basis import Basis, agreeing, needed_by
+from elbowroom.planners.basis import Basis, agreeing, families, needed_by
 from elbowroom.planners.confirming import ROUNDS, within_reserved
 from elbowroom.planners.covering import candidates, cover
 from elbowroom.planners.flow import Choice, Effort, Offer, Pipe, choose, marks_of, swaps_on_offer
@@ -39,14 +40,18 @@ from elbowroom.simulate import simulate
 NAME = "optimal"
 GAP_SHARE = 1e-3
 """A plan that takes at most this share of the keep-all step longer than the bound is good enough."""
-MOST_MARKS = 400
+MOST_MARKS = 250
 """Marks of each kind in the program; more of them cost time and hardly raise the bound (see docs/planning.md)."""
 TREE_COLUMNS, TREE_NODES = 60, 500
 """So few swaps and recomputes are searched with a tree of so many nodes; of more, the relaxation is rounded."""
-MARGINS = (0.0, 1.0)
+DIVE_SHARE = 0.1
+"""How many of the recomputes still open are rounded at a time: few at a time finds better ones, as a rule."""
+MARGINS = (1.0, 0.0, 0.5)
 """The budget of the program, less so many times the largest storage that may move, which moves whole in the play."""
-DIVE_SHARES = (0.1, 0.0)
-"""How many recomputes are rounded at a time: few at a time finds better ones, as a rule."""
+FEWEST_BLOCKS = 4
+"""Blocks of recomputes of one size are tried where there are so many of them."""
+MOST_OPTIONS = 500
+"""So few recomputes are tried all together too."""
 
 
 def optimal(problem: Problem) -> Plan:
@@ -135,44 +140,62 @@ def _pipe(problem: Problem, n: Ints) -> Pipe:
 
 
 def _first_trials(pool: Pool) -> Iterator[Trial]:
-    """The other planners' plans, and the program's choices, with recomputes and without, for a few margins."""
+    """The other planners' plans, and the program's choices, without recomputes and with them."""
     problem, plain = pool.problem, pool.basis(())
     if plain.fits(pool.n):
         for planner in (swap_greedy, swap_all):
             yield tried(plain, moves_of_plan(problem.step, planner(problem)))
-    largest = int(problem.step.size[pool.n].max()) if len(pool.n) else 0
-    for recipes in dict.fromkeys(((), pool.options)):
-        for margin in MARGINS:
-            yield from _of_program(pool, recipes, problem.budget_bytes - int(margin * largest))
+    for margin in MARGINS[:2]:
+        yield from _of_program(pool, (), margin)
+    if pool.options:
+        yield from _with_recomputes(pool)
 
 
-def _of_program(pool: Pool, recipes: tuple[Option, ...], budget_bytes: int) -> Iterator[Trial]:
-    """The program's choice for a budget, made whole."""
+def _with_recomputes(pool: Pool) -> Iterator[Trial]:
+    """The program's choices from recomputes of each size; from those of the best size for other margins; from all."""
+    sets = [family for family in families(pool.options) if _block_count(family) >= FEWEST_BLOCKS]
+    if len(pool.options) <= MOST_OPTIONS:
+        sets.append(pool.options)
+    found = [(recipes, list(_of_program(pool, recipes, MARGINS[0]))) for recipes in sets]
+    yield from chain.from_iterable(trials for _, trials in found)
+    ranked = sorted((min(trial.cost for trial in trials), k) for k, (_, trials) in enumerate(found) if trials)
+    again = found[ranked[0][1]][0] if ranked else pool.options
+    for margin in MARGINS[1:]:
+        yield from _of_program(pool, again, margin)
+
+
+def _block_count(recipes: tuple[Option, ...]) -> int:
+    return sum(option.kind == "block" for option in recipes)
+
+
+def _of_program(pool: Pool, recipes: tuple[Option, ...], margin: float) -> Iterator[Trial]:
+    """The program's choice for the budget less a margin, made whole."""
     problem, n = pool.problem, pool.n
+    budget_bytes = problem.budget_bytes - int(margin * int(problem.step.size[n].max(initial=0)))
     early = needed_by(problem.step, recipes, n)
     offered = options_on_offer(problem.step, recipes)
-    for effort in _efforts(problem, len(n) + len(early), len(recipes)):
-        choice = _choice(problem, n, early, offered, budget_bytes, effort)
-        if choice.found:
-            preferred = listed(np.argsort(-choice.recomputed, kind="stable").astype(np.int64))
-            basis = pool.basis(agreeing([recipes[r] for r in preferred if choice.recomputed[r] > 0.5]))
-            weight: Reals = np.zeros(len(problem.step.saves), np.float64)
-            np.add.at(weight, np.append(n, np.array([i for i, _ in early], np.int64)), choice.swapped)
-            yield from (arranged(basis, each) for each in _whole(basis, weight) if basis.fits(each))
+    choice = _choice(problem, n, early, offered, budget_bytes, _effort(problem, len(n) + len(early) + len(recipes)))
+    if choice.found:
+        preferred = listed(np.argsort(-choice.recomputed, kind="stable").astype(np.int64))
+        basis = pool.basis(agreeing([recipes[r] for r in preferred if choice.recomputed[r] > 0.5]))
+        weight: Reals = np.zeros(len(problem.step.saves), np.float64)
+        np.add.at(weight, np.append(n, np.array([i for i, _ in early], np.int64)), choice.swapped)
+        yield from (arranged(basis, each) for each in _whole(basis, weight) if basis.fits(each))
 
 
-def _efforts(problem: Problem, swaps: int, recomputes: int) -> list[Effort]:
+def _effort(problem: Problem, columns: int) -> Effort:
     """How to solve a program of so many swaps and recomputes."""
-    seconds = problem.time_limit_s / 8
-    if swaps + recomputes <= TREE_COLUMNS:
-        gap_ns = GAP_SHARE * float(problem.step.at_ns[-1])
-        return [Effort(kind="tree", seconds=seconds, gap_ns=gap_ns, nodes=TREE_NODES)]
-    shares = DIVE_SHARES if recomputes else DIVE_SHARES[:1]
-    return [Effort(kind="dive", seconds=seconds, share=share) for share in shares]
+    seconds = problem.time_limit_s / 4
+    if columns > TREE_COLUMNS:
+        return Effort(kind="dive", seconds=seconds, share=DIVE_SHARE)
+    return Effort(kind="tree", seconds=seconds, gap_ns=GAP_SHARE * float(problem.step.at_ns[-1]), nodes=TREE_NODES)
 
 
 def _whole(basis: Basis, weight: Reals) -> Iterator[Ints]:
     """Sets of swaps from how much of each should be swapped: those of which most should, and just enough of them."""
-    yield basis.n[weight[basis.n] > 0.5]
+    most = basis.n[weight[basis.n] > 0.5]
+    yield most
     among = candidates(basis.problem, basis.n)
-    yield cover(basis.problem, among, np.lexsort((among.n, -weight[among.n])))
+    enough = cover(basis.problem, among, np.lexsort((among.n, -weight[among.n])))
+    if not np.array_equal(most, enough):
+        yield enough
