@@ -221,12 +221,15 @@ def test_a_budget_for_allocated_but_not_for_reserved_bytes_says_so() -> None:
     # given 50 MiB of layers, of which the allocator can only make more, and all of them allocated at the turn
     trace = chain([mib * 2**20 for mib in (3, 30, 8)], temporary=9 * 2**20)
     caching = replace(machine(), allocator="")
-    least = infeasible_at(trace, caching, 0)
+    allocated = infeasible_at(trace, replace(caching, allocator="exact"), 0)
 
     with pytest.raises(Infeasible, match="the least that the allocator of machine 'test' reserves") as caught:
-        plan(trace, caching, least, "optimal")
+        plan(trace, caching, allocated, "optimal")
 
-    assert caught.value.least_feasible_bytes > least
+    least = caught.value.least_feasible_bytes
+    assert least > allocated
+    assert plan(trace, caching, least, "optimal").budget_bytes == least
+    assert infeasible_at(trace, caching, 0) == least
     assert "set PYTORCH_ALLOC_CONF=expandable_segments:True, which reserves less; or make" in str(caught.value)
 
 

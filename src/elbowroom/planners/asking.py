@@ -15,6 +15,7 @@ from elbowroom.planners.options import apply
 from elbowroom.planners.problem import Planner, Problem
 from elbowroom.simulate import simulate
 from elbowroom.timeline import Timeline
+from elbowroom.units import format_bytes
 
 
 @final
@@ -34,7 +35,10 @@ class Asking:
             Infeasible: the planner cannot meet it.
         """
         problem = replace(self._problem, budget_bytes=budget_bytes)
-        made = self._make(problem)
+        try:
+            made = self._make(problem)
+        except Infeasible as found:
+            raise self._in_reserved_bytes(found) from None
         if problem.machine.allocator != "exact" and self._simulated(made).peak_reserved_bytes > budget_bytes:
             tried = within_reserved(problem, self._name, self._least_bytes(), lambda asked: [self._make(asked)])
             made = replace(tried, budget_bytes=budget_bytes)
@@ -67,6 +71,22 @@ class Asking:
         except Infeasible as problem:
             return problem.least_feasible_bytes
         return 0
+
+    def _in_reserved_bytes(self, found: Infeasible) -> Infeasible:
+        """An error whose least feasible budget is what the allocator reserves for the plan that allocates least."""
+        machine, least_bytes = self._problem.machine, found.least_feasible_bytes
+        if machine.allocator == "exact":
+            return found
+        made = self._make(replace(self._problem, budget_bytes=least_bytes))
+        reserved_bytes = self._simulated(made).peak_reserved_bytes
+        if reserved_bytes <= least_bytes:
+            return found
+        return Infeasible(
+            f"{found} These are allocated bytes; the allocator of machine {machine.name!r} reserves "
+            f"{format_bytes(reserved_bytes)} ({reserved_bytes} bytes) for that plan: give at least so much.",
+            budget_bytes=found.budget_bytes,
+            least_feasible_bytes=reserved_bytes,
+        )
 
     def _simulated(self, made: Plan) -> Timeline:
         return simulate(self._problem.step.trace, self._problem.machine, made)

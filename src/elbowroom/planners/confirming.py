@@ -51,7 +51,7 @@ def within_reserved(problem: Problem, planner: str, least_bytes: int, solve: Sol
     allowed, fails = budget, budget + 1
     best: Replayed | None = None
     fewest: Replayed | None = None
-    for _ in range(ROUNDS):
+    for left in reversed(range(ROUNDS)):
         if not least_bytes <= allowed < fails and fewest:
             break
         found = _look(problem, solve(replace(problem, budget_bytes=allowed)))
@@ -64,6 +64,8 @@ def within_reserved(problem: Problem, planner: str, least_bytes: int, solve: Sol
             fails = allowed
             over = max(found.reserved_bytes - budget, (allowed - least_bytes) // 4, 1)
             allowed = (least_bytes + fails) // 2 if best else max(least_bytes, allowed - over)
+            if best is None and left == 1:  # the last round: if no other plan, the one that allocates least
+                allowed = least_bytes
     if best is None:
         raise reserves_more(problem, planner, fewest.reserved_bytes if fewest else least_bytes)
     return best.plan
