@@ -16,7 +16,7 @@ from elbowroom.plan import Plan
 from elbowroom.planners import PLANNERS, check, plan
 from elbowroom.planners.options import options_of
 from elbowroom.simulate import simulate
-from elbowroom.trace import Trace
+from elbowroom.trace import Choice, Trace
 from tests.core.build import Build, chain, machine, traces
 from tests.core.plans import linked_traces
 from tests.core.test_recompute import linked
@@ -25,6 +25,7 @@ OPTIONS: list[tuple[str, dict[str, object]]] = [
     ("vdnn", {"policy": "all"}),
     ("vdnn", {"policy": "conv"}),
     ("vdnn", {}),
+    ("vdnn", {"policy": "all", "algorithms": "m"}),
     ("tflms", {}),
     ("tflms", {"swapin_groupby": 3, "serialization": False}),
     ("tflms", {"swapout_threshold": 2, "swapin_ahead": 3}),
@@ -181,6 +182,65 @@ def test_vdnn_dyn_takes_the_first_policy_that_fits() -> None:
     assert set(swaps(trace, 30, "vdnn")) == {0, 1, 2}
 
 
+def test_vdnn_runs_convolutions_with_the_fastest_or_the_smallest_algorithm() -> None:
+    # given two layers of 10 bytes; the first, a convolution, takes 10 ns with 30 bytes of scratch, 20 ns with 5, 40 ns
+    # with none
+    build = Build()
+    first = build.op("aten.cat", 10, make=10)
+    second = build.op("aten.cudnn_convolution", 20, make=10, reads=(first,))
+    build.free(build.storage(5, "workspace"))
+    build.save(first)
+    build.phase = "backward"
+    build.read(first)
+    build.op("aten.backward", 10, reads=(first,))
+    build.free(second)
+    build.free(first)
+    trace = build.trace()
+    choices = tuple(
+        Choice(name=name, duration_ns=ns, workspace_bytes=size)
+        for name, ns, size in (("recorded", 20, 5), ("fast", 10, 30), ("small", 40, 0))
+    )
+    ops = (trace.ops[0], replace(trace.ops[1], choices=choices), *trace.ops[2:])
+    trace = replace(trace, ops=ops)
+
+    # then "p" takes the fast and "m" the small one, and "dyn" the fastest that fits: in 50, 25 and 20 bytes
+    def chosen(budget: int, **options: object) -> list[str]:
+        found = made(trace, budget, "vdnn", options)
+        check(trace, found, machine())
+        assert simulate(trace, machine(), found).peak_allocated_bytes <= budget
+        return [algorithm.choice for algorithm in found.algorithms]
+
+    assert chosen(99, policy="all") == ["fast"]
+    assert chosen(99, policy="all", algorithms="m") == ["small"]
+    assert [chosen(budget) for budget in (50, 49, 25, 24, 20)] == [
+        ["fast"],
+        ["recorded"],
+        ["recorded"],
+        ["small"],
+        ["small"],
+    ]
+    only_swaps = plan(trace, machine(), 99, "vdnn", min_size_bytes=1, allow=("swap",))
+    assert only_swaps.algorithms == ()
+
+
+def test_capuchin_recomputes_what_costs_less_than_a_swap_that_shows() -> None:
+    # given 4 layers of 100 bytes, ops of 10 ns, op i making storage i + 1 of what op i - 1 made: a copy takes 100 ns,
+    # so that none is hidden, and each storage is rebuilt by one op from the one before it
+    trace = linked((100, 100, 100, 100))
+
+    found = made(trace, 310, "capuchin")
+
+    # then 3 and 1 are rebuilt, each in 10 ns, where a swap would show at least 200 - 50: all save as much a second, so
+    # the one that is read first goes first; it does not give enough, as op 3 still reads it, and it needs 2 to be kept
+    check(trace, found, machine())
+    assert found.swaps == ()
+    assert [each.storages for each in found.recomputes] == [(3,), (1,)]
+    assert simulate(trace, machine(), found).step_ns == 80 + 2 * 10
+    # and without recomputes it swaps
+    only_swaps = plan(trace, machine(), 310, "capuchin", min_size_bytes=1, allow=("swap",))
+    assert (len(only_swaps.swaps), len(only_swaps.recomputes)) == (1, 0)
+
+
 def test_capuchin_takes_the_largest_free_time_first() -> None:
     # given 4 layers of 10, 10, 10 and 10 bytes, ops of 10 ns, copies of 10 ns: storage 0 is idle from position 1 to 7,
     # 60 ns, of which 40 are free; storage 1 from 2 to 6, 20 free; storage 2 from 3 to 5, 0 free
@@ -237,13 +297,26 @@ def test_recompute_blocks_takes_the_members_of_lists_of_modules_as_blocks() -> N
 
 
 @settings(max_examples=100, deadline=None)
-@given(linked_traces(), st.sampled_from(["sqrt", "every", 1, 2, 3, 5]), st.integers(0, 100))
-def test_recompute_blocks_makes_plans_that_pass_on_any_trace(trace: Trace, segments: object, percent: int) -> None:
+@given(
+    linked_traces(),
+    st.sampled_from(
+        [
+            *(("recompute_blocks", {"segments": each}) for each in ("sqrt", "every", 1, 2, 3, 5)),
+            ("capuchin", {}),
+            ("vdnn", {}),
+        ]
+    ),
+    st.integers(0, 100),
+)
+def test_what_recomputes_and_chooses_algorithms_makes_plans_that_pass(
+    trace: Trace, asked: tuple[str, dict[str, object]], percent: int
+) -> None:
+    planner, options = asked
     budget = int(last_step(trace).level.max()) * percent // 100
     try:
-        found = made(trace, budget, "recompute_blocks", {"segments": segments})
+        found = made(trace, budget, planner, options)
     except Infeasible as problem:
-        found = made(trace, problem.least_feasible_bytes, "recompute_blocks", {"segments": segments})
+        found = made(trace, problem.least_feasible_bytes, planner, options)
     check(trace, found, machine())
     assert simulate(trace, machine(), found).peak_allocated_bytes <= found.budget_bytes
 
@@ -295,7 +368,7 @@ def test_the_options_of_every_planner_are_these() -> None:
     found = {name: list(options_of(planner)) for name, planner in PLANNERS.items() if options_of(planner)}
     assert found == {
         "recompute_blocks": ["segments"],
-        "vdnn": ["policy"],
+        "vdnn": ["policy", "algorithms"],
         "tflms": ["swapout_threshold", "swapin_ahead", "swapin_groupby", "sync_mode", "serialization"],
         "capuchin": ["feedback_percent", "rounds"],
         "threshold": ["size_bytes"],

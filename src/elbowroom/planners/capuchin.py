@@ -1,21 +1,27 @@
-"""capuchin: swap what is idle longest beyond its copies, fetched by a trigger that simulation moves ahead.
+"""capuchin: swap what is idle longest beyond its copies, recompute where that is cheaper than a swap that shows.
 
 Computes: from the recorded times of access, the free time of each save: the time between its last use and its read
 back, less both copies. Among those idle where more than the budget is held, the largest free time goes first, until
-the budget is met. Each swap back starts its copy's time ahead of the read, later where it would not fit; then, as long
-as that makes the step shorter, those that compute waited for start `feedback_percent` of their copy's time earlier.
+the budget is met. Where those with free time are not enough, each further one costs what its copies show, or the time
+of the ops that rebuild it, whichever is less; the most bytes per second of that go first. Each swap back starts its
+copy's time ahead of the read, later where it would not fit; then, as long as that makes the step shorter, those that
+compute waited for start `feedback_percent` of their copy's time earlier.
 Reference: Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning" (ASPLOS 2020): measured
-accesses, free time, triggers ahead, feedback of 5 % of the copy's time.
+accesses, free time, memory saving per second, triggers ahead, feedback of 5 % of the copy's time.
 Optimal: where every chosen save has free time and the lane is idle when it is wanted. Ignores, when it chooses: that
-copies share a lane, and sizes.
-Cost: n log n in the saves, one look at the slots per save chosen, one play per round of feedback.
+copies share a lane. Adapted: a storage is rebuilt from what is there; the paper's chains of rebuilt sources are not.
+Cost: n log n in the saves, one look at the slots per save chosen, one play per round of feedback, and the recipes.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from elbowroom.lanes import copy_ns, link_to
 from elbowroom.lifetimes import Ints
@@ -24,12 +30,14 @@ from elbowroom.plan import Plan
 from elbowroom.planners.infeasible import infeasible
 from elbowroom.planners.placing import first_that_fits
 from elbowroom.planners.problem import Problem, as_plan, movable, moves_on_demand, moving, peak_of
+from elbowroom.rebuilds import Rebuild, rebuild_of
+from elbowroom.recipes import Option, options
 
 NAME = "capuchin"
 
 
 def capuchin(problem: Problem, *, feedback_percent: int = 5, rounds: int = 40) -> Plan:
-    """Swap by measured access.
+    """Swap and recompute by measured access.
 
     Args:
         problem: what is asked.
@@ -37,33 +45,117 @@ def capuchin(problem: Problem, *, feedback_percent: int = 5, rounds: int = 40) -
         rounds: of feedback at most.
 
     Raises:
-        Infeasible: everything that may move does not meet the budget.
+        Infeasible: neither that nor swapping everything that may move meets the budget.
     """
     step = problem.step
-    if step.level.max() <= problem.budget_bytes or problem.tier is None:
-        if step.level.max() > problem.budget_bytes:
-            raise infeasible(problem, NAME, np.zeros(0, np.int64))
+    if step.level.max() <= problem.budget_bytes:
         return as_plan(problem, NAME)
     among = movable(problem)
-    if peak_of(step, moves_on_demand(step, among)) > problem.budget_bytes:
-        raise infeasible(problem, NAME, among)
-    n = _chosen(problem, among)
-    _, back_ns = copy_ns(link_to(problem.machine, problem.tier), step.size[n])
-    return as_plan(problem, NAME, _with_feedback(problem, n, back_ns, feedback_percent / 100, rounds))
+    for with_recipes in (True, False):
+        taken = _chosen(problem, among, with_recipes=with_recipes)
+        on_demand = moves_of(step, taken.swapped, step.first_read[taken.swapped], rebuilds=taken.in_order)
+        if peak_of(step, on_demand) <= problem.budget_bytes:
+            return as_plan(problem, NAME, _with_feedback(problem, on_demand, feedback_percent / 100, rounds))
+    raise infeasible(problem, NAME, among)
 
 
-def _chosen(problem: Problem, among: Ints) -> Ints:
-    """Saves by falling free time until the budget is met."""
+@dataclass(slots=True, kw_only=True)
+class _Taken:
+    """What is chosen so far.
+
+    Attributes:
+        left: bytes per slot still above the budget.
+        n: saves to swap.
+        rebuilds: what to recompute.
+        away: storages that are swapped or rebuilt.
+        needed: storages that a chosen recipe reads.
+    """
+
+    left: Ints
+    n: list[int] = field(default_factory=list[int])
+    rebuilds: list[Rebuild] = field(default_factory=list[Rebuild])
+    away: set[int] = field(default_factory=set[int])
+    needed: set[int] = field(default_factory=set[int])
+
+    @property
+    def swapped(self) -> Ints:
+        """The saves to swap, ascending."""
+        return np.array(sorted(self.n), np.int64)
+
+    @property
+    def in_order(self) -> tuple[Rebuild, ...]:
+        """The rebuilds as they run."""
+        return tuple(sorted(self.rebuilds, key=lambda rebuild: rebuild.position))
+
+    def helps(self, begin: int, end: int, size_bytes: int) -> bool:
+        """Whether a slot from begin to end is above the budget; if so the bytes are taken off."""
+        if begin >= end or self.left[begin:end].max() <= 0:
+            return False
+        self.left[begin:end] -= size_bytes
+        return True
+
+
+def _chosen(problem: Problem, among: Ints, *, with_recipes: bool) -> _Taken:
+    """Saves with free time, the most of it first; then by bytes per second that shows, until the budget is met."""
     step = problem.step
-    moves = moves_on_demand(step, among)
-    left = step.slot_peak - problem.budget_bytes
-    chosen: list[int] = []
-    for i in np.argsort(-free_ns(problem, moves.n), kind="stable").tolist():
-        begin, end = moves.begin[i], moves.end[i]
-        if begin < end and left[begin:end].max() > 0:
-            left[begin:end] -= moves.size[i]
-            chosen.append(int(moves.n[i]))
-    return np.array(sorted(chosen), np.int64)
+    taken = _Taken(left=step.slot_peak - problem.budget_bytes)
+    moves, storages = moves_on_demand(step, among), step.storage_of(among).tolist()
+    free = free_ns(problem, among)
+    shown: list[_Shown] = []
+    for i in np.argsort(-free, kind="stable").tolist():
+        if free[i] < 0 and with_recipes:
+            shown.append(_Shown(int(moves.size[i]) / -int(free[i]), i, None))
+        elif taken.helps(int(moves.begin[i]), int(moves.end[i]), int(moves.size[i])):
+            taken.n.append(int(among[i]))
+            taken.away.add(storages[i])
+    if with_recipes and taken.left.max() > 0 and "recompute" in problem.allow:
+        shown += _recomputed(problem)
+    for each in sorted(shown, key=lambda each: -each.bytes_per_ns):
+        if each.option is not None:
+            _rebuild(problem, taken, each.option)
+        elif not {storages[each.i]} & (taken.away | taken.needed) and taken.helps(
+            int(moves.begin[each.i]), int(moves.end[each.i]), int(moves.size[each.i])
+        ):
+            taken.n.append(int(among[each.i]))
+            taken.away.add(storages[each.i])
+    return taken
+
+
+class _Shown(NamedTuple):
+    """Something that costs time: the swap of a candidate, or a recompute.
+
+    Attributes:
+        bytes_per_ns: what it saves by what it costs.
+        i: index of the candidate, -1 for a recompute.
+        option: the recompute.
+    """
+
+    bytes_per_ns: float
+    i: int
+    option: Option | None
+
+
+def _recomputed(problem: Problem) -> Iterator[_Shown]:
+    """The recomputes of single storages."""
+    for option in options(problem.step, max(1, problem.min_size_bytes)):
+        if option.kind == "single":
+            yield _Shown(option.saved_bytes / max(1, option.duration_ns), -1, option)
+
+
+def _rebuild(problem: Problem, taken: _Taken, option: Option) -> None:
+    """Take a recompute, if that helps and what it reads and makes is still there."""
+    step = problem.step
+    if taken.away & {*option.inputs, *option.recompute.storages} or taken.needed & {*option.recompute.storages}:
+        return
+    rebuild = rebuild_of(step, option.recompute)
+    begin, end = step.slots(rebuild.begin), step.slots(rebuild.end)
+    # The check of a plan wants a storage to be idle for a while before it is rebuilt.
+    if (rebuild.position > step.idle_from[rebuild.n]).all() and taken.helps(
+        int(begin[0]), int(end[0]), option.saved_bytes
+    ):
+        taken.rebuilds.append(rebuild)
+        taken.away.update(option.recompute.storages)
+        taken.needed.update(option.inputs)
 
 
 def free_ns(problem: Problem, n: Ints) -> Ints:
@@ -75,10 +167,13 @@ def free_ns(problem: Problem, n: Ints) -> Ints:
     return step.nominal_ns(step.first_read[n]) - step.nominal_ns(step.idle_from[n]) - out_ns - back_ns
 
 
-def _with_feedback(problem: Problem, n: Ints, back_ns: Ints, share: float, rounds: int) -> Moves:
+def _with_feedback(problem: Problem, on_demand: Moves, share: float, rounds: int) -> Moves:
     """Start earlier what was waited for, as long as the step becomes shorter."""
+    if problem.tier is None:
+        return on_demand
+    _, back_ns = copy_ns(link_to(problem.machine, problem.tier), on_demand.size)
     lead_ns = back_ns.astype(np.float64)
-    best = moves = _placed(problem, n, lead_ns)
+    best = moves = _placed(problem, on_demand, lead_ns)
     done = moving(problem, moves)
     best_ns = done.step_ns
     for _ in range(rounds):
@@ -86,17 +181,17 @@ def _with_feedback(problem: Problem, n: Ints, back_ns: Ints, share: float, round
         if not late:
             break
         lead_ns[late] += share * back_ns[late]
-        moves = _placed(problem, n, lead_ns)
+        moves = _placed(problem, on_demand, lead_ns)
         done = moving(problem, moves)
         if done.step_ns < best_ns:
             best, best_ns = moves, done.step_ns
     return best
 
 
-def _placed(problem: Problem, n: Ints, lead_ns: Ints | np.ndarray) -> Moves:
+def _placed(problem: Problem, on_demand: Moves, lead_ns: npt.NDArray[np.float64]) -> Moves:
     """Each swap back at the last tick its lead ahead of the read, or the first after it from which it fits."""
-    step = problem.step
-    needed = need(step, moves_on_demand(step, n))
+    step, n = problem.step, on_demand.n
+    needed = need(step, on_demand)
     tick_slot = step.slots(step.points(step.ticks)).tolist()
     tick_ns = step.nominal_ns(step.ticks).tolist()
     first = np.searchsorted(step.ticks, step.idle_from[n], side="right").tolist()
@@ -109,4 +204,4 @@ def _placed(problem: Problem, n: Ints, lead_ns: Ints | np.ndarray) -> Moves:
             tick = first_that_fits(needed, tick_slot, tick, last[i], problem.budget_bytes - size[i])
             needed[tick_slot[tick] : tick_slot[last[i]]] += size[i]
             back[i] = step.ticks[tick]
-    return moves_of(step, n, back)
+    return moves_of(step, n, back, rebuilds=on_demand.rebuilds)
