@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from elbowroom.algorithms import why_not_chosen, with_algorithms
 from elbowroom.differences import first_difference
-from elbowroom.errors import InvalidPlan
+from elbowroom.errors import InvalidPlan, UsageError
+from elbowroom.lanes import route_to, staging_bytes
 from elbowroom.lifetimes import LastStep, last_step, listed, op_label, peak_point, storage_label, why_kept
-from elbowroom.machine import Machine
-from elbowroom.moves import Moves, moves_of_plan, need, tiers_of_plan
+from elbowroom.machine import Machine, TierName
+from elbowroom.moves import Moves, moves_of_plan, need, tier_peak, tiers_of_plan
 from elbowroom.plan import Plan, Recompute, Swap
 from elbowroom.recipes import check_recipe
 from elbowroom.trace import Trace
 from elbowroom.units import format_bytes
+from elbowroom.windows import STATES
 
 
 def check(trace: Trace, plan: Plan, machine: Machine | None = None, other: Trace | None = None) -> None:
@@ -40,10 +40,10 @@ def check_step(step: LastStep, plan: Plan, machine: Machine | None = None) -> No
     """As `check`, for a last step whose facts are at hand."""
     if plan.trace_id != step.trace.id:
         raise InvalidPlan(f"{_of_another(step.trace, plan)}; plan again with elbowroom.plan for this trace")
-    save_of = {save.storage: n for n, save in enumerate(step.saves)}
+    window_of = step.window_of
     ticks = set(step.ticks.tolist())
     for swap in plan.swaps:
-        if problem := _problem(step, swap, save_of, ticks):
+        if problem := _problem(step, swap, window_of, ticks):
             raise InvalidPlan(f"{_named(step, swap.storage)} must be kept: {problem}; leave it out of the plan's swaps")
     for algorithm in plan.algorithms:
         if problem := why_not_chosen(step, algorithm):
@@ -51,7 +51,7 @@ def check_step(step: LastStep, plan: Plan, machine: Machine | None = None) -> No
                 f"algorithm {algorithm.choice!r} for op {algorithm.op}: {problem}; leave it out of the plan"
             )
     for recompute in plan.recomputes:
-        if problem := _no_recompute(step, recompute, save_of, ticks):
+        if problem := _no_recompute(step, recompute, window_of, ticks):
             first, before = _named(step, recompute.storages[0]), recompute.before_op
             raise InvalidPlan(f"{first} cannot be recomputed before op {before}: {problem}; leave that out of the plan")
     step = with_algorithms(step, plan.algorithms)
@@ -70,13 +70,17 @@ def _of_another(trace: Trace, plan: Plan) -> str:
     return f"the plan was made for trace {plan.trace_id!r}, this is trace {trace.id!r}"
 
 
-def _problem(step: LastStep, swap: Swap, save_of: dict[int, int], ticks: set[int]) -> str | None:
+def _problem(step: LastStep, swap: Swap, window_of: dict[int, int], ticks: set[int]) -> str | None:
     """What is wrong with one swap, as a clause; None where nothing is."""
     if swap.storage >= len(step.trace.storages):
         return f"the trace has only storages 0 to {len(step.trace.storages) - 1}"
-    n = save_of.get(swap.storage)
+    n = window_of.get(swap.storage)
+    if n is None and step.trace.storages[swap.storage].category in STATES:
+        return "the ops of the last step leave it no time in which nothing uses it"
     if n is None:
         return f"autograd does not save it in the last step (ops {step.first_op} to {step.end_op - 1})"
+    if n >= len(step.saves):
+        return _misplaced_state(step, swap, n, ticks)
     return why_kept(step, n) or _misplaced(step, swap, n, ticks) or _touched(step, swap, n)
 
 
@@ -98,6 +102,23 @@ def _misplaced(step: LastStep, swap: Swap, n: int, ticks: set[int]) -> str | Non
     return None
 
 
+def _misplaced_state(step: LastStep, swap: Swap, n: int, ticks: set[int]) -> str | None:
+    """Whether the swap of an optimizer state or gradient starts or ends where it may not."""
+    out, back = int(step.idle_from[n]) - 1, swap.back_before_op
+    next_use = int(step.first_read[n])
+    cyclic = next_use <= out
+    if swap.out_after_op != out:
+        return f"out_after_op {swap.out_after_op} is not its last use before it is idle; allowed is {out}"
+    if cyclic and not (step.first_op <= back <= next_use or out + 1 < back <= step.end_op):
+        ways = f"{step.first_op} to {next_use}, in the next step, or {out + 2} to {step.end_op}"
+        return f"back_before_op {back} is not before its next use; allowed are {ways}"
+    if not cyclic and not out + 1 < back <= next_use:
+        return f"back_before_op {back} is not before its next use; allowed are {out + 2} to {next_use}"
+    if back not in ticks and back not in (next_use, step.first_op, step.end_op):
+        return f"back_before_op {back} is no position at which autograd saves or reads a storage, nor its next use"
+    return None
+
+
 def _touched(step: LastStep, swap: Swap, n: int) -> str | None:
     """Whether an op uses the storage while it is away."""
     op = int(step.used_op[n])
@@ -107,7 +128,7 @@ def _touched(step: LastStep, swap: Swap, n: int) -> str | None:
     return None
 
 
-def _no_recompute(step: LastStep, recompute: Recompute, save_of: dict[int, int], ticks: set[int]) -> str | None:
+def _no_recompute(step: LastStep, recompute: Recompute, window_of: dict[int, int], ticks: set[int]) -> str | None:
     """What is wrong with one recompute, but for whether its inputs are on the device; None where nothing is."""
     before = recompute.before_op
     if problem := check_recipe(step, recompute):
@@ -115,7 +136,7 @@ def _no_recompute(step: LastStep, recompute: Recompute, save_of: dict[int, int],
     if before not in ticks:
         return f"before_op {before} is not a position at which autograd saves or reads a storage"
     for storage in recompute.storages:
-        if before <= (idle_from := int(step.idle_from[save_of[storage]])):
+        if before <= (idle_from := int(step.idle_from[window_of[storage]])):
             return f"before_op {before} is not after position {idle_from}, from which storage {storage} is idle"
     return None
 
@@ -124,7 +145,7 @@ def _check_inputs(step: LastStep, moves: Moves) -> None:
     """What each recipe reads is on the device when it runs."""
     windows: dict[int, tuple[int, int]] = {}
     begin, end = step.window(moves.n, moves.back)
-    for storage, first, last in zip(listed(step.storage_of(moves.n)), listed(begin), listed(end), strict=True):
+    for storage, first, last in zip(*map(listed, (step.storage_of(moves.n), begin, end)), strict=True):
         windows[storage] = (first, last)
     for rebuild in moves.rebuilds:
         storages = listed(step.storage_of(rebuild.n))
@@ -137,7 +158,7 @@ def _check_inputs(step: LastStep, moves: Moves) -> None:
             first, last = windows.get(storage, (0, 0))
             if not step.born[storage] <= point < step.gone[storage]:
                 gone = "is not allocated then"
-            elif first <= point < last:
+            elif first <= point < last or (last < first and not last <= point < first):
                 gone = "is away or not rebuilt yet"
             else:
                 continue
@@ -166,7 +187,7 @@ def _check_machine(step: LastStep, plan: Plan, moves: Moves, machine: Machine) -
     tiers = tiers_of_plan(step, plan, moves)
     capacity = {tier.name: tier.capacity_bytes for tier in machine.tiers}
     for name in sorted(set(tiers)):
-        if name not in capacity or not any((link.upper, link.lower) == ("device", name) for link in machine.links):
+        if name not in capacity or not _linked(machine, name):
             raise InvalidPlan(
                 f"the plan swaps to {name!r}, which machine {machine.name!r} does not link to its device; "
                 f"its tiers are {', '.join(capacity)}; plan again for this machine"
@@ -178,14 +199,19 @@ def _check_machine(step: LastStep, plan: Plan, moves: Moves, machine: Machine) -
                 f"{format_bytes(capacity[name])} ({capacity[name]} bytes) on machine {machine.name!r}; "
                 "give it more room, raise the budget or plan again for this machine"
             )
+    staged = [size for size, name in zip(listed(moves.size), tiers, strict=True) if name == "disk"]
+    if staged and len(route_to(machine, "disk")) > 1:
+        room = staging_bytes(step, moves, machine, tiers)
+        if max(staged) > room:
+            raise InvalidPlan(
+                f"the plan leaves {format_bytes(room)} ({room} bytes) of 'host' for storages on their way to the disk, "
+                f"the largest of which has {format_bytes(max(staged))} ({max(staged)} bytes); give 'host' more room or "
+                "swap less to it"
+            )
 
 
-def tier_peak(step: LastStep, moves: Moves, on: list[bool] | None = None) -> int:
-    """Bytes a lower tier holds at most: each storage from the tick it is saved at until it is freed."""
-    chosen = np.array(on if on is not None else [True] * len(moves.n), dtype=np.bool_)
-    n = moves.n[chosen]
-    begin, end = step.points(step.saved_at[n]), step.gone[step.storage_of(n)]
-    change = np.zeros(len(step.level) + 1, np.int64)
-    np.add.at(change, begin, moves.size[chosen])
-    np.subtract.at(change, np.maximum(begin, end), moves.size[chosen])
-    return int(np.cumsum(change).max())
+def _linked(machine: Machine, tier: TierName) -> bool:
+    try:
+        return bool(route_to(machine, tier))
+    except UsageError:
+        return False

@@ -10,8 +10,9 @@ import numpy as np
 
 from elbowroom.lanes import NEVER, Play
 from elbowroom.lifetimes import SCRATCH, Ints, LastStep, allocated_at, listed
-from elbowroom.machine import TierName
-from elbowroom.moves import Moves
+from elbowroom.links import WRITE
+from elbowroom.machine import TIERS, TierName
+from elbowroom.moves import Moves, ticks_of
 from elbowroom.rebuilds import Beat, Rebuild, beats, held_before
 from elbowroom.timeline import Curve, CurveKind
 from elbowroom.trace import Category
@@ -35,9 +36,9 @@ class Heights:
 def allocated(step: LastStep, moves: Moves, done: Play) -> Heights:
     """Allocated bytes on the device."""
     change = np.zeros(len(step.level) + 1, np.int64)
-    begin, end = away_points(step, moves, done)
-    np.add.at(change, begin, moves.size)
-    np.subtract.at(change, end, moves.size)
+    which, begin, end = away_points(step, moves, done)
+    np.add.at(change, begin, moves.size[which])
+    np.subtract.at(change, end, moves.size[which])
     for rebuild in moves.rebuilds:
         np.add.at(change, rebuild.begin, step.size[rebuild.n])
         np.subtract.at(change, rebuild.end, step.size[rebuild.n])
@@ -46,14 +47,24 @@ def allocated(step: LastStep, moves: Moves, done: Play) -> Heights:
     return Heights(level=level, before=before, beats=beats(step, moves.rebuilds, level))
 
 
-def away_points(step: LastStep, moves: Moves, done: Play) -> tuple[Ints, Ints]:
-    """Per move, points [begin, end) at which its bytes have left the device; empty where they never do."""
-    begin, end = step.window(moves.n, moves.back)
-    room_ns = np.append(done.room_ns[step.ticks - step.first_op], np.iinfo(np.int64).max)
-    left_at = np.append(step.points(step.ticks), len(step.level))[np.searchsorted(room_ns, done.out_end_ns)]
-    begin = np.maximum(begin, left_at)
-    begin[done.given_up | (done.out_start_ns == NEVER)] = len(step.level)
-    return np.minimum(begin, end), end
+def away_points(step: LastStep, moves: Moves, done: Play) -> tuple[Ints, Ints, Ints]:
+    """(move, begin, end): points [begin, end) at which the bytes of moves have left the device, none of them empty.
+
+    A move that is away across the end of the step has two.
+    """
+    first, last = step.window(moves.n, moves.back)
+    every, never = np.arange(len(moves.n), dtype=np.int64), len(step.level)
+    ticks = ticks_of(step, moves)
+    room_ns, tick_points = done.room_ns[ticks - step.first_op], np.append(step.points(ticks), never)
+    left_at = np.maximum(first, tick_points[np.searchsorted(room_ns, done.out_end_ns)])
+    left_at[(done.given_up & ~moves.wraps) | (done.out_start_ns == NEVER)] = never
+    carried_at = tick_points[np.searchsorted(room_ns, done.carried_end_ns)]
+    carried_at[done.carried_end_ns <= 0] = 0
+    which = np.concatenate([every, every[moves.wraps]])
+    begin = np.concatenate([left_at, carried_at[moves.wraps]])
+    end = np.concatenate([np.where(moves.wraps, never, last), last[moves.wraps]])
+    some = begin < end
+    return which[some], begin[some], end[some]
 
 
 def device_curve(step: LastStep, moves: Moves, done: Play, heights: Heights, kind: CurveKind) -> Curve:
@@ -97,15 +108,29 @@ def _runs(step: LastStep, moves: Moves, done: Play, heights: Heights) -> tuple[I
 
 
 def lower_curves(step: LastStep, moves: Moves, done: Play, tiers: Sequence[TierName]) -> list[Curve]:
-    """Bytes on each lower tier, from the start of each write until its storage is freed or the write given up."""
+    """Bytes on each lower tier, from the start of each write until its storage is freed or the write given up.
+
+    Optimizer states and gradients have their place there all the time. The host also holds what is on its way to or
+    from the disk.
+    """
     last_op = np.array([step.op_at(int(p)) for p in step.gone[step.storage_of(moves.n)]], np.int64) - step.first_op
     freed_ns = done.position_ns[last_op] + np.diff(step.at_ns)[last_op]
     until = np.where(done.given_up, done.out_end_ns, np.maximum(freed_ns, done.out_end_ns))
+    begun, always = done.out_start_ns.copy(), moves.n >= len(step.saves)
+    staged = {copy.move for copy in done.copies if copy.lane == WRITE} if done.staged else set[int]()
+    for copy in done.copies:
+        if copy.lane == WRITE:
+            begun[copy.move] = copy.start_ns
+    begun[[i for i, tier in enumerate(tiers) if done.staged and tier == "disk" and i not in staged]] = NEVER
+    begun[always], until[always] = 0, done.step_ns
     curves: list[Curve] = []
-    for tier in sorted(set(tiers)):
-        on = np.array([name == tier for name in tiers]) & (done.out_start_ns != NEVER)
-        times = np.concatenate([np.zeros(1, np.int64), done.out_start_ns[on], until[on]])
-        change = np.concatenate([np.zeros(1, np.int64), moves.size[on], -moves.size[on]])
+    for tier in TIERS:
+        if tier not in tiers and not (tier == "host" and done.staged):
+            continue
+        on = np.array([name == tier for name in tiers], np.bool_) & (begun != NEVER)
+        passing = np.array(done.staged if tier == "host" else (), np.int64).reshape(-1, 2)
+        times = np.concatenate([np.zeros(1, np.int64), begun[on], until[on], np.maximum(passing[:, 0], 0)])
+        change = np.concatenate([np.zeros(1, np.int64), moves.size[on], -moves.size[on], passing[:, 1]])
         at = np.unique(times)
         total = np.cumsum(np.bincount(np.searchsorted(at, times), weights=change)).astype(np.int64)
         curves.append(Curve(tier=tier, kind="allocated", at_ns=tuple(at.tolist()), size_bytes=tuple(total.tolist())))
@@ -123,7 +148,8 @@ def at_peak(step: LastStep, moves: Moves, done: Play, heights: Heights) -> tuple
         missing.update(chain.from_iterable(step.storage_of(each.n).tolist() for each in same))
     elif step.scratch.get(op := step.op_at(point), (0, 0))[0] == point - step.point_of[op - step.first_op]:
         running.update({SCRATCH: step.scratch[op][1]} if op in step.scratch else {})
-    windows = [(moves.n, *away_points(step, moves, done)), *((each.n, each.begin, each.end) for each in moves.rebuilds)]
+    which, *points = away_points(step, moves, done)
+    windows = [(moves.n[which], *points), *((each.n, each.begin, each.end) for each in moves.rebuilds)]
     for n, begin, end in windows:
         missing.update(step.storage_of(n[(begin <= point) & (point < end)]).tolist())
     present = [storage for storage in listed(allocated_at(step, point)) if storage not in missing]

@@ -1,16 +1,19 @@
 """Lanes: when each copy of a set of moves runs, and where compute waits for it.
 
-A discrete-event walk over what is due at the ticks; see Note: [Ticks] in schedule.py for what happens at
-one. Each direction of each link is a lane that moves one whole storage at a time, in the order of its queue. A write
-that was given up before it started is never made; one that had started occupies its lane until its end, for nothing.
+A discrete-event walk over what is due at the ticks; see Note: [Ticks] in schedule.py for what happens at one, and
+links.py for the lanes.
+
+Note: [Steady state]
+The step is one of an endless row of equal steps: what is still being moved at its end occupies the lanes when the next
+one starts, and a storage that is away across the end comes back in the next. So the step is played again until the
+lanes are at its end as they were at its start, at most MOST_ROUNDS times; the last round is what is told.
 
 What it ignores: that copies take memory bandwidth and cores from compute, and time between ops.
-Cost: linear in the moves, plus sorting them.
+Cost: linear in the moves, plus sorting them, times the rounds; one round where the lanes are idle at the end.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,10 +22,15 @@ import numpy as np
 
 from elbowroom.errors import UsageError
 from elbowroom.lifetimes import Flags, Ints, LastStep, listed
+from elbowroom.links import BACK as COPY_BACK
+from elbowroom.links import OUT, Copy, Links
+from elbowroom.links import READ as DISK_READ
+from elbowroom.links import WRITE as DISK_WRITE
 from elbowroom.machine import Link, Machine, TierName
-from elbowroom.moves import Moves, in_order_of_need, need, waits
+from elbowroom.moves import Moves, in_order_of_need, need, tier_peak, waits
 
 NEVER = -1
+LATE = np.iinfo(np.int64).max
 
 
 class Stall(NamedTuple):
@@ -45,14 +53,17 @@ class Play:
     Attributes:
         step_ns: when the step ends.
         stalls: in order of time.
-        out_start_ns: start of each write.
+        out_start_ns: start of each copy off the device that is asked for in this step.
         out_end_ns: its end.
-        back_start_ns: start of each swap back.
-        back_end_ns: its end.
-        given_up: the write was given up, or its storage freed, before it ended.
+        back_start_ns: start of each swap back: of its first copy, where there are two.
+        back_end_ns: when it is on the device.
+        given_up: the storage was wanted back, or freed, before it had left.
+        carried_end_ns: for a move that is away when the step starts, when it had left; below 0 before the step.
         position_ns: per position, when compute goes on there, after its stalls.
         room_ns: per position, when the waits for writes are over there, so that swaps back may start.
         run_ns: per rebuild, when its recipe starts; its ops run one after the other.
+        copies: uses of the lanes that start in this step.
+        staged: (time, bytes) of what comes to the host on its way to or from the disk (> 0), or goes (< 0).
     """
 
     step_ns: int
@@ -62,9 +73,12 @@ class Play:
     back_start_ns: Ints
     back_end_ns: Ints
     given_up: Flags
+    carried_end_ns: Ints
     position_ns: Ints
     room_ns: Ints
     run_ns: Ints
+    copies: tuple[Copy, ...]
+    staged: tuple[tuple[int, int], ...]
 
 
 def link_to(machine: Machine, tier: TierName) -> Link:
@@ -74,6 +88,19 @@ def link_to(machine: Machine, tier: TierName) -> Link:
             return link
     known = ", ".join(f"{link.upper} to {link.lower}" for link in machine.links) or "none"
     raise UsageError(f"machine {machine.name!r} has no link from device to {tier}; its links: {known}")
+
+
+def route_to(machine: Machine, tier: TierName) -> tuple[Link, ...]:
+    """The links that a storage takes from the device to a tier: one, or two where the host lies in between."""
+    by_ends = {(link.upper, link.lower): link for link in machine.links}
+    if tier == "disk" and ("device", "disk") not in by_ends and ("device", "host") in by_ends:
+        if ("host", "disk") not in by_ends:
+            raise UsageError(
+                f"machine {machine.name!r} has no link from host to disk, and none from device to disk; "
+                "add one, or swap to the host"
+            )
+        return by_ends["device", "host"], by_ends["host", "disk"]
+    return (link_to(machine, tier),)
 
 
 def copy_ns(link: Link, size: Ints) -> tuple[Ints, Ints]:
@@ -89,6 +116,8 @@ def _over(size: Ints, rate: int) -> Ints:
 # What can be due at a position, in the order of Note: [Ticks]; recipes run before the reads that need them.
 QUEUE, GIVE_UP, WAIT, BACK, RUN, READ = range(6)
 
+MOST_ROUNDS = 8
+
 
 def play(step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierName]) -> Play:
     """Run the moves of a checked plan against the clock.
@@ -96,15 +125,43 @@ def play(step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierNam
     Args:
         step: the last step of a trace.
         moves: in write order.
-        machine: gives the links.
+        machine: gives the links, and the room of the host for what goes on to the disk.
         tiers: per move, where it goes.
     """
-    walk = _Walk(step, moves, machine, tiers)
+    walk = _Walk(step, moves, _links(step, moves, machine, tiers))
     positions, kinds, which = _agenda(step, moves)
-    columns = (positions, kinds, which, step.nominal_ns(positions))
-    for position, kind, move, at_ns in zip(*map(listed, columns), strict=True):
-        walk.do(position, kind, move, at_ns)
-    return _result(step, walk)
+    due = list(zip(*map(listed, (positions, kinds, which, step.nominal_ns(positions))), strict=True))
+    state = walk.state()
+    for _ in range(MOST_ROUNDS):
+        walk.begin()
+        for position, kind, move, at_ns in due:
+            walk.do(position, kind, move, at_ns)
+        walk.end()
+        before, state = state, walk.state()
+        if state == before:
+            break
+    return walk.result()
+
+
+def _links(step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierName]) -> Links:
+    """The lanes of a machine for some moves."""
+    count = len(moves.n)
+    lane_ns, staged = [[0] * count for _ in range(4)], [0] * count
+    for tier in sorted(set(tiers)):
+        route = route_to(machine, tier)
+        first, last = (list(map(listed, copy_ns(link, moves.size))) for link in (route[0], route[-1]))
+        for i in (i for i, name in enumerate(tiers) if name == tier):
+            lane_ns[OUT][i], lane_ns[COPY_BACK][i] = first[0][i], first[1][i]
+            if len(route) > 1:
+                lane_ns[DISK_WRITE][i], lane_ns[DISK_READ][i] = last[0][i], last[1][i]
+                staged[i] = int(moves.size[i])
+    return Links(lane_ns, staged, staging_bytes(step, moves, machine, tiers))
+
+
+def staging_bytes(step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierName]) -> int:
+    """Room of the host for storages on their way to or from the disk: what those that stay there leave."""
+    host = next((tier.capacity_bytes for tier in machine.tiers if tier.name == "host"), 0)
+    return host - tier_peak(step, moves, [tier == "host" for tier in tiers]) if host else 0
 
 
 def _agenda(step: LastStep, moves: Moves) -> tuple[Ints, Ints, Ints]:
@@ -128,114 +185,141 @@ def _agenda(step: LastStep, moves: Moves) -> tuple[Ints, Ints, Ints]:
     rank = np.zeros(len(every) + 1, np.int64)
     rank[in_order_of_need(step, moves)] = every
     # Writes are queued and recipes run in the order they have; everything else goes in the order of need.
-    first = np.where((kinds == QUEUE) | (kinds == RUN), which, rank[np.minimum(which, len(every))])
+    first = np.where((kinds == QUEUE) | (kinds == RUN), which, rank[np.clip(which, 0, len(every))])
     order = np.lexsort((first, kinds, positions))
     return positions[order], kinds[order], which[order]
 
 
 class _Walk:
-    """State of one walk over the agenda."""
+    """State of the walks over the agenda. Times go on from round to round; results count from the start of the last."""
 
-    def __init__(self, step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierName]) -> None:
-        count = len(moves.n)
+    def __init__(self, step: LastStep, moves: Moves, links: Links) -> None:
+        self.step, self.links = step, links
+        self.returns = step.returns[moves.n].tolist()
+        self.carried = np.nonzero(moves.wraps)[0].tolist()
+        self.count = len(moves.n)
         self.rebuilds = moves.rebuilds
         self.recipe_ns = [step.time_of(rebuild.recipe) for rebuild in moves.rebuilds]
         self.move_of = {storage: i for i, storage in enumerate(listed(step.storage_of(moves.n)))}
-        self.run_ns = [0] * len(moves.rebuilds)
-        self.runs: list[tuple[int, int]] = []
-        self.lane = list(tiers)
-        self.out_ns, self.back_ns = [0] * count, [0] * count
-        for tier in set(tiers):
-            out, back = (lane.tolist() for lane in copy_ns(link_to(machine, tier), moves.size))
-            for i in (i for i, name in enumerate(tiers) if name == tier):
-                self.out_ns[i], self.back_ns[i] = out[i], back[i]
-        self.queued: dict[TierName, deque[tuple[int, int]]] = {tier: deque() for tier in tiers}
-        self.out_free_ns: dict[TierName, int] = dict.fromkeys(tiers, 0)
-        self.back_free_ns: dict[TierName, int] = dict.fromkeys(tiers, 0)
-        self.out = [(NEVER, NEVER)] * count
-        self.back = [(NEVER, NEVER)] * count
-        self.given_up = [False] * count
+        self.end_ns = 0
+        for i in self.carried:
+            links.times[OUT][i] = (-1, -1)
+            links.times[DISK_WRITE][i] = (-1, -1) if links.staged_bytes[i] else None
+
+    def begin(self) -> None:
+        """Start a round where the last one ended."""
+        self.start_ns, self.late_ns = self.end_ns, 0
+        self.given_up, self.back_asked = [False] * self.count, [False] * self.count
+        self.carried_end = [0] * self.count
+        self.back_times: list[tuple[int, int] | None] = [None] * self.count
+        self.requeued: set[int] = set()
+        self.run_ns = [0] * len(self.rebuilds)
         self.stalls: list[Stall] = []
-        self.late_ns = 0
-        self.waited_for = 0
+        self.runs: list[tuple[int, int]] = []
+        self.waited_for = -self.count if self.carried else 0
+        self.links.log.clear()
 
     def do(self, position: int, kind: int, i: int, at_ns: int) -> None:
         """Do one thing at a position, whose nominal time is at_ns."""
-        now = at_ns + self.late_ns
+        now = self.start_ns + at_ns + self.late_ns
         if kind == QUEUE:
-            self.queued[self.lane[i]].append((i, now))
+            self.requeued.add(i)
+            self.links.queue(i, now)
         elif kind == GIVE_UP:
-            self.start_writes(now)
-            self.given_up[i] = self.out[i][1] > now or self.out[i][0] == NEVER
+            self.give_up(i, now)
         elif kind == WAIT:
             self.wait_for_room(position, i, now)
         elif kind == BACK and not self.given_up[i]:
-            start = max(now, self.back_free_ns[self.lane[i]])
-            self.back[i] = (start, start + self.back_ns[i])
-            self.back_free_ns[self.lane[i]] = start + self.back_ns[i]
+            self.back_asked[i] = True
+            self.links.back(i, now)
         elif kind == RUN:
             self.run(position, i, now)
         elif kind == READ:
-            self.stall(position, i, now, self.back[i][1], for_write=False)
+            self.wait_for_data(position, i, now)
+
+    def give_up(self, i: int, now: int) -> None:
+        self.given_up[i] = self.links.give_up(i, now, wanted=self.returns[i])
+        left = self.links.times[OUT][i]
+        if i in self.carried:
+            self.carried_end[i] = LATE if self.given_up[i] or left is None else left[1] - self.start_ns
 
     def run(self, position: int, r: int, now: int) -> None:
         """Run a recipe, once what it reads is there."""
         inputs = (self.move_of.get(storage) for storage in self.rebuilds[r].inputs)
         for i in (i for i in inputs if i is not None):
-            now = self.stall(position, i, now, self.back[i][1], for_write=False)
-        self.run_ns[r] = now
+            now = self.wait_for_data(position, i, now)
+        self.run_ns[r] = now - self.start_ns
         self.runs.append((position, self.recipe_ns[r]))
         self.late_ns += self.recipe_ns[r]
 
-    def start_writes(self, before_ns: int, below: int = 0) -> None:
-        """Start the queued writes whose turn comes before a time, and in any case those of the moves below an index."""
-        for tier, queue in self.queued.items():
-            while queue:
-                i, since = queue[0]
-                start = max(since, self.out_free_ns[tier])
-                if not self.given_up[i]:
-                    if start >= before_ns and i >= below:
-                        break
-                    self.out[i] = (start, start + self.out_ns[i])
-                    self.out_free_ns[tier] = start + self.out_ns[i]
-                queue.popleft()
+    def wait_for_data(self, position: int, i: int, now: int) -> int:
+        """Wait until a storage is back, if it was asked for."""
+        if not self.back_asked[i]:
+            return now
+        until = self.links.returned_ns(i)
+        first = self.links.times[DISK_READ][i] or self.links.times[COPY_BACK][i]
+        self.back_times[i] = first and (first[0] - self.start_ns, until - self.start_ns)
+        return self.stall(position, i, now, until, for_write=False)
 
     def wait_for_room(self, position: int, writes_done: int, now: int) -> None:
-        self.start_writes(now, below=writes_done)
-        for i in range(self.waited_for, writes_done):
-            if not self.given_up[i]:
-                now = self.stall(position, i, now, self.out[i][1], for_write=True)
+        """Wait for so many of the writes of this step; below 0, for those of the last one but so many."""
+        for g in range(self.waited_for, writes_done):
+            i = g if g >= 0 else g + self.count
+            if g >= 0 or (i in self.carried and i not in self.requeued):
+                until = self.links.left_ns(i)
+                now = now if until is None else self.stall(position, i, now, until, for_write=True)
         self.waited_for = max(self.waited_for, writes_done)
 
     def stall(self, position: int, i: int, now: int, until: int, *, for_write: bool) -> int:
         """Wait from now until a time, if that is later; returns the later one."""
         if until > now:
-            self.stalls.append(Stall(position, i, now, until, for_write))
+            self.stalls.append(Stall(position, i, now - self.start_ns, until - self.start_ns, for_write))
             self.late_ns += until - now
         return max(now, until)
 
+    def end(self) -> None:
+        """End a round: what can start before the end of the step has started."""
+        self.end_ns = self.start_ns + int(self.step.at_ns[-1]) + self.late_ns
+        self.links.advance(self.end_ns)
 
-def _result(step: LastStep, walk: _Walk) -> Play:
-    """Close the walk at the end of the step."""
-    step_ns = int(step.at_ns[-1]) + walk.late_ns
-    walk.start_writes(step_ns)
-    late, late_for_room = np.zeros_like(step.at_ns), np.zeros_like(step.at_ns)
-    for stall in walk.stalls:
-        late[stall.position - step.first_op] += stall.end_ns - stall.start_ns
-        late_for_room[stall.position - step.first_op] += (stall.end_ns - stall.start_ns) * stall.for_write
-    for position, recipe_ns in walk.runs:
-        late[position - step.first_op] += recipe_ns
-    position_ns = step.at_ns + np.cumsum(late)
-    out, back = np.array(walk.out, np.int64).reshape(-1, 2).T, np.array(walk.back, np.int64).reshape(-1, 2).T
-    return Play(
-        step_ns=step_ns,
-        stalls=tuple(walk.stalls),
-        out_start_ns=out[0],
-        out_end_ns=out[1],
-        back_start_ns=back[0],
-        back_end_ns=back[1],
-        given_up=np.array(walk.given_up, np.bool_),
-        position_ns=position_ns,
-        room_ns=position_ns - late + late_for_room,
-        run_ns=np.array(walk.run_ns, np.int64),
-    )
+    def state(self) -> tuple[object, ...]:
+        """What the next round depends on."""
+        links, now = self.links, self.end_ns
+        queues = tuple(tuple((move, max(0, at - now)) for at, move in links.live(lane)) for lane in range(3))
+        out = tuple(max(0, times[1] - now) if (times := links.times[OUT][i]) else LATE for i in self.carried)
+        releases = tuple((max(0, at - now), size) for at, size in sorted(links.releases) if at > now)
+        return queues, out, releases, tuple(max(0, free - now) for free in links.free_ns)
+
+    def result(self) -> Play:
+        """What the last round did, counted from its start."""
+        step, links = self.step, self.links
+        late, late_for_room = np.zeros_like(step.at_ns), np.zeros_like(step.at_ns)
+        for stall in self.stalls:
+            late[stall.position - step.first_op] += stall.end_ns - stall.start_ns
+            late_for_room[stall.position - step.first_op] += (stall.end_ns - stall.start_ns) * stall.for_write
+        for position, recipe_ns in self.runs:
+            late[position - step.first_op] += recipe_ns
+        position_ns = step.at_ns + np.cumsum(late)
+        out = [times and (times[0] - self.start_ns, times[1] - self.start_ns) for times in links.times[OUT]]
+        return Play(
+            step_ns=self.end_ns - self.start_ns,
+            stalls=tuple(self.stalls),
+            **_columns("out", out),
+            **_columns("back", self.back_times),
+            given_up=np.array(self.given_up, np.bool_),
+            carried_end_ns=np.array(self.carried_end, np.int64),
+            position_ns=position_ns,
+            room_ns=position_ns - late + late_for_room,
+            run_ns=np.array(self.run_ns, np.int64),
+            copies=tuple(
+                Copy(copy.lane, copy.move, copy.start_ns - self.start_ns, copy.end_ns - self.start_ns)
+                for copy in links.log
+            ),
+            staged=tuple((at - self.start_ns, size) for at, size in sorted(links.staged)),
+        )
+
+
+def _columns(name: str, times: Sequence[tuple[int, int] | None]) -> dict[str, Ints]:
+    """Starts and ends as arrays, NEVER where there is none."""
+    starts, ends = np.array([each or (NEVER, NEVER) for each in times], np.int64).reshape(-1, 2).T
+    return {f"{name}_start_ns": starts, f"{name}_end_ns": ends}

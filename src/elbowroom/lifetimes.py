@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from elbowroom.errors import UsageError
 from elbowroom.trace import Category, Save, Step, Trace
 from elbowroom.units import format_bytes
+from elbowroom.windows import Window, state_windows
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -47,11 +48,14 @@ class LastStep:
         borders: points at which slots begin; the first is 0.
         slot_peak: per slot, maximum of `level`.
         ticks: positions at which the runtime gets control, ascending: every first save and every read back.
-        size: per save, bytes.
-        saved_at: per save, position.
-        idle_from: per save, position; end_op where something else holds it all the time.
-        first_read: per save, position; end_op where it is never read back.
-        returns: per save, whether it is read back at all.
+        storage: per window, the storage. Windows are the saves, n-th to n-th, and after them those in which nothing
+            uses an optimizer state or a gradient (windows.py).
+        size: per window, bytes.
+        saved_at: per save, position; for the others idle_from.
+        idle_from: per window, position; end_op where something else holds a save all the time.
+        first_read: per window, position of the next use; end_op where a save is never read back. Where it is not after
+            idle_from, the window goes on in the next step.
+        returns: per window, whether it is used again at all.
         repeated: per save, whether its storage was saved more than once in the step.
         written_op: per save, the first op from saved_at on that writes it before it is read back, else end_op.
         used_op: per save, the first op from idle_from on that reads or writes it before it is read back, else end_op.
@@ -72,6 +76,7 @@ class LastStep:
     borders: Ints
     slot_peak: Ints
     ticks: Ints
+    storage: Ints
     size: Ints
     saved_at: Ints
     idle_from: Ints
@@ -82,7 +87,7 @@ class LastStep:
     used_op: Ints
     storage_bytes: Ints
     first_event: int
-    scratch: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    scratch: Mapping[int, tuple[int, int]]
 
     def points(self, positions: Ints) -> Ints:
         """The point of each position."""
@@ -96,16 +101,28 @@ class LastStep:
         """Time of each position when nothing stalls."""
         return self.at_ns[positions - self.first_op]
 
+    @property
+    def window_of(self) -> dict[int, int]:
+        """The window of each storage that has one."""
+        return {storage: n for n, storage in reversed(list(enumerate(listed(self.storage))))}
+
+    def wraps(self, n: Ints, back: Ints) -> Flags:
+        """Whether windows `n` are away across the end of the step when they are back before the positions `back`."""
+        return (n >= len(self.saves)) & (back < self.saved_at[n])
+
     def window(self, n: Ints, back: Ints) -> tuple[Ints, Ints]:
-        """Points [begin, end) at which saves `n` are away when they are back before the positions `back`."""
+        """Points [begin, end) at which windows `n` are away when they are back before the positions `back`.
+
+        One that wraps is away from begin to the end of the step, and from its start to end.
+        """
         gone = self.gone[self.storage_of(n)]
         begin = self.points(self.idle_from[n])
         end = np.where(self.returns[n], np.minimum(self.points(back), gone), gone)
-        return begin, np.maximum(begin, end)
+        return begin, np.where(self.wraps(n, back), end, np.maximum(begin, end))
 
     def storage_of(self, n: Ints) -> Ints:
-        """The storage id of each save."""
-        return np.array([self.saves[i].storage for i in listed(n)], dtype=np.int64)
+        """The storage id of each window."""
+        return self.storage[n]
 
     def events_of(self, op: int) -> list[tuple[int, int]]:
         """(storage, bytes) of what happens while an op runs; negative where it is freed. SCRATCH is no storage."""
@@ -147,14 +164,17 @@ def last_step(trace: Trace) -> LastStep:
     saves = tuple(s for s in trace.saves if step.first_op <= s.saved_at <= step.end_op)
     at_ns = _cumulative(trace.ops[p].duration_ns for p in range(step.first_op, step.end_op))
     level, point_of, born, gone = _levels(trace, step)
-    idle_from = _ints(step.end_op if s.idle_from is None else min(s.idle_from, step.end_op) for s in saves)
-    first_read = _ints(s.read_at[0] if s.read_at else step.end_op for s in saves)
+    saved = {save.storage for save in saves}
+    stays = ((born == 0) & (gone == len(level))).tolist()
+    found = state_windows(trace, step, at_ns.tolist(), [stay and s not in saved for s, stay in enumerate(stays)])
+    states = [window for window in found if window.storage not in saved]
+    per_window = _per_save(trace, step, saves) | {"storage": _ints(s.storage for s in saves)}
+    per_window = {name: np.concatenate([values, _of_states(step, states, name)]) for name, values in per_window.items()}
     reads = [p for s in saves for p in s.read_at if p <= step.end_op]
     ticks = np.unique(_ints([*(s.saved_at for s in saves), *reads]))
-    storages = _ints(s.storage for s in saves)
-    borders = _borders(level, gone[storages], point_of[ticks - step.first_op], point_of[idle_from - step.first_op])
-    _, which, times = np.unique(storages, return_inverse=True, return_counts=True)
-    written_op, used_op = _accesses(trace, step, saves, np.minimum(idle_from, first_read), first_read)
+    marks = [ticks, per_window["idle_from"], per_window["first_read"][len(saves) :]]
+    borders = _borders(level, gone[per_window["storage"]], point_of[np.concatenate(marks) - step.first_op])
+    sizes = _ints(storage.size_bytes for storage in trace.storages)
     return LastStep(
         trace=trace,
         first_op=step.first_op,
@@ -168,17 +188,45 @@ def last_step(trace: Trace) -> LastStep:
         borders=borders,
         slot_peak=np.maximum.reduceat(level, borders),
         ticks=ticks,
-        size=_ints(trace.storages[s.storage].size_bytes for s in saves),
-        saved_at=_ints(s.saved_at for s in saves),
-        idle_from=idle_from,
-        first_read=first_read,
-        returns=np.array([bool(s.read_at) for s in saves], dtype=np.bool_),
-        repeated=times[which] > 1,
-        written_op=written_op,
-        used_op=used_op,
-        storage_bytes=_ints(storage.size_bytes for storage in trace.storages),
+        size=sizes[per_window["storage"]],
+        returns=np.array([bool(s.read_at) for s in saves] + [True] * len(states), dtype=np.bool_),
+        repeated=_repeated(per_window["storage"]),
+        storage_bytes=sizes,
         first_event=bisect_left(trace.events, step.first_op, key=itemgetter(0)),
+        scratch={},
+        **per_window,
     )
+
+
+def _per_save(trace: Trace, step: Step, saves: tuple[Save, ...]) -> dict[str, Ints]:
+    """What LastStep says of each save, but for its storage."""
+    idle_from = _ints(step.end_op if s.idle_from is None else min(s.idle_from, step.end_op) for s in saves)
+    first_read = _ints(s.read_at[0] if s.read_at else step.end_op for s in saves)
+    written_op, used_op = _accesses(trace, step, saves, np.minimum(idle_from, first_read), first_read)
+    return {
+        "saved_at": _ints(s.saved_at for s in saves),
+        "idle_from": idle_from,
+        "first_read": first_read,
+        "written_op": written_op,
+        "used_op": used_op,
+    }
+
+
+def _of_states(step: Step, states: list[Window], name: str) -> Ints:
+    """The same of optimizer states and gradients: nothing uses them in their windows."""
+    if name == "storage":
+        return _ints(window.storage for window in states)
+    if name == "first_read":
+        return _ints(window.next_use for window in states)
+    if name in ("saved_at", "idle_from"):
+        return _ints(window.idle_from for window in states)
+    return np.full(len(states), step.end_op, np.int64)
+
+
+def _repeated(storages: Ints) -> Flags:
+    """Per window, whether another one is of the same storage."""
+    _, which, times = np.unique(storages, return_inverse=True, return_counts=True)
+    return times[which] > 1
 
 
 def why_kept(step: LastStep, n: int) -> str | None:

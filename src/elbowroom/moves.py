@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elbowroom.lifetimes import Ints, LastStep, listed
+from elbowroom.lifetimes import Flags, Ints, LastStep, listed
 from elbowroom.machine import TierName
 from elbowroom.plan import Plan
 from elbowroom.rebuilds import Rebuild, held_before, rebuilds_of_plan
@@ -31,6 +31,8 @@ class Moves:
         size: bytes.
         begin: first slot of the window in which it is away.
         end: one past the last slot of that window.
+        wraps: whether it is away across the end of the step: from its first slot to the end, and from the start to
+            its last one.
         rebuilds: what is dropped and rebuilt, in the order the recipes run.
     """
 
@@ -39,21 +41,30 @@ class Moves:
     size: Ints
     begin: Ints
     end: Ints
+    wraps: Flags
     rebuilds: tuple[Rebuild, ...] = ()
 
 
 def moves_of(step: LastStep, n: Ints, back: Ints, *, rebuilds: tuple[Rebuild, ...] = ()) -> Moves:
     """Swap saves `n`, each back before the position at the same index of `back`, beside rebuilds."""
-    order = np.argsort(n)
+    order = np.lexsort((n, step.saved_at[n]))
     n, back = n[order], back[order]
     begin, end = step.window(n, back)
-    return Moves(n=n, back=back, size=step.size[n], begin=step.slots(begin), end=step.slots(end), rebuilds=rebuilds)
+    return Moves(
+        n=n,
+        back=back,
+        size=step.size[n],
+        begin=step.slots(begin),
+        end=step.slots(end),
+        wraps=step.wraps(n, back),
+        rebuilds=rebuilds,
+    )
 
 
 def moves_of_plan(step: LastStep, plan: Plan) -> Moves:
     """The moves of a plan that has passed `check`."""
-    save_of = {save.storage: n for n, save in enumerate(step.saves)}
-    n = np.array([save_of[swap.storage] for swap in plan.swaps], dtype=np.int64)
+    window_of = step.window_of
+    n = np.array([window_of[swap.storage] for swap in plan.swaps], dtype=np.int64)
     back = np.array([swap.back_before_op for swap in plan.swaps], dtype=np.int64)
     return moves_of(step, n, back, rebuilds=rebuilds_of_plan(step, plan))
 
@@ -61,7 +72,7 @@ def moves_of_plan(step: LastStep, plan: Plan) -> Moves:
 def tiers_of_plan(step: LastStep, plan: Plan, moves: Moves) -> tuple[TierName, ...]:
     """Per move of a plan, where it goes."""
     tier_of: dict[int, TierName] = {swap.storage: swap.tier for swap in plan.swaps}
-    return tuple(tier_of[step.saves[n].storage] for n in listed(moves.n))
+    return tuple(tier_of[storage] for storage in listed(step.storage_of(moves.n)))
 
 
 def need(step: LastStep, moves: Moves) -> Ints:
@@ -88,21 +99,45 @@ def need(step: LastStep, moves: Moves) -> Ints:
 def _away(step: LastStep, moves: Moves) -> Ints:
     """Per slot, bytes of the swapped storages that are away in it."""
     change = np.zeros(len(step.borders) + 1, np.int64)
+    change[0] = moves.size[moves.wraps].sum()
     np.add.at(change, moves.begin, moves.size)
     np.subtract.at(change, moves.end, moves.size)
     return np.cumsum(change[:-1])
 
 
+def tier_peak(step: LastStep, moves: Moves, on: list[bool] | None = None) -> int:
+    """Bytes a lower tier holds at most: a save from the tick it is saved at until it is freed, any other always."""
+    chosen = np.array(on if on is not None else [True] * len(moves.n), dtype=np.bool_)
+    n = moves.n[chosen]
+    begin, end = step.points(step.saved_at[n]), step.gone[step.storage_of(n)]
+    begin[n >= len(step.saves)] = 0
+    change = np.zeros(len(step.level) + 1, np.int64)
+    np.add.at(change, begin, moves.size[chosen])
+    np.subtract.at(change, np.maximum(begin, end), moves.size[chosen])
+    return int(np.cumsum(change).max())
+
+
+def ticks_of(step: LastStep, moves: Moves) -> Ints:
+    """Where the runtime has control: the ticks of the step, and where moves that are no saves start and end."""
+    states = moves.n[moves.n >= len(step.saves)]
+    if not len(states):
+        return step.ticks
+    own = (step.saved_at[states], step.first_read[states], moves.back[moves.n >= len(step.saves)])
+    return np.unique(np.concatenate([step.ticks, [step.first_op], *own]))
+
+
 def waits(step: LastStep, moves: Moves, needed: Ints, limit_bytes: int) -> dict[int, int]:
     """By position of a tick: how many writes must have ended there; only where it is more than before.
 
+    Below 0, it counts the writes of the step before: -1 is all of them but the last.
     See Note: [Waits that do not depend on timing]. Cost: linear in the slots over the limit and in the moves.
     """
     # Where even without any swap the limit holds, nothing needs to have left.
-    tight = np.nonzero(needed + _away(step, moves) > limit_bytes)[0]
-    tick_of = np.searchsorted(step.slots(step.points(step.ticks)), tight, side="right") - 1
-    entering, leaving = np.argsort(moves.begin, kind="stable").tolist(), np.argsort(moves.end, kind="stable").tolist()
-    begin, end, size = moves.begin.tolist(), moves.end.tolist(), moves.size.tolist()
+    tight, ticks = np.nonzero(needed + _away(step, moves) > limit_bytes)[0], ticks_of(step, moves)
+    tick_of = np.searchsorted(step.slots(step.points(ticks)), tight, side="right") - 1
+    begin, end, size, earlier = _in_two_steps(step, moves)
+    entering, leaving = np.argsort(begin, kind="stable").tolist(), np.argsort(end, kind="stable").tolist()
+    begin, end, size = begin.tolist(), end.tolist(), size.tolist()
     room = (limit_bytes - needed[tight]).tolist()
     done, pending, entered, left = 0, 0, 0, 0
     found: dict[int, int] = {}
@@ -116,8 +151,22 @@ def waits(step: LastStep, moves: Moves, needed: Ints, limit_bytes: int) -> dict[
         while pending > free:
             pending -= size[done] if begin[done] <= slot < end[done] else 0
             done += 1
-            found[int(step.ticks[tick])] = done
+            found[int(ticks[tick])] = done - earlier
     return found
+
+
+def _in_two_steps(step: LastStep, moves: Moves) -> tuple[Ints, Ints, Ints, int]:
+    """First slot, one past the last and bytes of what the writes of the last step and of this one leave pending.
+
+    The number says how many of them are the last step's: none where no move wraps.
+    """
+    slots = len(step.borders)
+    own_end = np.where(moves.wraps, slots, moves.end)
+    if not moves.wraps.any():
+        return moves.begin, own_end, moves.size, 0
+    carried = np.where(moves.wraps, moves.end, 0)
+    begin = np.concatenate([np.zeros_like(moves.begin), moves.begin])
+    return begin, np.concatenate([carried, own_end]), np.concatenate([moves.size, moves.size]), len(moves.n)
 
 
 def in_order_of_need(step: LastStep, moves: Moves) -> list[int]:

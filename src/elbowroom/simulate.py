@@ -19,17 +19,15 @@ from elbowroom.allocator.of_trace import reserved_at
 from elbowroom.checks import check_step
 from elbowroom.curves import Heights, allocated, at_peak, away_points, device_curve, lower_curves
 from elbowroom.errors import UsageError
-from elbowroom.lanes import NEVER, Play, play
-from elbowroom.lifetimes import Ints, LastStep, last_step, listed
+from elbowroom.lanes import Play, play
+from elbowroom.lifetimes import LastStep, last_step, listed
+from elbowroom.links import BACK, OUT, READ, WRITE, Copy
 from elbowroom.machine import Machine, TierName
 from elbowroom.moves import Moves, moves_of_plan, tiers_of_plan
 from elbowroom.plan import Plan
 from elbowroom.timeline import Lane, Span, SpanKind, Timeline
 from elbowroom.trace import Trace
 from elbowroom.units import format_bytes, format_ns
-
-OUT_LANE: dict[TierName, Lane] = {"host": "copy out", "disk": "disk write"}
-BACK_LANE: dict[TierName, Lane] = {"host": "copy back", "disk": "disk read"}
 
 
 def simulate(trace: Trace, machine: Machine, plan: Plan | None = None) -> Timeline:
@@ -56,9 +54,9 @@ def simulate(trace: Trace, machine: Machine, plan: Plan | None = None) -> Timeli
     heights = allocated(step, moves, done)
     device = [device_curve(step, moves, done, heights, "allocated")]
     if machine.allocator != "exact":
-        begin, end = away_points(step, moves, done)
+        away = away_points(step, moves, done)
         as_recorded = not (plan.swaps or plan.recomputes or plan.algorithms)
-        reserved = reserved_at(step, moves, begin, end, machine.allocator, as_recorded=as_recorded)
+        reserved = reserved_at(step, moves, away, machine.allocator, as_recorded=as_recorded)
         device.append(device_curve(step, moves, done, Heights(**reserved._asdict()), "reserved"))
     return Timeline(
         source="simulated",
@@ -80,7 +78,7 @@ def _spans(step: LastStep, moves: Moves, done: Play, tiers: Sequence[TierName]) 
     for rebuild, start in zip(moves.rebuilds, listed(done.run_ns), strict=True):
         starts = accumulate((step.op_ns(op) for op in rebuild.recipe), initial=start)
         spans += [_run("recompute", step, op, at) for op, at in zip(rebuild.recipe, starts, strict=False)]
-    storage = [step.saves[n].storage for n in listed(moves.n)]
+    storage = listed(step.storage_of(moves.n))
     for stall in done.stalls:
         op = stall.position if stall.position < step.end_op else None
         name = "wait for room" if stall.for_write else "wait for data"
@@ -88,10 +86,8 @@ def _spans(step: LastStep, moves: Moves, done: Play, tiers: Sequence[TierName]) 
         spans.append(
             Span(lane="compute", kind="stall", name=name, start_ns=start, end_ns=end, op=op, storage=waits_for)
         )
-    spans += _transfers(moves, storage, [OUT_LANE[t] for t in tiers], "swap_out", done.out_start_ns, done.out_end_ns)
-    spans += _transfers(
-        moves, storage, [BACK_LANE[t] for t in tiers], "swap_back", done.back_start_ns, done.back_end_ns
-    )
+    two_hops = bool(done.staged)
+    spans += [_transfer(copy, storage[copy.move], tiers[copy.move], two_hops, moves) for copy in done.copies]
     return tuple(sorted(spans, key=lambda span: (span.start_ns, span.end_ns)))
 
 
@@ -100,23 +96,19 @@ def _run(kind: SpanKind, step: LastStep, op: int, start_ns: int) -> Span:
     return Span(lane="compute", kind=kind, name=name, start_ns=start_ns, end_ns=end_ns, op=op)
 
 
-def _transfers(
-    moves: Moves, storage: list[int], lanes: list[Lane], kind: SpanKind, start_ns: Ints, end_ns: Ints
-) -> list[Span]:
-    size, starts, ends = moves.size.tolist(), start_ns.tolist(), end_ns.tolist()
-    return [
-        Span(
-            lane=lanes[i],
-            kind=kind,
-            name=f"storage {storage[i]}",
-            start_ns=starts[i],
-            end_ns=ends[i],
-            storage=storage[i],
-            size_bytes=size[i],
-        )
-        for i in range(len(size))
-        if starts[i] != NEVER
-    ]
+def _transfer(copy: Copy, storage: int, tier: TierName, two_hops: bool, moves: Moves) -> Span:
+    """One use of a lane as a span. On a machine with one link to the disk that one's lanes are the disk's."""
+    near: tuple[Lane, Lane] = ("copy out", "copy back") if two_hops or tier == "host" else ("disk write", "disk read")
+    lanes: dict[int, Lane] = {OUT: near[0], BACK: near[1], WRITE: "disk write", READ: "disk read"}
+    return Span(
+        lane=lanes[copy.lane],
+        kind="swap_out" if copy.lane in (OUT, WRITE) else "swap_back",
+        name=f"storage {storage}",
+        start_ns=copy.start_ns,
+        end_ns=copy.end_ns,
+        storage=storage,
+        size_bytes=int(moves.size[copy.move]),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,12 +154,18 @@ class Timeline(Filed):
     @property
     def swapped_out_bytes(self) -> int:
         """Bytes that left the device."""
-        return sum(span.size_bytes for span in self.spans if span.kind == "swap_out")
+        return self._moved_bytes("swap_out", "copy out")
 
     @property
     def swapped_back_bytes(self) -> int:
         """Bytes that came back to the device."""
-        return sum(span.size_bytes for span in self.spans if span.kind == "swap_back")
+        return self._moved_bytes("swap_back", "copy back")
+
+    def _moved_bytes(self, kind: SpanKind, lane: Lane) -> int:
+        """Bytes moved by the device's own lane: that of the copies, or where there is none that of the disk."""
+        moved = [span for span in self.spans if span.kind == kind]
+        copied = [span for span in moved if span.lane == lane]
+        return sum(span.size_bytes for span in copied or moved)
 
     def breakdown(self) -> dict[Category, int]:
         """Bytes per category on the device at the allocated peak, largest first."""

@@ -174,15 +174,29 @@ class Reference:
         return self.link.latency_ns + -(-self.size[storage] * 10**9 // (rate // self.link.shared_by or 1))
 
     def run(self) -> Result:
-        """Play the step against the clock."""
+        """Play the step against the clock, again and again until it ends as it began, at most 8 times."""
         self.now, self.free_out, self.free_back = 0, 0, 0
         self.writes = dict[int, Write]()
-        self.backs = dict[int, int]()
-        self.left: set[int] = set()
-        result = Result(self.peak, 0)
-        for position in range(self.first, self.end + 1):
-            self.at_position(position, result)
-        result.step_ns = self.now
+        state: tuple[object, ...] = ((), 0, 0)
+        for _ in range(8):
+            self.start, self.backs, self.left = self.now, dict[int, int](), set[int]()
+            result = Result(self.peak, 0)
+            for position in range(self.first, self.end + 1):
+                self.at_position(position, result)
+            self.start_writes(self.now, set())
+            result.step_ns = self.now - self.start
+            result.curve = [(at - self.start, size) for at, size in result.curve]
+            waiting = [(w.storage, w.queued_ns) for w in self.writes.values() if w.start_ns < 0 and not w.given_up]
+            before, state = (
+                state,
+                (
+                    tuple((storage, max(0, queued - self.now)) for storage, queued in waiting),
+                    max(0, self.free_out - self.now),
+                    max(0, self.free_back - self.now),
+                ),
+            )
+            if state == before:
+                break
         return result
 
     def start_writes(self, before_ns: int, wanted: set[int]) -> None:
@@ -209,7 +223,8 @@ class Reference:
         self.start_backs(position)
         if position in self.ticks:
             self.start_writes(self.now, set())
-            ended = [w for w in self.writes.values() if w.start_ns >= 0 and w.end_ns <= self.now and not w.given_up]
+            of_now = [w for w in self.writes.values() if w.queued_ns >= self.start and not w.given_up]
+            ended = [w for w in of_now if w.start_ns >= 0 and w.end_ns <= self.now]
             self.left |= {w.storage for w in ended}
         waiting = (room, self.height(mine[0]))
         runs = self.run_recipes(position, mine)
@@ -225,6 +240,7 @@ class Reference:
     def queue_writes(self, position: int) -> None:
         for storage in self.order:
             if self.saves[storage].saved_at == position:
+                self.writes.pop(storage, None)
                 self.writes[storage] = Write(storage, self.now)
         gone = [s for s in self.order if not self.saves[s].read_at and self.freed_by(s) == position - 1]
         for storage in (*self.returning(position), *gone):
@@ -236,7 +252,9 @@ class Reference:
         if position in self.waits:
             must = set(self.order[: self.waits[position]])
             self.start_writes(self.now, {s for s in must if s in self.writes})
-            ends = [w.end_ns for s, w in self.writes.items() if s in must and not w.given_up]
+            ends = [
+                w.end_ns for s, w in self.writes.items() if s in must and w.queued_ns >= self.start and not w.given_up
+            ]
             self.now = max([self.now, *ends])
 
     def returning(self, position: int) -> list[int]:

@@ -102,8 +102,8 @@ def test_writes_run_one_after_the_other() -> None:
 
 
 def test_a_write_that_has_not_ended_when_its_storage_is_needed_is_given_up() -> None:
-    # given a disk so slow that storage 0 is being written when its swap back starts, and room for it all the time:
-    # the peak, 300, is in op 2, before storage 0 is idle
+    # given a disk so slow, 2 bytes a nanosecond, that storage 0 is being written when its swap back starts, and room
+    # for it all the time: the peak, 300, is in op 2, before storage 0 is idle
     build = Build()
     first = build.save(build.op(make=100))
     second = build.save(build.op(make=100))
@@ -115,14 +115,18 @@ def test_a_write_that_has_not_ended_when_its_storage_is_needed_is_given_up() -> 
     build.read(first)
     build.op()
     trace = build.trace()
-    line = simulate(trace, machine(out=10**7), swapping(trace, (first, 5)))
+    line = simulate(trace, machine(out=2 * 10**9), swapping(trace, (first, 5)))
 
     # then nothing comes back, as it never left: no stall, and 200 bytes all the time
     assert line.stall_ns == 0
     assert line.step_ns == 60
     assert bars(line, "swap_back") == []
-    assert bars(line, "swap_out") == [("disk write", 10, 10010, None, 0)]
+    assert bars(line, "swap_out") == [("disk write", 10, 60, None, 0)]
     assert curve(line, "device") == [(0, 100), (10, 200), (20, 300), (30, 200)]
+
+    # and where that takes many steps, the disk is busy for nothing when the next ones ask for it
+    line = simulate(trace, machine(out=10**7), swapping(trace, (first, 5)))
+    assert bars(line, "swap_out") == []
 
 
 def test_a_write_that_never_started_before_it_is_given_up_is_not_made() -> None:
@@ -138,9 +142,9 @@ def test_a_write_that_never_started_before_it_is_given_up_is_not_made() -> None:
     build.read(first)
     build.op()
     trace = build.trace()
-    line = simulate(trace, machine(out=10**7), swapping(trace, (first, 5), (second, 4)))
+    line = simulate(trace, machine(out=2 * 10**9), swapping(trace, (first, 5), (second, 4)))
 
-    assert bars(line, "swap_out") == [("disk write", 10, 10010, None, first)]
+    assert bars(line, "swap_out") == [("disk write", 10, 60, None, first)]
     assert line.swapped_back_bytes == 0
 
 

@@ -40,7 +40,9 @@ class _Due(NamedTuple):
     run: tuple[int, int] = (-1, -1)
 
 
-def reserved_at(step: LastStep, moves: Moves, begin: Ints, end: Ints, settings: str, *, as_recorded: bool) -> Reserved:
+def reserved_at(
+    step: LastStep, moves: Moves, away: tuple[Ints, Ints, Ints], settings: str, *, as_recorded: bool
+) -> Reserved:
     """Reserved bytes over the last step, on a device without a limit.
 
     As recorded, all events of the trace are replayed, so that the step finds the cache as the steps before it left it.
@@ -50,13 +52,12 @@ def reserved_at(step: LastStep, moves: Moves, begin: Ints, end: Ints, settings: 
     Args:
         step: the last step.
         moves: what is swapped and rebuilt.
-        begin: per move, the point from which its bytes are not on the device.
-        end: per move, the point from which they are again, or its storage is freed.
+        away: (move, begin, end): points [begin, end) at which the bytes of moves are not on the device.
         settings: of the allocator, as in PYTORCH_ALLOC_CONF.
         as_recorded: the plan changes nothing.
     """
     before = _before(step, as_recorded)
-    due = sorted(_inside(step, moves, begin, end), key=lambda each: each[:2])
+    due = sorted(_inside(step, moves, away), key=lambda each: each[:2])
     done = replay([*before, *(each.event for each in due)], settings)
     levels = np.concatenate([np.zeros(1, np.int64), done.reserved_bytes])[len(before) :]
     points = np.array([each.point for each in due], np.int64)
@@ -90,19 +91,19 @@ def _before(step: LastStep, everything: bool) -> list[Event]:
     ]
 
 
-def _inside(step: LastStep, moves: Moves, begin: Ints, end: Ints) -> Iterator[_Due]:
+def _inside(step: LastStep, moves: Moves, left: tuple[Ints, Ints, Ints]) -> Iterator[_Due]:
     """The step's own events and what the moves add."""
     away: set[int] = set()
-    windows = [(step.storage_of(moves.n), begin, end)]
+    windows = [(step.storage_of(moves.n[left[0]]), left[1], left[2])]
     windows += [(step.storage_of(rebuild.n), rebuild.begin, rebuild.end) for rebuild in moves.rebuilds]
     for w, columns in enumerate(windows):
-        for storage, left, back in zip(*map(listed, columns), strict=True):
-            if left < back:
-                yield _Due(left, LEAVES, ("free", storage))
-                if back >= step.gone[storage]:
+        for storage, begin, end in zip(*map(listed, columns), strict=True):
+            if begin < end:
+                yield _Due(begin, LEAVES, ("free", storage))
+                if end >= step.gone[storage]:
                     away.add(storage)
                 elif w == 0:
-                    yield _Due(back, COMES, ("alloc", storage, int(step.storage_bytes[storage])))
+                    yield _Due(end, COMES, ("alloc", storage, int(step.storage_bytes[storage])))
     yield from _recipes(step, moves)
     yield from (due for op in range(step.first_op, step.end_op) for due in _recorded(step, op, away))
 

@@ -71,6 +71,7 @@ def makers_on_offer(step: LastStep, min_size_bytes: int) -> Recomputes:
     """Every storage that some recipe might rebuild, for the time of the op that makes it."""
     maker_of = {storage: op for op, storage, size in step.trace.events if size > 0 and op >= step.first_op}
     large = np.nonzero((step.size >= max(1, min_size_bytes)) & step.returns & (step.used_op == step.end_op))[0]
+    large = large[large < len(step.saves)]
     n = np.array([i for i in large.tolist() if _may_be_made(step, i, maker_of)], np.int64)
     maker = np.array([maker_of[step.saves[i].storage] for i in listed(n)], np.int64)
     every = np.arange(len(n), dtype=np.int64)

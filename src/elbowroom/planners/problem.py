@@ -8,11 +8,10 @@ from typing import Literal
 
 import numpy as np
 
-from elbowroom.checks import tier_peak
 from elbowroom.lanes import Play, play
 from elbowroom.lifetimes import Ints, LastStep, listed, why_kept
 from elbowroom.machine import Machine, TierName
-from elbowroom.moves import Moves, moves_of, need
+from elbowroom.moves import Moves, moves_of, need, tier_peak
 from elbowroom.plan import Plan, Recompute, Swap
 from elbowroom.rebuilds import Rebuild
 
@@ -69,7 +68,7 @@ def movable(problem: Problem) -> Ints:
     step = problem.step
     if problem.tier is None or "swap" not in problem.allow:
         return np.zeros(0, np.int64)
-    large = np.nonzero(step.size >= max(1, problem.min_size_bytes))[0].astype(np.int64)
+    large = np.nonzero(step.size[: len(step.saves)] >= max(1, problem.min_size_bytes))[0].astype(np.int64)
     begin, end = step.window(large, step.first_read[large])
     idle = large[(begin < end) & (step.used_op[large] == step.end_op)]
     n = np.array([i for i in idle.tolist() if why_kept(step, i) is None], dtype=np.int64)
