@@ -41,7 +41,7 @@ def add(verbs: Any) -> None:
     parser.add_argument("--multiple-of", type=int, default=1, metavar="M", help="look at multiples of M only")
     parser.add_argument("--gpu", metavar="NAME", help="GPU by name (`elbowroom machine --list`)")
     parser.add_argument("--within", metavar="Xx", help="plan, and allow a step to take X times as long, as in 1.2x")
-    parser.add_argument("--planner", metavar="NAME", help="with --within: which planner makes the plans")
+    parser.add_argument("--planner", metavar="NAME", help=f"with --within: who plans (default: {scripts.PLANNER})")
     parser.set_defaults(execute=execute)
 
 
@@ -133,11 +133,10 @@ class Trials:
         self.answers[value] = estimate(trace, self.machine)
         if self.slowdown is None:
             return self.answers[value].needed_bytes
-        from elbowroom.planners import DEFAULT_PLANNER
         from elbowroom.slowdown import within_slowdown
 
         self._say(f"{self._looked_at()}planning for {self.knob.name} = {value}")
-        planner = self._arguments.planner or DEFAULT_PLANNER
+        planner = self._arguments.planner or scripts.PLANNER
         self.planned[value] = within_slowdown(trace, self.machine, self.slowdown, planner)
         return self.planned[value].needed_bytes
 

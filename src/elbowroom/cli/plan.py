@@ -43,7 +43,7 @@ def add(verbs: Any) -> None:
     parser.add_argument(
         "--slowdown", type=float, metavar="X", help="with --budget least: the step may take X times as long"
     )
-    parser.add_argument("--planner", metavar="NAME", help="which planner makes it (docs/planning.md)")
+    parser.add_argument("--planner", metavar="NAME", help=f"which planner makes it (default: {scripts.PLANNER})")
     parser.add_argument(
         "--option", action="append", metavar="NAME=VALUE", help="a knob of the planner; may be repeated"
     )
@@ -99,7 +99,7 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
         "budget": settings.budget,
         "min_size_bytes": settings.min_size_bytes,
         "slowdown": arguments.slowdown,
-        "planner": arguments.planner,
+        "planner": arguments.planner or scripts.PLANNER,
         "options": _options(arguments.option or ()),
         "allow": None if allow is None else [word.strip() for word in allow.split(",") if word.strip()],
         "time_limit_s": arguments.time_limit,
@@ -141,11 +141,10 @@ def _planned(trace: Trace, machine: Machine, asked: Mapping[str, Any], say: Call
 
 def _curve(trace: Trace, machine: Machine, asked: Mapping[str, Any], say: Callable[[str], None]) -> Pareto:
     from elbowroom.pareto import pareto
-    from elbowroom.planners import DEFAULT_PLANNER
 
     say("planning for other budgets")
     left = {name: value for name, value in asked.items() if name not in ("planner", "slowdown")}
-    return pareto(trace, machine, (asked.get("planner", DEFAULT_PLANNER),), **left)
+    return pareto(trace, machine, (asked["planner"],), **left)
 
 
 def _write(subject: Subject, curve: Pareto | None, arguments: argparse.Namespace) -> None:

@@ -22,6 +22,9 @@ from elbowroom.machine import Machine
 if TYPE_CHECKING:
     from elbowroom.trace import Trace
 
+PLANNER = "optimal"
+"""Makes plans where none is named: a command that captured for a minute may plan for some seconds."""
+
 AFTER = (
     "The script's own arguments follow after --. --gpu comes from ELBOWROOM_GPU or [tool.elbowroom] in pyproject.toml "
     "where it is not given, else it is this computer's GPU. PYTORCH_CUDA_ALLOC_CONF and CUDA_MODULE_LOADING count as "

@@ -56,10 +56,24 @@ def plan_rendered(script: str, subject: Subject) -> RenderableType:
         f"{script} on {name}: a step of {format_ns(line.step_ns)} within {format_bytes(plan.budget_bytes)}, "
         f"{slower:.3f} times as long as with everything kept, which takes {format_bytes(before.peak_device_bytes)}"
     )
-    sentences = (figures.decisions(subject), _bound(subject), figures.machine(subject))
+    sentences = (_too_much(subject), figures.decisions(subject), _bound(subject), figures.machine(subject))
     parts: list[RenderableType] = [Text(head, style="bold green")]
     parts += [Text(sentence) for sentence in sentences if sentence]
     return Group(*parts, _headlines(subject))
+
+
+def _too_much(subject: Subject) -> str:
+    """What a budget leaves out: memory outside the allocator, where the device has no room for it."""
+    if subject.machine is None or subject.simulated is None:
+        return ""
+    capacity_bytes = subject.machine.tiers[0].capacity_bytes
+    needed_bytes = subject.simulated.peak_device_bytes
+    if needed_bytes <= capacity_bytes:
+        return ""
+    return (
+        f"The device has {format_bytes(capacity_bytes)}: with {format_bytes(subject.simulated.outside_bytes)} outside "
+        f"the allocator {format_bytes(needed_bytes)} are needed; give a smaller budget, or auto"
+    )
 
 
 def _bound(subject: Subject) -> str:
