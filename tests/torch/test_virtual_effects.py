@@ -116,7 +116,7 @@ def test_arguments_are_described_by_position() -> None:
 
 
 def test_a_gradient_that_is_sparse_can_be_stepped_with() -> None:
-    # given an embedding whose gradient is sparse, which has no storage of its own
+    # given an embedding whose gradient is sparse
     with VirtualDevice(Machine.of("a100-80gb"), 2) as device:
         table = torch.nn.Embedding(1000, 8, sparse=True).to("cuda")
         optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
@@ -125,4 +125,4 @@ def test_a_gradient_that_is_sparse_can_be_stepped_with() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    assert ("unsupported", "sparse tensor") in {(each.kind, each.name) for each in device.trace().remarks}
+    assert [each.kind for each in device.trace().remarks if each.name.startswith("sparse")] == ["unsupported"]
