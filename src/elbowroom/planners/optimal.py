@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
+from typing import final
 
 import numpy as np
 
@@ -69,11 +70,28 @@ def optimal(problem: Problem) -> Plan:
     bound_ns = int(step.at_ns[-1]) + int(_bound_ns(problem, n))
     pool = Pool(problem=problem, n=n, options=recipes)
     if caching:
-        least = peak_of(step, moves_on_demand(step, n))
-        return within_reserved(
-            problem, NAME, least, lambda less: _plans(problem, replace(pool, problem=less), bound_ns, ROUNDS)
-        )
+        return within_reserved(problem, NAME, peak_of(step, moves_on_demand(step, n)), _Tightening(pool, bound_ns))
     return _plans(problem, pool, bound_ns, 1)[0]
+
+
+@final
+class _Tightening:
+    """Plans for one budget of allocated bytes after the other: all but the first from recomputes like the first's."""
+
+    def __init__(self, pool: Pool, bound_ns: int) -> None:
+        self._pool = pool
+        self._bound_ns = bound_ns
+        self._is_first = True
+
+    def __call__(self, less: Problem) -> list[Plan]:
+        """Plans for the budget of `less`, the fastest first."""
+        asked = self._pool.problem
+        plans = _plans(asked, replace(self._pool, problem=less), self._bound_ns, ROUNDS)
+        if self._is_first and plans[0].recomputes:
+            used = set(plans[0].recomputes)
+            alike = max(families(self._pool.options), key=lambda them: sum(o.recompute in used for o in them))
+            self._pool, self._is_first = replace(self._pool, options=alike), False
+        return plans
 
 
 def _reserved(problem: Problem, made: Plan) -> int:
@@ -154,9 +172,9 @@ def _first_trials(pool: Pool) -> Iterator[Trial]:
 def _with_recomputes(pool: Pool) -> Iterator[Trial]:
     """The program's choices from recomputes of each size; from those of the best size for other margins; from all."""
     sets = [family for family in families(pool.options) if _block_count(family) >= FEWEST_BLOCKS]
-    if len(pool.options) <= MOST_OPTIONS:
+    if len(pool.options) <= MOST_OPTIONS or not sets:
         sets.append(pool.options)
-    found = [(recipes, list(_of_program(pool, recipes, MARGINS[0]))) for recipes in sets]
+    found = [(recipes, list(_of_program(pool, recipes, MARGINS[0]))) for recipes in dict.fromkeys(sets)]
     yield from chain.from_iterable(trials for _, trials in found)
     ranked = sorted((min(trial.cost for trial in trials), k) for k, (_, trials) in enumerate(found) if trials)
     again = found[ranked[0][1]][0] if ranked else pool.options
