@@ -198,7 +198,7 @@ def test_a_swap_back_waits_for_room() -> None:
     trace = build.trace()
 
     # when 100 bytes are allowed: op 2 needs second and temporary, so first comes back on demand, at position 3
-    made = plan(trace, machine(out=10**9, back=5 * 10**8), 100, min_size_bytes=1)
+    made = plan(trace, machine(out=10**9, back=5 * 10**8), 100, "swap_greedy", min_size_bytes=1)
 
     assert made.swaps == (Swap(storage=first, tier="disk", out_after_op=0, back_before_op=3),)
 
@@ -222,9 +222,9 @@ def test_budgets_may_be_text() -> None:
 def test_the_budget_of_the_tier_below_is_kept() -> None:
     # given 4 layers of 100 bytes: one may move to the 100 bytes of disk allowed
     trace = chain([100, 100, 100, 100])
-    assert len(plan(trace, machine(), "300,disk=100", min_size_bytes=1).swaps) == 1
+    assert len(plan(trace, machine(), "300,disk=100", "swap_greedy", min_size_bytes=1).swaps) == 1
     with pytest.raises(Infeasible) as caught:
-        plan(trace, machine(), "200,disk=100", min_size_bytes=1)
+        plan(trace, machine(), "200,disk=100", "swap_greedy", min_size_bytes=1)
     assert caught.value.least_feasible_bytes == 300
     assert "within 100 B there" in str(caught.value)
 
@@ -255,7 +255,7 @@ def test_infeasible_says_what_holds_the_memory_and_what_to_do() -> None:
         "2 of 3 saved storages may move to disk (those of 1 B or more, within 838.19 GiB there): "
         "give at least that, or make the batch or the input smaller."
     )
-    assert len(plan(trace, machine(), 160, min_size_bytes=1).swaps) > 0
+    assert len(plan(trace, machine(), 160, "swap_greedy", min_size_bytes=1).swaps) > 0
 
 
 def test_plans_are_for_the_last_step() -> None:

@@ -259,7 +259,7 @@ def test_a_plan_from_a_captured_trace_is_followed(tmp_path: Path) -> None:
     # given
     plain = train(perceptron)
     trace, machine, budget = captured(perceptron)
-    er.plan(trace, machine, budget, min_size_bytes=MIN_SIZE_BYTES).save(tmp_path / "plan.json")
+    er.plan(trace, machine, budget, min_size_bytes=MIN_SIZE_BYTES, allow=("swap",)).save(tmp_path / "plan.json")
     plan = er.Plan.load(tmp_path / "plan.json")
     # when
     inside, room = train_within(perceptron, budget=budget, plan=plan)
@@ -272,7 +272,7 @@ def test_a_plan_from_a_captured_trace_is_followed(tmp_path: Path) -> None:
 
 def test_the_budget_of_a_plan_is_the_rooms_where_none_is_given() -> None:
     trace, machine, budget = captured(perceptron)
-    plan = er.plan(trace, machine, budget, min_size_bytes=MIN_SIZE_BYTES)
+    plan = er.plan(trace, machine, budget, min_size_bytes=MIN_SIZE_BYTES, allow=("swap",))
 
     with er.within(plan=plan, min_size_bytes=MIN_SIZE_BYTES) as room:
         finish(seeded(perceptron), 4)
@@ -284,7 +284,7 @@ def test_the_budget_of_a_plan_is_the_rooms_where_none_is_given() -> None:
 def test_a_plan_for_another_training_is_refused() -> None:
     # given
     trace, machine, budget = captured(perceptron)
-    plan = er.plan(trace, machine, budget, min_size_bytes=MIN_SIZE_BYTES)
+    plan = er.plan(trace, machine, budget, min_size_bytes=MIN_SIZE_BYTES, allow=("swap",))
 
     def other() -> Training:
         return ordinary(nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 64)), torch.randn(128, 64))

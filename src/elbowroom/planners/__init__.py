@@ -51,7 +51,7 @@ PLANNERS: dict[str, Planner] = {
     "threshold": threshold,
     "lms": lms,
 }
-DEFAULT_PLANNER = "swap_greedy"
+DEFAULT_PLANNER = "optimal"
 MIN_SIZE_BYTES = 2**20
 TIME_LIMIT_S = 60.0
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
+from math import ceil
 from typing import final
 
 import numpy as np
@@ -47,6 +48,8 @@ TREE_COLUMNS, TREE_NODES = 60, 500
 """So few swaps and recomputes are searched with a tree of so many nodes; of more, the relaxation is rounded."""
 DIVE_SHARE = 0.1
 """How many of the recomputes still open are rounded at a time: few at a time finds better ones, as a rule."""
+TOLERANCE = 1e-6
+"""The solver's, as a share of the step: a bound is lowered by it before it is rounded up to whole ns."""
 MARGINS = (1.0, 0.0, 0.5)
 """The budget of the program, less so many times the largest storage that may move, which moves whole in the play."""
 FEWEST_BLOCKS = 4
@@ -67,7 +70,7 @@ def optimal(problem: Problem) -> Plan:
         return _bounded(problem, kept, int(step.at_ns[-1]), int(step.at_ns[-1]))
     n = movable(problem)
     recipes = options(step, max(1, problem.min_size_bytes)) if "recompute" in problem.allow else ()
-    bound_ns = int(step.at_ns[-1]) + int(_bound_ns(problem, n))
+    bound_ns = int(step.at_ns[-1]) + _bound_ns(problem, n)
     pool = Pool(problem=problem, n=n, options=recipes)
     if caching:
         return within_reserved(problem, NAME, peak_of(step, moves_on_demand(step, n)), _Tightening(pool, bound_ns))
@@ -108,10 +111,23 @@ def _plans(asked: Problem, pool: Pool, bound_ns: int, share: int) -> list[Plan]:
         return [_bounded(asked, as_plan(asked, NAME), int(step.at_ns[-1]), bound_ns)]
     trials = sorted(_first_trials(pool), key=lambda trial: trial.cost)
     if not trials:
-        raise infeasible(asked, NAME, pool.n)
+        trials = [_least(pool)]
     best = refined(pool, trials[0], bound_ns, bound_ns + int(GAP_SHARE * step.at_ns[-1]), share)
     plans = [_bounded(asked, trial.plan(NAME), trial.cost[0], bound_ns) for trial in (best, *trials)]
     return [replace(made, budget_bytes=asked.budget_bytes) for made in plans]
+
+
+def _least(pool: Pool) -> Trial:
+    """Swap all that may be, beside all recomputes of one kind or none: what needs the fewest bytes, whatever it costs.
+
+    Raises:
+        Infeasible: even that is above the budget.
+    """
+    bases = [pool.basis(agreeing(recipes)) for recipes in ((), *families(pool.options))]
+    least = min(bases, key=lambda basis: peak_of(basis.asked.step, basis.on_demand(basis.n)))
+    if not least.fits(least.n):
+        raise infeasible(pool.problem, NAME, pool.n, least.on_demand(least.n) if least.options else None)
+    return arranged(least, least.n)
 
 
 def _bounded(problem: Problem, made: Plan, step_ns: int, bound_ns: int) -> Plan:
@@ -119,12 +135,13 @@ def _bounded(problem: Problem, made: Plan, step_ns: int, bound_ns: int) -> Plan:
     return replace(made, bound=bound)
 
 
-def _bound_ns(problem: Problem, n: Ints) -> float:
-    """What every plan takes longer than the ops at least: see Note: [Why the pipe is a lower bound] in flow.py."""
+def _bound_ns(problem: Problem, n: Ints) -> int:
+    """What every plan takes longer than the ops at least, in whole ns: see Note: [Why the pipe is a lower bound]."""
     recomputes = "recompute" in problem.allow
     makers = makers_on_offer(problem.step, problem.min_size_bytes if recomputes else 2**63 - 1)
     effort = Effort(kind="bound", seconds=problem.time_limit_s)
-    return _choice(problem, n, (), makers, problem.budget_bytes, effort).bound_ns
+    least_ns = _choice(problem, n, (), makers, problem.budget_bytes, effort).bound_ns
+    return max(0, ceil(least_ns - TOLERANCE * float(problem.step.at_ns[-1])))
 
 
 def _choice(
