@@ -173,6 +173,26 @@ def test_vdnn_looks_no_further_than_the_next_convolution() -> None:
     assert swaps(trace, 60, "vdnn", policy="conv") == {0: 7, 1: 5}
 
 
+def test_vdnn_lets_optimizer_states_alone() -> None:
+    # given an optimizer state that is idle but in the last op, beside two layers
+    build = Build()
+    state = build.storage(50, "optimizer_state")
+    first = build.op("aten.cat", make=10)
+    second = build.op("aten.cudnn_convolution", make=10, reads=(first,))
+    build.save(first)
+    build.phase = "backward"
+    build.op("aten.backward", reads=(second,))
+    build.free(second)
+    build.read(first)
+    build.op("aten.backward", reads=(first,))
+    build.free(first)
+    build.phase = "optimizer"
+    build.op("aten.add_", reads=(state,), writes=(state,))
+    trace = build.trace()
+
+    assert list(swaps(trace, 70, "vdnn", policy="all")) == [first]
+
+
 def test_vdnn_dyn_takes_the_first_policy_that_fits() -> None:
     # given r r c r of 10 bytes, which hold 50 at most at op 4
     trace = net("rrcr")

@@ -173,7 +173,7 @@ def _fetched(step: LastStep, n: Ints, convolved: set[int]) -> Ints:
 def _layers(step: LastStep, convolved: set[int]) -> Iterator[tuple[int, list[int], bool]]:
     """The layers by their backward pass: position of the read, saves read there, whether one is a convolution's."""
     read: dict[int, list[int]] = {}
-    for save in np.nonzero(step.returns)[0].tolist():
+    for save in np.nonzero(step.returns[: len(step.saves)])[0].tolist():
         read.setdefault(int(step.first_read[save]), []).append(save)
     for at in sorted(read):
         yield at, read[at], any(step.saves[save].storage in convolved for save in read[at])
