@@ -32,7 +32,7 @@ def test_report_shows_records_on_the_screen(files: list[str], capsys: pytest.Cap
     assert main(["report", *files]) == 0
 
     out = capsys.readouterr().out
-    assert "4 of 6 saved storages are swapped to disk" in out
+    assert "of 6 saved storages: 64.0 MiB kept (2), 128.0 MiB swapped to disk (4)" in out
     assert "\x1b" not in out
 
 

@@ -33,12 +33,12 @@ def device(steps: int | None = None, **settings: Any) -> VirtualDevice:
     return VirtualDevice(H100, steps, cudnn=CudnnModel(workspace=no_workspace), **settings)
 
 
-def events_of(work: Callable[[], Any], setup: Callable[[], Any] = lambda: None) -> Lines:
+def events_of(work: Callable[..., Any], setup: Callable[[], Any] = lambda: None) -> Lines:
     """Allocations and frees of some work, after what comes before it."""
     with device() as on:
         kept = setup()
         first = len(on.ledger.events)
-        made = work() if kept is None else work(*kept)  # pyright: ignore[reportCallIssue]
+        made = work() if kept is None else work(*kept)
         found = [("a" if size > 0 else "f", abs(size)) for _, _, size in on.ledger.events[first:]]
         del made, kept
     return found
