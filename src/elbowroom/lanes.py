@@ -196,7 +196,7 @@ class _Walk:
     def __init__(self, step: LastStep, moves: Moves, links: Links) -> None:
         self.step, self.links = step, links
         self.returns = step.returns[moves.n].tolist()
-        self.carried = np.nonzero(moves.wraps)[0].tolist()
+        self.carried: dict[int, None] = dict.fromkeys(np.nonzero(moves.wraps)[0].tolist())
         self.count = len(moves.n)
         self.rebuilds = moves.rebuilds
         self.recipe_ns = [step.time_of(rebuild.recipe) for rebuild in moves.rebuilds]

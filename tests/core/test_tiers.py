@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elbowroom.errors import InvalidPlan
 from elbowroom.lifetimes import last_step
@@ -14,8 +16,9 @@ from elbowroom.plan import Plan, Swap
 from elbowroom.planners import check
 from elbowroom.simulate import simulate
 from elbowroom.timeline import Timeline
-from elbowroom.trace import Trace
+from elbowroom.trace import Event, Storage, Trace
 from tests.core.build import Build, chain, machine
+from tests.core.plans import linked_traces, passes
 
 
 def three_tiers(host: int = 10**12, disk_ns: int = 1, link_ns: int = 1) -> Machine:
@@ -233,3 +236,56 @@ def test_a_gradient_that_is_made_in_the_step_may_be_away_until_the_optimizer_use
     line = simulate(trace, machine(), planned(trace, away(gradient, 1, 4)))
     assert line.peak_allocated_bytes == 110
     assert stalls(line) == [("wait for room", 20, 120), ("wait for data", 140, 240)]
+
+
+# Both, on any trace at any speed.
+
+
+TARGETS: tuple[TierName | None, ...] = ("host", "disk", None)
+
+
+@st.composite
+def stateful_traces(draw: st.DrawFn) -> Trace:
+    """A step with two states that some of its ops use."""
+    trace = draw(linked_traces())
+    first, end = trace.steps[-1]
+    storages = (
+        *trace.storages,
+        Storage(size_bytes=30, category="optimizer_state"),
+        Storage(size_bytes=60, category="gradient"),
+    )
+    kept = (len(storages) - 2, len(storages) - 1)
+    ops = list(trace.ops)
+    for storage in kept:
+        for op in draw(st.lists(st.integers(first, end - 1), min_size=1, max_size=3)):
+            ops[op] = replace(ops[op], reads=(*ops[op].reads, storage))
+    there = tuple(Event(-1, storage, storages[storage].size_bytes) for storage in kept)
+    return replace(trace, ops=tuple(ops), storages=storages, events=(*there, *trace.events))
+
+
+@settings(max_examples=150, deadline=None)
+@given(stateful_traces(), st.sampled_from([1, 3, 20]), st.sampled_from([1, 7, 50]), st.integers(60, 150), st.data())
+def test_peak_lanes_and_host_hold_at_any_speed(
+    trace: Trace, link_ns: int, disk_ns: int, host: int, data: st.DataObject
+) -> None:
+    # given any windows swapped to host or disk, as far as that may be
+    on, step = three_tiers(host=host, disk_ns=disk_ns, link_ns=link_ns), last_step(trace)
+    plan = planned(trace)
+    for n, storage in enumerate(step.storage.tolist()):
+        tier: TierName | None = data.draw(st.sampled_from(TARGETS))
+        back = step.first_read[n] if step.returns[n] else step.end_op
+        if tier is not None:
+            changed = planned(trace, *plan.swaps, away(storage, int(step.saved_at[n]) - 1, int(back), tier))
+            plan = changed if passes(trace, changed, on) else plan
+
+    line = simulate(trace, on, plan)
+
+    # then the device holds what need says, the host no more than it has, and no lane does two things at once
+    assert line.peak_allocated_bytes == int(need(step, moves_of_plan(step, plan)).max())
+    assert sum(line.breakdown().values()) == line.peak_allocated_bytes
+    assert line.peak_of("host", "allocated") <= host
+    free: dict[str, int] = {}
+    for span in line.spans:
+        assert span.start_ns >= free.get(span.lane, 0)
+        free[span.lane] = span.end_ns
+    assert line.step_ns == sum(op.duration_ns for op in trace.ops[step.first_op :]) + line.stall_ns
