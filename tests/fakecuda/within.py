@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import elbowroom as er
+from elbowroom.runtime.memory import resident_bytes
 from tests.fakecuda.within_models import MODELS
 
 Figures = dict[str, Any]
@@ -50,6 +51,7 @@ def within(step: Callable[[], Any], budget: str | int, steps: int, **options: An
                     "pinned": tier.arenas.pinned_bytes,
                     "host": tier.arenas.size_bytes,
                     "held": tier.held_bytes,
+                    "resident": resident_bytes(),
                     "mode": room._mode,
                 }
             )

@@ -25,6 +25,7 @@ from typing import Any, cast, final
 
 import torch
 
+from elbowroom.errors import UsageError
 from elbowroom.machine import TierName
 from elbowroom.runtime.arenas import Arenas, ArenaSlot
 from elbowroom.runtime.streams import Streams, bytes_of
@@ -109,7 +110,17 @@ class StreamedHostTier(LowerTier):
         self._read_from: dict[Hashable, Any] = {}
 
     def home(self) -> Hashable:
+        if self.streams.capturing():
+            raise UsageError(
+                "within: given a step that is captured as a CUDA graph; allowed are steps that run: a graph replays "
+                "the copies of its capture, to places that others have by then. Capture before `within`, or train "
+                "without the graph"
+            )
         return self.streams.current()
+
+    @property
+    def pinned_bytes(self) -> int:
+        return self.arenas.pinned_bytes
 
     def reserve(self, size_bytes: int) -> Slot:
         return self.arenas.reserve(size_bytes)

@@ -104,6 +104,11 @@ class Room(Director):
         """This computer, its disk's rates as the transfers show them."""
         return self._learner.machine
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Page-locked host memory that is taken now."""
+        return self._executor.tier.pinned_bytes
+
     # Records
 
     @property

@@ -28,6 +28,10 @@ class Streams(ABC):
     def current(self) -> Hashable:
         """The stream that gets the work of the calling thread."""
 
+    def capturing(self) -> bool:
+        """Whether the current stream records its work for later in place of doing it."""
+        return False
+
     @abstractmethod
     def mark(self, stream: Hashable, *, timed: bool = False) -> Any:
         """A mark behind all work that a stream has been given so far; `timed` ones can be asked for their time."""
@@ -74,6 +78,9 @@ class CudaStreams(Streams):
 
     def current(self) -> Hashable:
         return torch.cuda.current_stream(self.device)
+
+    def capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
 
     def mark(self, stream: Any, *, timed: bool = False) -> Any:
         if timed and self._zero is None:

@@ -127,6 +127,11 @@ class LowerTier(ABC):
     def held_bytes(self) -> int:
         """Bytes of all reserved slots."""
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Page-locked host memory that it takes."""
+        return 0
+
     def fit(self, size_bytes: int) -> None:  # noqa: B027 - where it does not matter
         """So much will be held at most from now on; a hint."""
 
