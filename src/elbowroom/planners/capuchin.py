@@ -9,7 +9,8 @@ compute waited for start `feedback_percent` of their copy's time earlier.
 Reference: Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning" (ASPLOS 2020): measured
 accesses, free time, memory saving per second, triggers ahead, feedback of 5 % of the copy's time.
 Optimal: where every chosen save has free time and the lane is idle when it is wanted. Ignores, when it chooses: that
-copies share a lane. Adapted: a storage is rebuilt from what is there; the paper's chains of rebuilt sources are not.
+copies share a lane; so a play says how many of those with free time are swapped before the rest is weighed (`SHARES`).
+Adapted: a storage is rebuilt from what is there; the paper's chains of rebuilt sources are not.
 Cost: n log n in the saves, one look at the slots per save chosen, one play per round of feedback, and the recipes.
 """
 
@@ -34,6 +35,8 @@ from elbowroom.rebuilds import Rebuild, rebuild_of
 from elbowroom.recipes import Option, options
 
 NAME = "capuchin"
+SHARES = (1.0, 0.5, 0.25, 0.0)
+"""Of the saves with free time that the budget needs, the parts that go first by it."""
 
 
 def capuchin(problem: Problem, *, feedback_percent: int = 5, rounds: int = 40) -> Plan:
@@ -51,12 +54,21 @@ def capuchin(problem: Problem, *, feedback_percent: int = 5, rounds: int = 40) -
     if step.level.max() <= problem.budget_bytes:
         return as_plan(problem, NAME)
     among = movable(problem)
-    for with_recipes in (True, False):
-        taken = _chosen(problem, among, with_recipes=with_recipes)
-        on_demand = moves_of(step, taken.swapped, step.first_read[taken.swapped], rebuilds=taken.in_order)
-        if peak_of(step, on_demand) <= problem.budget_bytes:
-            return as_plan(problem, NAME, _with_feedback(problem, on_demand, feedback_percent / 100, rounds))
-    raise infeasible(problem, NAME, among)
+    recomputed = list(_recomputed(problem)) if "recompute" in problem.allow else []
+    hidden = len(_chosen(problem, among, [], len(among)).n)
+    most = dict.fromkeys(int(share * hidden) for share in SHARES) if recomputed else {}
+    trials = [_on_demand(problem, _chosen(problem, among, recomputed, first)) for first in most]
+    trials.append(_on_demand(problem, _chosen(problem, among, [], len(among))))
+    within = [moves for moves in trials if peak_of(step, moves) <= problem.budget_bytes]
+    if not within:
+        raise infeasible(problem, NAME, among)
+    best = min(within, key=lambda moves: moving(problem, _with_feedback(problem, moves, 0.0, 0)).step_ns)
+    return as_plan(problem, NAME, _with_feedback(problem, best, feedback_percent / 100, rounds))
+
+
+def _on_demand(problem: Problem, taken: _Taken) -> Moves:
+    n = taken.swapped
+    return moves_of(problem.step, n, problem.step.first_read[n], rebuilds=taken.in_order)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,29 +107,33 @@ class _Taken:
         return True
 
 
-def _chosen(problem: Problem, among: Ints, *, with_recipes: bool) -> _Taken:
-    """Saves with free time, the most of it first; then by bytes per second that shows, until the budget is met."""
+def _chosen(problem: Problem, among: Ints, recomputed: list[_Shown], first: int) -> _Taken:
+    """What leaves: at most `first` saves with free time, the most of it first; then by bytes per second that shows.
+
+    Without recomputes all go by their free time, be it negative.
+    """
     step = problem.step
     taken = _Taken(left=step.slot_peak - problem.budget_bytes)
     moves, storages = moves_on_demand(step, among), step.storage_of(among).tolist()
-    free = free_ns(problem, among)
-    shown: list[_Shown] = []
-    for i in np.argsort(-free, kind="stable").tolist():
-        if free[i] < 0 and with_recipes:
-            shown.append(_Shown(int(moves.size[i]) / -int(free[i]), i, None))
-        elif taken.helps(int(moves.begin[i]), int(moves.end[i]), int(moves.size[i])):
+    free, shown = free_ns(problem, among), list(recomputed)
+
+    def swap(i: int) -> None:
+        if taken.helps(int(moves.begin[i]), int(moves.end[i]), int(moves.size[i])):
             taken.n.append(int(among[i]))
             taken.away.add(storages[i])
-    if with_recipes and taken.left.max() > 0 and "recompute" in problem.allow:
-        shown += _recomputed(problem)
+
+    for i in np.argsort(-free, kind="stable").tolist():
+        if recomputed and (free[i] < 0 or len(taken.n) >= first):
+            # Where the lane is taken by others, what hides by itself shows in full.
+            cost_ns = -int(free[i]) if free[i] < 0 else idle_ns(problem, among[i : i + 1]) - int(free[i])
+            shown.append(_Shown(int(moves.size[i]) / max(1, cost_ns), i, None))
+        else:
+            swap(i)
     for each in sorted(shown, key=lambda each: -each.bytes_per_ns):
         if each.option is not None:
             _rebuild(problem, taken, each.option)
-        elif not {storages[each.i]} & (taken.away | taken.needed) and taken.helps(
-            int(moves.begin[each.i]), int(moves.end[each.i]), int(moves.size[each.i])
-        ):
-            taken.n.append(int(among[each.i]))
-            taken.away.add(storages[each.i])
+        elif storages[each.i] not in taken.away and storages[each.i] not in taken.needed:
+            swap(each.i)
     return taken
 
 
@@ -156,6 +172,12 @@ def _rebuild(problem: Problem, taken: _Taken, option: Option) -> None:
         taken.rebuilds.append(rebuild)
         taken.away.update(option.recompute.storages)
         taken.needed.update(option.inputs)
+
+
+def idle_ns(problem: Problem, n: Ints) -> int:
+    """Time that saves are idle."""
+    step = problem.step
+    return int((step.nominal_ns(step.first_read[n]) - step.nominal_ns(step.idle_from[n])).sum())
 
 
 def free_ns(problem: Problem, n: Ints) -> Ints:
