@@ -239,7 +239,7 @@ def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Iterator[torch
 
 
 def _for_meta(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments as meta kernels want them: no other device, no pinned memory, no bytes."""
+    """Arguments as meta kernels want them: no other device, no pinned memory, no generator, no bytes."""
     kwargs = {name: _seen_as_meta(value) for name, value in kwargs.items() if name != "pin_memory"}
     if kwargs.get("device") is not None:
         kwargs["device"] = META
@@ -251,7 +251,7 @@ def _seen_as_meta(value: Any) -> Any:
         return value if isinstance(value, VirtualTensor) or not value.dim() else meta_like(value)
     if isinstance(value, list | tuple) and any(isinstance(each, torch.Tensor) for each in value):
         return [_seen_as_meta(each) for each in value]
-    return value
+    return None if isinstance(value, torch.Generator) else value
 
 
 def _wrapped(made: Any, home: torch.device) -> Any:

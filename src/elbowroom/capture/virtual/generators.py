@@ -1,0 +1,68 @@
+"""Random generators of the virtual device: torch's own of the host, which say that they are on cuda.
+
+Nothing is ever drawn on the device, so it does not matter which numbers; and one needs no memory there (rig).
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+
+_OF_TORCH = torch.Generator
+_KIND: Any = type(_OF_TORCH)
+
+
+class _Kind(_KIND):
+    """Every generator of torch's is an instance of what stands for `torch.Generator`."""
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, _OF_TORCH)
+
+
+@final
+class Generator(_OF_TORCH, metaclass=_Kind):
+    """`torch.Generator` that can be asked for on cuda."""
+
+    _home: torch.device
+
+    def __new__(cls, device: Any = None) -> Generator:
+        home = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cpu")
+        made: Generator = super().__new__(cls, "cpu" if home.type == "cuda" else home)  # pyright: ignore[reportCallIssue]
+        made._home = home
+        return made
+
+    @property
+    def device(self) -> torch.device:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._home
+
+    def clone_state(self) -> Generator:
+        made = Generator(self._home)
+        made.set_state(self.get_state())
+        return made
+
+    graphsafe_get_state = clone_state
+
+    def graphsafe_set_state(self, state: torch.Generator) -> Generator:
+        self.set_state(state.get_state())
+        return self
+
+    def get_offset(self) -> int:
+        return 0
+
+    def set_offset(self, offset: int) -> Generator:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _rebuilt, (str(self._home), self.get_state())
+
+
+def _rebuilt(device: str, state: torch.Tensor) -> Generator:
+    made = Generator(device)
+    made.set_state(state)
+    return made
+
+
+def changes() -> list[tuple[Any, str, Any]]:
+    """What must be patched in Python."""
+    return [(torch, "Generator", Generator), (torch.cuda, "default_generators", (Generator("cuda:0"),))]
