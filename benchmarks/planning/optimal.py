@@ -39,7 +39,7 @@ def row(name: str, step: LastStep, machine: er.Machine, share: float, means: str
     """One row of the table; step and bound as what they are longer than keeping everything."""
     kept_ns, budget = int(step.at_ns[-1]), int(share * int(step.level.max()))
     began = time.process_time()
-    begin = f"| {name} | {int((step.size >= 2**20).sum())} | {share:.0%} | {means}"
+    begin = f"| {name} | {int((step.size[: len(step.saves)] >= 2**20).sum())} | {share:.0%} | {means}"
     try:
         made = er.plan(step.trace, machine, budget, "optimal", allow=MEANS[means])
     except er.Infeasible as problem:
