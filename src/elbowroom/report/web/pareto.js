@@ -1,5 +1,5 @@
 // Budget against step time: a stepped line per planner, for a plan of few bytes serves a larger budget too.
-const LINES = ["measured", "simulated", "backward", "lower", "budget", "optimizer", "input", "temporary"];
+const LINES = ["measured", "simulated", "backward", "lower", "budget", "input", "other", "temporary"];
 
 function paretoSeries(series) {
   const ink = LINES[series.colour % LINES.length];
