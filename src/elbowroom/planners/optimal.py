@@ -54,6 +54,8 @@ MARGINS = (1.0, 0.0, 0.5)
 """The budget of the program, less so many times the largest storage that may move, which moves whole in the play."""
 FEWEST_BLOCKS = 4
 """Blocks of recomputes of one size are tried where there are so many of them."""
+MOST_RECIPES = 2000
+"""So many recomputes are looked at, those that save most bytes: a program with more takes minutes."""
 MOST_OPTIONS = 500
 """So few recomputes are tried all together too."""
 
@@ -70,6 +72,7 @@ def optimal(problem: Problem) -> Plan:
         return _bounded(problem, kept, int(step.at_ns[-1]), int(step.at_ns[-1]))
     n = movable(problem)
     recipes = options(step, max(1, problem.min_size_bytes)) if "recompute" in problem.allow else ()
+    recipes = tuple(sorted(recipes, key=lambda option: -option.saved_bytes)[:MOST_RECIPES])
     bound_ns = int(step.at_ns[-1]) + _bound_ns(problem, n)
     pool = Pool(problem=problem, n=n, options=recipes)
     if caching:
