@@ -349,3 +349,16 @@ def test_a_slow_link_is_spared() -> None:
     # then it is the one whose copies, 100 ns each, are hidden behind the ops
     assert [swap.storage for swap in made.swaps] == [0]
     assert simulate(trace, machine(), made).stall_ns == 0
+
+
+def test_a_plan_is_held_to_the_bytes_that_the_budget_has_for_the_host() -> None:
+    # given a GPU above 64 GiB of RAM, of which 40 MiB may be pinned, and a step that must swap 32 + 32 of 128 MiB
+    on = replace(Machine.of("t4"), allocator="exact")
+    trace = chain([32 * 2**20] * 4)
+    most = simulate(trace, on).peak_allocated_bytes
+
+    with pytest.raises(Infeasible, match=r"within 40.0 MiB there"):
+        plan(trace, on, f"{most - 64 * 2**20},pinned=40MiB", planner="swap_greedy")
+
+    made = plan(trace, on, f"{most - 32 * 2**20},pinned=40MiB", planner="swap_greedy")
+    assert simulate(trace, on, made).peak_of("host", "allocated") == 32 * 2**20

@@ -10,7 +10,7 @@ from elbowroom.lifetimes import last_step
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.planners.asking import Asking
-from elbowroom.planners.budgets import device_bytes, first_lower, lower_bytes
+from elbowroom.planners.budgets import device_bytes, first_lower, held_to, lower_bytes
 from elbowroom.planners.capuchin import capuchin
 from elbowroom.planners.keep_all import keep_all
 from elbowroom.planners.least import checked_slowdown, least_plan
@@ -113,7 +113,7 @@ def asking(
     tier = link.lower if link else None
     problem = Problem(
         step=last_step(trace),
-        machine=machine,
+        machine=held_to(machine, lower),
         tier=tier,
         tier_bytes=lower["pinned" if tier == "host" else tier] if tier else 0,
         budget_bytes=0,

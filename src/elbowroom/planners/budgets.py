@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from elbowroom.errors import UsageError
 from elbowroom.machine import Link, Machine, TierName
@@ -53,6 +54,18 @@ def lower_bytes(machine: Machine, budget: Budget) -> dict[str, int]:
     if "host" in found:
         found["pinned"] = _pinned(budget, capacity["host"], found["host"])
     return found
+
+
+def held_to(machine: Machine, lower: Mapping[str, int]) -> Machine:
+    """A machine whose lower tiers hold what a budget allows: of the host's bytes those that may be pinned.
+
+    Args:
+        machine: the whole one.
+        lower: what `lower_bytes` made of the budget.
+    """
+    allowed = {**lower, "host": lower.get("pinned", 0)}
+    device, *tiers = machine.tiers
+    return replace(machine, tiers=(device, *(replace(each, capacity_bytes=allowed[each.name]) for each in tiers)))
 
 
 def _pinned(budget: Budget, capacity_bytes: int, host_bytes: int) -> int:
