@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn as nn
+import torch.nn.functional as F
 
 from elbowroom.capture.virtual import VirtualDevice
 from elbowroom.capture.virtual.reductions import Scratch, scratch
@@ -20,6 +23,8 @@ H100 = Machine(
     compute_capability=90,
     multiprocessors=132,
 )
+WORKSPACE = 32 * 2**20
+"""cuBLAS's on capability 9.0."""
 aten: Any = torch.ops.aten
 
 
@@ -143,3 +148,53 @@ def test_a_long_embedding_gradient_is_sorted_and_summed_in_segments() -> None:
         "a32768 a32768 a32768 a83455 f83455 f32768 a204800000 a32768 a8 a32768 a1279 f1279 f32768 a32768 a32768 a1279 "
         "f1279 a8 a36040 a18452480 f18452480 f36040 f8 f32768 f32768 f8 f32768 f32768 f32768"
     )
+
+
+@pytest.mark.parametrize("weights", [(1000,), (512, 1000), (1,)])
+def test_weights_of_positive_targets_are_made_for_every_target_and_given_back(weights: tuple[int, ...]) -> None:
+    # given 512 rows of 1000 logits: 512 * 1000 * 4 bytes, and the weights less one, 4 bytes each
+    def work(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.binary_cross_entropy_with_logits(x, y, pos_weight=weight, reduction="none")
+
+    whole, less_one = 512 * 1000 * 4, 4 * math.prod(weights)
+
+    # then log_sigmoid, weights of each target, the loss (rig)
+    found = made_by(work, on_device(512, 1000), on_device(512, 1000), on_device(*weights))
+    assert found == f"a{whole} a{less_one} a{whole} f{less_one} f{whole} a{whole} f{whole}"
+
+
+def test_backward_of_a_weighted_loss_works_in_place_but_on_the_weights() -> None:
+    def work(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> None:
+        F.binary_cross_entropy_with_logits(x.requires_grad_(), y, pos_weight=weight, reduction="sum").backward()
+
+    found = made_by(work, on_device(8, 1000), on_device(8, 1000), on_device(1000))
+
+    # given 8 rows of 1000 logits, 32000 bytes: the loss is 4, its gradient 4; then the weighted targets, the same plus
+    # one, which becomes the result, and a sigmoid (rig)
+    assert found[found.index("a4 ") :] == "a4 f32000 f32000 a4 a32000 a32000 a32000 f32000 f32000 f4 f4"
+
+
+def test_a_gru_cell_keeps_five_of_its_states_and_sums_the_gates_of_its_biases() -> None:
+    # given 4096 rows, an input of 64 and a state of 128: gates are 4096 * 3 * 128 * 4 bytes, a state 4096 * 128 * 4
+    def work(cell: nn.Module, x: torch.Tensor, state: torch.Tensor) -> None:
+        made = cell(x, state)
+        made.backward(torch.empty_like(made))
+
+    gates, state, bias = 6_291_456, 2_097_152, 3 * 128 * 4
+    made: Any = lambda: nn.GRUCell(64, 128).cuda()  # noqa: E731
+    found = made_by(work, made, on_device(4096, 64), on_device(4096, 128)).split()
+
+    # then forward: after the workspace of cuBLAS, two products, what is kept, the state
+    first = found.index(f"a{gates}")
+    assert [each for each in found[first : first + 6] if each != f"a{WORKSPACE}"] == [
+        f"a{gates}",
+        f"a{gates}",
+        f"a{5 * state}",
+        f"a{state}",
+        f"a{state}",  # backward begins: the gradient
+    ]
+    # and backward: gates and state, then each bias by blocks of rows, whose partial sums are 4096 / 16 / 4 rows of
+    # gates at twice the width of a warp (rig)
+    second = found.index(f"a{gates}", first + 5)
+    sums = f"a{bias} a12582912 a12 f12 f12582912"
+    assert " ".join(found[second : second + 13]) == f"a{gates} a{gates} a{state} {sums} {sums}"

@@ -137,6 +137,7 @@ def of(cudnn: CudnnModel) -> dict[Any, Callable[..., Any]]:
     """Kernels, those that need a model of cuDNN included."""
     return {
         **KERNELS,
+        **recurrent.KERNELS,
         aten.cudnn_batch_norm.default: _cudnn_batch_norm(cudnn.batch_norm_reserve),
         aten._cudnn_rnn.default: recurrent.kernel(cudnn.rnn_reserve),
         aten._cudnn_rnn_backward.default: recurrent.backward_kernel,

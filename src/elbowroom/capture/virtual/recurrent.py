@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from elbowroom.capture.virtual.reductions import partial_bytes
 from elbowroom.capture.virtual.settings import RecurrentCall
 from elbowroom.capture.virtual.tensor import META, Inside, VirtualTensor, virtual
 from elbowroom.runtime._torch_compat import set_storage, storage_key
@@ -265,8 +266,49 @@ def lstm_cell_rule(call: Call) -> None:
     call.out(2, 0, 1)
 
 
+def _gru_cell(
+    input: torch.Tensor,
+    hx: torch.Tensor,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor | None = None,
+    b_hh: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Likewise (RNN.cpp: GRUCell)."""
+    gates = aten.matmul(input, w_ih.t()), aten.matmul(hx, w_hh.t())
+    return aten._thnn_fused_gru_cell(*gates, hx, b_ih, b_hh)[0]
+
+
+def gru_cell_rule(call: Call) -> None:
+    """What is kept comes before the state (RNN.cu; rig)."""
+    call.out(1, 0)
+
+
+def cell_backward_rule(call: Call) -> None:
+    """Gradients of gates and states, then of biases: sums of those of the gates (RNN.cu; rig)."""
+    biases = [index for index, each in enumerate(call.results) if each.dim() == 1]
+    call.out(*(index for index in range(len(call.results)) if index not in biases))
+    gates = call.results[0]
+    for index in biases:
+        call.out(index)
+        call.reduce_rows(gates.shape[0], gates.shape[1], partial_bytes(gates.dtype))
+
+
+def _fused_gru_cell(igates: torch.Tensor, hgates: torch.Tensor, hx: torch.Tensor, *_biases: Any) -> tuple[Any, ...]:
+    """The state, and five of its size that are kept (RNN.cu)."""
+    return torch.empty_like(hx, memory_format=torch.contiguous_format), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
+
+
+def _fused_gru_cell_backward(grad: torch.Tensor, kept: torch.Tensor, has_bias: bool) -> tuple[Any, ...]:
+    rows, hidden = kept.shape[0], kept.shape[1] // 5
+    gates = [kept.new_empty((rows, 3 * hidden)) for _ in range(2)]
+    biases = [kept.new_empty((3 * hidden,)) if has_bias else None for _ in range(2)]
+    return (*gates, torch.empty_like(grad, memory_format=torch.contiguous_format), *biases)
+
+
 ROUTES: dict[Any, Callable[..., Any]] = {
     aten.lstm_cell.default: _lstm_cell,
+    aten.gru_cell.default: _gru_cell,
     aten.lstm.input: _layer(LSTM),
     aten.gru.input: _layer(GRU),
     aten.rnn_tanh.input: _layer(TANH),
@@ -276,8 +318,15 @@ ROUTES: dict[Any, Callable[..., Any]] = {
     aten.rnn_tanh.data: _packed(TANH),
     aten.rnn_relu.data: _packed(RELU),
 }
+KERNELS: dict[Any, Callable[..., Any]] = {
+    aten._thnn_fused_gru_cell.default: _fused_gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: _fused_gru_cell_backward,
+}
 RULES: dict[Any, Callable[[Call], None]] = {
     aten._cudnn_rnn.default: forward_rule,
     aten._cudnn_rnn_backward.default: backward_rule,
     aten._thnn_fused_lstm_cell.default: lstm_cell_rule,
+    aten._thnn_fused_gru_cell.default: gru_cell_rule,
+    aten._thnn_fused_lstm_cell_backward_impl.default: cell_backward_rule,
+    aten._thnn_fused_gru_cell_backward.default: cell_backward_rule,
 }

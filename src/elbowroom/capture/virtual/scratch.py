@@ -230,17 +230,20 @@ def _foreach_norm(call: Call) -> None:
 
 
 def _bce_with_logits(call: Call) -> None:
-    """log_sigmoid, then one less the target, both gone at the end (Loss.cpp; rig)."""
-    input = call.args[0]
-    size = input.numel() * input.element_size()
-    reduced = (call.args[4] if len(call.args) > 4 else call.kwargs.get("reduction", 1)) != 0
-    if not reduced:
-        log_sigmoid = call.temp(size)
+    """log_sigmoid, weights of positive targets, then one less the target, gone at the end (Loss.cpp; rig)."""
+    input, target = call.args[0], call.args[1]
+    positive = call.args[3] if len(call.args) > 3 else call.kwargs.get("pos_weight")
+    log_sigmoid = call.temp(input.numel() * input.element_size())
+    if positive is not None:
+        less_one = call.temp(positive.numel() * positive.element_size())
+        each = torch.broadcast_shapes(positive.shape, target.shape).numel()
+        weights = call.temp(each * torch.promote_types(positive.dtype, target.dtype).itemsize)
+        call.drop(less_one, weights)
+    if (call.args[4] if len(call.args) > 4 else call.kwargs.get("reduction", 1)) == 0:
         call.out(0)
         call.drop(log_sigmoid)
         return
-    call.temp(size)
-    call.temp(size)
+    call.temp(input.numel() * input.element_size())
     call.out(0)
     call.reduce_flat(input.numel(), partial_bytes(input.dtype))
 

@@ -131,9 +131,21 @@ IN_PLACE: dict[Any, Any] = {
 
 def _maybe_in_place(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """As the CUDA build's tensors are of no subclass, such a node works in place on what it has just made."""
-    if in_backward() and _is_virtual(args[0]) and mode.from_engine() and func in IN_PLACE_NODES.get(node_name(), ()):
+    if (
+        in_backward()
+        and _is_virtual(args[0])
+        and mode.from_engine()
+        and func in IN_PLACE_NODES.get(node_name(), ())
+        and (func is not aten.mul.Tensor or _is_new(mode, args[0]))
+    ):
         return mode.run(IN_PLACE[func], args, kwargs)
     return mode.run(func, args, kwargs)
+
+
+def _is_new(mode: VirtualMode, tensor: torch.Tensor) -> bool:
+    """Whether it is among the last two storages: what a loss's backward works on, and never a weight that it saved."""
+    number = mode.ledger.number_of(tensor)
+    return number is not None and number >= len(mode.ledger.storages) - 2
 
 
 def _goes_to_copy() -> bool:
