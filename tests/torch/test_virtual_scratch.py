@@ -76,6 +76,23 @@ def test_a_sort_of_pairs_needs_what_cub_asks_for(count: int, bits: int, expected
     assert pairs_bytes(count, 8, bits) == expected
 
 
+@pytest.mark.parametrize("capability", [80, 86])
+@pytest.mark.parametrize(
+    ("count", "key_bytes", "expected"),
+    [
+        # as seen in the CUDA build on 8.0 and 8.6: both copies, each a multiple of 256, passes, tiles and 511
+        (5_000, 8, 99_327),  # 40192 + 40192 + 8 passes * 2048 + 2 tiles of 3840
+        (1_000_000, 8, 16_284_159),  # 261 tiles
+        (5_000, 4, 71_167),  # 20224 + 40192 + 4 passes * 2048 + 2 tiles of 3072
+        (1_000_000, 4, 12_342_527),  # 326 tiles
+    ],
+)
+def test_a_sort_before_capability_90_needs_what_was_seen_there(
+    capability: int, count: int, key_bytes: int, expected: int
+) -> None:
+    assert pairs_bytes(count, key_bytes, 8 * key_bytes, capability) == expected
+
+
 @pytest.mark.parametrize(("capability", "expected"), [(80, 72_191), (89, 72_191), (90, 71_167)])
 def test_a_sort_has_smaller_tiles_before_capability_90(capability: int, expected: int) -> None:
     # given 4096 keys of 8 bytes and 10 bits: 2 * 8 * 4096 + 2 passes * 2048 + 511, and 1024 for each tile of 4608 keys
