@@ -1,7 +1,7 @@
 """How good plans of `optimal` are and how long they take: `python -m benchmarks.planning.optimal TRACE.json ...`.
 
 Each trace is a file that `er.capture(...).save` wrote. Allocated bytes are planned for (allocator "exact"), at shares
-of what keeping everything takes, with swaps alone and with recomputes too. Everything here is simulated. Seconds are
+of what keeping everything takes, with swaps alone, with recomputes too, and with algorithms. Everything here is simulated. Seconds are
 processor time of one core, so other load on the computer hardly counts.
 """
 
@@ -16,7 +16,11 @@ import elbowroom as er
 from elbowroom.lifetimes import LastStep, last_step
 
 SHARES = (0.75, 0.5, 0.25)
-MEANS = {"swap": ("swap",), "both": ("swap", "recompute")}
+MEANS = {
+    "swap": ("swap",),
+    "both": ("swap", "recompute"),
+    "all three": ("swap", "recompute", "algorithm"),
+}
 
 
 def main() -> None:

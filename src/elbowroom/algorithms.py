@@ -6,7 +6,7 @@ that the op allocates and frees. Where the op has none, the workspace is added w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,14 +18,17 @@ from elbowroom.trace import Choice
 
 def with_algorithms(step: LastStep, algorithms: Sequence[Algorithm]) -> LastStep:
     """A last step whose ops run with other algorithms, each of which must be offered. Cost: linear in the step."""
-    if not algorithms:
+    chosen = {algorithm.op: choice_of(step, algorithm) for algorithm in algorithms}
+    return with_choices(step, {op: choice for op, choice in chosen.items() if choice is not None})
+
+
+def with_choices(step: LastStep, choices: Mapping[int, Choice]) -> LastStep:
+    """A recorded last step whose ops take the time and the workspace of choices, by op, on offer or not."""
+    if not choices:
         return step
     op_ns, sizes, scratch = np.diff(step.at_ns), step.storage_bytes.copy(), dict(step.scratch)
     change = np.zeros(len(step.level) + 1, np.int64)
-    for algorithm in algorithms:
-        op, chosen = algorithm.op, choice_of(step, algorithm)
-        if chosen is None:
-            continue
+    for op, chosen in choices.items():
         op_ns[op - step.first_op] = chosen.duration_ns
         storage = workspace_of(step, op)
         if storage is not None:

@@ -192,6 +192,10 @@ class Choice:
     found: bool
 
 
+NOTHING_SAVED = Choice(swapped=np.zeros(0), recomputed=np.zeros(0), extra_ns=0.0, bound_ns=0.0, found=False)
+"""What there is to choose where autograd saves nothing, so that there are no ticks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
     """How hard to try.

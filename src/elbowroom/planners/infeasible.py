@@ -44,7 +44,7 @@ def infeasible(problem: Problem, planner: str, swapped: Ints | None, moves: Move
     by_category: dict[Category, int] = {}
     for storage in held:
         what = step.trace.storages[storage]
-        by_category[what.category] = by_category.get(what.category, 0) + what.size_bytes
+        by_category[what.category] = by_category.get(what.category, 0) + int(step.storage_bytes[storage])
     sums = sorted(by_category.items(), key=lambda entry: (-entry[1], entry[0]))
     largest = sorted(held, key=lambda storage: (-step.trace.storages[storage].size_bytes, storage))[:LARGEST]
     return Infeasible(

@@ -1,9 +1,9 @@
 """optimal: the fastest plan found, and a proof of how much faster any other could be.
 
-Computes: what to keep, what to swap and what to recompute. The pipe program (flow.py) says which storages should go if
-links moved bytes as pipes move water, and bounds what any plan can reach; its choice is made whole, arranged and
-played, for a few margins of the budget, beside the other planners' plans; the fastest is then improved by exchanges,
-each of them played (refining.py), until the bound is met or the effort is spent.
+Computes: what to keep, what to swap, what to recompute, and the algorithm of each op (choosing.py). The pipe program
+(flow.py) says which storages should go if links moved bytes as pipes move water, and bounds what any plan can reach;
+its choice is made whole, arranged and played, for a few margins of the budget, beside the other planners' plans; the
+fastest is then improved by exchanges, each of them played (refining.py), until the bound is met or the effort is spent.
 Reference: flow.py names it; improving by exchanges is local search (Papadimitriou and Steiglitz, "Combinatorial
 Optimization", 1982, chapter 19). Optimal: where it meets the bound; and where there are few options, as then all of
 them are played. Never slower, simulated, than swap_greedy, swap_all and keep_all.
@@ -25,14 +25,15 @@ from elbowroom.lifetimes import Ints, listed
 from elbowroom.moves import moves_of_plan
 from elbowroom.plan import Bound, Plan
 from elbowroom.planners.basis import Basis, agreeing, families, needed_by
+from elbowroom.planners.choosing import every, every_count, exchanged, fastest, frugal, optimistic, smallest
 from elbowroom.planners.confirming import ROUNDS, within_reserved
 from elbowroom.planners.covering import candidates, cover
-from elbowroom.planners.flow import Choice, Effort, Offer, Pipe, choose, marks_of, swaps_on_offer
+from elbowroom.planners.flow import NOTHING_SAVED, Choice, Effort, Offer, Pipe, choose, marks_of, swaps_on_offer
 from elbowroom.planners.flow_recomputes import Recomputes, makers_on_offer, options_on_offer
 from elbowroom.planners.infeasible import infeasible
 from elbowroom.planners.milp import Reals
 from elbowroom.planners.problem import Problem, as_plan, movable, moves_on_demand, peak_of
-from elbowroom.planners.refining import Pool, refined
+from elbowroom.planners.refining import EVERY, Pool, best_of_all, choice_count, refined, trial_count
 from elbowroom.planners.swap_all import swap_all
 from elbowroom.planners.swap_greedy import swap_greedy
 from elbowroom.planners.trying import Trial, arranged, tried
@@ -66,76 +67,89 @@ def optimal(problem: Problem) -> Plan:
     Raises:
         Infeasible: no plan that was found meets the budget.
     """
-    step, kept = problem.step, as_plan(problem, NAME)
     caching = problem.machine.allocator != "exact"
-    if step.level.max() <= problem.budget_bytes and (not caching or _reserved(problem, kept) <= problem.budget_bytes):
-        return _bounded(problem, kept, int(step.at_ns[-1]), int(step.at_ns[-1]))
-    n = movable(problem)
-    recipes = options(step, max(1, problem.min_size_bytes)) if "recompute" in problem.allow else ()
-    recipes = tuple(sorted(recipes, key=lambda option: -option.saved_bytes)[:MOST_RECIPES])
-    bound_ns = int(step.at_ns[-1]) + _bound_ns(problem, n)
-    pool = Pool(problem=problem, n=n, options=recipes)
+    ideal = optimistic(problem)
+    ideal_ns = int(ideal.step.at_ns[-1])
+    for way in (problem, fastest(problem)):
+        kept, step = as_plan(way, NAME), way.step
+        fits = int(step.level.max()) <= problem.budget_bytes and int(step.at_ns[-1]) == ideal_ns
+        if fits and (not caching or _reserved(problem, kept) <= problem.budget_bytes):
+            return _bounded(problem, kept, ideal_ns, ideal_ns)
+    search = _Search(problem, ideal_ns + _bound_ns(ideal, movable(ideal)), ROUNDS if caching else 1)
     if caching:
-        return within_reserved(problem, NAME, peak_of(step, moves_on_demand(step, n)), _Tightening(pool, bound_ns))
-    return _plans(problem, pool, bound_ns, 1)[0]
+        least = smallest(problem)
+        least_bytes = peak_of(least.step, moves_on_demand(least.step, movable(least)))
+        return within_reserved(problem, NAME, least_bytes, search)
+    return search(problem)[0]
 
 
 @final
-class _Tightening:
+class _Search:
     """Plans for one budget of allocated bytes after the other: all but the first from recomputes like the first's."""
 
-    def __init__(self, pool: Pool, bound_ns: int) -> None:
-        self._pool = pool
+    def __init__(self, problem: Problem, bound_ns: int, share: int) -> None:
+        kept = (problem,) if int(problem.step.level.max()) <= problem.budget_bytes else ()
+        ways = {way.algorithms: way for way in (fastest(problem), frugal(problem), *kept)}
+        self._asked = problem
+        self._pools = [_pool(way) for way in ways.values()]
         self._bound_ns = bound_ns
+        self._share = share
         self._is_first = True
 
     def __call__(self, less: Problem) -> list[Plan]:
         """Plans for the budget of `less`, the fastest first."""
-        asked = self._pool.problem
-        plans = _plans(asked, replace(self._pool, problem=less), self._bound_ns, ROUNDS)
-        if self._is_first and plans[0].recomputes:
+        pools = [pool.within(less.budget_bytes) for pool in self._pools]
+        trials = self._trials(less, pools)
+        plans = [_bounded(self._asked, trial.plan(NAME), trial.cost[0], self._bound_ns) for trial in trials]
+        if self._share > 1 and self._is_first and plans[0].recomputes:
             used = set(plans[0].recomputes)
-            alike = max(families(self._pool.options), key=lambda them: sum(o.recompute in used for o in them))
-            self._pool, self._is_first = replace(self._pool, options=alike), False
+            self._pools = [pool.like(used) for pool in self._pools]
+            self._is_first = False
         return plans
+
+    def _trials(self, less: Problem, pools: list[Pool]) -> list[Trial]:
+        """The best found, and those that it came from, the fastest first."""
+        found = [(trial, pool) for pool in pools for trial in _first_trials(pool)]
+        found = found or [_least([*pools, _pool(smallest(less))])]
+        found.sort(key=lambda each: each[0].cost)
+        best, pool = found[0]
+        enough_ns = self._bound_ns + int(GAP_SHARE * self._asked.step.at_ns[-1])
+        best = refined(pool, best, self._bound_ns, enough_ns, self._share)
+        if 1 < every_count(less) * choice_count(pool) <= EVERY:
+            for way in every(less):
+                best = best_of_all(_pool(way), best, self._bound_ns)
+        else:
+            best = exchanged(less, pool, best, enough_ns, trial_count(pool, self._share))
+        return [best, *(trial for trial, _ in found)]
+
+
+def _pool(problem: Problem) -> Pool:
+    """What there is to choose from, once algorithms are chosen."""
+    recipes = options(problem.step, max(1, problem.min_size_bytes)) if "recompute" in problem.allow else ()
+    recipes = tuple(sorted(recipes, key=lambda option: -option.saved_bytes)[:MOST_RECIPES])
+    return Pool(problem=problem, n=movable(problem), options=recipes)
 
 
 def _reserved(problem: Problem, made: Plan) -> int:
     return simulate(problem.step.trace, problem.machine, made).peak_reserved_bytes
 
 
-def _plans(asked: Problem, pool: Pool, bound_ns: int, share: int) -> list[Plan]:
-    """Plans for a budget of allocated bytes that is no more than the one asked for, the fastest first.
-
-    Where several budgets share the effort, `share` is how many.
-    """
-    step = asked.step
-    if step.level.max() <= pool.problem.budget_bytes:
-        return [_bounded(asked, as_plan(asked, NAME), int(step.at_ns[-1]), bound_ns)]
-    trials = sorted(_first_trials(pool), key=lambda trial: trial.cost)
-    if not trials:
-        trials = [_least(pool)]
-    best = refined(pool, trials[0], bound_ns, bound_ns + int(GAP_SHARE * step.at_ns[-1]), share)
-    plans = [_bounded(asked, trial.plan(NAME), trial.cost[0], bound_ns) for trial in (best, *trials)]
-    return [replace(made, budget_bytes=asked.budget_bytes) for made in plans]
-
-
-def _least(pool: Pool) -> Trial:
+def _least(pools: list[Pool]) -> tuple[Trial, Pool]:
     """Swap all that may be, beside all recomputes of one kind or none: what needs the fewest bytes, whatever it costs.
 
     Raises:
         Infeasible: even that is above the budget.
     """
-    bases = [pool.basis(agreeing(recipes)) for recipes in ((), *families(pool.options))]
-    least = min(bases, key=lambda basis: peak_of(basis.asked.step, basis.on_demand(basis.n)))
+    bases = [(pool.basis(agreeing(recipes)), pool) for pool in pools for recipes in ((), *families(pool.options))]
+    least, pool = min(bases, key=lambda each: peak_of(each[0].asked.step, each[0].on_demand(each[0].n)))
     if not least.fits(least.n):
         raise infeasible(pool.problem, NAME, pool.n, least.on_demand(least.n) if least.options else None)
-    return arranged(least, least.n)
+    return arranged(least, least.n), pool
 
 
 def _bounded(problem: Problem, made: Plan, step_ns: int, bound_ns: int) -> Plan:
     bound = Bound(machine=problem.machine.name, step_ns=step_ns, lower_bound_ns=min(step_ns, bound_ns))
-    return replace(made, bound=bound)
+    return replace(made, bound=bound, budget_bytes=problem.budget_bytes)
 
 
 def _bound_ns(problem: Problem, n: Ints) -> int:
@@ -157,6 +171,8 @@ def _choice(
 ) -> Choice:
     """What the pipe program makes of a budget."""
     step, swaps = problem.step, swaps_on_offer(problem.step, n, early)
+    if not len(step.ticks):
+        return NOTHING_SAVED
     offer = Offer(
         step=step,
         swaps=swaps,
@@ -178,8 +194,11 @@ def _pipe(problem: Problem, n: Ints) -> Pipe:
 
 
 def _first_trials(pool: Pool) -> Iterator[Trial]:
-    """The other planners' plans, and the program's choices, without recomputes and with them."""
+    """The other planners' plans, and the program's choices, without recomputes and with them; or to keep everything."""
     problem, plain = pool.problem, pool.basis(())
+    if int(problem.step.level.max()) <= problem.budget_bytes:
+        yield tried(plain, moves_on_demand(problem.step, pool.n[:0]))
+        return
     if plain.fits(pool.n):
         for planner in (swap_greedy, swap_all):
             yield tried(plain, moves_of_plan(problem.step, planner(problem)))

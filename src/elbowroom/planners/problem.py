@@ -12,7 +12,7 @@ from elbowroom.lanes import Play, play
 from elbowroom.lifetimes import Ints, LastStep, listed, why_kept
 from elbowroom.machine import Machine, TierName
 from elbowroom.moves import Moves, moves_of, need, tier_peak
-from elbowroom.plan import Plan, Recompute, Swap
+from elbowroom.plan import Algorithm, Plan, Recompute, Swap
 from elbowroom.rebuilds import Rebuild
 
 Means = Literal["swap", "recompute", "state", "algorithm"]
@@ -47,6 +47,7 @@ class Problem:
         allow: the means a plan may use: swaps of saved storages, recomputes, swaps of optimizer states and gradients,
             other algorithms. A planner uses those of them that it knows.
         time_limit_s: a planner that searches stops then with the best plan it has.
+        algorithms: decided already: `step` is as they make it.
     """
 
     step: LastStep
@@ -58,6 +59,7 @@ class Problem:
     tiers: Mapping[str, int] = field(default_factory=dict[str, int])
     allow: tuple[Means, ...] = MEANS
     time_limit_s: float = 60.0
+    algorithms: tuple[Algorithm, ...] = ()
 
 
 Planner = Callable[[Problem], Plan]
@@ -114,6 +116,7 @@ def as_plan(problem: Problem, planner: str, moves: Moves | None = None) -> Plan:
         budget_bytes=problem.budget_bytes,
         swaps=tuple(swaps),
         recomputes=tuple(recompute_of(step, rebuild) for rebuild in moves.rebuilds) if moves is not None else (),
+        algorithms=problem.algorithms,
     )
 
 

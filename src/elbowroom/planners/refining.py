@@ -12,14 +12,15 @@ about EFFORT / n of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, combinations, islice, product
 
 import numpy as np
 
 from elbowroom.lifetimes import Ints, LastStep, listed
 from elbowroom.moves import need
-from elbowroom.planners.basis import Basis, agreeing, basis_of
+from elbowroom.plan import Recompute
+from elbowroom.planners.basis import Basis, agreeing, basis_of, families
 from elbowroom.planners.covering import candidates, cover
 from elbowroom.planners.problem import Problem
 from elbowroom.planners.trying import Trial, arranged, tried, waited_for, without
@@ -46,6 +47,15 @@ class Pool:
         """The basis of some of the recomputes."""
         return basis_of(self.problem, self.n, options)
 
+    def within(self, budget_bytes: int) -> Pool:
+        """The same for another budget."""
+        return replace(self, problem=replace(self.problem, budget_bytes=budget_bytes))
+
+    def like(self, used: set[Recompute]) -> Pool:
+        """The same with the family of recomputes that has most of those used alone."""
+        alike = max(families(self.options), key=lambda them: sum(o.recompute in used for o in them), default=())
+        return replace(self, options=alike)
+
 
 def refined(pool: Pool, best: Trial, bound_ns: int, enough_ns: int, share: int) -> Trial:
     """Improve on a trial.
@@ -58,8 +68,8 @@ def refined(pool: Pool, best: Trial, bound_ns: int, enough_ns: int, share: int) 
         share: the effort is divided by it.
     """
     if choice_count(pool) <= EVERY:
-        return _best_of_all(pool, best, bound_ns)
-    left = max(FEWEST_TRIALS, min(MOST_TRIALS, EFFORT // max(1, len(pool.n))) // share)
+        return best_of_all(pool, best, bound_ns)
+    left = trial_count(pool, share)
     while left > 0 and best.cost[0] > enough_ns:
         found = best
         for trial in islice(_neighbours(pool, best), left):
@@ -71,6 +81,11 @@ def refined(pool: Pool, best: Trial, bound_ns: int, enough_ns: int, share: int) 
             break
         best = found
     return best
+
+
+def trial_count(pool: Pool, share: int) -> int:
+    """How many trials are about worth it."""
+    return max(FEWEST_TRIALS, min(MOST_TRIALS, EFFORT // max(1, len(pool.n))) // share)
 
 
 def ticks_for(step: LastStep, n: int) -> Ints:
@@ -90,8 +105,8 @@ def choice_count(pool: Pool) -> int:
     return count
 
 
-def _best_of_all(pool: Pool, best: Trial, bound_ns: int) -> Trial:
-    """Play every choice that meets the budgets."""
+def best_of_all(pool: Pool, best: Trial, bound_ns: int) -> Trial:
+    """Play every choice that meets the budgets; the fastest, or the trial given where none is faster."""
     sets = chain.from_iterable(combinations(pool.options, k) for k in range(len(pool.options) + 1))
     for options in sets:
         if len(agreeing(options)) == len(options):
@@ -171,7 +186,7 @@ def _other_recomputes(pool: Pool, best: Trial, worst: list[int]) -> Iterator[Tri
         *((option, *chosen) for option in more if not storages.intersection(option.recompute.storages)),
     )
     for options in changed:
-        trial = _covered(pool.basis(agreeing(options)), best.moves.n)
+        trial = covered(pool.basis(agreeing(options)), best.moves.n)
         if trial is not None:
             yield trial
 
@@ -181,7 +196,7 @@ def _price(option: Option) -> float:
     return option.duration_ns / max(1, option.saved_bytes)
 
 
-def _covered(basis: Basis, preferred: Ints) -> Trial | None:
+def covered(basis: Basis, preferred: Ints) -> Trial | None:
     """Swap what brings a basis within the budget, preferred saves first; None where nothing does."""
     among = candidates(basis.problem, basis.n)
     n = cover(basis.problem, among, np.lexsort((among.n, np.isin(among.n, preferred, invert=True))))

@@ -75,8 +75,7 @@ def vdnn(
             last = following
     else:
         last = _trial(problem, policy, _best(problem, smallest=algorithms == "m"))
-    chosen = tuple(Algorithm(op=op, choice=last.algorithms[op].name) for op in sorted(last.algorithms))
-    return replace(fitting(last.problem, NAME, last.moves), algorithms=chosen)
+    return fitting(last.problem, NAME, last.moves)
 
 
 def _dynamic(problem: Problem) -> Iterator[Trial]:
@@ -124,8 +123,8 @@ def _by_time(choice: Choice) -> tuple[int, int]:
 
 
 def _trial(problem: Problem, layers: Layers, algorithms: dict[int, Choice]) -> Trial:
-    named = [Algorithm(op=op, choice=choice.name) for op, choice in algorithms.items()]
-    asked = replace(problem, step=with_algorithms(problem.step, named))
+    named = tuple(Algorithm(op=op, choice=algorithms[op].name) for op in sorted(algorithms))
+    asked = replace(problem, step=with_algorithms(problem.step, named), algorithms=named)
     none = np.zeros(0, np.int64)
     moves = moves_of(asked.step, none, none) if layers == "none" else _moves(asked, only_convolutions=layers == "conv")
     return Trial(asked, algorithms, moves, need(asked.step, moves))
