@@ -1,8 +1,8 @@
 """How good plans of `optimal` are and how long they take: `python -m benchmarks.planning.optimal TRACE.json ...`.
 
 Each trace is a file that `er.capture(...).save` wrote. Allocated bytes are planned for (allocator "exact"), at shares
-of what keeping everything takes, with swaps alone, with recomputes too, and with algorithms. Everything here is simulated. Seconds are
-processor time of one core, so other load on the computer hardly counts.
+of what keeping everything takes, with swaps alone, with recomputes too, and with more means. Everything here is
+simulated. Seconds are processor time of one core, so other load on the computer hardly counts.
 """
 
 from __future__ import annotations
