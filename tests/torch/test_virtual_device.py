@@ -90,31 +90,6 @@ def test_what_tells_gpus_with_the_same_kernels_apart_is_noted_when_it_is_asked_f
         assert device.ledger.asked == {"name", "memory"}
 
 
-@pytest.mark.parametrize("bag", [False, True])
-def test_sparse_gradients_are_taken_for_dense_ones_with_a_remark(bag: bool) -> None:
-    # given an embedding of 1000 rows of 64 floats with sparse gradients, in one optimizer for such and one for all
-    for kind in (torch.optim.SparseAdam, torch.optim.SGD):
-
-        def setup(kind: Any = kind) -> Callable[[], None]:
-            table: Any = (nn.EmbeddingBag if bag else nn.Embedding)(1000, 64, sparse=True).cuda()
-            optimizer = kind(table.parameters(), lr=0.1)
-
-            def step() -> None:
-                optimizer.zero_grad()
-                table(torch.zeros(8, 4, dtype=torch.int64, device="cuda")).sum().backward()
-                optimizer.step()
-
-            return step
-
-        # when it is captured
-        trace = capture(setup, machine=H100, steps=2)
-
-        # then the gradient is as large as the table, 4 * 64 * 1000 bytes, and that is said, once a step
-        assert {each.size_bytes for each in trace.storages if each.category == "gradient"} == {256_000}
-        told = {each.name: each.count for each in trace.remarks if each.kind == "unsupported"}
-        assert told == {"sparse gradients (estimated as dense ones, which need more)": 2}
-
-
 @pytest.mark.parametrize("way", ["function", "decorator", "method"])
 def test_torch_compile_is_left_out_with_a_remark(way: str) -> None:
     # given a step whose model is compiled in one of three ways
@@ -171,7 +146,8 @@ def test_values_read_back_are_plausible_and_remarked() -> None:
 
     assert said == (0.0, "0.00", True, False)
     assert host.device.type == "cpu"
-    assert on.ledger.remarks == {("assumed_value", "aten.item"): 4, ("assumed_value", "aten._to_copy"): 1}
+    assumed = {name: count for (kind, name), count in on.ledger.remarks.items() if kind == "assumed_value"}
+    assert assumed == {"aten.item": 4, "aten._to_copy": 1}
 
 
 def test_a_linear_step_allocates_what_the_cuda_build_does() -> None:

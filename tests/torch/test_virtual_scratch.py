@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from elbowroom.capture.virtual import VirtualDevice
 from elbowroom.capture.virtual.reductions import Scratch, scratch
 from elbowroom.capture.virtual.sorting_scratch import pairs_bytes
+from elbowroom.capture.virtual.sparse import SAID
 from elbowroom.machine import Machine, Tier
 
 H100 = Machine(
@@ -215,3 +216,50 @@ def test_a_gru_cell_keeps_five_of_its_states_and_sums_the_gates_of_its_biases() 
     second = found.index(f"a{gates}", first + 5)
     sums = f"a{bias} a12582912 a12 f12 f12582912"
     assert " ".join(found[second : second + 13]) == f"a{gates} a{gates} a{state} {sums} {sums}"
+
+
+LOOKUPS, ROW = 32, 64 * 4
+VALUES, PLACES = LOOKUPS * ROW, LOOKUPS * 8
+
+
+def sparse_step(kind: type[nn.Module], optimizer: type[torch.optim.Optimizer]) -> tuple[str, VirtualDevice]:
+    """The second step of a table of 1000 rows of 64 floats, of which 8 bags of 4 are looked up."""
+    with VirtualDevice(H100, None) as device:
+        made: Any = kind
+        table = made(1000, 64, sparse=True).cuda()
+        used = optimizer(table.parameters(), lr=0.1)  # pyright: ignore[reportCallIssue]
+        first = 0
+        for _ in range(2):
+            first = len(device.ledger.events)
+            used.zero_grad()
+            table(torch.zeros(8, 4, dtype=torch.int64, device="cuda")).sum().backward()
+            used.step()
+        found = [f"{'a' if size > 0 else 'f'}{abs(size)}" for _, _, size in device.ledger.events[first:]]
+    return " ".join(found), device
+
+
+def test_sparse_gradients_are_the_rows_that_were_looked_up() -> None:
+    # given two layers with sparse gradients under SGD: 32 rows of 256 bytes and their 32 places of 8
+    plain, _ = sparse_step(nn.Embedding, torch.optim.SGD)
+    bags, device = sparse_step(nn.EmbeddingBag, torch.optim.SGD)
+
+    # then the CUDA build's events (rig): the last gradient goes, forward and loss, and the rows of an expanded gradient
+    # are copied; of bags they are not, and the mean over a bag divides by its size
+    assert (VALUES, PLACES) == (8192, 256)
+    assert plain == "f8192 f256 a256 a8192 a4 f8192 a4 a8192 a256 f256 f4 f4"
+    assert bags == ("f8192 f256 a256 a64 a64 a256 a2048 a4 f2048 a4 a8192 a32 a32 a128 f32 f32 f128 f64 f256 f64 f4 f4")
+    assert not [kind for kind, _ in device.ledger.remarks if kind == "unsupported"]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("optimizer", [torch.optim.SparseAdam, torch.optim.Adagrad])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_optimizers_work_on_rows_and_say_that_they_coalesce(
+    kind: type[nn.Module], optimizer: type[torch.optim.Optimizer]
+) -> None:
+    found, device = sparse_step(kind, optimizer)
+
+    # then nothing in the step is as large as the table, 1000 rows of 256 bytes, and coalescing is said once a step
+    assert max(int(each[1:]) for each in found.split()) == VALUES
+    told = {name: count for (what, name), count in device.ledger.remarks.items() if what == "unsupported"}
+    assert told == {SAID: 2}

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, final
 import torch
 
 from elbowroom.capture.drafts import SaveDraft
+from elbowroom.capture.virtual import sparse
 from elbowroom.runtime._torch_compat import storage_key
 from elbowroom.trace import Category, Phase, RemarkKind
 
@@ -86,9 +87,10 @@ class Ledger:
         self._live: dict[int, _Watch] = {}
 
     def alloc(self, tensor: torch.Tensor, category: Category = "temporary") -> int | None:
-        """Note the storage of a new tensor; nothing where it is known already or empty."""
+        """Note the storage of a new tensor, both of a sparse one; nothing where it is known already or empty."""
         if tensor.layout is not torch.strided:
-            self.remark("unsupported", "sparse tensor")
+            for part in sparse.parts_of(tensor):
+                self.alloc(part, category)
             return None
         storage = tensor.untyped_storage()
         key = storage_key(storage)
@@ -139,9 +141,10 @@ class Ledger:
     def classify(self, category: Category, tensors: Iterable[torch.Tensor]) -> None:
         """Say what storages are for."""
         for tensor in tensors:
-            number = self.number_of(tensor)
-            if number is not None:
-                self.storages[number].category = category
+            for part in (tensor,) if tensor.layout is torch.strided else sparse.parts_of(tensor):
+                number = self.number_of(part)
+                if number is not None:
+                    self.storages[number].category = category
 
     def remark(self, kind: RemarkKind, name: str) -> None:
         """Count something that is not known or was assumed."""

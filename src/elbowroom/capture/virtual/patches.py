@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.capture.virtual import generators, sparse
+from elbowroom.capture.virtual import generators
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.settings import Settings
 from elbowroom.capture.virtual.tensor import CUDA, VirtualTensor
@@ -299,6 +299,6 @@ def changes(settings: Settings, ledger: Ledger) -> list[Change]:
     found.append((rnn, "get_cudnn_mode", modes.__getitem__))
     found.append((torch, "compile", _uncompiled(ledger)))
     found.append((torch, "_use_cudnn_rnn_flatten_weight", _say(True)))
-    found += [*sparse.changes(ledger), *generators.changes()]
+    found += generators.changes()
     found += subclass_changes(VirtualTensor, _grouped)
     return found

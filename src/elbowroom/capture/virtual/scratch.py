@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from elbowroom.capture.virtual import attention_scratch, layer_scratch, recurrent, reductions, sorting_scratch
+from elbowroom.capture.virtual import attention_scratch, layer_scratch, recurrent, reductions, sorting_scratch, sparse
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.reductions import partial_bytes
 from elbowroom.capture.virtual.settings import ConvolutionCall, Settings
@@ -114,6 +114,10 @@ class Call:
             self._mode.made_once.add(name)
             self.drop(self.temp(first_bytes))
             self._mode.ledger.scratch(kept_bytes, "workspace")
+
+    def unsupported(self, what: str) -> None:
+        """Say that this is not, or not wholly, followed."""
+        self._mode.ledger.remark("unsupported", what)
 
     def blas(self) -> None:
         """The op uses cuBLAS."""
@@ -311,4 +315,5 @@ RULES: dict[Any, Rule] = {
     aten._embedding_bag_forward_only.default: _embedding_bag,
     **sorting_scratch.rules(),
     **recurrent.RULES,
+    **sparse.RULES,
 }

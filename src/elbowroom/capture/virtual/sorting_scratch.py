@@ -105,8 +105,13 @@ def embedding_bag_backward(call: Call) -> None:
     grad, indices = call.args[:2]
     composite = call.func is torch.ops.aten._embedding_bag_backward.default
     weights, mode = (call.args[6], call.args[8]) if composite else (call.args[5], call.args[7])
-    if composite and call.args[9]:
-        return  # sparse: rows of the gradient, which the ledger does not follow
+    if composite and call.args[9]:  # sparse: rows of the gradient, and what a mean divides them by
+        call.out(0)
+        if mode == 1:
+            item, bags = grad.element_size(), call.args[4].numel()
+            counts, inverse, each = call.temp(bags * item), call.temp(bags * item), call.temp(indices.numel() * item)
+            call.drop(inverse, counts, each)
+        return
     copy = call.temp(_copy_bytes(grad))
     if mode != 2:
         _sorted_sum(call, grad, indices, weights)

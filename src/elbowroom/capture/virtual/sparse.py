@@ -1,56 +1,85 @@
-"""Sparse gradients, which the virtual device does not have: dense ones stand for them, and a remark says it."""
+"""Sparse gradients: values and their places, as CUDA has them.
+
+How many rows repeat is in the data, which is not there. So adding up those that do (coalesce) leaves as many rows as
+there were, the most that there can be.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elbowroom.capture.virtual.ledger import Ledger
+from elbowroom.capture.virtual.tensor import Inside
+from elbowroom.runtime._torch_compat import node_name
 
-SAID = "sparse gradients (estimated as dense ones, which need more)"
-_SPARSE_OF_EMBEDDING, _SPARSE_OF_BAG = 4, 5
-"""Positions of the argument `sparse`, as torch.nn.functional passes it."""
+if TYPE_CHECKING:
+    from elbowroom.capture.virtual.scratch import Call
 
-
-def changes(ledger: Ledger) -> list[tuple[Any, str, Any]]:
-    """What must be patched in Python."""
-    return [
-        (torch, "embedding", _dense(torch.embedding, _SPARSE_OF_EMBEDDING, ledger)),
-        (torch, "embedding_bag", _dense(torch.embedding_bag, _SPARSE_OF_BAG, ledger)),
-        (torch.optim.SparseAdam, "step", _adam),
-    ]
+aten: Any = torch.ops.aten
+SAID = "coalescing sparse tensors (no row is taken to repeat, and scratch of sorting them is not counted)"
 
 
-def _dense(function: Callable[..., Any], position: int, ledger: Ledger) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        given = list(args)
-        if len(given) > position and given[position]:
-            given[position] = False
-            ledger.remark("unsupported", SAID)
-        if kwargs.pop("sparse", False):
-            ledger.remark("unsupported", SAID)
-        return function(*given, **kwargs)
-
-    return run
+def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and places of a sparse tensor, as meta tensors."""
+    with Inside():
+        return aten._values.default(tensor), aten._indices.default(tensor)
 
 
-@torch.no_grad()
-def _adam(self: Any, closure: Callable[[], Any] | None = None) -> Any:
-    """Adam on dense gradients: its state is SparseAdam's, which is dense on CUDA too (sparse_adam.py)."""
-    loss = None
-    if closure is not None:
-        with torch.enable_grad():
-            loss = closure()
-    for group in self.param_groups:
-        for parameter in (each for each in group["params"] if each.grad is not None):
-            state = self.state[parameter]
-            if not state:
-                state["step"] = 0
-                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-            state["step"] += 1
-            state["exp_avg"].lerp_(parameter.grad, 0.1)
-            state["exp_avg_sq"].mul_(0.999).addcmul_(parameter.grad, parameter.grad, value=0.001)
-            parameter.addcdiv_(state["exp_avg"], state["exp_avg_sq"].sqrt().add_(1e-8), value=-1e-3)
-    return loss
+def _made(like: torch.Tensor, places: torch.Tensor, values: torch.Tensor, coalesced: bool) -> torch.Tensor:
+    given: dict[str, Any] = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": "meta"}
+    dims = like.sparse_dim(), like.dense_dim()
+    return aten._sparse_coo_tensor_with_dims_and_tensors.default(
+        *dims, like.shape, places, values, **given, is_coalesced=coalesced
+    )
+
+
+def _clone(tensor: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+    """Of a sparse tensor, both parts: its meta kernel gives one of no rows.
+
+    The engine copies a first gradient only where its rows are not dense (accumulate_grad.h), but for tensors
+    of a subclass.
+    """
+    if tensor.layout is not torch.sparse_coo:
+        return aten.clone.default(tensor, memory_format=memory_format)
+    values, places = parts_of(tensor)
+    if node_name().endswith("AccumulateGrad") and values.is_contiguous() and places.is_contiguous():
+        return _made(tensor, places, values, tensor.is_coalesced())
+    return _made(tensor, torch.empty_like(places), torch.empty_like(values), tensor.is_coalesced())
+
+
+def _coalesce(tensor: torch.Tensor) -> torch.Tensor:
+    values, places = parts_of(tensor)
+    return _made(tensor, torch.empty_like(places), torch.empty_like(values), coalesced=True)
+
+
+def _mask(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    values, places = parts_of(mask)
+    rows = values.new_empty(values.shape, dtype=tensor.dtype)
+    return _made(mask, torch.empty_like(places), rows, mask.is_coalesced())
+
+
+def _add_(tensor: torch.Tensor, other: Any, *, alpha: Any = 1) -> torch.Tensor:
+    """Rows are added where they belong."""
+    sparse = isinstance(other, torch.Tensor) and other.layout is torch.sparse_coo
+    return tensor if sparse and tensor.layout is torch.strided else aten.add_.Tensor(tensor, other, alpha=alpha)
+
+
+KERNELS: dict[Any, Callable[..., Any]] = {
+    aten.clone.default: _clone,
+    aten.add_.Tensor: _add_,
+    aten._coalesce.default: _coalesce,
+    aten.sparse_mask.default: _mask,
+}
+
+
+def _coalesce_rule(call: Call) -> None:
+    """Positions, their order and where each row begins (SparseCUDATensor.cu; rig)."""
+    call.unsupported(SAID)
+    _, places = parts_of(call.args[0])
+    for _ in range(3):
+        call.temp(places.shape[1] * places.element_size())
+
+
+RULES: dict[Any, Callable[[Call], None]] = {aten._coalesce.default: _coalesce_rule}
