@@ -288,7 +288,7 @@ class _Walk:
         queues = tuple(tuple((move, max(0, at - now)) for at, move in links.live(lane)) for lane in range(3))
         out = tuple(max(0, times[1] - now) if (times := links.times[OUT][i]) else LATE for i in self.carried)
         releases = tuple((max(0, at - now), size) for at, size in sorted(links.releases) if at > now)
-        return queues, out, releases, tuple(max(0, free - now) for free in links.free_ns)
+        return queues, out, releases, tuple(max(0, at - now) for at in (*links.free_ns, links.held_at_ns))
 
     def result(self) -> Play:
         """What the last round did, counted from its start."""

@@ -7,7 +7,8 @@ the order they were asked for, copies back in the order they are ready. A copy o
 starts when the host has room for it.
 
 A copy out that is given up before it started is never made; one that had started occupies its lane until its end, for
-nothing. A storage that is wanted back while it waits on the host for its disk write is copied back from there.
+nothing. A storage that is wanted back while it waits on the host for its disk write is copied back from there, unless
+what compute waits for needs its room.
 """
 
 from __future__ import annotations
@@ -48,11 +49,13 @@ class Links:
         self.ready: list[tuple[int, int, int]] = []
         self.asked = 0
         self.latest = [0] * count
-        self.held_bytes = 0
+        self.held_bytes, self.held_at_ns = 0, 0
         self.releases: list[tuple[int, int]] = []
         self.times: list[list[tuple[int, int] | None]] = [[None] * count for _ in range(4)]
         self.stays = [False] * count
         self.skipped: set[int] = set()
+        self.waiting: dict[int, int] = {}
+        """Moves that wait on the host to be asked back, and since when: their disk writes were given up."""
         self.log: list[Copy] = []
         self.staged: list[tuple[int, int]] = []
         """(time, bytes) of what comes to the host to be staged there (> 0), or goes (< 0)."""
@@ -77,13 +80,17 @@ class Links:
         self.stays[move] = out is None or out[1] > now
         if self.times[WRITE][move] is None:
             self.skipped.add(self.latest[move])
-            if out is not None and self.staged_bytes[move] and (self.stays[move] or not wanted):
-                self._release(move, max(now, out[1]))
+            if out is not None and self.staged_bytes[move]:
+                if self.stays[move] or not wanted:
+                    self._release(move, max(now, out[1]))
+                else:
+                    self.waiting[move] = max(now, out[1])
         return self.stays[move]
 
     def back(self, move: int, now: int) -> None:
         """Ask for a storage that has left the device."""
         write = self.times[WRITE][move]
+        self.waiting.pop(move, None)
         if write is not None:
             self._ask(READ, move, max(now, write[1]))
         else:
@@ -131,13 +138,21 @@ class Links:
                 blocked = min(blocked, (at, lane, move))
         if self.ready:
             best = min(best, (max(self.ready[0][0], self.free_ns[BACK]), BACK, self.ready[0][2]))
-        return blocked if forced and best[2] < 0 else best
+        if forced and best[2] < 0:
+            # The host is full of what compute has not come to ask back: the first of it goes on to the disk after all.
+            for move, since_ns in self.waiting.items():
+                return max(since_ns, self.free_ns[WRITE], self.held_at_ns), WRITE, move
+            return blocked
+        return best
 
     def _room_from(self, at: int, size_bytes: int) -> float:
         """From when, at the earliest `at`, the host has room for so many bytes."""
-        if not size_bytes or self.held_bytes + size_bytes <= self.room_bytes:
+        if not size_bytes:
             return at
-        held = self.held_bytes
+        # What is held is known as of the last start; what was given room meanwhile stays given.
+        at, held = max(at, self.held_at_ns), self.held_bytes
+        if held + size_bytes <= self.room_bytes:
+            return at
         for released_ns, released in sorted(self.releases):
             held -= released
             if held + size_bytes <= self.room_bytes:
@@ -151,10 +166,13 @@ class Links:
         self.times[lane][move] = (start, end)
         self.free_ns[lane] = end
         self.log.append(Copy(lane, move, start, end))
+        self.held_at_ns = max(self.held_at_ns, start)
         while self.releases and self.releases[0][0] <= start:
             self.held_bytes -= heapq.heappop(self.releases)[1]
         if lane == BACK:
             heapq.heappop(self.ready)
+        elif lane == WRITE and move in self.waiting:
+            del self.waiting[move]
         else:
             self.queues[lane].popleft()
         size_bytes = self.staged_bytes[move]

@@ -289,3 +289,33 @@ def test_peak_lanes_and_host_hold_at_any_speed(
         assert span.start_ns >= free.get(span.lane, 0)
         free[span.lane] = span.end_ns
     assert line.step_ns == sum(op.duration_ns for op in trace.ops[step.first_op :]) + line.stall_ns
+
+
+def test_a_storage_that_is_asked_for_late_gets_no_room_that_was_given_before() -> None:
+    # given room for 60 on the host besides a state of 30, a gradient of 60 and six saves of 1 that go to the disk;
+    # the first read is asked for at 151 while the gradient takes all the room until it has been written
+    build = Build()
+    for _ in range(6):
+        build.save(build.op(make=1, ns=0))
+    for saved in range(1, 7):
+        build.read(saved - 1)
+    trace = build.trace()
+    first, end = trace.steps[-1]
+    kept = len(trace.storages), len(trace.storages) + 1
+    storages = (
+        *trace.storages,
+        Storage(size_bytes=30, category="optimizer_state"),
+        Storage(size_bytes=60, category="gradient"),
+    )
+    ops = (replace(trace.ops[first], reads=kept), *trace.ops[first + 1 :])
+    there = tuple(Event(-1, storage, storages[storage].size_bytes) for storage in kept)
+    trace = replace(trace, ops=(*trace.ops[:first], *ops), storages=storages, events=(*there, *trace.events))
+    on, step = three_tiers(host=90, disk_ns=1, link_ns=1), last_step(trace)
+    plan = planned(trace)
+    for n, storage in enumerate(step.storage.tolist()):
+        tier: TierName = "host" if storage == kept[0] else "disk"
+        more = planned(trace, *plan.swaps, away(storage, int(step.saved_at[n]) - 1, int(step.first_read[n]), tier))
+        plan = more if passes(trace, more, on) else plan
+
+    # then the host never holds more than it has
+    assert simulate(trace, on, plan).peak_of("host", "allocated") <= 90
