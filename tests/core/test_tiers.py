@@ -300,7 +300,7 @@ def test_a_storage_that_is_asked_for_late_gets_no_room_that_was_given_before() -
     for saved in range(1, 7):
         build.read(saved - 1)
     trace = build.trace()
-    first, end = trace.steps[-1]
+    first = trace.steps[-1].first_op
     kept = len(trace.storages), len(trace.storages) + 1
     storages = (
         *trace.storages,
