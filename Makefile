@@ -8,12 +8,12 @@
 # PYTHON            the interpreter to build the environment with (3.11 or newer)
 # TORCH_CONSTRAINT  a pip constraints file; with a GPU, point it at one that names your CUDA build, or leave it empty
 # PIP_ARGS          further arguments of pip install, for example the index that has your build of torch
-# PYTEST_ARGS       further arguments of pytest
+# PYTEST_ARGS       further arguments of pytest; by default as many processes as there are cores, up to 4
 
 PYTHON ?= python3
 TORCH_CONSTRAINT ?= constraints.txt
 PIP_ARGS ?=
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n auto --maxprocesses 4
 
 BIN := .venv/bin
 STAMP := .venv/installed
