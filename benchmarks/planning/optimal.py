@@ -14,12 +14,14 @@ from pathlib import Path
 
 import elbowroom as er
 from elbowroom.lifetimes import LastStep, last_step
+from elbowroom.planners import MEANS as MEANS_OF_PLANS
 
 SHARES = (0.75, 0.5, 0.25)
 MEANS = {
     "swap": ("swap",),
     "both": ("swap", "recompute"),
     "all three": ("swap", "recompute", "algorithm"),
+    "all": MEANS_OF_PLANS,
 }
 
 

@@ -357,3 +357,17 @@ def test_without_a_lower_tier_recomputing_alone_meets_a_budget() -> None:
         plan(trace, bare, 99, "optimal", min_size_bytes=1)
     assert caught.value.least_feasible_bytes == 100
     assert plan(trace, bare, 100, "optimal", min_size_bytes=1).recomputes
+
+
+def test_what_is_read_back_at_once_is_not_recomputed() -> None:
+    # given a storage that is saved, idle and read at position 1, and 10 bytes more held then than allowed
+    build = Build()
+    first = build.save(build.op(make=10, ns=0))
+    build.phase = "backward"
+    build.read(first)
+    build.op(ns=0, temporary=10)
+
+    # then dropping it gains nothing, as there is no time at which it could be away
+    with pytest.raises(Infeasible) as caught:
+        plan(build.trace(), machine(), 19, "optimal", min_size_bytes=1)
+    assert caught.value.least_feasible_bytes == 20

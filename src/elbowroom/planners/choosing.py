@@ -22,13 +22,14 @@ from math import prod
 
 import numpy as np
 
-from elbowroom.algorithms import with_choices, workspace_of
+from elbowroom.algorithms import with_algorithms, with_choices, workspace_of
 from elbowroom.lifetimes import LastStep
 from elbowroom.moves import need
 from elbowroom.plan import Algorithm
 from elbowroom.planners.basis import basis_of
 from elbowroom.planners.problem import Problem
 from elbowroom.planners.refining import Pool, covered
+from elbowroom.planners.states import again
 from elbowroom.planners.trying import Trial, tried
 from elbowroom.trace import Choice
 
@@ -86,6 +87,12 @@ def frugal(problem: Problem) -> Problem:
     return choosing(problem, chosen)
 
 
+def with_algorithms_of(problem: Problem, other: Problem) -> Problem:
+    """A problem, nothing of which is decided, with the algorithms of another."""
+    named = other.algorithms
+    return replace(problem, step=with_algorithms(problem.step, named), algorithms=named)
+
+
 def every(problem: Problem) -> Iterator[Problem]:
     """The problem with each combination of algorithms."""
     on_offer = offered(problem)
@@ -98,29 +105,7 @@ def every_count(problem: Problem) -> int:
     return prod(len(choices) for choices in offered(problem).values())
 
 
-def exchanged(problem: Problem, pool: Pool, best: Trial, enough_ns: int, left: int) -> Trial:
-    """Exchange single algorithms of a trial for as long as that makes the step faster.
-
-    Args:
-        problem: nothing of it is decided.
-        pool: swaps and recomputes to choose from.
-        best: where to begin.
-        enough_ns: it stops at a step so fast.
-        left: how many trials may be played.
-    """
-    found: Trial | None = best
-    while found is not None and left > 0 and best.cost[0] > enough_ns:
-        best, found = found, None
-        for trial in _neighbours(problem, pool, best):
-            left -= 1
-            if trial.cost < best.cost:
-                found = trial
-            if found is not None or left <= 0:
-                break
-    return found or best
-
-
-def _neighbours(problem: Problem, pool: Pool, best: Trial) -> Iterator[Trial]:
+def choices_near(problem: Problem, pool: Pool, best: Trial) -> Iterator[Trial]:
     """Trials with one algorithm changed: those that gain most time first, then those that give most room."""
     named = {algorithm.op: algorithm.choice for algorithm in best.basis.asked.algorithms}
     on_offer = offered(problem)
@@ -131,7 +116,7 @@ def _neighbours(problem: Problem, pool: Pool, best: Trial) -> Iterator[Trial]:
     faster.sort(key=lambda each: (each[1].duration_ns - now[each[0]].duration_ns, each[0]))
     smaller.sort(key=lambda each: (each[1].workspace_bytes - now[each[0]].workspace_bytes, each[0]))
     for op, choice in dict.fromkeys((*faster, *smaller)):
-        changed = replace(choosing(problem, {**now, op: choice}), budget_bytes=best.basis.asked.budget_bytes)
+        changed = again(choosing(problem, {**now, op: choice}), best.basis.asked.states)
         basis = basis_of(changed, pool.n, best.basis.options)
         moves = basis.moves(best.moves.n, best.moves.back)
         if int(need(changed.step, moves).max()) <= changed.budget_bytes:

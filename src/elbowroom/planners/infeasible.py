@@ -40,7 +40,7 @@ def infeasible(problem: Problem, planner: str, swapped: Ints | None, moves: Move
     least_moves = moves_on_demand(step, n) if moves is None else moves
     needed = need(step, least_moves)
     least, point = int(needed.max()), peak_point(step, needed)
-    held = _held(step, least_moves, point)
+    held = _held(*problem.whole(least_moves), point)
     by_category: dict[Category, int] = {}
     for storage in held:
         what = step.trace.storages[storage]
@@ -80,7 +80,8 @@ def reserves_more(problem: Problem, planner: str, reserved_bytes: int) -> Infeas
 def _held(step: LastStep, moves: Moves, point: int) -> list[int]:
     """Storages on the device at a point under some swaps."""
     begin, end = step.window(moves.n, moves.back)
-    away = set(step.storage_of(moves.n[(begin <= point) & (point < end)]).tolist())
+    inside = np.where(moves.wraps, (begin <= point) | (point < end), (begin <= point) & (point < end))
+    away = set(step.storage_of(moves.n[inside]).tolist())
     for rebuild in moves.rebuilds:
         away |= set(step.storage_of(rebuild.n[(rebuild.begin <= point) & (point < rebuild.end)]).tolist())
     return [storage for storage in allocated_at(step, point).tolist() if storage not in away]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from math import ceil
 from typing import final
@@ -21,11 +22,20 @@ from typing import final
 import numpy as np
 
 from elbowroom.lanes import copy_ns, link_to
-from elbowroom.lifetimes import Ints, listed
+from elbowroom.lifetimes import Ints, LastStep, listed
 from elbowroom.moves import moves_of_plan
 from elbowroom.plan import Bound, Plan
 from elbowroom.planners.basis import Basis, agreeing, families, needed_by
-from elbowroom.planners.choosing import every, every_count, exchanged, fastest, frugal, optimistic, smallest
+from elbowroom.planners.choosing import (
+    choices_near,
+    every,
+    every_count,
+    fastest,
+    frugal,
+    optimistic,
+    smallest,
+    with_algorithms_of,
+)
 from elbowroom.planners.confirming import ROUNDS, within_reserved
 from elbowroom.planners.covering import candidates, cover
 from elbowroom.planners.flow import NOTHING_SAVED, Choice, Effort, Offer, Pipe, choose, marks_of, swaps_on_offer
@@ -33,7 +43,8 @@ from elbowroom.planners.flow_recomputes import Recomputes, makers_on_offer, opti
 from elbowroom.planners.infeasible import infeasible
 from elbowroom.planners.milp import Reals
 from elbowroom.planners.problem import Problem, as_plan, movable, moves_on_demand, peak_of
-from elbowroom.planners.refining import EVERY, Pool, best_of_all, choice_count, refined, trial_count
+from elbowroom.planners.refining import EVERY, Pool, best_of_all, choice_count, exchanged, refined, trial_count
+from elbowroom.planners.states import all_away, for_free, sets_of, states_near
 from elbowroom.planners.swap_all import swap_all
 from elbowroom.planners.swap_greedy import swap_greedy
 from elbowroom.planners.trying import Trial, arranged, tried
@@ -57,6 +68,8 @@ FEWEST_BLOCKS = 4
 """Blocks of recomputes of one size are tried where there are so many of them."""
 MOST_RECIPES = 2000
 """So many recomputes are looked at, those that save most bytes: a program with more takes minutes."""
+MOST_BESIDE_STATES = 1000
+"""Beside more saves, states are moved only where nothing else meets the budget, or in exchanges."""
 MOST_OPTIONS = 500
 """So few recomputes are tried all together too."""
 
@@ -68,7 +81,7 @@ def optimal(problem: Problem) -> Plan:
         Infeasible: no plan that was found meets the budget.
     """
     caching = problem.machine.allocator != "exact"
-    ideal = optimistic(problem)
+    ideal = for_free(optimistic(problem))
     ideal_ns = int(ideal.step.at_ns[-1])
     for way in (problem, fastest(problem)):
         kept, step = as_plan(way, NAME), way.step
@@ -77,7 +90,7 @@ def optimal(problem: Problem) -> Plan:
             return _bounded(problem, kept, ideal_ns, ideal_ns)
     search = _Search(problem, ideal_ns + _bound_ns(ideal, movable(ideal)), ROUNDS if caching else 1)
     if caching:
-        least = smallest(problem)
+        least = all_away(smallest(problem))
         least_bytes = peak_of(least.step, moves_on_demand(least.step, movable(least)))
         return within_reserved(problem, NAME, least_bytes, search)
     return search(problem)[0]
@@ -92,6 +105,8 @@ class _Search:
         ways = {way.algorithms: way for way in (fastest(problem), frugal(problem), *kept)}
         self._asked = problem
         self._pools = [_pool(way) for way in ways.values()]
+        if len(self._pools[0].n) <= MOST_BESIDE_STATES:
+            self._pools += [_pool(way) for way in sets_of(frugal(problem))]
         self._bound_ns = bound_ns
         self._share = share
         self._is_first = True
@@ -110,24 +125,33 @@ class _Search:
     def _trials(self, less: Problem, pools: list[Pool]) -> list[Trial]:
         """The best found, and those that it came from, the fastest first."""
         found = [(trial, pool) for pool in pools for trial in _first_trials(pool)]
-        found = found or [_least([*pools, _pool(smallest(less))])]
+        found = found or [_least([*pools, _pool(all_away(smallest(less)))])]
         found.sort(key=lambda each: each[0].cost)
         best, pool = found[0]
         enough_ns = self._bound_ns + int(GAP_SHARE * self._asked.step.at_ns[-1])
-        best = refined(pool, best, self._bound_ns, enough_ns, self._share)
+        best, left = refined(pool, best, self._bound_ns, enough_ns, self._share), trial_count(pool, self._share)
         if 1 < every_count(less) * choice_count(pool) <= EVERY:
             for way in every(less):
                 best = best_of_all(_pool(way), best, self._bound_ns)
-        else:
-            best = exchanged(less, pool, best, enough_ns, trial_count(pool, self._share))
+        best = exchanged(partial(choices_near, less, pool), best, enough_ns, left)
+        if "state" in less.allow:
+            undecided = with_algorithms_of(less, best.basis.asked)
+            best = exchanged(partial(states_near, undecided, pool), best, enough_ns, left)
         return [best, *(trial for trial, _ in found)]
 
 
 def _pool(problem: Problem) -> Pool:
     """What there is to choose from, once algorithms are chosen."""
     recipes = options(problem.step, max(1, problem.min_size_bytes)) if "recompute" in problem.allow else ()
+    window_of = problem.step.window_of
+    recipes = [o for o in recipes if all(_is_idle_before(problem.step, window_of[s], o) for s in o.recompute.storages)]
     recipes = tuple(sorted(recipes, key=lambda option: -option.saved_bytes)[:MOST_RECIPES])
     return Pool(problem=problem, n=movable(problem), options=recipes)
+
+
+def _is_idle_before(step: LastStep, n: int, option: Option) -> bool:
+    """Whether a save is away for a time when a recipe rebuilds it; one that is read back at once is not."""
+    return int(step.idle_from[n]) < option.recompute.before_op
 
 
 def _reserved(problem: Problem, made: Plan) -> int:
@@ -201,7 +225,7 @@ def _first_trials(pool: Pool) -> Iterator[Trial]:
         return
     if plain.fits(pool.n):
         for planner in (swap_greedy, swap_all):
-            yield tried(plain, moves_of_plan(problem.step, planner(problem)))
+            yield tried(plain, moves_of_plan(problem.step, planner(replace(problem, states=None))))
     for margin in MARGINS[:2]:
         yield from _of_program(pool, (), margin)
     if pool.options:

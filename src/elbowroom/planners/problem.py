@@ -33,6 +33,19 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class States:
+    """Swaps of optimizer states and gradients that are decided already.
+
+    Attributes:
+        step: the step with all of them on the device.
+        moves: the swaps.
+    """
+
+    step: LastStep
+    moves: Moves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
     """What a planner is asked.
 
@@ -48,6 +61,7 @@ class Problem:
             other algorithms. A planner uses those of them that it knows.
         time_limit_s: a planner that searches stops then with the best plan it has.
         algorithms: decided already: `step` is as they make it.
+        states: decided already: `step` has their bytes away, and `tier_bytes` is what they leave.
     """
 
     step: LastStep
@@ -60,6 +74,15 @@ class Problem:
     allow: tuple[Means, ...] = MEANS
     time_limit_s: float = 60.0
     algorithms: tuple[Algorithm, ...] = ()
+    states: States | None = None
+
+    def whole(self, moves: Moves) -> tuple[LastStep, Moves]:
+        """The step that is played, and moves with the swaps decided already."""
+        if self.states is None:
+            return self.step, moves
+        step, decided = self.states.step, self.states.moves
+        n, back = np.concatenate([decided.n, moves.n]), np.concatenate([decided.back, moves.back])
+        return step, moves_of(step, n, back, rebuilds=moves.rebuilds)
 
 
 Planner = Callable[[Problem], Plan]
@@ -93,8 +116,9 @@ def moves_on_demand(step: LastStep, n: Ints) -> Moves:
 
 def moving(problem: Problem, moves: Moves, machine: Machine | None = None) -> Play:
     """Play moves on the problem's machine, or on another one."""
-    tiers: list[TierName] = [problem.tier] * len(moves.n) if problem.tier else []
-    return play(problem.step, moves, machine or problem.machine, tiers)
+    step, whole = problem.whole(moves)
+    tiers: list[TierName] = [problem.tier] * len(whole.n) if problem.tier else []
+    return play(step, whole, machine or problem.machine, tiers)
 
 
 def peak_of(step: LastStep, moves: Moves) -> int:
@@ -105,11 +129,12 @@ def peak_of(step: LastStep, moves: Moves) -> int:
 def as_plan(problem: Problem, planner: str, moves: Moves | None = None) -> Plan:
     """Write moves down as a plan; None keeps everything."""
     step, swaps = problem.step, list[Swap]()
-    if moves is not None and problem.tier is not None:
-        for n, back in zip(listed(moves.n), listed(moves.back), strict=True):
-            save = step.saves[n]
-            out = save.saved_at - 1
-            swaps.append(Swap(storage=save.storage, tier=problem.tier, out_after_op=out, back_before_op=back))
+    if problem.tier is not None and (moves is not None or problem.states is not None):
+        none = np.zeros(0, np.int64)
+        _, whole = problem.whole(moves_of(step, none, none) if moves is None else moves)
+        columns = (step.storage_of(whole.n), step.saved_at[whole.n] - 1, whole.back)
+        for storage, out, back in zip(*map(listed, columns), strict=True):
+            swaps.append(Swap(storage=storage, tier=problem.tier, out_after_op=out, back_before_op=back))
     return Plan(
         trace_id=step.trace.id,
         planner=planner,

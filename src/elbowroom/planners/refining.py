@@ -11,7 +11,7 @@ about EFFORT / n of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, islice, product
 
@@ -86,6 +86,26 @@ def refined(pool: Pool, best: Trial, bound_ns: int, enough_ns: int, share: int) 
 def trial_count(pool: Pool, share: int) -> int:
     """How many trials are about worth it."""
     return max(FEWEST_TRIALS, min(MOST_TRIALS, EFFORT // max(1, len(pool.n))) // share)
+
+
+def exchanged(near: Callable[[Trial], Iterator[Trial]], best: Trial, enough_ns: int, left: int) -> Trial:
+    """Go from trial to trial for as long as that makes the step faster.
+
+    Args:
+        near: trials that differ in one thing, those that look best first.
+        best: where to begin.
+        enough_ns: it stops at a step so fast.
+        left: how many trials may be played.
+    """
+    found: Trial | None = best
+    while found is not None and left > 0 and found.cost[0] > enough_ns:
+        best, found = found, None
+        for trial in islice(near(best), left):
+            left -= 1
+            if trial.cost < best.cost:
+                found = trial
+                break
+    return found or best
 
 
 def ticks_for(step: LastStep, n: int) -> Ints:

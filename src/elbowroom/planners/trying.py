@@ -24,12 +24,14 @@ class Trial:
     Attributes:
         basis: the recomputes.
         moves: the swaps beside them.
-        done: their play.
+        played: the same with those of states that are decided.
+        done: the play of these.
         cost: (simulated step_ns, bytes moved); the least wins.
     """
 
     basis: Basis
     moves: Moves
+    played: Moves
     done: Play
     cost: tuple[int, int]
 
@@ -43,8 +45,9 @@ def tried(basis: Basis, moves: Moves) -> Trial:
     """Play moves as they are, beside the recomputes."""
     moves = basis.moves(moves.n, moves.back)
     done = moving(basis.asked, moves)
-    moved = int(moves.size[done.out_start_ns != NEVER].sum() + moves.size[done.back_start_ns != NEVER].sum())
-    return Trial(basis=basis, moves=moves, done=done, cost=(done.step_ns, moved))
+    _, played = basis.asked.whole(moves)
+    moved = int(played.size[done.out_start_ns != NEVER].sum() + played.size[done.back_start_ns != NEVER].sum())
+    return Trial(basis=basis, moves=moves, played=played, done=done, cost=(done.step_ns, moved))
 
 
 def arranged(basis: Basis, n: Ints) -> Trial:
@@ -64,7 +67,8 @@ def waited_for(trial: Trial) -> list[int]:
     waited: dict[int, int] = {}
     for stall in trial.done.stalls:
         waited[stall.move] = waited.get(stall.move, 0) + stall.end_ns - stall.start_ns
-    return [int(trial.moves.n[i]) for i in sorted(waited, key=lambda i: (-waited[i], i))]
+    ordered = [int(trial.played.n[i]) for i in sorted(waited, key=lambda i: (-waited[i], i))]
+    return [n for n in ordered if n < len(trial.basis.asked.step.saves)]
 
 
 def without(n: Ints, *saves: int) -> Ints:
