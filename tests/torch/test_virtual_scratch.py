@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from elbowroom.capture.virtual import VirtualDevice
 from elbowroom.capture.virtual.reductions import Scratch, scratch
-from elbowroom.capture.virtual.sorting_scratch import pairs_bytes
+from elbowroom.capture.virtual.sorting_scratch import SUM_TILE, pairs_bytes, scan_bytes, unique_tile
 from elbowroom.capture.virtual.sparse import SAID
 from elbowroom.machine import Machine, Tier
 
@@ -99,6 +99,23 @@ def test_a_sort_has_smaller_tiles_before_capability_90(capability: int, expected
     # given 4096 keys of 8 bytes and 10 bits: 2 * 8 * 4096 + 2 passes * 2048 + 511, and 1024 for each tile of 4608 keys
     # on 9.0 (one tile) or of 3840 before (two); the larger figure is in a trace of a real GPU of capability 8.x too
     assert pairs_bytes(4096, 8, 10, capability) == expected
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [
+        (80, [1_279, 2_047, 5_631, 9_983]),  # tiles of 1792: 12, 56, 280, 559
+        (86, [2_047, 6_143, 26_111, 51_199]),  # of 320: 63, 313, 1563, 3125
+        (90, [1_279, 1_535, 2_815, 4_607]),  # of 4608: 5, 22, 109, 218
+    ],
+)
+def test_unique_keys_need_state_for_each_tile_as_was_seen(capability: int, expected: list[int]) -> None:
+    # given 16 bytes for each tile and for 32 more, to a multiple of 256, and 511
+    counts = (20_000, 100_000, 500_000, 1_000_000)
+    assert [scan_bytes(count, unique_tile(capability)) for count in counts] == expected
+
+    # and of an exclusive sum on all three, tiles of 896: 23, 112, 559, 1117
+    assert [scan_bytes(count, SUM_TILE) for count in counts] == [1_535, 2_815, 9_983, 18_943]
 
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[Callable[[], torch.Tensor], ...], str]] = {
