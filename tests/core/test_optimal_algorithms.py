@@ -15,10 +15,12 @@ from elbowroom.errors import Infeasible, InvalidPlan
 from elbowroom.lifetimes import last_step
 from elbowroom.machine import Machine
 from elbowroom.plan import Algorithm, Plan, Swap
-from elbowroom.planners import check, plan
+from elbowroom.planners import PLANNERS, check, plan
 from elbowroom.planners.choosing import every, frugal, optimistic
+from elbowroom.planners.optimal import optimal
 from elbowroom.planners.problem import Means, Problem, movable
 from elbowroom.planners.refining import Pool, choice_count, ticks_for
+from elbowroom.planners.seeds import BASELINES
 from elbowroom.recipes import options
 from elbowroom.simulate import simulate
 from elbowroom.trace import Choice, Trace
@@ -159,3 +161,29 @@ def times_of_all(problem: Problem, budget: int) -> Iterator[int]:
 
 def swap_of(storage: int, saved_at: int, back: int) -> Swap:
     return Swap(storage=storage, tier="disk", out_after_op=saved_at - 1, back_before_op=back)
+
+
+@settings(max_examples=60, deadline=None)
+@given(linked_traces(), RATES, RATES, st.sampled_from([0, 10, 30, 60, 100]))
+def test_no_baseline_at_all_is_faster(trace: Trace, out: int, back: int, percent: int) -> None:
+    # given any budget, and every planner there is
+    on = machine(out, back)
+    peak = int(last_step(trace).level.max())
+    budget = peak * (40 + percent * 6 // 10) // 100
+    others: dict[str, int] = {}
+    for baseline in set(PLANNERS) - {"optimal"}:
+        try:
+            others[baseline] = simulate(trace, on, plan(trace, on, budget, baseline, min_size_bytes=1)).step_ns
+        except Infeasible:
+            continue
+    assume(others)
+
+    made = plan(trace, on, budget, "optimal", min_size_bytes=1)
+
+    # then none of those that meet the budget is faster
+    check(trace, made, on)
+    assert simulate(trace, on, made).step_ns <= min(others.values()), others
+
+
+def test_every_registered_baseline_is_a_seed() -> None:
+    assert set(BASELINES) == set(PLANNERS.values()) - {optimal}

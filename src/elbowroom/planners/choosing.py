@@ -87,9 +87,8 @@ def frugal(problem: Problem) -> Problem:
     return choosing(problem, chosen)
 
 
-def with_algorithms_of(problem: Problem, other: Problem) -> Problem:
-    """A problem, nothing of which is decided, with the algorithms of another."""
-    named = other.algorithms
+def deciding_algorithms(problem: Problem, named: tuple[Algorithm, ...]) -> Problem:
+    """A problem, nothing of which is decided, with some algorithms decided."""
     return replace(problem, step=with_algorithms(problem.step, named), algorithms=named)
 
 

@@ -6,7 +6,7 @@ its choice is made whole, arranged and played, for a few margins of the budget, 
 fastest is then improved by exchanges, each of them played (refining.py), until the bound is met or the effort is spent.
 Reference: flow.py names it; improving by exchanges is local search (Papadimitriou and Steiglitz, "Combinatorial
 Optimization", 1982, chapter 19). Optimal: where it meets the bound; and where there are few options, as then all of
-them are played. Never slower, simulated, than swap_greedy, swap_all and keep_all.
+them are played. Never slower, simulated, than any baseline that meets the same budget of allocated bytes (seeds.py).
 Ignores: what the simulator ignores. Cost: the program's, then plays of n log n each, fewer of them the larger n is.
 """
 
@@ -28,13 +28,13 @@ from elbowroom.plan import Bound, Plan
 from elbowroom.planners.basis import Basis, agreeing, families, needed_by
 from elbowroom.planners.choosing import (
     choices_near,
+    deciding_algorithms,
     every,
     every_count,
     fastest,
     frugal,
     optimistic,
     smallest,
-    with_algorithms_of,
 )
 from elbowroom.planners.confirming import ROUNDS, within_reserved
 from elbowroom.planners.covering import candidates, cover
@@ -44,6 +44,7 @@ from elbowroom.planners.infeasible import infeasible
 from elbowroom.planners.milp import Reals
 from elbowroom.planners.problem import Problem, as_plan, movable, moves_on_demand, peak_of
 from elbowroom.planners.refining import EVERY, Pool, best_of_all, choice_count, exchanged, refined, trial_count
+from elbowroom.planners.seeds import seeds, trial_of
 from elbowroom.planners.states import all_away, for_free, sets_of, states_near
 from elbowroom.planners.swap_all import swap_all
 from elbowroom.planners.swap_greedy import swap_greedy
@@ -124,7 +125,7 @@ class _Search:
 
     def _trials(self, less: Problem, pools: list[Pool]) -> list[Trial]:
         """The best found, and those that it came from, the fastest first."""
-        found = [(trial, pool) for pool in pools for trial in _first_trials(pool)]
+        found = [*_of_baselines(less, pools), *((trial, pool) for pool in pools for trial in _first_trials(pool))]
         found = found or [_least([*pools, _pool(all_away(smallest(less)))])]
         found.sort(key=lambda each: each[0].cost)
         best, pool = found[0]
@@ -135,7 +136,7 @@ class _Search:
                 best = best_of_all(_pool(way), best, self._bound_ns)
         best = exchanged(partial(choices_near, less, pool), best, enough_ns, left)
         if "state" in less.allow:
-            undecided = with_algorithms_of(less, best.basis.asked)
+            undecided = deciding_algorithms(less, best.basis.asked.algorithms)
             best = exchanged(partial(states_near, undecided, pool), best, enough_ns, left)
         return [best, *(trial for trial, _ in found)]
 
@@ -152,6 +153,17 @@ def _pool(problem: Problem) -> Pool:
 def _is_idle_before(step: LastStep, n: int, option: Option) -> bool:
     """Whether a save is away for a time when a recipe rebuilds it; one that is read back at once is not."""
     return int(step.idle_from[n]) < option.recompute.before_op
+
+
+def _of_baselines(problem: Problem, pools: list[Pool]) -> Iterator[tuple[Trial, Pool]]:
+    """The baselines' plans, each with the pool of its algorithms."""
+    recorded = {pool.problem.algorithms: pool for pool in pools if pool.problem.states is None}
+    for made in seeds(problem):
+        pool = recorded.get(made.algorithms) or _pool(deciding_algorithms(problem, made.algorithms))
+        recorded[made.algorithms] = pool
+        trial = trial_of(pool, made)
+        if trial is not None:
+            yield trial, pool
 
 
 def _reserved(problem: Problem, made: Plan) -> int:
@@ -223,7 +235,7 @@ def _first_trials(pool: Pool) -> Iterator[Trial]:
     if int(problem.step.level.max()) <= problem.budget_bytes:
         yield tried(plain, moves_on_demand(problem.step, pool.n[:0]))
         return
-    if plain.fits(pool.n):
+    if plain.fits(pool.n) and (problem.states is not None or problem.algorithms):
         for planner in (swap_greedy, swap_all):
             yield tried(plain, moves_of_plan(problem.step, planner(replace(problem, states=None))))
     for margin in MARGINS[:2]:

@@ -1,0 +1,83 @@
+"""seeds: the baselines' plans as trials for `optimal` to start from.
+
+Computes: the plan of every baseline that meets the budget, played. Reference: each baseline names its own. Optimal:
+never by itself; it makes `optimal` no slower than any of them. Ignores: options of the baselines, which are taken as
+they are by default. Cost: the baselines' together, and a play for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elbowroom.errors import Infeasible
+from elbowroom.lifetimes import LastStep
+from elbowroom.moves import moves_of_plan
+from elbowroom.plan import Plan, Recompute
+from elbowroom.planners.capuchin import capuchin
+from elbowroom.planners.keep_all import keep_all
+from elbowroom.planners.lms import lms
+from elbowroom.planners.problem import Planner, Problem, peak_of
+from elbowroom.planners.recompute_blocks import recompute_blocks
+from elbowroom.planners.refining import Pool
+from elbowroom.planners.swap_all import swap_all
+from elbowroom.planners.swap_greedy import swap_greedy
+from elbowroom.planners.tflms import tflms
+from elbowroom.planners.threshold import threshold
+from elbowroom.planners.trying import Trial, tried
+from elbowroom.planners.vdnn import vdnn
+from elbowroom.rebuilds import rebuild_of
+from elbowroom.recipes import Option
+
+BASELINES: tuple[Planner, ...] = (
+    keep_all,
+    swap_all,
+    swap_greedy,
+    recompute_blocks,
+    vdnn,
+    tflms,
+    capuchin,
+    threshold,
+    lms,
+)
+MOST_SAVES = 2000
+"""Beside more, the baselines of QUADRATIC cost, which would take longer than all else, are not asked."""
+QUADRATIC: tuple[Planner, ...] = (capuchin, vdnn)
+
+
+def seeds(problem: Problem) -> Iterator[Plan]:
+    """The plans of the baselines that meet the budget, of the means that are allowed."""
+    many = len(problem.step.saves) > MOST_SAVES
+    for baseline in (each for each in BASELINES if not (many and each in QUADRATIC)):
+        try:
+            made = baseline(problem)
+        except Infeasible:
+            continue
+        used = {
+            "swap": made.swaps,
+            "recompute": made.recomputes,
+            "algorithm": made.algorithms,
+        }
+        if all(means in problem.allow for means, what in used.items() if what):
+            yield made
+
+
+def trial_of(pool: Pool, made: Plan) -> Trial | None:
+    """A plan of the pool's algorithms as a trial; None where it holds more than the budget."""
+    step = pool.problem.step
+    moves = moves_of_plan(step, made)
+    if peak_of(step, moves) > pool.problem.budget_bytes:
+        return None
+    return tried(pool.basis([_option(step, recompute) for recompute in made.recomputes]), moves)
+
+
+def _option(step: LastStep, recompute: Recompute) -> Option:
+    rebuild = rebuild_of(step, recompute)
+    return Option(
+        kind="block",
+        name="",
+        recompute=recompute,
+        inputs=rebuild.inputs,
+        saved_bytes=int(step.size[rebuild.n].sum()),
+        duration_ns=step.time_of(recompute.recipe),
+        peak_bytes=rebuild.peak_bytes,
+    )
