@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.planning.models import CASES, trace_of
 from benchmarks.planning.rows import PLANNERS, Row, budgets, kept, roomy, row
-from benchmarks.results import RESULTS, facts, result_path, write_result
+from benchmarks.results import RESULTS, commit, facts, result_path, write_result
 
 PAIRS: dict[str, tuple[str, ...]] = {
     "resnet50": ("titan-x-maxwell", "v100-sxm2-16gb", "v100-nvlink-power9", "rtx4090"),
@@ -50,6 +50,7 @@ def main() -> None:
             entry: dict[str, Any] = {
                 "words": CASES[case].words,
                 "settings": dict(CASES[case].settings),
+                "commit": commit(),
                 "trace_id": trace.id,
                 "ops": trace.steps[-1].end_op - trace.steps[-1].first_op,
                 "saves": sum(save.saved_at >= trace.steps[-1].first_op for save in trace.saves),

@@ -1,0 +1,73 @@
+"""Writes the table of docs/planning.md from the newest result file: `python -m benchmarks.planning.table`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.planning.rows import best_of
+from benchmarks.results import RESULTS, ROOT, newest_results
+from elbowroom.units import format_bytes, format_ns
+
+PAGE = ROOT / "docs" / "planning.md"
+START = "<!-- planning: made by python -m benchmarks.planning.table, do not edit -->"
+END = "<!-- planning end -->"
+HEADING = "| model and GPU | kept: reserved, step | budget | optimal: step | bound | moved | busy | best other: step |"
+
+
+def table(result: dict[str, Any]) -> str:
+    """A row for every budget of every pair; steps are multiples of the one that keeps everything."""
+    lines = [HEADING, f"|{'---|' * (HEADING.count('|') - 1)}"]
+    for pair, entry in result["pairs"].items():
+        keep = entry["kept"]
+        name = f"{pair}: {entry['words']}"
+        for label in dict.fromkeys(row["budget"] for row in entry["rows"]):
+            rows = [row for row in entry["rows"] if row["budget"] == label]
+            ours = next((row for row in rows if row["planner"] == "optimal"), None)
+            if ours is None:
+                continue
+            held = f"{format_bytes(keep['peak_reserved_bytes'])}, {format_ns(keep['step_ns'])}"
+            budget = f"{label}: {format_bytes(ours['budget_bytes'])}"
+            lines.append(f"| {name} | {held} | {budget} | {_ours(ours, keep)} | {_others(rows)} |")
+            name = ""
+    commits = dict.fromkeys(entry["commit"] for entry in result["pairs"].values())
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"<sub>Simulated. elbowroom {result['versions']['elbowroom']}, commits {', '.join(commits)}; a planner may "
+            f"search {result['time_limit_s']:g} s; benchmarks/results/{result['file']}</sub>",
+        ]
+    )
+
+
+def _ours(row: dict[str, Any], keep: dict[str, Any]) -> str:
+    if "slowdown" not in row:
+        return f"infeasible, least {format_bytes(row['least_feasible_bytes'])} | | |"
+    bound = f"{row['lower_bound_ns'] / keep['step_ns']:.3f}" if "lower_bound_ns" in row else ""
+    moved = format_bytes(row["swapped_out_bytes"] + row["swapped_back_bytes"])
+    return f"{row['slowdown']:.3f} | {bound} | {moved} | {row['utilisation']:.0%}"
+
+
+def _others(rows: list[dict[str, Any]]) -> str:
+    best = best_of(rows, without="optimal")
+    return "none fits" if best is None else f"{best['slowdown']:.3f} ({best['planner']})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.planning.table", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail where the page is out of date")
+    given = parser.parse_args()
+    page = Path(PAGE).read_text()
+    before, _, rest = page.partition(START)
+    _, _, after = rest.partition(END)
+    new = f"{before}{START}\n\n{table(newest_results(RESULTS)['planning'])}\n\n{END}{after}"
+    if given.check:
+        sys.exit(f"{PAGE}: out of date; run python -m benchmarks.planning.table" if new != page else 0)
+    Path(PAGE).write_text(new)
+
+
+if __name__ == "__main__":
+    main()
