@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from elbowroom.checks import tier_peak
 from elbowroom.lifetimes import Ints, LastStep, listed
 from elbowroom.moves import Moves, moves_of, need
 from elbowroom.planners.problem import Problem
@@ -50,7 +49,7 @@ class Basis:
         moves = self.on_demand(n)
         if int(need(self.asked.step, moves).max()) > self.problem.budget_bytes:
             return False
-        return not len(n) or tier_peak(self.asked.step, moves) <= self.problem.tier_bytes
+        return not len(n) or self.asked.holds(moves)
 
 
 def basis_of(

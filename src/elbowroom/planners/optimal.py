@@ -42,7 +42,7 @@ from elbowroom.planners.flow import NOTHING_SAVED, Choice, Effort, Offer, Pipe, 
 from elbowroom.planners.flow_recomputes import Recomputes, makers_on_offer, options_on_offer
 from elbowroom.planners.infeasible import infeasible
 from elbowroom.planners.milp import Reals
-from elbowroom.planners.problem import Problem, as_plan, movable, moves_on_demand, peak_of
+from elbowroom.planners.problem import Problem, as_plan, movable, moves_on_demand, peak_of, with_disk, without_disk
 from elbowroom.planners.refining import EVERY, Pool, best_of_all, choice_count, exchanged, refined, trial_count
 from elbowroom.planners.seeds import seeds, trial_of
 from elbowroom.planners.states import all_away, for_free, sets_of, states_near
@@ -81,8 +81,10 @@ def optimal(problem: Problem) -> Plan:
     Raises:
         Infeasible: no plan that was found meets the budget.
     """
-    caching = problem.machine.allocator != "exact"
+    caching, problem = problem.machine.allocator != "exact", with_disk(problem)
     ideal = for_free(optimistic(problem))
+    if problem.host_bytes is not None:  # no program knows which of two tiers a storage takes, so that any may go
+        ideal = replace(ideal, tier_bytes=2**62)
     ideal_ns = int(ideal.step.at_ns[-1])
     for way in (problem, fastest(problem)):
         kept, step = as_plan(way, NAME), way.step
@@ -158,7 +160,7 @@ def _is_idle_before(step: LastStep, n: int, option: Option) -> bool:
 def _of_baselines(problem: Problem, pools: list[Pool]) -> Iterator[tuple[Trial, Pool]]:
     """The baselines' plans, each with the pool of its algorithms."""
     recorded = {pool.problem.algorithms: pool for pool in pools if pool.problem.states is None}
-    for made in seeds(problem):
+    for made in seeds(without_disk(problem)):
         pool = recorded.get(made.algorithms) or _pool(deciding_algorithms(problem, made.algorithms))
         recorded[made.algorithms] = pool
         trial = trial_of(pool, made)

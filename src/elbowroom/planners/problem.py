@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -62,6 +62,8 @@ class Problem:
         time_limit_s: a planner that searches stops then with the best plan it has.
         algorithms: decided already: `step` is as they make it.
         states: decided already: `step` has their bytes away, and `tier_bytes` is what they leave.
+        host_bytes: where storages may go on from the host to the disk, what may lie on the host; `tier_bytes` is then
+            what both have room for.
     """
 
     step: LastStep
@@ -75,6 +77,35 @@ class Problem:
     time_limit_s: float = 60.0
     algorithms: tuple[Algorithm, ...] = ()
     states: States | None = None
+    host_bytes: int | None = None
+
+    def tiers_for(self, step: LastStep, moves: Moves) -> list[TierName]:
+        """Per move, where it goes: what is idle longest to the disk, as far as the host is full."""
+        if self.tier is None:
+            return []
+        tiers: list[TierName] = [self.tier] * len(moves.n)
+        if self.host_bytes is None or tier_peak(step, moves) <= self.host_bytes:
+            return tiers
+        idle_ns = step.nominal_ns(step.first_read[moves.n]) - step.nominal_ns(step.idle_from[moves.n])
+        idle_ns += np.where(moves.wraps, step.at_ns[-1], 0)
+        order, room = np.argsort(-idle_ns, kind="stable"), self.host_bytes - int(moves.size.max())
+        few, many = 0, len(order)
+        while few < many:
+            middle = (few + many) // 2
+            on_host = np.ones(len(order), np.bool_)
+            on_host[order[:middle]] = False
+            few, many = (few, middle) if tier_peak(step, moves, on_host.tolist()) <= room else (middle + 1, many)
+        for i in order[:few].tolist():
+            tiers[i] = "disk"
+        return tiers
+
+    def holds(self, moves: Moves) -> bool:
+        """Whether the tiers below the device have room for moves."""
+        if self.host_bytes is None:
+            return tier_peak(self.step, moves) <= self.tier_bytes
+        step, whole = self.whole(moves)
+        on_disk = [tier == "disk" for tier in self.tiers_for(step, whole)]
+        return tier_peak(step, whole, on_disk) <= self.tiers["disk"]
 
     def whole(self, moves: Moves) -> tuple[LastStep, Moves]:
         """The step that is played, and moves with the swaps decided already."""
@@ -109,6 +140,29 @@ def movable(problem: Problem) -> Ints:
     return np.sort(np.array(taken, dtype=np.int64))
 
 
+def with_disk(problem: Problem) -> Problem:
+    """The problem with the disk behind the host where the host cannot hold all that may move; else as it is."""
+    ends = {(link.upper, link.lower) for link in problem.machine.links}
+    host, disk = problem.tier_bytes, problem.tiers.get("disk", 0)
+    if problem.tier != "host" or ("host", "disk") not in ends or ("device", "disk") in ends or not disk:
+        return problem
+    most = replace(problem, tier_bytes=2**62)
+    moves = moves_on_demand(problem.step, movable(most))
+    if tier_peak(problem.step, moves) <= host and "state" not in problem.allow:
+        return problem
+    largest = int(problem.step.size.max(initial=0))
+    if host < 2 * largest or disk < 2 * largest:
+        return problem
+    return replace(problem, tier_bytes=host + disk - 2 * largest, host_bytes=host)
+
+
+def without_disk(problem: Problem) -> Problem:
+    """The problem with the tier below the device alone."""
+    if problem.host_bytes is None:
+        return problem
+    return replace(problem, tier_bytes=problem.host_bytes, host_bytes=None)
+
+
 def moves_on_demand(step: LastStep, n: Ints) -> Moves:
     """Swap saves `n`, each back only when it is read: the least memory these swaps can give."""
     return moves_of(step, n, step.first_read[n])
@@ -117,8 +171,7 @@ def moves_on_demand(step: LastStep, n: Ints) -> Moves:
 def moving(problem: Problem, moves: Moves, machine: Machine | None = None) -> Play:
     """Play moves on the problem's machine, or on another one."""
     step, whole = problem.whole(moves)
-    tiers: list[TierName] = [problem.tier] * len(whole.n) if problem.tier else []
-    return play(step, whole, machine or problem.machine, tiers)
+    return play(step, whole, machine or problem.machine, problem.tiers_for(step, whole))
 
 
 def peak_of(step: LastStep, moves: Moves) -> int:
@@ -133,8 +186,9 @@ def as_plan(problem: Problem, planner: str, moves: Moves | None = None) -> Plan:
         none = np.zeros(0, np.int64)
         _, whole = problem.whole(moves_of(step, none, none) if moves is None else moves)
         columns = (step.storage_of(whole.n), step.saved_at[whole.n] - 1, whole.back)
-        for storage, out, back in zip(*map(listed, columns), strict=True):
-            swaps.append(Swap(storage=storage, tier=problem.tier, out_after_op=out, back_before_op=back))
+        tiers = problem.tiers_for(step, whole)
+        for tier, storage, out, back in zip(tiers, *map(listed, columns), strict=True):
+            swaps.append(Swap(storage=storage, tier=tier, out_after_op=out, back_before_op=back))
     return Plan(
         trace_id=step.trace.id,
         planner=planner,
