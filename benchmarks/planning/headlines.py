@@ -38,6 +38,7 @@ class Headline:
         least, most, multiple_of: where to search.
         power: the figure grows with this power of the setting (3: voxels of a cube).
         settings: of the case.
+        allocator: its settings, as in PYTORCH_ALLOC_CONF.
     """
 
     said: str
@@ -50,6 +51,7 @@ class Headline:
     multiple_of: int = 1
     power: int = 1
     settings: tuple[tuple[str, Any], ...] = ()
+    allocator: str = ""
 
 
 HEADLINES: dict[str, Headline] = {
@@ -85,7 +87,11 @@ HEADLINES: dict[str, Headline] = {
         power=3,
     ),
     "vgg16 batch 256, 12 GB": Headline(
-        said="trains, 18 % slower (vDNN, MICRO 2016)", case="vgg16", gpu="titan-x-maxwell", host_bytes=64 * GIB
+        said="trains, 18 % slower (vDNN, MICRO 2016)",
+        case="vgg16",
+        gpu="titan-x-maxwell",
+        host_bytes=64 * GIB,
+        allocator="expandable_segments:True",
     ),
     "resnet200 batch 32": Headline(
         said="peak 10662 to 3052 MB (Meng et al. 2017)",
@@ -111,7 +117,7 @@ def machine_of(headline: Headline) -> Machine:
     tiers = (
         replace(tier, capacity_bytes=headline.host_bytes) if tier.name == "host" else tier for tier in machine.tiers
     )
-    return replace(machine, tiers=tuple(tiers))
+    return replace(machine, tiers=tuple(tiers), allocator=headline.allocator)
 
 
 def least_planned_bytes(trace: Trace, machine: Machine, limit_s: float) -> int:
@@ -131,7 +137,7 @@ def figures(headline: Headline, folder: str, limit_s: float) -> Row:
         changes = {headline.vary: value} if headline.vary else {}
         return trace_of(headline.case, headline.gpu, folder, **dict(headline.settings), **changes)
 
-    found: Row = {"said": headline.said, "gpu": headline.gpu, "allowed_bytes": allowed}
+    found: Row = {"said": headline.said, "gpu": headline.gpu, "allocator": headline.allocator, "allowed_bytes": allowed}
     value = 0
     if headline.vary:
         limits = {"least": headline.least, "most": headline.most, "multiple_of": headline.multiple_of}
