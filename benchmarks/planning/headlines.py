@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.planning.models import trace_of
-from benchmarks.planning.rows import Row, kept, roomy, row
+from benchmarks.planning.rows import Row, kept, least_bytes, roomy, row
 from benchmarks.results import RESULTS, facts, result_path, write_result
-from elbowroom.errors import Infeasible
 from elbowroom.estimate import estimate
 from elbowroom.largest import largest
 from elbowroom.machine import Machine
-from elbowroom.planners import asking
 from elbowroom.trace import Trace
 
 GIB = 2**30
@@ -120,15 +118,6 @@ def machine_of(headline: Headline) -> Machine:
     return replace(machine, tiers=tuple(tiers), allocator=headline.allocator)
 
 
-def least_planned_bytes(trace: Trace, machine: Machine, limit_s: float) -> int:
-    """The least the allocator must be able to reserve under any plan of `optimal`."""
-    try:
-        asking(trace, machine, planner="optimal", time_limit_s=limit_s).plan(1)
-    except Infeasible as infeasible:
-        return infeasible.least_feasible_bytes
-    return 1
-
-
 def figures(headline: Headline, folder: str, limit_s: float) -> Row:
     """What comes of one headline."""
     machine, allowed = machine_of(headline), allowed_bytes(headline.gpu)
@@ -144,7 +133,7 @@ def figures(headline: Headline, folder: str, limit_s: float) -> Row:
         plain = largest(
             lambda v: estimate(trace_at(v), Machine.of(headline.gpu)).needed_bytes, machine_capacity(headline), **limits
         )
-        planned = largest(lambda v: least_planned_bytes(trace_at(v), machine, limit_s), allowed, **limits)
+        planned = largest(lambda v: least_bytes(trace_at(v), machine, limit_s), allowed, **limits)
         if plain.fits is None or planned.fits is None:
             return found | {"infeasible": True}
         value = planned.fits.value
@@ -155,7 +144,7 @@ def figures(headline: Headline, folder: str, limit_s: float) -> Row:
     return found | {
         "kept": keep,
         "row": row(trace, machine, "optimal", allowed, keep, limit_s),
-        "least_bytes": least_planned_bytes(trace, machine, limit_s),
+        "least_bytes": least_bytes(trace, machine, limit_s),
     }
 
 

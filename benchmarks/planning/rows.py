@@ -51,10 +51,16 @@ def budgets(trace: Trace, machine: Machine, kept_bytes: int, limit_s: float) -> 
     """(label, bytes) of every budget: shares of the keep-all peak, and the least that `optimal` can meet."""
     for share in SHARES:
         yield f"{share:.0%}", int(share * kept_bytes)
+    yield "least", least_bytes(trace, machine, limit_s)
+
+
+def least_bytes(trace: Trace, machine: Machine, limit_s: float) -> int:
+    """The least that the allocator must be able to reserve under any plan of `optimal`."""
     try:
         asking(trace, machine, planner="optimal", time_limit_s=limit_s).plan(1)
     except Infeasible as infeasible:
-        yield "least", infeasible.least_feasible_bytes
+        return infeasible.least_feasible_bytes
+    return 1
 
 
 def row(trace: Trace, machine: Machine, label: str, budget_bytes: int, keep: Row, limit_s: float) -> Row:

@@ -155,7 +155,7 @@ class Machine(Filed):
         if found is not None:
             gpu = gpus.known(found.name)
             tiers = (_device(found.total_bytes), Tier(name="host", capacity_bytes=ram_bytes), disk)
-            links = (_to_host(_link_of(found, gpu)), _to_disk("host", rates))
+            links = (link_to_host(_link_of(found, gpu)), _to_disk("host", rates))
             return cls._of_cuda("here", tiers, links, found.compute_capability, gpu)
         return cls(
             name="here",
@@ -193,7 +193,7 @@ class Machine(Filed):
         tiers, links = (device, disk), (_to_disk("device", ASSUMED_DISK),)
         if not gpu.unified:
             tiers = (device, Tier(name="host", capacity_bytes=gpu.host_bytes.value), disk)
-            links = (_to_host(gpu.link or gpus.database().links[ASSUMED_LINK]), _to_disk("host", ASSUMED_DISK))
+            links = (link_to_host(gpu.link or gpus.database().links[ASSUMED_LINK]), _to_disk("host", ASSUMED_DISK))
         return cls._of_cuda(gpu.name, tiers, links, gpu.compute_capability.value, gpu, loading)
 
     @classmethod
@@ -304,7 +304,8 @@ def _device(size_bytes: int) -> Tier:
     return Tier(name="device", capacity_bytes=size_bytes)
 
 
-def _to_host(kind: LinkKind) -> Link:
+def link_to_host(kind: LinkKind) -> Link:
+    """A link of a kind between the device and the host."""
     return Link(
         upper="device",
         lower="host",

@@ -6,18 +6,21 @@ Swaps come back on demand: all of them are read from the disk.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
 
 import elbowroom as er
-from tests.torch.helpers import Outcome, Setup, assert_equal, finish, same_bits, seeded, train
+from tests.torch.helpers import SEED, Outcome, Setup, Training, assert_equal, finish, same_bits, seeded, train
 
 STEPS = 4
 MIN_SIZE_BYTES = 1
-UNLIMITED_BYTES = 2**50
 WRITES_END_S = 0.004
 """A training sleeps so long between forward and backward, so that what is written is gone when it is read back."""
 
@@ -48,7 +51,8 @@ def train_swapping_all(setup: Setup) -> Forced:
     gc.collect()
     trace = er.capture(lambda: _counted(setup), steps=2, min_size_bytes=MIN_SIZE_BYTES)
     machine = er.Machine.here(device="cpu")
-    plan = er.plan(trace, machine, UNLIMITED_BYTES, planner="swap_all", min_size_bytes=MIN_SIZE_BYTES)
+    budget = machine.tiers[0].capacity_bytes
+    plan = er.plan(trace, machine, budget, planner="swap_all", min_size_bytes=MIN_SIZE_BYTES)
     read_at = {save.storage: save.read_at for save in trace.saves}
     on_demand = (
         replace(each, back_before_op=min(read_at[each.storage], default=each.back_before_op)) for each in plan.swaps
@@ -60,6 +64,46 @@ def train_swapping_all(setup: Setup) -> Forced:
     assert_equal(inside, plain)
     swapped_bytes, mismatches = room.steps[-1].swapped_out_bytes, sum(step.mismatches for step in room.steps)
     return Forced(planned=len(plan.swaps), swapped_bytes=swapped_bytes, mismatches=mismatches)
+
+
+def is_learnt(each: object) -> bool:
+    """Whether it is a tensor that has a gradient."""
+    return isinstance(each, Tensor) and each.requires_grad
+
+
+class Fed(nn.Module):
+    """A module whose learnt inputs are parameters, each passed on by an op, so that what is saved of them may move.
+
+    Args:
+        given: positional and named arguments.
+    """
+
+    def __init__(self, given: tuple[Sequence[Any], dict[str, Any]]) -> None:
+        super().__init__()
+        self.given = given
+        leaves, _ = tree_flatten(given)
+        self.learnt = nn.ParameterList([nn.Parameter(each.detach().clone()) for each in leaves if is_learnt(each)])
+
+    def taken(self) -> tuple[Sequence[Any], dict[str, Any]]:
+        """The arguments of one call."""
+        learnt = iter(self.learnt)
+        return tree_map(lambda each: next(learnt).clone() if is_learnt(each) else each, self.given)
+
+
+def slow_training(model: nn.Module, rate: float) -> Training:
+    """Forward, a pause in which writes end, backward, SGD; the same random numbers in every step."""
+    optimizer = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(1))], lr=rate)
+
+    def step(_: int) -> Tensor:
+        torch.manual_seed(SEED)
+        optimizer.zero_grad(set_to_none=True)
+        loss = model()
+        time.sleep(WRITES_END_S)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Training(step, [model], [optimizer])
 
 
 def _same(one: Outcome, other: Outcome) -> bool:

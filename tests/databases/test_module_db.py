@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing._internal.common_modules import module_db
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
-from tests.databases.forced import WRITES_END_S, train_swapping_all
+from tests.databases.forced import Fed, slow_training, train_swapping_all
 from tests.torch.helpers import SEED, Training
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -25,26 +24,18 @@ def modules() -> list[Any]:
     return [pytest.param(info, id=info.name) for info in module_db]
 
 
-class Fed(nn.Module):
-    """A module whose floating inputs are made by an op of this one."""
+class Applied(Fed):
+    """A module on its inputs."""
 
-    def __init__(self, module: nn.Module, given: Any) -> None:
-        super().__init__()
+    def __init__(self, module: nn.Module, given: tuple[Any, dict[str, Any]]) -> None:
+        super().__init__(given)
         self.module = module
-        self.given = given
-        leaves, _ = tree_flatten(given)
-        self.learnt = nn.ParameterList([nn.Parameter(each.detach().clone()) for each in leaves if _is_learnt(each)])
 
     def forward(self) -> Tensor:
-        learnt = iter(self.learnt)
-        args, kwargs = tree_map(lambda each: next(learnt).clone() if _is_learnt(each) else each, self.given)
+        args, kwargs = self.taken()
         found, _ = tree_flatten(self.module(*args, **kwargs))
         parts = [each.float().square().sum() for each in found if isinstance(each, Tensor) and each.requires_grad]
         return torch.stack(parts).sum()
-
-
-def _is_learnt(each: object) -> bool:
-    return isinstance(each, Tensor) and each.requires_grad
 
 
 def first_input(info: Any) -> Any:
@@ -58,24 +49,12 @@ def first_input(info: Any) -> Any:
 def trained(info: Any, given: Any) -> Training:
     dtype = DTYPE.get(info.name, torch.float32)
     made = info.module_cls(*given.constructor_input.args, **given.constructor_input.kwargs)
-    model = Fed(made.to(dtype), (given.forward_input.args, given.forward_input.kwargs))
-    optimizer = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(1))], lr=1e-3)
-
-    def step(_: int) -> Tensor:
-        torch.manual_seed(SEED)
-        optimizer.zero_grad(set_to_none=True)
-        loss = model()
-        time.sleep(WRITES_END_S)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return Training(step, [model], [optimizer])
+    return slow_training(Applied(made.to(dtype), (given.forward_input.args, given.forward_input.kwargs)), rate=1e-3)
 
 
 @pytest.mark.parametrize("info", modules())
 def test_gradients_are_bit_equal_when_what_a_module_saves_is_swapped(info: Any) -> None:
-    if torch.float32 not in info.supported_dtypes("cpu") or (not info.supports_gradgrad and info.is_lazy):
+    if torch.float32 not in info.supported_dtypes("cpu"):
         pytest.skip("it has no float32 gradient on the CPU")
     # given
     given = first_input(info)

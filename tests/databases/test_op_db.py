@@ -5,18 +5,17 @@ Run by `make test-databases`. Each op takes its inputs from an op before it, so 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
-from tests.databases.forced import WRITES_END_S, train_swapping_all
+from tests.databases.forced import Fed, is_learnt, slow_training, train_swapping_all
 from tests.torch.helpers import SEED, Training
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -42,31 +41,22 @@ def learnt_bytes(sample: Any) -> int:
     given, _ = tree_flatten((sample.input, sample.args, sample.kwargs))
     tensors = [each for each in given if isinstance(each, Tensor)]
     return sum(each.untyped_storage().nbytes() for each in tensors if each.layout == torch.strided) * any(
-        map(_is_learnt, given)
+        map(is_learnt, given)
     )
 
 
-class Applied(nn.Module):
-    """An op on a sample's tensors, each of them made by an op of this module."""
+class Applied(Fed):
+    """An op on a sample's tensors."""
 
     def __init__(self, op: Any, sample: Any) -> None:
-        super().__init__()
+        super().__init__(((sample.input, *sample.args), sample.kwargs))
         self.op = op
-        self.given = (sample.input, sample.args, sample.kwargs)
-        leaves, _ = tree_flatten(self.given)
-        self.learnt = nn.ParameterList([nn.Parameter(each.detach().clone()) for each in leaves if _is_learnt(each)])
 
     def forward(self) -> Tensor:
-        learnt = iter(self.learnt)
-        taken = tree_map(lambda each: next(learnt).clone() if _is_learnt(each) else each, self.given)
-        first, args, kwargs = taken
-        found, _ = tree_flatten(self.op.get_op()(first, *args, **kwargs))
+        args, kwargs = self.taken()
+        found, _ = tree_flatten(self.op.get_op()(*args, **kwargs))
         parts = [_summed(each) for each in found if isinstance(each, Tensor) and each.requires_grad]
         return torch.stack(parts).sum() if parts else torch.zeros((), requires_grad=True)
-
-
-def _is_learnt(each: object) -> bool:
-    return isinstance(each, Tensor) and each.requires_grad
 
 
 def _summed(out: Tensor) -> Tensor:
@@ -77,20 +67,8 @@ def _summed(out: Tensor) -> Tensor:
 
 
 def trained(op: Any, sample: Any) -> Training:
-    model = Applied(op, sample)
     # A rate of 0 keeps the values inside the domain of the op; what is compared are the gradients.
-    optimizer = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(1))], lr=0.0)
-
-    def step(_: int) -> Tensor:
-        torch.manual_seed(SEED)
-        optimizer.zero_grad(set_to_none=True)
-        loss = model()
-        time.sleep(WRITES_END_S)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return Training(step, [model], [optimizer])
+    return slow_training(Applied(op, sample), rate=0.0)
 
 
 @pytest.mark.parametrize("op", list(ops()))

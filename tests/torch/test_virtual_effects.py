@@ -10,16 +10,8 @@ import torch.nn as nn
 
 from elbowroom.capture.virtual import VirtualDevice
 from elbowroom.capture.virtual.ledger import OpLine
-from elbowroom.machine import Machine, Tier
-
-H100 = Machine(
-    name="h100",
-    tiers=(Tier(name="device", capacity_bytes=80 * 2**30),),
-    links=(),
-    allocator="",
-    compute_capability=90,
-    multiprocessors=132,
-)
+from elbowroom.machine import Machine
+from tests.torch.virtual_gpu import H100
 
 
 def ops_of(work: Callable[[], Any]) -> tuple[list[OpLine], Any, Callable[[torch.Tensor], int | None]]:

@@ -9,9 +9,9 @@ from typing import final
 import torch
 
 from elbowroom import gpus, ram
-from elbowroom.allocator.settings import VARIABLES
+from elbowroom.allocator.settings import set_in
 from elbowroom.gpu_table import LinkKind
-from elbowroom.machine import ASSUMED_LINK, Link, Machine, Tier
+from elbowroom.machine import ASSUMED_LINK, Link, Machine, Tier, link_to_host
 from elbowroom.runtime.arenas import Arenas, cuda_pinning
 from elbowroom.runtime.host import StreamedHostTier
 from elbowroom.runtime.memory import Residence
@@ -45,19 +45,13 @@ def allocator_settings() -> str:
     """Of the caching allocator; "exact" where another one is in use, of which no model is known."""
     if torch.cuda.get_allocator_backend() != "native":
         return "exact"
-    return next((os.environ[name] for name in VARIABLES if name in os.environ), "")
+    return set_in(os.environ)
 
 
 def _assumed_link(name: str) -> Link:
     known = gpus.known(name)
     kind: LinkKind = known.link if known and known.link else gpus.database().links[ASSUMED_LINK]
-    return Link(
-        upper="device",
-        lower="host",
-        out_bytes_per_s=kind.out_bytes_per_s,
-        back_bytes_per_s=kind.back_bytes_per_s,
-        latency_ns=kind.latency_ns,
-    )
+    return link_to_host(kind)
 
 
 def free_device_bytes(device: torch.device) -> int:

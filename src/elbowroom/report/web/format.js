@@ -42,3 +42,15 @@ function faded(name, share) {
 
 // Width left and right of the plots, the same in both charts so that times stand above each other.
 const GUTTER = 88, RIGHT = 16;
+
+// The key of each curve of a chart, with its value at the cursor; look(series) gives the colour and style of its line.
+function chartKeys(place, allSeries, look) {
+  for (const series of allSeries) {
+    const key = Object.assign(document.createElement("i"), { className: "key" });
+    [key.style.borderTopColor, key.style.borderTopStyle] = look(series);
+    const entry = document.createElement("span");
+    entry.append(key, series.label, document.createElement("b"));
+    place.append(entry);
+  }
+  place.append(document.createElement("b"));
+}

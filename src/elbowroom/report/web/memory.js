@@ -47,18 +47,11 @@ function drawBudget(plot, budgetBytes) {
   ctx.restore();
 }
 
-// The key of each curve, with its bytes at the cursor.
 function memoryKeys(place, memory) {
-  for (const series of memory.series) {
+  chartKeys(place, memory.series, (series) => {
     const tone = TONES[series.tone];
-    const key = Object.assign(document.createElement("i"), { className: "key" });
-    key.style.borderTopColor = "var(--" + tone.colour + ")";
-    key.style.borderTopStyle = tone.dash.length ? "dashed" : "solid";
-    const entry = document.createElement("span");
-    entry.append(key, series.label, document.createElement("b"));
-    place.append(entry);
-  }
-  place.append(document.createElement("b"));
+    return ["var(--" + tone.colour + ")", tone.dash.length ? "dashed" : "solid"];
+  });
 }
 
 function showValues(plot, memory) {

@@ -32,15 +32,8 @@ function drawKept(plot, keptNs) {
 }
 
 function paretoKeys(place, pareto) {
-  for (const series of pareto.series) {
-    const key = Object.assign(document.createElement("i"), { className: "key" });
-    key.style.borderTopColor = "var(--" + LINES[series.colour % LINES.length] + ")";
-    key.style.borderTopStyle = series.is_bound ? "dotted" : "solid";
-    const entry = document.createElement("span");
-    entry.append(key, series.label, document.createElement("b"));
-    place.append(entry);
-  }
-  place.append(document.createElement("b"));
+  chartKeys(place, pareto.series, (series) => [
+    "var(--" + LINES[series.colour % LINES.length] + ")", series.is_bound ? "dotted" : "solid"]);
 }
 
 function showPareto(plot, pareto) {
