@@ -77,8 +77,11 @@ class Asking:
         machine, least_bytes = self._problem.machine, found.least_feasible_bytes
         if machine.allocator == "exact":
             return found
-        made = self._make(replace(self._problem, budget_bytes=least_bytes))
-        reserved_bytes = self._simulated(made).peak_reserved_bytes
+        try:
+            made = self._make(replace(self._problem, budget_bytes=least_bytes))
+            reserved_bytes = self._simulated(made).peak_reserved_bytes
+        except Infeasible as more:
+            reserved_bytes = more.least_feasible_bytes
         if reserved_bytes <= least_bytes:
             return found
         return Infeasible(
