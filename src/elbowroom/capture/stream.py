@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -98,10 +99,12 @@ class Stream:
         """Begin; False where the profiler is in somebody else's use."""
         if profiler_running():
             return False
-        # acc_events: there is one cycle only; without it torch 2.11 warns that a second would begin anew.
-        session = profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True, acc_events=True)
+        session = profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True)
         known_before = torch.empty(1024)
-        with _quiet():
+        with _quiet(), warnings.catch_warnings():
+            # torch 2.11 warns that a second cycle would begin anew. There is none, and with acc_events, which it
+            # advises, torch makes a table of all events at the end: three quarters of what a recording costs.
+            warnings.filterwarnings("ignore", "(?s).*Profiler clears events")
             session.__enter__()
             del known_before  # torch warns once about a block from before the profile: let it do so unheard
         self._session = session
