@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.testing._internal.common_modules import module_db
 from torch.utils._pytree import tree_flatten
 
-from tests.databases.forced import Fed, slow_training, train_swapping_all
+from tests.databases.forced import Fed, train_swapping_all, written_training
 from tests.torch.helpers import SEED, Training
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -49,7 +49,7 @@ def first_input(info: Any) -> Any:
 def trained(info: Any, given: Any) -> Training:
     dtype = DTYPE.get(info.name, torch.float32)
     made = info.module_cls(*given.constructor_input.args, **given.constructor_input.kwargs)
-    return slow_training(Applied(made.to(dtype), (given.forward_input.args, given.forward_input.kwargs)), rate=1e-3)
+    return written_training(Applied(made.to(dtype), (given.forward_input.args, given.forward_input.kwargs)), rate=1e-3)
 
 
 @pytest.mark.parametrize("info", modules())

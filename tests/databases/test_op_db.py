@@ -1,6 +1,7 @@
 """Every differentiable CPU op of PyTorch's own database, its saved storages swapped: gradients stay bit-equal.
 
-Run by `make test-databases`. Each op takes its inputs from an op before it, so that what it saves may be swapped.
+Run by `make test-databases`. Each op takes its inputs from an op before it, so that what it saves may be swapped. A
+step has samples of every dtype that the op has a gradient in.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten
 
-from tests.databases.forced import Fed, is_learnt, slow_training, train_swapping_all
+from tests.databases.forced import FLOATS, Fed, is_learnt, train_swapping_all, written_training
 from tests.torch.helpers import SEED, Training
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -24,16 +25,25 @@ LEFT_OUT = {
     "empty_permuted": "its result is whatever lies in memory",
 }
 
+DRAWN = 50
+"""Samples of a dtype that are looked at, and of these"""
+TAKEN = 4
+"""the largest ones that are taken."""
+
 
 def _name(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
+def dtypes_of(op: Any) -> list[torch.dtype]:
+    """In which an op has a gradient on the CPU."""
+    return sorted(FLOATS & set(op.supported_backward_dtypes("cpu")), key=str) if op.supports_autograd else []
+
+
 def ops() -> Iterator[Any]:
-    """The ops with a float32 gradient on the CPU."""
+    """All ops, those without a gradient skipped."""
     for op in op_db:
-        differentiable = op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu")
-        yield pytest.param(op, id=_name(op), marks=() if differentiable else pytest.mark.skip("it has no gradient"))
+        yield pytest.param(op, id=_name(op), marks=() if dtypes_of(op) else pytest.mark.skip("it has no gradient"))
 
 
 def learnt_bytes(sample: Any) -> int:
@@ -43,6 +53,17 @@ def learnt_bytes(sample: Any) -> int:
     return sum(each.untyped_storage().nbytes() for each in tensors if each.layout == torch.strided) * any(
         map(is_learnt, given)
     )
+
+
+def samples_of(op: Any) -> list[Any]:
+    """The largest samples of each dtype that have something to learn."""
+    found: list[Any] = []
+    for dtype in dtypes_of(op):
+        torch.manual_seed(SEED)
+        drawn = list(islice(op.sample_inputs("cpu", dtype, requires_grad=True), DRAWN))
+        largest = sorted(filter(learnt_bytes, drawn), key=learnt_bytes)[-TAKEN:]
+        found.extend(largest)
+    return found
 
 
 class Applied(Fed):
@@ -55,8 +76,14 @@ class Applied(Fed):
     def forward(self) -> Tensor:
         args, kwargs = self.taken()
         found, _ = tree_flatten(self.op.get_op()(*args, **kwargs))
-        parts = [_summed(each) for each in found if isinstance(each, Tensor) and each.requires_grad]
-        return torch.stack(parts).sum() if parts else torch.zeros((), requires_grad=True)
+        return sum((_summed(each) for each in found if is_learnt(each)), torch.zeros(()))
+
+
+class Summed(nn.ModuleList):
+    """An op on several samples."""
+
+    def forward(self) -> Tensor:
+        return sum((each() for each in self), torch.zeros((), requires_grad=True))
 
 
 def _summed(out: Tensor) -> Tensor:
@@ -66,9 +93,9 @@ def _summed(out: Tensor) -> Tensor:
     return (real * weights).float().sum()
 
 
-def trained(op: Any, sample: Any) -> Training:
+def trained(op: Any, samples: list[Any]) -> Training:
     # A rate of 0 keeps the values inside the domain of the op; what is compared are the gradients.
-    return slow_training(Applied(op, sample), rate=0.0)
+    return written_training(Summed([Applied(op, each) for each in samples]), rate=0.0)
 
 
 @pytest.mark.parametrize("op", list(ops()))
@@ -76,12 +103,11 @@ def test_gradients_are_bit_equal_when_what_an_op_saves_is_swapped(op: Any) -> No
     if _name(op) in LEFT_OUT:
         pytest.skip(LEFT_OUT[_name(op)])
     # given
-    torch.manual_seed(SEED)
-    sample = max(islice(op.sample_inputs("cpu", torch.float32, requires_grad=True), 50), key=learnt_bytes)
-    if not learnt_bytes(sample):
+    samples = samples_of(op)
+    if not samples:
         pytest.skip("no sample has a tensor with a gradient")
     # when
-    did = train_swapping_all(lambda: trained(op, sample))
+    did = train_swapping_all(lambda: trained(op, samples))
     # then
     assert did.mismatches == 0
     assert bool(did.swapped_bytes) == bool(did.planned)
