@@ -166,23 +166,27 @@ def swap_of(storage: int, saved_at: int, back: int) -> Swap:
 @settings(max_examples=60, deadline=None)
 @given(linked_traces(), RATES, RATES, st.sampled_from([0, 10, 30, 60, 100]))
 def test_no_baseline_at_all_is_faster(trace: Trace, out: int, back: int, percent: int) -> None:
-    # given any budget, and every planner there is
+    # given any budget that can be met, and every planner there is
     on = machine(out, back)
     peak = int(last_step(trace).level.max())
-    budget = peak * (40 + percent * 6 // 10) // 100
+    try:
+        least = plan(trace, on, 0, "optimal", min_size_bytes=1).budget_bytes
+    except Infeasible as found:
+        least = found.least_feasible_bytes
+    budget = least + (peak - least) * percent // 100
     others: dict[str, int] = {}
     for baseline in set(PLANNERS) - {"optimal"}:
         try:
             others[baseline] = simulate(trace, on, plan(trace, on, budget, baseline, min_size_bytes=1)).step_ns
         except Infeasible:
             continue
-    assume(others)
 
     made = plan(trace, on, budget, "optimal", min_size_bytes=1)
 
     # then none of those that meet the budget is faster
     check(trace, made, on)
-    assert simulate(trace, on, made).step_ns <= min(others.values()), others
+    step_ns = simulate(trace, on, made).step_ns
+    assert all(step_ns <= other_ns for other_ns in others.values()), others
 
 
 def test_every_registered_baseline_is_a_seed() -> None:
