@@ -76,11 +76,11 @@ def device_curve(step: LastStep, moves: Moves, done: Play, heights: Heights, kin
     for rebuild, before, run_ns in reversed(list(zip(moves.rebuilds, heights.before, done.run_ns, strict=True))):
         waiting[rebuild.position - step.first_op] = before
         then_ns[rebuild.position - step.first_op] = run_ns
-    # Per position: on arrival, before its waits for room; then with the swaps back that start; then while recipes run;
-    # then during the op.
+    # Per position: on arrival, before its waits for room (at the first one, as the step before ended); then with the
+    # swaps back that start; then while recipes run; then during the op.
     running = _runs(step, moves, done, heights)
     parts = (
-        (place, arrived_ns, level[np.maximum(step.point_of - 1, 0)], arrived_ns < done.room_ns),
+        (place, arrived_ns, level[step.point_of - 1], arrived_ns < done.room_ns),
         (place, done.room_ns, waiting, done.room_ns < then_ns),
         (*running, running[0] >= 0),
         (place, done.position_ns, most, most >= 0),

@@ -197,10 +197,13 @@ class _Walk:
         self.step, self.links = step, links
         self.returns = step.returns[moves.n].tolist()
         self.carried: dict[int, None] = dict.fromkeys(np.nonzero(moves.wraps)[0].tolist())
+        in_next_step = step.returns[moves.n] & (step.first_read[moves.n] < moves.back)
+        self.early = np.nonzero(in_next_step)[0].tolist()
         self.count = len(moves.n)
         self.rebuilds = moves.rebuilds
         self.recipe_ns = [step.time_of(rebuild.recipe) for rebuild in moves.rebuilds]
         self.move_of = {storage: i for i, storage in enumerate(listed(step.storage_of(moves.n)))}
+        self.back_asked = [False] * self.count
         self.end_ns = 0
         for i in self.carried:
             links.times[OUT][i] = (-1, -1)
@@ -209,7 +212,7 @@ class _Walk:
     def begin(self) -> None:
         """Start a round where the last one ended."""
         self.start_ns, self.late_ns = self.end_ns, 0
-        self.given_up, self.back_asked = [False] * self.count, [False] * self.count
+        self.given_up = [False] * self.count
         self.carried_end = [0] * self.count
         self.back_times: list[tuple[int, int] | None] = [None] * self.count
         self.requeued: set[int] = set()
@@ -224,6 +227,7 @@ class _Walk:
         now = self.start_ns + at_ns + self.late_ns
         if kind == QUEUE:
             self.requeued.add(i)
+            self.back_asked[i] = False
             self.links.queue(i, now)
         elif kind == GIVE_UP:
             self.give_up(i, now)
@@ -287,8 +291,12 @@ class _Walk:
         links, now = self.links, self.end_ns
         queues = tuple(tuple((move, max(0, at - now)) for at, move in links.live(lane)) for lane in range(3))
         out = tuple(max(0, times[1] - now) if (times := links.times[OUT][i]) else LATE for i in self.carried)
+        back = tuple(max(0, times[1] - now) if (times := links.times[COPY_BACK][i]) else LATE for i in self.early)
+        asked = tuple(self.back_asked[i] for i in self.early)
+        ready = tuple((max(0, at - now), move) for at, _, move in sorted(links.ready))
         releases = tuple((max(0, at - now), size) for at, size in sorted(links.releases) if at > now)
-        return queues, out, releases, tuple(max(0, at - now) for at in (*links.free_ns, links.held_at_ns))
+        free = tuple(max(0, at - now) for at in (*links.free_ns, links.held_at_ns))
+        return queues, out, back, asked, ready, releases, free
 
     def result(self) -> Play:
         """What the last round did, counted from its start."""

@@ -1,7 +1,8 @@
 """A second simulator for the tests: slow, storage by storage and event by event, sharing nothing with the library's.
 
 It knows the step as a list of moments. At each of them every storage is looked at one by one: is it allocated, is it
-away by the plan, has a recipe made it again.
+away by the plan, has a recipe made it again. It plays equal steps one after the other (reference_lanes.py has the
+clock), and tells what the last of them did.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from elbowroom.machine import Machine
-from elbowroom.plan import Plan, Recompute
+from elbowroom.machine import Link, Machine
+from elbowroom.plan import Plan, Recompute, Swap
 from elbowroom.trace import Save, Trace
+from tests.core.reference_lanes import BACK, OUT, READ, WRITE, Journey, Lanes
+
+STEPS = 8
 
 
 @dataclass
@@ -33,50 +37,95 @@ class Moment:
 
 
 @dataclass
-class Write:
-    storage: int
-    queued_ns: int
-    start_ns: int = -1
-    end_ns: int = -1
-    given_up: bool = False
+class Window:
+    """When the swapped storage of one swap may be away.
+
+    Attributes:
+        rank: of its write among those that are asked for at one position.
+        queued: position at which its write is asked for.
+        idle: position from which it may be away.
+        back: position at which it starts back.
+        use: position at which it is needed; None where it never is again.
+        wraps: whether it is away across the end of the step.
+    """
+
+    rank: tuple[int, ...]
+    queued: int
+    idle: int
+    back: int
+    use: int | None
+    wraps: bool
 
 
 @dataclass
 class Result:
-    """What the reference finds; `curve` is what the device holds over time."""
+    """What the reference finds; `curve` is what the device holds over time, `step_ns` the times of all steps."""
 
     peak: int
-    step_ns: int
+    steps_ns: list[int] = field(default_factory=list[int])
     curve: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    most_staged: int = 0
+
+    @property
+    def step_ns(self) -> int:
+        return self.steps_ns[-1]
 
 
 class Reference:
-    """One step of a trace under a plan."""
+    """Equal steps of a trace under a plan."""
 
     def __init__(self, trace: Trace, machine: Machine, plan: Plan) -> None:
         self.trace, self.plan = trace, plan
         self.first, self.end = trace.steps[-1]
         self.saves: dict[int, Save] = {s.storage: s for s in trace.saves if self.first <= s.saved_at <= self.end}
         self.swaps = {swap.storage: swap for swap in plan.swaps}
-        self.order = sorted(self.swaps, key=lambda storage: list(self.saves).index(storage))
+        self.windows = {storage: self.window(swap) for storage, swap in self.swaps.items()}
+        self.order = sorted(self.swaps, key=lambda s: (self.windows[s].queued, self.windows[s].rank))
         self.dropped = {s: r for r, each in enumerate(plan.recomputes) for s in each.storages}
-        self.link = machine.links[0] if machine.links else None
-        self.ticks = sorted({p for s in self.saves.values() for p in (s.saved_at, *s.read_at) if p <= self.end})
+        self.links = {(link.upper, link.lower): link for link in machine.links}
+        self.host = next((tier.capacity_bytes for tier in machine.tiers if tier.name == "host"), 0)
+        self.ticks = self.all_ticks()
         self.choice = {a.op: next(c for c in trace.ops[a.op].choices if c.name == a.choice) for a in plan.algorithms}
+        self.scratch: dict[int, int] = {}
         self.size = self.sizes()
         self.moments = self.all_moments()
         self.peak = max(moment.held(set()) for moment in self.moments)
         self.waits = self.all_waits()
 
+    def window(self, swap: Swap) -> Window:
+        """Of a save what the trace says; of any other storage from one use to the next, perhaps in the next step."""
+        storage, back = swap.storage, swap.back_before_op
+        if storage in self.saves:
+            save = self.saves[storage]
+            assert save.idle_from is not None
+            rank = (0, list(self.saves).index(storage))
+            return Window(rank, save.saved_at, save.idle_from, back, save.read_at[0] if save.read_at else None, False)
+        idle = swap.out_after_op + 1
+        ops = range(self.first, self.end)
+        uses = [op for op in ops if storage in (*self.trace.ops[op].reads, *self.trace.ops[op].writes)]
+        use = next((op for op in uses if op >= idle), uses[0])
+        return Window((1, storage), idle, idle, back, use, back < idle)
+
+    def all_ticks(self) -> list[int]:
+        """Where the runtime has control: at saves and reads, and where states leave, start back and are used."""
+        saves = [save for save in self.trace.saves if self.first <= save.saved_at <= self.end]
+        found = {p for save in saves for p in (save.saved_at, *save.read_at) if p <= self.end}
+        for storage, window in self.windows.items():
+            if storage not in self.saves and window.use is not None:
+                found |= {self.first, window.queued, window.use, window.back}
+        return sorted(found)
+
     def sizes(self) -> dict[int, int]:
-        """Bytes of every storage with the chosen algorithms."""
+        """Bytes of every storage with the chosen algorithms; what needs a workspace that the trace lacks is scratch."""
         size = {s: storage.size_bytes for s, storage in enumerate(self.trace.storages)}
         for op, choice in self.choice.items():
             mine = [e.storage for e in self.trace.events if e.op == op and e.size_bytes > 0]
             freed = {e.storage for e in self.trace.events if e.op == op and e.size_bytes < 0}
             found = [s for s in mine if s in freed and self.trace.storages[s].category == "workspace"]
-            assert found, "the reference only knows workspaces that the trace has"
-            size[max(found, key=lambda s: (size[s], s))] = choice.workspace_bytes
+            if found:
+                size[max(found, key=lambda s: (size[s], s))] = choice.workspace_bytes
+            else:
+                self.scratch[op] = choice.workspace_bytes
         return size
 
     def op_ns(self, op: int) -> int:
@@ -85,18 +134,25 @@ class Reference:
     def away_at(self, position: int, rebuilt: set[int]) -> set[int]:
         """Storages that the plan has off the device at a position, when the recipes `rebuilt` have run."""
         away: set[int] = set()
-        for storage, swap in self.swaps.items():
-            save = self.saves[storage]
-            assert save.idle_from is not None
-            if save.idle_from <= position and (position < swap.back_before_op or not save.read_at):
+        for storage, window in self.windows.items():
+            before = position < window.back or window.use is None
+            if (window.idle <= position or before) if window.wraps else (window.idle <= position and before):
                 away.add(storage)
         for storage, r in self.dropped.items():
             idle = self.saves[storage].idle_from
             assert idle is not None
-            before = self.plan.recomputes[r].before_op
-            if idle <= position and (position < before or (position == before and r not in rebuilt)):
+            before_op = self.plan.recomputes[r].before_op
+            if idle <= position and (position < before_op or (position == before_op and r not in rebuilt)):
                 away.add(storage)
         return away
+
+    def fullest(self, op: int) -> int:
+        """How many events of an op have happened when it holds most, everything kept: 0 only where it has none."""
+        held, most = 0, list[int]()
+        for event in (e for e in self.trace.events if e.op == op):
+            held += event.size_bytes
+            most.append(held)
+        return most.index(max(most)) + 1 if most else 0
 
     def all_moments(self) -> list[Moment]:
         live: dict[int, int] = {}
@@ -115,14 +171,18 @@ class Reference:
                     moments += self.recipe_moments(position, r, recompute, live, rebuilt)
                     rebuilt.add(r)
             away = self.away_at(position, rebuilt)
+            scratch = self.scratch.get(position, 0)
+            at = self.fullest(position)
             if position < self.end:
-                moments.append(Moment(position, dict(live), away, op=position))
+                moments.append(Moment(position, dict(live), away, 0 if at else scratch, op=position))
+            happened = 0
             while events and events[0].op == position < self.end:
                 event = events.pop(0)
+                happened += 1
                 live.pop(event.storage, None)
                 if event.size_bytes > 0:
                     live[event.storage] = self.size[event.storage]
-                moments.append(Moment(position, dict(live), away, op=position))
+                moments.append(Moment(position, dict(live), away, scratch if happened == at else 0, op=position))
         return moments
 
     def recipe_moments(
@@ -134,21 +194,21 @@ class Reference:
         made: dict[int, int] = {}
         moments: list[Moment] = []
 
-        def note(op: int) -> None:
-            moments.append(Moment(position, dict(live), away, sum(made.values()), r, op))
+        def note(op: int, scratch: int = 0) -> None:
+            moments.append(Moment(position, dict(live), away, sum(made.values()) + scratch, r, op))
 
         for turn, op in enumerate(recompute.recipe):
-            note(op)
+            at = self.fullest(op)
+            note(op, 0 if at else self.scratch.get(op, 0))
             own: set[int] = set()
-            for event in (event for event in self.trace.events if event.op == op):
+            for happened, event in enumerate((event for event in self.trace.events if event.op == op), 1):
                 if event.size_bytes > 0:
                     made[event.storage] = self.size[event.storage]
                     own.add(event.storage)
-                    note(op)
                 elif event.storage in own:
                     del made[event.storage]
                     own.discard(event.storage)
-                    note(op)
+                note(op, self.scratch.get(op, 0) if happened == at else 0)
             later = {
                 s for o in recompute.recipe[turn + 1 :] for s in (*self.trace.ops[o].reads, *self.trace.ops[o].writes)
             }
@@ -159,115 +219,132 @@ class Reference:
         return moments
 
     def all_waits(self) -> dict[int, int]:
-        """Per tick, how many writes must have ended so that the peak holds whatever the later ones do."""
+        """Per tick, how many writes must have ended so that the peak holds whatever the later ones do.
+
+        The writes of the step before come first, then those of this step.
+        """
+        row = [(step, storage) for step in (0, 1) for storage in self.order]
         waits: dict[int, int] = {}
         done = 0
         for tick, following in pairwise([*self.ticks, self.end + 1]):
             for moment in (m for m in self.moments if tick <= m.position < following):
-                while moment.held(set(self.order[done:]) & set(self.swaps)) > self.peak:
+                while moment.held(self.unfinished(row[done:], moment)) > self.peak:
                     done += 1
             waits[tick] = done
         return waits
 
-    def copy_ns(self, storage: int, rate: int) -> int:
-        assert self.link is not None
-        return self.link.latency_ns + -(-self.size[storage] * 10**9 // (rate // self.link.shared_by or 1))
+    def unfinished(self, row: list[tuple[int, int]], moment: Moment) -> set[int]:
+        return {storage for step, storage in row if step == self.step_of(storage, moment.position)}
 
-    def run(self) -> Result:
-        """Play the step against the clock, again and again until it ends as it began, at most 8 times."""
-        self.now, self.free_out, self.free_back = 0, 0, 0
-        self.writes = dict[int, Write]()
-        state: tuple[object, ...] = ((), 0, 0)
-        for _ in range(8):
-            self.start, self.backs, self.left = self.now, dict[int, int](), set[int]()
-            result = Result(self.peak, 0)
+    def step_of(self, storage: int, position: int) -> int:
+        """Whose write has a storage away at a position: of the step before (0), or of this one."""
+        return 0 if self.windows[storage].wraps and position < self.windows[storage].back else 1
+
+    def journey(self, storage: int) -> Journey:
+        """A journey that has not begun."""
+        tier = self.swaps[storage].tier
+        near = self.links.get(("device", tier)) or self.links["device", "host"]
+        takes = {OUT: self.copy_ns(storage, near, near.out_bytes_per_s)}
+        takes[BACK] = self.copy_ns(storage, near, near.back_bytes_per_s)
+        if ("device", tier) not in self.links:
+            far = self.links["host", "disk"]
+            takes[WRITE] = self.copy_ns(storage, far, far.out_bytes_per_s)
+            takes[READ] = self.copy_ns(storage, far, far.back_bytes_per_s)
+        return Journey(storage, self.size[storage], takes, {})
+
+    def copy_ns(self, storage: int, link: Link, rate: int) -> int:
+        return link.latency_ns + -(-self.size[storage] * 10**9 // (rate // link.shared_by or 1))
+
+    def staging_room(self) -> int:
+        """Bytes of the host for what passes: all but the most that those hold that stay there."""
+        on_host = [s for s in self.order if self.swaps[s].tier == "host"]
+        most = 0
+        for moment in self.moments:
+            saved = [s for s in on_host if s in self.saves and self.windows[s].queued <= moment.position]
+            held = [s for s in on_host if s not in self.saves] + [s for s in saved if s in moment.live]
+            most = max(most, sum(self.size[s] for s in held))
+        return self.host - most
+
+    def run(self, steps: int = STEPS) -> Result:
+        """Play steps one after the other; at the start of the first, what is away across the end has long left."""
+        self.lanes = Lanes(self.staging_room())
+        self.journeys: dict[int, Journey] = {}
+        self.left = {storage for storage, window in self.windows.items() if window.wraps}
+        for storage in self.left:
+            journey = self.journeys[storage] = self.journey(storage)
+            journey.times = {lane: (-1, -1) for lane in (OUT, WRITE) if lane in journey.takes_ns}
+        result = Result(self.peak)
+        for _ in range(steps):
+            start, result.curve = self.lanes.now, []
             for position in range(self.first, self.end + 1):
                 self.at_position(position, result)
-            self.start_writes(self.now, set())
-            result.step_ns = self.now - self.start
-            result.curve = [(at - self.start, size) for at, size in result.curve]
-            waiting = [(w.storage, w.queued_ns) for w in self.writes.values() if w.start_ns < 0 and not w.given_up]
-            before, state = (
-                state,
-                (
-                    tuple((storage, max(0, queued - self.now)) for storage, queued in waiting),
-                    max(0, self.free_out - self.now),
-                    max(0, self.free_back - self.now),
-                ),
-            )
-            if state == before:
-                break
+            result.steps_ns.append(self.lanes.now - start)
+            result.curve = [(at - start, size) for at, size in result.curve]
+        result.most_staged = self.lanes.most_held
         return result
-
-    def start_writes(self, before_ns: int, wanted: set[int]) -> None:
-        """Start writes in their order whose turn comes before a time, or up to the last one that is wanted."""
-        waiting = [w for w in self.writes.values() if w.start_ns < 0 and not w.given_up]
-        for i, write in enumerate(waiting):
-            start = max(write.queued_ns, self.free_out)
-            if start >= before_ns and not any(w.storage in wanted for w in waiting[i:]):
-                return
-            assert self.link is not None
-            write.start_ns, write.end_ns = start, start + self.copy_ns(write.storage, self.link.out_bytes_per_s)
-            self.free_out = write.end_ns
 
     def at_position(self, position: int, result: Result) -> None:
         """What happens before an op, and the op."""
-        arrived = self.now
+        lanes = self.lanes
+        arrived = lanes.now
         mine = [m for m in self.moments if m.position == position]
-        before = [m for m in self.moments if m.position < position][-1:]
-        shown = [(arrived, self.height(m)) for m in before]
+        before = ([m for m in self.moments if m.position < position] or self.moments)[-1]  # at first, the step before's
+        shown = [(arrived, self.height(before))]
         self.queue_writes(position)
         self.wait_for_writes(position)
-        room = self.now
+        room = lanes.now
         shown = shown if room > arrived else []
-        self.start_backs(position)
+        for storage in self.returning(position):
+            if not self.journeys[storage].given_up:
+                lanes.back(self.journeys[storage])
         if position in self.ticks:
-            self.start_writes(self.now, set())
-            of_now = [w for w in self.writes.values() if w.queued_ns >= self.start and not w.given_up]
-            ended = [w for w in of_now if w.start_ns >= 0 and w.end_ns <= self.now]
-            self.left |= {w.storage for w in ended}
+            self.left |= {s for s, j in self.journeys.items() if j.ended(OUT, lanes.now) and not j.given_up}
         waiting = (room, self.height(mine[0]))
         runs = self.run_recipes(position, mine)
-        reading = [s for s in self.order if self.saves[s].read_at and self.saves[s].read_at[0] == position]
-        self.now = max([self.now, *(self.backs.get(s, 0) for s in reading)])
+        self.wait_for_data([s for s in self.order if self.windows[s].use == position])
         running = [m for m in mine if m.recompute is None][1:] or mine[-1:]
-        shown += [waiting] if (runs[0][0] if runs else self.now) > room else []
-        for entry in (*shown, *runs, (self.now, max(map(self.height, running)))):
+        shown += [waiting] if (runs[0][0] if runs else lanes.now) > room else []
+        for entry in (*shown, *runs, (lanes.now, max(map(self.height, running)))):
             if not result.curve or entry[1] != result.curve[-1][1]:
                 result.curve.append(entry)
-        self.now += self.op_ns(position) if position < self.end else 0
+        lanes.pass_ns(self.op_ns(position) if position < self.end else 0)
 
     def queue_writes(self, position: int) -> None:
+        """Ask for the writes that begin here; give up those that have not ended of what is wanted back, or freed."""
         for storage in self.order:
-            if self.saves[storage].saved_at == position:
-                self.writes.pop(storage, None)
-                self.writes[storage] = Write(storage, self.now)
-        gone = [s for s in self.order if not self.saves[s].read_at and self.freed_by(s) == position - 1]
+            if self.windows[storage].queued == position:
+                if storage in self.journeys and not self.journeys[storage].given_up:
+                    self.lanes.cancel(self.journeys[storage], keep_on_host=False)
+                self.journeys[storage] = self.journey(storage)
+                self.left.discard(storage)
+                self.lanes.ask(OUT, self.journeys[storage], self.lanes.now)
+        gone = [s for s in self.order if self.windows[s].use is None and self.freed_by(s) == position - 1]
         for storage in (*self.returning(position), *gone):
-            self.start_writes(self.now, set())
-            write = self.writes[storage]
-            write.given_up = write.start_ns < 0 or write.end_ns > self.now
+            journey = self.journeys[storage]
+            journey.given_up = not journey.ended(OUT, self.lanes.now)
+            self.lanes.cancel(journey, keep_on_host=storage not in gone and not journey.given_up)
 
     def wait_for_writes(self, position: int) -> None:
         if position in self.waits:
-            must = set(self.order[: self.waits[position]])
-            self.start_writes(self.now, {s for s in must if s in self.writes})
-            ends = [
-                w.end_ns for s, w in self.writes.items() if s in must and w.queued_ns >= self.start and not w.given_up
-            ]
-            self.now = max([self.now, *ends])
+            row = [(step, storage) for step in (0, 1) for storage in self.order][: self.waits[position]]
+            must = [self.journeys[s] for step, s in row if step == self.step_of(s, position) and s in self.journeys]
+            self.lanes.wait(OUT, [journey for journey in must if not journey.given_up])
+
+    def wait_for_data(self, storages: list[int]) -> None:
+        """Wait until storages are back, as far as they were asked for."""
+        known = [self.journeys[s] for s in storages if s in self.journeys]
+        self.lanes.wait(BACK, [journey for journey in known if journey.asked_back])
 
     def returning(self, position: int) -> list[int]:
-        """What starts back here, what is read first and was saved last first."""
-        found = [s for s in self.order if self.saves[s].read_at and self.swaps[s].back_before_op == position]
-        return sorted(found, key=lambda s: (self.saves[s].read_at[0], -self.order.index(s)))
+        """What starts back here, what is used first and was saved last first."""
+        found = [(s, w) for s, w in self.windows.items() if w.use is not None and w.back == position]
+        found.sort(key=lambda each: (each[1].use, [-part for part in self.number(each[0])]))
+        return [storage for storage, _ in found]
 
-    def start_backs(self, position: int) -> None:
-        for storage in self.returning(position):
-            if not self.writes[storage].given_up:
-                assert self.link is not None
-                start = max(self.now, self.free_back)
-                self.backs[storage] = self.free_back = start + self.copy_ns(storage, self.link.back_bytes_per_s)
+    def number(self, storage: int) -> tuple[int, ...]:
+        """What orders storages as they were saved; those that are no saves come after, as they become idle."""
+        window = self.windows[storage]
+        return (0, *window.rank) if storage in self.saves else (1, window.queued, storage)
 
     def run_recipes(self, position: int, mine: list[Moment]) -> list[tuple[int, int]]:
         """Run the recipes that are due, each once what it reads is there."""
@@ -278,13 +355,12 @@ class Reference:
             made: set[int] = set()
             for op in recompute.recipe:
                 made |= {e.storage for e in self.trace.events if e.op == op and e.size_bytes > 0}
-                inputs = {s for s in self.trace.ops[op].reads if s not in made}
-                self.now = max([self.now, *(self.backs.get(s, 0) for s in inputs)])
+                self.wait_for_data([s for s in self.trace.ops[op].reads if s not in made])
             for op in recompute.recipe:
                 beat = [m for m in mine if (m.recompute, m.op) == (r, op)]
-                shown.append((self.now, max(map(self.height, beat))))
-                self.now += self.op_ns(op)
-            shown.append((self.now, self.height(next(m for m in mine if (m.recompute, m.op) == (r, None)))))
+                shown.append((self.lanes.now, max(map(self.height, beat))))
+                self.lanes.pass_ns(self.op_ns(op))
+            shown.append((self.lanes.now, self.height(next(m for m in mine if (m.recompute, m.op) == (r, None)))))
         return shown
 
     def height(self, moment: Moment) -> int:

@@ -171,6 +171,8 @@ def test_a_state_that_is_away_across_the_end_frees_the_start_of_the_step() -> No
     # and in the steady state the write of the last step, 100 ns from its end, is waited for where 10 + 50 + 100 would
     # be held: at the last place before that with control, position 0 (10 + 100 at op 0 is over 100 too)
     assert stalls(line)[0] == ("wait for room", 0, 100)
+    # it is on the device meanwhile
+    assert curve(line, "device")[:2] == [(0, 100), (100, 10)]
     # op 5 starts at 150, reads it from there to 250, and ends at 260
     assert stalls(line)[1:] == [("wait for data", 150, 250)]
     assert line.step_ns == 260
@@ -188,6 +190,22 @@ def test_a_state_comes_back_ahead_where_there_is_room() -> None:
     assert bars(line) == [("disk write", 0, 10, kept), ("disk read", 40, 50, kept)]
     # op 0 may run beside the write: 10 + 100 are no more than the peak
     assert curve(line, "device")[:4] == [(0, 110), (10, 60), (30, 10), (40, 110)]
+
+
+def test_a_state_that_starts_back_at_the_end_of_a_step_is_waited_for_in_the_next() -> None:
+    # given a state of 100 bytes that op 0 alone uses, back from the end of the step on, and 50 bytes in op 2
+    build = Build()
+    kept = build.storage(100, "optimizer_state")
+    build.op(reads=(kept,))
+    build.op()
+    build.op(temporary=50)
+    build.op()
+    trace = build.trace()
+
+    # then op 0 waits for its copy, from 0 to 100, and op 1 for its write, which begins once op 0 has ended
+    line = simulate(trace, machine(), planned(trace, away(kept, 0, 4)))
+    assert stalls(line) == [("wait for data", 0, 100), ("wait for room", 110, 210)]
+    assert line.step_ns == 240
 
 
 def test_the_place_of_a_state_on_the_lower_tier_is_always_there() -> None:
