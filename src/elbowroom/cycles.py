@@ -11,7 +11,7 @@ Cost: `STEPS` replays of the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,9 +24,6 @@ from elbowroom.moves import Moves, in_order_of_need, need, waits
 
 STEPS = 4
 """Equal steps until what is reserved grows no more, as far as was seen."""
-
-LOWER: TierName = "host"
-"""The tier below a device with a caching allocator."""
 
 FREE, ALLOC = range(2)
 Due = tuple[int, int, int, int]
@@ -46,12 +43,18 @@ class Cycle:
     reserved: Ints
 
 
-def early_waits(step: LastStep, moves: Moves, machine: Machine | None) -> dict[int, int]:
+def early_waits(step: LastStep, moves: Moves, tiers: Sequence[TierName], machine: Machine | None) -> dict[int, int]:
     """By position of a tick: how many writes must have ended there, in write order; never fewer than `waits` has.
 
     A storage that leaves only when its room is needed leaves a hole that the next block may not fit, so more is
     reserved. So it leaves at the first tick at which its write should have ended, by the rates of a machine; with no
     machine, at the first at which it is idle, even if compute has to wait.
+
+    Args:
+        step: the last step of a trace.
+        moves: in write order.
+        tiers: per move, where it goes.
+        machine: gives the rates.
     """
     needed = need(step, moves)
     found = waits(step, moves, needed, int(needed.max()))
@@ -59,7 +62,6 @@ def early_waits(step: LastStep, moves: Moves, machine: Machine | None) -> dict[i
     if machine is None:
         ready = step.idle_from[moves.n] + 1
     else:
-        tiers: list[TierName] = [LOWER] * len(moves.n)
         done = play(step, moves, machine, tiers)
         room_ns = done.room_ns[ticks - step.first_op]
         at = np.searchsorted(room_ns, done.out_end_ns, side="left")

@@ -57,12 +57,12 @@ def test_a_storage_leaves_where_its_write_should_have_ended() -> None:
     step, moves = planned(trace, 30 * MIB, machine())
     assert moves.n.tolist() == [0, 1, 2][: len(moves.n)]
     # when
-    waiting = early_waits(step, moves, machine())
+    waiting = early_waits(step, moves, ["host"] * len(moves.n), machine())
     # then at 20 ms, before op 2, nothing has left: its write began at 10 ms; before op 3 the first has
     assert waiting.get(2, 0) <= waiting.get(3, 0)
     assert waiting[3] >= 1
     # and with no rates it must have left as soon as a tick comes after it is idle
-    assert early_waits(step, moves, None)[2] >= 1
+    assert early_waits(step, moves, ["host"] * len(moves.n), None)[2] >= 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -77,7 +77,7 @@ def test_no_wait_is_left_out_and_none_comes_before_its_save(trace: Trace, percen
     needed = need(step, moves)
     least = waits(step, moves, needed, int(needed.max()))
     for rates in (on, None):
-        waiting = early_waits(step, moves, rates)
+        waiting = early_waits(step, moves, ["host"] * len(moves.n), rates)
         done = 0
         for tick in step.ticks.tolist():
             done = max(done, waiting.get(tick, 0))

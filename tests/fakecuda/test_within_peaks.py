@@ -32,18 +32,17 @@ def rig() -> Path:
     return folder
 
 
-def on_the_rig(rig: Path, spec: dict[str, Any]) -> dict[str, Any]:
-    """What tests/fakecuda/within.py says."""
+def on_the_rig(rig: Path, spec: dict[str, Any], script: str = "within.py", backing_bytes: int = 0) -> dict[str, Any]:
+    """What a script of this folder says; copies are real where device memory has some backing."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
         "FAKECUDA_CAPACITY": str(40 << 30),
-        "FAKECUDA_BACKING": "0",
+        "FAKECUDA_BACKING": str(backing_bytes),
         "FAKECUDNN_WORKSPACE": "0",
         "OMP_NUM_THREADS": "1",
     }
-    script = str(Path(__file__).with_name("within.py"))
-    command = [str(rig / "fake_torch.sh"), script]
+    command = [str(rig / "fake_torch.sh"), str(Path(__file__).with_name(script))]
     done = subprocess.run(command, input=json.dumps(spec), env=environment, capture_output=True, text=True, check=False)
     assert "@@" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]
     return json.loads(done.stdout.partition("@@")[2])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -48,8 +49,8 @@ def within(step: Callable[[], Any], budget: str | int, steps: int, **options: An
                 {
                     "allocated": allocated,
                     "reserved": reserved,
-                    "pinned": tier.arenas.pinned_bytes,
-                    "host": tier.arenas.size_bytes,
+                    "pinned": room.pinned_bytes,
+                    "host": tier.size_bytes,
                     "held": tier.held_bytes,
                     "resident": resident_bytes(),
                     "mode": room._mode,
@@ -60,11 +61,13 @@ def within(step: Callable[[], Any], budget: str | int, steps: int, **options: An
         assert room.plan is not None
         found["budget_bytes"] = room.budget_bytes
         found["simulated"] = {"allocated": line.peak_allocated_bytes, "reserved": line.peak_reserved_bytes}
-        found["plan"] = {"swaps": len(room.plan.swaps), "bytes": line.swapped_out_bytes}
+        tiers = Counter(swap.tier for swap in room.plan.swaps)
+        found["plan"] = {"swaps": len(room.plan.swaps), "bytes": line.swapped_out_bytes, **tiers}
+        found["links"] = [[link.out_bytes_per_s, link.back_bytes_per_s] for link in room.machine.links]
     found["figures"] = [
         {"out": s.swapped_out_bytes, "back": s.swapped_back_bytes, "mismatches": s.mismatches} for s in room.steps
     ]
-    found["after"] = {"host": tier.arenas.size_bytes, "live": torch.cuda.memory_allocated()}
+    found["after"] = {"host": tier.size_bytes, "live": torch.cuda.memory_allocated()}
     return found
 
 
@@ -80,7 +83,7 @@ def main() -> None:
     for share in spec["shares"]:
         torch.manual_seed(0)
         step = made()
-        budget = int(share * reserved)
+        budget = f"device={int(share * reserved)}" + spec.get("below", "")
         try:
             found["runs"].append({"share": share, **within(step, budget, spec["steps"])})
         except er.Infeasible as problem:

@@ -103,7 +103,7 @@ class HandTier(LowerTier):
     def close(self) -> None:
         self.closed = True
 
-    def reserve(self, size_bytes: int) -> Slot:
+    def reserve(self, size_bytes: int, to: TierName | None = None) -> Slot:
         self.before_reserve.clear()
         if self.refusal is not None:
             raise self.refusal

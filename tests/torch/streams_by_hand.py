@@ -70,6 +70,9 @@ class HandStreams(Streams):
         if (stream, self._origin[mark]) not in self.without:
             self._queue(stream).append(lambda: mark.reached)
 
+    def reached(self, mark: Mark) -> bool:
+        return mark.reached
+
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Hashable) -> None:
         to, of = _bytes_at(target), _bytes_at(source)
         self.kernel(stream, lambda: to.__setitem__(slice(None), of))

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from elbowroom.machine import TierName
 from elbowroom.runtime.executor import Executor, State
 from elbowroom.runtime.hooks import Handle
 from tests.torch.moved_by_hand import nothing_left
@@ -18,13 +19,15 @@ from tests.torch.streams_by_hand import BLOCK_BYTES, COMPUTE, OTHER, HandStreams
 PICK = st.integers(0, 1000)
 
 
-def saved(executor: Executor, streams: HandStreams, n: int, home: Hashable = COMPUTE) -> Handle:
+def saved(
+    executor: Executor, streams: HandStreams, n: int, home: Hashable = COMPUTE, to: TierName | None = None
+) -> Handle:
     """A storage that a kernel fills with n, saved on its stream, held by nobody else, and leaving."""
     streams.stream = home
     storage = streams.new_storage(BLOCK_BYTES, home)
     streams.writes(storage, n, home)
     entry = executor.add(n, storage, 0)
-    executor.swap_out(entry)
+    executor.swap_out(entry, to)
     tensor = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (BLOCK_BYTES,), (1,))  # pyright: ignore[reportArgumentType]
     return Handle(executor, entry, tensor)
 

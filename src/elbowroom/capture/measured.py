@@ -66,7 +66,8 @@ def _span(moved: Moved, clock: Clock, starts: list[int], lanes: tuple[Lane, Lane
     if happening.kind == "stall":
         op = min(bisect_right(starts, happening.start_ns + clock.offset_ns), len(starts) - 1)
         return Span(lane="compute", kind="stall", name="stall", start_ns=begin, end_ns=end, op=op, storage=storage)
-    out = happening.kind == "swap_out"
+    out = happening.kind in ("swap_out", "disk_write")
+    lanes = DISK_LANES if happening.kind.startswith("disk") else lanes
     return Span(
         lane=lanes[0] if out else lanes[1],
         kind="swap_out" if out else "swap_back",

@@ -125,7 +125,7 @@ class Recorder:
         for note in self._notes:
             if note.mark is not None:
                 note.reached_ns, note.mark = self._streams.time_ns(note.mark), None
-        self._happenings = [_timed(each) for each in self._happenings]
+        self._happenings = [timed for each in self._happenings for timed in _timed(each)]
 
     def observer(self) -> Observer:
         """What to hand to the executor so that this recorder hears of its moves."""
@@ -236,11 +236,15 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _timed(happening: Happening) -> Happening:
+def _timed(happening: Happening) -> Iterator[Happening]:
+    """A happening with the times that the device tells, and what its bytes did on the disk."""
     if happening.transfer is None:
-        return happening
+        yield happening
+        return
     start_ns, end_ns = happening.transfer.times()
-    return replace(happening, start_ns=start_ns, end_ns=end_ns, transfer=None)
+    yield replace(happening, start_ns=start_ns, end_ns=end_ns, transfer=None)
+    for hop in happening.transfer.hops():
+        yield Happening(hop.kind, happening.entry, hop.start_ns, hop.end_ns, hop.size_bytes)
 
 
 def _block(tensor: torch.Tensor, device: torch.device) -> Block | None:

@@ -29,7 +29,7 @@ from elbowroom.plan import Plan
 from elbowroom.planners.covering import Candidates, candidates, cover, in_time
 from elbowroom.planners.infeasible import infeasible
 from elbowroom.planners.placing import place_backs
-from elbowroom.planners.problem import Problem, as_plan, movable, moves_on_demand, moving, peak_of
+from elbowroom.planners.problem import Problem, as_plan, movable, moves_on_demand, moving, peak_of, with_disk
 
 NAME = "swap_greedy"
 MOST_TRIALS = 48
@@ -67,6 +67,7 @@ def swap_greedy(problem: Problem) -> Plan:
     step = problem.step
     if step.level.max() <= problem.budget_bytes:
         return as_plan(problem, NAME)
+    problem = with_disk(problem)
     n = movable(problem)
     if peak_of(step, moves_on_demand(step, n)) > problem.budget_bytes:
         raise infeasible(problem, NAME, n)

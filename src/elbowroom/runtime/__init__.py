@@ -34,8 +34,8 @@ def within(
 
     Args:
         budget: what the device tier may hold: "2GiB", "90%", "auto" (the default: what is free, less a margin),
-            "device=2GiB,host=24GiB,pinned=4GiB" (CUDA), "device=2GiB,disk=50GiB" (RAM). On CUDA it counts what torch's
-            allocator reserves, in RAM live storages; context, interpreter and libraries come on top.
+            "device=2GiB,host=24GiB,pinned=4GiB,disk=50GiB" (CUDA), "device=2GiB,disk=50GiB" (RAM). On CUDA it counts
+            what torch's allocator reserves, in RAM live storages; context, interpreter and libraries come on top.
         plan: follow this plan of the same training step in place of making one.
         spill_dir: directory of the spill file; TMPDIR or the system's where None.
         min_size_bytes: smaller storages are kept.

@@ -93,16 +93,27 @@ class Arenas:
 
     def reserve(self, size_bytes: int) -> ArenaSlot:
         """Room for a storage. Raises TierFull where the budget or the computer has none left."""
+        found = self._take(size_bytes)
+        if found is None:
+            self._grow(whole_pages(size_bytes))
+            found = self._take(size_bytes)
+        assert found is not None, "a new arena has room for what it was made for"
+        return found
+
+    def try_reserve(self, size_bytes: int) -> ArenaSlot | None:
+        """Room for a storage, None where the budget has none left. Raises TierFull where the computer has none."""
+        found = self._take(size_bytes)
+        if found is None and self.size_bytes + whole_pages(size_bytes) <= self.budget_bytes:
+            return self.reserve(size_bytes)
+        return found
+
+    def _take(self, size_bytes: int) -> ArenaSlot | None:
         for arena in self._arenas:
             start = arena.ranges.take(size_bytes)
             if start is not None:
-                break
-        else:
-            arena = self._grow(whole_pages(size_bytes))
-            start = arena.ranges.take(size_bytes)
-        assert start is not None, "a new arena has room for what it was made for"
-        self.held_bytes += size_bytes
-        return ArenaSlot(arena, start, size_bytes)
+                self.held_bytes += size_bytes
+                return ArenaSlot(arena, start, size_bytes)
+        return None
 
     def release(self, slot: ArenaSlot) -> None:
         """Give room back."""
@@ -124,7 +135,7 @@ class Arenas:
             arena.drop()
         self._arenas.clear()
 
-    def _grow(self, size_bytes: int) -> Arena:
+    def _grow(self, size_bytes: int) -> None:
         left = self.budget_bytes - self.size_bytes
         if size_bytes > left:
             raise TierFull(
@@ -133,9 +144,9 @@ class Arenas:
                 "raise the device budget so that less must be swapped",
                 tier="host",
             )
-        return self._add(max(size_bytes, min(_round_up(max(size_bytes, GROWTH_BYTES)), left)))
+        self._add(max(size_bytes, min(_round_up(max(size_bytes, GROWTH_BYTES)), left)))
 
-    def _add(self, size_bytes: int) -> Arena:
+    def _add(self, size_bytes: int) -> None:
         free_bytes = ram.free_bytes()
         if size_bytes + SPARE_BYTES > free_bytes:
             raise TierFull(
@@ -149,11 +160,11 @@ class Arenas:
         arena.pinned = size_bytes <= room and self._pin(arena.memory.data_ptr(), size_bytes)
         if arena.pinned:
             # With its last slot at the latest: memory that is unmapped while it is page-locked stays so.
-            arena.drop = weakref.finalize(arena, self._unpin, arena.memory.data_ptr())
+            arena.drop = undo = weakref.finalize(arena, self._unpin, arena.memory.data_ptr())
+            undo.atexit = False  # the driver sees to it, and a forked process may not
         else:
             self._warn(size_bytes, room)
         self._arenas.append(arena)
-        return arena
 
     def _warn(self, size_bytes: int, room: int) -> None:
         if self._warned:

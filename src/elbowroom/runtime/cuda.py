@@ -1,4 +1,4 @@
-"""A CUDA device under `within`: what there is of it, and the tier below it."""
+"""A CUDA device under `within`: what there is of it, and the tiers below it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from elbowroom.machine import ASSUMED_LINK, Link, Machine, Tier, link_to_host
 from elbowroom.runtime.arenas import Arenas, cuda_pinning
 from elbowroom.runtime.host import StreamedHostTier
 from elbowroom.runtime.memory import Residence
+from elbowroom.runtime.spillfile import SpillFile
+from elbowroom.runtime.staged import StagedTier
+from elbowroom.runtime.staging import Staging
 from elbowroom.runtime.streams import CudaStreams
 from elbowroom.units import Budget
 
@@ -60,12 +63,25 @@ def free_device_bytes(device: torch.device) -> int:
     return free_bytes + torch.cuda.memory_reserved(device)
 
 
-def host_tier(device: torch.device, budget: Budget) -> StreamedHostTier:
-    """Host memory below a CUDA device, within the budgets `host` and `pinned`."""
+def tiers_below(device: torch.device, budget: Budget, directory: str | None, disk_bytes: int) -> StagedTier:
+    """Host memory below a CUDA device, within the budgets `host` and `pinned`, and the disk below that.
+
+    Args:
+        device: with its index.
+        budget: for all tiers.
+        directory: of the spill file.
+        disk_bytes: what the disk has free.
+    """
     total_bytes, free_bytes = ram.capacity_bytes(), ram.free_bytes()
     host_bytes = budget.host.resolve(total_bytes, free_bytes)
     pinned_bytes = min(host_bytes, budget.pinned.resolve(total_bytes, free_bytes))
-    return StreamedHostTier(CudaStreams(device), Arenas(host_bytes, pinned_bytes, *cuda_pinning()))
+    most_bytes = None if budget.disk.is_auto else budget.disk.resolve(disk_bytes, disk_bytes)
+    streams, pinning = CudaStreams(device), cuda_pinning()
+    return StagedTier(
+        StreamedHostTier(streams, Arenas(host_bytes, pinned_bytes, *pinning)),
+        Staging(Arenas(0, 0, *pinning), streams),
+        lambda: SpillFile(directory, most_bytes),
+    )
 
 
 @final

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -75,15 +74,15 @@ class DiskTier(LowerTier):
 
     def __init__(self, directory: str | None = None, capacity_bytes: int | None = None) -> None:
         self.file = SpillFile(directory, capacity_bytes)
-        self._writers = _lane("elbowroom-write")
-        self._readers = _lane("elbowroom-read")
+        self._writers = lane("elbowroom-write", THREADS_PER_LANE)
+        self._readers = lane("elbowroom-read", THREADS_PER_LANE)
         self._buffers = threading.local()
 
     @property
     def held_bytes(self) -> int:
         return self.file.held_bytes
 
-    def reserve(self, size_bytes: int) -> Slot:
+    def reserve(self, size_bytes: int, to: TierName | None = None) -> Slot:  # noqa: ARG002 - there is one
         return self.file.reserve(size_bytes)
 
     def release(self, slot: Slot) -> None:
@@ -115,10 +114,10 @@ class DiskTier(LowerTier):
         self.file.close()
 
     def _write_chunk(self, transfer: DiskTransfer, address: int, length: int, offset: int) -> None:
-        self._run(transfer, "writing", lambda: self._write(self._source(address, length), offset))
+        self._run(transfer, "writing", lambda: self.file.write(self._source(address, length), offset))
 
     def _read_chunk(self, transfer: DiskTransfer, target: memoryview, offset: int) -> None:
-        self._run(transfer, "reading", lambda: self._read(target, offset))
+        self._run(transfer, "reading", lambda: self.file.read(target, offset))
         target.release()
 
     def _run(self, transfer: DiskTransfer, doing: str, work: Callable[[], None]) -> None:
@@ -147,30 +146,6 @@ class DiskTier(LowerTier):
         ctypes.memmove((ctypes.c_char * length).from_buffer(buffer), address, length)
         return memoryview(buffer)[: round_up(length)]
 
-    def _write(self, source: memoryview, offset: int) -> None:
-        done = 0
-        while done < len(source):
-            count = os.pwrite(self.file.descriptor, source[done:], offset + done)
-            if count <= 0:
-                raise _came_short("write", self.file.directory, done, len(source))
-            done += count
-
-    def _read(self, target: memoryview, offset: int) -> None:
-        done = 0
-        while done < len(target):
-            count = os.preadv(self.file.descriptor, [target[done:]], offset + done)
-            if count <= 0:
-                raise _came_short("read", self.file.directory, done, len(target))
-            done += count
-
-
-def _came_short(what: str, directory: str, done: int, wanted: int) -> TierFailed:
-    return TierFailed(
-        f"disk tier: a {what} in {directory} came up short: {done} of {wanted} bytes; the step cannot go on. Check the "
-        "disk, or name another directory with spill_dir= (--spill-dir, TMPDIR)",
-        tier="disk",
-    )
-
 
 def _fresh_memory(length: int) -> mmap.mmap:
     """Private zeroed memory of its own mapping: page-aligned, and back to the system when dropped."""
@@ -188,18 +163,18 @@ def _fresh_memory(length: int) -> mmap.mmap:
     return memory
 
 
-def _lane(name: str) -> ThreadPoolExecutor:
+def lane(name: str, threads: int) -> ThreadPoolExecutor:
     """Threads that run already: one that cannot be started must not be found out about in the middle of a write."""
-    lane = ThreadPoolExecutor(THREADS_PER_LANE, name)
-    all_run = threading.Barrier(THREADS_PER_LANE)
+    made = ThreadPoolExecutor(threads, name)
+    all_run = threading.Barrier(threads)
     try:
-        for _ in range(THREADS_PER_LANE):
-            lane.submit(all_run.wait)
+        for _ in range(threads):
+            made.submit(all_run.wait)
     except RuntimeError as error:
         all_run.abort()
         raise TierFailed(
-            f"disk tier: the system refuses its {2 * THREADS_PER_LANE} threads ({error}); raise the limits of the "
-            "process (ulimit -u, ulimit -v, the memory cgroup)",
+            f"disk tier: the system refuses its {threads} threads ({error}); raise the limits of the process (ulimit "
+            "-u, ulimit -v, the memory cgroup)",
             tier="disk",
         ) from error
-    return lane
+    return made

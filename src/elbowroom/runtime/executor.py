@@ -19,13 +19,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import final
 
 import torch
 
 from elbowroom.errors import TierError
+from elbowroom.machine import TierName
 from elbowroom.runtime._torch_compat import storage_key
 from elbowroom.runtime.entries import Counters, Entry, Happening, Observer, State
 from elbowroom.runtime.memory import RamResidence, Residence
@@ -77,12 +78,12 @@ class Executor:
             self.handle_died(entry)
             raise
 
-    def swap_out(self, entry: Entry) -> None:
+    def swap_out(self, entry: Entry, to: TierName | None = None) -> None:
         """Start to write an entry; the table holds its storage until the write has ended. Raises TierFull."""
         storage = entry.alive()
         assert storage is not None, "an entry is swapped out while its saved tensor is at hand"
         with self._moving():
-            entry.slot = self.tier.reserve(entry.size_bytes)
+            entry.slot = self.tier.reserve(entry.size_bytes, to)
             entry.slot.home = entry.home
             entry.out = self.tier.write(storage, entry.slot)
             entry.device = storage
@@ -122,8 +123,8 @@ class Executor:
         self._writes_reaped = 0
         self.counters = Counters()
 
-    def expect(self, lower_bytes: int) -> None:
-        """Another plan begins, which holds so much on the tier below."""
+    def expect(self, lower_bytes: Mapping[TierName, int]) -> None:
+        """Another plan begins, which holds so much on the tiers below."""
         self.residence.plan_begins()
         self.tier.fit(lower_bytes)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any, cast, final
 
 import torch
@@ -122,7 +122,7 @@ class StreamedHostTier(LowerTier):
     def pinned_bytes(self) -> int:
         return self.arenas.pinned_bytes
 
-    def reserve(self, size_bytes: int) -> Slot:
+    def reserve(self, size_bytes: int, to: TierName | None = None) -> Slot:  # noqa: ARG002 - there is one
         return self.arenas.reserve(size_bytes)
 
     def release(self, slot: Slot) -> None:
@@ -151,11 +151,11 @@ class StreamedHostTier(LowerTier):
     def held_bytes(self) -> int:
         return self.arenas.held_bytes
 
-    def fit(self, size_bytes: int) -> None:
+    def fit(self, held_bytes: Mapping[TierName, int]) -> None:
         """Have memory of this size and no more, if nothing lies there now; blocks until all copies are done."""
         if not self.arenas.held_bytes:
             self.streams.finish()
-            self.arenas.fit(size_bytes)
+            self.arenas.fit(held_bytes.get("host", 0))
 
     def close(self) -> None:
         self.streams.finish()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from elbowroom.lifetimes import last_step, listed
-from elbowroom.machine import Machine
-from elbowroom.moves import moves_of_plan
+from elbowroom.machine import Machine, TierName
+from elbowroom.moves import moves_of_plan, tiers_of_plan
 from elbowroom.plan import Plan
 from elbowroom.runtime.ranges import bytes_for
 from elbowroom.runtime.reserving import Course
@@ -33,10 +33,10 @@ class Known:
     schedule: Schedule
     machine: Machine
     refined: bool
-    _swapped: frozenset[int] = field(init=False)
+    _tier_of: dict[int, TierName] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._swapped = frozenset(self.schedule.swapped)
+        self._tier_of = dict(zip(self.schedule.swapped, self.schedule.tiers, strict=True))
 
     @property
     def plan(self) -> Plan:
@@ -44,21 +44,24 @@ class Known:
         return self.course.plan
 
     @property
-    def swapped(self) -> frozenset[int]:
-        """The saves that are swapped."""
-        return self._swapped
+    def tier_of(self) -> Mapping[int, TierName]:
+        """Where the saves go that are swapped."""
+        return self._tier_of
 
     def agrees(self, saved: tuple[tuple[int, str], ...]) -> bool:
         """Whether a step that has saved these storages so far may be of this kind."""
         return saved == self.schedule.saved[: len(saved)]
 
 
-def lower_bytes(known: Known) -> int:
-    """What the tier below must have to hold all that the plan of a step swaps, as long as it does."""
+def lower_bytes(known: Known) -> dict[TierName, int]:
+    """What the tiers below must have to hold all that the plan of a step swaps, as long as it does."""
     step, plan = last_step(known.trace), known.plan
     moves = moves_of_plan(step, plan)
-    begin, end = step.points(step.saved_at[moves.n]), step.gone[step.storage_of(moves.n)]
-    return bytes_for(zip(listed(begin), listed(end), listed(moves.size), strict=True))
+    begin, end = listed(step.points(step.saved_at[moves.n])), listed(step.gone[step.storage_of(moves.n)])
+    stays: dict[TierName, list[tuple[int, int, int]]] = {}
+    for tier, *stay in zip(tiers_of_plan(step, plan, moves), begin, end, listed(moves.size), strict=True):
+        stays.setdefault(tier, []).append((stay[0], stay[1], stay[2]))
+    return {tier: bytes_for(found) for tier, found in stays.items()}
 
 
 def signature(module: torch.nn.Module | None, args: Any) -> Hashable:

@@ -10,7 +10,7 @@ from elbowroom.capture.assemble import Assembly
 from elbowroom.capture.recorder import Recording
 from elbowroom.capture.steady import steady
 from elbowroom.errors import Infeasible, InvalidPlan
-from elbowroom.machine import Machine, TierName
+from elbowroom.machine import Link, Machine, TierName
 from elbowroom.plan import Plan
 from elbowroom.planners import check
 from elbowroom.runtime.entries import Happening
@@ -191,20 +191,18 @@ class Learner:
             course = course_within(trace, self.machine, self._budget, self._min_size_bytes)
         else:
             made = _moved_to(trace, self._given)
-            check(trace, made)
+            check(trace, made, self.machine)
             course = course_of(trace, self.machine, made)
         schedule = compile_schedule(trace, course.plan, course.waiting)
         return Known(trace, course, schedule, self.machine, refined=False)
 
     def _measure_rates(self, transfers: list[Happening]) -> None:
-        """Put the link's rates as these transfers show them in place of what was assumed."""
-        link = self.machine.links[0]
-        measured = replace(
-            link,
-            out_bytes_per_s=_rate([t for t in transfers if t.kind == "swap_out"]) or link.out_bytes_per_s,
-            back_bytes_per_s=_rate([t for t in transfers if t.kind == "swap_back"]) or link.back_bytes_per_s,
-        )
-        self.machine = replace(self.machine, links=(measured, *self.machine.links[1:]))
+        """Put the links' rates as these transfers show them in place of what was assumed."""
+        kinds = (("swap_out", "swap_back"), ("disk_write", "disk_read"))
+        measured = [
+            _as_measured(link, transfers, *which) for link, which in zip(self.machine.links, kinds, strict=False)
+        ]
+        self.machine = replace(self.machine, links=tuple(measured))
 
 
 def with_idle_of(trace: Trace, observed: Trace) -> Trace | None:
@@ -241,6 +239,14 @@ def _moved_to(trace: Trace, given: Plan) -> Plan:
         replace(s, out_after_op=s.out_after_op + shift, back_before_op=s.back_before_op + shift) for s in given.swaps
     )
     return replace(given, trace_id=trace.id, swaps=swaps)
+
+
+def _as_measured(link: Link, transfers: list[Happening], out: str, back: str) -> Link:
+    return replace(
+        link,
+        out_bytes_per_s=_rate([t for t in transfers if t.kind == out]) or link.out_bytes_per_s,
+        back_bytes_per_s=_rate([t for t in transfers if t.kind == back]) or link.back_bytes_per_s,
+    )
 
 
 def _rate(transfers: list[Happening]) -> int:

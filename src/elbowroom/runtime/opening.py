@@ -14,7 +14,8 @@ from elbowroom.capture.recorder import live_ram_bytes
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
-from elbowroom.runtime.cuda import CudaResidence, cuda_machine, free_device_bytes, host_tier
+from elbowroom.planners.budgets import held_to, lower_bytes
+from elbowroom.runtime.cuda import CudaResidence, cuda_machine, free_device_bytes, tiers_below
 from elbowroom.runtime.disk import DiskTier
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.learning import Learner
@@ -114,10 +115,11 @@ def _above_host(device: torch.device, amounts: Budget, directory: str | None) ->
     budget_bytes = amounts.device.resolve(machine.tiers[0].capacity_bytes, free_device_bytes(device))
     residence = CudaResidence(device)
     outside_bytes = residence.measure(0)
-    tier = host_tier(device, amounts)
-    host, pinned = Amount(size_bytes=tier.arenas.budget_bytes), Amount(size_bytes=tier.arenas.pinned_budget_bytes)
-    resolved = Budget(device=Amount(size_bytes=budget_bytes), host=host, pinned=pinned)
-    return Executor(tier, residence, device), replace(machine, outside_bytes=outside_bytes), resolved
+    tier = tiers_below(device, amounts, directory, machine.tiers[2].capacity_bytes)
+    host, pinned = Amount(size_bytes=tier.budget_bytes), Amount(size_bytes=tier.pinned_budget_bytes)
+    resolved = Budget(device=Amount(size_bytes=budget_bytes), host=host, pinned=pinned, disk=amounts.disk)
+    held = held_to(replace(machine, outside_bytes=outside_bytes), lower_bytes(machine, resolved))
+    return Executor(tier, residence, device), held, resolved
 
 
 def _residence(budget_bytes: int, live_bytes: int) -> RamResidence:

@@ -14,7 +14,7 @@ from elbowroom.cycles import Cycle, cycle, early_waits
 from elbowroom.errors import Infeasible
 from elbowroom.lifetimes import last_step, listed
 from elbowroom.machine import Machine
-from elbowroom.moves import moves_of_plan, need
+from elbowroom.moves import moves_of_plan, need, tiers_of_plan
 from elbowroom.plan import Plan
 from elbowroom.planners import plan
 from elbowroom.simulate import simulate
@@ -95,8 +95,9 @@ def _courses(trace: Trace, machine: Machine, made: Plan) -> Iterator[Course]:
     """Ways to follow a plan on a machine with a caching allocator, the one that compute waits least in first."""
     step = last_step(trace)
     moves = moves_of_plan(step, made)
+    tiers = tiers_of_plan(step, made, moves)
     for rates in (machine, None):
-        waiting = early_waits(step, moves, rates)
+        waiting = early_waits(step, moves, tiers, rates)
         held = cycle(step, moves, waiting, machine.allocator)
         yield Course(plan=made, waiting=waiting, peak_bytes=int(held.reserved.max()))
 

@@ -320,8 +320,8 @@ class Room(Director):
         return entry
 
     def _save(self, known: Known, entry: Entry) -> None:
-        if entry.n in known.swapped:
-            self._executor.swap_out(entry)
+        if entry.n in known.tier_of:
+            self._executor.swap_out(entry, known.tier_of[entry.n])
         self._act(known.schedule.on_save.get(entry.n))
 
     def handled(self, handle: Handle) -> None:

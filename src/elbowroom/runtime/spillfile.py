@@ -124,6 +124,31 @@ class SpillFile:
                 self._size_bytes = wanted_bytes
                 return
 
+    def write(self, source: memoryview, offset: int) -> None:
+        """Write whole pages from memory that starts at one."""
+        done = 0
+        while done < len(source):
+            count = os.pwrite(self.descriptor, source[done:], offset + done)
+            if count <= 0:
+                raise self._came_short("write", done, len(source))
+            done += count
+
+    def read(self, target: memoryview, offset: int) -> None:
+        """Fill whole pages of memory that starts at one."""
+        done = 0
+        while done < len(target):
+            count = os.preadv(self.descriptor, [target[done:]], offset + done)
+            if count <= 0:
+                raise self._came_short("read", done, len(target))
+            done += count
+
+    def _came_short(self, what: str, done: int, wanted: int) -> TierFailed:
+        return TierFailed(
+            f"disk tier: a {what} in {self.directory} came up short: {done} of {wanted} bytes; the step cannot go on. "
+            "Check the disk, or name another directory with spill_dir= (--spill-dir, TMPDIR)",
+            tier="disk",
+        )
+
     def check(self) -> None:
         """Raise TierFailed if the descriptor no longer is our file, or if somebody cut the file short."""
         had_bytes = self._size_bytes  # read first: another thread may let the file grow meanwhile

@@ -12,6 +12,9 @@ from typing import Any, final
 
 import torch
 
+LOOK_S = 0.0002
+"""How often a thread that waits for a mark looks: an event of CUDA would keep a core busy meanwhile."""
+
 
 class Streams(ABC):
     """The streams of one device.
@@ -39,6 +42,15 @@ class Streams(ABC):
     @abstractmethod
     def wait(self, stream: Hashable, mark: Any) -> None:
         """Work that a stream is given from here on begins after a mark."""
+
+    @abstractmethod
+    def reached(self, mark: Any) -> bool:
+        """Whether a stream has come to a mark."""
+
+    def until(self, mark: Any) -> None:
+        """Block the calling thread until a stream has come to a mark."""
+        while not self.reached(mark):
+            time.sleep(LOOK_S)
 
     @abstractmethod
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Hashable) -> None:
@@ -94,6 +106,9 @@ class CudaStreams(Streams):
 
     def wait(self, stream: Any, mark: Any) -> None:
         stream.wait_event(mark)
+
+    def reached(self, mark: Any) -> bool:
+        return mark.query()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
         with torch.cuda.stream(stream):

@@ -9,13 +9,22 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
-from typing import final
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple, final
 
 import torch
 
 from elbowroom.machine import TierName
 from elbowroom.runtime.streams import Streams
+
+
+class Hop(NamedTuple):
+    """Bytes that a transfer moved between the host and the disk: `kind` is "disk_write" or "disk_read"."""
+
+    kind: str
+    start_ns: int
+    end_ns: int
+    size_bytes: int
 
 
 class Transfer(ABC):
@@ -52,6 +61,10 @@ class Transfer(ABC):
     def times(self) -> tuple[int, int]:
         """(start_ns, end_ns), asked for once all work of the device is done."""
         return self.start_ns, self.end_ns
+
+    def hops(self) -> Sequence[Hop]:
+        """What went on to the disk, or came from it, so far."""
+        return ()
 
 
 @final
@@ -107,8 +120,8 @@ class LowerTier(ABC):
         return None
 
     @abstractmethod
-    def reserve(self, size_bytes: int) -> Slot:
-        """Room for a storage. Raises TierFull."""
+    def reserve(self, size_bytes: int, to: TierName | None = None) -> Slot:
+        """Room for a storage, on the tier that the plan says, where there are several. Raises TierFull."""
 
     @abstractmethod
     def release(self, slot: Slot) -> None:
@@ -132,8 +145,8 @@ class LowerTier(ABC):
         """Page-locked host memory that it takes."""
         return 0
 
-    def fit(self, size_bytes: int) -> None:  # noqa: B027 - where it does not matter
-        """So much will be held at most from now on; a hint."""
+    def fit(self, held_bytes: Mapping[TierName, int]) -> None:  # noqa: B027 - where it does not matter
+        """So much will be held at most on each tier from now on; a hint."""
 
     @abstractmethod
     def close(self) -> None:
@@ -156,7 +169,7 @@ class HostTier(LowerTier):
         self._held_bytes = 0
         self._lock = threading.Lock()
 
-    def reserve(self, size_bytes: int) -> Slot:
+    def reserve(self, size_bytes: int, to: TierName | None = None) -> Slot:  # noqa: ARG002 - there is one
         with self._lock:
             self._next += 1
             self._held_bytes += size_bytes

@@ -1,0 +1,44 @@
+"""The disk below the host, on the CUDA build of PyTorch: bytes come back, and the budgets of all tiers are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elbowroom.machine import ASSUMED_DISK
+from tests.fakecuda.test_within_peaks import on_the_rig
+from tests.fakecuda.test_within_peaks import rig as rig
+
+MIB = 2**20
+
+
+@pytest.mark.timeout(0)
+def test_bytes_come_back_from_both_tiers(rig: Path) -> None:
+    # when twenty storages of 1 to 30 MiB go to 40 MiB of host memory, and on to the disk, and back
+    found = on_the_rig(rig, {}, "copies.py", backing_bytes=1 << 30)
+    # then
+    assert found == {"on_device": 0, "host": 40 * MIB, "pinned": 40 * MIB, "wrong": 0, "left": 0}
+
+
+@pytest.mark.timeout(0)
+def test_what_the_host_cannot_hold_goes_on_to_the_disk_and_every_budget_is_kept(rig: Path) -> None:
+    # given a plan that has to swap about 190 MiB, where the host may hold 100 MiB and half of that page-locked
+    spec = {"model": "residual net", "shares": [0.6], "steps": 6, "below": ",host=100MiB,pinned=80MiB"}
+    # when
+    (run,) = on_the_rig(rig, spec)["runs"]
+    # then
+    assert run["plan"]["disk"] > 0
+    assert run["plan"]["host"] > 0
+    assert max(step["host"] for step in run["steps"]) <= 100 * MIB
+    assert max(step["pinned"] for step in run["steps"]) <= 80 * MIB
+    last, simulated = run["steps"][-1], run["simulated"]
+    assert last["reserved"] <= run["budget_bytes"]
+    for kind in ("allocated", "reserved"):
+        assert abs(last[kind] - simulated[kind]) <= 0.01 * simulated[kind] + MIB  # 1 % + 1 MiB
+    assert [figures["mismatches"] for figures in run["figures"]] == [0] * 6
+    assert run["figures"][-1]["out"] == run["plan"]["bytes"]
+    # and the rates of the disk were measured
+    assert ASSUMED_DISK.out_bytes_per_s not in run["links"][1]
+    assert ASSUMED_DISK.back_bytes_per_s not in run["links"][1]
+    assert run["after"]["host"] == 0
