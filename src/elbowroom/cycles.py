@@ -11,23 +11,16 @@ Cost: `STEPS` replays of the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from elbowroom.allocator.replay import Event, Replay, replay
+from elbowroom.allocator.of_trace import STEPS, played
 from elbowroom.lanes import NEVER, play
 from elbowroom.lifetimes import Ints, LastStep, listed
 from elbowroom.machine import Machine, TierName
-from elbowroom.moves import Moves, in_order_of_need, need, waits
-
-STEPS = 4
-"""Equal steps until what is reserved grows no more, as far as was seen."""
-
-FREE, ALLOC = range(2)
-Due = tuple[int, int, int, int]
-"""(point, FREE or ALLOC, place among those, storage)."""
+from elbowroom.moves import Moves, need, waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,92 +99,11 @@ def cycle(step: LastStep, moves: Moves, waiting: Mapping[int, int], settings: st
         settings: of the allocator, as in PYTORCH_ALLOC_CONF.
         steps: how many.
     """
-    dues = sorted(_dues(step, moves, waiting))
-    events = list(_before(step))
-    play = _Play(step)
-    points: list[int] = []
-    for _ in range(steps):
-        points = [-1] * len(events)
-        for point, kind, _, storage in dues:
-            happening = play.event(kind, storage)
-            events += happening
-            points += [point] * len(happening)
-        events += play.next_step()
-    after = np.searchsorted(np.array(points), np.arange(-1, len(step.level)), side="right").astype(np.int64)
-    return _per_op(step, replay(events, settings), after)
+    away = (np.arange(len(moves.n), dtype=np.int64), *away_points(step, moves, waiting))
+    done = played(step, moves, away, settings, steps=steps)
+    return Cycle(allocated=_per_op(step, done.allocated), reserved=_per_op(step, done.reserved))
 
 
-def _per_op(step: LastStep, done: Replay, after: Ints) -> Cycle:
-    """Maximum during each op and at the tick before it; so many events as `after[p]` come before point p is over."""
-    starts = np.append(step.point_of[:-1], len(step.level))
-
-    def most(values: Ints) -> Ints:
-        edge = np.concatenate([np.zeros(1, np.int64), values])
-        begin, end = after[starts[:-1]], after[starts[1:]]
-        return np.array([edge[a : b + 1].max() for a, b in zip(listed(begin), listed(end), strict=True)], np.int64)
-
-    return Cycle(allocated=most(done.allocated_bytes), reserved=most(done.reserved_bytes))
-
-
-def _before(step: LastStep) -> Iterator[Event]:
-    """What came before the first op, and what of the steps before the last one is live when it begins."""
-    early = [event for event in step.trace.events if event.op < step.first_op]
-    at_first = {event.storage for event in early if event.op < 0}
-    for _, storage, size in early:
-        if storage in at_first or step.gone[storage] > 0:
-            yield ("alloc", (0, storage), size) if size > 0 else ("free", (0, storage))
-
-
-def _dues(step: LastStep, moves: Moves, waiting: Mapping[int, int]) -> Iterator[Due]:
-    """All that is allocated and freed in the step."""
-    begin, end = away_points(step, moves, waiting)
-    away: set[int] = set()
-    storages = listed(step.storage_of(moves.n))
-    place = {i: at for at, i in enumerate(in_order_of_need(step, moves))}
-    for i, (storage, left, back) in enumerate(zip(storages, listed(begin), listed(end), strict=True)):
-        if left < back:
-            yield left, FREE, i, storage
-            if back < step.gone[storage]:
-                yield back, ALLOC, place[i], storage
-            else:
-                away.add(storage)
-    for op, storage, size in step.trace.events:
-        if step.first_op <= op < step.end_op:
-            if size > 0:
-                yield int(step.born[storage]), ALLOC, 0, storage
-            elif storage not in away:
-                yield int(step.gone[storage]), FREE, 0, storage
-
-
-class _Play:
-    """Names blocks: those that one step leaves are those that the next one finds, as far as their sizes agree."""
-
-    def __init__(self, step: LastStep) -> None:
-        self._sizes = [storage.size_bytes for storage in step.trace.storages]
-        end = len(step.level)
-        inside = [e for e in step.trace.events if step.first_op <= e.op < step.end_op]
-        self._found = [e.storage for e in inside if e.size_bytes < 0 and step.born[e.storage] == 0]
-        self._left = [e.storage for e in inside if e.size_bytes > 0 and step.gone[e.storage] == end]
-        self._number = 0
-        self._held: dict[int, tuple[int, int] | None] = {}
-
-    def event(self, kind: int, storage: int) -> list[Event]:
-        """The event of a storage in the step that is being played."""
-        if kind == ALLOC:
-            key = self._held[storage] = (self._number, storage)
-            return [("alloc", key, self._sizes[storage])]
-        key = self._held.pop(storage, (0, storage))
-        return [] if key is None else [("free", key)]
-
-    def next_step(self) -> list[Event]:
-        """Events at the end of a step: what no later step would free goes."""
-        by_size: dict[int, list[tuple[int, int]]] = {}
-        for storage in self._left:
-            key = self._held.pop(storage, None)
-            if key is not None:
-                by_size.setdefault(self._sizes[storage], []).append(key)
-        for storage in self._found:
-            same = by_size.get(self._sizes[storage])
-            self._held[storage] = same.pop(0) if same else None
-        self._number += 1
-        return [("free", key) for keys in by_size.values() for key in keys]
+def _per_op(step: LastStep, level: Ints) -> Ints:
+    """Maximum during each op and at the tick before it."""
+    return np.maximum.reduceat(level[: step.point_of[-1]], step.point_of[:-1])

@@ -10,14 +10,16 @@ Ignored: time between ops, and that copies slow compute down. Cost: linear in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from elbowroom import rules
 from elbowroom.algorithms import with_algorithms
-from elbowroom.allocator.of_trace import reserved_at
+from elbowroom.allocator.of_trace import Reserved, reserved_at
 from elbowroom.checks import check_step
 from elbowroom.curves import Heights, allocated, at_peak, away_points, device_curve, lower_curves
+from elbowroom.driver import DRIVER, delayed, delays_of
 from elbowroom.errors import UsageError
 from elbowroom.lanes import Play, play
 from elbowroom.lifetimes import LastStep, last_step, listed
@@ -28,6 +30,9 @@ from elbowroom.plan import Plan
 from elbowroom.timeline import Lane, Span, SpanKind, Timeline
 from elbowroom.trace import Trace
 from elbowroom.units import format_bytes, format_ns
+
+MOST_PLAYS = 4
+"""Times that a step is played until where storages leave and where the driver is waited for agree."""
 
 
 def simulate(trace: Trace, machine: Machine, plan: Plan | None = None) -> Timeline:
@@ -45,36 +50,67 @@ def simulate(trace: Trace, machine: Machine, plan: Plan | None = None) -> Timeli
         InvalidPlan: the plan contradicts the trace or the machine.
     """
     recorded = last_step(trace)
-    plan = plan or Plan(trace_id=trace.id, planner="keep_all", budget_bytes=int(recorded.level.max()))
+    plan = plan or Plan(trace_id=trace.id, planner="keep_all", budget_bytes=rules.MAX_INT)
     check_step(recorded, plan, machine)
     step = with_algorithms(recorded, plan.algorithms)
     moves = moves_of_plan(step, plan)
     tiers = tiers_of_plan(step, plan, moves)
-    done = play(step, moves, machine, tiers)
+    done, reserved, delays = _played(step, moves, machine, tiers, plan)
+    step = delayed(step, delays)
     heights = allocated(step, moves, done)
     device = [device_curve(step, moves, done, heights, "allocated")]
-    if machine.allocator != "exact":
-        away = away_points(step, moves, done)
-        as_recorded = not (plan.swaps or plan.recomputes or plan.algorithms)
-        reserved = reserved_at(step, moves, away, machine.allocator, as_recorded=as_recorded)
-        device.append(device_curve(step, moves, done, Heights(**reserved._asdict()), "reserved"))
+    if reserved is not None:
+        held = Heights(level=reserved.level, before=reserved.before, beats=reserved.beats)
+        device.append(device_curve(step, moves, done, held, "reserved"))
     return Timeline(
         source="simulated",
         trace_id=plan.trace_id,
         step_ns=done.step_ns,
-        spans=_spans(step, moves, done, tiers),
+        spans=_spans(step, moves, done, tiers, delays),
         curves=(*device, *lower_curves(step, moves, done, tiers)),
         at_peak=at_peak(step, moves, done, heights),
         outside_bytes=machine.outside_bytes,
     )
 
 
-def _spans(step: LastStep, moves: Moves, done: Play, tiers: Sequence[TierName]) -> tuple[Span, ...]:
+def _played(
+    step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierName], plan: Plan
+) -> tuple[Play, Reserved | None, Mapping[int, int]]:
+    """The play, and where there is a caching allocator what it reserves, and by op how long compute waits for that.
+
+    The waits depend on where storages leave, and that on the waits: so the step is played until they agree, or
+    `MOST_PLAYS` times.
+    """
+    if machine.allocator == "exact":
+        return play(step, moves, machine, tiers), None, {}
+    as_recorded = not (plan.swaps or plan.recomputes or plan.algorithms)
+    delays: dict[int, int] = {}
+    turns = MOST_PLAYS
+    while True:
+        now = delayed(step, delays)
+        done = play(now, moves, machine, tiers)
+        away, limit_bytes = away_points(now, moves, done), plan.budget_bytes
+        reserved = reserved_at(now, moves, away, machine.allocator, as_recorded=as_recorded, limit_bytes=limit_bytes)
+        found = delays_of(now, reserved.driven, done, machine.allocator)
+        turns -= 1
+        if found.keys() == delays.keys() or not turns:
+            return done, reserved, delays
+        delays = found
+
+
+def _spans(
+    step: LastStep, moves: Moves, done: Play, tiers: Sequence[TierName], delays: Mapping[int, int]
+) -> tuple[Span, ...]:
     at_ns = done.position_ns.tolist()
     spans: list[Span] = []
     for op in range(step.first_op, step.end_op):
-        start = at_ns[op - step.first_op]
-        spans.append(_run("op", step, op, start))
+        start, waits = at_ns[op - step.first_op], delays.get(op, 0)
+        run = _run("op", step, op, start)
+        if waits:
+            then = start + waits
+            spans.append(Span(lane="compute", kind="stall", name=DRIVER, start_ns=start, end_ns=then, op=op))
+            run = replace(run, start_ns=then)
+        spans.append(run)
     for rebuild, start in zip(moves.rebuilds, listed(done.run_ns), strict=True):
         starts = accumulate((step.op_ns(op) for op in rebuild.recipe), initial=start)
         spans += [_run("recompute", step, op, at) for op, at in zip(rebuild.recipe, starts, strict=False)]

@@ -6,8 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from elbowroom.allocator.of_trace import Driven
+from elbowroom.driver import CALL_NS, PAGE_NS, delayed, delays_of
 from elbowroom.errors import UsageError
+from elbowroom.lanes import play
+from elbowroom.lifetimes import last_step
 from elbowroom.machine import Machine
+from elbowroom.moves import moves_of_plan
 from elbowroom.plan import Plan, Swap
 from elbowroom.simulate import simulate
 from elbowroom.timeline import Curve, Timeline
@@ -79,10 +84,11 @@ def test_a_plan_is_followed_storage_by_storage() -> None:
     )
     kept, swapped = simulate(trace, gpu()), simulate(trace, gpu(), plan)
 
-    # then its block serves the third layer, and the block of a freed one serves it when it is back
+    # then its block serves the third layer, and the block of a freed one serves it when it is back; both are there from
+    # the steps before
     assert kept.peak_reserved_bytes == kept.peak_allocated_bytes == 90 * MIB
     assert swapped.peak_allocated_bytes == 60 * MIB
-    assert reserved(swapped).size_bytes == (30 * MIB, 60 * MIB)
+    assert reserved(swapped).size_bytes == (60 * MIB,)
 
 
 def test_the_reserved_curve_is_never_below_the_allocated_one() -> None:
@@ -104,3 +110,45 @@ def test_the_reserved_curve_is_never_below_the_allocated_one() -> None:
                 value for time, value in zip(reserved(line).at_ns, reserved(line).size_bytes, strict=True) if time <= at
             ]
             assert held[-1] >= size
+
+
+def test_a_budget_is_the_allocators_limit() -> None:
+    # given layers of 30 and 40 MiB, the first away while the second is there: a byte a ns, a second for each op
+    trace = chain([30 * MIB, 40 * MIB], ns=10**9)
+    swap = Swap(storage=0, tier="disk", out_after_op=0, back_before_op=3)
+
+    def under(budget: int) -> Timeline:
+        return simulate(trace, gpu(), Plan(trace_id=trace.id, planner="by hand", budget_bytes=budget, swaps=(swap,)))
+
+    # then with room for both, each has a segment
+    assert under(80 * MIB).peak_reserved_bytes == 70 * MIB
+    # and with less, the cache is emptied once, in the first step: from then on the larger segment serves both
+    assert under(50 * MIB).peak_reserved_bytes == 40 * MIB
+    assert under(50 * MIB).stall_ns == under(80 * MIB).stall_ns
+
+
+def test_where_blocks_do_not_fit_it_says_what_would_be_reserved_without_a_limit() -> None:
+    # given layers of 30 and 25 MiB, which are all there together: a segment of 30, and one of 26, in steps of 2 MiB
+    trace = chain([30 * MIB, 25 * MIB])
+    plan = Plan(trace_id=trace.id, planner="by hand", budget_bytes=55 * MIB)
+    assert simulate(trace, gpu(), plan).peak_reserved_bytes == 56 * MIB
+
+
+def test_compute_waits_where_the_driver_is_asked_in_every_step() -> None:
+    # given a step of two layers, and a copy that is under way for 5 ns more when the second op could start
+    trace = chain([30 * MIB, 40 * MIB], ns=10**7)
+    swap = Swap(storage=0, tier="disk", out_after_op=0, back_before_op=3)
+    plan = Plan(trace_id=trace.id, planner="by hand", budget_bytes=80 * MIB, swaps=(swap,))
+    step = last_step(trace)
+    done = play(step, moves_of_plan(step, plan), gpu(), ["disk"])
+    point = int(step.point_of[1]) + 1
+    done = replace(done, copies=(done.copies[0]._replace(end_ns=int(done.position_ns[1]) + 5),))
+
+    # then to empty the cache takes until the copy has ended, and a call for each of two segments and for the new one
+    driven = Driven(point, 40 * MIB, 70 * MIB, 2, empties=True)
+    assert delays_of(step, [driven], done, "") == {1: 5 + 3 * CALL_NS}
+    # and with expandable segments a call for each page of 20 MiB, 5 in 110 MiB and one for what is left over
+    assert delays_of(step, [driven], done, "expandable_segments:True") == {1: 5 + 6 * PAGE_NS}
+    # and a new segment alone is one call
+    assert delays_of(step, [Driven(point, 40 * MIB, 0, 0, empties=False)], done, "") == {1: CALL_NS}
+    assert delayed(step, {1: 5}).at_ns.tolist() == [0, 10**7, 2 * 10**7 + 5, 3 * 10**7 + 5, 4 * 10**7 + 5]

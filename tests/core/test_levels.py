@@ -34,7 +34,7 @@ LEVELS: dict[str, set[str]] = {
     }
     | {"timeline", "trace", "units"},
     "1": {"allocator", "checks", "estimate", "lanes", "largest", "lifetimes", "moves", "owners", "pareto", "planners"}
-    | {"algorithms", "curves", "cycles", "differences", "rebuilds", "recipes", "schedule", "simulate"}
+    | {"algorithms", "curves", "cycles", "differences", "driver", "rebuilds", "recipes", "schedule", "simulate"}
     | {"links", "slowdown", "windows"},
     "2a": {"report"},
     "2b": {"capture", "runtime"},

@@ -1,20 +1,56 @@
-"""What the caching allocator reserves over the last step of a trace, kept as it is or changed by a plan."""
+"""What the caching allocator holds over the last step of a trace, kept as it is or changed by a plan.
+
+Note: [Steps of a plan]
+What a step leaves in the cache is what the next one finds. So a step under a plan is the last of `STEPS` equal ones,
+the first of which finds the storages that are live before it and an empty cache: the steps before it in the trace did
+not follow the plan, and would leave a cache that the plan never has.
+
+Note: [At the limit]
+An allocator with a limit empties its cache before it fails: it waits for the device, gives every segment without a
+block back to the driver and asks again. So what a plan reserves beyond its budget is no failure where the blocks
+themselves fit, but costs the wait and the calls of the driver.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from elbowroom.allocator.replay import Event, replay
+from elbowroom.allocator.replay import Event, Replay, replay
 from elbowroom.lifetimes import SCRATCH, Ints, LastStep, listed
-from elbowroom.moves import Moves
+from elbowroom.moves import Moves, in_order_of_need
 from elbowroom.rebuilds import Beat
+
+STEPS = 4
+"""Equal steps until what is reserved grows no more, as far as was seen."""
 
 LEAVES, COMES, RUNS = range(3)
 """What happens at a point, in this order: a storage leaves, something is allocated or freed, a recipe runs."""
+
+Away = tuple[Ints, Ints, Ints]
+"""(move, begin, end): points [begin, end) at which the bytes of moves are not on the device."""
+
+
+class Driven(NamedTuple):
+    """Where the allocator turns to the driver in a step.
+
+    Attributes:
+        point: of the allocation.
+        asked_bytes: what it takes from the driver there.
+        freed_bytes: what it gives back before, of its cache.
+        freed_segments: in so many segments; 0 with expandable segments, which are not counted.
+        empties: whether it waits for the device and empties its cache.
+    """
+
+    point: int
+    asked_bytes: int
+    freed_bytes: int
+    freed_segments: int
+    empties: bool
 
 
 class Reserved(NamedTuple):
@@ -24,45 +60,206 @@ class Reserved(NamedTuple):
         level: per point, once its recipes have run.
         before: per rebuild, when its recipe starts.
         beats: while the recipes run.
+        driven: where the driver is asked in every such step.
     """
 
     level: Ints
     before: list[int]
     beats: list[Beat]
+    driven: tuple[Driven, ...] = ()
 
 
 class _Due(NamedTuple):
-    """One event of the allocator at a point; `run` is the (rebuild, turn of its recipe) that makes it."""
+    """One event of the allocator at a point; `run` is the (rebuild, turn of its recipe) that makes it.
+
+    Of what happens in the same order at a point, the smaller `place` comes first.
+    """
 
     point: int
     order: int
     event: Event
     run: tuple[int, int] = (-1, -1)
+    place: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Played:
+    """The last of some equal steps, through the allocator.
+
+    Attributes:
+        allocated, reserved: per point, bytes once all is done that happens there.
+        failed: an allocation did not fit.
+    """
+
+    allocated: Ints
+    reserved: Ints
+    failed: bool
+    _due: list[_Due]
+    _levels: Ints
+    _driven: tuple[Driven, ...]
+
+    def heights(self, step: LastStep, moves: Moves) -> Reserved:
+        """What it reserved."""
+        return Reserved(self.reserved, *_runs(step, moves, self._due, self._levels), self._driven)
 
 
 def reserved_at(
-    step: LastStep, moves: Moves, away: tuple[Ints, Ints, Ints], settings: str, *, as_recorded: bool
+    step: LastStep, moves: Moves, away: Away, settings: str, *, as_recorded: bool, limit_bytes: int | None = None
 ) -> Reserved:
-    """Reserved bytes over the last step, on a device without a limit.
+    """Reserved bytes over the last step.
 
-    As recorded, all events of the trace are replayed, so that the step finds the cache as the steps before it left it.
-    Otherwise the step begins with what came before the first op and the storages that are live then: the steps before
-    it in the trace did not follow the plan, and would leave a cache that the plan never has.
+    As recorded, all events of the trace are replayed, so that the step finds the cache as the steps before it left it;
+    otherwise see Note: [Steps of a plan].
 
     Args:
         step: the last step.
         moves: what is swapped and rebuilt.
-        away: (move, begin, end): points [begin, end) at which the bytes of moves are not on the device.
+        away: where the bytes of the moves are not on the device.
         settings: of the allocator, as in PYTORCH_ALLOC_CONF.
         as_recorded: the plan changes nothing.
+        limit_bytes: what the allocator may reserve; None for no limit. Where what is allocated does not fit there,
+            what it would reserve without one.
     """
-    before = _before(step, as_recorded)
-    due = sorted(_inside(step, moves, away), key=lambda each: each[:2])
+    found = (
+        _recorded(step, moves, settings) if as_recorded else played(step, moves, away, settings).heights(step, moves)
+    )
+    most = max([int(found.level.max()), *(beat.most for beat in found.beats)])
+    if limit_bytes is None or most <= limit_bytes:
+        return found
+    limited = played(step, moves, away, settings, limit_bytes=limit_bytes)
+    return found if limited.failed else limited.heights(step, moves)
+
+
+def _recorded(step: LastStep, moves: Moves, settings: str) -> Reserved:
+    """Reserved bytes of a step that keeps everything, after the steps before it."""
+    before = _before(step, everything=True)
+    none = step.point_of[:0]
+    due = sorted(_inside(step, moves, (none, none, none)), key=_in_order)
     done = replay([*before, *(each.event for each in due)], settings)
     levels = np.concatenate([np.zeros(1, np.int64), done.reserved_bytes])[len(before) :]
+    return Reserved(_per_point(step, due, levels), [], [])
+
+
+def played(
+    step: LastStep,
+    moves: Moves,
+    away: Away,
+    settings: str,
+    *,
+    limit_bytes: int | None = None,
+    steps: int = STEPS,
+) -> Played:
+    """The last of some equal steps under moves: see Note: [Steps of a plan].
+
+    Args:
+        step: the last step.
+        moves: what is swapped and rebuilt.
+        away: where the bytes of the moves are not on the device.
+        settings: of the allocator, as in PYTORCH_ALLOC_CONF.
+        limit_bytes: what the allocator may reserve; None for no limit.
+        steps: how many.
+    """
+    due = sorted(_inside(step, moves, away), key=_in_order)
+    events, at = _of_steps(step, due, steps)
+    done = replay(events, settings, limit_bytes)
+    allocated, reserved = (
+        np.concatenate([np.zeros(1, np.int64), values])[at] for values in (done.allocated_bytes, done.reserved_bytes)
+    )
+    return Played(
+        allocated=_per_point(step, due, allocated),
+        reserved=_per_point(step, due, reserved),
+        failed=bool(done.out_of_memory.any()),
+        _due=due,
+        _levels=reserved,
+        _driven=tuple(_driven(done, due, at)),
+    )
+
+
+def _of_steps(step: LastStep, due: Sequence[_Due], steps: int) -> tuple[list[Event], Ints]:
+    """The events of equal steps, and for the last one how many there are before it and after each that is due."""
+    events = _before(step, everything=False)
+    blocks = _Blocks(step, events)
+    ends: list[int] = []
+    for _ in range(steps):
+        ends = [len(events)]
+        for each in due:
+            events += blocks.event(each.event)
+            ends.append(len(events))
+        events += blocks.next_step()
+    return events, np.array(ends, np.int64)
+
+
+def _in_order(due: _Due) -> tuple[int, int, int]:
+    return due.point, due.order, due.place
+
+
+def _per_point(step: LastStep, due: Sequence[_Due], levels: Ints) -> Ints:
+    """What is held at each point, from what is held after so many of the events."""
     points = np.array([each.point for each in due], np.int64)
-    level = levels[np.searchsorted(points, np.arange(len(step.level)), side="right")]
-    return Reserved(level, *_runs(step, moves, due, levels))
+    return levels[np.searchsorted(points, np.arange(len(step.level)), side="right")]
+
+
+def _driven(done: Replay, due: Sequence[_Due], at: Ints) -> Iterator[Driven]:
+    """Where the driver was asked in the last step, whose k-th event that is due is event at[k] - 1."""
+    change = np.diff(np.concatenate([np.zeros(1, np.int64), done.reserved_bytes]))
+    retried = np.diff(np.concatenate([np.zeros(1, np.int64), done.retries])) > 0
+    segments = np.diff(np.concatenate([np.zeros(1, np.int64), done.segments]))
+    for each, end, begin in zip(due, listed(at[1:]), listed(at[:-1]), strict=True):
+        if end == begin or not (retried[end - 1] or change[end - 1] > 0):
+            continue
+        # One event both gives back and takes: what it took alone is at least what was asked for.
+        asked = int(each.event[2]) if retried[end - 1] else int(change[end - 1])
+        freed = max(0, asked - int(change[end - 1])) if retried[end - 1] else 0
+        count = max(0, 1 - int(segments[end - 1])) if retried[end - 1] else 0
+        yield Driven(each.point, asked, freed, count, bool(retried[end - 1]))
+
+
+class _Blocks:
+    """Names blocks: those that one step leaves are those that the next one finds, as far as their sizes agree.
+
+    Args:
+        step: the step that is played.
+        before: events before the first one, by storage.
+    """
+
+    def __init__(self, step: LastStep, before: Sequence[Event]) -> None:
+        self._sizes = listed(step.storage_bytes)
+        end = len(step.level)
+        inside = [e for e in step.trace.events if step.first_op <= e.op < step.end_op]
+        self._found = [e.storage for e in inside if e.size_bytes < 0 and step.born[e.storage] == 0]
+        self._left = [e.storage for e in inside if e.size_bytes > 0 and step.gone[e.storage] == end]
+        self._number = 1
+        self._held: dict[int, int] = {}
+        for what, storage, *_ in before:
+            if what == "alloc":
+                self._held[storage] = storage
+            else:
+                self._held.pop(storage, None)
+
+    def event(self, event: Event) -> list[Event]:
+        """The event of a storage in the step that is played; scratch memory and recipes have names of their own."""
+        what, key, *size = event
+        if isinstance(key, tuple):
+            return [event]
+        if what == "alloc":
+            name = self._held[key] = key + self._number * len(self._sizes)
+            return [("alloc", name, *size)]
+        name = self._held.pop(key, None)
+        return [] if name is None else [("free", name)]
+
+    def next_step(self) -> list[Event]:
+        """Events at the end of a step: what no later step would free goes."""
+        by_size: dict[int, list[int]] = {}
+        for storage in self._left:
+            name = self._held.pop(storage, None)
+            if name is not None:
+                by_size.setdefault(self._sizes[storage], []).append(name)
+        for storage in self._found:
+            same = by_size.get(self._sizes[storage])
+            if same:
+                self._held[storage] = same.pop(0)
+        self._number += 1
+        return [("free", name) for names in by_size.values() for name in names]
 
 
 def _runs(step: LastStep, moves: Moves, due: list[_Due], levels: Ints) -> tuple[list[int], list[Beat]]:
@@ -80,7 +277,7 @@ def _runs(step: LastStep, moves: Moves, due: list[_Due], levels: Ints) -> tuple[
     return before, beats
 
 
-def _before(step: LastStep, everything: bool) -> list[Event]:
+def _before(step: LastStep, *, everything: bool) -> list[Event]:
     """Events before the step: all of them, or those before the first op and what then leads to its live storages."""
     early = [event for event in step.trace.events if event.op < step.first_op]
     at_first = {event.storage for event in early if event.op < 0}
@@ -91,24 +288,27 @@ def _before(step: LastStep, everything: bool) -> list[Event]:
     ]
 
 
-def _inside(step: LastStep, moves: Moves, left: tuple[Ints, Ints, Ints]) -> Iterator[_Due]:
+def _inside(step: LastStep, moves: Moves, left: Away) -> Iterator[_Due]:
     """The step's own events and what the moves add."""
     away: set[int] = set()
-    windows = [(step.storage_of(moves.n[left[0]]), left[1], left[2])]
-    windows += [(step.storage_of(rebuild.n), rebuild.begin, rebuild.end) for rebuild in moves.rebuilds]
+    rank = {i: place for place, i in enumerate(in_order_of_need(step, moves))}
+    places = [rank[i] for i in listed(left[0])]
+    windows = [(step.storage_of(moves.n[left[0]]), left[1], left[2], np.array(places, np.int64))]
+    windows += [(step.storage_of(each.n), each.begin, each.end, each.n) for each in moves.rebuilds]
     for w, columns in enumerate(windows):
-        for storage, begin, end in zip(*map(listed, columns), strict=True):
+        for storage, begin, end, place in zip(*map(listed, columns), strict=True):
             if begin < end:
                 yield _Due(begin, LEAVES, ("free", storage))
                 if end >= step.gone[storage]:
                     away.add(storage)
                 elif w == 0:
-                    yield _Due(end, COMES, ("alloc", storage, int(step.storage_bytes[storage])))
+                    event = ("alloc", storage, int(step.storage_bytes[storage]))
+                    yield _Due(end, COMES, event, place=place)
     yield from _recipes(step, moves)
-    yield from (due for op in range(step.first_op, step.end_op) for due in _recorded(step, op, away))
+    yield from (due for op in range(step.first_op, step.end_op) for due in _of_op(step, op, away))
 
 
-def _recorded(step: LastStep, op: int, away: set[int]) -> Iterator[_Due]:
+def _of_op(step: LastStep, op: int, away: set[int]) -> Iterator[_Due]:
     """What an op of the step allocates and frees, but for the frees of what is away then."""
     for storage, size in step.events_of(op):
         if storage == SCRATCH:

@@ -9,7 +9,7 @@ from typing import final
 from elbowroom.checks import check_step
 from elbowroom.errors import Infeasible
 from elbowroom.plan import Plan
-from elbowroom.planners.confirming import within_reserved
+from elbowroom.planners.confirming import least_limit, replayed, within_reserved
 from elbowroom.planners.least import Weighed
 from elbowroom.planners.options import apply
 from elbowroom.planners.problem import Planner, Problem
@@ -39,11 +39,22 @@ class Asking:
             made = self._make(problem)
         except Infeasible as found:
             raise self._in_reserved_bytes(found) from None
-        if problem.machine.allocator != "exact" and self._simulated(made).peak_reserved_bytes > budget_bytes:
-            tried = within_reserved(problem, self._name, self._least_bytes(), lambda asked: [self._make(asked)])
-            made = replace(tried, budget_bytes=budget_bytes)
+        if problem.machine.allocator != "exact" and made.bound is None:  # what has a bound was confirmed
+            made = self._within_reserved(problem, made)
         check_step(problem.step, made, problem.machine)
         return made
+
+    def _within_reserved(self, problem: Problem, made: Plan) -> Plan:
+        """A plan whose reserved bytes are within the budget, without waits for the driver where one is found."""
+        first = replayed(problem.step.trace, problem.machine, made, problem.budget_bytes)
+        if first.fits and not first.is_driven:
+            return first.plan
+        try:
+            return within_reserved(problem, self._name, self._least_bytes(), lambda asked: [self._make(asked)])
+        except Infeasible:
+            if first.fits:
+                return first.plan
+            raise
 
     def weigh(self, budget_bytes: int) -> Weighed:
         """A plan within a budget, and its simulation.
@@ -79,7 +90,7 @@ class Asking:
             return found
         try:
             made = self._make(replace(self._problem, budget_bytes=least_bytes))
-            reserved_bytes = self._simulated(made).peak_reserved_bytes
+            reserved_bytes = least_limit(self._problem.step.trace, machine, made)
         except Infeasible as more:
             reserved_bytes = more.least_feasible_bytes
         if reserved_bytes <= least_bytes:

@@ -36,7 +36,7 @@ from elbowroom.planners.choosing import (
     optimistic,
     smallest,
 )
-from elbowroom.planners.confirming import ROUNDS, within_reserved
+from elbowroom.planners.confirming import ROUNDS, replayed, within_reserved
 from elbowroom.planners.covering import candidates, cover
 from elbowroom.planners.flow import NOTHING_SAVED, Choice, Effort, Offer, Pipe, choose, marks_of, swaps_on_offer
 from elbowroom.planners.flow_recomputes import Recomputes, makers_on_offer, options_on_offer
@@ -50,7 +50,6 @@ from elbowroom.planners.swap_all import swap_all
 from elbowroom.planners.swap_greedy import swap_greedy
 from elbowroom.planners.trying import Trial, arranged, tried
 from elbowroom.recipes import Option, options
-from elbowroom.simulate import simulate
 
 NAME = "optimal"
 GAP_SHARE = 1e-3
@@ -89,7 +88,7 @@ def optimal(problem: Problem) -> Plan:
     for way in (problem, fastest(problem)):
         kept, step = as_plan(way, NAME), way.step
         fits = int(step.level.max()) <= problem.budget_bytes and int(step.at_ns[-1]) == ideal_ns
-        if fits and (not caching or _reserved(problem, kept) <= problem.budget_bytes):
+        if fits and (not caching or _is_free(problem, kept)):
             return _bounded(problem, kept, ideal_ns, ideal_ns)
     search = _Search(problem, ideal_ns + _bound_ns(ideal, movable(ideal)), ROUNDS if caching else 1)
     if caching:
@@ -168,8 +167,10 @@ def _of_baselines(problem: Problem, pools: list[Pool]) -> Iterator[tuple[Trial, 
             yield trial, pool
 
 
-def _reserved(problem: Problem, made: Plan) -> int:
-    return simulate(problem.step.trace, problem.machine, made).peak_reserved_bytes
+def _is_free(problem: Problem, made: Plan) -> bool:
+    """Whether the allocator has room for a plan without turning to the driver."""
+    found = replayed(problem.step.trace, problem.machine, made, problem.budget_bytes)
+    return found.fits and not found.is_driven
 
 
 def _least(pools: list[Pool]) -> tuple[Trial, Pool]:
