@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elbowroom.errors import UsageError
-from elbowroom.trace import Category, Save, Step, Trace
+from elbowroom.trace import Category, Part, Save, Step, Trace
 from elbowroom.units import format_bytes
 from elbowroom.windows import Window, state_windows
 
@@ -40,6 +40,7 @@ class LastStep:
         first_op: the step's first op.
         end_op: one past its last op.
         saves: what autograd saved in this step; the n-th entry is the n-th saved storage.
+        parts: of the steps of optimizers in it, where they were carried out in parts.
         at_ns: per position, time from the start of the step when nothing ever stalls.
         level: per point, allocated bytes when every storage is kept.
         point_of: per position, the point before its op starts.
@@ -47,7 +48,8 @@ class LastStep:
         gone: per storage, the point from which it is freed; len(level) where it outlives the step.
         borders: points at which slots begin; the first is 0.
         slot_peak: per slot, maximum of `level`.
-        ticks: positions at which the runtime gets control, ascending: every first save and every read back.
+        ticks: positions at which the runtime gets control, ascending: every first save, every read back, and
+            the borders of the parts of optimizers' steps.
         storage: per window, the storage. Windows are the saves, n-th to n-th, and after them those in which nothing
             uses an optimizer state or a gradient (windows.py).
         size: per window, bytes.
@@ -68,6 +70,7 @@ class LastStep:
     first_op: int
     end_op: int
     saves: tuple[Save, ...]
+    parts: tuple[Part, ...]
     at_ns: Ints
     level: Ints
     point_of: Ints
@@ -170,16 +173,16 @@ def last_step(trace: Trace) -> LastStep:
     states = [window for window in found if window.storage not in saved]
     per_window = _per_save(trace, step, saves) | {"storage": _ints(s.storage for s in saves)}
     per_window = {name: np.concatenate([values, _of_states(step, states, name)]) for name, values in per_window.items()}
-    reads = [p for s in saves for p in s.read_at if p <= step.end_op]
-    ticks = np.unique(_ints([*(s.saved_at for s in saves), *reads]))
-    marks = [ticks, per_window["idle_from"], per_window["first_read"][len(saves) :]]
-    borders = _borders(level, gone[per_window["storage"]], point_of[np.concatenate(marks) - step.first_op])
+    ticks = _ticks(step, saves, parts := parts_of(trace, step))
+    marks = np.concatenate([ticks, per_window["idle_from"], per_window["first_read"][len(saves) :]])
+    borders = _borders(level, gone[per_window["storage"]], point_of[marks - step.first_op])
     sizes = _ints(storage.size_bytes for storage in trace.storages)
     return LastStep(
         trace=trace,
         first_op=step.first_op,
         end_op=step.end_op,
         saves=saves,
+        parts=parts,
         at_ns=at_ns,
         level=level,
         point_of=point_of,
@@ -196,6 +199,18 @@ def last_step(trace: Trace) -> LastStep:
         scratch={},
         **per_window,
     )
+
+
+def parts_of(trace: Trace, step: Step) -> tuple[Part, ...]:
+    """The parts of optimizers' steps in a step."""
+    return tuple(p for p in trace.parts if step.first_op <= p.first_op and p.end_op <= step.end_op)
+
+
+def _ticks(step: Step, saves: tuple[Save, ...], parts: tuple[Part, ...]) -> Ints:
+    """Positions at which the runtime gets control."""
+    reads = [p for save in saves for p in save.read_at if p <= step.end_op]
+    borders = [p for part in parts for p in (part.first_op, part.end_op)]
+    return np.unique(_ints([*(save.saved_at for save in saves), *reads, *borders]))
 
 
 def _per_save(trace: Trace, step: Step, saves: tuple[Save, ...]) -> dict[str, Ints]:

@@ -105,6 +105,19 @@ def _away(step: LastStep, moves: Moves) -> Ints:
     return np.cumsum(change[:-1])
 
 
+def peak_in_one_go(step: LastStep) -> int:
+    """Bytes on the device at most in the optimizers' steps, all kept, if they were not carried out in parts.
+
+    At most: what each part holds beside what it finds and leaves, all of it at once.
+    """
+    if not step.parts:
+        return 0
+    first, end = (step.points(np.array([getattr(p, name) for p in step.parts])) for name in ("first_op", "end_op"))
+    begins, ends = listed(first), listed(end)
+    extra = [int(step.level[a : b + 1].max() - step.level[a]) for a, b in zip(begins, ends, strict=True)]
+    return int(step.level[first].max()) + sum(extra)
+
+
 def tier_peak(step: LastStep, moves: Moves, on: list[bool] | None = None) -> int:
     """Bytes a lower tier holds at most: a save from the tick it is saved at until it is freed, any other always."""
     chosen = np.array(on if on is not None else [True] * len(moves.n), dtype=np.bool_)

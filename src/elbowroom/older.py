@@ -48,6 +48,11 @@ def _with_no_choices(row: object) -> object:
     return values
 
 
+def _trace_of_2(content: Content) -> Content:
+    """Before optimizers' steps had parts."""
+    return content | {"parts": {"columns": ["first_op", "end_op", "storages"], "rows": []}}
+
+
 def _as_it_is(content: Content) -> Content:
     """Only a new name for a value came in."""
     return content
@@ -55,7 +60,7 @@ def _as_it_is(content: Content) -> Content:
 
 CHANGES: Mapping[str, tuple[Callable[[Content], Content], ...]] = {
     "plan": (_plan_of_1,),
-    "trace": (_trace_of_1,),
+    "trace": (_trace_of_1, _trace_of_2),
     "timeline": (_as_it_is,),
 }
 """By record: what leads from each version to the next, from version 1 on."""

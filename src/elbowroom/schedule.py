@@ -1,7 +1,9 @@
 """Schedule: a plan compiled into what the runtime does at each tick, with a peak that does not depend on timing.
 
 Note: [Ticks]
-The runtime gets control only when autograd saves a storage for the first time and when one is read back. At a tick
+The runtime gets control only when autograd saves a storage for the first time and when one is read back, and where a
+step begins or ends and a part of an optimizer's step does. What a part used is queued at its end, like a save; what it
+needs is waited for at its begin, like a read. At a tick
 it does, in this order: queue the write of a swapped storage that was just saved; give up the unfinished writes of
 `Action.back` (those storages simply stay); wait until `Action.writes_done` of the plan's writes, counted in write
 order and among those queued so far, have ended, been given up or lost their storage; start the swaps back of
@@ -12,11 +14,12 @@ action, as their order is not known beforehand; doing it twice changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from elbowroom.checks import check_step
 from elbowroom.errors import InvalidPlan
-from elbowroom.lifetimes import LastStep, last_step
+from elbowroom.lifetimes import LastStep, last_step, listed
 from elbowroom.machine import TierName
 from elbowroom.moves import Moves, in_order_of_need, moves_of_plan, need, tiers_of_plan, waits
 from elbowroom.plan import Plan
@@ -36,21 +39,36 @@ class Action:
     back: tuple[int, ...]
 
 
+class StateSlot(NamedTuple):
+    """One optimizer state of a part: what the run must find, and its window where it is swapped, else None."""
+
+    size_bytes: int
+    dtype: str
+    n: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A plan in terms of the n-th saved storage of a step.
+    """A plan in terms of the n-th saved storage of a step, and of the states of the parts of optimizers' steps.
+
+    The windows of states are numbered on after the saves, see `LastStep.storage`.
 
     Attributes:
         trace_id: the trace it belongs to.
         budget_bytes: the plan's.
         peak_allocated_bytes: what the step holds at most, on any machine: see Note: [Waits that do not
             depend on timing] in moves.py.
-        swapped: the saves that are swapped, in write order.
+        swapped: the windows in which something is away, in write order.
         tiers: where each of `swapped` goes.
         on_save: by save: what to do when it is saved; where nothing, no entry.
         on_read: by (save, k): what to do when it is read back for the k-th time, from 0; where nothing, no entry.
         saved: per save of the step, (size_bytes, dtype): what the run must find.
         reads: per save of the step, how often it is read back.
+        parts: the states of each part; empty where optimizers' steps are carried out whole.
+        on_part: by (part, whether it ends there): what to do; where nothing, no entry.
+        on_begin: what to do when the step begins.
+        on_end: what to do when it ends.
+        carried: the windows that go on in the next step.
     """
 
     trace_id: str
@@ -62,6 +80,11 @@ class Schedule:
     on_read: dict[tuple[int, int], Action]
     saved: tuple[tuple[int, str], ...]
     reads: tuple[int, ...]
+    parts: tuple[tuple[StateSlot, ...], ...] = ()
+    on_part: Mapping[tuple[int, bool], Action] = field(default_factory=dict[tuple[int, bool], Action])
+    on_begin: Action | None = None
+    on_end: Action | None = None
+    carried: frozenset[int] = frozenset()
 
 
 def actions(step: LastStep, moves: Moves, waiting: dict[int, int]) -> dict[int, Action]:
@@ -85,8 +108,8 @@ def compile_schedule(trace: Trace, plan: Plan, waiting: Mapping[int, int] | None
     Raises:
         InvalidPlan: the plan may not run on this trace (see `check`), or does what the runtime cannot do.
     """
-    _check_means(plan)
     step = last_step(trace)
+    _check_means(step, plan)
     check_step(step, plan)
     moves = moves_of_plan(step, plan)
     needed = need(step, moves)
@@ -103,15 +126,35 @@ def compile_schedule(trace: Trace, plan: Plan, waiting: Mapping[int, int] | None
         on_read={(n, k): at[p] for n, s in enumerate(step.saves) for k, p in enumerate(s.read_at) if p in at},
         saved=tuple((storage.size_bytes, storage.dtype) for storage in storages),
         reads=tuple(len(s.read_at) for s in step.saves),
+        parts=_slots_of_parts(step, moves),
+        on_part={
+            (j, ends): at[p]
+            for j, part in enumerate(step.parts)
+            for ends, p in ((False, part.first_op), (True, part.end_op))
+            if p in at
+        },
+        on_begin=at.get(step.first_op),
+        on_end=at.get(step.end_op),
+        carried=frozenset(listed(moves.n[moves.wraps])),
     )
 
 
-def _check_means(plan: Plan) -> None:
+def _slots_of_parts(step: LastStep, moves: Moves) -> tuple[tuple[StateSlot, ...], ...]:
+    """The states of each part, with their windows where they are swapped."""
+    states = {n for n in listed(moves.n) if n >= len(step.saves)}
+    window_of = {int(step.storage[n]): n for n in states}
+    storages = step.trace.storages
+    return tuple(
+        tuple(StateSlot(storages[s].size_bytes, storages[s].dtype, window_of.get(s)) for s in part.storages)
+        for part in step.parts
+    )
+
+
+def _check_means(step: LastStep, plan: Plan) -> None:
     """Refuse what the runtime cannot do."""
     found = {
         "recomputes storages": len(plan.recomputes),
         "chooses algorithms": len(plan.algorithms),
-        "keeps storages away across the end of the step": sum(s.back_before_op <= s.out_after_op for s in plan.swaps),
     }
     for what, times in found.items():
         if times > 0:
@@ -119,3 +162,14 @@ def _check_means(plan: Plan) -> None:
                 f"the plan {what} ({times} times); allowed in a run are swaps of saved storages: "
                 "plan again with elbowroom.plan(..., planner='swap_greedy', allow=('swap',))"
             )
+    in_parts = {storage for part in step.parts for storage in part.storages}
+    saved = {save.storage for save in step.saves}
+    loose = [swap.storage for swap in plan.swaps if swap.storage not in in_parts and swap.storage not in saved]
+    if loose:
+        category = step.trace.storages[loose[0]].category if loose[0] < len(step.trace.storages) else "storage"
+        raise InvalidPlan(
+            f"the plan swaps {len(loose)} storages that autograd does not save, the first a {category}; allowed in a "
+            "run are optimizer states that the trace names in the parts of its optimizer step, as one that `within` "
+            "records does, and no gradients: plan again with elbowroom.plan(..., allow=('swap',)), or leave the plan "
+            "to `within`"
+        )

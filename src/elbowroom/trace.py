@@ -167,6 +167,27 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of an optimizer's step that is carried out as one: the ops of some of its parameters.
+
+    Attributes:
+        first_op: its first op.
+        end_op: one past its last op.
+        storages: optimizer states that must be on the device in it, and may be away outside; in a fixed order.
+    """
+
+    first_op: int
+    end_op: int
+    storages: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        rules.integer("Part.first_op", self.first_op)
+        rules.integer("Part.end_op", self.end_op, least=self.first_op)
+        rules.integers("Part.storages", self.storages)
+        rules.distinct("Part.storages", self.storages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
     """Something that the capture did not know, or assumed.
 
@@ -200,6 +221,8 @@ class Trace(Filed):
         saves: what autograd saved, in the order of the first save (the n-th saved storage of a step).
         steps: the recorded steps, back to back; the last one is the steady state that plans are made for.
         remarks: what the capture did not know or assumed.
+        parts: of the steps of optimizers, where these were carried out in parts; between two of them, and at their
+            ends, the runtime gets control.
     """
 
     device: str
@@ -210,6 +233,7 @@ class Trace(Filed):
     saves: tuple[Save, ...]
     steps: tuple[Step, ...]
     remarks: tuple[Remark, ...] = ()
+    parts: tuple[Part, ...] = ()
     _id: str = field(init=False, repr=False, compare=False, default="")
 
     @property
@@ -228,10 +252,12 @@ class Trace(Filed):
         rules.records("Trace.saves", self.saves, Save)
         rules.records("Trace.steps", self.steps, Step)
         rules.records("Trace.remarks", self.remarks, Remark)
+        rules.records("Trace.parts", self.parts, Part)
         self._check_ops()
         self._check_events()
         self._check_saves()
         self._check_steps()
+        self._check_parts()
 
     def _check_ops(self) -> None:
         count = len(self.storages)
@@ -279,3 +305,15 @@ class Trace(Filed):
             rules.integer(f"Trace.steps[{index}].first_op", step.first_op, least=expected, most=expected)
             rules.integer(f"Trace.steps[{index}].end_op", step.end_op, least=step.first_op, most=last)
             expected = step.end_op
+
+    def _check_parts(self) -> None:
+        """One after the other, and none across the end of a step."""
+        last = 0
+        for index, part in enumerate(self.parts):
+            where = f"Trace.parts[{index}]"
+            rules.integer(f"{where}.first_op", part.first_op, least=last, most=len(self.ops))
+            rules.integer(f"{where}.end_op", part.end_op, most=len(self.ops))
+            rules.integers(f"{where}.storages", part.storages, most=len(self.storages) - 1)
+            last = part.end_op
+            if any(part.first_op < step.end_op < part.end_op for step in self.steps):
+                rules.refuse(f"{where}.end_op", part.end_op, "an op of the step in which it begins")

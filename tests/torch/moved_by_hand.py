@@ -131,6 +131,14 @@ class HandTier(LowerTier):
         self.reads.append(transfer)
         return storage, transfer
 
+    def refill(self, slot: Slot, storage: torch.UntypedStorage) -> HandTransfer:
+        self.before_read.clear()
+        self.resize(storage, slot.size_bytes, slot.home)
+        storage.copy_(_poisoned(slot.size_bytes))
+        transfer = HandTransfer(storage, self._room[slot.offset], self.ends_when_waited_for)
+        self.reads.append(transfer)
+        return transfer
+
 
 def _poisoned(size_bytes: int) -> torch.UntypedStorage:
     return torch.full((size_bytes,), POISON, dtype=torch.uint8).untyped_storage()

@@ -87,6 +87,9 @@ class HandStreams(Streams):
         weakref.finalize(storage, self._freed, block, stream)
         return storage
 
+    def resize(self, storage: torch.UntypedStorage, size_bytes: int, stream: Hashable) -> None:
+        raise AssertionError("these blocks lie in one buffer, and are not resized")
+
     def used(self, storage: torch.UntypedStorage, stream: Hashable) -> None:
         start = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
         self._users[(storage.data_ptr() - start) // BLOCK_BYTES].append(stream)

@@ -16,9 +16,11 @@ from elbowroom.capture.drafts import OpDraft, SaveDraft, StorageDraft, flops_of,
 from elbowroom.capture.layout import BRIEF, HOLE
 from elbowroom.capture.measured import Clock, Moved, curve_of, spans_of
 from elbowroom.capture.recorder import Note, Recording
+from elbowroom.capture.states_seen import StatesSeen
 from elbowroom.capture.stream import Allocation, Block, Mark, OpSeen
 from elbowroom.errors import CaptureError
 from elbowroom.machine import TierName
+from elbowroom.runtime.entries import Entry
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Category, Event, Op, Phase, Step, Storage, Trace
 
@@ -44,6 +46,7 @@ class Assembly:
         self._open: dict[int, SaveDraft] = {}
         self._at: dict[int, int] = {}
         self._copies: dict[int, int] = {}
+        self._states = StatesSeen()
         self._paused = 0
         self._steps: list[int] = []
         self._changes: list[tuple[int, int, int]] = []
@@ -99,15 +102,21 @@ class Assembly:
         self._changes = [(clock.at(at_ns), storage, change) for at_ns, storage, change in self._changes]
 
     def _renumber(self) -> None:
-        """Storages the last step saves come first, in that order: so a plan means the same in every recording."""
+        """Storages the last step saves come first, in that order: so a plan means the same in every recording.
+
+        Those of the parts of optimizers' steps come next.
+        """
         first_op = self._steps[-2] if len(self._steps) > 1 else 0
         saved = (save.storage for save in self._saves if save.saved_at >= first_op)
-        order = list(dict.fromkeys((*saved, *range(len(self._storages)))))
+        order = list(dict.fromkeys((*saved, *self._states.named(first_op), *range(len(self._storages)))))
         new = [0] * len(order)
         for number, storage in enumerate(order):
             new[storage] = number
         self._storages = [self._storages[storage] for storage in order]
-        self._events = [Event(op, new[storage], size_bytes) for op, storage, size_bytes in self._events]
+        # What came back without having left in the recording was there before all of it.
+        events = sorted(self._events, key=lambda event: event.op)
+        self._events = [Event(op, new[storage], size_bytes) for op, storage, size_bytes in events]
+        self._states.renumber(new)
         self._changes = [(at_ns, new[storage], change) for at_ns, storage, change in self._changes]
         for op in self._ops:
             op.reads = tuple(new[storage] for storage in op.reads)
@@ -278,6 +287,33 @@ class Assembly:
             if saved.original_gone:
                 self._event(saved.storage, -1)
 
+    def _on_part_begins(self, _note: Note) -> None:
+        self._states.begins(len(self._ops))
+
+    def _on_part_ends(self, note: Note) -> None:
+        states = [self._resolve(block) for block in note.blocks]
+        for storage in states:
+            self._storages[storage].category = "optimizer_state"
+        self._states.ends(len(self._ops), states)
+
+    def _on_state_left(self, note: Note) -> None:
+        """When everything is kept it stays; as it was, it goes."""
+        storage = self._resolve(note.blocks[0])
+        del self._at[note.blocks[0].address]
+        self._states.left(note.entry, storage)
+        self._changes.append((self._now_ns, storage, -self._storages[storage].size_bytes))
+
+    def _on_state_came(self, note: Note) -> None:
+        block = note.blocks[0]
+        storage = self._states.of(note.entry)
+        if storage is None:
+            storage = len(self._storages)
+            self._storages.append(StorageDraft(block.size_bytes, "optimizer_state", "", from_stream=False))
+            self._events.append(Event(-1, storage, block.size_bytes))
+            self._states.left(note.entry, storage)
+        self._at[block.address] = storage
+        self._changes.append((self._now_ns, storage, block.size_bytes))
+
     def _on_module(self, note: Note) -> None:
         self._path = note.path
         self._phase = "forward"
@@ -329,14 +365,12 @@ class Assembly:
             events=tuple(self._events),
             saves=tuple(map(save_of, self._saves)),
             steps=tuple(Step(first, end) for first, end in zip([0, *self._steps], self._steps, strict=False)),
+            parts=self._states.parts(),
         )
 
     def timeline(self, trace_id: str, outside_bytes: int = 0) -> Timeline:
         """What was measured: op spans, stalls, transfers and the device's allocated bytes."""
-        moved = [
-            Moved(each, saved.storage if (saved := self._by_entry.get(id(each.entry))) else None)
-            for each in self._recording.happenings
-        ]
+        moved = [Moved(each, self._storage_of(each.entry)) for each in self._recording.happenings]
         clock = Clock(start_ns=self._ops[0].seen.start_ns, offset_ns=self._offset_ns)
         seen = [op.seen for op in self._ops]
         spans = spans_of(clock, seen, moved, self._tier)
@@ -350,3 +384,7 @@ class Assembly:
             at_peak=at_peak,
             outside_bytes=outside_bytes,
         )
+
+    def _storage_of(self, entry: Entry) -> int | None:
+        saved = self._by_entry.get(id(entry))
+        return self._states.of(entry) if saved is None else saved.storage

@@ -147,5 +147,7 @@ def optimizer_ended(recorder: Recorder | None, optimizer: torch.optim.Optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     recorder.classify("parameter", parameters)
     recorder.classify("gradient", (p.grad for p in parameters if p.grad is not None))
-    state = (value for values in optimizer.state.values() for value in values.values())
+    # `optimizer.state` would bring back what is away; see runtime/states.py.
+    mappings = (values for values in vars(optimizer).get("state", {}).values() if isinstance(values, dict))
+    state = (value for values in mappings for value in values.values())
     recorder.classify("optimizer_state", (value for value in state if isinstance(value, torch.Tensor)))

@@ -21,7 +21,7 @@ from elbowroom.capture.layout import fills
 from elbowroom.capture.modules import ModulePaths
 from elbowroom.capture.stream import Block, Item, Stream
 from elbowroom.runtime._torch_compat import storage_key
-from elbowroom.runtime.entries import Entry, Happening, Observer
+from elbowroom.runtime.entries import Entry, Happening, Observer, StateEntry
 from elbowroom.runtime.storages import storage_of
 from elbowroom.runtime.streams import Streams
 from elbowroom.trace import Category
@@ -129,7 +129,13 @@ class Recorder:
 
     def observer(self) -> Observer:
         """What to hand to the executor so that this recorder hears of its moves."""
-        return Observer(placed=self._placed, stalled=self._happened, moved=self._happened, dropped=self._dropped)
+        return Observer(
+            placed=self._placed,
+            stalled=self._happened,
+            moved=self._happened,
+            dropped=self._dropped,
+            emptied=self._emptied,
+        )
 
     def paused(self) -> AbstractContextManager[None]:
         """Around the runtime's own work: blocks made in it are not part of the step."""
@@ -155,6 +161,15 @@ class Recorder:
         """Say what the storages of these tensors are for."""
         blocks = tuple(block for tensor in tensors if (block := _block(tensor, self._device)) is not None)
         self._note(Note("classify", blocks=blocks, category=category))
+
+    def part_begins(self) -> None:
+        """A part of an optimizer's step begins here."""
+        self._note(Note("part_begins"))
+
+    def part_ends(self, states: Iterable[tuple[torch.UntypedStorage, torch.dtype]]) -> None:
+        """It ends, and had to have these states on the device."""
+        blocks = tuple(Block(storage.data_ptr(), storage.nbytes(), _name(dtype)) for storage, dtype in states)
+        self._note(Note("part_ends", blocks=blocks))
 
     def step_ends(self) -> None:
         """A step of the training ends here."""
@@ -201,8 +216,15 @@ class Recorder:
         self.classify("parameter", module.parameters())
         self.classify("buffer", module.buffers())
 
+    def _emptied(self, entry: Entry, storage: torch.UntypedStorage) -> None:
+        if isinstance(entry, StateEntry):
+            self._note(Note("state_left", entry, (Block(storage.data_ptr(), storage.nbytes(), ""),)))
+
     def _placed(self, entry: Entry, storage: torch.UntypedStorage) -> None:
         block = Block(storage.data_ptr(), storage.nbytes(), "")
+        if isinstance(entry, StateEntry):
+            self._note(Note("state_came", entry, (block,)))
+            return
         self._note(Note("placed", entry, (block,)))
         self._watch(storage, Note("placed_died", entry, (block,)))
 

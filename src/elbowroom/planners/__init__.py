@@ -32,6 +32,7 @@ __all__ = [
     "MIN_SIZE_BYTES",
     "PLANNERS",
     "Asking",
+    "Means",
     "Planner",
     "Problem",
     "asking",

@@ -293,3 +293,19 @@ def keep_memory_history(*, on: bool) -> None:
 def memory_snapshot() -> Any:
     """Segments, blocks and the history of the caching allocator; only the private one has requested sizes."""
     return torch.cuda.memory._snapshot()
+
+
+# Steps of optimizers in parts (runtime/stepping.py). Checked on 2.11.0 (its CUDA build, on the rig) and 2.13.0.
+
+
+def step_cell(optimizer: torch.optim.Optimizer) -> Any:
+    """The cell with the function that an optimizer's `step` runs between its hooks; None where it is not built so.
+
+    `Optimizer.profile_hook_step` closes over it. Nothing public stands between the hooks and the function, and learning
+    rate schedulers keep a reference to the wrapper, so that putting another one in its place would not reach all calls.
+    """
+    wrapper: Any = type(optimizer).step
+    names = getattr(getattr(wrapper, "__code__", None), "co_freevars", ())
+    if not getattr(wrapper, "hooked", False) or "func" not in names:
+        return None
+    return wrapper.__closure__[names.index("func")]

@@ -107,6 +107,15 @@ class DiskTier(LowerTier):
         storage = torch.frombuffer(memory, dtype=torch.uint8, count=slot.size_bytes).untyped_storage()
         return storage, transfer
 
+    def refill(self, slot: Slot, storage: torch.UntypedStorage) -> Transfer:
+        self.resize(storage, slot.size_bytes, slot.home)
+        starts = range(0, slot.size_bytes, CHUNK_BYTES)
+        transfer = DiskTransfer(slot.size_bytes, len(starts))
+        for start in starts:
+            length = min(CHUNK_BYTES, slot.size_bytes - start)
+            self._readers.submit(self._refill_chunk, transfer, storage, start, length, slot.offset + start)
+        return transfer
+
     def close(self) -> None:
         """End the threads and the file."""
         self._writers.shutdown(wait=True, cancel_futures=False)
@@ -119,6 +128,18 @@ class DiskTier(LowerTier):
     def _read_chunk(self, transfer: DiskTransfer, target: memoryview, offset: int) -> None:
         self._run(transfer, "reading", lambda: self.file.read(target, offset))
         target.release()
+
+    def _refill_chunk(
+        self, transfer: DiskTransfer, storage: torch.UntypedStorage, start: int, length: int, offset: int
+    ) -> None:
+        """Memory of torch's own lies on no page, so that it is read by way of a buffer."""
+
+        def work() -> None:
+            buffer = self._buffer()
+            self.file.read(memoryview(buffer)[: round_up(length)], offset)
+            ctypes.memmove(storage.data_ptr() + start, (ctypes.c_char * length).from_buffer(buffer), length)
+
+        self._run(transfer, "reading", work)
 
     def _run(self, transfer: DiskTransfer, doing: str, work: Callable[[], None]) -> None:
         """Do one chunk's work. Whatever goes wrong ends up in the transfer: a lost error would be a hang."""
@@ -140,11 +161,16 @@ class DiskTier(LowerTier):
         aligned = address % PAGE_BYTES == 0 and length % PAGE_BYTES == 0
         if aligned or not self.file.direct:
             return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
+        buffer = self._buffer()
+        ctypes.memmove((ctypes.c_char * length).from_buffer(buffer), address, length)
+        return memoryview(buffer)[: round_up(length)]
+
+    def _buffer(self) -> mmap.mmap:
+        """This thread's own chunk of aligned memory."""
         buffer = getattr(self._buffers, "buffer", None)
         if buffer is None:
             buffer = self._buffers.buffer = _fresh_memory(CHUNK_BYTES)
-        ctypes.memmove((ctypes.c_char * length).from_buffer(buffer), address, length)
-        return memoryview(buffer)[: round_up(length)]
+        return buffer
 
 
 def _fresh_memory(length: int) -> mmap.mmap:

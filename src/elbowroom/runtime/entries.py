@@ -11,7 +11,11 @@ from typing import final
 import torch
 
 from elbowroom.runtime._torch_compat import storage_key
-from elbowroom.runtime.tiers import Slot, Transfer
+from elbowroom.runtime.streams import bytes_of
+from elbowroom.runtime.tiers import LowerTier, Slot, Transfer
+
+SPOILT = 255
+"""A byte that makes each float NaN."""
 
 
 class State(enum.Enum):
@@ -23,7 +27,6 @@ class State(enum.Enum):
     RETURNING = "returning"
 
 
-@final
 class Entry:
     """One saved storage.
 
@@ -60,6 +63,61 @@ class Entry:
         self.out: Transfer | None = None
         self.back: Transfer | None = None
 
+    def held(self) -> torch.UntypedStorage | None:
+        """The device storage that has its bytes, if there is one."""
+        return self.alive()
+
+    def empty(self) -> None:
+        """The tier has its bytes: the device's are not needed. Whoever else reads them keeps them alive."""
+
+    def refill(self, tier: LowerTier) -> tuple[torch.UntypedStorage, Transfer]:
+        """Start to bring its bytes back."""
+        assert self.slot is not None, "what is away has a slot"
+        return tier.read(self.slot)
+
+    def lose(self) -> None:
+        """Its bytes did not arrive."""
+        self.alive = _nothing
+
+
+@final
+class StateEntry(Entry):
+    """One absence of an optimizer state: its storage stays, as tensors lie on it, and only the bytes leave."""
+
+    __slots__ = ("_tier",)
+
+    def __init__(self, n: int, storage: torch.UntypedStorage, tier: LowerTier) -> None:
+        super().__init__(n, storage, 0, tier.home())
+        self._tier = tier
+
+    def held(self) -> torch.UntypedStorage | None:
+        return None if self.state is State.AWAY else self.alive()
+
+    def empty(self) -> None:
+        storage = self.alive()
+        if storage is not None:
+            self._tier.resize(storage, 0, self.home)
+
+    def refill(self, tier: LowerTier) -> tuple[torch.UntypedStorage, Transfer]:
+        storage = self.alive()
+        assert storage is not None, "a state that is brought back is still used by tensors"
+        assert self.slot is not None, "what is away has a slot"
+        return storage, tier.refill(self.slot, storage)
+
+    def lose(self) -> None:
+        self.empty()
+
+    def spoil(self) -> None:
+        """Its bytes are lost for good: give it as many others, so that using it is an error in numbers and no crash."""
+        storage = self.alive()
+        if storage is not None:
+            self._tier.resize(storage, self.size_bytes, self.home)
+            bytes_of(storage).fill_(SPOILT)
+
+
+def _nothing() -> None:
+    """A weak reference to what is gone."""
+
 
 @dataclass(slots=True)
 class Counters:
@@ -93,6 +151,7 @@ class Observer:
     """Calls for a recorder; all optional."""
 
     placed: Callable[[Entry, torch.UntypedStorage], None] | None = None
+    emptied: Callable[[Entry, torch.UntypedStorage], None] | None = None
     stalled: Callable[[Happening], None] | None = None
     moved: Callable[[Happening], None] | None = None
     dropped: Callable[[Entry], None] | None = None

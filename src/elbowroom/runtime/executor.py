@@ -28,7 +28,7 @@ import torch
 from elbowroom.errors import TierError
 from elbowroom.machine import TierName
 from elbowroom.runtime._torch_compat import storage_key
-from elbowroom.runtime.entries import Counters, Entry, Happening, Observer, State
+from elbowroom.runtime.entries import Counters, Entry, Happening, Observer, State, StateEntry
 from elbowroom.runtime.memory import RamResidence, Residence
 from elbowroom.runtime.storages import CPU
 from elbowroom.runtime.tiers import LowerTier, Transfer
@@ -152,15 +152,14 @@ class Executor:
     def bring_back(self, entry: Entry) -> None:
         """Start the swap back of an entry, unless its bytes still are on the device."""
         with self._moving():
-            storage = entry.alive()
+            storage = entry.held()
             if entry.handles == 0 or entry.state is State.RETURNING:
                 return
             if storage is not None:
                 self._stay(entry, storage)
                 return
             assert entry.state is State.AWAY, "bytes that are nowhere on the device are away"
-            assert entry.slot is not None, "what is away has a slot"
-            storage, entry.back = self.tier.read(entry.slot)
+            storage, entry.back = entry.refill(self.tier)
             self._unlist(entry)
             entry.device = storage
             entry.alive = weakref.ref(storage)
@@ -210,12 +209,15 @@ class Executor:
                     entry.state = State.AWAY
                     entry.device = None
                     self._unlist(entry)
-                    entry.alive = _nothing
+                    entry.lose()
             _raise_failed(back)
 
     def _let_go(self, entry: Entry) -> None:
         """The table drops the device bytes, the tier has them; readers that still use them keep them alive."""
         self.residence.let_go(entry.size_bytes)
+        if self.observer.emptied and entry.device is not None:
+            self.observer.emptied(entry, entry.device)
+        entry.empty()
         entry.device = None
         entry.state = State.AWAY
 
@@ -234,6 +236,28 @@ class Executor:
     def _only_here(self, entry: Entry) -> None:
         entry.device = entry.alive()
         entry.state = State.ON_DEVICE
+
+    # Optimizer states
+
+    def leave(self, n: int, storage: torch.UntypedStorage, to: TierName | None = None) -> StateEntry:
+        """Start to write an optimizer state, the bytes of whose storage are then freed. Raises TierFull."""
+        entry = StateEntry(n, storage, self.tier)
+        self._by_key[entry.key] = entry
+        with self.saving(entry):
+            self.swap_out(entry, to)
+        entry.alive = weakref.ref(storage, lambda _: self.handle_died(entry))
+        return entry
+
+    def arrive(self, entry: StateEntry) -> None:
+        """Have a state's bytes on the device, waiting where they are not there yet, and be done with its absence."""
+        if entry.handles and entry.alive() is not None:
+            self.bring_back(entry)
+            if entry.state is State.RETURNING:
+                self._finish_return(entry)
+            if entry.arrived is not None and (storage := entry.alive()) is not None:
+                entry.arrived.used(storage)
+            entry.alive = lambda: None
+            self.handle_died(entry)
 
     # Handles that come and go
 
@@ -309,10 +333,6 @@ class Executor:
                 kind, entry, transfer.start_ns, transfer.end_ns, transfer.size_bytes, transfer=transfer
             )
             self.observer.moved(happening)
-
-
-def _nothing() -> None:
-    """A weak reference to what is gone."""
 
 
 def _ended(entry: Entry) -> bool:

@@ -139,13 +139,23 @@ class StreamedHostTier(LowerTier):
         return CopyOut(streams, slot, begin, streams.mark(out, timed=self.timed))
 
     def read(self, slot: Slot) -> tuple[torch.UntypedStorage, Transfer]:
+        storage = self.streams.new_storage(slot.size_bytes, slot.home)
+        return storage, self._copy_back(slot, storage)
+
+    def refill(self, slot: Slot, storage: torch.UntypedStorage) -> Transfer:
+        self.resize(storage, slot.size_bytes, slot.home)
+        return self._copy_back(slot, storage)
+
+    def resize(self, storage: torch.UntypedStorage, size_bytes: int, home: Hashable) -> None:
+        self.streams.resize(storage, size_bytes, home)
+
+    def _copy_back(self, slot: Slot, storage: torch.UntypedStorage) -> Transfer:
         streams, back = self.streams, self.streams.back
-        storage = streams.new_storage(slot.size_bytes, slot.home)
         streams.wait(back, streams.mark(slot.home))
         begin = streams.mark(back, timed=True) if self.timed else None
         streams.copy(bytes_of(storage), cast("ArenaSlot", slot).memory, back)
         self._read_from[slot.home] = end = streams.mark(back, timed=self.timed)
-        return storage, CopyBack(streams, slot, begin, end)
+        return CopyBack(streams, slot, begin, end)
 
     @property
     def held_bytes(self) -> int:

@@ -26,6 +26,7 @@ class Known:
         trace, course, schedule: as observed, planned, compiled.
         machine: the links as measured while observing.
         refined: whether the trace is of a steady step, and its durations of a step under a plan.
+        in_parts: whether the steps of optimizers are carried out in parts.
     """
 
     trace: Trace
@@ -33,6 +34,7 @@ class Known:
     schedule: Schedule
     machine: Machine
     refined: bool
+    in_parts: bool = False
     _tier_of: dict[int, TierName] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,7 +47,7 @@ class Known:
 
     @property
     def tier_of(self) -> Mapping[int, TierName]:
-        """Where the saves go that are swapped."""
+        """Where what is away goes, by window: those of saves, and of optimizer states."""
         return self._tier_of
 
     def agrees(self, saved: tuple[tuple[int, str], ...]) -> bool:
@@ -57,7 +59,9 @@ def lower_bytes(known: Known) -> dict[TierName, int]:
     """What the tiers below must have to hold all that the plan of a step swaps, as long as it does."""
     step, plan = last_step(known.trace), known.plan
     moves = moves_of_plan(step, plan)
-    begin, end = listed(step.points(step.saved_at[moves.n])), listed(step.gone[step.storage_of(moves.n)])
+    points = step.points(step.saved_at[moves.n])
+    points[moves.n >= len(step.saves)] = 0  # a state is there in the next step too
+    begin, end = listed(points), listed(step.gone[step.storage_of(moves.n)])
     stays: dict[TierName, list[tuple[int, int, int]]] = {}
     for tier, *stay in zip(tiers_of_plan(step, plan, moves), begin, end, listed(moves.size), strict=True):
         stays.setdefault(tier, []).append((stay[0], stay[1], stay[2]))

@@ -10,12 +10,14 @@ from elbowroom.capture.assemble import Assembly
 from elbowroom.capture.recorder import Recording
 from elbowroom.capture.steady import steady
 from elbowroom.errors import Infeasible, InvalidPlan
+from elbowroom.lifetimes import last_step
 from elbowroom.machine import Link, Machine, TierName
+from elbowroom.moves import peak_in_one_go
 from elbowroom.plan import Plan
-from elbowroom.planners import check
+from elbowroom.planners import Means, check
 from elbowroom.runtime.entries import Happening
 from elbowroom.runtime.known import Known
-from elbowroom.runtime.reserving import course_of, course_within
+from elbowroom.runtime.reserving import course_of, course_within, without_states
 from elbowroom.schedule import compile_schedule
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Save, Trace
@@ -59,10 +61,17 @@ class Learner:
         min_size_bytes: smaller storages are kept.
         tier: the lower tier.
         given: a plan to follow in place of planning.
+        allow: the means that plans may use.
     """
 
     def __init__(
-        self, machine: Machine, budget: Budget, min_size_bytes: int, tier: TierName, given: Plan | None
+        self,
+        machine: Machine,
+        budget: Budget,
+        min_size_bytes: int,
+        tier: TierName,
+        given: Plan | None,
+        allow: tuple[Means, ...],
     ) -> None:
         self.machine = machine
         self.budget_bytes = budget.device.size_bytes or 0
@@ -70,12 +79,18 @@ class Learner:
         self._min_size_bytes = min_size_bytes
         self._tier: TierName = tier
         self._given = given
+        self._allow = allow
         self._known: dict[Hashable, list[Known]] = {}
         self._observations: dict[Hashable, int] = {}
         self._wanted: dict[Hashable, _Wanted] = {}
         self._after: dict[Saved, Saved] = {}
         self._previous: Saved = ()
         self._optimizer_steps: dict[Hashable, int] = {}
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the steps of optimizers are carried out in parts in observed steps, so that states may move."""
+        return "state" in self._allow
 
     def expected(self, key: Hashable) -> Known | None:
         """What a step of this signature will most likely be; None: observe it."""
@@ -188,13 +203,16 @@ class Learner:
 
     def _plan(self, trace: Trace) -> Known:
         if self._given is None:
-            course = course_within(trace, self.machine, self._budget, self._min_size_bytes)
+            allow = self._allow if trace.parts else without_states(self._allow)
+            course = course_within(trace, self.machine, self._budget, self._min_size_bytes, allow)
         else:
             made = _moved_to(trace, self._given)
             check(trace, made, self.machine)
             course = course_of(trace, self.machine, made)
         schedule = compile_schedule(trace, course.plan, course.waiting)
-        return Known(trace, course, schedule, self.machine, refined=False)
+        whole_bytes = max(course.peak_bytes, peak_in_one_go(last_step(trace)))
+        in_parts = bool(trace.parts) and (bool(schedule.carried) or whole_bytes > self.budget_bytes)
+        return Known(trace, course, schedule, self.machine, refined=False, in_parts=in_parts)
 
     def _measure_rates(self, transfers: list[Happening]) -> None:
         """Put the links' rates as these transfers show them in place of what was assumed."""

@@ -16,13 +16,15 @@ from elbowroom.lifetimes import last_step, listed
 from elbowroom.machine import Machine
 from elbowroom.moves import moves_of_plan, need, tiers_of_plan
 from elbowroom.plan import Plan
-from elbowroom.planners import plan
+from elbowroom.planners import Means, plan
 from elbowroom.simulate import simulate
 from elbowroom.timeline import Curve, Timeline
 from elbowroom.trace import Trace
 from elbowroom.units import Amount, Budget, format_bytes
 
 PLANNER = "swap_greedy"
+PLANNER_OF_STATES = "optimal"
+"""The one that knows how to move optimizer states."""
 ROUNDS = 10
 """Plans that are tried for one budget."""
 
@@ -42,17 +44,36 @@ class Course:
     peak_bytes: int
 
 
-def course_within(trace: Trace, machine: Machine, budget: Budget, min_size_bytes: int) -> Course:
-    """A plan whose peak is within the budget of the device.
+def course_within(
+    trace: Trace, machine: Machine, budget: Budget, min_size_bytes: int, allow: tuple[Means, ...]
+) -> Course:
+    """A plan whose peak is within the budget of the device; optimizer states move only where nothing else meets it.
 
     Raises:
         Infeasible: no plan that was tried is.
     """
+    of_saves = without_states(allow)
+    try:
+        return _course_within(trace, machine, budget, min_size_bytes, of_saves)
+    except Infeasible:
+        if of_saves == allow:
+            raise
+    return _course_within(trace, machine, budget, min_size_bytes, allow)
+
+
+def without_states(allow: tuple[Means, ...]) -> tuple[Means, ...]:
+    """All means but swaps of optimizer states."""
+    return tuple(means for means in allow if means != "state")
+
+
+def _course_within(
+    trace: Trace, machine: Machine, budget: Budget, min_size_bytes: int, allow: tuple[Means, ...]
+) -> Course:
     budget_bytes = budget.device.size_bytes or 0
     if machine.allocator == "exact":
-        return course_of(trace, machine, next(_plans(trace, machine, budget, min_size_bytes)))
+        return course_of(trace, machine, next(_plans(trace, machine, budget, min_size_bytes, allow)))
     least = 0
-    for made in _plans(trace, machine, budget, min_size_bytes):
+    for made in _plans(trace, machine, budget, min_size_bytes, allow):
         for found in _courses(trace, machine, made):
             if found.peak_bytes <= budget_bytes:
                 return replace(found, plan=replace(made, budget_bytes=budget_bytes))
@@ -66,14 +87,17 @@ def course_within(trace: Trace, machine: Machine, budget: Budget, min_size_bytes
     )
 
 
-def _plans(trace: Trace, machine: Machine, budget: Budget, min_size_bytes: int) -> Iterator[Plan]:
+def _plans(
+    trace: Trace, machine: Machine, budget: Budget, min_size_bytes: int, allow: tuple[Means, ...]
+) -> Iterator[Plan]:
     """Plans for less and less allocated bytes."""
     # A budget above what the machine has is no limit here, and `plan` would refuse it.
     allowed, least = min(budget.device.size_bytes or 0, machine.tiers[0].capacity_bytes), 0
     of_allocated = replace(machine, allocator="exact")
     for turn in range(ROUNDS):
         try:
-            yield plan(trace, of_allocated, _for_device(budget, allowed), PLANNER, min_size_bytes, allow=("swap",))
+            planner = PLANNER_OF_STATES if "state" in allow else PLANNER
+            yield plan(trace, of_allocated, _for_device(budget, allowed), planner, min_size_bytes, allow=allow)
         except Infeasible as problem:
             if not turn:
                 raise

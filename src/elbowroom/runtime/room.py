@@ -34,7 +34,7 @@ from elbowroom.capture.observe import (
 )
 from elbowroom.capture.recorder import Recorder, Recording, live_ram_bytes
 from elbowroom.capture.reserved import Reserved
-from elbowroom.errors import Infeasible
+from elbowroom.errors import Infeasible, TierError
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.runtime import figures
@@ -46,6 +46,8 @@ from elbowroom.runtime.hooks import Director, Handle, Hooks
 from elbowroom.runtime.known import Known, lower_bytes, signature
 from elbowroom.runtime.learning import Learner
 from elbowroom.runtime.reserving import simulated
+from elbowroom.runtime.states import Conductor, States
+from elbowroom.runtime.surprises import NO_STEP, Surprises
 from elbowroom.schedule import Action
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
@@ -54,14 +56,9 @@ from elbowroom.units import format_bytes
 STEPS_KEPT = 4096
 """A long training would fill the memory with figures of its steps: the older ones go."""
 
-NO_STEP = (
-    "elbowroom: no optimizer stepped, so every large saved storage was swapped all the time and nothing was planned; "
-    "call room.end_step() after each update of the weights that no torch.optim.Optimizer makes"
-)
-
 
 @final
-class Room(Director):
+class Room(Director, Conductor):
     """What `within` yields: the policy of a run and its records.
 
     Attributes:
@@ -90,11 +87,12 @@ class Room(Director):
         self._key: Hashable = None
         self._mode: Mode = "observe"
         self._mismatches = 0
-        self._warned = False
+        self._surprises = Surprises()
         self._begin_ns = self._end_ns = 0
         self._running = self._optimizer_ran = self._gives_back = False
         self._steps_ended = 0
         self._hooks = Hooks(executor, self, min_size_bytes)
+        self._states = States(executor, self, min_size_bytes)
         self._installed: Any = None
         self._root_hook: Any = None
         self._watch: OptimizerWatch | None = None
@@ -142,6 +140,7 @@ class Room(Director):
         """Install the hooks."""
         self._moving(True)
         self._watch = OptimizerWatch(self._optimizer_begins, self._optimizer_ends)
+        self._states.open()
         self._installed = self._hooks.installed()
         self._installed.__enter__()
         self._await_root()
@@ -161,7 +160,8 @@ class Room(Director):
                 warnings.warn(NO_STEP, RuntimeWarning, stacklevel=6)
         finally:
             self._running = False
-            self._executor.close()
+            with suppress(TierError) if failed else NOTHING:  # an error is told already
+                self._states.close()
             self._moving(False)
 
     def end_step(self) -> None:
@@ -173,6 +173,7 @@ class Room(Director):
 
     def _mark_end(self) -> None:
         self._optimizer_ran = True
+        self._states.end_step()
         self._end_ns = time.perf_counter_ns()
         self._await_root()
 
@@ -214,6 +215,8 @@ class Room(Director):
             self._moving(self._mode == "plan")
             if self._measure_next or not self._current.refined:
                 self._recorder = start_recorder(self._executor, self._reserved, root)
+        self._states.in_parts = self._learner.in_parts if self._current is None else self._current.in_parts
+        self._states.begin_step()
         self._begin_ns = time.perf_counter_ns()
 
     def _moving(self, moving: bool) -> None:
@@ -222,7 +225,8 @@ class Room(Director):
             self._gives_back = moving
             (self._executor.residence.begin if moving else self._executor.residence.end)()
 
-    def _optimizer_begins(self, _optimizer: Any) -> None:
+    def _optimizer_begins(self, optimizer: Any) -> None:
+        self._states.meets(optimizer)
         if self._running:
             self._observing.tick()
             self._executor.settle()
@@ -276,6 +280,7 @@ class Room(Director):
             if refined:
                 self.measured, self._measure_next = line, False
         if self._current is not None and self._current is not before:
+            self._states.plan_begins(self._current)
             self._executor.expect(lower_bytes(self._current))
         self._last = self._current or self._last
 
@@ -322,7 +327,7 @@ class Room(Director):
     def _save(self, known: Known, entry: Entry) -> None:
         if entry.n in known.tier_of:
             self._executor.swap_out(entry, known.tier_of[entry.n])
-        self._act(known.schedule.on_save.get(entry.n))
+        self.act(known.schedule.on_save.get(entry.n))
 
     def handled(self, handle: Handle) -> None:
         """See Director."""
@@ -336,7 +341,7 @@ class Room(Director):
             recorder.reads_back(entry)
         ours = entry.n < len(self._entries) and self._entries[entry.n] is entry
         if ours and self._current is not None:
-            self._act(self._current.schedule.on_read.get((entry.n, entry.reads)))
+            self.act(self._current.schedule.on_read.get((entry.n, entry.reads)))
 
     def fetch(self, entry: Entry) -> torch.UntypedStorage:
         """See Director."""
@@ -346,17 +351,37 @@ class Room(Director):
         """See Director."""
         return NOTHING if self._recorder is None else self._recorder.paused()
 
-    def _act(self, action: Action | None) -> None:
+    def known(self) -> Known | None:
+        """See Conductor."""
+        return self._current
+
+    def recorder(self) -> Recorder | None:
+        """See Conductor."""
+        return self._recorder
+
+    def act(self, action: Action | None) -> None:
         """See Note: [Ticks] in schedule.py."""
         if action is None:
             self._executor.writes_done(0)
             return
-        back = [self._entries[n] for n in action.back if n < len(self._entries)]
+        back = [entry for n in action.back if (entry := self._entry_of(n)) is not None]
         for entry in back:
             self._executor.want(entry)
         self._executor.writes_done(action.writes_done)
         for entry in back:
             self._executor.bring_back(entry)
+
+    def _entry_of(self, n: int) -> Entry | None:
+        """The saved storage or the optimizer state of a window."""
+        return self._entries[n] if n < len(self._entries) else self._states.entry_of(n)
+
+    def surprised_by_part(self, part: int) -> None:
+        """See Conductor."""
+        self._current = None
+        self._mismatches += 1
+        self._stop_recording()
+        self._learner.surprised(self._key, tuple(self._saved))
+        self._surprises.part(part)
 
     def _surprised(self, n: int) -> None:
         """The n-th saved storage is not what the plan expects: see Note: [Steps]."""
@@ -367,16 +392,7 @@ class Room(Director):
         self._mismatches += 1
         self._stop_recording()
         self._learner.surprised(self._key, tuple(self._saved))
-        if not self._warned:
-            self._warned = True
-            wanted = f"{expected[0][0]} bytes of {expected[0][1]}" if expected else "nothing more"
-            found = f"{self._saved[n][0]} bytes of {self._saved[n][1]}"
-            warnings.warn(
-                f"elbowroom: saved storage {n} of a step has {found} where its plan expects {wanted}; the rest of the "
-                "step is swapped whole, and the next such step is observed again. Said once; room.steps counts them",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        self._surprises.save(n, expected, self._saved[n])
 
 
 def _fits(known: Known, n: int, saved: tuple[int, str]) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast, final
 
@@ -206,8 +206,22 @@ class StagedTier(LowerTier):
         if not isinstance(slot, DiskSlot):
             return self.host.read(slot)
         self._raise_failed()
+        storage = self.streams.new_storage(slot.size_bytes, slot.home)
+        return storage, self._bring(slot, storage)
+
+    def refill(self, slot: Slot, storage: torch.UntypedStorage) -> Transfer:
+        self.host.timed = self.timed
+        if not isinstance(slot, DiskSlot):
+            return self.host.refill(slot, storage)
+        self._raise_failed()
+        self.resize(storage, slot.size_bytes, slot.home)
+        return self._bring(slot, storage)
+
+    def resize(self, storage: torch.UntypedStorage, size_bytes: int, home: Hashable) -> None:
+        self.streams.resize(storage, size_bytes, home)
+
+    def _bring(self, slot: DiskSlot, storage: torch.UntypedStorage) -> Transfer:
         streams = self.streams
-        storage = streams.new_storage(slot.size_bytes, slot.home)
         transfer = StagedBack(streams, slot, storage, streams.mark(slot.home), streams.back, timed=self.timed)
         for piece in slot.pieces:
             with self._lock:
@@ -220,7 +234,7 @@ class StagedTier(LowerTier):
                 self._lanes[2].submit(self._read_piece, transfer, piece)
             else:
                 self._copy_back(transfer, piece, room)
-        return storage, transfer
+        return transfer
 
     def _read_piece(self, transfer: StagedBack, piece: Piece) -> None:
         """On a thread: read a piece and give the device its copy."""

@@ -61,6 +61,10 @@ class Streams(ABC):
         """Device memory that is a stream's: once freed, it goes to later work of this stream without a wait."""
 
     @abstractmethod
+    def resize(self, storage: torch.UntypedStorage, size_bytes: int, stream: Hashable) -> None:
+        """Give a device storage other memory, that is a stream's; what it held is lost."""
+
+    @abstractmethod
     def used(self, storage: torch.UntypedStorage, stream: Hashable) -> None:
         """A stream that the storage does not belong to uses it: its memory is not given away before that is done."""
 
@@ -117,6 +121,10 @@ class CudaStreams(Streams):
     def new_storage(self, size_bytes: int, stream: Any) -> torch.UntypedStorage:
         with torch.cuda.stream(stream):
             return torch.empty(size_bytes, dtype=torch.uint8, device=self.device).untyped_storage()
+
+    def resize(self, storage: torch.UntypedStorage, size_bytes: int, stream: Any) -> None:
+        with torch.cuda.stream(stream):
+            storage.resize_(size_bytes)
 
     def used(self, storage: torch.UntypedStorage, stream: Any) -> None:
         bytes_of(storage).record_stream(stream)

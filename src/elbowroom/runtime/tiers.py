@@ -135,6 +135,17 @@ class LowerTier(ABC):
     def read(self, slot: Slot) -> tuple[torch.UntypedStorage, Transfer]:
         """Start to copy a slot into a new device storage."""
 
+    @abstractmethod
+    def refill(self, slot: Slot, storage: torch.UntypedStorage) -> Transfer:
+        """Start to copy a slot into a device storage without bytes, which gets as many as the slot has.
+
+        The transfer keeps the storage alive.
+        """
+
+    def resize(self, storage: torch.UntypedStorage, size_bytes: int, home: Hashable) -> None:  # noqa: ARG002
+        """Give a device storage other memory, of the stream `home` where there are streams; what it held is lost."""
+        storage.resize_(size_bytes)
+
     @property
     @abstractmethod
     def held_bytes(self) -> int:
@@ -189,6 +200,12 @@ class HostTier(LowerTier):
         start_ns = time.perf_counter_ns()
         storage = self._copies[slot.offset].clone()
         return storage, Moved(slot.size_bytes, start_ns)
+
+    def refill(self, slot: Slot, storage: torch.UntypedStorage) -> Transfer:
+        start_ns = time.perf_counter_ns()
+        self.resize(storage, slot.size_bytes, slot.home)
+        storage.copy_(self._copies[slot.offset])
+        return Moved(slot.size_bytes, start_ns)
 
     @property
     def held_bytes(self) -> int:

@@ -1,0 +1,39 @@
+"""What people are told where a step is not what its plan expects: once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import final
+
+NO_STEP = (
+    "elbowroom: no optimizer stepped, so every large saved storage was swapped all the time and nothing was planned; "
+    "call room.end_step() after each update of the weights that no torch.optim.Optimizer makes"
+)
+
+
+@final
+class Surprises:
+    """Warns of the first."""
+
+    def __init__(self) -> None:
+        self._warned = False
+
+    def save(self, n: int, expected: Sequence[tuple[int, str]], found: tuple[int, str]) -> None:
+        """The n-th saved storage has other (bytes, dtype) than expected, or none was expected any more."""
+        wanted = f"{expected[0][0]} bytes of {expected[0][1]}" if expected else "nothing more"
+        self._warn(f"saved storage {n} of a step has {found[0]} bytes of {found[1]} where its plan expects {wanted}")
+
+    def part(self, part: int) -> None:
+        """A part of an optimizer's step has other states."""
+        self._warn(f"part {part} of the optimizer's step has other states than its plan expects")
+
+    def _warn(self, what: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"elbowroom: {what}; the rest of the step is swapped whole, and the next such step is observed again. "
+                "Said once; room.steps counts them",
+                RuntimeWarning,
+                stacklevel=4,
+            )

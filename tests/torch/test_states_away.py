@@ -1,0 +1,172 @@
+"""Optimizer states are away while no part of a step needs them: the same numbers, in budgets that saves cannot meet."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import elbowroom as er
+from elbowroom.runtime.room import Room
+from tests.torch.helpers import (
+    MIN_SIZE_BYTES,
+    Outcome,
+    Training,
+    assert_equal,
+    finish,
+    mean_square,
+    mlp,
+    needs,
+    seeded,
+    train,
+)
+
+STEPS = 10
+Make = Callable[[Any], torch.optim.Optimizer]
+
+
+def layers(make: Make, width: int = 96, depth: int = 8) -> Training:
+    """Few samples and many weights: nearly all that a step holds are parameters, gradients and states."""
+    model, inputs = mlp(width, depth), torch.randn(4, width)
+    optimizer = make(model.parameters())
+
+    def step(_: int) -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss = mean_square(model(inputs))
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Training(step, [model], [optimizer])
+
+
+def within_states(setup: Callable[[], Training], share: float, steps: int = STEPS, **options: Any) -> tuple[Any, Room]:
+    """Run in a share of what the training needs with all saves swapped."""
+    least, _ = needs(setup)
+    with er.within(int(share * least), min_size_bytes=MIN_SIZE_BYTES, allow=("swap", "state"), **options) as room:
+        outcome: Outcome = finish(seeded(setup), steps)
+    return outcome, room
+
+
+def assert_states_moved(room: Room) -> None:
+    assert room.trace is not None
+    assert room.plan is not None
+    moved = {room.trace.storages[swap.storage].category for swap in room.plan.swaps}
+    assert "optimizer_state" in moved
+    assert [step.mismatches for step in room.steps] == [0] * len(room.steps)
+    assert room.steps[-1].mode == "plan"
+
+
+MAKES: dict[str, Make] = {
+    "Adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-2),
+    "AdamW foreach": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, foreach=True),
+    "AdamW fused": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, fused=True),
+    "Adam amsgrad": lambda parameters: torch.optim.Adam(parameters, lr=1e-2, amsgrad=True, weight_decay=0.1),
+    "SGD momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9, nesterov=True),
+    "RMSprop centered": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3, centered=True, momentum=0.5),
+}
+
+
+@pytest.mark.parametrize("name", MAKES)
+def test_ten_steps_are_bit_equal_and_peak_where_simulated(name: str) -> None:
+    def setup() -> Training:
+        return layers(MAKES[name])
+
+    # given a training whose states weigh more than what autograd saves
+    plain = train(setup, STEPS)
+
+    # when
+    inside, room = within_states(setup, 0.9, measure=True)
+
+    # then
+    assert_equal(inside, plain)
+    assert_states_moved(room)
+    assert room.measured is not None
+    assert room.simulated is not None
+    simulated, measured = room.simulated.peak_allocated_bytes, room.measured.peak_allocated_bytes
+    assert measured <= room.budget_bytes
+    assert abs(simulated - measured) <= 0.01 * measured
+    assert room.trace is not None
+    moved = {span.storage for span in room.measured.spans if span.kind == "swap_back"}
+    assert any(room.trace.storages[storage].category == "optimizer_state" for storage in moved if storage is not None)
+
+
+def test_a_budget_that_saves_cannot_meet_is_met_by_states() -> None:
+    def setup() -> Training:
+        return layers(MAKES["Adam"])
+
+    least, _ = needs(setup)
+
+    # when only saves may move
+    with pytest.raises(er.Infeasible), er.within(int(0.9 * least), min_size_bytes=MIN_SIZE_BYTES, allow=("swap",)):
+        finish(seeded(setup), 4)
+
+    # then states make the room
+    _, room = within_states(setup, 0.9, 4)
+    assert_states_moved(room)
+
+
+def saved(optimizer: torch.optim.Optimizer) -> Any:
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    return torch.load(file)
+
+
+LOOKS: dict[str, Callable[[torch.optim.Optimizer], list[Tensor]]] = {
+    "one tensor": lambda o: [o.state[o.param_groups[0]["params"][0]]["exp_avg"].clone()],
+    "values": lambda o: [values["exp_avg_sq"].clone() for values in o.state.values()],
+    "state dict": lambda o: [values["exp_avg"].clone() for values in o.state_dict()["state"].values()],
+    "file": lambda o: [values["exp_avg"] for values in saved(o)["state"].values()],
+    "copy": lambda o: [values["exp_avg"] for values in copy.deepcopy(o).state.values()],
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_whoever_looks_at_states_between_steps_finds_them_whole(look: str) -> None:
+    def setup() -> Training:
+        training = layers(MAKES["Adam"])
+        inner = training.step
+
+        def step(number: int) -> Tensor:
+            loss = inner(number)
+            if number in (1, 4, 5):
+                seen.extend(tensor.detach() for tensor in LOOKS[look](training.optimizers[0]))
+            return loss
+
+        return Training(step, training.modules, training.optimizers)
+
+    seen: list[Tensor] = []
+    plain = train(setup, STEPS)
+    expected = list(seen)
+
+    # when
+    needed, _ = needs(lambda: layers(MAKES["Adam"]))
+    seen.clear()
+    with er.within(int(0.9 * needed), min_size_bytes=MIN_SIZE_BYTES, allow=("swap", "state")) as room:
+        inside = finish(seeded(setup), STEPS)
+
+    # then
+    assert_equal(inside, plain)
+    assert_states_moved(room)
+    assert len(seen) == len(expected)
+    assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True))
+
+
+def test_nothing_of_torch_is_changed_once_the_room_is_closed() -> None:
+    before = torch.optim.Adam.step, torch.optim.Adam.step.__closure__
+    contents = [cell.cell_contents for cell in before[1] or ()]
+
+    # when
+    _, room = within_states(lambda: layers(MAKES["Adam"]), 0.9, 4)
+
+    # then
+    assert_states_moved(room)
+    assert not hasattr(torch.optim.Optimizer, "state")
+    assert torch.optim.Adam.step is before[0]
+    assert [cell.cell_contents for cell in torch.optim.Adam.step.__closure__ or ()] == contents
