@@ -76,8 +76,10 @@ def basis_of(
         extra_ns[rebuild.position - step.first_op] += option.duration_ns
     empty = moves_of(step, n[:0], n[:0], rebuilds=rebuilds)
     left = replace(step, slot_peak=need(step, empty), first_read=first_read, at_ns=step.at_ns + np.cumsum(extra_ns))
-    dropped = np.concatenate([rebuild.n for rebuild in rebuilds])
-    free = n[~np.isin(n, dropped) & (first_read[n] > step.idle_from[n])]
+    # What the step never reads again cannot come back for a recipe either.
+    lost = np.nonzero((first_read < step.first_read) & ~step.returns)[0]
+    held = np.concatenate([lost, *(rebuild.n for rebuild in rebuilds)])
+    free = n[~np.isin(n, held) & (first_read[n] > step.idle_from[n])]
     return Basis(asked=problem, options=ordered, rebuilds=rebuilds, problem=replace(problem, step=left), n=free)
 
 
@@ -108,7 +110,8 @@ def needed_by(step: LastStep, options: Sequence[Option], n: Ints) -> list[tuple[
     found = {
         (storage_of[s], option.recompute.before_op) for option in options for s in option.inputs if s in storage_of
     }
-    return sorted((i, before) for i, before in found if int(step.idle_from[i]) < before < int(step.first_read[i]))
+    early = ((i, before) for i, before in found if int(step.idle_from[i]) < before < int(step.first_read[i]))
+    return sorted((i, before) for i, before in early if step.returns[i])
 
 
 def families(options: Sequence[Option]) -> list[tuple[Option, ...]]:
