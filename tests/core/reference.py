@@ -313,8 +313,9 @@ class Reference:
         """Ask for the writes that begin here; give up those that have not ended of what is wanted back, or freed."""
         for storage in self.order:
             if self.windows[storage].queued == position:
-                if storage in self.journeys and not self.journeys[storage].given_up:
-                    self.lanes.cancel(self.journeys[storage], keep_on_host=False)
+                last = self.journeys.get(storage)
+                if last is not None and not (last.given_up or last.asked_back):
+                    self.lanes.cancel(last, keep_on_host=False)
                 self.journeys[storage] = self.journey(storage)
                 self.left.discard(storage)
                 self.lanes.ask(OUT, self.journeys[storage], self.lanes.now)
