@@ -1,6 +1,7 @@
 # make venv    .venv with elbowroom, its tests' tools and the demo's packages
 # make test    everything CI runs: lint, format, types, tests
 # make test-databases   half an hour more: PyTorch's own databases of ops, modules and optimizers under elbowroom
+# make fuzz    random traces, machines and budgets by the thousand: planners and simulator beside slow, obvious ones
 # make demo    a 3D U-Net that does not fit in memory, trained inside a hard limit
 # make bench   the benchmark cases; results go to benchmarks/results
 # make clean   removes .venv and what the above left behind
@@ -8,17 +9,19 @@
 # PYTHON            the interpreter to build the environment with (3.11 or newer)
 # TORCH_CONSTRAINT  a pip constraints file; with a GPU, point it at one that names your CUDA build, or leave it empty
 # PIP_ARGS          further arguments of pip install, for example the index that has your build of torch
+# FUZZ_ARGS         arguments of the fuzz: --cases, --seed of the first, --seconds to stop after
 # PYTEST_ARGS       further arguments of pytest; by default as many processes as there are cores, up to 4
 
 PYTHON ?= python3
 TORCH_CONSTRAINT ?= constraints.txt
 PIP_ARGS ?=
+FUZZ_ARGS ?= --cases 2000
 PYTEST_ARGS ?= -n auto --maxprocesses 4
 
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: venv test test-databases check demo bench clean
+.PHONY: venv test test-databases fuzz check demo bench clean
 .DEFAULT_GOAL := venv
 
 venv: $(STAMP)
@@ -34,6 +37,9 @@ test: check
 
 test-databases: venv
 	$(BIN)/python -m pytest tests/databases $(PYTEST_ARGS)
+
+fuzz: venv
+	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 check: venv
 	$(BIN)/ruff check
