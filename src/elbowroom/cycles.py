@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elbowroom.allocator.of_trace import STEPS, played
-from elbowroom.lanes import NEVER, play
+from elbowroom.allocator.of_trace import STEPS, Away, played
+from elbowroom.lanes import LATE, NEVER, Play, play
 from elbowroom.lifetimes import Ints, LastStep, listed
 from elbowroom.machine import Machine, TierName
-from elbowroom.moves import Moves, need, waits
+from elbowroom.moves import Moves, need, ticks_of, waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,42 +51,60 @@ def early_waits(step: LastStep, moves: Moves, tiers: Sequence[TierName], machine
     """
     needed = need(step, moves)
     found = waits(step, moves, needed, int(needed.max()))
-    ticks = step.ticks
-    if machine is None:
-        ready = step.idle_from[moves.n] + 1
-    else:
-        done = play(step, moves, machine, tiers)
-        room_ns = done.room_ns[ticks - step.first_op]
-        at = np.searchsorted(room_ns, done.out_end_ns, side="left")
-        ready = np.append(ticks, step.end_op + 1)[at]
-        ready = np.where(done.given_up | (done.out_start_ns == NEVER), step.saved_at[moves.n], ready)
-    ready = np.maximum.accumulate(np.maximum(ready, step.saved_at[moves.n])) if len(ready) else ready
-    counts = np.searchsorted(ready, ticks, side="right")
-    least = 0
-    for tick, count in zip(listed(ticks), listed(counts), strict=True):
-        least = max(least, found.get(tick, 0), count)
-        if least:
+    ticks = ticks_of(step, moves)
+    ready = _ready(step, moves, play(step, moves, machine, tiers) if machine else None)
+    counts = [np.searchsorted(np.maximum.accumulate(each), ticks, side="right") for each in ready]
+    # Of the writes of the step before, then of this one's.
+    both = np.where(counts[0] < len(moves.n), counts[0] - len(moves.n), counts[1])
+    least = none = -len(moves.n) if moves.wraps.any() else 0
+    for tick, count in zip(listed(ticks), listed(both), strict=True):
+        least = max(least, found.get(tick, least), count)
+        if least > none:
             found[tick] = least
     return found
 
 
-def away_points(step: LastStep, moves: Moves, waiting: Mapping[int, int]) -> tuple[Ints, Ints]:
-    """Per move, points [begin, end) at which its bytes are not on the device; empty where it never leaves.
+def _ready(step: LastStep, moves: Moves, done: Play | None) -> tuple[Ints, Ints]:
+    """Per write of the step before, and of this one, the position from which it should have ended."""
+    earlier = np.full(len(moves.n), step.first_op, np.int64)
+    if done is None:
+        return earlier, np.maximum(step.idle_from[moves.n] + 1, step.saved_at[moves.n])
+    ticks = ticks_of(step, moves)
+    room_ns, places = done.room_ns[ticks - step.first_op], np.append(ticks, step.end_op + 1)
+    carried = places[np.searchsorted(room_ns, done.carried_end_ns, side="left")]
+    carried = np.where(done.carried_end_ns == LATE, moves.back, carried)
+    own = places[np.searchsorted(room_ns, done.out_end_ns, side="left")]
+    unmade = (done.given_up & ~moves.wraps) | (done.out_start_ns == NEVER)
+    own = np.where(unmade, np.where(moves.wraps, step.end_op + 1, step.saved_at[moves.n]), own)
+    return np.where(moves.wraps, carried, earlier), np.maximum(own, step.saved_at[moves.n])
+
+
+def away_points(step: LastStep, moves: Moves, waiting: Mapping[int, int]) -> Away:
+    """(move, begin, end): points [begin, end) at which the bytes of moves are not on the device, none of them empty.
 
     Args:
         step: the last step of a trace.
         moves: the swaps.
-        waiting: by position of a tick, how many writes must have ended there.
+        waiting: by position of a tick, how many writes must have ended there, those of the step before below 0.
     """
-    ticks = sorted(waiting)
+    ticks, count = sorted(waiting), len(moves.n)
     counts = np.maximum.accumulate(np.array([waiting[tick] for tick in ticks], np.int64))
-    which = np.searchsorted(counts, np.arange(len(moves.n)), "right")
-    never = step.end_op + 1
-    left = np.append(np.array(ticks, np.int64), never)[which]
+    places, never = np.append(np.array(ticks, np.int64), step.end_op + 1), step.end_op + 1
+    left = places[np.searchsorted(counts, np.arange(count), "right")]
+    carried = places[np.searchsorted(counts, np.arange(count) - count, "right")]
     begin, end = step.window(moves.n, moves.back)
-    leaves = left < np.where(step.returns[moves.n], moves.back, never)
-    at = step.points(np.minimum(left, step.end_op))
-    return np.where(leaves, np.minimum(np.maximum(begin, at), end), end), end
+    leaves = left < np.where(step.returns[moves.n] & ~moves.wraps, moves.back, never)
+    at = np.maximum(begin, step.points(np.minimum(left, step.end_op)))
+    whole = len(step.level)
+    first = np.where(leaves, at, whole), np.where(moves.wraps, whole, end)
+    # What left in one step is away when the next begins.
+    again = np.where(carried < moves.back, step.points(np.minimum(carried, step.end_op)), whole)
+    second = np.where(leaves, 0, again)[moves.wraps], end[moves.wraps]
+    every = np.arange(count, dtype=np.int64)
+    which = np.concatenate([every, every[moves.wraps]])
+    begins, ends = (np.concatenate(pair) for pair in zip(first, second, strict=True))
+    some = begins < ends
+    return which[some], begins[some], ends[some]
 
 
 def cycle(step: LastStep, moves: Moves, waiting: Mapping[int, int], settings: str, steps: int = STEPS) -> Cycle:
@@ -99,8 +117,7 @@ def cycle(step: LastStep, moves: Moves, waiting: Mapping[int, int], settings: st
         settings: of the allocator, as in PYTORCH_ALLOC_CONF.
         steps: how many.
     """
-    away = (np.arange(len(moves.n), dtype=np.int64), *away_points(step, moves, waiting))
-    done = played(step, moves, away, settings, steps=steps)
+    done = played(step, moves, away_points(step, moves, waiting), settings, steps=steps)
     return Cycle(allocated=_per_op(step, done.allocated), reserved=_per_op(step, done.reserved))
 
 

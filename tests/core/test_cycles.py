@@ -83,9 +83,9 @@ def test_no_wait_is_left_out_and_none_comes_before_its_save(trace: Trace, percen
             done = max(done, waiting.get(tick, 0))
             assert done >= max((count for at, count in least.items() if at <= tick), default=0)
             assert done <= int((step.saved_at[moves.n] <= tick).sum())
-        begin, end = away_points(step, moves, waiting)
+        which, begin, end = away_points(step, moves, waiting)
         # so the allocated peak stays the planned one
         change = step.level.copy()
-        for size, left, back in zip(moves.size.tolist(), begin.tolist(), end.tolist(), strict=True):
+        for size, left, back in zip(moves.size[which].tolist(), begin.tolist(), end.tolist(), strict=True):
             change[left:back] -= size
         assert int(change.max()) <= int(needed.max())

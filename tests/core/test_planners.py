@@ -47,6 +47,7 @@ def test_the_planners_are_these() -> None:
         "keep_all",
         "swap_all",
         "swap_greedy",
+        "swap_states",
         "optimal",
         "recompute_blocks",
         "vdnn",

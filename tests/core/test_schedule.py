@@ -197,7 +197,6 @@ SWAPS = (
     [
         ({"recomputes": (Recompute(storages=(0,), recipe=(0,), before_op=3),)}, "recomputes storages (1 times)"),
         ({"algorithms": (Algorithm(op=0, choice="gemm"),)}, "chooses algorithms (1 times)"),
-        ({"swaps": (replace(SWAPS[0], out_after_op=3),)}, "keeps storages away across the end of the step (1 times)"),
     ],
 )
 def test_what_the_runtime_cannot_do_is_refused(fields: dict[str, Any], what: str) -> None:

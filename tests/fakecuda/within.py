@@ -59,10 +59,13 @@ def within(step: Callable[[], Any], budget: str | int, steps: int, **options: An
         line = room.simulated
         assert line is not None
         assert room.plan is not None
+        assert room.trace is not None
         found["budget_bytes"] = room.budget_bytes
         found["simulated"] = {"allocated": line.peak_allocated_bytes, "reserved": line.peak_reserved_bytes}
         tiers = Counter(swap.tier for swap in room.plan.swaps)
-        found["plan"] = {"swaps": len(room.plan.swaps), "bytes": line.swapped_out_bytes, **tiers}
+        saves = {save.storage for save in room.trace.saves}
+        states = [swap.storage for swap in room.plan.swaps if swap.storage not in saves]
+        found["plan"] = {"swaps": len(room.plan.swaps), "bytes": line.swapped_out_bytes, **tiers, "states": len(states)}
         found["links"] = [[link.out_bytes_per_s, link.back_bytes_per_s] for link in room.machine.links]
     found["figures"] = [
         {"out": s.swapped_out_bytes, "back": s.swapped_back_bytes, "mismatches": s.mismatches} for s in room.steps
@@ -85,7 +88,7 @@ def main() -> None:
         step = made()
         budget = f"device={int(share * reserved)}" + spec.get("below", "")
         try:
-            found["runs"].append({"share": share, **within(step, budget, spec["steps"])})
+            found["runs"].append({"share": share, **within(step, budget, spec["steps"], **spec.get("options", {}))})
         except er.Infeasible as problem:
             found["runs"].append({"share": share, "least_feasible_bytes": problem.least_feasible_bytes})
         del step

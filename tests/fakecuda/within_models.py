@@ -164,6 +164,16 @@ def perceptron(**options: Any) -> Step:
     return supervised(nn.Sequential(*layers), torch.zeros(4096, 1024), torch.zeros(4096, dtype=torch.long), **options)
 
 
+def wide_layers(optimizer: Any = torch.optim.AdamW) -> Step:
+    """Few samples: nearly all that a step holds are parameters, gradients and optimizer states."""
+    layers = [layer for _ in range(10) for layer in (nn.Linear(2048, 2048), nn.GELU())]
+    return supervised(nn.Sequential(*layers), torch.zeros(256, 2048), torch.zeros(256, dtype=torch.long), optimizer)
+
+
+def momentum(parameters: Any, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr, momentum=0.9)
+
+
 def residual_net(**options: Any) -> Step:
     net = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3), *(Residual(64) for _ in range(6)), nn.AdaptiveAvgPool2d(1))
     return supervised(nn.Sequential(net, nn.Flatten(), nn.Linear(64, 10)), *images(16, 128), **options)
@@ -256,6 +266,9 @@ MODELS: dict[str, Callable[[], Step]] = {
     "volume net": volume_net,
     "plane net": plane_net,
     "language model": lambda: supervised(Tokens(8000, 512, 6), *words(8, 512)),
+    "wide layers": lambda: wide_layers(),
+    "wide layers with momentum": lambda: wide_layers(momentum),
+    "language model of two blocks": lambda: supervised(Tokens(8000, 768, 2), *words(1, 128)),
     "language model in bfloat16": lambda: supervised(Tokens(8000, 512, 6), *words(8, 512), amp=True),
     "vision transformer": lambda: supervised(Patches(384, 8), *images(32, 224)),
     "recurrent net": lambda: supervised(Recurrent(4000, 512), *words(32, 256)),

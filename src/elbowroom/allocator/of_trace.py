@@ -2,8 +2,8 @@
 
 Note: [Steps of a plan]
 What a step leaves in the cache is what the next one finds. So a step under a plan is the last of `STEPS` equal ones,
-the first of which finds the storages that are live before it and an empty cache: the steps before it in the trace did
-not follow the plan, and would leave a cache that the plan never has.
+the first of which finds the storages that are live before it and not away, and an empty cache: the steps before it in
+the trace did not follow the plan, and would leave a cache that the plan never has.
 
 Note: [At the limit]
 An allocator with a limit empties its cache before it fails: it waits for the device, gives every segment without a
@@ -160,7 +160,7 @@ def played(
         steps: how many.
     """
     due = sorted(_inside(step, moves, away), key=_in_order)
-    events, at = _of_steps(step, due, steps)
+    events, at = _of_steps(step, due, steps, set(listed(step.storage_of(moves.n[moves.wraps]))))
     done = replay(events, settings, limit_bytes)
     allocated, reserved = (
         np.concatenate([np.zeros(1, np.int64), values])[at] for values in (done.allocated_bytes, done.reserved_bytes)
@@ -175,9 +175,12 @@ def played(
     )
 
 
-def _of_steps(step: LastStep, due: Sequence[_Due], steps: int) -> tuple[list[Event], Ints]:
-    """The events of equal steps, and for the last one how many there are before it and after each that is due."""
-    events = _before(step, everything=False)
+def _of_steps(step: LastStep, due: Sequence[_Due], steps: int, away: set[int]) -> tuple[list[Event], Ints]:
+    """The events of equal steps, and for the last one how many there are before it and after each that is due.
+
+    The storages `away` are not there when the first begins.
+    """
+    events = [event for event in _before(step, everything=False) if event[1] not in away]
     blocks = _Blocks(step, events)
     ends: list[int] = []
     for _ in range(steps):

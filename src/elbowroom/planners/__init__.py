@@ -20,6 +20,7 @@ from elbowroom.planners.problem import MEANS, Means, Planner, Problem
 from elbowroom.planners.recompute_blocks import recompute_blocks
 from elbowroom.planners.swap_all import swap_all
 from elbowroom.planners.swap_greedy import swap_greedy
+from elbowroom.planners.swap_states import swap_states
 from elbowroom.planners.tflms import tflms
 from elbowroom.planners.threshold import threshold
 from elbowroom.planners.vdnn import vdnn
@@ -44,6 +45,7 @@ PLANNERS: dict[str, Planner] = {
     "keep_all": keep_all,
     "swap_all": swap_all,
     "swap_greedy": swap_greedy,
+    "swap_states": swap_states,
     "optimal": optimal,
     "recompute_blocks": recompute_blocks,
     "vdnn": vdnn,

@@ -118,9 +118,12 @@ class Executor:
             self.tier.close()
 
     def begin_step(self) -> None:
-        """Start counting writes and bytes anew. Entries of earlier steps live on until their graphs die."""
-        self.settle()
-        self._writes_reaped = 0
+        """Start counting writes and bytes anew. Entries of earlier steps live on until their graphs die.
+
+        Writes of the step before that are under way count as those before the first.
+        """
+        self.writes_done(self._writes_reaped)
+        self._writes_reaped = -len(self._writes)
         self.counters = Counters()
 
     def expect(self, lower_bytes: Mapping[TierName, int]) -> None:

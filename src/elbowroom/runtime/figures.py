@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from elbowroom.runtime.entries import Counters
 from elbowroom.runtime.known import Known
 from elbowroom.units import format_bytes, format_ns
 
@@ -32,6 +33,18 @@ class StepFigures:
     mismatches: int
 
 
+def of_step(mode: Mode, step_ns: int, counters: Counters, mismatches: int) -> StepFigures:
+    """Figures of a step that has ended."""
+    return StepFigures(
+        mode=mode,
+        step_ns=step_ns,
+        stall_ns=counters.stall_ns,
+        swapped_out_bytes=counters.swapped_out_bytes,
+        swapped_back_bytes=counters.swapped_back_bytes,
+        mismatches=mismatches,
+    )
+
+
 def summary(budget_bytes: int, known: Known, steps: Sequence[StepFigures], count: int) -> str:
     """One paragraph.
 
@@ -45,8 +58,12 @@ def summary(budget_bytes: int, known: Known, steps: Sequence[StepFigures], count
     peak = f"budget {format_bytes(budget_bytes)}, planned peak {format_bytes(known.schedule.peak_allocated_bytes)}"
     if not plan.swaps:
         return f"elbowroom: {peak}: it fits, nothing is moved ({count} steps)"
+    saves = {save.storage for save in known.trace.saves}
+    states = sum(swap.storage not in saves for swap in plan.swaps)
+    what = f"{len(plan.swaps) - states} of {len(known.trace.saves)} saved storages swapped"
+    what += f" and {states} optimizer states" if states else ""
     return (
-        f"elbowroom: {peak}; {len(plan.swaps)} of {len(known.trace.saves)} saved storages swapped, "
+        f"elbowroom: {peak}; {what}, "
         f"{format_bytes(last.swapped_out_bytes)} out and {format_bytes(last.swapped_back_bytes)} back in the last "
         f"step, stall {format_ns(last.stall_ns)} of {format_ns(last.step_ns)} ({count} steps, "
         f"{sum(step.mismatches for step in steps)} mismatches)"

@@ -23,8 +23,7 @@ from elbowroom.trace import Trace
 from elbowroom.units import Amount, Budget, format_bytes
 
 PLANNER = "swap_greedy"
-PLANNER_OF_STATES = "optimal"
-"""The one that knows how to move optimizer states."""
+PLANNER_OF_STATES = "swap_states"
 ROUNDS = 10
 """Plans that are tried for one budget."""
 

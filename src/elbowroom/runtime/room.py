@@ -204,8 +204,10 @@ class Room(Director, Conductor):
         self._mismatches = 0
         self._optimizer_steps = 0
         self._recording = None
-        self._executor.begin_step()
         self._current = self._learner.expected(key)
+        if recorded := self._current is None or self._measure_next or not self._current.refined:
+            self._executor.settle()  # what is recorded begins with the step
+        self._executor.begin_step()
         if self._current is None:
             self._mode = "observe"
             self._moving(True)
@@ -213,7 +215,7 @@ class Room(Director, Conductor):
         else:
             self._mode = "plan" if self._current.schedule.swapped else "keep"
             self._moving(self._mode == "plan")
-            if self._measure_next or not self._current.refined:
+            if recorded:
                 self._recorder = start_recorder(self._executor, self._reserved, root)
         self._states.in_parts = self._learner.in_parts if self._current is None else self._current.in_parts
         self._states.begin_step()
@@ -229,7 +231,7 @@ class Room(Director, Conductor):
         self._states.meets(optimizer)
         if self._running:
             self._observing.tick()
-            self._executor.settle()
+            self._settle()
             optimizer_began(self._recorder)
 
     def _optimizer_ends(self, optimizer: Any) -> None:
@@ -240,23 +242,19 @@ class Room(Director, Conductor):
         elif self._running:
             self._mark_end()
 
+    def _settle(self) -> None:
+        """Wait for all writes, unless states leave at the step's end: their writes go on in the next one."""
+        if self._current is None or not self._current.schedule.carried:
+            self._executor.settle()
+
     def _end_step(self) -> None:
         self._optimizer_ran = False
         if not self._running:
             return
         self._running = False
-        self._executor.settle()
-        counters = self._executor.counters
-        self.steps.append(
-            StepFigures(
-                mode=self._mode,
-                step_ns=self._end_ns - self._begin_ns,
-                stall_ns=counters.stall_ns,
-                swapped_out_bytes=counters.swapped_out_bytes,
-                swapped_back_bytes=counters.swapped_back_bytes,
-                mismatches=self._mismatches,
-            )
-        )
+        self._settle()
+        step_ns = self._end_ns - self._begin_ns
+        self.steps.append(figures.of_step(self._mode, step_ns, self._executor.counters, self._mismatches))
         self._steps_ended += 1
         self._current = self._learner.ended(self._key, self._current, tuple(self._saved))
         if len(self.steps) > 2 * STEPS_KEPT:
@@ -289,6 +287,7 @@ class Room(Director, Conductor):
         recorder, self._recorder, self._observing.recorder = self._recorder, None, None
         if recorder is None:
             return None
+        self._executor.settle()
         self._executor.observer = Observer()
         self._executor.tier.timed = False
         return recorder.stop()

@@ -279,6 +279,7 @@ class States:
                 entry.spoil()
         self._away.clear()
         self._of_window.clear()
+        self._parts, self._ended, self._placed_for = [], [], None
         self._executor.close()
         if problem is not None:
             raise problem
