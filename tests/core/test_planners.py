@@ -59,7 +59,9 @@ def test_the_planners_are_these() -> None:
 
 
 def test_a_planner_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UsageError, match="given 'best'; allowed is one of keep_all, swap_all, swap_greedy, optimal, "):
+    with pytest.raises(
+        UsageError, match="given 'best'; allowed is one of keep_all, swap_all, swap_greedy, swap_states, optimal, "
+    ):
         plan(chain([1]), machine(), 1, "best")
 
 
