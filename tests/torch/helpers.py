@@ -128,7 +128,11 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
         return False
     if one.layout != torch.strided:
         one, other = one.to_dense(), other.to_dense()
-    return torch.equal(one.resolve_conj().flatten().view(torch.uint8), other.resolve_conj().flatten().view(torch.uint8))
+    return torch.equal(_bytes(one), _bytes(other))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
 
 
 def assert_swapped(room: Room, steps: int = STEPS) -> None:

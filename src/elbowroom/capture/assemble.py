@@ -197,10 +197,14 @@ class Assembly:
         op.writes = tuple(dict.fromkeys((*op.writes, *results)))
 
     def _position_of_save(self, storage: int) -> int:
-        """Autograd saves an op's arguments before its work is done and its results after it, both within the op."""
+        """Autograd saves an op's arguments before its work is done and its results after it, both within the op.
+
+        The result of an op in place is its first argument. Others that an op writes are saved before it does so, such
+        as the noise of rrelu_with_noise: they may not leave. What is saved next was not saved earlier.
+        """
         op = self._open_op
-        before = op is not None and storage not in op.writes and storage not in op.made
-        return len(self._ops) - 1 if before else len(self._ops)
+        before = op is not None and storage not in op.made and not (op.in_place and storage in op.writes[:1])
+        return max(len(self._ops) - before, self._saves[-1].saved_at if self._saves else 0)
 
     # Notes, by `Note.what`
 

@@ -33,6 +33,11 @@ class OpDraft:
     writes: tuple[int, ...]
     made: list[int] = field(default_factory=list[int])
 
+    @property
+    def in_place(self) -> bool:
+        """Whether its result is its first argument."""
+        return self.seen.name.endswith("_") and not self.seen.name.endswith("__")
+
 
 @dataclass(slots=True)
 class SaveDraft:

@@ -52,6 +52,8 @@ def operator(name: str, arguments: int) -> Operator | None:
     """The operator behind a profiler event, such as ("aten::mul_", 2); None for what is composed or no operator."""
     schemas = schemas_of(name)
     fitting = [schema for schema in schemas if len(schema.arguments) == arguments] or schemas
+    # max(a, b) and max(a, out=b) look the same. Nothing that learns is called with out.
+    fitting = [schema for schema in fitting if not _has_out(schema)] or fitting
     if not fitting or _composed(fitting):
         return None
     # The event does not name the overload. What any that fits writes counts as written: then it is kept, not swapped.
@@ -67,6 +69,10 @@ def _composed(schemas: list[Any]) -> bool:
 
 def _written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _has_out(schema: Any) -> bool:
+    return any(argument.is_out for argument in schema.arguments)
 
 
 def _views(schema: Any) -> bool:
