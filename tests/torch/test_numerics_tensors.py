@@ -106,6 +106,10 @@ def packed(x: Tensor) -> Tensor:
     return a * b + b * c + c * a
 
 
+def larger(x: Tensor) -> Tensor:
+    return torch.max(x, x.roll(1, 1)) * torch.min(x.sin(), x)
+
+
 BODIES: dict[str, Body] = {
     "masks of bool": masked,
     "indices of int": gathered,
@@ -122,6 +126,8 @@ BODIES: dict[str, Body] = {
     "other precisions": in_doubles,
     "a tensor saved many times": saved_twice,
     "parts of one storage": packed,
+    "the larger of two tensors": larger,
+    "noise that an op fills after autograd has saved it": lambda x: F.rrelu(x.sin() * x, training=True),
     "dropout": lambda x: F.dropout(F.alpha_dropout(x, 0.1), 0.3),
     "a loss that reads the output": lambda x: x.log_softmax(1) * x.softmax(1),
     "a product of all": lambda x: x * (1 + 0.01 * x.abs()).prod(1, keepdim=True),

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any, final
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from elbowroom.capture.module_hooks import ModuleHooks
+from elbowroom.runtime._torch_compat import never_compiled
 
 
 @final
@@ -23,26 +25,22 @@ class ModulePaths:
         self._on_change = on_change
         self._stack: list[str] = []
         self._names: dict[int, str] = {}
-        self._handles: list[Any] = []
+        self._hooks = ModuleHooks(self._enter, self._leave)
 
     def start(self) -> None:
         """Install the hooks."""
-        self._handles = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        ]
+        self._hooks.install()
 
     def stop(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._hooks.remove()
         self._stack.clear()
 
     def enter_root(self, module: torch.nn.Module) -> None:
         """The outermost module whose call began before the hooks were there."""
         self._enter(module, ())
 
+    @never_compiled
     def _enter(self, module: torch.nn.Module, _args: Any) -> None:
         if not self._stack:
             root = type(module).__name__
@@ -53,6 +51,7 @@ class ModulePaths:
         self._stack.append(self._names.get(id(module), f"{outer}.{type(module).__name__}"))
         self._on_change(self._stack[-1])
 
+    @never_compiled
     def _leave(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
         if self._stack:
             self._stack.pop()

@@ -15,7 +15,7 @@ import torch
 
 from elbowroom.capture.recorder import Recorder, reachable_parameters
 from elbowroom.capture.reserved import Reserved
-from elbowroom.runtime._torch_compat import holders_of, version_of
+from elbowroom.runtime._torch_compat import holders_of, in_backward, never_compiled, next_node_number, version_of
 from elbowroom.runtime.entries import Entry
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.hooks import Director, Handle
@@ -39,6 +39,7 @@ class Observing(Director):
         self._executor = executor
         self._reserved = reserved
         self._held: dict[Entry, list[weakref.ref[Handle]]] = {}
+        self._nodes: dict[Entry, int] = {}
         self.count = 0
         self.recorder: Recorder | None = None
 
@@ -60,6 +61,7 @@ class Observing(Director):
         if self.recorder is not None:
             self.recorder.saved(entry, storage, tensor.dtype)
         self._held[entry] = []
+        self._nodes[entry] = next_node_number()
         return entry
 
     def handled(self, handle: Handle) -> None:
@@ -68,13 +70,20 @@ class Observing(Director):
             self._held[handle.entry].append(weakref.ref(handle))
 
     def tick(self) -> None:
-        """Write what nobody but autograd holds any more."""
+        """Write what nobody but autograd holds any more.
+
+        What the op at hand has saved may yet be filled by it, such as the noise of rrelu_with_noise: the op has no
+        other way to say that it holds it. Its saves lie between the same two nodes.
+        """
+        node = None if in_backward() else next_node_number()
         for entry, made in list(self._held.items()):
+            if self._nodes[entry] == node:
+                continue
             handles = [handle for ref in made if (handle := ref()) is not None]
             if not handles:
-                del self._held[entry]
+                del self._held[entry], self._nodes[entry]
             elif holders_of(storage := handles[0].counter.untyped_storage()) <= len(handles) + 1:
-                del self._held[entry], storage
+                del self._held[entry], self._nodes[entry], storage
                 with self.aside():
                     self._write(entry, handles)
 
@@ -123,8 +132,8 @@ class OptimizerWatch:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         self._handles = [
-            register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: begins(optimizer)),
-            register_optimizer_step_post_hook(lambda optimizer, _args, _kwargs: ends(optimizer)),
+            register_optimizer_step_pre_hook(never_compiled(lambda optimizer, _args, _kwargs: begins(optimizer))),
+            register_optimizer_step_post_hook(never_compiled(lambda optimizer, _args, _kwargs: ends(optimizer))),
         ]
 
     def close(self) -> None:

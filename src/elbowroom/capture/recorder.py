@@ -20,7 +20,7 @@ from elbowroom.capture.cuda_memory import CudaMemory
 from elbowroom.capture.layout import fills
 from elbowroom.capture.modules import ModulePaths
 from elbowroom.capture.stream import Block, Item, Stream
-from elbowroom.runtime._torch_compat import storage_key
+from elbowroom.runtime._torch_compat import never_compiled, storage_key
 from elbowroom.runtime.entries import Entry, Happening, Observer, StateEntry
 from elbowroom.runtime.storages import storage_of
 from elbowroom.runtime.streams import Streams
@@ -206,6 +206,7 @@ class Recorder:
         self._note(Note("exists", blocks=tuple(blocks.values()), mark=self._mark()))
 
     def _watch(self, storage: torch.UntypedStorage, on_death: Note) -> None:
+        @never_compiled
         def died(_: object) -> None:
             self._note(on_death)
 

@@ -6,12 +6,17 @@ Nothing else in the package may name a private torch symbol.
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+Function = TypeVar("Function", bound=FunctionType)
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
@@ -64,6 +69,39 @@ def _full_name(schema: Any) -> str:
 def holders_of(storage: torch.UntypedStorage) -> int:
     """References to a storage's bytes: one per tensor on it, and one of the Python object at hand."""
     return torch._C._storage_Use_Count(storage._cdata)
+
+
+def never_compiled(function: Function) -> Function:
+    """Have torch.compile run a function, and all that it calls, as it is. Checked on 2.11.0 and 2.13.0.
+
+    Autograd calls the hooks of saved tensors while a compiled region runs, and the compiler would take them for code of
+    the user. torch.compiler.disable imports the whole compiler, and puts a call around each call; the attribute, which
+    it sets too, ends a region before the call where the compiler comes across it.
+    """
+    from torch._C._dynamo import eval_frame
+
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    vars(function)["_torchdynamo_disable"] = True
+    return function
+
+
+def tell_of_compiling(begins: Callable[[], None], ends: Callable[[], None]) -> bool:
+    """Have the compiler call these around each compilation, however often this is asked; False where it is not loaded.
+
+    No public way exists; torch._dynamo.reset() forgets it. Checked on 2.11.0 and 2.13.0.
+    """
+    compiler = sys.modules.get("torch._dynamo.callback")
+    if compiler is None:
+        return False
+    told = _told.setdefault((begins, ends), (lambda _: begins(), lambda _: ends()))
+    if told[0] not in compiler.callback_handler.start_callbacks:
+        compiler.callback_handler.register_start_callback(told[0])
+        compiler.callback_handler.register_end_callback(told[1])
+    return True
+
+
+_told: dict[Any, tuple[Callable[[Any], None], Callable[[Any], None]]] = {}
 
 
 # The virtual device (capture/virtual/). Checked on 2.11.0 (its CUDA build, on the rig) and 2.13.0.

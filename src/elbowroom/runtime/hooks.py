@@ -14,7 +14,7 @@ from typing import final
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from elbowroom.runtime._torch_compat import no_dispatch, version_of
+from elbowroom.runtime._torch_compat import never_compiled, no_dispatch, version_of
 from elbowroom.runtime.entries import Entry
 from elbowroom.runtime.executor import Executor
 
@@ -89,6 +89,7 @@ class Handle:
         self.counter = tensor.detach()
         self.counter.data = _empty(tensor.dtype, tensor.device)
 
+    @never_compiled
     def __del__(self) -> None:
         self.executor.handle_died(self.entry)
 
@@ -113,6 +114,7 @@ class Hooks:
         """A context in which autograd of this thread uses them. Hooks the user installs inside take precedence."""
         return saved_tensors_hooks(self.pack, self.unpack)
 
+    @never_compiled
     def pack(self, tensor: torch.Tensor) -> Passed | Handle:
         """What autograd keeps instead of a saved tensor."""
         if type(tensor) not in PLAIN_TYPES or tensor.layout is not torch.strided:
@@ -134,6 +136,7 @@ class Hooks:
             self._director.handled(handle)
             return handle
 
+    @never_compiled
     def unpack(self, packed: Passed | Handle) -> torch.Tensor:
         """The saved tensor again, bit for bit. Raises RuntimeError where it was changed in place, as autograd does."""
         if isinstance(packed, Passed):

@@ -22,8 +22,8 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, final
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
 
+from elbowroom.capture.module_hooks import ModuleHooks, warn_again
 from elbowroom.capture.observe import (
     NOTHING,
     Observing,
@@ -38,7 +38,7 @@ from elbowroom.errors import Infeasible, TierError
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.runtime import figures
-from elbowroom.runtime._torch_compat import version_of
+from elbowroom.runtime._torch_compat import never_compiled, version_of
 from elbowroom.runtime.entries import Entry, Observer
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.figures import Mode, StepFigures
@@ -94,7 +94,7 @@ class Room(Director, Conductor):
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._states = States(executor, self, min_size_bytes)
         self._installed: Any = None
-        self._root_hook: Any = None
+        self._root_hook = ModuleHooks(self._on_root)
         self._watch: OptimizerWatch | None = None
 
     @property
@@ -150,7 +150,8 @@ class Room(Director, Conductor):
         self._installed.__exit__(None, None, None)
         if self._watch is not None:
             self._watch.close()
-        self._forget_root()
+        self._root_hook.remove()
+        warn_again()
         try:
             self._recording = self._recording or self._stop_recording()
             if self._optimizer_ran and not failed:
@@ -180,14 +181,10 @@ class Room(Director, Conductor):
     # Steps
 
     def _await_root(self) -> None:
-        if self._root_hook is None:
-            self._root_hook = register_module_forward_pre_hook(self._on_root)
+        if not self._root_hook.installed:
+            self._root_hook.install()
 
-    def _forget_root(self) -> None:
-        if self._root_hook is not None:
-            self._root_hook.remove()
-            self._root_hook = None
-
+    @never_compiled
     def _on_root(self, module: torch.nn.Module, args: Any) -> None:
         """An outermost module is called: the first of a step that trains begins it."""
         if self._optimizer_ran:
@@ -196,7 +193,7 @@ class Room(Director, Conductor):
             self._begin_step(module, signature(module, args))
 
     def _begin_step(self, root: torch.nn.Module | None, key: Hashable) -> None:
-        self._forget_root()
+        self._root_hook.remove()
         self._running = True
         self._key = key
         self._entries = []

@@ -14,6 +14,8 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None
     try:
         storage = tensor.untyped_storage()
+        if storage.device.type == "meta":  # so have fake tensors, which warn when they are asked for an address
+            return None
         storage.data_ptr()
     except (RuntimeError, NotImplementedError):  # torch's two ways to say that there is none
         return None
