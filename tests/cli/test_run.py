@@ -83,3 +83,30 @@ def test_a_budget_no_plan_can_meet_is_one_message_and_exit_code_1(folder: Path) 
     assert done.returncode == 1
     assert done.stderr.startswith("elbowroom: budget: given 1.0 MiB")
     assert "Traceback" not in done.stderr
+
+
+def test_planner_options_and_modules_are_chosen_on_the_command_line(folder: Path) -> None:
+    # given a budget that a third of the eight outputs of 4 MiB must leave for
+    options = ["--budget", "40MiB", "--planner", "threshold", "--option", "size_bytes=4MiB", "--exclude", "7"]
+    command = [
+        "-m",
+        "elbowroom",
+        "run",
+        *options,
+        "--json",
+        "figures.json",
+        "--spill-dir",
+        str(folder),
+        "train.py",
+        "0",
+    ]
+
+    inside = python(folder, *command)
+
+    assert inside.returncode == 0, inside.stderr
+    assert inside.stdout == python(folder, "train.py", "0").stdout
+    assert json.loads((folder / "figures.json").read_text())["swaps"] == 7
+
+    wrong = python(folder, "-m", "elbowroom", "run", "--include", "encoder", "--spill-dir", str(folder), "train.py")
+    assert wrong.returncode == 2
+    assert "include: given 'encoder', which no module matches" in wrong.stderr

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from elbowroom.cycles import away_points, cycle, early_waits
 from elbowroom.errors import Infeasible
 from elbowroom.lifetimes import LastStep, last_step
-from elbowroom.machine import Link, Machine, Tier
+from elbowroom.machine import Link, Machine, Tier, TierName
 from elbowroom.moves import Moves, moves_of_plan, need, waits
 from elbowroom.planners import plan
 from elbowroom.trace import Trace
@@ -30,6 +30,10 @@ def planned(trace: Trace, budget: int, on: Machine) -> tuple[LastStep, Moves]:
     made = plan(trace, replace(on, allocator="exact"), budget, "swap_greedy", min_size_bytes=1, allow=("swap",))
     step = last_step(trace)
     return step, moves_of_plan(step, made)
+
+
+def on_host(moves: Moves) -> list[TierName]:
+    return ["host"] * len(moves.n)
 
 
 def test_without_moves_it_is_what_the_allocator_holds_of_the_trace() -> None:
@@ -57,12 +61,12 @@ def test_a_storage_leaves_where_its_write_should_have_ended() -> None:
     step, moves = planned(trace, 30 * MIB, machine())
     assert moves.n.tolist() == [0, 1, 2][: len(moves.n)]
     # when
-    waiting = early_waits(step, moves, ["host"] * len(moves.n), machine())
+    waiting = early_waits(step, moves, on_host(moves), machine())
     # then at 20 ms, before op 2, nothing has left: its write began at 10 ms; before op 3 the first has
     assert waiting.get(2, 0) <= waiting.get(3, 0)
     assert waiting[3] >= 1
     # and with no rates it must have left as soon as a tick comes after it is idle
-    assert early_waits(step, moves, ["host"] * len(moves.n), None)[2] >= 1
+    assert early_waits(step, moves, on_host(moves), None)[2] >= 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -77,7 +81,7 @@ def test_no_wait_is_left_out_and_none_comes_before_its_save(trace: Trace, percen
     needed = need(step, moves)
     least = waits(step, moves, needed, int(needed.max()))
     for rates in (on, None):
-        waiting = early_waits(step, moves, ["host"] * len(moves.n), rates)
+        waiting = early_waits(step, moves, on_host(moves), rates)
         done = 0
         for tick in step.ticks.tolist():
             done = max(done, waiting.get(tick, 0))

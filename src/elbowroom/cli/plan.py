@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elbowroom.cli import output, scripts
+from elbowroom.cli import choosing, output, scripts
 from elbowroom.cli.settings import DEFAULTS, settings_of
 from elbowroom.errors import Infeasible, UsageError
 
@@ -44,9 +44,7 @@ def add(verbs: Any) -> None:
         "--slowdown", type=float, metavar="X", help="with --budget least: the step may take X times as long"
     )
     parser.add_argument("--planner", metavar="NAME", help=f"which planner makes it (default: {scripts.PLANNER})")
-    parser.add_argument(
-        "--option", action="append", metavar="NAME=VALUE", help="a knob of the planner; may be repeated"
-    )
+    choosing.add_options(parser)
     parser.add_argument("--allow", metavar="MEANS", help="means a plan may use, such as swap,recompute (default: all)")
     parser.add_argument("--min-size", metavar="SIZE", help=f"keep smaller storages (default: {DEFAULTS['min_size']})")
     parser.add_argument("--time-limit", type=float, metavar="S", help="seconds a planner may search")
@@ -100,21 +98,13 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
         "min_size_bytes": settings.min_size_bytes,
         "slowdown": arguments.slowdown,
         "planner": arguments.planner or scripts.PLANNER,
-        "options": _options(arguments.option or ()),
+        "options": choosing.options(arguments.option),
+        "include": arguments.include,
+        "exclude": arguments.exclude,
         "allow": None if allow is None else [word.strip() for word in allow.split(",") if word.strip()],
         "time_limit_s": arguments.time_limit,
     }
     return {name: value for name, value in asked.items() if value is not None}
-
-
-def _options(given: Any) -> dict[str, str] | None:
-    found: dict[str, str] = {}
-    for word in given:
-        name, equals, value = word.partition("=")
-        if not equals or not name.strip():
-            raise UsageError(f"--option: given {word!r}; allowed is NAME=VALUE; write for example swapin_ahead=4")
-        found[name.strip()] = value.strip()
-    return found or None
 
 
 def _given(script: scripts.Script, arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[Trace, Machine]:
@@ -141,9 +131,11 @@ def _planned(trace: Trace, machine: Machine, asked: Mapping[str, Any], say: Call
 
 def _curve(trace: Trace, machine: Machine, asked: Mapping[str, Any], say: Callable[[str], None]) -> Pareto:
     from elbowroom.pareto import pareto
+    from elbowroom.selecting import selection
 
     say("planning for other budgets")
-    left = {name: value for name, value in asked.items() if name not in ("planner", "slowdown")}
+    left = {name: value for name, value in asked.items() if name not in ("planner", "slowdown", "include", "exclude")}
+    left["modules"] = selection(asked.get("include", ()), asked.get("exclude", ()))
     return pareto(trace, machine, (asked["planner"],), **left)
 
 

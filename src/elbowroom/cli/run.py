@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elbowroom.cli import launch, output
+from elbowroom.cli import choosing, launch, output
 from elbowroom.cli.settings import DEFAULTS, settings_of
 from elbowroom.errors import UsageError
 from elbowroom.plan import Plan
@@ -37,6 +37,8 @@ def add(verbs: Any) -> None:
     parser.add_argument("--report", metavar="FILE", help=f"write a report at the end: {', '.join(ENDINGS)}")
     parser.add_argument("--spill-dir", metavar="DIR", help="directory of the disk tier (default: TMPDIR)")
     parser.add_argument("--min-size", metavar="SIZE", help=f"keep smaller storages (default: {DEFAULTS['min_size']})")
+    parser.add_argument("--planner", metavar="NAME", help="which planner makes the plans")
+    choosing.add_options(parser)
     parser.add_argument("--json", metavar="FILE", help="write the figures of all steps to a file, - is standard output")
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is a module, as in python -m")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py [ARGS]", help="what to run")
@@ -61,6 +63,10 @@ def execute(arguments: argparse.Namespace) -> int:
         spill_dir=settings.spill_dir,
         min_size_bytes=settings.min_size_bytes,
         measure=arguments.report is not None,
+        planner=arguments.planner,
+        options=choosing.options(arguments.option),
+        include=arguments.include or (),
+        exclude=arguments.exclude or (),
     )
     with launch.as_python_would(command) as outcome, room as inside:
         outcome.room = inside

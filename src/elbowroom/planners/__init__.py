@@ -24,6 +24,7 @@ from elbowroom.planners.swap_states import swap_states
 from elbowroom.planners.tflms import tflms
 from elbowroom.planners.threshold import threshold
 from elbowroom.planners.vdnn import vdnn
+from elbowroom.selecting import EVERY, Selection, selected, selection
 from elbowroom.trace import Trace
 from elbowroom.units import Budget, parse_budget
 
@@ -69,31 +70,33 @@ def plan(
     allow: Sequence[Means] = MEANS,
     time_limit_s: float = TIME_LIMIT_S,
     slowdown: float | None = None,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
 ) -> Plan:
     """Decide for every storage of a trace's last step whether to keep, to swap or to recompute it; `check`ed.
 
     Args:
         trace: what the training does.
-        machine: where it will run; its links below the device say where swapped storages go.
-        budget: bytes the device may hold (reserve, where it has a caching allocator), or text such as "8GiB", "90%"
-            (of the device), "auto" (all but what lies outside the allocator, less a margin) or "least";
-            "host=20GiB,disk=90%" bound the tiers below.
+        machine: where it will run, and where swapped storages may go.
+        budget: bytes the device may hold (reserve, where it has a caching allocator), or text such as "8GiB", "90%",
+            "auto" (what lies outside the allocator left out) or "least"; "host=20GiB,disk=90%" bound the tiers below.
         planner: a name in PLANNERS.
         min_size_bytes: storages below it are kept.
         options: knobs of the planner by name, such as {"swapin_ahead": 4}; its function lists them.
-        allow: the means a plan may use, of those the planner knows: "swap", "recompute", "state" (swaps of optimizer
-            states and gradients), "algorithm" (another one for a convolution).
+        allow: means that a plan may use, of those the planner knows: swap, recompute, state, algorithm (see `Problem`).
         time_limit_s: a planner that searches stops then with the best plan it has.
         slowdown: with the budget "least": the step may take so many times as long as with everything kept.
+        include: only what these modules made may move: a glob on paths of modules such as "layer1.*", or several.
+        exclude: what these modules made stays.
 
     Raises:
         Infeasible: no plan of this planner meets the budget; the message names the least that one does.
-        UsageError: the budget, the planner, an option, a means, the time limit or the slowdown is not allowed.
+        UsageError: an argument is not allowed.
     """
-    amounts = parse_budget(budget)
+    amounts, modules = parse_budget(budget), selection(include, exclude)
+    ask = asking(trace, machine, amounts, planner, min_size_bytes, options, allow, time_limit_s, modules=modules)
     if slowdown is not None and not amounts.device.is_least:
         raise UsageError(f"slowdown: given {slowdown} with budget {amounts.device}; allowed is it with 'least' only")
-    ask = asking(trace, machine, amounts, planner, min_size_bytes, options, allow, time_limit_s)
     if amounts.device.is_least:
         return least_plan(ask.weigh, ask.kept(), checked_slowdown(slowdown))
     return ask.plan(device_bytes(machine, amounts))
@@ -108,6 +111,8 @@ def asking(
     options: Mapping[str, object] | None = None,
     allow: Sequence[Means] = MEANS,
     time_limit_s: float = TIME_LIMIT_S,
+    *,
+    modules: Selection = EVERY,
 ) -> Asking:
     """As `plan`, to ask for one device budget after the other; the amount that `budget` has for it is not looked at."""
     if planner not in PLANNERS:
@@ -115,7 +120,7 @@ def asking(
     link, lower = first_lower(machine), lower_bytes(machine, parse_budget(budget))
     tier = link.lower if link else None
     problem = Problem(
-        step=last_step(trace),
+        step=selected(last_step(trace), modules),
         machine=held_to(machine, lower),
         tier=tier,
         tier_bytes=lower["pinned" if tier == "host" else tier] if tier else 0,

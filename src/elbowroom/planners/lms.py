@@ -21,24 +21,23 @@ from elbowroom.planners.infeasible import fitting
 from elbowroom.planners.problem import Problem, movable, moves_on_demand
 
 NAME = "lms"
-SIZE_BYTES = 2**20
 
 
-def lms(problem: Problem, *, limit_bytes: int | None = None, size_bytes: int = SIZE_BYTES) -> Plan:
+def lms(problem: Problem, *, limit_bytes: int | None = None, size_bytes: int | None = None) -> Plan:
     """Swap at the limit what was not used for longest.
 
     Args:
         problem: what is asked.
         limit_bytes: allocated bytes from which on inactive storages leave; None for the budget. A soft limit: where
             nothing is inactive, more is held.
-        size_bytes: smaller storages stay.
+        size_bytes: smaller storages stay; None for those that stay in any plan.
 
     Raises:
         Infeasible: what is then held is more than the budget.
     """
     step, n = problem.step, movable(problem)
     limit = problem.budget_bytes if limit_bytes is None else limit_bytes
-    return fitting(problem, NAME, moves_on_demand(step, _reclaimed(step, n[step.size[n] >= size_bytes], limit)))
+    return fitting(problem, NAME, moves_on_demand(step, _reclaimed(step, n[step.size[n] >= (size_bytes or 0)], limit)))
 
 
 def _reclaimed(step: LastStep, n: Ints, limit_bytes: int) -> Ints:

@@ -77,9 +77,13 @@ def apply(planner: Planner, name: str, problem: Problem, given: Mapping[str, obj
     Raises:
         UsageError: an option the planner does not have, or a value it does not allow.
     """
+    return cast("Callable[..., Plan]", planner)(problem, **checked(planner, name, given))
+
+
+def checked(planner: Planner, name: str, given: Mapping[str, object]) -> dict[str, object]:
+    """The values of options as a planner takes them; arguments and errors as for `apply`."""
     known = options_of(planner)
-    values = {option: _checked(name, known, option, value) for option, value in given.items()}
-    return cast("Callable[..., Plan]", planner)(problem, **values)
+    return {option: _checked(name, known, option, value) for option, value in given.items()}
 
 
 def _checked(planner: str, known: Mapping[str, Option], name: str, value: object) -> object:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from elbowroom.plan import Plan
-from elbowroom.planners.problem import Means
 
 if TYPE_CHECKING:
     import torch
 
+    from elbowroom.runtime.asked import Knobs
     from elbowroom.runtime.room import Room
 
 __all__ = ["within"]
@@ -27,7 +27,7 @@ def within(
     min_size_bytes: int = 2**20,
     measure: bool = False,
     device: str | torch.device | None = None,
-    allow: Sequence[Means] = ("swap",),
+    **knobs: Unpack[Knobs],
 ) -> Iterator[Room]:
     """Run an unchanged training loop inside a budget of bytes: live storages in RAM, or what a CUDA device reserves.
 
@@ -42,20 +42,20 @@ def within(
         spill_dir: directory of the spill file; TMPDIR or the system's where None.
         min_size_bytes: smaller storages are kept.
         measure: record one step under the final plan; its timeline is in `room.measured`.
-        allow: what plans may swap: saved storages ("swap"); where nothing else does, optimizer states too ("state").
         device: whose storages leave, "cpu" or such as "cuda:0"; None is torch's current CUDA device, else RAM.
+        knobs: how plans are made: allow, min_size, planner, options, include, exclude; see `Knobs` in runtime/asked.py.
 
     Raises:
         Infeasible: no plan meets the budget; raised where the step after the observed ones begins.
         InvalidPlan, UsageError: `plan` is not for this step, or an argument is not allowed.
         TierFull, TierFailed: a tier below has no room or failed.
 
-    Limits: it works on the thread that enters it. torch.func transforms refuse all saved-tensor hooks. Tensors on other
-    devices, subclasses, sparse and quantised tensors stay where they are.
+    Limits: it works on the thread that enters it. torch.func transforms refuse all saved-tensor hooks. Tensors of
+    other devices, subclasses, sparse and quantised ones stay where they are.
     """
+    from elbowroom.runtime.asked import asked
     from elbowroom.runtime.opening import opened
 
-    with opened(budget, plan, spill_dir, min_size_bytes, device, allow) as room:
-        if measure:
-            room.measure_next_step()
+    plans = asked(min_size_bytes, knobs, has_plan=plan is not None)
+    with opened(budget, plan, spill_dir, device, plans, measure=measure) as room:
         yield room

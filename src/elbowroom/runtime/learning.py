@@ -14,7 +14,8 @@ from elbowroom.lifetimes import last_step
 from elbowroom.machine import Link, Machine, TierName
 from elbowroom.moves import peak_in_one_go
 from elbowroom.plan import Plan
-from elbowroom.planners import Means, check
+from elbowroom.planners import check
+from elbowroom.runtime.asked import Asked
 from elbowroom.runtime.entries import Happening
 from elbowroom.runtime.known import Known
 from elbowroom.runtime.reserving import course_of, course_within, without_states
@@ -58,28 +59,18 @@ class Learner:
     Args:
         machine: this computer with assumed rates; `machine` has the measured ones later.
         budget: for the device tier, in bytes, and for those below.
-        min_size_bytes: smaller storages are kept.
+        asked: the knobs of the plans.
         tier: the lower tier.
         given: a plan to follow in place of planning.
-        allow: the means that plans may use.
     """
 
-    def __init__(
-        self,
-        machine: Machine,
-        budget: Budget,
-        min_size_bytes: int,
-        tier: TierName,
-        given: Plan | None,
-        allow: tuple[Means, ...],
-    ) -> None:
+    def __init__(self, machine: Machine, budget: Budget, asked: Asked, tier: TierName, given: Plan | None) -> None:
         self.machine = machine
         self.budget_bytes = budget.device.size_bytes or 0
         self._budget = budget
-        self._min_size_bytes = min_size_bytes
+        self._asked = asked
         self._tier: TierName = tier
         self._given = given
-        self._allow = allow
         self._known: dict[Hashable, list[Known]] = {}
         self._observations: dict[Hashable, int] = {}
         self._wanted: dict[Hashable, _Wanted] = {}
@@ -90,7 +81,7 @@ class Learner:
     @property
     def in_parts(self) -> bool:
         """Whether the steps of optimizers are carried out in parts in observed steps, so that states may move."""
-        return "state" in self._allow
+        return "state" in self._asked.allow
 
     def expected(self, key: Hashable) -> Known | None:
         """What a step of this signature will most likely be; None: observe it."""
@@ -203,8 +194,9 @@ class Learner:
 
     def _plan(self, trace: Trace) -> Known:
         if self._given is None:
-            allow = self._allow if trace.parts else without_states(self._allow)
-            course = course_within(trace, self.machine, self._budget, self._min_size_bytes, allow)
+            course = course_within(
+                trace, self.machine, self._budget, self._asked if trace.parts else without_states(self._asked)
+            )
         else:
             made = _moved_to(trace, self._given)
             check(trace, made, self.machine)

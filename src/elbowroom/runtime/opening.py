@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -14,8 +14,8 @@ from elbowroom.capture.recorder import live_ram_bytes
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
-from elbowroom.planners import Means
 from elbowroom.planners.budgets import held_to, lower_bytes
+from elbowroom.runtime.asked import Asked
 from elbowroom.runtime.cuda import CudaResidence, cuda_machine, free_device_bytes, tiers_below
 from elbowroom.runtime.disk import DiskTier
 from elbowroom.runtime.executor import Executor
@@ -27,8 +27,6 @@ from elbowroom.units import Amount, Budget, parse_budget
 PLENTY_BYTES = 1 << 30
 """RAM beside the budget from which on freed blocks stay with the process for a while."""
 
-MEANS_OF_RUNS: tuple[Means, ...] = ("swap", "state")
-
 _open: list[Room] = []
 
 
@@ -37,12 +35,15 @@ def opened(
     budget: str | int | None,
     plan: Plan | None,
     spill_dir: str | os.PathLike[str] | None,
-    min_size_bytes: int,
     device: str | torch.device | None,
-    allow: Sequence[Means],
+    asked: Asked,
+    *,
+    measure: bool,
 ) -> Iterator[Room]:
     """See `elbowroom.within`."""
-    room = _opened(budget, plan, spill_dir, min_size_bytes, device, allow)
+    room = _opened(budget, plan, spill_dir, device, asked)
+    if measure:
+        room.measure_next_step()
     _open.append(room)
     failed = True
     try:
@@ -57,31 +58,24 @@ def _opened(
     budget: str | int | None,
     plan: Plan | None,
     spill_dir: str | os.PathLike[str] | None,
-    min_size_bytes: int,
     device: str | torch.device | None,
-    allow: Sequence[Means],
+    asked: Asked,
 ) -> Room:
     if _open:
         raise UsageError(
             "within: given a room inside another one; allowed is one at a time in a process, as both would move the "
             "same storages; leave the first one, or put one `within` around everything"
         )
-    if type(min_size_bytes) is not int or min_size_bytes < 1:
-        raise UsageError(f"within: given min_size_bytes={min_size_bytes!r}; allowed is an int of at least 1")
     if plan is not None and not isinstance(plan, Plan):
         raise UsageError(f"within: given plan={type(plan).__name__}; allowed is a Plan, such as Plan.load(path) reads")
-    if unknown := [means for means in allow if means not in MEANS_OF_RUNS]:
-        raise UsageError(
-            f"within: given allow={unknown[0]!r}; allowed are {', '.join(MEANS_OF_RUNS)} in a run; take any of them"
-        )
     amounts = parse_budget("auto" if budget is None else budget)
     if plan is not None and budget is None:
         amounts = replace(amounts, device=Amount(size_bytes=plan.budget_bytes))
     directory = None if spill_dir is None else os.fspath(spill_dir)
     where = _device_of(device)
     executor, machine, resolved = (_above_host if where.type == "cuda" else _above_disk)(where, amounts, directory)
-    learner = Learner(machine, resolved, min_size_bytes, executor.tier.name, plan, tuple(allow))
-    room = Room(executor, learner, min_size_bytes)
+    learner = Learner(machine, resolved, asked, executor.tier.name, plan)
+    room = Room(executor, learner, asked.min_size_bytes)
     room.open()
     return room
 

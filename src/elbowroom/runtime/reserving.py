@@ -16,11 +16,12 @@ from elbowroom.lifetimes import last_step, listed
 from elbowroom.machine import Machine
 from elbowroom.moves import moves_of_plan, need, tiers_of_plan
 from elbowroom.plan import Plan
-from elbowroom.planners import Means, plan
+from elbowroom.planners import asking
+from elbowroom.runtime.asked import Asked
 from elbowroom.simulate import simulate
 from elbowroom.timeline import Curve, Timeline
 from elbowroom.trace import Trace
-from elbowroom.units import Amount, Budget, format_bytes
+from elbowroom.units import Budget, format_bytes
 
 PLANNER = "swap_greedy"
 PLANNER_OF_STATES = "swap_states"
@@ -43,36 +44,32 @@ class Course:
     peak_bytes: int
 
 
-def course_within(
-    trace: Trace, machine: Machine, budget: Budget, min_size_bytes: int, allow: tuple[Means, ...]
-) -> Course:
+def course_within(trace: Trace, machine: Machine, budget: Budget, asked: Asked) -> Course:
     """A plan whose peak is within the budget of the device; optimizer states move only where nothing else meets it.
 
     Raises:
         Infeasible: no plan that was tried is.
     """
-    of_saves = without_states(allow)
+    of_saves = without_states(asked)
     try:
-        return _course_within(trace, machine, budget, min_size_bytes, of_saves)
+        return _course_within(trace, machine, budget, of_saves)
     except Infeasible:
-        if of_saves == allow:
+        if of_saves == asked:
             raise
-    return _course_within(trace, machine, budget, min_size_bytes, allow)
+    return _course_within(trace, machine, budget, asked)
 
 
-def without_states(allow: tuple[Means, ...]) -> tuple[Means, ...]:
+def without_states(asked: Asked) -> Asked:
     """All means but swaps of optimizer states."""
-    return tuple(means for means in allow if means != "state")
+    return replace(asked, allow=tuple(means for means in asked.allow if means != "state"))
 
 
-def _course_within(
-    trace: Trace, machine: Machine, budget: Budget, min_size_bytes: int, allow: tuple[Means, ...]
-) -> Course:
+def _course_within(trace: Trace, machine: Machine, budget: Budget, asked: Asked) -> Course:
     budget_bytes = budget.device.size_bytes or 0
     if machine.allocator == "exact":
-        return course_of(trace, machine, next(_plans(trace, machine, budget, min_size_bytes, allow)))
+        return course_of(trace, machine, next(_plans(trace, machine, budget, asked)))
     least = 0
-    for made in _plans(trace, machine, budget, min_size_bytes, allow):
+    for made in _plans(trace, machine, budget, asked):
         for found in _courses(trace, machine, made):
             if found.peak_bytes <= budget_bytes:
                 return replace(found, plan=replace(made, budget_bytes=budget_bytes))
@@ -86,17 +83,23 @@ def _course_within(
     )
 
 
-def _plans(
-    trace: Trace, machine: Machine, budget: Budget, min_size_bytes: int, allow: tuple[Means, ...]
-) -> Iterator[Plan]:
+def _plans(trace: Trace, machine: Machine, budget: Budget, asked: Asked) -> Iterator[Plan]:
     """Plans for less and less allocated bytes."""
     # A budget above what the machine has is no limit here, and `plan` would refuse it.
     allowed, least = min(budget.device.size_bytes or 0, machine.tiers[0].capacity_bytes), 0
-    of_allocated = replace(machine, allocator="exact")
+    ask = asking(
+        trace,
+        replace(machine, allocator="exact"),
+        budget,
+        asked.planner or (PLANNER_OF_STATES if "state" in asked.allow else PLANNER),
+        asked.min_size_bytes,
+        asked.options,
+        asked.allow,
+        modules=asked.selection(),
+    )
     for turn in range(ROUNDS):
         try:
-            planner = PLANNER_OF_STATES if "state" in allow else PLANNER
-            yield plan(trace, of_allocated, _for_device(budget, allowed), planner, min_size_bytes, allow=allow)
+            yield ask.plan(allowed)
         except Infeasible as problem:
             if not turn:
                 raise
@@ -138,7 +141,3 @@ def simulated(trace: Trace, machine: Machine, course: Course) -> Timeline:
         Curve(tier="device", kind="reserved", at_ns=at_ns, size_bytes=tuple(listed(held.reserved))),
     ]
     return replace(line, curves=(*device, *(curve for curve in line.curves if curve.tier != "device")))
-
-
-def _for_device(budget: Budget, device_bytes: int) -> Budget:
-    return replace(budget, device=Amount(size_bytes=device_bytes))

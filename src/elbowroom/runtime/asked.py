@@ -1,0 +1,114 @@
+"""What a run was asked for beside its budget: the knobs of `within`."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+import torch
+
+from elbowroom.errors import UsageError
+from elbowroom.planners import MIN_SIZE_BYTES, PLANNERS, Means
+from elbowroom.planners.options import checked
+from elbowroom.rules import shown
+from elbowroom.selecting import Selection, selection
+from elbowroom.units import parse_bytes
+
+MEANS_OF_RUNS: tuple[Means, ...] = ("swap", "state")
+"""What a run can carry out."""
+
+
+CHOOSING = ("planner", "options", "include", "exclude")
+"""Knobs that say what is to be done, as a plan does."""
+
+
+class Knobs(TypedDict, total=False):
+    """How the plans of a run are made.
+
+    Attributes:
+        allow: what plans may swap: saved storages ("swap"); where nothing else does, optimizer states too ("state").
+        min_size: as min_size_bytes, also as text: "4MiB".
+        planner: who makes the plans, as for `elbowroom.plan`.
+        options: its knobs, such as {"size_bytes": "8MiB"} of the planner "threshold".
+        include: plans move only what these modules made: a glob on paths of modules such as "layer1.*", or several.
+        exclude: plans keep what these modules made. An observed step moves all the same.
+    """
+
+    allow: Sequence[Means]
+    min_size: int | str | None
+    planner: str | None
+    options: Mapping[str, object] | None
+    include: str | Sequence[str]
+    exclude: str | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Knobs of a run, checked. Attributes as in `Knobs`."""
+
+    allow: tuple[Means, ...] = ("swap",)
+    min_size_bytes: int = MIN_SIZE_BYTES
+    planner: str | None = None
+    options: Mapping[str, object] = field(default_factory=dict[str, object])
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def selection(self) -> Selection:
+        """Of modules. Patterns may match any that exists: not every kind of step calls all of them."""
+        known = live_modules() if self.include or self.exclude else ()
+        return selection(self.include, self.exclude, known)
+
+
+def asked(min_size_bytes: int, knobs: Knobs, *, has_plan: bool) -> Asked:
+    """The knobs as `elbowroom.within` takes them.
+
+    Raises:
+        UsageError: one of them is not known or not allowed, or has no meaning beside a given plan.
+    """
+    if unknown := [knob for knob in knobs if knob not in Knobs.__annotations__]:
+        raise UsageError(f"within: given {unknown[0]}; allowed are also {', '.join(Knobs.__annotations__)}")
+    if has_plan and (both := [knob for knob, value in knobs.items() if value and knob in CHOOSING]):
+        raise UsageError(
+            f"within: given plan and {both[0]}; allowed is one of them, as a plan says all that is to be done; leave "
+            f"{both[0]} out"
+        )
+    min_size, name = knobs.get("min_size"), knobs.get("planner")
+    size_bytes = min_size_bytes if min_size is None else parse_bytes(min_size)
+    if type(size_bytes) is not int or size_bytes < 1:
+        raise UsageError(f"within: given min_size_bytes={size_bytes!r}; allowed is an int of at least 1")
+    if name is not None and name not in PLANNERS:
+        raise UsageError(f"planner: given {shown(name)}; allowed is one of {', '.join(PLANNERS)}")
+    allow = tuple(knobs.get("allow", ("swap",)))
+    if unknown := [means for means in allow if means not in MEANS_OF_RUNS]:
+        raise UsageError(
+            f"within: given allow={unknown[0]!r}; allowed are {', '.join(MEANS_OF_RUNS)} in a run; take any of them"
+        )
+    chosen = selection(knobs.get("include", ()), knobs.get("exclude", ()))
+    return Asked(
+        min_size_bytes=size_bytes,
+        allow=allow,
+        planner=name,
+        options=_options(name, knobs.get("options") or {}),
+        include=chosen.include,
+        exclude=chosen.exclude,
+    )
+
+
+def _options(planner: str | None, given: Mapping[str, object]) -> dict[str, object]:
+    if planner is None and given:
+        raise UsageError(f"options: given {shown(next(iter(given)))} without planner; name the planner that has it")
+    return checked(PLANNERS[planner], planner, given) if planner else {}
+
+
+def live_modules() -> set[str]:
+    """Paths of all modules of this process, as a trace has them."""
+    modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    inside = {id(child) for module in modules for child in module.children()}
+    roots = [module for module in modules if id(module) not in inside]
+    return {
+        f"{type(root).__name__}.{name}" if name else type(root).__name__
+        for root in roots
+        for name, _ in root.named_modules(remove_duplicate=False)
+    }
