@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from elbowroom.errors import Infeasible
+from elbowroom.machine import Machine
+from elbowroom.plan import Plan
 from elbowroom.planners import check, plan
+from elbowroom.simulate import simulate
+from elbowroom.trace import Trace
 from tests.core.build import Build, machine
+from tests.fuzz.brute import every_plan, fastest_ns
+
+DATA = Path(__file__).parents[1] / "data" / "fuzz"
 
 
 def test_what_is_never_read_again_is_not_swapped_before_a_recipe_reads_it() -> None:
@@ -27,3 +39,43 @@ def test_what_is_never_read_again_is_not_swapped_before_a_recipe_reads_it() -> N
     check(trace, least, on)
     assert {swap.storage for swap in least.swaps} == {never_read, made}
     assert least.recomputes == ()
+
+
+def found(name: str) -> tuple[Trace, Machine]:
+    """A case that was found, with what its budget left of the tiers below."""
+    return Trace.load(DATA / f"{name}.trace.json"), Machine.load(DATA / f"{name}.machine.json")
+
+
+def planned(trace: Trace, on: Machine, budget_bytes: int, planner: str = "optimal") -> Plan:
+    """A plan that may use all of the tiers below."""
+    below = ",".join(f"{tier.name}=100%" for tier in on.tiers[1:])
+    return plan(trace, on, f"device={budget_bytes}B,{below}", planner, min_size_bytes=1)
+
+
+def test_what_the_host_holds_only_by_going_on_to_the_disk_is_planned_for() -> None:
+    # given a host of 97 bytes above a disk: at 170 bytes recipes are enough, though not all that may move fits the host
+    trace, on = found("going_on_to_the_disk")
+    ns = {
+        planner: simulate(trace, on, planned(trace, on, 170, planner)).step_ns
+        for planner in ("recompute_blocks", "optimal")
+    }
+    assert ns["optimal"] <= ns["recompute_blocks"]
+
+
+def test_the_least_budget_of_a_small_step_is_that_of_all_its_plans() -> None:
+    # given a host without room, one recipe, and an op above all else
+    trace, on = found("recipe_without_room_below")
+    with pytest.raises(Infeasible) as caught:
+        planned(trace, on, 0)
+    least = caught.value.least_feasible_bytes
+
+    # then some plan needs the least budget that is named, and none needs less
+    assert next(every_plan(trace, on, least - 1), None) is None
+    assert planned(trace, on, least).recomputes
+
+
+def test_of_a_small_step_every_swap_of_a_state_is_played() -> None:
+    # given states and a save over a slow link
+    trace, on = found("states_one_by_one")
+    made = planned(trace, on, 157)
+    assert simulate(trace, on, made).step_ns == fastest_ns(trace, on, 157)

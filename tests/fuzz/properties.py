@@ -18,7 +18,11 @@ from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 from elbowroom.units import parse_budget
 from tests.core.reference import Reference
+from tests.fuzz.brute import every_plan, fastest_ns, plan_count
 from tests.fuzz.cases import Case
+
+MOST_PLANS = 200
+"""So few plans of a case are all played."""
 
 
 class Broken(AssertionError):
@@ -113,6 +117,16 @@ def answers(case: Case, budget_bytes: int) -> Iterator[Answer]:
         yield Answer(planner=planner, budget_bytes=made.budget_bytes, plan=made, line=line)
 
 
+def is_best(case: Case, answer: Answer, least: int) -> None:
+    """No plan at all is faster than `optimal`'s or its bound, and none needs less than the least budget it names."""
+    machine, made = held(case), answer.plan
+    best_ns = fastest_ns(case.trace, machine, answer.budget_bytes)
+    demand(answer.line.step_ns == best_ns, f"optimal takes {answer.line.step_ns} ns, the fastest plan {best_ns}")
+    demand(made.bound is not None and made.bound.lower_bound_ns <= answer.line.step_ns, f"the bound is {made.bound}")
+    below = next(every_plan(case.trace, machine, least - 1), None) if least else None
+    demand(below is None, f"{least} was named as the least, and {below} needs less")
+
+
 def examine(case: Case) -> Counter[str]:
     """Look at all that must hold of a case; what was looked at, counted.
 
@@ -131,7 +145,10 @@ def examine(case: Case) -> Counter[str]:
     for answer in met:
         ns = fastest.line.step_ns, answer.line.step_ns
         demand(ns[0] <= ns[1], f"optimal takes {ns[0]} ns at {budget}, {answer.planner} {ns[1]}")
-    return counted(case, found, len(met))
+    is_small = not case.is_caching and 1 < plan_count(case.trace, held(case)) <= MOST_PLANS
+    if is_small:
+        is_best(case, fastest, least_bytes(case))
+    return counted(case, found, len(met)) + Counter({"cases compared with every plan": int(is_small)})
 
 
 def counted(case: Case, found: list[Answer], met: int) -> Counter[str]:

@@ -6,13 +6,14 @@ its choice is made whole, arranged and played, for a few margins of the budget, 
 fastest is then improved by exchanges, each of them played (refining.py), until the bound is met or the effort is spent.
 Reference: flow.py names it; improving by exchanges is local search (Papadimitriou and Steiglitz, "Combinatorial
 Optimization", 1982, chapter 19). Optimal: where it meets the bound; and where there are few options, as then all of
-them are played. Never slower, simulated, than any baseline that meets the same budget of allocated bytes (seeds.py).
+them are played (every_plan.py). Never slower, simulated, than any baseline that meets the same budget (seeds.py).
 Ignores: what the simulator ignores. Cost: the program's, then plays of n log n each, fewer of them the larger n is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -21,6 +22,7 @@ from typing import final
 
 import numpy as np
 
+from elbowroom.errors import Infeasible
 from elbowroom.lanes import copy_ns, link_to
 from elbowroom.lifetimes import Ints, LastStep, listed
 from elbowroom.moves import moves_of_plan
@@ -38,6 +40,7 @@ from elbowroom.planners.choosing import (
 )
 from elbowroom.planners.confirming import ROUNDS, replayed, within_reserved
 from elbowroom.planners.covering import candidates, cover
+from elbowroom.planners.every_plan import are_few, fastest_of_all, least_of_all
 from elbowroom.planners.flow import NOTHING_SAVED, Choice, Effort, Offer, Pipe, choose, marks_of, swaps_on_offer
 from elbowroom.planners.flow_recomputes import Recomputes, makers_on_offer, options_on_offer
 from elbowroom.planners.infeasible import infeasible
@@ -95,7 +98,25 @@ def optimal(problem: Problem) -> Plan:
         least = all_away(smallest(problem))
         least_bytes = peak_of(least.step, moves_on_demand(least.step, movable(least)))
         return within_reserved(problem, NAME, least_bytes, search)
-    return search(problem)[0]
+    return _of_every(problem, search) if are_few(problem) else search(problem)[0]
+
+
+def _of_every(problem: Problem, search: _Search) -> Plan:
+    """The fastest of all plans of a small step, and where there is none the least budget that has one."""
+    try:
+        made = search(problem)[0]
+    except Infeasible as found:
+        least, moves = least_of_all(problem)
+        if peak_of(least.step, moves) >= found.least_feasible_bytes:
+            raise
+        if peak_of(least.step, moves) > problem.budget_bytes:
+            raise infeasible(least, NAME, moves.n, moves) from None
+        made = None
+    bound_ns = search.bound_ns
+    if made is not None and made.bound is not None and made.bound.step_ns <= bound_ns:
+        return made
+    best, step_ns = fastest_of_all(problem, made)
+    return _bounded(problem, replace(best, planner=NAME), step_ns, bound_ns)
 
 
 @final
@@ -109,7 +130,7 @@ class _Search:
         self._pools = [_pool(way) for way in ways.values()]
         if len(self._pools[0].n) <= MOST_BESIDE_STATES:
             self._pools += [_pool(way) for way in sets_of(frugal(problem))]
-        self._bound_ns = bound_ns
+        self.bound_ns = bound_ns
         self._share = share
         self._is_first = True
 
@@ -117,7 +138,7 @@ class _Search:
         """Plans for the budget of `less`, the fastest first."""
         pools = [pool.within(less.budget_bytes) for pool in self._pools]
         trials = self._trials(less, pools)
-        plans = [_bounded(self._asked, trial.plan(NAME), trial.cost[0], self._bound_ns) for trial in trials]
+        plans = [_bounded(self._asked, trial.plan(NAME), trial.cost[0], self.bound_ns) for trial in trials]
         if self._share > 1 and self._is_first and plans[0].recomputes:
             used = set(plans[0].recomputes)
             self._pools = [pool.like(used) for pool in self._pools]
@@ -130,11 +151,11 @@ class _Search:
         found = found or [_least([*pools, _pool(all_away(smallest(less)))])]
         found.sort(key=lambda each: each[0].cost)
         best, pool = found[0]
-        enough_ns = self._bound_ns + int(GAP_SHARE * self._asked.step.at_ns[-1])
-        best, left = refined(pool, best, self._bound_ns, enough_ns, self._share), trial_count(pool, self._share)
+        enough_ns = self.bound_ns + int(GAP_SHARE * self._asked.step.at_ns[-1])
+        best, left = refined(pool, best, self.bound_ns, enough_ns, self._share), trial_count(pool, self._share)
         if 1 < every_count(less) * choice_count(pool) <= EVERY:
             for way in every(less):
-                best = best_of_all(_pool(way), best, self._bound_ns)
+                best = best_of_all(_pool(way), best, self.bound_ns)
         best = exchanged(partial(choices_near, less, pool), best, enough_ns, left)
         if "state" in less.allow:
             undecided = deciding_algorithms(less, best.basis.asked.algorithms)
@@ -240,7 +261,8 @@ def _first_trials(pool: Pool) -> Iterator[Trial]:
         return
     if plain.fits(pool.n) and (problem.states is not None or problem.algorithms):
         for planner in (swap_greedy, swap_all):
-            yield tried(plain, moves_of_plan(problem.step, planner(replace(problem, states=None))))
+            with suppress(Infeasible):  # all fit where some go on to the disk, of which these know nothing
+                yield tried(plain, moves_of_plan(problem.step, planner(replace(problem, states=None))))
     for margin in MARGINS[:2]:
         yield from _of_program(pool, (), margin)
     if pool.options:
