@@ -6,6 +6,7 @@
     ├── InvalidPlan            a plan does not fit its trace, or would read a storage while it is away
     ├── Infeasible             no plan meets the budget; carries the least feasible one
     ├── CaptureError           a step could not be recorded
+    ├── RecomputeFailed        what was dropped could not be rebuilt with the same bits; no optimizer stepped with it
     ├── UsageError             an argument of a command or a call is not allowed
     └── TierError              a tier could not take or give back bytes
         ├── TierFull           no space left on it
@@ -54,6 +55,10 @@ class Infeasible(ElbowroomError):
 
 class CaptureError(ElbowroomError):
     """A training step could not be recorded."""
+
+
+class RecomputeFailed(ElbowroomError, RuntimeError):
+    """What was dropped in forward could not be rebuilt in backward."""
 
 
 class UsageError(ElbowroomError, ValueError):

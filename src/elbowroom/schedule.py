@@ -4,11 +4,12 @@ Note: [Ticks]
 The runtime gets control only when autograd saves a storage for the first time and when one is read back, and where a
 step begins or ends and a part of an optimizer's step does. What a part used is queued at its end, like a save; what it
 needs is waited for at its begin, like a read. At a tick
-it does, in this order: queue the write of a swapped storage that was just saved; give up the unfinished writes of
-`Action.back` (those storages simply stay); wait until `Action.writes_done` of the plan's writes, counted in write
-order and among those queued so far, have ended, been given up or lost their storage; start the swaps back of
-`Action.back`; on a read, wait until the storage is there. Several ticks at one position all carry that position's
-action, as their order is not known beforehand; doing it twice changes nothing.
+it does, in this order: queue the write of a swapped storage that was just saved, let go of one that is dropped; give up
+the unfinished writes of `Action.back` (those storages simply stay); wait until `Action.writes_done` of the plan's
+writes, counted in write order and among those queued so far, have ended, been given up or lost their storage; start the
+swaps back of `Action.back`; run the recipes of `Action.rebuild`; on a read, wait until the storage is there. Several
+ticks at one position all carry that position's action, as their order is not known beforehand; doing it twice changes
+nothing.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ class Action:
     Attributes:
         writes_done: how many of the plan's writes must have ended, in write order.
         back: the saves whose swap back starts here, in the order of need.
+        rebuild: the plan's recomputes that run here, by index.
     """
 
     writes_done: int
     back: tuple[int, ...]
+    rebuild: tuple[int, ...] = ()
 
 
 class StateSlot(NamedTuple):
@@ -60,6 +63,7 @@ class Schedule:
             depend on timing] in moves.py.
         swapped: the windows in which something is away, in write order.
         tiers: where each of `swapped` goes.
+        dropped: by save that is dropped, which of the plan's recomputes rebuilds it.
         on_save: by save: what to do when it is saved; where nothing, no entry.
         on_read: by (save, k): what to do when it is read back for the k-th time, from 0; where nothing, no entry.
         saved: per save of the step, (size_bytes, dtype): what the run must find.
@@ -76,6 +80,7 @@ class Schedule:
     peak_allocated_bytes: int
     swapped: tuple[int, ...]
     tiers: tuple[TierName, ...]
+    dropped: dict[int, int]
     on_save: dict[int, Action]
     on_read: dict[tuple[int, int], Action]
     saved: tuple[tuple[int, str], ...]
@@ -93,8 +98,14 @@ def actions(step: LastStep, moves: Moves, waiting: dict[int, int]) -> dict[int, 
     for i in in_order_of_need(step, moves):
         if step.returns[moves.n[i]]:
             back.setdefault(int(moves.back[i]), []).append(int(moves.n[i]))
-    places = sorted({*back, *waiting})
-    return {p: Action(writes_done=waiting.get(p, 0), back=tuple(back.get(p, ()))) for p in places}
+    rebuild: dict[int, list[int]] = {}
+    for index, each in enumerate(moves.rebuilds):
+        rebuild.setdefault(each.position, []).append(index)
+    places = sorted({*back, *waiting, *rebuild})
+    return {
+        p: Action(writes_done=waiting.get(p, 0), back=tuple(back.get(p, ())), rebuild=tuple(rebuild.get(p, ())))
+        for p in places
+    }
 
 
 def compile_schedule(trace: Trace, plan: Plan, waiting: Mapping[int, int] | None = None) -> Schedule:
@@ -115,16 +126,16 @@ def compile_schedule(trace: Trace, plan: Plan, waiting: Mapping[int, int] | None
     needed = need(step, moves)
     peak = int(needed.max())
     at = actions(step, moves, waits(step, moves, needed, peak) if waiting is None else dict(waiting))
-    storages = [step.trace.storages[save.storage] for save in step.saves]
     return Schedule(
         trace_id=plan.trace_id,
         budget_bytes=plan.budget_bytes,
         peak_allocated_bytes=peak,
         swapped=tuple(moves.n.tolist()),
         tiers=tiers_of_plan(step, plan, moves),
+        dropped={n: index for index, each in enumerate(moves.rebuilds) for n in each.n.tolist()},
         on_save={n: at[s.saved_at] for n, s in enumerate(step.saves) if s.saved_at in at},
         on_read={(n, k): at[p] for n, s in enumerate(step.saves) for k, p in enumerate(s.read_at) if p in at},
-        saved=tuple((storage.size_bytes, storage.dtype) for storage in storages),
+        saved=_saved(step),
         reads=tuple(len(s.read_at) for s in step.saves),
         parts=_slots_of_parts(step, moves),
         on_part={
@@ -137,6 +148,11 @@ def compile_schedule(trace: Trace, plan: Plan, waiting: Mapping[int, int] | None
         on_end=at.get(step.end_op),
         carried=frozenset(listed(moves.n[moves.wraps])),
     )
+
+
+def _saved(step: LastStep) -> tuple[tuple[int, str], ...]:
+    storages = (step.trace.storages[save.storage] for save in step.saves)
+    return tuple((storage.size_bytes, storage.dtype) for storage in storages)
 
 
 def _slots_of_parts(step: LastStep, moves: Moves) -> tuple[tuple[StateSlot, ...], ...]:
@@ -153,14 +169,13 @@ def _slots_of_parts(step: LastStep, moves: Moves) -> tuple[tuple[StateSlot, ...]
 def _check_means(step: LastStep, plan: Plan) -> None:
     """Refuse what the runtime cannot do."""
     found = {
-        "recomputes storages": len(plan.recomputes),
         "chooses algorithms": len(plan.algorithms),
     }
     for what, times in found.items():
         if times > 0:
             raise InvalidPlan(
-                f"the plan {what} ({times} times); allowed in a run are swaps of saved storages: "
-                "plan again with elbowroom.plan(..., planner='swap_greedy', allow=('swap',))"
+                f"the plan {what} ({times} times); allowed in a run are recomputes and swaps of saved storages: plan "
+                "again with elbowroom.plan(..., allow=('swap', 'recompute'))"
             )
     in_parts = {storage for part in step.parts for storage in part.storages}
     saved = {save.storage for save in step.saves}

@@ -19,6 +19,7 @@ ERRORS = {
     "Infeasible",
     "InvalidPlan",
     "InvalidRecord",
+    "RecomputeFailed",
     "TierError",
     "TierFailed",
     "TierFull",

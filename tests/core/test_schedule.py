@@ -195,7 +195,6 @@ SWAPS = (
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        ({"recomputes": (Recompute(storages=(0,), recipe=(0,), before_op=3),)}, "recomputes storages (1 times)"),
         ({"algorithms": (Algorithm(op=0, choice="gemm"),)}, "chooses algorithms (1 times)"),
     ],
 )
@@ -204,8 +203,8 @@ def test_what_the_runtime_cannot_do_is_refused(fields: dict[str, Any], what: str
     with pytest.raises(InvalidPlan) as caught:
         compile_schedule(trace, replace(swapping(trace), **fields))
     assert str(caught.value) == (
-        f"the plan {what}; allowed in a run are swaps of saved storages: "
-        "plan again with elbowroom.plan(..., planner='swap_greedy', allow=('swap',))"
+        f"the plan {what}; allowed in a run are recomputes and swaps of saved storages: plan "
+        "again with elbowroom.plan(..., allow=('swap', 'recompute'))"
     )
 
 
@@ -214,6 +213,21 @@ def test_the_schedule_says_where_each_storage_goes() -> None:
     trace = chain([100] * 3)
     first, second = replace(SWAPS[0], back_before_op=5), replace(SWAPS[1], back_before_op=4)
     assert compile_schedule(trace, replace(swapping(trace), swaps=(first, second))).tiers == ("disk", "host")
+
+
+def test_a_recipe_runs_at_the_ticks_before_the_op_that_the_plan_names() -> None:
+    # given ops 0 to 2 save storages 0 to 2; ops 3 to 5 read storages 2 to 0
+    trace = chain([100, 100, 100])
+    dropping = replace(swapping(trace), recomputes=(Recompute(storages=(0,), recipe=(0,), before_op=5),))
+
+    schedule = compile_schedule(trace, dropping)
+
+    # then op 0 runs again at position 5; op 2 holds storages 1 and 2 only, 100 + 100, as 0 is gone once op 0 has ended
+    assert schedule.dropped == {0: 0}
+    assert schedule.swapped == ()
+    assert schedule.on_save == {}
+    assert schedule.on_read == {(0, 0): Action(writes_done=0, back=(), rebuild=(0,))}
+    assert schedule.peak_allocated_bytes == 200
 
 
 def test_only_the_saves_of_the_last_step_count() -> None:

@@ -54,15 +54,20 @@ def spans_of(clock: Clock, ops: Sequence[OpSeen], moved: Iterable[Moved], tier: 
     starts = [op.start_ns for op in ops]
     lanes = DISK_LANES if tier == "disk" else COPY_LANES
     spans += [
-        _span(each, clock, starts, lanes) for each in moved if each.happening.end_ns + clock.offset_ns >= clock.start_ns
+        _span(each, clock, ops, starts, lanes)
+        for each in moved
+        if each.happening.end_ns + clock.offset_ns >= clock.start_ns
     ]
     return tuple(sorted(spans, key=lambda span: span.start_ns))
 
 
-def _span(moved: Moved, clock: Clock, starts: list[int], lanes: tuple[Lane, Lane]) -> Span:
+def _span(moved: Moved, clock: Clock, ops: Sequence[OpSeen], starts: list[int], lanes: tuple[Lane, Lane]) -> Span:
     happening, storage = moved
     begin = max(happening.start_ns + clock.offset_ns - clock.start_ns, 0)
     end = max(happening.end_ns + clock.offset_ns - clock.start_ns, begin)
+    if happening.kind == "recompute":
+        op = happening.op
+        return Span(lane="compute", kind="recompute", name=ops[op].name, start_ns=begin, end_ns=end, op=op)
     if happening.kind == "stall":
         op = min(bisect_right(starts, happening.start_ns + clock.offset_ns), len(starts) - 1)
         return Span(lane="compute", kind="stall", name="stall", start_ns=begin, end_ns=end, op=op, storage=storage)

@@ -16,7 +16,7 @@ from elbowroom.planners.keep_all import keep_all
 from elbowroom.planners.least import checked_slowdown, least_plan
 from elbowroom.planners.lms import lms
 from elbowroom.planners.optimal import optimal
-from elbowroom.planners.problem import MEANS, Means, Planner, Problem
+from elbowroom.planners.problem import MEANS, Judge, Means, Planner, Problem, any_recompute
 from elbowroom.planners.recompute_blocks import recompute_blocks
 from elbowroom.planners.swap_all import swap_all
 from elbowroom.planners.swap_greedy import swap_greedy
@@ -34,9 +34,11 @@ __all__ = [
     "MIN_SIZE_BYTES",
     "PLANNERS",
     "Asking",
+    "Judge",
     "Means",
     "Planner",
     "Problem",
+    "any_recompute",
     "asking",
     "check",
     "plan",
@@ -113,8 +115,12 @@ def asking(
     time_limit_s: float = TIME_LIMIT_S,
     *,
     modules: Selection = EVERY,
+    judge: Judge = any_recompute,
 ) -> Asking:
-    """As `plan`, to ask for one device budget after the other; the amount that `budget` has for it is not looked at."""
+    """As `plan`, to ask for one device budget after the other; the amount that `budget` has for it is not looked at.
+
+    No plan of `optimal` has a recompute that `judge` refuses.
+    """
     if planner not in PLANNERS:
         raise UsageError(f"planner: given {planner!r}; allowed is one of {', '.join(PLANNERS)}")
     link, lower = first_lower(machine), lower_bytes(machine, parse_budget(budget))
@@ -129,6 +135,7 @@ def asking(
         tiers=lower,
         allow=_allowed(allow),
         time_limit_s=_limit(time_limit_s),
+        judge=judge,
     )
     return Asking(problem, PLANNERS[planner], planner, options or {})
 

@@ -167,6 +167,7 @@ def _pool(problem: Problem) -> Pool:
     """What there is to choose from, once algorithms are chosen."""
     recipes = options(problem.step, max(1, problem.min_size_bytes)) if "recompute" in problem.allow else ()
     window_of = problem.step.window_of
+    recipes = [o for o in recipes if problem.judge(o.recompute)]
     recipes = [o for o in recipes if all(_is_idle_before(problem.step, window_of[s], o) for s in o.recompute.storages)]
     recipes = tuple(sorted(recipes, key=lambda option: -option.saved_bytes)[:MOST_RECIPES])
     return Pool(problem=problem, n=movable(problem), options=recipes)

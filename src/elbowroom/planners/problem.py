@@ -15,11 +15,13 @@ from elbowroom.moves import Moves, moves_of, need, tier_peak
 from elbowroom.plan import Algorithm, Plan, Recompute, Swap
 from elbowroom.rebuilds import Rebuild
 
+Judge = Callable[[Recompute], bool]
 Means = Literal["swap", "recompute", "state", "algorithm"]
 MEANS: tuple[Means, ...] = ("swap", "recompute", "state", "algorithm")
 
 __all__ = [
     "MEANS",
+    "Judge",
     "Means",
     "Planner",
     "Problem",
@@ -30,6 +32,11 @@ __all__ = [
     "peak_of",
     "recompute_of",
 ]
+
+
+def any_recompute(_recompute: Recompute) -> bool:
+    """Every recompute may be in a plan."""
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,6 +67,7 @@ class Problem:
         allow: the means a plan may use: swaps of saved storages, recomputes, swaps of optimizer states and gradients,
             other algorithms. A planner uses those of them that it knows.
         time_limit_s: a planner that searches stops then with the best plan it has.
+        judge: whether a recompute may be in the plan; for a run, which cannot carry out all of them.
         algorithms: decided already: `step` is as they make it.
         states: decided already: `step` has their bytes away, and `tier_bytes` is what they leave.
         host_bytes: where storages may go on from the host to the disk, what may lie on the host; `tier_bytes` is then
@@ -75,6 +83,7 @@ class Problem:
     tiers: Mapping[str, int] = field(default_factory=dict[str, int])
     allow: tuple[Means, ...] = MEANS
     time_limit_s: float = 60.0
+    judge: Judge = any_recompute
     algorithms: tuple[Algorithm, ...] = ()
     states: States | None = None
     host_bytes: int | None = None

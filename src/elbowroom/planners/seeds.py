@@ -57,7 +57,8 @@ def seeds(problem: Problem) -> Iterator[Plan]:
             "recompute": made.recomputes,
             "algorithm": made.algorithms,
         }
-        if all(means in problem.allow for means, what in used.items() if what):
+        allowed = all(means in problem.allow for means, what in used.items() if what)
+        if allowed and all(map(problem.judge, made.recomputes)):
             yield made
 
 

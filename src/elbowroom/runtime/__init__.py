@@ -31,8 +31,8 @@ def within(
 ) -> Iterator[Room]:
     """Run an unchanged training loop inside a budget of bytes: live storages in RAM, or what a CUDA device reserves.
 
-    A step is observed with every large saved storage swapped, so that it fits if anything does; then a plan is made and
-    followed, with bit-equal numbers. Other shapes are observed in their turn. A job that fits is left alone.
+    A step is observed with every large saved storage swapped; then a plan is made and followed, with bit-equal numbers.
+    Other shapes are observed in their turn. A job that fits is left alone.
 
     Args:
         budget: what the device tier may hold: "2GiB", "90%", "auto" (the default: what is free, less a margin),
@@ -47,11 +47,11 @@ def within(
 
     Raises:
         Infeasible: no plan meets the budget; raised where the step after the observed ones begins.
+        RecomputeFailed: steps differ in a way that only their numbers show, so recomputes do not give the same bits.
         InvalidPlan, UsageError: `plan` is not for this step, or an argument is not allowed.
         TierFull, TierFailed: a tier below has no room or failed.
 
-    Limits: it works on the thread that enters it. torch.func transforms refuse all saved-tensor hooks. Tensors of
-    other devices, subclasses, sparse and quantised ones stay where they are.
+    Limits: only the thread that enters it; not torch.func, which refuses such hooks; plain tensors of the device.
     """
     from elbowroom.runtime.asked import asked
     from elbowroom.runtime.opening import opened

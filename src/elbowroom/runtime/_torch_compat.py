@@ -1,6 +1,6 @@
 """Every private torch symbol this package uses: what for, and on which versions it was checked (2.13.0 unless said).
 
-Nothing else in the package may name a private torch symbol.
+Nothing else in the package may name a private torch symbol; what recomputing needs is in _torch_compat_calls.py.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import final
@@ -18,6 +19,14 @@ SPOILT = 255
 """A byte that makes each float NaN."""
 
 
+class Remake(ABC):
+    """Rebuilds the bytes of dropped entries."""
+
+    @abstractmethod
+    def run(self) -> None:
+        """Have the bytes of all its entries on the device."""
+
+
 class State(enum.Enum):
     """Where the bytes of a saved storage are."""
 
@@ -25,6 +34,7 @@ class State(enum.Enum):
     LEAVING = "leaving"
     AWAY = "away"
     RETURNING = "returning"
+    DROPPED = "dropped"
 
 
 class Entry:
@@ -40,11 +50,12 @@ class Entry:
         reads: times it was read in this step.
         home: the stream it was saved on, where there are streams.
         arrived: the swap back that brought the bytes it has now.
+        remake: rebuilds its bytes where they were dropped; None once they are there.
     """
 
     __slots__ = (
         "__weakref__", "alive", "arrived", "back", "device", "handles", "home", "key", "n", "out", "reads",
-        "size_bytes", "slot", "state", "version",
+        "remake", "size_bytes", "slot", "state", "version",
     )  # fmt: skip
 
     def __init__(self, n: int, storage: torch.UntypedStorage, version: int, home: Hashable = None) -> None:
@@ -62,6 +73,12 @@ class Entry:
         self.slot: Slot | None = None
         self.out: Transfer | None = None
         self.back: Transfer | None = None
+        self.remake: Remake | None = None
+
+    @property
+    def leaves(self) -> bool:
+        """Whether its bytes are not held for those who saved it."""
+        return self.slot is not None or self.state is State.DROPPED
 
     def held(self) -> torch.UntypedStorage | None:
         """The device storage that has its bytes, if there is one."""
@@ -128,6 +145,8 @@ class Counters:
     stall_ns: int = 0
     swaps: int = 0
     unplanned_reads: int = 0
+    recomputed_bytes: int = 0
+    recompute_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +155,7 @@ class Happening:
 
     Attributes:
         transfer: knows better when it was, once all work of the device is done; None where the times are known.
+        op: for "recompute", which op of the trace ran again.
     """
 
     kind: str
@@ -144,6 +164,7 @@ class Happening:
     end_ns: int
     size_bytes: int = 0
     transfer: Transfer | None = None
+    op: int = 0
 
 
 @dataclass(slots=True)

@@ -4,6 +4,8 @@
         ▲                              │                                                            │
         └── wanted back before that ───┘◄─────────────────────── read ended ────────────────────────┘
 
+    on device ── plan says recompute ──► dropped ── its recipe ran, as planned or when asked for ──► on device
+
 Note: [Single writer] Only code that holds the executor's lock moves an entry, and only at a tick: when autograd saves
 or reads back a tensor. Worker threads fill their transfers and touch nothing else. So the bytes on the device depend
 on the order of the ticks and not on how fast a disk is.
@@ -28,7 +30,7 @@ import torch
 from elbowroom.errors import TierError
 from elbowroom.machine import TierName
 from elbowroom.runtime._torch_compat import storage_key
-from elbowroom.runtime.entries import Counters, Entry, Happening, Observer, State, StateEntry
+from elbowroom.runtime.entries import Counters, Entry, Happening, Observer, Remake, State, StateEntry
 from elbowroom.runtime.memory import RamResidence, Residence
 from elbowroom.runtime.storages import CPU
 from elbowroom.runtime.tiers import LowerTier, Transfer
@@ -90,6 +92,12 @@ class Executor:
             entry.state = State.LEAVING
             self._writes.append(entry)
             self.counters.swaps += 1
+
+    def drop(self, entry: Entry, remake: Remake) -> None:
+        """Let go of an entry's bytes at once; `remake` brings them again, unless somebody else holds them till then."""
+        entry.state = State.DROPPED
+        entry.remake = remake
+        self.residence.let_go(entry.size_bytes)
 
     def writes_done(self, count: int) -> None:
         """Wait until the first `count` writes of this step have ended, and let go of their device bytes."""
@@ -164,13 +172,30 @@ class Executor:
             assert entry.state is State.AWAY, "bytes that are nowhere on the device are away"
             storage, entry.back = entry.refill(self.tier)
             self._unlist(entry)
-            entry.device = storage
-            entry.alive = weakref.ref(storage)
-            entry.key = storage_key(storage)
-            self._by_key[entry.key] = entry
+            self._place(entry, storage)
             entry.state = State.RETURNING
         if self.observer.placed:
             self.observer.placed(entry, storage)
+
+    def rebuilt(self, entry: Entry, storage: torch.UntypedStorage) -> None:
+        """A recipe has made an entry's bytes again, on this storage."""
+        with self._moving():
+            if entry.handles == 0 or entry.alive() is not None:
+                return
+            self._unlist(entry)
+            self._place(entry, storage)
+            entry.state = State.ON_DEVICE
+            self.counters.recomputed_bytes += entry.size_bytes
+        if self.observer.placed:
+            self.observer.placed(entry, storage)
+
+    def hold(self, entry: Entry) -> bool:
+        """Where the bytes of an entry still are on the device, keep them there; whether they are."""
+        with self._moving():
+            storage = entry.alive()
+            if storage is not None and entry.handles and entry.state is not State.RETURNING:
+                self._stay(entry, storage)
+            return storage is not None
 
     def want(self, entry: Entry) -> None:
         """Its swap back is next: where its write has not ended, give that up, the storage simply stays."""
@@ -181,12 +206,14 @@ class Executor:
 
     def read(self, entry: Entry) -> torch.UntypedStorage:
         """The device storage with an entry's bytes; waits for them where they are not back yet."""
-        if entry.state is State.AWAY and entry.alive() is None:
+        if entry.state in (State.AWAY, State.DROPPED) and entry.alive() is None:
             self.counters.unplanned_reads += 1
         storage = None
         while storage is None:  # a reader in another thread may let go of it in between
             if entry.state in (State.AWAY, State.LEAVING):
                 self.bring_back(entry)
+            if entry.state is State.DROPPED and entry.remake is not None:
+                entry.remake.run()
             if entry.state is State.RETURNING:
                 self._finish_return(entry)
             storage = entry.alive()
@@ -194,6 +221,13 @@ class Executor:
         if entry.arrived is not None:
             entry.arrived.used(storage)
         return storage
+
+    def _place(self, entry: Entry, storage: torch.UntypedStorage) -> None:
+        """An entry's bytes are on this storage from now on."""
+        entry.device = storage
+        entry.alive = weakref.ref(storage)
+        entry.key = storage_key(storage)
+        self._by_key[entry.key] = entry
 
     def _finish_return(self, entry: Entry) -> None:
         back = entry.back
@@ -238,6 +272,7 @@ class Executor:
 
     def _only_here(self, entry: Entry) -> None:
         entry.device = entry.alive()
+        entry.remake = None
         entry.state = State.ON_DEVICE
 
     # Optimizer states
@@ -314,7 +349,7 @@ class Executor:
         if entry.slot is not None:
             self.tier.release(entry.slot)
             entry.slot = None
-        entry.device = None
+        entry.device = entry.remake = None
         if self.observer.dropped:
             self.observer.dropped(entry)
 

@@ -23,6 +23,7 @@ class StepFigures:
         stall_ns: time it waited for transfers.
         swapped_out_bytes, swapped_back_bytes: what left the device and came back.
         mismatches: saved storages that were not what the plan expected.
+        recomputed_bytes, recompute_ns: what recipes rebuilt, and how long that took.
     """
 
     mode: Mode
@@ -31,10 +32,12 @@ class StepFigures:
     swapped_out_bytes: int
     swapped_back_bytes: int
     mismatches: int
+    recomputed_bytes: int = 0
+    recompute_ns: int = 0
 
 
 def of_step(mode: Mode, step_ns: int, counters: Counters, mismatches: int) -> StepFigures:
-    """Figures of a step that has ended."""
+    """The figures of a step that has ended."""
     return StepFigures(
         mode=mode,
         step_ns=step_ns,
@@ -42,6 +45,8 @@ def of_step(mode: Mode, step_ns: int, counters: Counters, mismatches: int) -> St
         swapped_out_bytes=counters.swapped_out_bytes,
         swapped_back_bytes=counters.swapped_back_bytes,
         mismatches=mismatches,
+        recomputed_bytes=counters.recomputed_bytes,
+        recompute_ns=counters.recompute_ns,
     )
 
 
@@ -56,12 +61,15 @@ def summary(budget_bytes: int, known: Known, steps: Sequence[StepFigures], count
     """
     last, plan = steps[-1], known.plan
     peak = f"budget {format_bytes(budget_bytes)}, planned peak {format_bytes(known.schedule.peak_allocated_bytes)}"
-    if not plan.swaps:
+    if not (plan.swaps or plan.recomputes):
         return f"elbowroom: {peak}: it fits, nothing is moved ({count} steps)"
     saves = {save.storage for save in known.trace.saves}
     states = sum(swap.storage not in saves for swap in plan.swaps)
     what = f"{len(plan.swaps) - states} of {len(known.trace.saves)} saved storages swapped"
     what += f" and {states} optimizer states" if states else ""
+    dropped = sum(len(each.storages) for each in plan.recomputes)
+    took = f"{format_bytes(last.recomputed_bytes)} in {format_ns(last.recompute_ns)}"
+    what += f", {dropped} recomputed ({took})" if dropped else ""
     return (
         f"elbowroom: {peak}; {what}, "
         f"{format_bytes(last.swapped_out_bytes)} out and {format_bytes(last.swapped_back_bytes)} back in the last "

@@ -66,7 +66,7 @@ class Handle:
     Attributes:
         entry: where its storage is looked up.
         counter: a tensor that shares the saved one's version counter; it is the saved tensor itself where the entry is
-            kept, and has no bytes where it is swapped.
+            kept, and has no bytes where it is swapped or dropped.
         version: the counter when it was saved.
         layout: (dtype, shape, stride in elements, offset in elements) to rebuild it, None where `counter` is itself.
     """
@@ -79,11 +79,11 @@ class Handle:
         self.version = version_of(tensor)
         self.layout: tuple[torch.dtype, torch.Size, tuple[int, ...], int] | None = None
         self.counter = _without_graph(tensor)
-        if entry.slot is not None:
+        if entry.leaves:
             self.let_go()
 
     def let_go(self) -> None:
-        """The entry is swapped: hold none of its bytes."""
+        """The entry is swapped or dropped: hold none of its bytes."""
         tensor = self.counter
         self.layout = (tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
         self.counter = tensor.detach()
@@ -130,7 +130,7 @@ class Hooks:
                     return Passed(tensor)
             else:
                 self._executor.handle_made(entry)
-                if entry.version != version_of(tensor) and entry.slot is not None:
+                if entry.version != version_of(tensor) and entry.leaves:
                     self._executor.keep(entry)
             handle = Handle(self._executor, entry, tensor)
             self._director.handled(handle)

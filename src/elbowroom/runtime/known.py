@@ -6,15 +6,18 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from elbowroom.lifetimes import last_step, listed
 from elbowroom.machine import Machine, TierName
-from elbowroom.moves import moves_of_plan, tiers_of_plan
+from elbowroom.moves import moves_of_plan, peak_in_one_go, tiers_of_plan
 from elbowroom.plan import Plan
+from elbowroom.runtime.calls import Calls
 from elbowroom.runtime.ranges import bytes_for
+from elbowroom.runtime.rebuilding import Rebuilder
 from elbowroom.runtime.reserving import Course
-from elbowroom.schedule import Schedule
+from elbowroom.schedule import Schedule, compile_schedule
 from elbowroom.trace import Trace
 
 
@@ -27,6 +30,10 @@ class Known:
         machine: the links as measured while observing.
         refined: whether the trace is of a steady step, and its durations of a step under a plan.
         in_parts: whether the steps of optimizers are carried out in parts.
+        rebuilder: carries out its recomputes, None where it has none.
+        proofs: so many steps more must prove these.
+        calls: of a step of this kind, where they were recorded.
+        wants_calls: whether a step of this kind should record them.
     """
 
     trace: Trace
@@ -35,6 +42,10 @@ class Known:
     machine: Machine
     refined: bool
     in_parts: bool = False
+    rebuilder: Rebuilder | None = None
+    proofs: int = 0
+    calls: Calls | None = None
+    wants_calls: bool = False
     _tier_of: dict[int, TierName] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -42,7 +53,7 @@ class Known:
 
     @property
     def plan(self) -> Plan:
-        """What is swapped."""
+        """What is swapped and what is recomputed."""
         return self.course.plan
 
     @property
@@ -50,9 +61,30 @@ class Known:
         """Where what is away goes, by window: those of saves, and of optimizer states."""
         return self._tier_of
 
+    @property
+    def moves(self) -> bool:
+        """Whether storages leave the device."""
+        return bool(self.schedule.swapped or self.schedule.dropped)
+
+    def records(self, measure: bool) -> bool:
+        """Whether a step of this kind is recorded: to learn from it, or to measure one when all is learnt."""
+        return not self.refined or (measure and not (self.proofs or self.wants_calls))
+
+    def fits(self, n: int, saved: tuple[int, str]) -> bool:
+        """Whether the n-th save of a step of this kind is (size_bytes, dtype)."""
+        return n < len(self.schedule.saved) and self.schedule.saved[n] == saved
+
     def agrees(self, saved: tuple[tuple[int, str], ...]) -> bool:
         """Whether a step that has saved these storages so far may be of this kind."""
         return saved == self.schedule.saved[: len(saved)]
+
+
+def known_of(trace: Trace, course: Course, machine: Machine, budget_bytes: int) -> Known:
+    """A kind of step whose plan is made."""
+    schedule = compile_schedule(trace, course.plan, course.waiting)
+    whole_bytes = max(course.peak_bytes, peak_in_one_go(last_step(trace)))
+    in_parts = bool(trace.parts) and (bool(schedule.carried) or whole_bytes > budget_bytes)
+    return Known(trace, course, schedule, machine, refined=False, in_parts=in_parts)
 
 
 def lower_bytes(known: Known) -> dict[TierName, int]:
@@ -65,6 +97,11 @@ def lower_bytes(known: Known) -> dict[TierName, int]:
     stays: dict[TierName, list[tuple[int, int, int]]] = {}
     for tier, *stay in zip(tiers_of_plan(step, plan, moves), begin, end, listed(moves.size), strict=True):
         stays.setdefault(tier, []).append((stay[0], stay[1], stay[2]))
+    if known.proofs:  # what is dropped lies below too
+        dropped = np.array(sorted(known.schedule.dropped), np.int64)
+        begin, end = listed(step.points(step.saved_at[dropped])), listed(step.gone[step.storage_of(dropped)])
+        first: TierName = known.machine.links[0].lower
+        stays.setdefault(first, []).extend(zip(begin, end, listed(step.size[dropped]), strict=True))
     return {tier: bytes_for(found) for tier, found in stays.items()}
 
 

@@ -10,16 +10,15 @@ from elbowroom.capture.assemble import Assembly
 from elbowroom.capture.recorder import Recording
 from elbowroom.capture.steady import steady
 from elbowroom.errors import Infeasible, InvalidPlan
-from elbowroom.lifetimes import last_step
 from elbowroom.machine import Link, Machine, TierName
-from elbowroom.moves import peak_in_one_go
 from elbowroom.plan import Plan
 from elbowroom.planners import check
 from elbowroom.runtime.asked import Asked
+from elbowroom.runtime.calls import Calls
 from elbowroom.runtime.entries import Happening
-from elbowroom.runtime.known import Known
-from elbowroom.runtime.reserving import course_of, course_within, without_states
-from elbowroom.schedule import compile_schedule
+from elbowroom.runtime.known import Known, known_of
+from elbowroom.runtime.recomputing import Recomputing
+from elbowroom.runtime.reserving import Course, course_of, course_within, without
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Save, Trace
 from elbowroom.units import Budget
@@ -62,15 +61,26 @@ class Learner:
         asked: the knobs of the plans.
         tier: the lower tier.
         given: a plan to follow in place of planning.
+        recomputing: what is known of recomputes.
     """
 
-    def __init__(self, machine: Machine, budget: Budget, asked: Asked, tier: TierName, given: Plan | None) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        budget: Budget,
+        asked: Asked,
+        tier: TierName,
+        given: Plan | None,
+        recomputing: Recomputing,
+    ) -> None:
         self.machine = machine
         self.budget_bytes = budget.device.size_bytes or 0
         self._budget = budget
         self._asked = asked
         self._tier: TierName = tier
         self._given = given
+        self._recomputing = recomputing
+        self._unmet: dict[Hashable, Trace] = {}
         self._known: dict[Hashable, list[Known]] = {}
         self._observations: dict[Hashable, int] = {}
         self._wanted: dict[Hashable, _Wanted] = {}
@@ -144,10 +154,16 @@ class Learner:
         trace = Assembly(recording, self._tier).trace()
         self._measure_rates(recording.happenings)
         self._observations[key] = self._observations.get(key, 0) + 1
+        if self._given is not None and self._given.recomputes:
+            self._unmet[key] = trace
+            return None
         try:
             known = self._plan(steady(trace) if first else trace)
         except (Infeasible, InvalidPlan):
             if first:  # its memory is rounded up
+                return None
+            if self._given is None and self._recomputing.would_help(trace, self.machine, None):
+                self._unmet[key] = trace
                 return None
             raise
         known.refined = known.course.peak_bytes < SURE_SHARE * self.budget_bytes and not known.plan.swaps
@@ -175,7 +191,7 @@ class Learner:
         """
         assembly = Assembly(recording, self._tier)
         line = assembly.timeline(known.trace.id, self.machine.outside_bytes)
-        if known.refined and known.plan.swaps:
+        if known.refined and (known.plan.swaps or known.plan.recomputes):
             return known, line
         self._measure_rates(recording.happenings)
         trace = with_idle_of(assembly.trace(), known.trace)
@@ -189,22 +205,89 @@ class Learner:
         except (Infeasible, InvalidPlan):
             return known, line
         better.refined = True
+        better.wants_calls = self._given is None and self._recomputing.would_help(
+            better.trace, self.machine, better.course
+        )
         self._learnt(key, better)
         return better, line
 
+    def wants_calls(self, key: Hashable, known: Known | None) -> bool:
+        """Whether a step of this signature, taken for this, should record its calls."""
+        return known.wants_calls if known is not None else key in self._unmet
+
+    def called(self, key: Hashable, known: Known | None, calls: Calls) -> Known | None:
+        """Learn from the calls of a step.
+
+        Args:
+            key: its signature.
+            known: what it was; None where it was observed, as no plan with swaps alone meets the budget.
+            calls: what it called.
+
+        Returns:
+            What to do from now on.
+
+        Raises:
+            Infeasible: no plan meets the budget.
+        """
+        trace = known.trace if known is not None else self._unmet.pop(key)
+        if self._given is None:
+            found = self._recomputing.known(trace, self.machine, calls)
+        else:
+            found = self._recomputing.following(trace, self.machine, calls, _moved_to(trace, self._given))
+        if found is not None:
+            self._learnt(key, found)
+        elif known is not None:
+            known.wants_calls = False
+        else:
+            self._swaps(trace)
+        return found or known
+
+    def proven(self, key: Hashable, known: Known, wrong: set[int]) -> Known:
+        """A step that proves its recomputes has ended.
+
+        Args:
+            key: its signature.
+            known: what it was.
+            wrong: saves that were not rebuilt with the same bits.
+        """
+        known.proofs -= 1
+        if not wrong:
+            return known
+        self._recomputing.ban(wrong)
+        found = self._again(known)
+        self._learnt(key, found)
+        return found
+
+    def no_recomputes(self) -> None:
+        """Plan all kinds of steps without recomputes from now on."""
+        self._recomputing.stop()
+        for kinds in self._known.values():
+            for known in [each for each in kinds if each.rebuilder is not None]:
+                kinds[kinds.index(known)] = self._again(known)
+
+    def _again(self, known: Known) -> Known:
+        """Plan a kind of step again, with the recomputes that are still allowed."""
+        found = None
+        if known.calls is not None and self._recomputing.allowed:
+            found = self._recomputing.known(known.trace, known.machine, known.calls)
+        if found is None:
+            found = self._plan(known.trace)
+            found.refined = True
+        return found
+
     def _plan(self, trace: Trace) -> Known:
         if self._given is None:
-            course = course_within(
-                trace, self.machine, self._budget, self._asked if trace.parts else without_states(self._asked)
-            )
+            course = self._swaps(trace)
         else:
             made = _moved_to(trace, self._given)
             check(trace, made, self.machine)
             course = course_of(trace, self.machine, made)
-        schedule = compile_schedule(trace, course.plan, course.waiting)
-        whole_bytes = max(course.peak_bytes, peak_in_one_go(last_step(trace)))
-        in_parts = bool(trace.parts) and (bool(schedule.carried) or whole_bytes > self.budget_bytes)
-        return Known(trace, course, schedule, self.machine, refined=False, in_parts=in_parts)
+        return known_of(trace, course, self.machine, self.budget_bytes)
+
+    def _swaps(self, trace: Trace) -> Course:
+        """A plan without recomputes."""
+        asked = without(self._asked, "recompute")
+        return course_within(trace, self.machine, self._budget, asked if trace.parts else without(asked, "state"))
 
     def _measure_rates(self, transfers: list[Happening]) -> None:
         """Put the links' rates as these transfers show them in place of what was assumed."""
@@ -248,7 +331,10 @@ def _moved_to(trace: Trace, given: Plan) -> Plan:
     swaps = tuple(
         replace(s, out_after_op=s.out_after_op + shift, back_before_op=s.back_before_op + shift) for s in given.swaps
     )
-    return replace(given, trace_id=trace.id, swaps=swaps)
+    recomputes = tuple(
+        replace(r, recipe=tuple(op + shift for op in r.recipe), before_op=r.before_op + shift) for r in given.recomputes
+    )
+    return replace(given, trace_id=trace.id, swaps=swaps, recomputes=recomputes)
 
 
 def _as_measured(link: Link, transfers: list[Happening], out: str, back: str) -> Link:

@@ -21,6 +21,7 @@ from elbowroom.runtime.disk import DiskTier
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.learning import Learner
 from elbowroom.runtime.memory import RamResidence
+from elbowroom.runtime.recomputing import Recomputing
 from elbowroom.runtime.room import Room
 from elbowroom.units import Amount, Budget, parse_budget
 
@@ -74,7 +75,8 @@ def _opened(
     directory = None if spill_dir is None else os.fspath(spill_dir)
     where = _device_of(device)
     executor, machine, resolved = (_above_host if where.type == "cuda" else _above_disk)(where, amounts, directory)
-    learner = Learner(machine, resolved, asked, executor.tier.name, plan)
+    recomputing = Recomputing(executor, resolved, asked)
+    learner = Learner(machine, resolved, asked, executor.tier.name, plan, recomputing)
     room = Room(executor, learner, asked.min_size_bytes)
     room.open()
     return room

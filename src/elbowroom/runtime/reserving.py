@@ -7,7 +7,7 @@ for less by what it reserves too much, until one fits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elbowroom.cycles import Cycle, cycle, early_waits
@@ -16,7 +16,7 @@ from elbowroom.lifetimes import last_step, listed
 from elbowroom.machine import Machine
 from elbowroom.moves import moves_of_plan, need, tiers_of_plan
 from elbowroom.plan import Plan
-from elbowroom.planners import asking
+from elbowroom.planners import Judge, Means, any_recompute, asking
 from elbowroom.runtime.asked import Asked
 from elbowroom.simulate import simulate
 from elbowroom.timeline import Curve, Timeline
@@ -25,8 +25,12 @@ from elbowroom.units import Budget, format_bytes
 
 PLANNER = "swap_greedy"
 PLANNER_OF_STATES = "swap_states"
+PLANNER_OF_RECOMPUTES = "optimal"
 ROUNDS = 10
 """Plans that are tried for one budget."""
+ROUNDS_OF_RECOMPUTES = 3
+TIME_LIMIT_S = 2.0
+"""Of each program that a planner solves: training waits for the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +38,7 @@ class Course:
     """A plan and how closely its writes are waited for.
 
     Attributes:
-        plan: what to swap.
+        plan: what to swap and to recompute.
         waiting: by position of a tick, how many writes must have ended there; None where only room counts.
         peak_bytes: what a budget of the device counts, at most.
     """
@@ -44,32 +48,39 @@ class Course:
     peak_bytes: int
 
 
-def course_within(trace: Trace, machine: Machine, budget: Budget, asked: Asked) -> Course:
+def course_within(trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: Judge = any_recompute) -> Course:
     """A plan whose peak is within the budget of the device; optimizer states move only where nothing else meets it.
+
+    Args:
+        trace: what runs.
+        machine: where.
+        budget: of the tiers.
+        asked: knobs of the plan.
+        judge: whether a recompute can be carried out.
 
     Raises:
         Infeasible: no plan that was tried is.
     """
-    of_saves = without_states(asked)
+    of_saves = without(asked, "state")
     try:
-        return _course_within(trace, machine, budget, of_saves)
+        return _course_within(trace, machine, budget, of_saves, judge)
     except Infeasible:
         if of_saves == asked:
             raise
-    return _course_within(trace, machine, budget, asked)
+    return _course_within(trace, machine, budget, asked, judge)
 
 
-def without_states(asked: Asked) -> Asked:
-    """All means but swaps of optimizer states."""
-    return replace(asked, allow=tuple(means for means in asked.allow if means != "state"))
+def without(asked: Asked, means: Means) -> Asked:
+    """All means but one."""
+    return replace(asked, allow=tuple(each for each in asked.allow if each != means))
 
 
-def _course_within(trace: Trace, machine: Machine, budget: Budget, asked: Asked) -> Course:
+def _course_within(trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: Judge) -> Course:
     budget_bytes = budget.device.size_bytes or 0
     if machine.allocator == "exact":
-        return course_of(trace, machine, next(_plans(trace, machine, budget, asked)))
+        return course_of(trace, machine, next(_plans(trace, machine, budget, asked, judge)))
     least = 0
-    for made in _plans(trace, machine, budget, asked):
+    for made in _plans(trace, machine, budget, asked, judge):
         for found in _courses(trace, machine, made):
             if found.peak_bytes <= budget_bytes:
                 return replace(found, plan=replace(made, budget_bytes=budget_bytes))
@@ -83,7 +94,7 @@ def _course_within(trace: Trace, machine: Machine, budget: Budget, asked: Asked)
     )
 
 
-def _plans(trace: Trace, machine: Machine, budget: Budget, asked: Asked) -> Iterator[Plan]:
+def _plans(trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: Judge) -> Iterator[Plan]:
     """Plans for less and less allocated bytes."""
     # A budget above what the machine has is no limit here, and `plan` would refuse it.
     allowed, least = min(budget.device.size_bytes or 0, machine.tiers[0].capacity_bytes), 0
@@ -91,13 +102,15 @@ def _plans(trace: Trace, machine: Machine, budget: Budget, asked: Asked) -> Iter
         trace,
         replace(machine, allocator="exact"),
         budget,
-        asked.planner or (PLANNER_OF_STATES if "state" in asked.allow else PLANNER),
+        asked.planner or _planner(asked.allow),
         asked.min_size_bytes,
         asked.options,
         asked.allow,
+        TIME_LIMIT_S,
         modules=asked.selection(),
+        judge=judge,
     )
-    for turn in range(ROUNDS):
+    for turn in range(ROUNDS_OF_RECOMPUTES if "recompute" in asked.allow else ROUNDS):
         try:
             yield ask.plan(allowed)
         except Infeasible as problem:
@@ -107,6 +120,12 @@ def _plans(trace: Trace, machine: Machine, budget: Budget, asked: Asked) -> Iter
         if allowed == least:
             return
         allowed = max(least, allowed - allowed // 12)
+
+
+def _planner(allow: Sequence[Means]) -> str:
+    if "recompute" in allow:
+        return PLANNER_OF_RECOMPUTES
+    return PLANNER_OF_STATES if "state" in allow else PLANNER
 
 
 def course_of(trace: Trace, machine: Machine, made: Plan) -> Course:

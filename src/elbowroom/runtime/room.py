@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -35,53 +36,37 @@ from elbowroom.capture.observe import (
 from elbowroom.capture.recorder import Recorder, Recording, live_ram_bytes
 from elbowroom.capture.reserved import Reserved
 from elbowroom.errors import Infeasible, TierError
-from elbowroom.machine import Machine
-from elbowroom.plan import Plan
 from elbowroom.runtime import figures
 from elbowroom.runtime._torch_compat import never_compiled, version_of
 from elbowroom.runtime.entries import Entry, Observer
 from elbowroom.runtime.executor import Executor
-from elbowroom.runtime.figures import Mode, StepFigures
+from elbowroom.runtime.figures import Mode
 from elbowroom.runtime.hooks import Director, Handle, Hooks
 from elbowroom.runtime.known import Known, lower_bytes, signature
 from elbowroom.runtime.learning import Learner
-from elbowroom.runtime.reserving import simulated
+from elbowroom.runtime.records import Records
 from elbowroom.runtime.states import Conductor, States
+from elbowroom.runtime.step_recomputes import StepRecomputes
 from elbowroom.runtime.surprises import NO_STEP, Surprises
 from elbowroom.schedule import Action
-from elbowroom.timeline import Timeline
-from elbowroom.trace import Trace
-from elbowroom.units import format_bytes
 
 STEPS_KEPT = 4096
 """A long training would fill the memory with figures of its steps: the older ones go."""
 
 
 @final
-class Room(Director, Conductor):
-    """What `within` yields: the policy of a run and its records.
-
-    Attributes:
-        budget_bytes: what the device tier may hold.
-        trace, plan: of the step that ran last, None before the first is planned.
-        measured: timeline of the last step that was recorded under its plan.
-        steps: figures of the steps that have ended, of a long training those of the last few thousand.
-    """
+class Room(Records, Director, Conductor):
+    """What `within` yields: the policy of a run, and its records."""
 
     def __init__(self, executor: Executor, learner: Learner, min_size_bytes: int) -> None:
-        self.budget_bytes = learner.budget_bytes
-        self.measured: Timeline | None = None
-        self.steps: list[StepFigures] = []
-        self._executor = executor
-        self._learner = learner
+        super().__init__(executor, learner)
         self._reserved = Reserved()
         self._observing = Observing(executor, self._reserved)
         self._current: Known | None = None
-        self._last: Known | None = None
         self._recorder: Recorder | None = None
         self._recording: Recording | None = None
+        self._recomputes = StepRecomputes(executor, learner)
         self._optimizer_steps = 0
-        self._measure_next = False
         self._entries: list[Entry] = []
         self._saved: list[tuple[int, str]] = []
         self._key: Hashable = None
@@ -90,49 +75,11 @@ class Room(Director, Conductor):
         self._surprises = Surprises()
         self._begin_ns = self._end_ns = 0
         self._running = self._optimizer_ran = self._gives_back = False
-        self._steps_ended = 0
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._states = States(executor, self, min_size_bytes)
         self._installed: Any = None
         self._root_hook = ModuleHooks(self._on_root)
         self._watch: OptimizerWatch | None = None
-
-    @property
-    def machine(self) -> Machine:
-        """This computer, its disk's rates as the transfers show them."""
-        return self._learner.machine
-
-    @property
-    def pinned_bytes(self) -> int:
-        """Page-locked host memory that is taken now."""
-        return self._executor.tier.pinned_bytes
-
-    # Records
-
-    @property
-    def trace(self) -> Trace | None:
-        """Of the kind of step that ran last."""
-        return self._last.trace if self._last else None
-
-    @property
-    def plan(self) -> Plan | None:
-        """Of the kind of step that ran last."""
-        return self._last.plan if self._last else None
-
-    @property
-    def simulated(self) -> Timeline | None:
-        """What the plan of the last step should do."""
-        return simulated(self._last.trace, self._last.machine, self._last.course) if self._last else None
-
-    def measure_next_step(self) -> None:
-        """Record the next planned step; its timeline is in `measured` once it has ended."""
-        self._measure_next = True
-
-    def summary(self) -> str:
-        """One paragraph for people."""
-        if not self.steps or self._last is None:
-            return f"elbowroom: budget {format_bytes(self.budget_bytes)}; no training step was seen"
-        return figures.summary(self.budget_bytes, self._last, self.steps, self._steps_ended)
 
     # Life
 
@@ -153,6 +100,7 @@ class Room(Director, Conductor):
         self._root_hook.remove()
         warn_again()
         try:
+            self._recomputes.forward_ends()
             self._recording = self._recording or self._stop_recording()
             if self._optimizer_ran and not failed:
                 with suppress(Infeasible):  # the training is through: a plan for its next step is not missed
@@ -168,6 +116,8 @@ class Room(Director, Conductor):
     def end_step(self) -> None:
         """Say that a step of the training ends here, where no torch.optim.Optimizer says so."""
         if self._running:
+            self._recomputes.forward_ends()
+            self._recomputes.verify()
             if self._recording is None:
                 self._recording = self._stop_recording()
             self._mark_end()
@@ -201,18 +151,19 @@ class Room(Director, Conductor):
         self._mismatches = 0
         self._optimizer_steps = 0
         self._recording = None
-        self._current = self._learner.expected(key)
-        if recorded := self._current is None or self._measure_next or not self._current.refined:
+        self._current = known = self._learner.expected(key)
+        if known is None or known.records(self._measure_next):
             self._executor.settle()  # what is recorded begins with the step
         self._executor.begin_step()
-        if self._current is None:
+        self._recomputes.begin(key, known, self._entries)
+        if known is None:
             self._mode = "observe"
             self._moving(True)
-            self._recorder = self._observing.record(root)
+            self._recorder = None if self._recomputes.records_calls else self._observing.record(root)
         else:
-            self._mode = "plan" if self._current.schedule.swapped else "keep"
-            self._moving(self._mode == "plan")
-            if recorded:
+            self._mode = "plan" if known.moves else "keep"
+            self._moving(known.moves)
+            if known.records(self._measure_next):
                 self._recorder = start_recorder(self._executor, self._reserved, root)
         self._states.in_parts = self._learner.in_parts if self._current is None else self._current.in_parts
         self._states.begin_step()
@@ -227,8 +178,10 @@ class Room(Director, Conductor):
     def _optimizer_begins(self, optimizer: Any) -> None:
         self._states.meets(optimizer)
         if self._running:
+            self._recomputes.forward_ends()
             self._observing.tick()
             self._settle()
+            self._recomputes.verify()
             optimizer_began(self._recorder)
 
     def _optimizer_ends(self, optimizer: Any) -> None:
@@ -262,9 +215,19 @@ class Room(Director, Conductor):
         whole = self._learner.optimizers_stepped(self._key, self._optimizer_steps)
         recording = self._recording or self._stop_recording()
         self._recording = None
-        if recording is None or not whole:
-            return
         before = self._current
+        self._current, wrong = self._recomputes.ended(self._key, self._current)
+        if wrong:
+            self.steps[-1] = replace(self.steps[-1], mismatches=self._mismatches + wrong)
+            self._surprises.rebuilt(wrong)
+        if recording is not None and whole:
+            self._learn_from(recording)
+        if self._current is not None and self._current is not before:
+            self._states.plan_begins(self._current)
+            self._executor.expect(lower_bytes(self._current))
+        self._last = self._current or self._last
+
+    def _learn_from(self, recording: Recording) -> None:
         if self._mode == "observe":
             # Libraries have come to hold what they need for such a step.
             self._executor.residence.measure(live_ram_bytes())
@@ -274,10 +237,6 @@ class Room(Director, Conductor):
             self._current, line = self._learner.ran(self._key, self._current, recording)
             if refined:
                 self.measured, self._measure_next = line, False
-        if self._current is not None and self._current is not before:
-            self._states.plan_begins(self._current)
-            self._executor.expect(lower_bytes(self._current))
-        self._last = self._current or self._last
 
     def _stop_recording(self) -> Recording | None:
         """End a recording, if one is on."""
@@ -301,8 +260,9 @@ class Room(Director, Conductor):
             self._begin_step(None, None)
         n = len(self._saved)
         self._saved.append((storage.nbytes(), str(tensor.dtype).removeprefix("torch.")))
-        if self._current is not None and not _fits(self._current, n, self._saved[n]):
+        if self._current is not None and not self._current.fits(n, self._saved[n]):
             self._surprised(n)
+        self._recomputes.saves(n, storage, tensor)
         if self._current is None:
             self._observing.count = n
             entry = self._observing.first_save(storage, tensor)
@@ -317,12 +277,13 @@ class Room(Director, Conductor):
         with self._executor.saving(entry):
             if self._recorder is not None:
                 self._recorder.saved(entry, storage, tensor.dtype)
-            self._save(known, entry)
+            self._save(known, entry, storage, tensor)
         return entry
 
-    def _save(self, known: Known, entry: Entry) -> None:
+    def _save(self, known: Known, entry: Entry, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
         if entry.n in known.tier_of:
             self._executor.swap_out(entry, known.tier_of[entry.n])
+        self._mismatches += not self._recomputes.saved(known, entry, storage, tensor)
         self.act(known.schedule.on_save.get(entry.n))
 
     def handled(self, handle: Handle) -> None:
@@ -357,6 +318,8 @@ class Room(Director, Conductor):
 
     def act(self, action: Action | None) -> None:
         """See Note: [Ticks] in schedule.py."""
+        if self._recomputes.has_own_writes:
+            self._executor.settle()
         if action is None:
             self._executor.writes_done(0)
             return
@@ -366,6 +329,7 @@ class Room(Director, Conductor):
         self._executor.writes_done(action.writes_done)
         for entry in back:
             self._executor.bring_back(entry)
+        self._recomputes.rebuild(action.rebuild)
 
     def _entry_of(self, n: int) -> Entry | None:
         """The saved storage or the optimizer state of a window."""
@@ -374,6 +338,7 @@ class Room(Director, Conductor):
     def surprised_by_part(self, part: int) -> None:
         """See Conductor."""
         self._current = None
+        self._recomputes.differs()
         self._mismatches += 1
         self._stop_recording()
         self._learner.surprised(self._key, tuple(self._saved))
@@ -383,13 +348,10 @@ class Room(Director, Conductor):
         """The n-th saved storage is not what the plan expects: see Note: [Steps]."""
         expected = self._current.schedule.saved[n : n + 1] if self._current else ()
         self._current = self._learner.other(self._key, tuple(self._saved))
+        self._recomputes.differs()
         if self._current is not None:
             return
         self._mismatches += 1
         self._stop_recording()
         self._learner.surprised(self._key, tuple(self._saved))
         self._surprises.save(n, expected, self._saved[n])
-
-
-def _fits(known: Known, n: int, saved: tuple[int, str]) -> bool:
-    return n < len(known.schedule.saved) and known.schedule.saved[n] == saved

@@ -11,6 +11,8 @@ NO_STEP = (
     "call room.end_step() after each update of the weights that no torch.optim.Optimizer makes"
 )
 
+OBSERVED_AGAIN = "the rest of the step is swapped whole, and the next such step is observed again"
+
 
 @final
 class Surprises:
@@ -28,12 +30,15 @@ class Surprises:
         """A part of an optimizer's step has other states."""
         self._warn(f"part {part} of the optimizer's step has other states than its plan expects")
 
-    def _warn(self, what: str) -> None:
+    def rebuilt(self, count: int) -> None:
+        """So many storages were not rebuilt with the same bits, in a step that proves its recomputes."""
+        self._warn(
+            f"{count} storages of a step did not come out the same when they were recomputed",
+            "the copies that were kept took their place, and they are not recomputed again",
+        )
+
+    def _warn(self, what: str, then: str = OBSERVED_AGAIN) -> None:
         if not self._warned:
             self._warned = True
-            warnings.warn(
-                f"elbowroom: {what}; the rest of the step is swapped whole, and the next such step is observed again. "
-                "Said once; room.steps counts them",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+            text = f"elbowroom: {what}; {then}. Said once; room.steps counts them"
+            warnings.warn(text, RuntimeWarning, stacklevel=4)

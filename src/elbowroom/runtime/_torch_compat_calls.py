@@ -1,0 +1,112 @@
+"""Private torch symbols that recording calls and making them again need. Checked on 2.11.0 and 2.13.0.
+
+While a dispatch mode is on, torch's composed operators take the ways meant for tensor subclasses (an addition in place
+becomes one that is not). A kernel for a dispatch key that no tensor has, and that one thread includes, does not do
+that: it sees every operator first, and calls it again without that key.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+
+class Watcher:
+    """Calls `seen(op, args, kwargs)` in place of each operator that is not composed of others, while it is `on`.
+
+    Its kernels stay registered until the process ends, and nothing dispatches to them while it is off. One in a
+    process: there is one such key.
+    """
+
+    def __init__(self, composed: Any) -> None:
+        key = "TESTING_ONLY_GenericMode"
+        self._key = torch._C._dispatch_key_parse(key)
+        self._libraries: dict[str, Any] = {"_": torch.library.Library("_", "IMPL")}
+        self._libraries["_"].fallback(self._called, key)
+        self.seen: Any = None
+        for schema in torch._C._jit_get_all_schemas():
+            name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+            if not schema.name.startswith("prim") and torch._C._dispatch_has_kernel(name) and composed(schema):
+                space = schema.name.partition("::")[0]
+                if space not in self._libraries:
+                    self._libraries[space] = torch.library.Library(space, "IMPL")
+                self._libraries[space].impl(name, torch.library.fallthrough_kernel, key)
+
+    def turn(self, *, on: bool) -> bool:
+        """Watch this thread or do not; whether it was watched before."""
+        before = torch._C._dispatch_tls_is_dispatch_key_included(self._key)
+        torch._C._dispatch_tls_set_dispatch_key_included(self._key, on)
+        return before
+
+    def unwatched(self) -> AbstractContextManager[None]:
+        """Context in which operators run as if nobody watched."""
+        return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(self._key))
+
+    def _called(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.seen(op, args, kwargs)
+
+
+def call_with_autocast(op: Any, device_type: str, args: Any, kwargs: Any) -> Any:
+    """Run an op's kernel of autocast, which casts and calls it again."""
+    return op._op_dk(_autocast_key(device_type), *args, **kwargs)
+
+
+def casts_first(op: Any, device_type: str) -> bool:
+    """Whether autocast is on for a device type and has a kernel of its own for an op."""
+    if not torch.is_autocast_enabled(device_type):
+        return False
+    key = _autocast_key(device_type)
+    return not torch._C._dispatch_tls_is_dispatch_key_excluded(key) and op.has_kernel_for_dispatch_key(key)
+
+
+def _autocast_key(device_type: str) -> Any:
+    return torch._C.DispatchKey.AutocastCUDA if device_type == "cuda" else torch._C.DispatchKey.AutocastCPU
+
+
+def replaying() -> list[AbstractContextManager[None]]:
+    """Contexts in which a recorded call runs as inside autograd's own kernels: no modes, autocast or autograd."""
+    casting = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA).add(torch._C.DispatchKey.AutocastCPU)
+    return [
+        torch._C._DisableTorchDispatch(),
+        torch._C._ExcludeDispatchKeyGuard(casting),
+        torch._C._AutoDispatchBelowAutograd(),
+    ]
+
+
+def modes_on() -> bool:
+    """Whether a dispatch mode is on in this thread, of the user or of a library."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+class BackwardApart:
+    """While it is open, `enter` and `leave` are called around every run of the autograd engine in this process."""
+
+    def __init__(self, enter: Any, leave: Any) -> None:
+        self._run = run = torch.autograd.graph._engine_run_backward
+
+        def apart(*args: Any, **kwargs: Any) -> Any:
+            before = enter()
+            try:
+                return run(*args, **kwargs)
+            finally:
+                leave(before)
+
+        self._put(apart)
+
+    def close(self) -> None:
+        """The engine is entered as before."""
+        self._put(self._run)
+
+    @staticmethod
+    def _put(function: Any) -> None:
+        torch.autograd.graph._engine_run_backward = function
+        setattr(torch.autograd, "_engine_run_backward", function)  # noqa: B010  it imports the name
+
+
+def compiled_regions() -> bool:
+    """Whether torch.compile has compiled anything in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and bool(utils.counters["frames"])

@@ -1,0 +1,118 @@
+"""Recomputing: when a run records its calls, and which of a plan's recomputes it may use.
+
+A kind of step is planned with swaps alone first. Where those make it wait, or do not meet the budget, and recomputes
+would do better, one more step of the kind runs under that plan, or swapped whole, and records its calls (calls.py);
+then it is planned again with the recomputes that the calls can carry out.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from elbowroom.errors import Infeasible, InvalidPlan
+from elbowroom.lifetimes import last_step
+from elbowroom.machine import Machine
+from elbowroom.plan import Plan, Recompute
+from elbowroom.planners import check
+from elbowroom.runtime.asked import Asked
+from elbowroom.runtime.calls import Calls
+from elbowroom.runtime.executor import Executor
+from elbowroom.runtime.known import Known, known_of
+from elbowroom.runtime.programs import Impossible, Matched, is_possible, matched, programs_of
+from elbowroom.runtime.rebuilding import Rebuilder
+from elbowroom.runtime.reserving import Course, course_of, course_within, without
+from elbowroom.simulate import simulate
+from elbowroom.trace import Trace
+from elbowroom.units import Budget
+
+PROOFS = 2
+"""So many steps under a plan with recomputes prove them in every bit."""
+WORTH = 1.01
+"""A step that takes at most so many times as long as with everything kept needs no recomputes."""
+
+
+@final
+class Recomputing:
+    """What is known of recomputes, for all kinds of steps.
+
+    Args:
+        executor: moves the storages.
+        budget: for the device tier, in bytes, and for those below.
+        asked: knobs of the plans.
+    """
+
+    def __init__(self, executor: Executor, budget: Budget, asked: Asked) -> None:
+        self._executor = executor
+        self._budget = budget
+        self._asked = asked
+        self._banned: set[int] = set()
+
+    @property
+    def allowed(self) -> bool:
+        """Whether plans may recompute at all."""
+        return "recompute" in self._asked.allow
+
+    def stop(self) -> None:
+        """No plan of this run recomputes from now on."""
+        self._asked = without(self._asked, "recompute")
+
+    def ban(self, saves: set[int]) -> None:
+        """What was rebuilt of these saves was wrong: no plan drops them again."""
+        self._banned |= saves
+
+    def would_help(self, trace: Trace, machine: Machine, swaps: Course | None) -> bool:
+        """Whether a plan with recomputes is better than one with swaps alone; None where there is none."""
+        if not self.allowed:
+            return False
+        if swaps is not None and not swaps.plan.swaps:
+            return False
+        kept_ns = simulate(trace, machine).step_ns
+        swaps_ns = None if swaps is None else simulate(trace, machine, swaps.plan).step_ns
+        if swaps_ns is not None and swaps_ns <= WORTH * kept_ns:
+            return False
+        found = self._course(trace, machine, None)
+        if found is None or not found.plan.recomputes:
+            return False
+        return swaps_ns is None or simulate(trace, machine, found.plan).step_ns < swaps_ns
+
+    def known(self, trace: Trace, machine: Machine, calls: Calls) -> Known | None:
+        """What to do in the next steps, now that their calls are known; None where no recompute helps."""
+        found = matched(last_step(trace), calls)
+        course = self._course(trace, machine, found)
+        if course is None or not course.plan.recomputes:
+            return None
+        return self._carried_out(trace, machine, found, course)
+
+    def following(self, trace: Trace, machine: Machine, calls: Calls, given: Plan) -> Known:
+        """What to do to follow a plan that was given. Raises InvalidPlan where the calls cannot carry it out."""
+        check(trace, given)
+        try:
+            return self._carried_out(trace, machine, matched(last_step(trace), calls), course_of(trace, machine, given))
+        except Impossible as problem:
+            raise InvalidPlan(
+                f"plan: one of its recomputes cannot be carried out: {problem}; plan again with allow=('swap',)"
+            ) from None
+
+    def _carried_out(self, trace: Trace, machine: Machine, found: Matched, course: Course) -> Known:
+        """Raises Impossible."""
+        programs, calls = programs_of(found, course.plan), found.calls
+        nodes = {n: calls.saved[n].node for program in programs for n in program.makes}
+        made = known_of(trace, course, machine, self._budget.device.size_bytes or 0)
+        made.refined = True
+        made.rebuilder, made.proofs = Rebuilder(self._executor, programs, nodes), PROOFS
+        made.calls = calls
+        return made
+
+    def _course(self, trace: Trace, machine: Machine, found: Matched | None) -> Course | None:
+        """A plan with recomputes; of those that can be carried out, where that is known."""
+        save_of = {save.storage: n for n, save in enumerate(last_step(trace).saves)}
+
+        def may(recompute: Recompute) -> bool:
+            banned = any(save_of[storage] in self._banned for storage in recompute.storages)
+            return not banned and (found is None or is_possible(found, recompute))
+
+        try:
+            asked = self._asked if trace.parts else without(self._asked, "state")
+            return course_within(trace, machine, self._budget, asked, may)
+        except Infeasible:
+            return None

@@ -1,0 +1,71 @@
+"""What a run tells of itself while it goes on and afterwards."""
+
+from __future__ import annotations
+
+from elbowroom.machine import Machine
+from elbowroom.plan import Plan
+from elbowroom.runtime import figures
+from elbowroom.runtime.executor import Executor
+from elbowroom.runtime.figures import StepFigures
+from elbowroom.runtime.known import Known
+from elbowroom.runtime.learning import Learner
+from elbowroom.runtime.reserving import simulated
+from elbowroom.timeline import Timeline
+from elbowroom.trace import Trace
+from elbowroom.units import format_bytes
+
+
+class Records:
+    """Trace, plan, timelines and figures of a run.
+
+    Attributes:
+        budget_bytes: what the device tier may hold.
+        trace, plan: of the step that ran last, None before the first is planned.
+        measured: timeline of the last step that was recorded under its plan.
+        steps: figures of the steps that have ended, of a long training those of the last few thousand.
+    """
+
+    def __init__(self, executor: Executor, learner: Learner) -> None:
+        self.budget_bytes = learner.budget_bytes
+        self.measured: Timeline | None = None
+        self.steps: list[StepFigures] = []
+        self._executor = executor
+        self._learner = learner
+        self._last: Known | None = None
+        self._measure_next = False
+        self._steps_ended = 0
+
+    @property
+    def machine(self) -> Machine:
+        """This computer, its disk's rates as the transfers show them."""
+        return self._learner.machine
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Page-locked host memory that is taken now."""
+        return self._executor.tier.pinned_bytes
+
+    @property
+    def trace(self) -> Trace | None:
+        """Of the kind of step that ran last."""
+        return self._last.trace if self._last else None
+
+    @property
+    def plan(self) -> Plan | None:
+        """Of the kind of step that ran last."""
+        return self._last.plan if self._last else None
+
+    @property
+    def simulated(self) -> Timeline | None:
+        """What the plan of the last step should do."""
+        return simulated(self._last.trace, self._last.machine, self._last.course) if self._last else None
+
+    def measure_next_step(self) -> None:
+        """Record the next planned step; its timeline is in `measured` once it has ended."""
+        self._measure_next = True
+
+    def summary(self) -> str:
+        """One paragraph for people."""
+        if not self.steps or self._last is None:
+            return f"elbowroom: budget {format_bytes(self.budget_bytes)}; no training step was seen"
+        return figures.summary(self.budget_bytes, self._last, self.steps, self._steps_ended)

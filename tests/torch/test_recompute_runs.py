@@ -1,0 +1,128 @@
+"""Recomputes are carried out in a run: the same numbers bit for bit, the bytes that were simulated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import elbowroom as er
+from elbowroom.runtime.room import Room
+from tests.torch.helpers import Outcome, Setup, Training, assert_equal, needs, ordinary, train, train_within
+
+STEPS = 8
+"""Observed twice, calls recorded, proven twice, and three more."""
+
+
+class Images(nn.Module):
+    """Convolutions with batch norm, activations in place and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True)) for _ in range(4)
+        )
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = self.first(images)
+        for block in self.blocks:
+            found = found + block(found)
+        return self.head(found.mean((2, 3)))
+
+
+class Words(nn.Module):
+    """Two blocks of a transformer with dropout everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 48)
+        layer = nn.TransformerEncoderLayer(48, 4, 96, dropout=0.2, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(48, 50)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.layers(self.embedding(tokens))).flatten(0, 1)
+
+
+class Volumes(nn.Module):
+    """A U-Net: what goes down is read again on the way up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = [(1, 8), (8, 16), (16 + 8, 8)]
+        self.stages = nn.ModuleList(
+            nn.Sequential(nn.Conv3d(into, out, 3, padding=1), nn.InstanceNorm3d(out), nn.LeakyReLU())
+            for into, out in sizes
+        )
+        self.head = nn.Conv3d(8, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        top = self.stages[0](x)
+        low = self.stages[1](F.max_pool3d(top, 2))
+        return self.head(self.stages[2](torch.cat([top, F.interpolate(low, scale_factor=2)], 1)))
+
+
+def images() -> Training:
+    labels = torch.randint(0, 5, (8,))
+    return ordinary(Images(), torch.randn(8, 3, 24, 24), loss=lambda scores: F.cross_entropy(scores, labels))
+
+
+def words() -> Training:
+    tokens = torch.randint(0, 50, (8, 32))
+    return ordinary(Words(), tokens, loss=lambda scores: F.cross_entropy(scores, tokens.roll(-1, 1).flatten()))
+
+
+def volumes() -> Training:
+    volume = torch.randn(1, 1, 24, 24, 24)
+    return ordinary(Volumes(), volume, loss=lambda out: F.l1_loss(out, volume))
+
+
+SETUPS: dict[str, Setup] = {"images": images, "words": words, "volumes": volumes}
+
+
+def recomputed(setup: Setup, share: float = 0.6, steps: int = STEPS, **options: Any) -> tuple[Outcome, Room]:
+    """Train with recomputes alone within a budget between the least that swaps need and the keep-all peak."""
+    least, peak = needs(setup)
+    return train_within(setup, steps, least + int(share * (peak - least)), allow=("recompute",), **options)
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_a_training_with_recomputes_gives_the_same_bits(name: str) -> None:
+    # given
+    plain = train(SETUPS[name], STEPS)
+    # when
+    inside, room = recomputed(SETUPS[name])
+    # then
+    assert_equal(inside, plain)
+    last = room.steps[-1]
+    assert (last.mode, last.swapped_out_bytes, last.mismatches) == ("plan", 0, 0)
+    assert room.plan is not None
+    assert last.recomputed_bytes == sum(
+        room.trace.storages[storage].size_bytes
+        for recompute in room.plan.recomputes
+        for storage in recompute.storages
+        if room.trace is not None
+    )
+    assert last.recomputed_bytes > 0
+
+
+def test_the_first_steps_under_a_plan_with_recomputes_swap_out_what_they_drop_to_compare_it() -> None:
+    # when
+    _, room = recomputed(images)
+    # then
+    moved = [(step.swapped_out_bytes > 0, step.recomputed_bytes > 0) for step in room.steps[-5:]]
+    assert moved == [(True, True), (True, True), (False, True), (False, True), (False, True)]
+
+
+def test_means_that_no_run_can_carry_out_are_refused() -> None:
+    # when
+    with pytest.raises(er.UsageError) as error, er.within("1GiB", allow=("algorithm",)):
+        pass
+    # then
+    text = "within: given allow='algorithm'; allowed are swap, recompute, state in a run; take any of them"
+    assert str(error.value) == text
