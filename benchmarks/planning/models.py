@@ -238,7 +238,7 @@ def _path(name: str, machine: str, folder: Path, precision: str, steps: int, cha
         raise SystemExit(
             f"--into: given {folder}, in the repository; allowed is a folder elsewhere, as traces are large"
         )
-    sources = [*ROOT.rglob("*.py"), *(Path(er.__file__).parent / "capture").rglob("*.py")]
+    sources = [Path(__file__), *(ROOT / "nets").rglob("*.py"), *(Path(er.__file__).parent / "capture").rglob("*.py")]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources)))
     settings = {**CASES[name].settings, **changes}
     digest.update(json.dumps([settings, precision, steps, str(torch.__version__), repr(Machine.of(machine))]).encode())

@@ -43,14 +43,18 @@ class Infeasible(ElbowroomError):
     Attributes:
         budget_bytes: the budget that was asked for.
         least_feasible_bytes: the smallest budget the planner can meet.
+        counts_reserved: whether that counts what an allocator reserves, and not only what is allocated.
     """
 
     exit_code = 1
 
-    def __init__(self, message: str, *, budget_bytes: int, least_feasible_bytes: int) -> None:
+    def __init__(
+        self, message: str, *, budget_bytes: int, least_feasible_bytes: int, counts_reserved: bool = False
+    ) -> None:
         super().__init__(message)
         self.budget_bytes = budget_bytes
         self.least_feasible_bytes = least_feasible_bytes
+        self.counts_reserved = counts_reserved
 
 
 class CaptureError(ElbowroomError):

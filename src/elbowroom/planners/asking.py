@@ -10,12 +10,12 @@ from elbowroom.checks import check_step
 from elbowroom.errors import Infeasible
 from elbowroom.plan import Plan
 from elbowroom.planners.confirming import least_limit, replayed, within_reserved
+from elbowroom.planners.infeasible import in_reserved_bytes
 from elbowroom.planners.least import Weighed
 from elbowroom.planners.options import apply
 from elbowroom.planners.problem import Planner, Problem
 from elbowroom.simulate import simulate
 from elbowroom.timeline import Timeline
-from elbowroom.units import format_bytes
 
 
 @final
@@ -85,22 +85,17 @@ class Asking:
 
     def _in_reserved_bytes(self, found: Infeasible) -> Infeasible:
         """An error whose least feasible budget is what the allocator reserves for the plan that allocates least."""
-        machine, least_bytes = self._problem.machine, found.least_feasible_bytes
-        if machine.allocator == "exact":
+        problem, least_bytes = self._problem, found.least_feasible_bytes
+        if problem.machine.allocator == "exact" or found.counts_reserved:
             return found
         try:
-            made = self._make(replace(self._problem, budget_bytes=least_bytes))
-            reserved_bytes = least_limit(self._problem.step.trace, machine, made)
+            made = self._make(replace(problem, budget_bytes=least_bytes))
+            reserved_bytes = least_limit(problem.step.trace, problem.machine, made)
         except Infeasible as more:
             reserved_bytes = more.least_feasible_bytes
         if reserved_bytes <= least_bytes:
             return found
-        return Infeasible(
-            f"{found} These are allocated bytes; the allocator of machine {machine.name!r} reserves "
-            f"{format_bytes(reserved_bytes)} ({reserved_bytes} bytes) for that plan: give at least so much.",
-            budget_bytes=found.budget_bytes,
-            least_feasible_bytes=reserved_bytes,
-        )
+        return in_reserved_bytes(replace(problem, budget_bytes=found.budget_bytes), found, reserved_bytes)
 
     def _simulated(self, made: Plan) -> Timeline:
         return simulate(self._problem.step.trace, self._problem.machine, made)

@@ -13,6 +13,7 @@ import numpy as np
 
 from elbowroom.lifetimes import Ints, LastStep, listed
 from elbowroom.moves import Moves, moves_of, need
+from elbowroom.plan import Recompute
 from elbowroom.planners.problem import Problem
 from elbowroom.rebuilds import Rebuild, rebuild_of
 from elbowroom.recipes import Option
@@ -35,6 +36,11 @@ class Basis:
     rebuilds: tuple[Rebuild, ...]
     problem: Problem
     n: Ints
+
+    @property
+    def recomputes(self) -> set[Recompute]:
+        """What is recomputed, as a plan has it."""
+        return {option.recompute for option in self.options}
 
     def moves(self, n: Ints, back: Ints) -> Moves:
         """Swaps of saves `n` beside the recomputes."""

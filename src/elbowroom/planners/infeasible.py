@@ -74,6 +74,18 @@ def reserves_more(problem: Problem, planner: str, reserved_bytes: int) -> Infeas
         f"freed do not fit those that come. Give at least that; {settings}or make the batch or the input smaller.",
         budget_bytes=problem.budget_bytes,
         least_feasible_bytes=reserved_bytes,
+        counts_reserved=True,
+    )
+
+
+def in_reserved_bytes(problem: Problem, found: Infeasible, reserved_bytes: int) -> Infeasible:
+    """An error about allocated bytes, with the budget that the allocator needs for them."""
+    return Infeasible(
+        f"{found} These are allocated bytes; the allocator of machine {problem.machine.name!r} reserves "
+        f"{format_bytes(reserved_bytes)} ({reserved_bytes} bytes) for that plan: give at least so much.",
+        budget_bytes=problem.budget_bytes,
+        least_feasible_bytes=reserved_bytes,
+        counts_reserved=True,
     )
 
 

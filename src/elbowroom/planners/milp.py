@@ -4,7 +4,8 @@ Computes: values of the columns that minimise the cost, and a lower bound of it.
 "Parallelizing the dual revised simplex method" (Math. Prog. Comp. 2018), which describes HiGHS. Optimal: within the
 absolute gap asked for, unless nodes or seconds run out first; then `Solution.bound` is still a bound.
 Deterministic: one thread, one seed; work is limited in nodes of the search tree, and seconds only stop what is stuck.
-Cost: exponential in the integers at worst; a dive solves about a dozen linear programs, each from the one before.
+Cost: exponential in the integers at worst; a dive solves a dozen linear programs, MOST_SOLVED at most, each from the
+one before.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ Reals = npt.NDArray[np.float64]
 INFINITE = float("inf")
 WHOLE = 1e-3
 """A column so close to 0 or 1 counts as that."""
+
+
+MOST_SOLVED = 30
+"""A dive solves the program so often at most; columns that are open then stay between 0 and 1."""
+FEWER = 4
+"""Where so many columns cannot all be 1, so many times fewer are rounded up at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,20 +118,21 @@ class Model:
         solver = self._solver(seconds, integers=False)
         solver.run()
         first = best = _solution(solver)
-        while len(best.values):
+        most, solved = len(whole), 1
+        while len(best.values) and solved < MOST_SOLVED:
             value = best.values[whole]
             open_ = np.nonzero((value > WHOLE) & (value < 1 - WHOLE))[0]
             if not len(open_):
                 break
-            count = max(1, int(share * len(open_)))
+            count = min(most, max(1, int(share * len(open_))))
             up = whole[open_[np.argsort(-value[open_], kind="stable")[:count]]].astype(np.int32)
             _fix(solver, up, 1.0)
-            found = _solution(solver)
+            found, solved = _solution(solver), solved + 1
             if not len(found.values):
-                # They cannot all be 1: one after the other, and not the first of them if that is the only one.
+                # They cannot all be 1: fewer at a time from now on, and not the only one where it is one.
                 solver.changeColsBounds(len(up), up, np.zeros(len(up)), np.ones(len(up)))
                 _fix(solver, up[:0] if count > 1 else up, 0.0)
-                found, share = _solution(solver), 0.0
+                found, most, solved = _solution(solver), max(1, count // FEWER), solved + 1
             if not len(found.values):
                 break
             best = found

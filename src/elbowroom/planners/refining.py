@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, combinations, islice, product
+from functools import partial
+from itertools import chain, combinations, product
 
 import numpy as np
 
@@ -31,6 +32,8 @@ EVERY = 4000
 EFFORT = 40_000
 """Saves times trials that are about worth it."""
 MOST_TRIALS, FEWEST_TRIALS = 1000, 12
+ASKING = 3
+"""So many trials more it costs to ask whether one is accepted."""
 WORST = 8
 """How many of the swaps that compute waits for are exchanged."""
 
@@ -57,7 +60,11 @@ class Pool:
         return replace(self, options=alike)
 
 
-def refined(pool: Pool, best: Trial, bound_ns: int, enough_ns: int, share: int) -> Trial:
+Accept = Callable[[Trial], bool]
+"""Whether a trial is allowed, beyond its allocated bytes; asked of those that are faster only."""
+
+
+def refined(pool: Pool, best: Trial, bound_ns: int, enough_ns: int, share: int, accept: Accept | None) -> Trial:
     """Improve on a trial.
 
     Args:
@@ -66,21 +73,11 @@ def refined(pool: Pool, best: Trial, bound_ns: int, enough_ns: int, share: int) 
         bound_ns: no choice takes less; where all choices are played, it stops there.
         enough_ns: else it stops at a step so fast.
         share: the effort is divided by it.
+        accept: what else a trial must meet; None for nothing.
     """
     if choice_count(pool) <= EVERY:
-        return best_of_all(pool, best, bound_ns)
-    left = trial_count(pool, share)
-    while left > 0 and best.cost[0] > enough_ns:
-        found = best
-        for trial in islice(_neighbours(pool, best), left):
-            left -= 1
-            if trial.cost < found.cost:
-                found = trial
-                break
-        if found is best:
-            break
-        best = found
-    return best
+        return best_of_all(pool, best, bound_ns, accept)
+    return exchanged(partial(neighbours, pool), best, enough_ns, trial_count(pool, share), accept)
 
 
 def trial_count(pool: Pool, share: int) -> int:
@@ -88,22 +85,29 @@ def trial_count(pool: Pool, share: int) -> int:
     return max(FEWEST_TRIALS, min(MOST_TRIALS, EFFORT // max(1, len(pool.n))) // share)
 
 
-def exchanged(near: Callable[[Trial], Iterator[Trial]], best: Trial, enough_ns: int, left: int) -> Trial:
+def exchanged(
+    near: Callable[[Trial], Iterator[Trial]], best: Trial, enough_ns: int, left: int, accept: Accept | None
+) -> Trial:
     """Go from trial to trial for as long as that makes the step faster.
 
     Args:
         near: trials that differ in one thing, those that look best first.
         best: where to begin.
         enough_ns: it stops at a step so fast.
-        left: how many trials may be played.
+        left: how many trials may be played; one that is asked about counts as several.
+        accept: what else a trial must meet; None for nothing.
     """
     found: Trial | None = best
     while found is not None and left > 0 and found.cost[0] > enough_ns:
         best, found = found, None
-        for trial in islice(near(best), left):
+        for trial in near(best):
             left -= 1
             if trial.cost < best.cost:
-                found = trial
+                left -= ASKING if accept else 0
+                if not accept or accept(trial):
+                    found = trial
+                    break
+            if left <= 0:
                 break
     return found or best
 
@@ -125,12 +129,13 @@ def choice_count(pool: Pool) -> int:
     return count
 
 
-def best_of_all(pool: Pool, best: Trial, bound_ns: int) -> Trial:
+def best_of_all(pool: Pool, best: Trial, bound_ns: int, accept: Accept | None) -> Trial:
     """Play every choice that meets the budgets; the fastest, or the trial given where none is faster."""
     sets = chain.from_iterable(combinations(pool.options, k) for k in range(len(pool.options) + 1))
     for options in sets:
         if len(agreeing(options)) == len(options):
-            best = min(chain([best], _every(pool.basis(options), best, bound_ns)), key=lambda trial: trial.cost)
+            for trial in _every(pool.basis(options), best, bound_ns):
+                best = trial if trial.cost < best.cost and (not accept or accept(trial)) else best
     return best
 
 
@@ -145,7 +150,7 @@ def _every(basis: Basis, best: Trial, bound_ns: int) -> Iterator[Trial]:
             yield tried(basis, moves)
 
 
-def _neighbours(pool: Pool, best: Trial) -> Iterator[Trial]:
+def neighbours(pool: Pool, best: Trial) -> Iterator[Trial]:
     """Trials that differ from one in a thing or two, those that look best first."""
     basis, chosen, worst = best.basis, best.moves.n, waited_for(best)[:WORST]
     rest = without(basis.n, *listed(chosen))
@@ -158,10 +163,10 @@ def _neighbours(pool: Pool, best: Trial) -> Iterator[Trial]:
     )
     seen: set[tuple[int, ...]] = {tuple(listed(chosen))}
     swaps = (arranged(basis, n) for n in sets if _is_new(n, seen) and basis.fits(n))
-    return _in_turn(swaps, _other_recomputes(pool, best, worst), _other_ticks(best, worst))
+    return in_turn(swaps, _other_recomputes(pool, best, worst), _other_ticks(best, worst))
 
 
-def _in_turn(*kinds: Iterator[Trial]) -> Iterator[Trial]:
+def in_turn(*kinds: Iterator[Trial]) -> Iterator[Trial]:
     """One of each kind after the other."""
     left = list(kinds)
     while left:

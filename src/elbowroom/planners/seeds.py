@@ -7,11 +7,12 @@ they are by default. Cost: the baselines' together, and a play for each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from elbowroom.errors import Infeasible
 from elbowroom.lifetimes import LastStep
-from elbowroom.moves import moves_of_plan
+from elbowroom.moves import moves_of, moves_of_plan
 from elbowroom.plan import Plan, Recompute
 from elbowroom.planners.capuchin import capuchin
 from elbowroom.planners.keep_all import keep_all
@@ -19,8 +20,10 @@ from elbowroom.planners.lms import lms
 from elbowroom.planners.problem import Planner, Problem, peak_of
 from elbowroom.planners.recompute_blocks import recompute_blocks
 from elbowroom.planners.refining import Pool
+from elbowroom.planners.states import deciding
 from elbowroom.planners.swap_all import swap_all
 from elbowroom.planners.swap_greedy import swap_greedy
+from elbowroom.planners.swap_states import swap_states
 from elbowroom.planners.tflms import tflms
 from elbowroom.planners.threshold import threshold
 from elbowroom.planners.trying import Trial, tried
@@ -32,6 +35,7 @@ BASELINES: tuple[Planner, ...] = (
     keep_all,
     swap_all,
     swap_greedy,
+    swap_states,
     recompute_blocks,
     vdnn,
     tflms,
@@ -44,12 +48,15 @@ MOST_SAVES = 2000
 QUADRATIC: tuple[Planner, ...] = (capuchin, vdnn)
 
 
-def seeds(problem: Problem) -> Iterator[Plan]:
-    """The plans of the baselines that meet the budget, of the means that are allowed."""
-    many = len(problem.step.saves) > MOST_SAVES
-    for baseline in (each for each in BASELINES if not (many and each in QUADRATIC)):
+def seeds(problem: Problem, baselines: Sequence[Planner] = BASELINES) -> Iterator[tuple[Planner, Plan]]:
+    """The plans of baselines that meet the budget, of the means that are allowed."""
+    many, is_enough = len(problem.step.saves) > MOST_SAVES, False
+    for baseline in (each for each in baselines if not (many and each in QUADRATIC)):
+        if baseline is swap_states and is_enough:  # it gives swap_greedy's plan where there is one
+            continue
         try:
             made = baseline(problem)
+            is_enough |= baseline is swap_greedy
         except Infeasible:
             continue
         used = {
@@ -59,16 +66,19 @@ def seeds(problem: Problem) -> Iterator[Plan]:
         }
         allowed = all(means in problem.allow for means, what in used.items() if what)
         if allowed and all(map(problem.judge, made.recomputes)):
-            yield made
+            yield baseline, made
 
 
-def trial_of(pool: Pool, made: Plan) -> Trial | None:
-    """A plan of the pool's algorithms as a trial; None where it holds more than the budget."""
+def trial_of(pool: Pool, made: Plan) -> tuple[Trial, Pool] | None:
+    """A plan of the pool's algorithms as a trial, its swaps of states decided; None where it is above the budget."""
     step = pool.problem.step
     moves = moves_of_plan(step, made)
     if peak_of(step, moves) > pool.problem.budget_bytes:
         return None
-    return tried(pool.basis([_option(step, recompute) for recompute in made.recomputes]), moves)
+    state = moves.n >= len(step.saves)
+    decided = replace(pool, problem=deciding(pool.problem, moves.n[state], moves.back[state]))
+    saves = moves_of(decided.problem.step, moves.n[~state], moves.back[~state], rebuilds=moves.rebuilds)
+    return tried(decided.basis([_option(step, recompute) for recompute in made.recomputes]), saves), decided
 
 
 def _option(step: LastStep, recompute: Recompute) -> Option:
