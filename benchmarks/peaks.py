@@ -1,0 +1,131 @@
+"""What the CUDA path holds beside what was simulated, for the models of tests/fakecuda: `python -m benchmarks.peaks`.
+
+Each model trains on the rig (tools/rig: the real CUDA build of PyTorch, without a GPU) plain and within budgets, six
+steps each; allocated and reserved bytes of the last step stand beside the simulated ones. Memory is true on the rig,
+times are not, so none are told. Some models are run again by naming them. `--table` writes docs/benchmarks.md anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import RESULTS, ROOT, commit, newest_results, write_result
+
+CASE = "peaks"
+SHARES = (0.9, 0.7, 0.5)
+"""Budgets, of what plain training reserves."""
+STEPS = 6
+ALL = (
+    "perceptron", "residual net", "residual net in bfloat16", "perceptron in micro-batches", "vgg",
+    "separable convolutions", "autoencoder", "volume net", "plane net", "language model", "language model in bfloat16",
+    "vision transformer", "recurrent net", "dense net", "adversarial nets",
+)  # fmt: skip
+"""Of tests/fakecuda/within_models.py, which needs torch."""
+PAGE = ROOT / "docs" / "benchmarks.md"
+START = "<!-- peaks: made by python -m benchmarks.peaks --table, do not edit -->"
+END = "<!-- peaks end -->"
+MIB = 2**20
+Result = dict[str, Any]
+
+
+def on_the_rig(rig: Path, model: str) -> Result:
+    """What tests/fakecuda/within.py says of one model."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+        "FAKECUDA_CAPACITY": str(40 << 30),
+        "FAKECUDA_BACKING": "0",
+        "FAKECUDNN_WORKSPACE": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [str(rig / "fake_torch.sh"), str(ROOT / "tests" / "fakecuda" / "within.py")]
+    spec = json.dumps({"model": model, "shares": SHARES, "steps": STEPS})
+    done = subprocess.run(command, input=spec, env=environment, capture_output=True, text=True, check=False)
+    if "@@" not in done.stdout:
+        raise RuntimeError(f"{model} failed on the rig:\n{done.stderr[-4000:]}")
+    found = json.loads(done.stdout.partition("@@")[2])
+    return {"plain": found["plain"], "commit": commit(), "runs": [_row(run) for run in found["runs"]]}
+
+
+def _row(run: Result) -> Result:
+    if "least_feasible_bytes" in run:
+        return {"share": run["share"], "least_feasible_bytes": run["least_feasible_bytes"]}
+    last = run["steps"][-1]
+    measured = {kind: last[kind] for kind in ("allocated", "reserved", "pinned")}
+    mismatches = sum(step["mismatches"] for step in run["figures"])
+    kept = {key: run[key] for key in ("share", "budget_bytes", "simulated")}
+    return {**kept, "measured": measured, "moved_bytes": run["plan"]["bytes"], "mismatches": mismatches}
+
+
+def rows(models: dict[str, Result]) -> Iterator[str]:
+    """Of the table: one per model and budget."""
+    yield "| model | plain reserved | budget | allocated: simulated, measured | reserved: simulated, measured | swapped out |"
+    yield "|---|---|---|---|---|---|"
+    for name, found in models.items():
+        plain = _mib(found["plain"]["reserved"])
+        for run in found["runs"]:
+            first = f"| {name} | {plain} | {run['share']:.0%}"
+            name = plain = ""
+            if "least_feasible_bytes" in run:
+                yield f"{first} | | refused: {_mib(run['least_feasible_bytes'])} is the least | |"
+                continue
+            pairs = [f"{_mib(run['simulated'][k])}, {_mib(run['measured'][k])}" for k in ("allocated", "reserved")]
+            yield f"{first}, {_mib(run['budget_bytes'])} | {pairs[0]} | {pairs[1]} | {_mib(run['moved_bytes'])} |"
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / MIB:.1f}"
+
+
+def table(result: Result) -> str:
+    """The section of the page."""
+    met = [run for found in result["models"].values() for run in found["runs"] if "measured" in run]
+    off = [
+        abs(r["measured"][k] - r["simulated"][k]) / r["simulated"][k] for r in met for k in ("allocated", "reserved")
+    ]
+    over = sum(run["measured"]["reserved"] > run["budget_bytes"] for run in met)
+    commits = ", ".join(sorted({found["commit"] for found in result["models"].values()}))
+    text = (
+        f"{len(result['models'])} models, {len(met)} budgets met, {over} of them exceeded; the largest difference "
+        f"between simulated and measured is {max(off):.2%}. MiB; torch 2.11 on the rig, no GPU; commit {commits}, "
+        f"{result['date']}."
+    )
+    return "\n".join([START, text, "", *rows(result["models"]), END])
+
+
+def write_table(result: Result) -> None:
+    page = PAGE.read_text("utf-8")
+    before, _, rest = page.partition(START)
+    if not rest:
+        raise ValueError(f"{PAGE} has no line {START}")
+    PAGE.write_text(before + table(result) + rest.partition(END)[2], "utf-8")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("models", nargs="*", help="names in tests/fakecuda/within_models.py; all by default")
+    options.add_argument("--rig", type=Path, default=os.environ.get("ELBOWROOM_RIG"), help="folder of the rig")
+    options.add_argument("--table", action="store_true", help="only write the page, from the newest result")
+    given = options.parse_args()
+    newest = newest_results(RESULTS).get(CASE, {"models": {}})
+    if not given.table:
+        if given.rig is None:
+            options.error("--rig, or ELBOWROOM_RIG, names the folder of the rig")
+        today = f"{datetime.date.today()}"
+        for model in given.models or ALL:
+            newest["models"][model] = found = on_the_rig(given.rig, model)
+            print(model, json.dumps(found), flush=True)
+            path = RESULTS / f"{CASE}_rig_{today.replace('-', '')}.json"
+            write_result(path, {"case": CASE, "date": today, "models": newest["models"]})
+    write_table(newest_results(RESULTS)[CASE])
+
+
+if __name__ == "__main__":
+    main()
