@@ -66,13 +66,13 @@ def _row(run: Result) -> Result:
 
 def rows(models: dict[str, Result]) -> Iterator[str]:
     """Of the table: one per model and budget."""
-    yield "| model | plain reserved | budget | allocated: simulated, measured | reserved: simulated, measured | swapped out |"
+    kinds = "allocated: simulated, measured | reserved: simulated, measured"
+    yield f"| model | plain reserved | budget | {kinds} | swapped out |"
     yield "|---|---|---|---|---|---|"
     for name, found in models.items():
-        plain = _mib(found["plain"]["reserved"])
         for run in found["runs"]:
-            first = f"| {name} | {plain} | {run['share']:.0%}"
-            name = plain = ""
+            model = f"{name} | {_mib(found['plain']['reserved'])}" if run is found["runs"][0] else " | "
+            first = f"| {model} | {run['share']:.0%}"
             if "least_feasible_bytes" in run:
                 yield f"{first} | | refused: {_mib(run['least_feasible_bytes'])} is the least | |"
                 continue

@@ -61,6 +61,14 @@ class ArenaSlot(Slot):
 
 
 @final
+class Told:
+    """Whether people were told that memory is not page-locked; shared by arenas that are told of together."""
+
+    def __init__(self) -> None:
+        self.once = False
+
+
+@final
 class Arenas:
     """All arenas of a run. Not for several threads at once: the executor's lock is around its use.
 
@@ -69,17 +77,23 @@ class Arenas:
         pinned_bytes: for those that are page-locked.
         pin: page-locks (address, size_bytes); False where the driver refuses.
         unpin: the reverse.
+        told: shared with other arenas; None for these alone.
     """
 
     def __init__(
-        self, budget_bytes: int, pinned_bytes: int, pin: Callable[[int, int], bool], unpin: Callable[[int], object]
+        self,
+        budget_bytes: int,
+        pinned_bytes: int,
+        pin: Callable[[int, int], bool],
+        unpin: Callable[[int], object],
+        told: Told | None = None,
     ) -> None:
         self.budget_bytes = budget_bytes
         self.pinned_budget_bytes = pinned_bytes
         self.held_bytes = 0
         self._pin, self._unpin = pin, unpin
         self._arenas: list[Arena] = []
-        self._warned = False
+        self._told = told or Told()
 
     @property
     def size_bytes(self) -> int:
@@ -167,9 +181,9 @@ class Arenas:
         self._arenas.append(arena)
 
     def _warn(self, size_bytes: int, room: int) -> None:
-        if self._warned:
+        if self._told.once:
             return
-        self._warned = True
+        self._told.once = True
         reason = "the driver refuses" if size_bytes <= room else f"its budget has {format_bytes(max(0, room))} left"
         warnings.warn(
             f"elbowroom: {format_bytes(size_bytes)} of host memory are not page-locked ({reason}): copies to them are "
@@ -186,11 +200,11 @@ def _nothing() -> None:
 def cuda_pinning() -> tuple[Callable[[int, int], bool], Callable[[int], object]]:
     """How the CUDA driver page-locks memory, and the reverse."""
     cudart: Any = torch.cuda.cudart()
+    return lambda address, size_bytes: _register(cudart, address, size_bytes) == 0, cudart.cudaHostUnregister
 
-    def pin(address: int, size_bytes: int) -> bool:
-        return int(cudart.cudaHostRegister(address, size_bytes, 1)) == 0  # 1: for every context of the process
 
-    return pin, cudart.cudaHostUnregister
+def _register(cudart: Any, address: int, size_bytes: int) -> int:
+    return int(cudart.cudaHostRegister(address, size_bytes, 1))  # 1: for every context of the process
 
 
 def _round_up(size_bytes: int) -> int:

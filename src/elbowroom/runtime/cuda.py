@@ -12,7 +12,7 @@ from elbowroom import gpus, ram
 from elbowroom.allocator.settings import set_in
 from elbowroom.gpu_table import LinkKind
 from elbowroom.machine import ASSUMED_LINK, Link, Machine, Tier, link_to_host
-from elbowroom.runtime.arenas import Arenas, cuda_pinning
+from elbowroom.runtime.arenas import Arenas, Told, cuda_pinning
 from elbowroom.runtime.host import StreamedHostTier
 from elbowroom.runtime.memory import Residence
 from elbowroom.runtime.spillfile import SpillFile
@@ -76,10 +76,10 @@ def tiers_below(device: torch.device, budget: Budget, directory: str | None, dis
     host_bytes = budget.host.resolve(total_bytes, free_bytes)
     pinned_bytes = min(host_bytes, budget.pinned.resolve(total_bytes, free_bytes))
     most_bytes = None if budget.disk.is_auto else budget.disk.resolve(disk_bytes, disk_bytes)
-    streams, pinning = CudaStreams(device), cuda_pinning()
+    streams, (pin, unpin), told = CudaStreams(device), cuda_pinning(), Told()
     return StagedTier(
-        StreamedHostTier(streams, Arenas(host_bytes, pinned_bytes, *pinning)),
-        Staging(Arenas(0, 0, *pinning), streams),
+        StreamedHostTier(streams, Arenas(host_bytes, pinned_bytes, pin, unpin, told)),
+        Staging(Arenas(0, 0, pin, unpin, told), streams),
         lambda: SpillFile(directory, most_bytes),
     )
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
@@ -91,9 +92,10 @@ class CudaStreams(Streams):
         self.back = torch.cuda.Stream(device)
         self._zero: Any = None
         self._zero_ns = 0
+        self._here = threading.local()
 
     def current(self) -> Hashable:
-        return torch.cuda.current_stream(self.device)
+        return torch.cuda.current_stream(self.device.index)
 
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
@@ -115,10 +117,23 @@ class CudaStreams(Streams):
         return mark.query()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
-        with torch.cuda.stream(stream):
+        with self._in(stream):
             target.copy_(source, non_blocking=True)
 
+    def _in(self, stream: Any) -> Any:
+        """Context in which this thread's work goes to a stream; making one costs more than a copy, so it is kept."""
+        if stream is not self.out and stream is not self.back:
+            return torch.cuda.stream(stream)
+        name = "out" if stream is self.out else "back"
+        found = getattr(self._here, name, None)
+        if found is None:
+            found = torch.cuda.stream(stream)
+            setattr(self._here, name, found)
+        return found
+
     def new_storage(self, size_bytes: int, stream: Any) -> torch.UntypedStorage:
+        if stream == self.current():
+            return torch.empty(size_bytes, dtype=torch.uint8, device=self.device).untyped_storage()
         with torch.cuda.stream(stream):
             return torch.empty(size_bytes, dtype=torch.uint8, device=self.device).untyped_storage()
 
