@@ -1,0 +1,222 @@
+"""Layers: which convolutions a step calls, with what, and what each costs with every algorithm that can be switched to.
+
+Measured beside the step, once for each shape: forward and backward of the operator alone, with made-up numbers, the
+fastest of `RUNS`. Scratch memory is what the call holds at most beside its result, of what torch allocates. A layer
+takes part where the convolution is all that its forward is: zero padding given in numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from elbowroom.capture.stream import Allocation, Stream
+from elbowroom.runtime.switches import offered, switched
+from elbowroom.trace import Choice, Op, Trace
+
+RUNS = 2
+FORWARD, BACKWARD = "aten.convolution", "aten.convolution_backward"
+
+_KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class Call(NamedTuple):
+    """One call of a layer: all that its cost depends on. Shapes and strides are in elements."""
+
+    kind: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    weight_shape: tuple[int, ...]
+    weight_stride: tuple[int, ...]
+    has_bias: bool
+    needs_input_gradient: bool
+    settings: tuple[tuple[int, ...], ...]
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one choice costs. Times in ns, scratch memory in bytes; 0 for a backward that there is none of."""
+
+    name: str
+    forward_ns: int
+    forward_bytes: int
+    backward_ns: int
+    backward_bytes: int
+
+
+def is_switchable(layer: nn.Module) -> bool:
+    """Whether an algorithm can be chosen for a layer."""
+    return type(layer) in _KINDS and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+def switchable(root: nn.Module) -> dict[str, nn.Module]:
+    """By path, such as "UNet.down.0", the layers of a module for which an algorithm can be chosen."""
+    name = type(root).__name__
+    found = root.named_modules()
+    return {f"{name}.{path}" if path else name: layer for path, layer in found if is_switchable(layer)}
+
+
+@final
+class LayerWatch:
+    """Notes every call of the layers of a module.
+
+    Attributes:
+        calls: by path of the layer, its calls in order.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self.calls: dict[str, list[Call]] = {}
+        self._handles = [
+            layer.register_forward_pre_hook(self._noting(path)) for path, layer in switchable(root).items()
+        ]
+
+    def close(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _noting(self, path: str) -> Callable[[nn.Module, Any], None]:
+        def note(layer: nn.Module, given: Any) -> None:
+            if given and isinstance(given[0], Tensor) and type(given[0]) is Tensor:
+                self.calls.setdefault(path, []).append(_call(layer, given[0]))
+
+        return note
+
+
+def _call(layer: Any, given: Tensor) -> Call:
+    dtype = torch.get_autocast_dtype(given.device.type) if torch.is_autocast_enabled(given.device.type) else given.dtype
+    transposed = layer.transposed
+    settings = (layer.stride, layer.padding, layer.dilation, layer.output_padding if transposed else (0,))
+    return Call(
+        kind=type(layer).__name__,
+        shape=tuple(given.shape),
+        stride=given.stride(),
+        dtype=dtype,
+        device=given.device,
+        weight_shape=tuple(layer.weight.shape),
+        weight_stride=layer.weight.stride(),
+        has_bias=layer.bias is not None,
+        needs_input_gradient=given.requires_grad,
+        settings=settings,
+        groups=layer.groups,
+    )
+
+
+def measure(call: Call) -> tuple[Cost, ...]:
+    """What a call costs with each choice, the one that is set first."""
+    given, weight = _like(call.shape, call.stride, call), _like(call.weight_shape, call.weight_stride, call)
+    stride, padding, dilation, output_padding = call.settings
+    transposed = call.kind.startswith("ConvTranspose")
+    channels = call.weight_shape[1] * call.groups if transposed else call.weight_shape[0]
+    bias = torch.zeros(channels, dtype=call.dtype, device=call.device) if call.has_bias else None
+    rest = (stride, padding, dilation, transposed, output_padding, call.groups)
+
+    def forward() -> Tensor:
+        return torch.ops.aten.convolution(given, weight, bias, *rest)
+
+    with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
+        gradient = torch.ones_like(forward())
+        mask = [call.needs_input_gradient, True, call.has_bias]
+
+        def backward() -> tuple[Tensor | None, ...]:
+            sizes = [channels] if call.has_bias else None
+            return torch.ops.aten.convolution_backward(gradient, given, weight, sizes, *rest, mask)
+
+        found: list[Cost] = []
+        for name in offered(call.device):
+            with switched(call.device, name):
+                found.append(Cost(name, *_cost(forward, call.device), *_cost(backward, call.device)))
+    return tuple(found)
+
+
+def _like(shape: tuple[int, ...], stride: tuple[int, ...], call: Call) -> Tensor:
+    made = torch.empty_strided(shape, stride, dtype=call.dtype, device=call.device)
+    return made.fill_(0.5)
+
+
+def _cost(run: Callable[[], Any], device: torch.device) -> tuple[int, int]:
+    """(ns, bytes beside the results) of one call."""
+    stream = Stream(device)
+    scratch_bytes = 0
+    if stream.start():
+        result = run()
+        scratch_bytes = _most(stream) - sum(each.untyped_storage().nbytes() for each in _tensors(result))
+        del result
+    fastest_ns = min(_timed(run, device) for _ in range(RUNS))
+    return fastest_ns, max(0, scratch_bytes)
+
+
+def _most(stream: Stream) -> int:
+    held = most = 0
+    for item in stream.stop():
+        if isinstance(item.what, Allocation):
+            held += -item.what.block.size_bytes if item.what.freed else item.what.block.size_bytes
+            most = max(most, held)
+    return most
+
+
+def _timed(run: Callable[[], Any], device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start_ns = time.perf_counter_ns()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter_ns() - start_ns
+
+
+def _tensors(result: Any) -> Iterator[Tensor]:
+    for each in result if isinstance(result, tuple) else (result,):
+        if isinstance(each, Tensor):
+            yield each
+
+
+def with_choices(trace: Trace, calls: Mapping[str, Sequence[Call]], costs: Mapping[Call, Sequence[Cost]]) -> Trace:
+    """The trace whose convolutions in the last step offer what was measured.
+
+    The k-th convolution of a layer is its k-th call, its backward ones are those from the last call to the first. A
+    layer with another number of them offers nothing.
+
+    Args:
+        trace: of the step.
+        calls: by path of the layer, its calls in that step.
+        costs: of each call.
+    """
+    first, end = trace.steps[-1]
+    ops = list(trace.ops)
+    for path, made in calls.items():
+        for name in (FORWARD, BACKWARD):
+            at = [i for i in range(first, end) if ops[i].name == name and ops[i].module == path]
+            if len(at) == len(made):
+                of_call = made if name == FORWARD else made[::-1]
+                for i, call in zip(at, of_call, strict=True):
+                    ops[i] = _offering(ops[i], costs[call])
+    return replace(trace, ops=tuple(ops))
+
+
+def _offering(op: Op, costs: Sequence[Cost]) -> Op:
+    """An op with its choices: times are those of the step, as much longer or shorter as was measured."""
+    backward = op.name == BACKWARD
+    measured = [
+        (c.name, c.backward_ns, c.backward_bytes) if backward else (c.name, c.forward_ns, c.forward_bytes)
+        for c in costs
+    ]
+    base_ns = max(1, measured[0][1])
+    choices = (
+        Choice(
+            name=name,
+            duration_ns=op.duration_ns if k == 0 else op.duration_ns * ns // base_ns,
+            workspace_bytes=size_bytes,
+        )
+        for k, (name, ns, size_bytes) in enumerate(measured)
+    )
+    return replace(op, choices=tuple(choices))

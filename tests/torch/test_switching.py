@@ -1,0 +1,172 @@
+"""Algorithms of convolutions: measured, chosen for single calls of layers, and put back."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.backends import mkldnn
+
+import elbowroom as er
+from elbowroom.capture.layers import BACKWARD, FORWARD, LayerWatch, measure, switchable, with_choices
+from elbowroom.errors import InvalidPlan
+from elbowroom.plan import Algorithm, Plan
+from elbowroom.runtime.switches import offered, switched
+from elbowroom.runtime.switching import Chosen, Switching, chosen_of
+from elbowroom.trace import Trace
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(not mkldnn.is_available(), reason="this build of torch has no oneDNN to choose")
+
+
+class Twice(nn.Module):
+    """A convolution that is called twice in a step, and another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = nn.Conv2d(8, 8, 3, padding=1)
+        self.last = nn.Conv2d(8, 4, 3, padding="same")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.again(torch.relu(self.again(x)))))
+
+
+def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def built() -> tuple[Twice, Tensor]:
+    torch.manual_seed(1)
+    return Twice(), torch.randn(4, 8, 32, 32)
+
+
+def recorded(model: nn.Module, x: Tensor) -> Trace:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def step() -> None:
+        gradients(model, x)
+        optimizer.step()
+
+    return er.capture(lambda: step, steps=2)
+
+
+def test_what_is_set_is_the_first_choice() -> None:
+    assert offered(CPU) == ("onednn", "native")
+    with switched(CPU, "native"):
+        assert offered(CPU) == ("native", "onednn")
+        assert not mkldnn.enabled
+    assert mkldnn.enabled
+
+
+def test_a_layer_whose_forward_is_more_than_the_convolution_offers_nothing() -> None:
+    # "same" is worked out by the operator above the convolution, which pads by itself where it must
+    assert list(switchable(Twice())) == ["Twice.again"]
+
+
+def test_every_call_is_measured_with_every_choice() -> None:
+    # given a layer that is called twice, first with an input that needs no gradient
+    model, x = built()
+    watch = LayerWatch(model)
+    gradients(model, x)
+    watch.close()
+    gradients(model, x)
+    # then there are two calls, that differ in this
+    calls = watch.calls["Twice.again"]
+    assert [call.needs_input_gradient for call in calls] == [False, True]
+    costs = measure(calls[1])
+    assert [cost.name for cost in costs] == ["onednn", "native"]
+    assert all(cost.forward_ns > 0 and cost.backward_ns > 0 for cost in costs)
+    # and the native one unfolds the picture: 8 channels x 9 places x 32 x 32 float32, for one picture at least
+    assert costs[1].forward_bytes >= 8 * 9 * 32 * 32 * 4
+
+
+def test_the_convolutions_of_the_last_step_offer_what_was_measured() -> None:
+    model, x = built()
+    trace = recorded(model, x)
+    watch = LayerWatch(model)
+    gradients(model, x)
+    watch.close()
+    # when
+    costs = {call: measure(call) for call in watch.calls["Twice.again"]}
+    offering = with_choices(trace, watch.calls, costs)
+    # then two forward and two backward ones have both choices, the first as long as it was
+    first, end = trace.steps[-1]
+    ops = [op for op in offering.ops[first:end] if op.choices]
+    assert sorted(op.name for op in ops) == [FORWARD, FORWARD, BACKWARD, BACKWARD]
+    assert all([choice.name for choice in op.choices] == ["onednn", "native"] for op in ops)
+    assert all(op.choices[0].duration_ns == op.duration_ns for op in ops)
+    assert not any(op.choices for op in offering.ops[:first])
+
+
+def test_a_choice_gives_the_numbers_of_the_switch_set_by_hand() -> None:
+    # given the second call of a layer, native in forward, and the first in backward
+    model, x = built()
+    switching = Switching(model, {"Twice.again": [Chosen(None, "native"), Chosen("native", None)]})
+    chosen = gradients(model, x)
+    switching.close()
+
+    # when the same is done by hand
+    model.zero_grad()
+    one = model.again(x)
+    node = one.grad_fn
+    assert node is not None
+    scope = ExitStack()
+
+    def before(_gradients: object) -> None:
+        scope.enter_context(switched(CPU, "native"))
+
+    def after(_inputs: object, _outputs: object) -> None:
+        scope.close()
+
+    node.register_prehook(before)
+    node.register_hook(after)
+    two_in = torch.relu(one)
+    with switched(CPU, "native"):
+        two = model.again(two_in)
+    model.last(torch.relu(two)).square().sum().backward()
+
+    # then every bit is equal, and differs from what torch takes by itself
+    by_hand = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(chosen, by_hand, strict=True))
+    assert not all(torch.equal(mine, theirs) for mine, theirs in zip(chosen, gradients(model, x), strict=True))
+    assert mkldnn.enabled
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_an_exception_in_the_layer_leaves_the_switches_as_they_were(where: str) -> None:
+    model, x = built()
+    switching = Switching(model, {"Twice.again": [Chosen("native", "native")] * 2})
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    if where == "forward":
+        model.again.register_forward_hook(fail)
+    else:
+        model.again.register_full_backward_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        gradients(model, x)
+    switching.close()
+    assert mkldnn.enabled
+
+
+def test_a_plan_says_what_each_call_runs_with() -> None:
+    # given a trace with two calls of one layer, and a plan for the first forward and the last backward op
+    model, x = built()
+    trace = recorded(model, x)
+    first, end = trace.steps[-1]
+    forward = [i for i in range(first, end) if (trace.ops[i].name, trace.ops[i].module) == (FORWARD, "Twice.again")]
+    backward = [i for i in range(first, end) if (trace.ops[i].name, trace.ops[i].module) == (BACKWARD, "Twice.again")]
+
+    def plan(name: str) -> Plan:
+        made = (Algorithm(op=forward[0], choice=name), Algorithm(op=backward[1], choice=name))
+        return Plan(trace_id=trace.id, planner="by hand", budget_bytes=2**40, algorithms=made)
+
+    # then both are of the first call: its backward comes last
+    assert chosen_of(trace, plan("native")) == {"Twice.again": [Chosen("native", "native"), Chosen(None, None)]}
+    with pytest.raises(InvalidPlan, match=r"with 'winograd'; a run chooses among onednn, native"):
+        chosen_of(trace, plan("winograd"))
