@@ -168,15 +168,6 @@ def _slots_of_parts(step: LastStep, moves: Moves) -> tuple[tuple[StateSlot, ...]
 
 def _check_means(step: LastStep, plan: Plan) -> None:
     """Refuse what the runtime cannot do."""
-    found = {
-        "chooses algorithms": len(plan.algorithms),
-    }
-    for what, times in found.items():
-        if times > 0:
-            raise InvalidPlan(
-                f"the plan {what} ({times} times); allowed in a run are recomputes and swaps of saved storages: plan "
-                "again with elbowroom.plan(..., allow=('swap', 'recompute'))"
-            )
     in_parts = {storage for part in step.parts for storage in part.storages}
     saved = {save.storage for save in step.saves}
     loose = [swap.storage for swap in plan.swaps if swap.storage not in in_parts and swap.storage not in saved]

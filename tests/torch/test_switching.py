@@ -10,11 +10,22 @@ from torch import Tensor, nn
 from torch.backends import mkldnn
 
 import elbowroom as er
-from elbowroom.capture.layers import BACKWARD, FORWARD, LayerWatch, measure, switchable, with_choices
+from elbowroom.capture.layers import (
+    BACKWARD,
+    FORWARD,
+    Call,
+    Chosen,
+    Cost,
+    LayerWatch,
+    measure,
+    switchable,
+    with_choices,
+)
 from elbowroom.errors import InvalidPlan
 from elbowroom.plan import Algorithm, Plan
+from elbowroom.runtime import layer_choices
 from elbowroom.runtime.switches import offered, switched
-from elbowroom.runtime.switching import Chosen, Switching, chosen_of
+from elbowroom.runtime.switching import Switching, chosen_of
 from elbowroom.trace import Trace
 
 CPU = torch.device("cpu")
@@ -92,7 +103,7 @@ def test_the_convolutions_of_the_last_step_offer_what_was_measured() -> None:
     watch.close()
     # when
     costs = {call: measure(call) for call in watch.calls["Twice.again"]}
-    offering = with_choices(trace, watch.calls, costs)
+    offering = with_choices(trace, watch.calls, costs, {})
     # then two forward and two backward ones have both choices, the first as long as it was
     first, end = trace.steps[-1]
     ops = [op for op in offering.ops[first:end] if op.choices]
@@ -170,3 +181,59 @@ def test_a_plan_says_what_each_call_runs_with() -> None:
     assert chosen_of(trace, plan("native")) == {"Twice.again": [Chosen("native", "native"), Chosen(None, None)]}
     with pytest.raises(InvalidPlan, match=r"with 'winograd'; a run chooses among onednn, native"):
         chosen_of(trace, plan("winograd"))
+
+
+def test_a_run_that_may_choose_has_the_numbers_of_the_switches_set_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given measurements after which the native algorithms take a tenth of the time
+    def measured(_: Call) -> tuple[Cost, ...]:
+        return Cost("onednn", 1000, 0, 1000, 0), Cost("native", 100, 0, 100, 0)
+
+    monkeypatch.setattr(layer_choices, "measure", measured)
+
+    def training(by_hand_from: int | None = None) -> tuple[list[Tensor], list[Tensor]]:
+        model, x = built()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        losses: list[Tensor] = []
+        switching: Switching | None = None
+        for i in range(6):
+            if i == by_hand_from:
+                switching = Switching(model, {"Twice.again": [Chosen("native", "native")] * 2})
+            if switching is not None:
+                switching.begin_step()
+            optimizer.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        if switching is not None:
+            switching.close()
+        return losses, [parameter.detach() for parameter in model.parameters()]
+
+    # when it is run, with room for everything
+    with er.within("1GiB", allow=["swap", "algorithm"], min_size_bytes=1024) as room:
+        inside = training()
+
+    # then the plan of the last step chose it for both calls, forward and backward
+    assert room.plan is not None
+    assert [algorithm.choice for algorithm in room.plan.algorithms] == ["native"] * 4
+    # and from the step on that it begins with, every bit is that of the switches set by hand
+    found = [_same(inside, training(first)) for first in range(6)]
+    assert found == [i == found.index(True) for i in range(6)]
+    assert found.index(True) <= 3
+    assert mkldnn.enabled
+
+
+def _same(one: tuple[list[Tensor], list[Tensor]], other: tuple[list[Tensor], list[Tensor]]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip((*one[0], *one[1]), (*other[0], *other[1]), strict=True))
+
+
+def test_nothing_is_chosen_unless_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_choices, "measure", lambda _: pytest.fail("measured"))
+    model, x = built()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with er.within("1GiB", min_size_bytes=1024) as room:
+        for _ in range(4):
+            gradients(model, x)
+            optimizer.step()
+    assert room.plan is not None
+    assert room.plan.algorithms == ()

@@ -19,10 +19,18 @@ from elbowroom.capture.stream import Allocation, Stream
 from elbowroom.runtime.switches import offered, switched
 from elbowroom.trace import Choice, Op, Trace
 
-RUNS = 2
+RUNS = 1
+"""After one that is recorded, and warms up."""
 FORWARD, BACKWARD = "aten.convolution", "aten.convolution_backward"
 
 _KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class Chosen(NamedTuple):
+    """Names of the choices for one call of a layer; None where it runs as the training has set it."""
+
+    forward: str | None
+    backward: str | None
 
 
 class Call(NamedTuple):
@@ -180,7 +188,12 @@ def _tensors(result: Any) -> Iterator[Tensor]:
             yield each
 
 
-def with_choices(trace: Trace, calls: Mapping[str, Sequence[Call]], costs: Mapping[Call, Sequence[Cost]]) -> Trace:
+def with_choices(
+    trace: Trace,
+    calls: Mapping[str, Sequence[Call]],
+    costs: Mapping[Call, Sequence[Cost]],
+    chosen: Mapping[str, Sequence[Chosen]],
+) -> Trace:
     """The trace whose convolutions in the last step offer what was measured.
 
     The k-th convolution of a layer is its k-th call, its backward ones are those from the last call to the first. A
@@ -190,6 +203,7 @@ def with_choices(trace: Trace, calls: Mapping[str, Sequence[Call]], costs: Mappi
         trace: of the step.
         calls: by path of the layer, its calls in that step.
         costs: of each call.
+        chosen: by path of the layer, what its calls ran with; as the training has set it where nothing is said.
     """
     first, end = trace.steps[-1]
     ops = list(trace.ops)
@@ -197,26 +211,22 @@ def with_choices(trace: Trace, calls: Mapping[str, Sequence[Call]], costs: Mappi
         for name in (FORWARD, BACKWARD):
             at = [i for i in range(first, end) if ops[i].name == name and ops[i].module == path]
             if len(at) == len(made):
-                of_call = made if name == FORWARD else made[::-1]
-                for i, call in zip(at, of_call, strict=True):
-                    ops[i] = _offering(ops[i], costs[call])
+                at = at if name == FORWARD else at[::-1]
+                for k, (i, call) in enumerate(zip(at, made, strict=True)):
+                    ran = chosen[path][k] if k < len(chosen.get(path, ())) else Chosen(None, None)
+                    ops[i] = _offering(ops[i], costs[call], ran.forward if name == FORWARD else ran.backward)
     return replace(trace, ops=tuple(ops))
 
 
-def _offering(op: Op, costs: Sequence[Cost]) -> Op:
-    """An op with its choices: times are those of the step, as much longer or shorter as was measured."""
+def _offering(op: Op, costs: Sequence[Cost], ran: str | None) -> Op:
+    """An op with its choices, the training's own first: each takes so much longer or shorter as was measured."""
     backward = op.name == BACKWARD
-    measured = [
-        (c.name, c.backward_ns, c.backward_bytes) if backward else (c.name, c.forward_ns, c.forward_bytes)
-        for c in costs
-    ]
-    base_ns = max(1, measured[0][1])
-    choices = (
-        Choice(
-            name=name,
-            duration_ns=op.duration_ns if k == 0 else op.duration_ns * ns // base_ns,
-            workspace_bytes=size_bytes,
-        )
-        for k, (name, ns, size_bytes) in enumerate(measured)
+    measured = {
+        c.name: (c.backward_ns, c.backward_bytes) if backward else (c.forward_ns, c.forward_bytes) for c in costs
+    }
+    ran_ns = max(1, measured[ran or costs[0].name][0])
+    choices = tuple(
+        Choice(name=name, duration_ns=op.duration_ns * ns // ran_ns, workspace_bytes=size_bytes)
+        for name, (ns, size_bytes) in measured.items()
     )
-    return replace(op, choices=tuple(choices))
+    return replace(op, duration_ns=choices[0].duration_ns, choices=choices)

@@ -16,7 +16,7 @@ from elbowroom.rules import shown
 from elbowroom.selecting import Selection, selection
 from elbowroom.units import parse_bytes
 
-MEANS_OF_RUNS: tuple[Means, ...] = ("swap", "recompute", "state")
+MEANS_OF_RUNS: tuple[Means, ...] = ("swap", "recompute", "state", "algorithm")
 """What a run can carry out."""
 
 
@@ -29,7 +29,8 @@ class Knobs(TypedDict, total=False):
 
     Attributes:
         allow: what plans may do: "swap" saved storages; "recompute" them, where swaps make steps wait or are too few;
-            swap optimizer states too, where nothing else is enough ("state").
+            swap optimizer states too, where nothing else is enough ("state"); run convolutions with other algorithms,
+            which round differently ("algorithm").
         min_size: as min_size_bytes, also as text: "4MiB".
         planner: who makes the plans, as for `elbowroom.plan`.
         options: its knobs, such as {"size_bytes": "8MiB"} of the planner "threshold".

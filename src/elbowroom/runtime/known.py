@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from elbowroom.capture.layers import Chosen
 from elbowroom.lifetimes import last_step, listed
 from elbowroom.machine import Machine, TierName
 from elbowroom.moves import moves_of_plan, peak_in_one_go, tiers_of_plan
 from elbowroom.plan import Plan
 from elbowroom.runtime.calls import Calls
+from elbowroom.runtime.layer_choices import Choices
 from elbowroom.runtime.ranges import bytes_for
 from elbowroom.runtime.rebuilding import Rebuilder
 from elbowroom.runtime.reserving import Course
+from elbowroom.runtime.switching import chosen_of
 from elbowroom.schedule import Schedule, compile_schedule
 from elbowroom.trace import Trace
 
@@ -34,6 +37,7 @@ class Known:
         proofs: so many steps more must prove these.
         calls: of a step of this kind, where they were recorded.
         wants_calls: whether a step of this kind should record them.
+        chosen: by path of the layer, the algorithms that its calls run with.
     """
 
     trace: Trace
@@ -46,6 +50,7 @@ class Known:
     proofs: int = 0
     calls: Calls | None = None
     wants_calls: bool = False
+    chosen: Choices = field(default_factory=dict[str, list[Chosen]])
     _tier_of: dict[int, TierName] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,7 +89,8 @@ def known_of(trace: Trace, course: Course, machine: Machine, budget_bytes: int) 
     schedule = compile_schedule(trace, course.plan, course.waiting)
     whole_bytes = max(course.peak_bytes, peak_in_one_go(last_step(trace)))
     in_parts = bool(trace.parts) and (bool(schedule.carried) or whole_bytes > budget_bytes)
-    return Known(trace, course, schedule, machine, refined=False, in_parts=in_parts)
+    chosen = chosen_of(trace, course.plan)
+    return Known(trace, course, schedule, machine, refined=False, in_parts=in_parts, chosen=chosen)
 
 
 def lower_bytes(known: Known) -> dict[TierName, int]:

@@ -17,6 +17,7 @@ from elbowroom.runtime.asked import Asked
 from elbowroom.runtime.calls import Calls
 from elbowroom.runtime.entries import Happening
 from elbowroom.runtime.known import Known, known_of
+from elbowroom.runtime.layer_choices import LayerChoices
 from elbowroom.runtime.recomputing import Recomputing
 from elbowroom.runtime.reserving import Course, course_of, course_within, without
 from elbowroom.timeline import Timeline
@@ -62,6 +63,7 @@ class Learner:
         tier: the lower tier.
         given: a plan to follow in place of planning.
         recomputing: what is known of recomputes.
+        layers: what is known of the algorithms of its layers.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Learner:
         tier: TierName,
         given: Plan | None,
         recomputing: Recomputing,
+        layers: LayerChoices,
     ) -> None:
         self.machine = machine
         self.budget_bytes = budget.device.size_bytes or 0
@@ -80,6 +83,7 @@ class Learner:
         self._tier: TierName = tier
         self._given = given
         self._recomputing = recomputing
+        self.layers = layers
         self._unmet: dict[Hashable, Trace] = {}
         self._known: dict[Hashable, list[Known]] = {}
         self._observations: dict[Hashable, int] = {}
@@ -166,7 +170,8 @@ class Learner:
                 self._unmet[key] = trace
                 return None
             raise
-        known.refined = known.course.peak_bytes < SURE_SHARE * self.budget_bytes and not known.plan.swaps
+        sure = known.course.peak_bytes < SURE_SHARE * self.budget_bytes and not known.plan.swaps
+        known.refined = sure and not self.layers.wanted
         self._learnt(key, known)
         return known
 
@@ -191,7 +196,7 @@ class Learner:
         """
         assembly = Assembly(recording, self._tier)
         line = assembly.timeline(known.trace.id, self.machine.outside_bytes)
-        if known.refined and (known.plan.swaps or known.plan.recomputes):
+        if known.refined and (known.plan.swaps or known.plan.recomputes or known.plan.algorithms):
             return known, line
         self._measure_rates(recording.happenings)
         trace = with_idle_of(assembly.trace(), known.trace)
@@ -275,7 +280,8 @@ class Learner:
             found.refined = True
         return found
 
-    def _plan(self, trace: Trace) -> Known:
+    def _plan(self, recorded: Trace) -> Known:
+        trace = self.layers.offered(recorded)
         if self._given is None:
             course = self._swaps(trace)
         else:
@@ -334,7 +340,8 @@ def _moved_to(trace: Trace, given: Plan) -> Plan:
     recomputes = tuple(
         replace(r, recipe=tuple(op + shift for op in r.recipe), before_op=r.before_op + shift) for r in given.recomputes
     )
-    return replace(given, trace_id=trace.id, swaps=swaps, recomputes=recomputes)
+    algorithms = tuple(replace(each, op=each.op + shift) for each in given.algorithms)
+    return replace(given, trace_id=trace.id, swaps=swaps, recomputes=recomputes, algorithms=algorithms)
 
 
 def _as_measured(link: Link, transfers: list[Happening], out: str, back: str) -> Link:

@@ -19,6 +19,7 @@ from elbowroom.runtime.asked import Asked
 from elbowroom.runtime.cuda import CudaResidence, cuda_machine, free_device_bytes, tiers_below
 from elbowroom.runtime.disk import DiskTier
 from elbowroom.runtime.executor import Executor
+from elbowroom.runtime.layer_choices import LayerChoices
 from elbowroom.runtime.learning import Learner
 from elbowroom.runtime.memory import RamResidence
 from elbowroom.runtime.recomputing import Recomputing
@@ -76,7 +77,8 @@ def _opened(
     where = _device_of(device)
     executor, machine, resolved = (_above_host if where.type == "cuda" else _above_disk)(where, amounts, directory)
     recomputing = Recomputing(executor, resolved, asked)
-    learner = Learner(machine, resolved, asked, executor.tier.name, plan, recomputing)
+    layers = LayerChoices(wanted="algorithm" in asked.allow or (plan is not None and bool(plan.algorithms)))
+    learner = Learner(machine, resolved, asked, executor.tier.name, plan, recomputing, layers)
     room = Room(executor, learner, asked.min_size_bytes)
     room.open()
     return room

@@ -123,7 +123,7 @@ def _plans(trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: 
 
 
 def _planner(allow: Sequence[Means]) -> str:
-    if "recompute" in allow:
+    if "recompute" in allow or "algorithm" in allow:
         return PLANNER_OF_RECOMPUTES
     return PLANNER_OF_STATES if "state" in allow else PLANNER
 

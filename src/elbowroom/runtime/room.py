@@ -109,6 +109,7 @@ class Room(Records, Director, Conductor):
                 warnings.warn(NO_STEP, RuntimeWarning, stacklevel=6)
         finally:
             self._running = False
+            self._learner.layers.close()
             with suppress(TierError) if failed else NOTHING:  # an error is told already
                 self._states.close()
             self._moving(False)
@@ -165,6 +166,8 @@ class Room(Records, Director, Conductor):
             self._moving(known.moves)
             if known.records(self._measure_next):
                 self._recorder = start_recorder(self._executor, self._reserved, root)
+        chosen = known.chosen if known is not None else {}
+        self._learner.layers.begin(root, chosen, recorded=self._recorder is not None)
         self._states.in_parts = self._learner.in_parts if self._current is None else self._current.in_parts
         self._states.begin_step()
         self._begin_ns = time.perf_counter_ns()
@@ -339,6 +342,7 @@ class Room(Records, Director, Conductor):
         """See Conductor."""
         self._current = None
         self._recomputes.differs()
+        self._learner.layers.differs()
         self._mismatches += 1
         self._stop_recording()
         self._learner.surprised(self._key, tuple(self._saved))
@@ -349,6 +353,7 @@ class Room(Records, Director, Conductor):
         expected = self._current.schedule.saved[n : n + 1] if self._current else ()
         self._current = self._learner.other(self._key, tuple(self._saved))
         self._recomputes.differs()
+        self._learner.layers.differs()
         if self._current is not None:
             return
         self._mismatches += 1

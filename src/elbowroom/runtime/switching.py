@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from torch import Tensor, nn
 
-from elbowroom.capture.layers import BACKWARD, FORWARD, switchable
+from elbowroom.capture.layers import BACKWARD, FORWARD, Chosen, switchable
 from elbowroom.errors import InvalidPlan
 from elbowroom.plan import Plan
 from elbowroom.runtime.switches import CHOICES, switched
 from elbowroom.trace import Trace
-
-
-class Chosen(NamedTuple):
-    """Names of the choices for one call of a layer; None where it runs as the training has set it."""
-
-    forward: str | None
-    backward: str | None
 
 
 def chosen_of(trace: Trace, plan: Plan) -> dict[str, list[Chosen]]:
