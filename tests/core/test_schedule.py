@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elbowroom.errors import InvalidPlan
-from elbowroom.plan import Algorithm, Plan, Recompute, Swap
+from elbowroom.plan import Plan, Recompute, Swap
 from elbowroom.planners import plan
 from elbowroom.schedule import Action, Schedule, compile_schedule
 from elbowroom.trace import Trace
@@ -186,32 +183,11 @@ def test_the_schedule_says_what_the_run_must_find() -> None:
     assert schedule.budget_bytes == 10**9
 
 
-SWAPS = (
-    Swap(storage=0, tier="disk", out_after_op=0, back_before_op=3),
-    Swap(storage=1, tier="host", out_after_op=1, back_before_op=2),
-)
-
-
-@pytest.mark.parametrize(
-    ("fields", "what"),
-    [
-        ({"algorithms": (Algorithm(op=0, choice="gemm"),)}, "chooses algorithms (1 times)"),
-    ],
-)
-def test_what_the_runtime_cannot_do_is_refused(fields: dict[str, Any], what: str) -> None:
-    trace = chain([100, 100])
-    with pytest.raises(InvalidPlan) as caught:
-        compile_schedule(trace, replace(swapping(trace), **fields))
-    assert str(caught.value) == (
-        f"the plan {what}; allowed in a run are recomputes and swaps of saved storages: plan "
-        "again with elbowroom.plan(..., allow=('swap', 'recompute'))"
-    )
-
-
 def test_the_schedule_says_where_each_storage_goes() -> None:
     # given three layers, whose backward reads the first two at positions 5 and 4
     trace = chain([100] * 3)
-    first, second = replace(SWAPS[0], back_before_op=5), replace(SWAPS[1], back_before_op=4)
+    first = Swap(storage=0, tier="disk", out_after_op=0, back_before_op=5)
+    second = Swap(storage=1, tier="host", out_after_op=1, back_before_op=4)
     assert compile_schedule(trace, replace(swapping(trace), swaps=(first, second))).tiers == ("disk", "host")
 
 
