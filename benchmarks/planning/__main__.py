@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.planning.models import CASES, trace_of
-from benchmarks.planning.rows import PLANNERS, Row, budgets, kept, roomy, row
+from benchmarks.planning.rows import PLANNERS, Row, again, budgets, kept, roomy, row
 from benchmarks.results import RESULTS, commit, facts, result_path, write_result
 
 PAIRS: dict[str, tuple[str, ...]] = {
@@ -57,11 +57,15 @@ def main() -> None:
                 "kept": keep,
                 "rows": [],
             }
-            for label, budget_bytes in budgets(trace, machine, keep["peak_reserved_bytes"], given.limit):
+            refused: dict[str, Row] = {}
+            for label, budget_bytes in budgets(trace, machine, keep["peak_reserved_bytes"], given.limit, refused):
                 for planner in given.planner or PLANNERS:
-                    made = {"budget": label, **row(trace, machine, planner, budget_bytes, keep, given.limit)}
-                    entry["rows"].append(made)
-                    print(_line(case, gpu, made), flush=True)
+                    made = again(refused, planner, budget_bytes) or row(
+                        trace, machine, planner, budget_bytes, keep, given.limit
+                    )
+                    refused |= {planner: made} if "least_feasible_bytes" in made else {}
+                    entry["rows"].append({"budget": label, **made})
+                    print(_line(case, gpu, entry["rows"][-1]), flush=True)
             result["pairs"][f"{case} on {gpu}"] = entry
             write_result(path, result)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,11 +47,24 @@ def kept(trace: Trace, machine: Machine) -> Row:
     return _figures(simulate(trace, machine))
 
 
-def budgets(trace: Trace, machine: Machine, kept_bytes: int, limit_s: float) -> Iterator[tuple[str, int]]:
-    """(label, bytes) of every budget: shares of the keep-all peak, and the least that `optimal` can meet."""
+def budgets(
+    trace: Trace, machine: Machine, kept_bytes: int, limit_s: float, refused: Mapping[str, Row]
+) -> Iterator[tuple[str, int]]:
+    """(label, bytes) of every budget: shares of the keep-all peak, and the least that `optimal` can meet.
+
+    What a planner names does not depend on the budget: once `refused` has a row of `optimal`, that one's is taken.
+    """
     for share in SHARES:
         yield f"{share:.0%}", int(share * kept_bytes)
-    yield "least", least_bytes(trace, machine, limit_s)
+    known = refused.get("optimal")
+    yield "least", known["least_feasible_bytes"] if known else least_bytes(trace, machine, limit_s)
+
+
+def again(refused: Mapping[str, Row], planner: str, budget_bytes: int) -> Row | None:
+    """The row of a planner that named a larger least budget before; None where it did not."""
+    known = refused.get(planner)
+    is_less = known is not None and budget_bytes <= known["budget_bytes"] < known["least_feasible_bytes"]
+    return {**known, "budget_bytes": budget_bytes} if known is not None and is_less else None
 
 
 def least_bytes(trace: Trace, machine: Machine, limit_s: float) -> int:

@@ -12,10 +12,11 @@ the mark before; o, bytes written so far; b, bytes brought back when the ops up 
 numbers meet every row below. A lane moves at most its rate times the time that went by, which is the ops' and q (out,
 back). What was not saved cannot have been written (saved), and what is read must have arrived (read). A byte that is
 not on the device was dropped to be recomputed or was written (room), and is idle (idle); one that came back, even in
-part, counts. A storage that was dropped is made by the op that made it, which takes its time again, once for all that
-it makes (makers, in flow_recomputes.py). So the least sum of q that meets the rows is no more than this plan takes
-longer than its ops. That holds for any choice of marks, as rows are only left out; and leaving out that x is whole
-gives the relaxation, whose cost is no more still. The price per byte that breaks ties is taken off.
+part, counts. A storage that was dropped is made by the op that made it, which takes its time again, as do ops before
+it whose results are gone, once for all that they serve (makers, in flow_recomputes.py; Note: [What any recipe runs]).
+So the least sum of q that meets the rows is no more than this plan takes longer than its ops. That holds for any
+choice of marks, as rows are only left out; and leaving out that x is whole gives the relaxation, whose cost is no more
+still. The price per byte that breaks ties is taken off.
 """
 
 from __future__ import annotations

@@ -6,7 +6,15 @@ needs at least: a storage that is dropped is made again by the op that made it; 
 Reference: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization" (MLSys 2020), for
 a program with a variable per op that runs again; here recipes are closed, so that one variable per recipe is enough.
 Optimal: as flow.py. Ignores: for options, that what one reads may be rebuilt by another at the same time; for makers,
-what else a recipe must run, and what it holds meanwhile. Cost: a column per recipe, a row per storage and per input.
+that what a recipe reads and could be there may be away too, and what it holds meanwhile.
+Cost: a column per recipe, a row per storage and per input.
+
+Note: [What any recipe runs]
+A recipe allocates what the events of its ops allocate, so to rebuild a storage it runs the op that made it. What that
+op reads must be on the device or be made by the recipe too. A recipe for a storage runs after the storage is idle; what
+the step has freed by then is not there, is kept by no plan, and is made again inside the recipe: so the op that made
+that runs too, and so on. These ops take their time once for all storages whose recipes run them, which is no more than
+any plan spends on them.
 """
 
 from __future__ import annotations
@@ -19,6 +27,7 @@ import numpy as np
 from elbowroom.lifetimes import Ints, LastStep, listed, why_kept
 from elbowroom.planners.milp import INFINITE, Model
 from elbowroom.recipes import Option
+from elbowroom.recipes.history import History, history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,7 +43,7 @@ class Recomputes:
         begin: likewise, slot from which it is idle.
         end: likewise, slot from which it is there again.
         needs: pairs (recompute, save) of inputs that must be there.
-        maker: where these are makers, per recompute the op that has to run again; else empty.
+        makers: where these are makers, pairs (recompute, op that has to run again); else empty.
     """
 
     tick: Ints
@@ -45,7 +54,7 @@ class Recomputes:
     begin: Ints
     end: Ints
     needs: tuple[Ints, Ints]
-    maker: Ints
+    makers: tuple[Ints, Ints]
 
 
 def options_on_offer(step: LastStep, options: Sequence[Option]) -> Recomputes:
@@ -63,21 +72,33 @@ def options_on_offer(step: LastStep, options: Sequence[Option]) -> Recomputes:
         duration_ns=np.array([option.duration_ns for option in options], np.int64),
         extra=np.array([option.peak_bytes - option.saved_bytes for option in options], np.int64),
         needs=_columns(inputs),
-        maker=np.zeros(0, np.int64),
+        makers=_columns([]),
     )
 
 
 def makers_on_offer(step: LastStep, min_size_bytes: int) -> Recomputes:
-    """Every storage that some recipe might rebuild, for the time of the op that makes it."""
-    maker_of = {storage: op for op, storage, size in step.trace.events if size > 0 and op >= step.first_op}
+    """Every storage that some recipe might rebuild, for the time of the ops that any recipe for it runs."""
+    known = history(step)
     large = np.nonzero((step.size >= max(1, min_size_bytes)) & step.returns & (step.used_op == step.end_op))[0]
     large = large[large < len(step.saves)]
-    n = np.array([i for i in large.tolist() if _may_be_made(step, i, maker_of)], np.int64)
-    maker = np.array([maker_of[step.saves[i].storage] for i in listed(n)], np.int64)
+    n = np.array([i for i in large.tolist() if _may_be_made(step, i, known.maker)], np.int64)
+    idle = zip(listed(step.storage_of(n)), listed(step.points(step.idle_from[n])), strict=True)
+    pairs = [(r, op) for r, (storage, point) in enumerate(idle) for op in _made_again(known, storage, point)]
     every = np.arange(len(n), dtype=np.int64)
     none = np.zeros(0, np.int64)
     nothing = np.zeros(len(n), np.int64)
-    return _recomputes(step, every, n, step.first_read[n], nothing, nothing, (none, none), maker)
+    return _recomputes(step, every, n, step.first_read[n], nothing, nothing, (none, none), _columns(pairs))
+
+
+def _made_again(known: History, storage: int, point: int) -> list[int]:
+    """Ops that any recipe for a storage that is idle from a point runs: see Note: [What any recipe runs]."""
+    found, left = set[int](), [storage]
+    while left:
+        op = known.maker.get(left.pop())
+        if op is not None and op not in found:
+            found.add(op)
+            left += [each for each in known.reads[op - known.first_op] if known.gone[each] <= point]
+    return sorted(found)
 
 
 def _may_be_made(step: LastStep, n: int, maker_of: dict[int, int]) -> bool:
@@ -93,7 +114,7 @@ def _recomputes(
     duration_ns: Ints,
     extra: Ints,
     needs: tuple[Ints, Ints],
-    maker: Ints,
+    makers: tuple[Ints, Ints],
 ) -> Recomputes:
     begin, end = step.window(n, before[which])
     return Recomputes(
@@ -105,7 +126,7 @@ def _recomputes(
         begin=step.slots(begin),
         end=step.slots(end),
         needs=needs,
-        maker=maker,
+        makers=makers,
     )
 
 
@@ -123,7 +144,8 @@ def once(model: Model, swapped: Ints, x: Ints, recomputes: Recomputes, y: Ints) 
 
 def taken_time(model: Model, marks: Ints, q: Ints, recomputes: Recomputes, y: Ints, step: LastStep, ns: float) -> None:
     """The waits at the marks include the time of recomputes: the links move bytes meanwhile."""
-    if not len(recomputes.maker):
+    which, op = recomputes.makers
+    if not len(op):
         # The recomputes that run since the mark before take their time.
         k = np.arange(len(q), dtype=np.int64)
         mark = np.minimum(np.searchsorted(marks, recomputes.tick), len(q) - 1).astype(np.int64)
@@ -131,11 +153,11 @@ def taken_time(model: Model, marks: Ints, q: Ints, recomputes: Recomputes, y: In
         model.rows(len(q), (k, q, 1.0), (mark, y, -taken), least=0.0, most=INFINITE)
         return
     # Every op that has to run again takes its time, somewhere.
-    ops, which = np.unique(recomputes.maker, return_inverse=True)
+    ops, z_of = np.unique(op, return_inverse=True)
     z = model.columns(len(ops), upper=1.0)
-    row = np.arange(len(y), dtype=np.int64)
-    model.rows(len(y), (row, z[which], 1.0), (row, y, -1.0), least=0.0, most=INFINITE)
-    taken = np.array([step.trace.ops[op].duration_ns for op in listed(ops)], np.float64) * ns
+    row = np.arange(len(op), dtype=np.int64)
+    model.rows(len(op), (row, z[z_of], 1.0), (row, y[which], -1.0), least=0.0, most=INFINITE)
+    taken = np.array([step.op_ns(each) for each in listed(ops)], np.float64) * ns
     zero = np.zeros(1, np.int64)
     model.rows(1, (zero.repeat(len(q)), q, 1.0), (zero.repeat(len(ops)), z, -taken), least=0.0, most=INFINITE)
 
