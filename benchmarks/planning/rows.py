@@ -23,6 +23,7 @@ PLANNERS: dict[str, tuple[str, dict[str, object]]] = {
     "optimal": ("optimal", {}),
     "swap_greedy": ("swap_greedy", {}),
     "swap_all": ("swap_all", {}),
+    "swap_states": ("swap_states", {}),
     "vdnn all": ("vdnn", {"policy": "all"}),
     "vdnn conv": ("vdnn", {"policy": "conv"}),
     "vdnn dyn": ("vdnn", {"policy": "dyn"}),
