@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import elbowroom as er
+from elbowroom.planners import Means
 from elbowroom.runtime.room import Room
 
 SEED = 20
@@ -87,7 +88,7 @@ def train_within(setup: Setup, steps: int = STEPS, budget: int | None = None, **
     return outcome, room
 
 
-def needs(setup: Setup, steps: int = 3) -> tuple[int, int]:
+def needs(setup: Setup, steps: int = 3, allow: Sequence[Means] = ("swap",)) -> tuple[int, int]:
     """(least feasible, keep-all peak) allocated bytes of a training, everything that is alive now included."""
     gc.collect()
 
@@ -99,7 +100,8 @@ def needs(setup: Setup, steps: int = 3) -> tuple[int, int]:
     trace = er.capture(counted, steps=steps, min_size_bytes=MIN_SIZE_BYTES)
     machine = er.Machine.here(device="cpu")
     try:
-        er.plan(trace, machine, 1, planner="swap_greedy", min_size_bytes=MIN_SIZE_BYTES)
+        planner = "swap_greedy" if allow == ("swap",) else "optimal"
+        er.plan(trace, machine, 1, planner, MIN_SIZE_BYTES, allow=allow)
     except er.Infeasible as error:
         return error.least_feasible_bytes, er.simulate(trace, machine).peak_allocated_bytes
     raise AssertionError("a training fits into one byte")

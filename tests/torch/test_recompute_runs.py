@@ -85,9 +85,9 @@ def volumes() -> Training:
 SETUPS: dict[str, Setup] = {"images": images, "words": words, "volumes": volumes}
 
 
-def recomputed(setup: Setup, share: float = 0.6, steps: int = STEPS, **options: Any) -> tuple[Outcome, Room]:
-    """Train with recomputes alone within a budget between the least that swaps need and the keep-all peak."""
-    least, peak = needs(setup)
+def recomputed(setup: Setup, share: float = 0.4, steps: int = STEPS, **options: Any) -> tuple[Outcome, Room]:
+    """Train with recomputes alone within a budget between the least that these need and the keep-all peak."""
+    least, peak = needs(setup, allow=("recompute",))
     return train_within(setup, steps, least + int(share * (peak - least)), allow=("recompute",), **options)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, final
@@ -37,6 +38,9 @@ PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 VALUES = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 """Arguments that are no tensors and mean the same whenever they are given."""
 
+APART = "profiler."
+"""Namespace of ops that do no work and are in no trace."""
+
 Owner = weakref.ref[torch.Tensor]
 
 
@@ -48,6 +52,7 @@ class Source:
         size_bytes: its bytes.
         alive: weak reference to it.
         maker: the call that made it, None where that is not known.
+        met_in: the call that ran when it was first met: autograd saves a result before the call has returned it.
         owner: the parameter or buffer that it belongs to.
         saved: it is the n-th saved storage of the step.
         node: name of the autograd node of the tensor that was saved of it.
@@ -56,6 +61,7 @@ class Source:
     size_bytes: int
     alive: weakref.ref[torch.UntypedStorage]
     maker: Call | None = None
+    met_in: Call | None = None
     owner: Owner | None = None
     saved: int | None = None
     node: str = ""
@@ -133,6 +139,7 @@ class CallRecorder:
         self._sources: dict[int, Source] = {}
         self._owners = _owners()
         self._open: Group | None = None
+        self._running: Call | None = None
         self._apart: BackwardApart | None = None
 
     def start(self) -> None:
@@ -143,6 +150,11 @@ class CallRecorder:
         watcher.seen = self._called
         self._apart = BackwardApart(lambda: watcher.turn(on=False), lambda before: watcher.turn(on=before))
         watcher.turn(on=True)
+
+    @staticmethod
+    def paused() -> AbstractContextManager[None]:
+        """Around the runtime's own work, which is not part of the step."""
+        return _watcher().unwatched()
 
     def stop(self) -> Calls:
         """End, and what was recorded. May be called again."""
@@ -160,6 +172,9 @@ class CallRecorder:
 
     def _called(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = schema_of(op).name.replace("::", ".")
+        if name.startswith(APART):
+            with _watcher().unwatched():
+                return op(*args, **kwargs)
         outermost = self._open is None
         if outermost:
             self._open = Group(name)
@@ -170,9 +185,10 @@ class CallRecorder:
             call = self._begun(op, name, args, kwargs)
             with _watcher().unwatched():
                 result = op(*args, **kwargs)
-            self._ended(call, result)
+                self._ended(call, result)
             return result
         finally:
+            self._running = None
             if outermost:
                 self._open = None
 
@@ -183,15 +199,16 @@ class CallRecorder:
         with _watcher().unwatched():
             call.args = tuple(self._kept(call, each) for each in args)
             call.kwargs = {name: self._kept(call, each) for name, each in kwargs.items()}
+        self._running = call
         return call
 
     def _ended(self, call: Call, result: Any) -> None:
-        with _watcher().unwatched():
-            for place, tensor in enumerate(tensors_of(result)):
-                storage = storage_of(tensor)
-                if storage is not None and self._known(storage) is None:
-                    source = call.results[place] = self._source(storage)
-                    source.maker = call
+        for place, tensor in enumerate(tensors_of(result)):
+            storage = storage_of(tensor)
+            source = None if storage is None else self._source(storage)
+            if source is not None and source.met_in is call and source.maker is None:
+                source.maker = call
+                call.results[place] = source
 
     def _kept(self, call: Call, value: Any) -> Any:
         """An argument without the tensor that it is."""
@@ -219,7 +236,7 @@ class CallRecorder:
             key = storage_key(storage)
             owner = self._owners.get(key)
             owned = owner is not None and (tensor := owner()) is not None and tensor.untyped_storage() is storage
-            found = Source(storage.nbytes(), weakref.ref(storage), owner=owner if owned else None)
+            found = Source(storage.nbytes(), weakref.ref(storage), None, self._running, owner if owned else None)
             self._sources[key] = found
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -268,7 +269,9 @@ class Learner:
         self._recomputing.stop()
         for kinds in self._known.values():
             for known in [each for each in kinds if each.rebuilder is not None]:
-                kinds[kinds.index(known)] = self._again(known)
+                kinds.remove(known)
+                with suppress(Infeasible):  # raised where the next step was observed
+                    kinds.append(self._again(known))
 
     def _again(self, known: Known) -> Known:
         """Plan a kind of step again, with the recomputes that are still allowed."""

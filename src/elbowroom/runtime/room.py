@@ -309,7 +309,7 @@ class Room(Records, Director, Conductor):
 
     def aside(self) -> AbstractContextManager[None]:
         """See Director."""
-        return NOTHING if self._recorder is None else self._recorder.paused()
+        return self._recomputes.paused() if self._recorder is None else self._recorder.paused()
 
     def known(self) -> Known | None:
         """See Conductor."""

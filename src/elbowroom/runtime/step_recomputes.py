@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager
 from typing import final
 
 import torch
 
+from elbowroom.capture.observe import NOTHING
 from elbowroom.errors import RecomputeFailed
 from elbowroom.runtime.calls import CallRecorder
 from elbowroom.runtime.entries import Entry
@@ -57,6 +59,10 @@ class StepRecomputes:
             self._rebuilder.begin(entries, proving=proving)
         if self._calls is not None:
             self._calls.start()
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Around the runtime's own work, which is not part of the step."""
+        return NOTHING if self._calls is None else self._calls.paused()
 
     def saves(self, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
         """The n-th storage of the step is saved."""

@@ -1,0 +1,275 @@
+"""Nothing wrong ever reaches the weights: what a recipe cannot rebuild is noticed, and what it reads is there."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import elbowroom as er
+from elbowroom.capture.recorder import live_ram_bytes
+from elbowroom.runtime import rebuilding
+from elbowroom.runtime.room import Room
+from tests.torch.helpers import Setup, Training, assert_equal, mean_square, needs, seeded, train
+from tests.torch.test_recompute_runs import STEPS, recomputed
+
+SIZE = 64
+
+
+class Body(nn.Module):
+    """Layers whose activations are worth to be recomputed; `between` works on what each of them gives."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor] = torch.tanh, layers: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(layers))
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = self.between(F.gelu(layer(x)))
+        return x
+
+
+def backward(loss: Tensor, _: int) -> None:
+    loss.backward()
+
+
+def training(module: nn.Module, backward: Callable[[Tensor, int], None] = backward) -> Setup:
+    """SGD on a module; `backward` gets the loss and the number of the step."""
+
+    def setup() -> Training:
+        x = torch.randn(128, SIZE)
+        torch.manual_seed(1)
+        for parameter in module.parameters():
+            nn.init.normal_(parameter, std=0.1)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+
+        def step(i: int) -> Tensor:
+            optimizer.zero_grad()
+            loss = mean_square(module(x))
+            backward(loss, i)
+            optimizer.step()
+            return loss
+
+        return Training(step, [module], [optimizer])
+
+    return setup
+
+
+def assert_same(setup: Setup, share: float = 0.4) -> Room:
+    """With recomputes in it, a training gives the same bits."""
+    plain = train(setup, STEPS)
+    inside, room = recomputed(setup, share)
+    assert_equal(inside, plain)
+    assert room.steps[-1].recomputed_bytes > 0
+    return room
+
+
+def in_place(x: Tensor) -> Tensor:
+    return x.clone().mul_(0.5).add_(1).relu_()
+
+
+def with_views(x: Tensor) -> Tensor:
+    """Halves that swap places: offsets, strides, and a storage that two tensors lie on."""
+    one, two = torch.tanh(x).chunk(2, 1)
+    return torch.cat([two.t().contiguous().t() * 2, torch.sigmoid(one[:, 3:]), one[:, :3]], 1)
+
+
+def under_autocast(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return torch.sigmoid(x @ x.t() @ x).float()
+
+
+def checkpointed(x: Tensor) -> Tensor:
+    return checkpoint(lambda y: torch.tanh(F.dropout(y, 0.3)) * y.exp().clamp(max=3), x, use_reentrant=False)
+
+
+BETWEEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "in-place ops": in_place,
+    "views with offsets": with_views,
+    "autocast": under_autocast,
+    "a checkpoint inside": checkpointed,
+    "dropout": lambda x: F.dropout(torch.tanh(x), 0.3),
+    "a chain of cheap ops": lambda x: torch.sigmoid(torch.tanh(x).exp().clamp(max=4) * x),
+    "a softmax with a mask": lambda x: x.masked_fill(x > 1, -1.0).softmax(1) * x.sin(),
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_what_lies_between_layers_is_rebuilt_bit_by_bit(name: str) -> None:
+    assert_same(training(Body(BETWEEN[name])))
+
+
+def test_two_backwards_of_one_graph_find_what_was_rebuilt_once() -> None:
+    def twice(loss: Tensor, i: int) -> None:
+        if i >= STEPS - 2:
+            loss.backward(retain_graph=True)
+        loss.backward()
+
+    assert_same(training(Body(), twice))
+
+
+def test_a_backward_in_another_thread_rebuilds_too() -> None:
+    def elsewhere(loss: Tensor, i: int) -> None:
+        if i < STEPS - 2:
+            loss.backward()
+            return
+        failed: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                loss.backward()
+            except BaseException as error:  # noqa: BLE001  it is raised in the main thread
+                failed.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert not failed, failed
+
+    assert_same(training(Body(), elsewhere))
+
+
+def test_a_tensor_that_the_user_holds_is_found_and_not_rebuilt() -> None:
+    class Kept(Body):
+        def forward(self, x: Tensor) -> Tensor:
+            self.held = []
+            for layer in self.layers:
+                x = torch.tanh(F.gelu(layer(x)))
+                self.held.append(x)
+            return x
+
+    assert_same(training(Kept()))
+
+
+class Changing(nn.Module):
+    """From one step on it multiplies by another number in every step; nothing else shows that."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.body = Body()
+        self.first, self.step = first, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.step += 1
+        factor = 1.0 + max(0, self.step - self.first) / 16
+        for layer in self.body.layers:
+            x = torch.sigmoid(torch.tanh(layer(x)) * factor) * x
+        return x
+
+
+def test_a_number_that_changes_in_the_steps_that_prove_is_found_there_and_nothing_is_wrong() -> None:
+    # given a factor that changes from the second step on
+    setup = lambda: training(Changing(1))()  # noqa: E731  a new module each time
+    plain = train(setup, STEPS + 2)
+    # when
+    with pytest.warns(RuntimeWarning, match="did not come out the same when they were recomputed"):
+        inside, room = recomputed(setup, 0.15, STEPS + 2)
+    # then backward got what had been swapped out
+    assert_equal(inside, plain)
+    assert sum(step.mismatches for step in room.steps) > 0
+
+
+def test_a_number_that_changes_later_is_an_error_before_an_optimizer_steps() -> None:
+    # given a factor that changes from the 8th step on: observed, calls and proofs are over
+    module = Changing(8)
+    weights: list[Tensor] = []
+
+    def setup() -> Training:
+        made = training(module)()
+
+        def step(i: int) -> Tensor:
+            weights[:] = [parameter.detach().clone() for parameter in module.parameters()]
+            return made.step(i)
+
+        module.step = 0
+        return Training(step, made.modules, made.optimizers)
+
+    # when
+    with pytest.raises(er.RecomputeFailed, match=r"did not give again what it gave in forward .* allow=\('swap',\)"):
+        recomputed(setup, 0.4, 12)
+    # then
+    assert all(torch.equal(one, other) for one, other in zip(weights, module.parameters(), strict=True))
+
+
+def test_another_branch_of_the_same_shapes_is_not_dropped() -> None:
+    # given tanh in most steps, and sigmoid, whose node has another name, in the last two
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.step = Body(), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.step += 1
+            other = self.step > STEPS
+            self.body.between = lambda x: x + (torch.sigmoid(x) if other else torch.tanh(x))
+            return self.body(x)
+
+    setup = lambda: training(Branching())()  # noqa: E731  a new module each time
+    plain = train(setup, STEPS + 2)
+    # when
+    inside, room = recomputed(setup, 0.1, STEPS + 2)
+    # then
+    assert_equal(inside, plain)
+    assert room.steps[STEPS - 1].mismatches == 0
+    assert room.steps[-1].mismatches > 0
+
+
+def test_a_weight_that_is_written_between_forward_and_backward_is_an_error() -> None:
+    # given biases, which autograd does not save, and which change before the backward of the last step
+    module = Body()
+
+    def after_writing(loss: Tensor, i: int) -> None:
+        if i == STEPS - 1:
+            with torch.no_grad():
+                for layer in module.layers:
+                    layer.bias.add_(1)  # pyright: ignore[reportOperatorIssue, reportCallIssue]
+        loss.backward()
+
+    # when
+    with pytest.raises(er.RecomputeFailed, match="was written or replaced between forward and backward"):
+        recomputed(training(module, after_writing))
+
+
+def test_an_error_in_the_middle_of_a_recipe_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a replay that fails at its last call in one step after those that prove
+    replay, fails = rebuilding.replay, [False]
+
+    def failing(program: Any, entry: Any, states: Any, device: Any, made: Any, began: Any) -> None:
+        def began_or_failed(at: int) -> None:
+            began(at)
+            if fails[0] and at == len(program.calls) - 1:
+                raise MemoryError("no room")
+
+        replay(program, entry, states, device, made, began_or_failed)
+
+    monkeypatch.setattr(rebuilding, "replay", failing)
+    setup = training(Body(BETWEEN["dropout"]))
+    least, peak = needs(setup, allow=("recompute",))
+    made = seeded(setup)
+    failed: list[int] = []
+    levels: list[int] = []
+    with er.within(least + (peak - least) // 2, min_size_bytes=1024, allow=("recompute",)) as room:
+        for i in range(12):
+            fails[0] = i == 9
+            try:
+                # the step after one that broke off has more saves than planned
+                with pytest.warns(RuntimeWarning) if i == 10 else nullcontext():
+                    made.step(i)
+            except MemoryError:
+                failed.append(i)
+            gc.collect()
+            levels.append(live_ram_bytes())
+    # then no bytes are left of the step that failed, where there are no gradients either, nor of it in the others
+    assert levels[9] <= levels[8]
+    assert levels[11] <= levels[8]
+    assert failed == [9]
+    assert len(room.steps) == 11
