@@ -10,6 +10,7 @@ benchmarks/results/gpu_<machine>_<date>.json. On the rig, where kernels do nothi
 from __future__ import annotations
 
 import argparse
+import ctypes
 import datetime
 import json
 import os
@@ -17,7 +18,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,20 @@ LARGE: dict[str, dict[str, Any]] = {
     "llama_1b": {"batch": 2},
 }
 """Cases of benchmarks/planning/models.py for step times, and what differs from their own settings."""
-METHODS = ("plain", "save_on_cpu", "within 75%", "within 50%", "within 25%")
+SEARCHED: dict[str, dict[str, Any]] = {"resnet50": {}, "unet3d": {"batch": 1, "base": 16}}
+"""Cases whose largest batch or resolution is searched, and what differs from their own settings."""
+METHODS = ("plain", "within 50%", "save_on_cpu", "checkpoint on blocks", "within 25%")
+LATER = ("within 75%", "OffloadActivations of TRL", "compiled, memory budget 0.5")
+"""Ways to train, those first that are wanted most; the later ones come once memory has been looked at."""
+MORE_MODELS: dict[str, dict[str, Any]] = {
+    "vgg16": {"batch": 16},
+    "inception_v3": {"batch": 8},
+    "deeplabv3": {"batch": 2, "resolution": 257},
+    "gpt2_small": {"batch": 2, "tokens": 512},
+    "nmt": {"batch": 16, "tokens": 20},
+    "llama_1b": {"batch": 1, "tokens": 512, "layers": 4},
+}
+"""Cases of benchmarks/planning/models.py whose memory is put beside the simulation, after those of tests/fakecuda."""
 STEPS = 5
 """Timed steps of each method, after those that elbowroom needs to observe and plan."""
 WARM = 4
@@ -67,7 +83,6 @@ def measured(small: bool) -> Report:
     """All parts that there is time for, the most wanted first."""
     until = time.monotonic() + LIMIT_S
     facts = child("facts")
-    times = ("step_ns", "step_least_ns", "simulated_step_ns")
     report: Report = {
         "version": 1,
         "date": f"{datetime.date.today():%Y-%m-%d}",
@@ -77,19 +92,30 @@ def measured(small: bool) -> Report:
         "link": child("link") if facts.get("is_gpu") else {"not_run": "not measured: this is no GPU"},
         "steps": {},
         "memory": {},
+        "largest": {},
     }
-    for name, method in ((name, method) for name in LARGE for method in METHODS):
-        settings = {} if small else LARGE[name]
-        small_settings = json.dumps(settings if not small else SMALL[name])
+    _all_steps(report, METHODS, until, small)
+    for names in _groups(small):
+        found = _in_time(until, partial(child, "memory", *names))
+        report["memory"].update(found if "not_run" not in found else dict.fromkeys(names, found))
+    for name, within in ((name, within) for name in SEARCHED for within in ("plain", "within")):
+        settings = json.dumps({"resolution": 128} if small and name == "resnet50" else SEARCHED[name])
+        found = _in_time(until, partial(child, "largest", name, within, settings, str(1 << 30 if small else 8 << 30)))
+        report["largest"].setdefault(name, {})[within] = {"measured": report["measured"], **found}
+    _all_steps(report, LATER, until, small)
+    return report
+
+
+def _all_steps(report: Report, methods: Sequence[str], until: float, small: bool) -> None:
+    """Step times of some methods on every case; without times where kernels do nothing."""
+    times = ("step_ns", "step_least_ns", "simulated_step_ns")
+    for name, method in ((name, method) for name in LARGE for method in methods):
+        settings = json.dumps((SMALL if small else LARGE)[name])
         plain = report["steps"].get(name, {}).get("plain", {}).get("reserved_bytes", 0)
-        found = _in_time(until, lambda: child("steps", name, method, small_settings, str(plain)))  # noqa: B023
-        if not report["measured"]:  # kernels that do nothing take no time that means anything
+        found = _in_time(until, partial(child, "steps", name, method, settings, str(plain)))
+        if not report["measured"]:
             found = {key: value for key, value in found.items() if key not in times} | {"ran": "not_run" not in found}
         report["steps"].setdefault(name, {})[method] = {"measured": report["measured"], **found}
-    for names in _groups(small):
-        found = _in_time(until, lambda: child("memory", *names))  # noqa: B023
-        report["memory"].update(found if "not_run" not in found else dict.fromkeys(names, found))
-    return report
 
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -104,7 +130,7 @@ def _groups(small: bool) -> Iterator[list[str]]:
     """Models whose memory is put beside the simulation, a few to a process."""
     from tests.fakecuda.within_models import MODELS
 
-    names = list(MODELS)[: 3 if small else None]
+    names = [*MODELS, *MORE_MODELS][: 3 if small else None]
     for at in range(0, len(names), 3):
         yield names[at : at + 3]
 
@@ -175,16 +201,18 @@ def memory(*names: str) -> Report:
     """Peaks at 75 % of what plain training reserves, as the allocator and the driver say, beside the simulation."""
     import torch
 
+    from benchmarks.planning.models import setup_of
     from tests.fakecuda.within import plain, within
     from tests.fakecuda.within_models import MODELS
 
     found: Report = {}
     for name in names:
-        step = MODELS[name]()
+        make = MODELS[name] if name in MODELS else setup_of(name, **MORE_MODELS[name])
+        step = make()
         kept = plain(step)
         del step
         torch.cuda.empty_cache()
-        step = MODELS[name]()
+        step = make()
         before_bytes = _used_bytes() - torch.cuda.memory_reserved()
         try:
             run = within(step, int(0.75 * kept[1]), 6)
@@ -198,6 +226,7 @@ def memory(*names: str) -> Report:
                 "simulated": run["simulated"],
                 "allocator": {"allocated": last["allocated"], "reserved": last["reserved"]},
                 "driver_bytes": _used_bytes() - before_bytes,
+                "nvml_used_bytes": nvml_used_bytes(),
                 "pinned_bytes": last["pinned"],
             }
         del step
@@ -214,17 +243,18 @@ def _used_bytes() -> int:
 
 def steps(name: str, method: str, settings: str, plain_bytes: str) -> Report:
     """Step times and peaks of one method on one case."""
-    import torch
-
     import elbowroom as er
-    from benchmarks.planning.models import setup_of
+    from benchmarks.gpu_peers import PEERS, Absent, around_steps, trained
 
-    step = setup_of(name, **json.loads(settings))()
+    step, model = trained(name, json.loads(settings))
     if method == "plain":
         return _timed(step)
-    if method == "save_on_cpu":
-        with torch.autograd.graph.save_on_cpu(pin_memory=True):
-            return _timed(step)
+    if method in PEERS:
+        try:
+            around = around_steps(method, model)
+        except Absent as problem:
+            return {"not_run": str(problem)}
+        return _timed(step, around)
     share = int(method.removeprefix("within ").removesuffix("%")) / 100
     if plain_bytes == "0":
         return {"not_run": "plain training did not run"}
@@ -243,18 +273,20 @@ def steps(name: str, method: str, settings: str, plain_bytes: str) -> Report:
     }
 
 
-def _timed(step: Callable[[], object]) -> Report:
-    """Steps after the warm ones: the median time, and the peaks."""
+def _timed(step: Callable[[], object], around: Callable[[], AbstractContextManager[object]] = nullcontext) -> Report:
+    """Steps after the warm ones, each in a context: the median time, and the peaks."""
     import torch
 
     for _ in range(WARM):
-        step()
+        with around():
+            step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     took_ns: list[int] = []
     for _ in range(STEPS):
         start_ns = time.perf_counter_ns()
-        step()
+        with around():
+            step()
         torch.cuda.synchronize()
         took_ns.append(time.perf_counter_ns() - start_ns)
     return {
@@ -266,7 +298,34 @@ def _timed(step: Callable[[], object]) -> Report:
     }
 
 
-CHILDREN: dict[str, Callable[..., Report]] = {"facts": facts, "link": link, "memory": memory, "steps": steps}
+def largest(*arguments: str) -> Report:
+    """See benchmarks.gpu_peers."""
+    from benchmarks.gpu_peers import largest as found
+
+    return found(*arguments)
+
+
+def nvml_used_bytes() -> int | None:
+    """What the driver's own library says is in use on the first device, by all processes; None where it is silent."""
+
+    class Memory(ctypes.Structure):
+        _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+    try:
+        library, handle, memory = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), Memory()
+        asked = (
+            library.nvmlInit_v2(),
+            library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)),
+            library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)),
+        )
+    except (OSError, AttributeError):
+        return None
+    return None if any(asked) else int(memory.used)
+
+
+CHILDREN: dict[str, Callable[..., Report]] = {
+    "facts": facts, "link": link, "memory": memory, "steps": steps, "largest": largest,
+}  # fmt: skip
 
 
 def summary(report: Report) -> str:
@@ -283,6 +342,9 @@ def summary(report: Report) -> str:
             else:
                 reserved = f"{found['reserved_bytes'] / 2**20:.0f} MiB reserved"
                 lines.append(f"{name}, {method}: {found['step_ns'] / plain_ns:.3f} of plain, {reserved}")
+    for name, found in report["largest"].items():
+        told = (f"{w} {f.get('largest', f.get('not_run', '')[-80:])}" for w, f in found.items())
+        lines.append(f"largest {name}: {', '.join(told)}" + ("" if report["measured"] else " (ran, not measured)"))
     for name, found in report["memory"].items():
         if "allocator" in found:
             off = found["simulated"]["reserved"] - found["allocator"]["reserved"]

@@ -1,0 +1,119 @@
+"""What training on a GPU is compared with, and how far each gets: the peers of benchmarks.gpu, run in its children.
+
+A peer is a context around each step, made once from the model; `Absent` says why one cannot run here.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import elbowroom as er
+from benchmarks.planning.models import setup_of
+
+PEERS = ("save_on_cpu", "checkpoint on blocks", "OffloadActivations of TRL", "compiled, memory budget 0.5")
+LARGEST: dict[str, tuple[str, int, int]] = {"resnet50": ("batch", 16, 512), "unet3d": ("resolution", 16, 256)}
+"""What is searched: the setting, its step, and where the search ends."""
+WARM = 3
+"""Steps after which a size is held to fit: elbowroom has observed and planned by then."""
+
+
+class Absent(Exception):
+    """A peer that cannot run here."""
+
+
+def around_steps(peer: str, model: nn.Module) -> Callable[[], AbstractContextManager[Any]]:
+    """Make a model ready for a peer; what each step then runs in.
+
+    Raises:
+        Absent: it cannot run here.
+    """
+    if peer == "save_on_cpu":
+        return partial(torch.autograd.graph.save_on_cpu, pin_memory=True)
+    if peer == "checkpoint on blocks":
+        for block in blocks_of(model):
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    elif peer == "OffloadActivations of TRL":
+        try:
+            from trl.models.activation_offloading import OffloadActivations  # pyright: ignore[reportMissingImports]
+        except ImportError as problem:
+            raise Absent(f"TRL is not installed: {problem}") from None
+        return OffloadActivations  # pyright: ignore[reportUnknownVariableType]
+    else:
+        from torch._functorch import config
+
+        config.activation_memory_budget = 0.5
+        model.compile()
+    return nullcontext
+
+
+def trained(name: str, settings: dict[str, Any]) -> tuple[Callable[[], Any], nn.Module]:
+    """The step of a case, and its model: the outermost module that was not there before."""
+    before = {id(module) for module in _modules()}
+    step = setup_of(name, **settings)()
+    made = [module for module in _modules() if id(module) not in before]
+    inside = {id(child) for module in made for child in module.children()}
+    (model,) = (module for module in made if id(module) not in inside)
+    return step, model
+
+
+def _modules() -> list[nn.Module]:
+    return [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+
+
+def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
+    """The blocks that a user would put checkpoints around: the outermost members of lists, where they have members."""
+    for child in model.children():
+        if isinstance(child, nn.ModuleList | nn.Sequential):
+            members = [each for each in child if any(True for _ in each.children())]
+            yield from (inner for each in members for inner in (blocks_of(each) if _is_list(each) else (each,)))
+
+
+def _is_list(module: nn.Module) -> bool:
+    """Whether a list has lists or blocks inside, and not just layers."""
+    return isinstance(module, nn.ModuleList | nn.Sequential) and any(any(True for _ in m.children()) for m in module)
+
+
+def largest(name: str, within: str, settings: str, limit_bytes: str) -> dict[str, Any]:
+    """The largest batch or resolution of a case whose steps run in so much memory, plain or within a budget.
+
+    Args:
+        name: one of LARGEST.
+        within: "plain", or "within".
+        settings: of the case, as JSON.
+        limit_bytes: of the allocator, for both.
+    """
+    setting, stride, most = LARGEST[name]
+    limit = int(limit_bytes)
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
+    base, low, high = json.loads(settings), 0, stride
+    while high <= most and _fits(name, {**base, setting: high}, within, limit):
+        low, high = high, 2 * high
+    high = min(high, most + stride)
+    while high - low > stride:
+        middle = (low + high) // 2 // stride * stride
+        fits = _fits(name, {**base, setting: middle}, within, limit)
+        low, high = (middle, high) if fits else (low, middle)
+    return {"setting": setting, "largest": low, "stride": stride, "limit_bytes": limit, "ends_at": most}
+
+
+def _fits(name: str, settings: dict[str, Any], within: str, limit_bytes: int) -> bool:
+    gc.collect()
+    torch.cuda.empty_cache()
+    try:
+        step = setup_of(name, **settings)()
+        with er.within(limit_bytes) if within == "within" else nullcontext():
+            for _ in range(WARM):
+                step()
+        torch.cuda.synchronize()
+    except (torch.OutOfMemoryError, er.Infeasible, er.TierError):
+        return False
+    return True
