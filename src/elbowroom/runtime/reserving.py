@@ -21,7 +21,7 @@ from elbowroom.runtime.asked import Asked
 from elbowroom.simulate import simulate
 from elbowroom.timeline import Curve, Timeline
 from elbowroom.trace import Trace
-from elbowroom.units import Budget, format_bytes
+from elbowroom.units import Amount, Budget, format_bytes
 
 PLANNER = "swap_greedy"
 PLANNER_OF_STATES = "swap_states"
@@ -80,7 +80,7 @@ def _course_within(trace: Trace, machine: Machine, budget: Budget, asked: Asked,
     if machine.allocator == "exact":
         return course_of(trace, machine, next(_plans(trace, machine, budget, asked, judge)))
     least = 0
-    for made in _plans(trace, machine, budget, asked, judge):
+    for made in _reserving(trace, machine, budget, asked, judge):
         for found in _courses(trace, machine, made):
             if found.peak_bytes <= budget_bytes:
                 return replace(found, plan=replace(made, budget_bytes=budget_bytes))
@@ -92,6 +92,22 @@ def _course_within(trace: Trace, machine: Machine, budget: Budget, asked: Asked,
         budget_bytes=budget_bytes,
         least_feasible_bytes=least,
     )
+
+
+def _reserving(trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: Judge) -> Iterator[Plan]:
+    """As `_plans`; where not even what is allocated fits, the error says what is reserved for the least of that."""
+    try:
+        yield from _plans(trace, machine, budget, asked, judge)
+    except Infeasible as problem:
+        least = replace(budget, device=Amount(size_bytes=problem.least_feasible_bytes))
+        made = next(_plans(trace, machine, least, asked, judge))
+        reserved = min(found.peak_bytes for found in _courses(trace, machine, made))
+        raise Infeasible(
+            f"{problem} These are allocated bytes; for that plan the allocator reserves {format_bytes(reserved)} "
+            f"({reserved} bytes): give at least so much.",
+            budget_bytes=problem.budget_bytes,
+            least_feasible_bytes=reserved,
+        ) from None
 
 
 def _plans(trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: Judge) -> Iterator[Plan]:
