@@ -7,7 +7,7 @@ the budget without such waits, and then for more. The least budget is that of th
 was asked for, so that what is named can be met.
 Reference: bisection; the replay is elbowroom.allocator. Optimal: never provably, as reserved bytes need not grow with
 allocated ones. Ignores: what the simulation does.
-Cost: ROUNDS times that of rough trials, plus replays of STEPS equal steps for each trial looked at.
+Cost: ROUNDS times that of rough trials, plus replays of a few equal steps for each trial looked at.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import final
 
-from elbowroom.allocator.of_trace import STEPS, played, reserved_at
+from elbowroom.allocator.of_trace import played, reserved_at
 from elbowroom.curves import away_points
 from elbowroom.lifetimes import LastStep
 from elbowroom.planners.confirming import replayed
@@ -55,18 +55,27 @@ def _step_of(trial: Trial) -> LastStep:
     return problem.step if problem.states is None else problem.states.step
 
 
-def reserves_within(trial: Trial, limit_bytes: int) -> bool:
-    """Whether no more is reserved, even without a limit."""
-    return all(reserved_bytes(trial, steps) <= limit_bytes for steps in (1, STEPS))
+def is_free(trial: Trial, limit_bytes: int) -> bool:
+    """Whether an allocator with a limit has room, without turning to the driver in every step."""
+    step, moves, problem = _step_of(trial), trial.played, trial.basis.asked
+    if _keeps_all(trial):
+        return reserved_bytes(trial) <= limit_bytes
+    away = away_points(step, moves, trial.done)
+    found = played(step, moves, away, problem.machine.allocator, limit_bytes=limit_bytes)
+    return not found.failed and not found.heights(step, moves).driven
 
 
-def reserved_bytes(trial: Trial, steps: int = STEPS) -> int:
+def _keeps_all(trial: Trial) -> bool:
+    return not (len(trial.played.n) or trial.played.rebuilds or trial.basis.asked.algorithms)
+
+
+def reserved_bytes(trial: Trial) -> int:
     """What an allocator without a limit reserves in some equal steps."""
     step, moves, problem = _step_of(trial), trial.played, trial.basis.asked
     away, settings = away_points(step, moves, trial.done), problem.machine.allocator
-    if not (len(moves.n) or moves.rebuilds or problem.algorithms):
+    if _keeps_all(trial):
         return int(reserved_at(step, moves, away, settings, as_recorded=True).level.max())
-    return int(played(step, moves, away, settings, steps=steps).reserved.max())
+    return int(played(step, moves, away, settings).reserved.max())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,7 +98,7 @@ def held_within(found: Found, budget_bytes: int) -> Held | None:
     trial, _ = found
     if peak_of(_step_of(trial), trial.played) > budget_bytes:
         return None
-    if reserves_within(trial, budget_bytes):
+    if is_free(trial, budget_bytes):
         return Held(found=found, step_ns=trial.cost[0], is_driven=False)
     problem = trial.basis.asked
     done = replayed(problem.step.trace, problem.machine, trial.plan(NAME), budget_bytes)
@@ -180,17 +189,16 @@ def fastest_within(budget_bytes: int, least_bytes: int, rough: Rough, enough_ns:
 def _look(found: Sequence[Found], budget_bytes: int, best: Held | None) -> tuple[Held | None, int]:
     """The first that is faster than the best so far and needs no driver; else the fastest, if it is faster with it.
 
-    The number says by how much those without a limit are over the budget.
+    The number says by how much the fastest is over the budget where it has no limit.
     """
-    over = list[int]()
     faster = [each for each in found[:LOOKS] if best is None or each[0].cost[0] < best.step_ns]
     for each in faster:
-        over.append(reserved_bytes(each[0]) - budget_bytes)
-        if over[-1] <= 0:
+        if is_free(each[0], budget_bytes):
             return Held(found=each, step_ns=each[0].cost[0], is_driven=False), 0
     held = [held_within(each, budget_bytes) for each in faster[:MOST_DRIVEN]]
     driven = [each for each in held if each is not None and (best is None or each.step_ns < best.step_ns)]
-    return min(driven, key=lambda each: each.step_ns, default=None), min(over, default=0)
+    over = max(0, reserved_bytes(faster[0][0]) - budget_bytes) if faster else 0
+    return min(driven, key=lambda each: each.step_ns, default=None), over
 
 
 @final
@@ -209,7 +217,7 @@ class Within:
             return False
         if not now.is_driven:
             held = Held(found=found, step_ns=trial.cost[0], is_driven=False)
-            held = held if reserves_within(trial, self._budget_bytes) else None
+            held = held if is_free(trial, self._budget_bytes) else None
         else:
             self._left -= 1
             held = held_within(found, self._budget_bytes)
