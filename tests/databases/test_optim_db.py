@@ -26,7 +26,8 @@ def settings() -> list[Any]:
 
 def trained(info: Any, given: dict[str, Any]) -> Training:
     model = mlp()
-    inputs = torch.randn(96, 64)
+    # What LBFGS keeps of earlier steps is more than what few rows save.
+    inputs = torch.randn(1024 if info.step_requires_closure else 96, 64)
     parameters = [each for each in model.parameters() if each.dim() == 2] if info.optim_cls.__name__ == "Muon" else None
     optimizer = info.optim_cls(parameters or model.parameters(), **given)
 
@@ -59,4 +60,6 @@ def test_weights_and_states_are_bit_equal_when_what_a_step_saves_is_swapped(info
     inside, room = train_within(setup)
     # then
     assert_equal(inside, plain)
-    assert room.steps[-1].swapped_out_bytes > 0
+    # LBFGS calls its closure as often as it likes: its steps differ, and the last may be of a kind that fits.
+    steps = room.steps if info.step_requires_closure else room.steps[-1:]
+    assert any(step.swapped_out_bytes > 0 for step in steps)
