@@ -2,6 +2,7 @@
 # make test    everything CI runs: lint, format, types, tests
 # make test-databases   half an hour more: PyTorch's own databases of ops, modules and optimizers under elbowroom
 # make fuzz    random traces, machines and budgets by the thousand: planners and simulator beside slow, obvious ones
+# make test-zoo   ten minutes more: models of MONAI and transformers under elbowroom; ZOO=zoo,timm adds those of timm
 # make demo    a 3D U-Net that does not fit in memory, trained inside a hard limit
 # make bench   the benchmark cases; results go to benchmarks/results
 # make clean   removes .venv and what the above left behind
@@ -10,6 +11,7 @@
 # TORCH_CONSTRAINT  a pip constraints file; with a GPU, point it at one that names your CUDA build, or leave it empty
 # PIP_ARGS          further arguments of pip install, for example the index that has your build of torch
 # FUZZ_ARGS         arguments of the fuzz: --cases, --seed of the first, --seconds to stop after
+# ZOO               extras of the packages whose models make test-zoo trains
 # PYTEST_ARGS       further arguments of pytest; by default as many processes as there are cores, up to 4
 
 PYTHON ?= python3
@@ -17,11 +19,12 @@ TORCH_CONSTRAINT ?= constraints.txt
 PIP_ARGS ?=
 FUZZ_ARGS ?= --cases 2000
 PYTEST_ARGS ?= -n auto --maxprocesses 4
+ZOO ?= zoo
 
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: venv test test-databases fuzz check demo bench clean
+.PHONY: venv test test-databases test-zoo fuzz check demo bench clean
 .DEFAULT_GOAL := venv
 
 venv: $(STAMP)
@@ -36,7 +39,11 @@ $(STAMP): pyproject.toml constraints.txt
 test: check
 
 test-databases: venv
-	$(BIN)/python -m pytest tests/databases $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/databases --timeout 300 $(PYTEST_ARGS)
+
+test-zoo: venv
+	$(BIN)/python -m pip install $(PIP_ARGS) $(if $(TORCH_CONSTRAINT),-c $(TORCH_CONSTRAINT)) -e '.[dev,demo,$(ZOO)]'
+	$(BIN)/python -m pytest tests/zoo --timeout 300 $(PYTEST_ARGS)
 
 fuzz: venv
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
