@@ -1,0 +1,102 @@
+"""Every optimizer of PyTorch's own database, each setting, each way to run it: bit-equal with its states away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing._internal.common_optimizers import optim_db
+
+import elbowroom as er
+from tests.torch.helpers import MIN_SIZE_BYTES, Training, assert_equal, finish, mean_square, mlp, needs, seeded, train
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+WIDTH, DEPTH, SAMPLES, STEPS = 32, 4, 16, 6
+WAYS: dict[str, dict[str, bool]] = {
+    "one by one": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+KEPT = {"LBFGS": "its step calls a closure, within which the training runs", "SGD": "none without momentum"}
+"""Optimizers whose states stay, at least with some settings, and why."""
+
+
+def settings() -> list[Any]:
+    """Every optimizer with each of its settings that are for the CPU, in each way that it can run there."""
+    found: list[Any] = []
+    infos: list[Any] = list(optim_db)
+    for info in infos:
+        ways = [way for way in WAYS if way in (*info.supported_impls, "one by one")]
+        if "cpu" not in info.supports_fused_on:
+            ways = [way for way in ways if way != "fused"]
+        for number, each in enumerate(info.optim_inputs_func(device="cpu")):
+            for way in ways if len(ways) > 1 else ["as it is"]:
+                given = {**each.kwargs, **WAYS.get(way, {})}
+                found.append(pytest.param(info, given, id=f"{info.optim_cls.__name__}-{each.desc}-{number}-{way}"))
+    return found
+
+
+def trained(info: Any, given: dict[str, Any]) -> Training:
+    model, inputs = mlp(WIDTH, DEPTH), torch.randn(SAMPLES, WIDTH)
+    parameters = [each for each in model.parameters() if each.dim() == 2] if info.optim_cls.__name__ == "Muon" else None
+    optimizer = info.optim_cls(parameters or model.parameters(), **given)
+
+    def step(_: int) -> Tensor:
+        def closure() -> Tensor:
+            optimizer.zero_grad(set_to_none=True)
+            loss = mean_square(model(inputs))
+            loss.backward()
+            return loss
+
+        if info.step_requires_closure:
+            return optimizer.step(closure).detach()
+        loss = closure().detach()
+        optimizer.step()
+        return loss
+
+    return Training(step, [nn.ModuleList([model])], [optimizer])
+
+
+def large_states(training: Training) -> int:
+    """Bytes of the states that may leave."""
+    tensors = [v for values in training.optimizers[0].state.values() for v in values.values() if isinstance(v, Tensor)]
+    return sum(size for size in (v.untyped_storage().nbytes() for v in tensors) if size >= MIN_SIZE_BYTES)
+
+
+@pytest.mark.parametrize(("info", "given"), settings())
+def test_weights_and_states_are_bit_equal_with_states_away(info: Any, given: dict[str, Any]) -> None:
+    name = info.optim_cls.__name__
+    if name == "SparseAdam":
+        pytest.skip("it takes sparse gradients only; tests/torch/test_states_cases.py has it with an embedding")
+
+    def setup() -> Training:
+        return trained(info, given)
+
+    # given a budget that a third of the states must make room for
+    plain = train(setup, STEPS)
+    training = seeded(setup)
+    finish(training, 2)
+    states = 0 if name == "LBFGS" or given.get("differentiable") else large_states(training)
+    del training
+    # (one tensor at a time: the lists of foreach need more, and less once they are carried out in parts)
+    alone = {key: value for key, value in given.items() if key not in ("foreach", "fused")}
+    if alone != given:
+        alone["foreach"] = False
+    least, _ = needs(lambda: trained(info, alone))
+    budget = least - states // 3 if states else least + MIN_SIZE_BYTES
+    # when
+    with er.within(budget, min_size_bytes=MIN_SIZE_BYTES, allow=("swap", "state")) as room:
+        inside = finish(seeded(setup), STEPS)
+    # then
+    assert_equal(inside, plain)
+    assert sum(step.mismatches for step in room.steps) == 0
+    if states:
+        assert room.trace is not None
+        assert room.plan is not None
+        saved = {save.storage for save in room.trace.saves}
+        assert any(swap.storage not in saved for swap in room.plan.swaps), "states move"
+    else:
+        assert name in KEPT or given.get("differentiable") or not large_states(seeded(setup)), "states that stay"
