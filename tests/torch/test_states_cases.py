@@ -328,10 +328,10 @@ def test_a_state_that_somebody_holds_stays_on_the_device_and_this_is_said() -> N
             loss.backward()
             optimizer.step()
             if number == 4:
-                held.append(optimizer.state[model[0].weight]["exp_avg"])
+                held.append(optimizer.state[optimizer.param_groups[0]["params"][0]]["exp_avg"])
             if number > 4:
                 assert held[-1].untyped_storage().nbytes() == 4 * WIDTH * WIDTH
-                assert bool((held[-1] == optimizer.state[model[0].weight]["exp_avg"]).all())
+                assert bool((held[-1] == optimizer.state[optimizer.param_groups[0]["params"][0]]["exp_avg"]).all())
             return loss.detach()
 
         return Training(step, [model], [optimizer])

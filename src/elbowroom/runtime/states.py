@@ -14,13 +14,13 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, final
 
 import torch
 
 from elbowroom.capture.recorder import Recorder
-from elbowroom.errors import TierError
+from elbowroom.errors import TierError, TierFull
 from elbowroom.runtime._torch_compat import storage_key
 from elbowroom.runtime.entries import StateEntry
 from elbowroom.runtime.executor import Executor
@@ -171,11 +171,12 @@ class States:
             if known is not None and not _fits(known, self._part, states):
                 self._conductor.surprised_by_part(self._part)
                 known = None
-            for found, n in zip(states, _windows(known, self._part, len(states)), strict=True):
-                if n is not None:
-                    self._leave(optimizer, found, n)
             if known is None:
-                self._executor.settle()
+                self._leave_all(optimizer, states)
+            else:
+                for found, slot in zip(states, known.schedule.parts[self._part], strict=True):
+                    if slot.n is not None:
+                        self._leave(optimizer, found, slot.n)
             self._tick(ends=True)
         self._ended.append((weakref.ref(optimizer), portion, id(mapping_of(optimizer))))
         self._part += 1
@@ -208,14 +209,21 @@ class States:
             states = [] if optimizer is None else self._movable(optimizer, portion)
             if optimizer is None or not _fits(known, part, states):
                 continue
-            for found, n in zip(states, _windows(known, part, len(states)), strict=True):
+            for found, slot in zip(states, known.schedule.parts[part], strict=True):
                 entry = self._away.get(storage_key(found.storage))
-                if n is None or n not in known.schedule.carried:
+                if slot.n is None or slot.n not in known.schedule.carried:
                     self._arrive(found.storage)
                 elif entry is not None:
-                    entry[0].n, self._of_window[n] = n, entry[0]
+                    entry[0].n, self._of_window[slot.n] = slot.n, entry[0]
                 else:
-                    self._leave(optimizer, found, n)
+                    self._leave(optimizer, found, slot.n)
+        self._executor.settle()
+
+    def _leave_all(self, optimizer: torch.optim.Optimizer, states: list[Found]) -> None:
+        """In an observed step: move all states of a part below, as far as there is room, and wait until they are."""
+        with suppress(TierFull):  # a plan may not need to move them at all
+            for found in states:
+                self._leave(optimizer, found, OBSERVED)
         self._executor.settle()
 
     def _leave(self, optimizer: torch.optim.Optimizer, found: Found, n: int) -> None:
@@ -302,10 +310,3 @@ def _fits(known: Known, part: int, states: list[Found]) -> bool:
     expected = parts[part] if part < len(parts) else ()
     found = [(each.size_bytes, str(each.dtype).removeprefix("torch.")) for each in states]
     return part < len(parts) and found == [(slot.size_bytes, slot.dtype) for slot in expected]
-
-
-def _windows(known: Known | None, part: int, count: int) -> list[int | None]:
-    """Per state of a part: the window in which it is away, None where it stays."""
-    if known is None:
-        return [OBSERVED] * count
-    return [slot.n for slot in known.schedule.parts[part]]
