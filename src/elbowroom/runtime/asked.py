@@ -18,6 +18,7 @@ from elbowroom.units import parse_bytes
 
 MEANS_OF_RUNS: tuple[Means, ...] = ("swap", "recompute", "state", "algorithm")
 """What a run can carry out."""
+DEFAULT_MEANS: tuple[Means, ...] = ("swap", "state")
 
 
 CHOOSING = ("planner", "options", "include", "exclude")
@@ -50,7 +51,7 @@ class Knobs(TypedDict, total=False):
 class Asked:
     """Knobs of a run, checked. Attributes as in `Knobs`."""
 
-    allow: tuple[Means, ...] = MEANS_OF_RUNS
+    allow: tuple[Means, ...] = DEFAULT_MEANS
     min_size_bytes: int = MIN_SIZE_BYTES
     planner: str | None = None
     options: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -82,7 +83,7 @@ def asked(min_size_bytes: int, knobs: Knobs, *, has_plan: bool) -> Asked:
         raise UsageError(f"within: given min_size_bytes={size_bytes!r}; allowed is an int of at least 1")
     if name is not None and name not in PLANNERS:
         raise UsageError(f"planner: given {shown(name)}; allowed is one of {', '.join(PLANNERS)}")
-    allow = tuple(knobs.get("allow", MEANS_OF_RUNS))
+    allow = tuple(knobs.get("allow", DEFAULT_MEANS))
     if unknown := [means for means in allow if means not in MEANS_OF_RUNS]:
         raise UsageError(
             f"within: given allow={unknown[0]!r}; allowed are {', '.join(MEANS_OF_RUNS)} in a run; take any of them"
