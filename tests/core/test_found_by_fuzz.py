@@ -79,3 +79,34 @@ def test_of_a_small_step_every_swap_of_a_state_is_played() -> None:
     trace, on = found("states_one_by_one")
     made = planned(trace, on, 157)
     assert simulate(trace, on, made).step_ns == fastest_ns(trace, on, 157)
+
+
+def test_of_many_storages_of_which_few_can_move_all_plans_count() -> None:
+    # given more windows than plans of them are played, most of which no tier can take
+    trace, on = found("many_that_cannot_move")
+    with pytest.raises(Infeasible) as caught:
+        planned(trace, on, 0)
+
+    # then no plan needs less than what is named
+    assert next(every_plan(trace, on, caught.value.least_feasible_bytes - 1), None) is None
+
+
+@pytest.mark.parametrize("extra_bytes", [0, 1, 10**6, 5 * 10**6])
+def test_a_budget_that_is_named_in_reserved_bytes_is_met_and_so_is_every_larger_one(extra_bytes: int) -> None:
+    # given a caching allocator, and no room below the device
+    trace, on = found("named_in_reserved_bytes")
+    with pytest.raises(Infeasible) as caught:
+        planned(trace, on, 0)
+    budget = caught.value.least_feasible_bytes + extra_bytes
+    assert simulate(trace, on, planned(trace, on, budget)).peak_reserved_bytes <= budget
+
+
+@pytest.mark.parametrize(
+    ("name", "budget", "baseline"),
+    [("driver_waits", 405798911, "recompute_blocks"), ("state_away", 116, "swap_states")],
+)
+def test_a_baseline_that_keeps_the_budget_is_no_faster(name: str, budget: int, baseline: str) -> None:
+    # given a caching allocator that waits for the driver at its limit; and states whose swaps alone are enough
+    trace, on = found(name)
+    ns = [simulate(trace, on, planned(trace, on, budget, each)).step_ns for each in ("optimal", baseline)]
+    assert ns[0] <= ns[1]

@@ -32,15 +32,16 @@ def plan_count(trace: Trace, machine: Machine) -> int:
 def every_plan(trace: Trace, machine: Machine, budget_bytes: int) -> Iterator[Plan]:
     """All plans that may run on a machine within a budget of allocated bytes."""
     step = last_step(trace)
+    windows, ops = _swaps(trace, machine), _algorithms(step)
     for recomputes in _recipes(step):
         dropped = {storage for each in recomputes for storage in each.storages}
         if len(dropped) < sum(len(each.storages) for each in recomputes):
             continue
-        for chosen in product(*_swaps(trace, machine)):
+        for chosen in product(*windows):
             swaps = [swap for swap in chosen if swap is not None]
             if dropped.intersection(swap.storage for swap in swaps):
                 continue
-            for algorithms in product(*_algorithms(step)):
+            for algorithms in product(*ops):
                 made = Plan(
                     trace_id=trace.id,
                     planner="every",

@@ -19,7 +19,7 @@ from elbowroom.algorithms import with_algorithms
 from elbowroom.checks import check_step
 from elbowroom.errors import InvalidPlan
 from elbowroom.lanes import NEVER, play
-from elbowroom.lifetimes import listed
+from elbowroom.lifetimes import listed, why_kept
 from elbowroom.machine import TierName
 from elbowroom.moves import Moves, moves_of_plan, tiers_of_plan
 from elbowroom.plan import Algorithm, Plan, Recompute, Swap
@@ -34,9 +34,13 @@ MOST_PLANS = 300
 
 def are_few(problem: Problem) -> bool:
     """Whether all plans can be played."""
-    most = MOST_PLANS.bit_length()
-    windows, recipes = np.count_nonzero(problem.step.size >= max(1, problem.min_size_bytes)), _on_offer(problem)
-    return bool(windows <= most) and len(recipes) < most and _count(problem) <= MOST_PLANS
+    step, most = problem.step, MOST_PLANS.bit_length()
+    largest = max((tier.capacity_bytes for tier in problem.machine.tiers[1:]), default=0)
+    fits = (step.size >= max(1, problem.min_size_bytes)) & (step.size <= largest)
+    if np.count_nonzero(fits[len(step.saves) :]) >= most or np.count_nonzero(fits) > 2 * MOST_PLANS:
+        return False
+    saves = sum(1 for n in np.nonzero(fits[: len(step.saves)])[0].tolist() if why_kept(step, n) is None)
+    return saves < most and len(_on_offer(problem)) < most and _count(problem) <= MOST_PLANS
 
 
 def fastest_of_all(problem: Problem, known: Plan | None) -> tuple[Plan, int]:
