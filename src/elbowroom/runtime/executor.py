@@ -297,6 +297,12 @@ class Executor:
             entry.alive = lambda: None
             self.handle_died(entry)
 
+    def lose(self, entry: StateEntry) -> None:
+        """A state's bytes cannot be had back: give it others, and its room on the tier away."""
+        entry.spoil()
+        entry.alive = lambda: None
+        self.handle_died(entry)
+
     # Handles that come and go
 
     def handle_made(self, entry: Entry) -> None:

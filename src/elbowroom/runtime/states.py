@@ -284,7 +284,7 @@ class States:
                     self._arrive(storage)
             except TierError as found:
                 problem = problem or found
-                entry.spoil()
+                self._executor.lose(entry)
         self._away.clear()
         self._of_window.clear()
         self._parts, self._ended, self._placed_for = [], [], None

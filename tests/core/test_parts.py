@@ -1,0 +1,132 @@
+"""Steps of optimizers in parts: when their states may be away, what a run does at the borders, and who plans it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elbowroom.errors import Infeasible, InvalidPlan, InvalidRecord
+from elbowroom.files import decode, encode
+from elbowroom.lifetimes import last_step
+from elbowroom.moves import peak_in_one_go
+from elbowroom.plan import Plan, Swap
+from elbowroom.planners import plan
+from elbowroom.schedule import Action, StateSlot, compile_schedule
+from elbowroom.trace import Part, Trace
+from tests.core.build import Build, machine
+
+
+def trained(temporary: int = 0, states: tuple[int, ...] = (100, 100)) -> Trace:
+    """Two layers of 30 bytes, op 0 to 3; then per state a part of two ops, of which the first one uses the state."""
+    build = Build()
+    held = [build.storage(size, "optimizer_state") for size in states]
+    made: list[int] = []
+    for _ in range(2):
+        made.append(build.op("forward", 100, make=30))
+        build.save(made[-1])
+    build.phase = "backward"
+    for storage in reversed(made):
+        build.read(storage)
+        build.op("backward", 100, reads=(storage,))
+        build.free(storage)
+    build.phase = "optimizer"
+    for storage in held:
+        build.op("update", 10, temporary=temporary, reads=(storage,), writes=(storage,))
+        build.op("apply", 10)
+    parts = [Part(first_op=4 + 2 * i, end_op=6 + 2 * i, storages=(storage,)) for i, storage in enumerate(held)]
+    return replace(build.trace(), parts=tuple(parts))
+
+
+def swapping(trace: Trace, *swaps: tuple[int, int, int]) -> Plan:
+    made = tuple(Swap(storage=s, tier="disk", out_after_op=out, back_before_op=back) for s, out, back in swaps)
+    return Plan(trace_id=trace.id, planner="test", budget_bytes=10**9, swaps=made)
+
+
+def test_a_state_is_idle_from_the_end_of_its_part_to_the_begin_of_it_in_the_next_step() -> None:
+    step = last_step(trained())
+    windows = list(
+        zip(step.storage[2:].tolist(), step.idle_from[2:].tolist(), step.first_read[2:].tolist(), strict=True)
+    )
+    # the first part is ops 4 and 5, the second ops 6 and 7, of which only the first uses the state
+    assert windows == [(0, 6, 4), (1, 8, 6)]
+    # two saves at 1 and 2, read back at 2 and 3, and the borders of the parts
+    assert step.ticks.tolist() == [1, 2, 3, 4, 6, 8]
+
+
+def test_what_no_part_names_stays() -> None:
+    trace = trained()
+    named = replace(trace, parts=(trace.parts[0], replace(trace.parts[1], storages=())))
+    assert last_step(named).storage[2:].tolist() == [0]
+
+
+def test_the_schedule_says_what_to_do_at_the_borders_of_parts() -> None:
+    # given the first state back where the step begins, the second one where the first part ends
+    trace = trained()
+    schedule = compile_schedule(trace, swapping(trace, (0, 5, 0), (1, 7, 6)))
+
+    # windows 2 and 3 come after the two saves
+    assert schedule.parts == ((StateSlot(100, "float32", 2),), (StateSlot(100, "float32", 3),))
+    assert schedule.carried == {2, 3}
+    assert schedule.on_begin is not None
+    assert schedule.on_begin.back == (2,)
+    assert schedule.on_part[0, True] == schedule.on_part[1, False]
+    assert schedule.on_part[0, True].back == (3,)
+    # 200 bytes of states, both there in neither forward nor backward: 100 + 60
+    assert schedule.peak_allocated_bytes == 160
+    assert isinstance(schedule.on_part[0, True], Action)
+
+
+def test_states_that_no_part_names_are_refused_in_a_run_with_what_to_ask_for() -> None:
+    trace = replace(trained(), parts=())
+    with pytest.raises(InvalidPlan) as caught:
+        compile_schedule(trace, swapping(trace, (0, 4, 4)))
+    assert str(caught.value) == (
+        "the plan swaps 1 storages that autograd does not save, the first a optimizer_state; allowed in a run are "
+        "optimizer states that the trace names in the parts of its optimizer step, as one that `within` records does, "
+        "and no gradients: plan again with elbowroom.plan(..., allow=('swap',)), or leave the plan to `within`"
+    )
+
+
+def test_parts_carried_out_in_one_go_hold_what_they_hold_beside_each_other() -> None:
+    # 200 bytes of states, and a temporary of 40 in each part: 280 in one go, 240 one after the other
+    step = last_step(trained(temporary=40))
+    assert peak_in_one_go(step) == 280
+    assert int(step.level[step.point_of[4] :].max()) == 240
+    assert peak_in_one_go(last_step(replace(trained(), parts=()))) == 0
+
+
+def test_swap_states_moves_states_only_where_saves_are_not_enough() -> None:
+    trace, on = trained(), machine()
+    saved = {save.storage for save in trace.saves}
+
+    # 230 bytes are one layer beside both states: saves alone do
+    enough = plan(trace, on, 230, "swap_states", min_size_bytes=1)
+    assert {swap.storage for swap in enough.swaps} <= saved
+
+    # 229 bytes are not: a state goes
+    less = plan(trace, on, 229, "swap_states", min_size_bytes=1)
+    assert {swap.storage for swap in less.swaps} - saved
+    with pytest.raises(Infeasible) as caught:
+        plan(trace, on, 99, "swap_states", min_size_bytes=1)
+    # in a part its state is there
+    assert caught.value.least_feasible_bytes == 100
+    with pytest.raises(Infeasible):
+        plan(trace, on, 229, "swap_states", min_size_bytes=1, allow=("swap",))
+
+
+def test_parts_are_in_the_file_of_a_trace_and_an_older_one_has_none() -> None:
+    trace = trained()
+    assert decode(encode(trace), Trace).parts == trace.parts
+    older = encode(replace(trace, parts=())).replace(b'"version":3', b'"version":2')
+    without = older.replace(b',"parts":{"columns":["first_op","end_op","storages"],"rows":[]}', b"")
+    assert without != older
+    assert decode(without, Trace) == replace(trace, parts=())
+
+
+def test_parts_that_overlap_or_name_what_is_not_there_are_refused() -> None:
+    trace = trained()
+    with pytest.raises(InvalidRecord):
+        replace(trace, parts=(trace.parts[1], trace.parts[0]))
+    with pytest.raises(InvalidRecord):
+        replace(trace, parts=(replace(trace.parts[0], storages=(99,)),))
