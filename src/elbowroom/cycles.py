@@ -68,7 +68,9 @@ def _ready(step: LastStep, moves: Moves, done: Play | None) -> tuple[Ints, Ints]
     """Per write of the step before, and of this one, the position from which it should have ended."""
     earlier = np.full(len(moves.n), step.first_op, np.int64)
     if done is None:
-        return earlier, np.maximum(step.idle_from[moves.n] + 1, step.saved_at[moves.n])
+        # A later write that is to have ended takes the earlier ones along; who still uses those keeps them alive.
+        idle_from = np.minimum.accumulate(step.idle_from[moves.n][::-1])[::-1]
+        return earlier, np.maximum(idle_from, step.saved_at[moves.n])
     ticks = ticks_of(step, moves)
     room_ns, places = done.room_ns[ticks - step.first_op], np.append(ticks, step.end_op + 1)
     carried = places[np.searchsorted(room_ns, done.carried_end_ns, side="left")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,8 +14,9 @@ from elbowroom.lifetimes import LastStep, last_step
 from elbowroom.machine import Link, Machine, Tier, TierName
 from elbowroom.moves import Moves, moves_of_plan, need, waits
 from elbowroom.planners import plan
+from elbowroom.planners.problem import moves_on_demand
 from elbowroom.trace import Trace
-from tests.core.build import chain, traces
+from tests.core.build import Build, chain, traces
 
 MIB = 2**20
 
@@ -93,3 +95,24 @@ def test_no_wait_is_left_out_and_none_comes_before_its_save(trace: Trace, percen
         for size, left, back in zip(moves.size[which].tolist(), begin.tolist(), end.tolist(), strict=True):
             change[left:back] -= size
         assert int(change.max()) <= int(needed.max())
+
+
+def test_a_storage_in_use_does_not_hold_up_those_that_left_after_it() -> None:
+    # given one that is saved first and used until the end of forward, and one that is saved later and idle at once
+    build = Build()
+    skip = build.save(build.op(make=12 * MIB), idle=False)
+    inner = build.save(build.op(make=12 * MIB))
+    build.op()
+    build.idle(skip)
+    for saved in (inner, skip):
+        build.phase = "backward"
+        build.read(saved)
+        build.op(reads=(saved,))
+        build.free(saved)
+    build.end_step()
+    step = last_step(build.trace())
+    moves = moves_on_demand(step, np.array([0, 1]))
+    # when nothing is known of rates
+    waiting = early_waits(step, moves, on_host(moves), None)
+    # then both writes have ended where the later one is idle, at position 2: the skip is freed by its last user
+    assert waiting[2] == 2

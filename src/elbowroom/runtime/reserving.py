@@ -16,7 +16,7 @@ from elbowroom.lifetimes import last_step, listed
 from elbowroom.machine import Machine
 from elbowroom.moves import moves_of_plan, need, tiers_of_plan
 from elbowroom.plan import Plan
-from elbowroom.planners import Judge, Means, any_recompute, asking
+from elbowroom.planners import Asking, Judge, Means, any_recompute, asking
 from elbowroom.runtime.asked import Asked
 from elbowroom.simulate import simulate
 from elbowroom.timeline import Curve, Timeline
@@ -111,10 +111,31 @@ def _reserving(trace: Trace, machine: Machine, budget: Budget, asked: Asked, jud
 
 
 def _plans(trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: Judge) -> Iterator[Plan]:
-    """Plans for less and less allocated bytes."""
+    """Plans for less and less allocated bytes; in the end the one that has all away as long as can be."""
     # A budget above what the machine has is no limit here, and `plan` would refuse it.
     allowed, least = min(budget.device.size_bytes or 0, machine.tiers[0].capacity_bytes), 0
-    ask = asking(
+    ask = _asking(trace, machine, budget, asked, judge)
+    for turn in range(ROUNDS_OF_RECOMPUTES if "recompute" in asked.allow else ROUNDS):
+        try:
+            yield ask.plan(allowed)
+        except Infeasible as problem:
+            if not turn:
+                raise
+            least = problem.least_feasible_bytes
+        if allowed == least:
+            break
+        allowed = max(least, allowed - allowed // 12)
+    if asked.planner is None and "swap" in asked.allow:
+        everything = replace(asked, planner="threshold", options={"size_bytes": 1})
+        try:
+            last = _asking(trace, machine, budget, everything, judge).plan(budget.device.size_bytes or 0)
+        except Infeasible:
+            return
+        yield last
+
+
+def _asking(trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: Judge) -> Asking:
+    return asking(
         trace,
         replace(machine, allocator="exact"),
         budget,
@@ -126,16 +147,6 @@ def _plans(trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: 
         modules=asked.selection(),
         judge=judge,
     )
-    for turn in range(ROUNDS_OF_RECOMPUTES if "recompute" in asked.allow else ROUNDS):
-        try:
-            yield ask.plan(allowed)
-        except Infeasible as problem:
-            if not turn:
-                raise
-            least = problem.least_feasible_bytes
-        if allowed == least:
-            return
-        allowed = max(least, allowed - allowed // 12)
 
 
 def _planner(allow: Sequence[Means]) -> str:
