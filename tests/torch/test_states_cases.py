@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -395,3 +396,50 @@ def test_cross_entropy_of_a_language_model_moves_states() -> None:
     plain, inside, room = both(setup)
     assert_equal(inside, plain)
     assert states_moved(room)
+
+
+@pytest.mark.filterwarnings("ignore:elbowroom. saved storage:RuntimeWarning")
+def test_a_gradient_scaler_that_skips_a_step_leaves_states_as_they_are() -> None:
+    def setup() -> Training:
+        model, inputs = mlp(WIDTH, DEPTH), torch.randn(SAMPLES, WIDTH)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+        def step(number: int) -> Tensor:
+            optimizer.zero_grad()
+            loss = mean_square(model(inputs))
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            if number == 6:
+                next(model.parameters()).grad.fill_(float("inf"))  # pyright: ignore[reportOptionalMemberAccess]
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach()
+
+        return Training(step, [model], [optimizer])
+
+    plain, inside, room = both(setup)
+    assert_equal(inside, plain)
+    assert states_moved(room)
+
+
+def test_a_plan_of_one_run_is_followed_in_the_next() -> None:
+    def made() -> er.Plan:
+        _, _, room = both(with_groups)
+        assert room.plan is not None
+        return room.plan
+
+    # given a plan, and nothing else that is left of the run it was made in
+    given = made()
+    gc.collect()
+
+    # when
+    with er.within(plan=given, min_size_bytes=MIN_SIZE_BYTES) as room:
+        inside = finish(seeded(with_groups), STEPS)
+
+    # then
+    assert states_moved(room)
+    assert room.plan is not None
+    assert [swap.storage for swap in room.plan.swaps] == [swap.storage for swap in given.swaps]
+    assert_equal(inside, plainly(with_groups, STEPS))

@@ -330,13 +330,14 @@ def _moved_to(trace: Trace, given: Plan) -> Plan:
     if not given.swaps or given.trace_id == trace.id:
         return replace(given, trace_id=trace.id)
     first = given.swaps[0]
-    saved_at = next((save.saved_at for save in trace.saves if save.storage == first.storage), None)
-    if saved_at is None:
+    last_uses = {storage: part.end_op - 1 for part in trace.parts for storage in part.storages}
+    last_uses |= {save.storage: save.saved_at - 1 for save in trace.saves}
+    if first.storage not in last_uses:
         raise InvalidPlan(
             f"plan: it swaps storage {first.storage}, which this step does not save; it is for another model, batch or "
             "shape. Make a plan from a trace of this training"
         )
-    shift = saved_at - 1 - first.out_after_op
+    shift = last_uses[first.storage] - first.out_after_op
     swaps = tuple(
         replace(s, out_after_op=s.out_after_op + shift, back_before_op=s.back_before_op + shift) for s in given.swaps
     )
