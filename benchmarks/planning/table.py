@@ -18,11 +18,11 @@ HEADING = "| model and GPU | kept: reserved, step | budget | optimal: step | bou
 
 
 def table(result: dict[str, Any]) -> str:
-    """A row for every budget of every pair; steps are multiples of the one that keeps everything."""
+    """A row for every budget of every pair, its commit in brackets; steps are multiples of the one that keeps all."""
     lines = [HEADING, f"|{'---|' * (HEADING.count('|') - 1)}"]
     for pair, entry in result["pairs"].items():
         keep = entry["kept"]
-        name = f"{pair}: {entry['words']}"
+        name = f"{pair}: {entry['words']} ({entry['commit']})"
         for label in dict.fromkeys(row["budget"] for row in entry["rows"]):
             rows = [row for row in entry["rows"] if row["budget"] == label]
             ours = next((row for row in rows if row["planner"] == "optimal"), None)
