@@ -1,4 +1,4 @@
-"""Writes the table of docs/planning.md from the newest result file: `python -m benchmarks.planning.table`."""
+"""Writes the tables of docs/planning.md from the newest result files: `python -m benchmarks.planning.table`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from elbowroom.units import format_bytes, format_ns
 PAGE = ROOT / "docs" / "planning.md"
 START = "<!-- planning: made by python -m benchmarks.planning.table, do not edit -->"
 END = "<!-- planning end -->"
+HEADLINES_START = START.replace("planning:", "headlines:")
+HEADLINES_END = END.replace("planning", "headlines")
 HEADING = "| model and GPU | kept: reserved, step | budget | optimal: step | bound | moved | busy | best other: step |"
 
 
@@ -56,14 +58,38 @@ def _others(rows: list[dict[str, Any]]) -> str:
     return "none fits" if best is None else f"{best['slowdown']:.3f} ({best['planner']})"
 
 
+def headlines(result: dict[str, Any]) -> str:
+    """A row for every headline: what was published, what keeping everything needs, and what the plan does."""
+    lines = [
+        "| headline | published | largest kept, planned | reserved: kept, least, allowed | step | bound |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, made in result["headlines"].items():
+        keep, row = made["kept"], made["row"]
+        grown = f"{made['plain']}, {made['planned']}: {made['times']:.2f}x" if "vary" in made else ""
+        sizes = (keep["peak_reserved_bytes"], made["least_bytes"], made["allowed_bytes"])
+        figures = f"{', '.join(map(format_bytes, sizes))} | {row['slowdown']:.3f}"
+        bound = f"{row['lower_bound_ns'] / keep['step_ns']:.3f}" if "lower_bound_ns" in row else ""
+        lines.append(f"| {name} | {made['said']} | {grown} | {figures} | {bound} |")
+    said = f"commit {result['versions']['commit']}; benchmarks/results/{result['file']}"
+    return "\n".join([*lines, "", f"<sub>Simulated. {said}</sub>"])
+
+
+def _between(page: str, start: str, end: str, text: str) -> str:
+    """A page with what stands between two marks made new."""
+    before, _, rest = page.partition(start)
+    _, _, after = rest.partition(end)
+    return f"{before}{start}\n\n{text}\n\n{end}{after}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planning.table", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail where the page is out of date")
     given = parser.parse_args()
     page = Path(PAGE).read_text()
-    before, _, rest = page.partition(START)
-    _, _, after = rest.partition(END)
-    new = f"{before}{START}\n\n{table(newest_results(RESULTS)['planning'])}\n\n{END}{after}"
+    results = newest_results(RESULTS)
+    new = _between(page, START, END, table(results["planning"]))
+    new = _between(new, HEADLINES_START, HEADLINES_END, headlines(results["headlines"]))
     if given.check:
         sys.exit(f"{PAGE}: out of date; run python -m benchmarks.planning.table" if new != page else 0)
     Path(PAGE).write_text(new)
