@@ -21,6 +21,7 @@ from elbowroom.lanes import LATE, NEVER, Play, play
 from elbowroom.lifetimes import Ints, LastStep, listed
 from elbowroom.machine import Machine, TierName
 from elbowroom.moves import Moves, need, ticks_of, waits
+from elbowroom.rebuilds import beats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,7 +29,7 @@ class Cycle:
     """One step of many.
 
     Attributes:
-        allocated: per op, bytes in blocks at most.
+        allocated: per op, bytes in blocks at most, recipes that run before it included.
         reserved: per op, bytes that the allocator holds at most.
     """
 
@@ -120,7 +121,11 @@ def cycle(step: LastStep, moves: Moves, waiting: Mapping[int, int], settings: st
         steps: how many.
     """
     done = played(step, moves, away_points(step, moves, waiting), settings, steps=steps)
-    return Cycle(allocated=_per_op(step, done.allocated), reserved=_per_op(step, done.reserved))
+    allocated = _per_op(step, done.allocated)
+    for beat in beats(step, moves.rebuilds, done.allocated):
+        place = min(moves.rebuilds[beat.rebuild].position, step.end_op - 1) - step.first_op
+        allocated[place] = max(allocated[place], beat.most)
+    return Cycle(allocated=allocated, reserved=_per_op(step, done.reserved))
 
 
 def _per_op(step: LastStep, level: Ints) -> Ints:

@@ -68,3 +68,18 @@ def test_the_allocator_holds_what_the_simulation_says_and_no_more_than_the_budge
         assert run["plan"]["states"] or last["held"] == 0
         assert run["after"]["host"] == 0, "all host memory is given back"
     assert any("plan" in run for run in found["runs"]), "one of the budgets can be met"
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("model", ["residual net", "separable convolutions"])
+def test_the_allocator_holds_what_the_simulation_says_where_storages_are_recomputed(rig: Path, model: str) -> None:
+    # when it trains with recomputes alone: observed twice, calls recorded, proven twice
+    spec = {"model": model, "shares": (0.85,), "steps": 8, "options": {"allow": ["recompute"]}}
+    (run,) = on_the_rig(rig, spec)["runs"]
+    # then
+    assert run["recomputed"][-1] > 0
+    assert run["figures"][-1] == {"out": 0, "back": 0, "mismatches": 0}
+    for kind in ("allocated", "reserved"):
+        measured, simulated = run["steps"][-1][kind], run["simulated"][kind]
+        assert abs(measured - simulated) <= simulated / 100 + MIB, kind
+    assert max(step["reserved"] for step in run["steps"][3:]) <= run["budget_bytes"]

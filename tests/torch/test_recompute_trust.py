@@ -216,7 +216,7 @@ def test_another_branch_of_the_same_shapes_is_not_dropped() -> None:
     setup = lambda: training(Branching())()  # noqa: E731  a new module each time
     plain = train(setup, STEPS + 2)
     # when
-    inside, room = recomputed(setup, 0.1, STEPS + 2)
+    inside, room = recomputed(setup, 0.25, STEPS + 2)
     # then
     assert_equal(inside, plain)
     assert room.steps[STEPS - 1].mismatches == 0

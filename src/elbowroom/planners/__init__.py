@@ -119,7 +119,7 @@ def asking(
 ) -> Asking:
     """As `plan`, to ask for one device budget after the other; the amount that `budget` has for it is not looked at.
 
-    No plan of `optimal` has a recompute that `judge` refuses.
+    No plan of `optimal` or `capuchin` has a recompute that `judge` refuses.
     """
     if planner not in PLANNERS:
         raise UsageError(f"planner: given {planner!r}; allowed is one of {', '.join(PLANNERS)}")

@@ -154,7 +154,7 @@ class _Shown(NamedTuple):
 def _recomputed(problem: Problem) -> Iterator[_Shown]:
     """The recomputes of single storages."""
     for option in options(problem.step, max(1, problem.min_size_bytes)):
-        if option.kind == "single":
+        if option.kind == "single" and problem.judge(option.recompute):
             yield _Shown(option.saved_bytes / max(1, option.duration_ns), -1, option)
 
 

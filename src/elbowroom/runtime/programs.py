@@ -3,7 +3,8 @@
 Computes: for each recompute of a plan the recorded calls of its ops (calls.py), and for each tensor in their arguments
 whether its storage is made by a call before, is a saved storage of the step, or belongs to a parameter or buffer.
 Impossible are: ops that the recorded step did not call at that place, storages of which nothing is known (constants,
-inputs that autograd did not save), and random ops that no tick precedes at which their generator's state can be noted.
+inputs that autograd did not save), storages that Python filled and no call did, and random ops that no tick precedes at
+which their generator's state can be noted.
 
 Note: [Generator states]
 The runtime has control at ticks. The state that a random op drew from is that of any tick after the random op before
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from elbowroom.capture.operators import UNFILLED, reads_bytes
 from elbowroom.lifetimes import LastStep, op_label
 from elbowroom.plan import Plan, Recompute
 from elbowroom.recipes.tables import RANDOM, STATISTICS
@@ -124,6 +126,7 @@ def program_of(found: Matched, recompute: Recompute, index: int) -> Program:
     if any(call.flags != calls[0].flags for call in calls):
         raise Impossible("its ops ran under different settings")
     makes = _made(found, recompute, calls)
+    check_filled(calls, set(makes.values()))
     inputs, copied = _inputs(calls)
     return Program(
         index=index,
@@ -154,6 +157,28 @@ def _made(found: Matched, recompute: Recompute, calls: Sequence[Call]) -> dict[i
             raise Impossible(f"storage {storage} had {source.size_bytes} bytes in the recorded step")
         makes[n] = source
     return makes
+
+
+def check_filled(calls: Sequence[Call], needed: set[Source]) -> None:
+    """All that is read was written by a call: not by Python, as where a tensor is made of a list. Raises Impossible."""
+    unfilled: set[Source] = set()
+    for call in calls:
+        written = {view.source for view in _written(call)}
+        unfilled -= written
+        if reads_bytes(call.name) and any(view.source in unfilled for view in views_of((call.args, call.kwargs))):
+            raise Impossible(f"{call.name} reads what no call has written")
+        if call.name.removeprefix("aten.") in UNFILLED:
+            unfilled.update(call.results.values())
+    if unfilled & needed:
+        raise Impossible("it makes what no call has written")
+
+
+def _written(call: Call) -> list[View]:
+    """Arguments that a call changes."""
+    arguments = schema_of(call.op).arguments
+    given = dict(zip((argument.name for argument in arguments), call.args, strict=False)) | call.kwargs
+    changed = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return list(views_of([given.get(name) for name in changed]))
 
 
 def _inputs(calls: Sequence[Call]) -> tuple[list[Source], list[Source]]:

@@ -8,9 +8,13 @@ import torch
 
 from elbowroom.runtime._torch_compat import set_storage
 
-PIECE_BYTES = 1 << 20
-PLACES = 512
+PIECE_BYTES = 1 << 17
+PLACES = 256
 """Words of each dropped storage that are compared in every step, spread over all of it, its ends among them."""
+
+
+SEGMENT_BYTES = 2 << 20
+"""Of small blocks, in the caching allocator of CUDA."""
 
 
 @final
@@ -48,6 +52,11 @@ def _words(
     tensor = torch.empty(0, dtype=dtype, device=storage.device)
     set_storage(tensor, storage, offset, shape, stride)
     return tensor
+
+
+def sample_bytes(count: int, *, caching: bool) -> int:
+    """Bytes on the device that samples of so many storages take at most; with a caching allocator in a segment more."""
+    return 2 * 4 * PLACES * count + (SEGMENT_BYTES if caching and count else 0)
 
 
 @final

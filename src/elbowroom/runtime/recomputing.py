@@ -7,6 +7,7 @@ then it is planned again with the recomputes that the calls can carry out.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import final
 
 from elbowroom.errors import Infeasible, InvalidPlan
@@ -19,11 +20,12 @@ from elbowroom.runtime.calls import Calls
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.known import Known, known_of
 from elbowroom.runtime.programs import Impossible, Matched, is_possible, matched, programs_of
+from elbowroom.runtime.proofs import sample_bytes
 from elbowroom.runtime.rebuilding import Rebuilder
 from elbowroom.runtime.reserving import Course, course_of, course_within, without
 from elbowroom.simulate import simulate
 from elbowroom.trace import Trace
-from elbowroom.units import Budget
+from elbowroom.units import Amount, Budget
 
 PROOFS = 2
 """So many steps under a plan with recomputes prove them in every bit."""
@@ -105,7 +107,8 @@ class Recomputing:
 
     def _course(self, trace: Trace, machine: Machine, found: Matched | None) -> Course | None:
         """A plan with recomputes; of those that can be carried out, where that is known."""
-        save_of = {save.storage: n for n, save in enumerate(last_step(trace).saves)}
+        step = last_step(trace)
+        save_of = {save.storage: n for n, save in enumerate(step.saves)}
 
         def may(recompute: Recompute) -> bool:
             banned = any(save_of[storage] in self._banned for storage in recompute.storages)
@@ -113,6 +116,10 @@ class Recomputing:
 
         try:
             asked = self._asked if trace.parts else without(self._asked, "state")
-            return course_within(trace, machine, self._budget, asked, may)
+            large = int((step.size[: len(step.saves)] >= asked.min_size_bytes).sum())
+            taken_bytes = sample_bytes(large, caching=machine.allocator != "exact")
+            left_bytes = max(0, (self._budget.device.size_bytes or 0) - taken_bytes)
+            budget = replace(self._budget, device=Amount(size_bytes=left_bytes))
+            return course_within(trace, machine, budget, asked, may)
         except Infeasible:
             return None

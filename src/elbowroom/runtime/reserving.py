@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 from elbowroom.cycles import Cycle, cycle, early_waits
 from elbowroom.errors import Infeasible
@@ -25,7 +26,8 @@ from elbowroom.units import Amount, Budget, format_bytes
 
 PLANNER = "swap_greedy"
 PLANNER_OF_STATES = "swap_states"
-PLANNER_OF_RECOMPUTES = "optimal"
+PLANNER_OF_RECOMPUTES = "optimal" if find_spec("highspy") else "capuchin"
+"""The best that knows recomputes; without the solver, the best that needs none."""
 ROUNDS = 10
 """Plans that are tried for one budget."""
 ROUNDS_OF_RECOMPUTES = 3
