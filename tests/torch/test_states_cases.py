@@ -443,3 +443,33 @@ def test_a_plan_of_one_run_is_followed_in_the_next() -> None:
     assert room.plan is not None
     assert [swap.storage for swap in room.plan.swaps] == [swap.storage for swap in given.swaps]
     assert_equal(inside, plainly(with_groups, STEPS))
+
+
+def test_a_distributed_state_dict_taken_in_the_middle_is_whole() -> None:
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    taken: list[Any] = []
+
+    def setup() -> Training:
+        def update(number: int, model: nn.Module, optimizer: Any, loss: Tensor) -> None:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if number == 5:
+                taken.append(copy.deepcopy(get_optimizer_state_dict(model, optimizer)))
+
+        return training(update)
+
+    def bare() -> Training:
+        return training(lambda _number, _model, optimizer, loss: (loss.backward(), optimizer.step(), None)[2])
+
+    plain = plainly(setup, STEPS)
+    least, _ = needs(bare)
+    with er.within(least - 4 * DEPTH * WIDTH * WIDTH, min_size_bytes=MIN_SIZE_BYTES) as room:
+        inside = finish(seeded(setup), STEPS)
+
+    assert_equal(inside, plain)
+    assert states_moved(room)
+    expected, found = (each["state"] for each in taken)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name]["exp_avg"], found[name]["exp_avg"]) for name in expected)
