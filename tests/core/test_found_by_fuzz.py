@@ -91,6 +91,14 @@ def test_of_many_storages_of_which_few_can_move_all_plans_count() -> None:
     assert next(every_plan(trace, on, caught.value.least_feasible_bytes - 1), None) is None
 
 
+def test_no_state_goes_where_there_is_no_room_for_it_beside_the_saves() -> None:
+    # given a caching allocator above a host that holds some of the states, or some of the saves
+    trace, on = found("states_beyond_the_host")
+    with pytest.raises(Infeasible) as caught:
+        planned(trace, on, 0)
+    check(trace, planned(trace, on, caught.value.least_feasible_bytes), on)
+
+
 @pytest.mark.parametrize("extra_bytes", [0, 1, 10**6, 5 * 10**6])
 def test_a_budget_that_is_named_in_reserved_bytes_is_met_and_so_is_every_larger_one(extra_bytes: int) -> None:
     # given a caching allocator, and no room below the device

@@ -144,7 +144,8 @@ def states_near(problem: Problem, pool: Pool, best: Trial) -> Iterator[Trial]:
 def _beside(basis: Basis, best: Trial) -> Iterator[Trial]:
     """The same swaps of saves, and what covers the budget now."""
     moves = basis.moves(best.moves.n, best.moves.back)
-    if int(need(basis.asked.step, moves).max()) <= basis.asked.budget_bytes:
+    asked = basis.asked
+    if int(need(asked.step, moves).max()) <= asked.budget_bytes and asked.holds(moves):
         yield tried(basis, moves)
     trial = covered(basis, best.moves.n)
     if trial is not None:
