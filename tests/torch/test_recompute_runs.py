@@ -119,6 +119,20 @@ def test_the_first_steps_under_a_plan_with_recomputes_swap_out_what_they_drop_to
     assert moved == [(True, True), (True, True), (False, True), (False, True), (False, True)]
 
 
+@pytest.mark.parametrize("name", SETUPS)
+def test_the_measured_peak_is_the_simulated_one_and_the_timeline_has_what_ran_again(name: str) -> None:
+    # when
+    _, room = recomputed(SETUPS[name], measure=True)
+    line, simulated = room.measured, room.simulated
+    # then within 1 % + 64 KiB: what samples take
+    assert line is not None
+    assert simulated is not None
+    assert room.plan is not None
+    assert abs(line.peak_allocated_bytes - simulated.peak_allocated_bytes) <= line.peak_allocated_bytes / 100 + 2**16
+    again = [span.op for span in line.spans if span.kind == "recompute"]
+    assert set(again) == {op for recompute in room.plan.recomputes for op in recompute.recipe}
+
+
 def test_means_that_no_run_can_carry_out_are_refused() -> None:
     # when
     with pytest.raises(er.UsageError) as error, er.within("1GiB", allow=("swap", "compress")):  # type: ignore[arg-type]

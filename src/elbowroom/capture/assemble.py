@@ -12,7 +12,7 @@ from typing import final
 import torch
 
 from elbowroom.capture.clock import DeviceClock
-from elbowroom.capture.drafts import OpDraft, SaveDraft, StorageDraft, flops_of, save_of
+from elbowroom.capture.drafts import Brief, OpDraft, SaveDraft, StorageDraft, flops_of, save_of
 from elbowroom.capture.layout import BRIEF, HOLE
 from elbowroom.capture.measured import Clock, Moved, curve_of, spans_of
 from elbowroom.capture.recorder import Note, Recording
@@ -50,6 +50,7 @@ class Assembly:
         self._paused = 0
         self._steps: list[int] = []
         self._changes: list[tuple[int, int, int]] = []
+        self._brief = Brief(self._changes)
         self._path = ""
         self._node_paths: dict[int, str] = {}
         self._phase: Phase = "forward"
@@ -128,12 +129,14 @@ class Assembly:
         if block.address in self._at:
             self._free(block.address)
         if self._paused:
+            self._brief.alloc(self._now_ns, block.address, block.size_bytes, self._storages)
             return
         storage = self._at[block.address] = self._new(block, "workspace", from_stream=True)
         if self._open_op is not None:
             self._open_op.made.append(storage)
 
     def _free(self, address: int) -> None:
+        self._brief.free(self._now_ns, address)
         storage = self._at.pop(address, None)
         if storage is None:
             return
@@ -257,6 +260,7 @@ class Assembly:
 
     def _on_placed(self, note: Note) -> None:
         block = note.blocks[0]
+        self._brief.free(self._now_ns, block.address)
         saved = self._by_entry.get(id(note.entry))
         if saved is None:
             self._copies[block.address] = self._new(block, "activation")
@@ -328,8 +332,10 @@ class Assembly:
     def _on_optimizer_ends(self, _note: Note) -> None:
         self._phase = "other"
 
-    def _on_ended(self, _note: Note) -> None:
-        """Its mark is all there is to it."""
+    def _on_ended(self, _note: Note) -> None: ...
+
+    def _on_recomputes(self, note: Note) -> None:
+        self._brief.runs = note.path == "begin"
 
     def _on_pause(self, _note: Note) -> None:
         self._paused += 1

@@ -52,6 +52,33 @@ class SaveDraft:
     copies: int = 0
 
 
+@dataclass(slots=True)
+class Brief:
+    """What recipes hold while they run: bytes on the device that are part of no trace.
+
+    Attributes:
+        changes: where its bytes are counted.
+        runs: whether one runs now.
+    """
+
+    changes: list[tuple[int, int, int]]
+    runs: bool = False
+    _held: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+
+    def alloc(self, at_ns: int, address: int, size_bytes: int, storages: list[StorageDraft]) -> None:
+        """A block was handed out."""
+        if self.runs:
+            self._held[address] = len(storages), size_bytes
+            self.changes.append((at_ns, len(storages), size_bytes))
+            storages.append(StorageDraft(size_bytes, "temporary", "", from_stream=True))
+
+    def free(self, at_ns: int, address: int) -> None:
+        """A block was taken back, or is counted as something else from now on."""
+        storage, size_bytes = self._held.pop(address, (0, 0))
+        if size_bytes:
+            self.changes.append((at_ns, storage, -size_bytes))
+
+
 def flops_of(op: OpDraft, storages: list[StorageDraft]) -> int:
     """FLOPs of an op, from its arguments and what it made."""
     width = ITEM_BYTES.get(storages[op.reads[0]].dtype, 4) if op.reads else 4

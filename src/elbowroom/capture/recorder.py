@@ -134,6 +134,7 @@ class Recorder:
             stalled=self._happened,
             moved=self._happened,
             dropped=self._dropped,
+            recomputes=self._recomputes,
             emptied=self._emptied,
         )
 
@@ -228,6 +229,9 @@ class Recorder:
             return
         self._note(Note("placed", entry, (block,)))
         self._watch(storage, Note("placed_died", entry, (block,)))
+
+    def _recomputes(self, begins: bool) -> None:
+        self._note(Note("recomputes", path="begin" if begins else "end"))
 
     def _dropped(self, entry: Entry) -> None:
         self._note(Note("dropped", entry))

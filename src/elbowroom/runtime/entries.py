@@ -176,3 +176,4 @@ class Observer:
     stalled: Callable[[Happening], None] | None = None
     moved: Callable[[Happening], None] | None = None
     dropped: Callable[[Entry], None] | None = None
+    recomputes: Callable[[bool], None] | None = None

@@ -94,6 +94,8 @@ class Run(Remake):
     def _rebuild(self, missing: list[Entry]) -> None:
         made: Storages = {}
         clock = _Clock(self._step.executor, self.program, missing[0])
+        tell = self._step.executor.observer.recomputes or _nobody
+        tell(True)
         try:
             self._check_owners()
             replay(self.program, self._input, self._step.states, self._step.executor.device, made, clock.began)
@@ -102,6 +104,7 @@ class Run(Remake):
                 self._step.rebuilt(self.program, entry, made.pop(self.program.makes[entry.n]))
         finally:
             made.clear()  # a traceback would keep it all
+            tell(False)
 
     def _check_owners(self) -> None:
         found = [None if (tensor := owner()) is None else version_of(tensor) for owner in self.program.owners]
@@ -119,6 +122,10 @@ class Run(Remake):
                 f"{INSTEAD}"
             )
         return self._step.executor.read(entry)
+
+
+def _nobody(_begins: bool) -> None:
+    """Is told where no recorder is on."""
 
 
 class _Clock:
