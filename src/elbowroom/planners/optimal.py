@@ -6,7 +6,8 @@ its choice is made whole, arranged and played, for a few margins of the budget, 
 fastest is then improved by exchanges, each of them played (refining.py), until the bound is met or the effort is spent.
 Reference: flow.py names it; improving by exchanges is local search (Papadimitriou and Steiglitz, "Combinatorial
 Optimization", 1982, chapter 19). Optimal: where it meets the bound; and where there are few options, as then all of
-them are played (every_plan.py). Never slower, simulated, than any baseline that meets the same budget (seeds.py).
+them are played (every_plan.py). Never slower, simulated, than any baseline that meets the same budget of allocated
+bytes (seeds.py); of reserved bytes it can be, near the least budget.
 Ignores: what the simulator ignores. Cost: the program's, then plays of n log n each, fewer of them the larger n is.
 """
 
