@@ -174,8 +174,8 @@ def _check_means(step: LastStep, plan: Plan) -> None:
     if loose:
         category = step.trace.storages[loose[0]].category if loose[0] < len(step.trace.storages) else "storage"
         raise InvalidPlan(
-            f"the plan swaps {len(loose)} storages that autograd does not save, the first a {category}; allowed in a "
-            "run are optimizer states that the trace names in the parts of its optimizer step, as one that `within` "
-            "records does, and no gradients: plan again with elbowroom.plan(..., allow=('swap',)), or leave the plan "
-            "to `within`"
+            f"the plan swaps {len(loose)} storages that autograd does not save, such as of category {category}; "
+            "allowed in a run are optimizer states that the trace names in the parts of its optimizer step, as one "
+            "that `within` records does, and no gradients: plan again with elbowroom.plan(..., allow=('swap',)), or "
+            "leave the plan to `within`"
         )

@@ -82,9 +82,9 @@ def test_states_that_no_part_names_are_refused_in_a_run_with_what_to_ask_for() -
     with pytest.raises(InvalidPlan) as caught:
         compile_schedule(trace, swapping(trace, (0, 4, 4)))
     assert str(caught.value) == (
-        "the plan swaps 1 storages that autograd does not save, the first a optimizer_state; allowed in a run are "
-        "optimizer states that the trace names in the parts of its optimizer step, as one that `within` records does, "
-        "and no gradients: plan again with elbowroom.plan(..., allow=('swap',)), or leave the plan to `within`"
+        "the plan swaps 1 storages that autograd does not save, such as of category optimizer_state; allowed in a run "
+        "are optimizer states that the trace names in the parts of its optimizer step, as one that `within` records "
+        "does, and no gradients: plan again with elbowroom.plan(..., allow=('swap',)), or leave the plan to `within`"
     )
 
 
