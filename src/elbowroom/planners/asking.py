@@ -9,7 +9,7 @@ from typing import final
 from elbowroom.checks import check_step
 from elbowroom.errors import Infeasible
 from elbowroom.plan import Plan
-from elbowroom.planners.confirming import least_limit, replayed, within_reserved
+from elbowroom.planners.confirming import confirmed, least_limit
 from elbowroom.planners.infeasible import in_reserved_bytes
 from elbowroom.planners.least import Weighed
 from elbowroom.planners.options import apply
@@ -40,21 +40,9 @@ class Asking:
         except Infeasible as found:
             raise self._in_reserved_bytes(found) from None
         if problem.machine.allocator != "exact" and made.bound is None:  # what has a bound was confirmed
-            made = self._within_reserved(problem, made)
+            made = confirmed(problem, self._name, self._make, made)
         check_step(problem.step, made, problem.machine)
         return made
-
-    def _within_reserved(self, problem: Problem, made: Plan) -> Plan:
-        """A plan whose reserved bytes are within the budget, without waits for the driver where one is found."""
-        first = replayed(problem.step.trace, problem.machine, made, problem.budget_bytes)
-        if first.fits and not first.is_driven:
-            return first.plan
-        try:
-            return within_reserved(problem, self._name, self._least_bytes(), lambda asked: [self._make(asked)])
-        except Infeasible:
-            if first.fits:
-                return first.plan
-            raise
 
     def weigh(self, budget_bytes: int) -> Weighed:
         """A plan within a budget, and its simulation.
@@ -74,14 +62,6 @@ class Asking:
     def _make(self, problem: Problem) -> Plan:
         """What the planner makes, which knows allocated bytes only."""
         return apply(self._planner, self._name, problem, self._options)
-
-    def _least_bytes(self) -> int:
-        """Allocated bytes that the planner can plan for at least."""
-        try:
-            self._make(replace(self._problem, budget_bytes=0))
-        except Infeasible as problem:
-            return problem.least_feasible_bytes
-        return 0
 
     def _in_reserved_bytes(self, found: Infeasible) -> Infeasible:
         """An error whose least feasible budget is what the allocator reserves for the plan that allocates least."""

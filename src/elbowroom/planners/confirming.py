@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from elbowroom.algorithms import with_algorithms
 from elbowroom.driver import DRIVER
+from elbowroom.errors import Infeasible
 from elbowroom.lifetimes import last_step
 from elbowroom.machine import Machine
 from elbowroom.moves import moves_of_plan
@@ -89,6 +90,40 @@ def least_limit(trace: Trace, machine: Machine, made: Plan) -> int:
         middle = (fails + fits) // 2
         fits, fails = (middle, fails) if replayed(trace, machine, made, middle).fits else (fits, middle)
     return fits
+
+
+def confirmed(problem: Problem, planner: str, make: Callable[[Problem], Plan], made: Plan | None = None) -> Plan:
+    """A plan of a planner that counts allocated bytes, whose reserved bytes are within the budget.
+
+    Waits for the driver are avoided where a plan without them is found.
+
+    Args:
+        problem: what was asked; its budget counts reserved bytes.
+        planner: its name.
+        make: the planner.
+        made: what it makes of the problem, where that is known.
+
+    Raises:
+        Infeasible: no plan that was tried is within the budget.
+    """
+    first = replayed(problem.step.trace, problem.machine, make(problem) if made is None else made, problem.budget_bytes)
+    if first.fits and not first.is_driven:
+        return first.plan
+    try:
+        return within_reserved(problem, planner, _least_bytes(problem, make), lambda asked: [make(asked)])
+    except Infeasible:
+        if first.fits:
+            return first.plan
+        raise
+
+
+def _least_bytes(problem: Problem, make: Callable[[Problem], Plan]) -> int:
+    """Allocated bytes that a planner can plan for at least."""
+    try:
+        make(replace(problem, budget_bytes=0))
+    except Infeasible as found:
+        return found.least_feasible_bytes
+    return 0
 
 
 def within_reserved(problem: Problem, planner: str, least_bytes: int, solve: Solve) -> Plan:

@@ -7,7 +7,7 @@ fastest is then improved by exchanges, each of them played (refining.py), until 
 Reference: flow.py names it; improving by exchanges is local search (Papadimitriou and Steiglitz, "Combinatorial
 Optimization", 1982, chapter 19). Optimal: where it meets the bound; and where there are few options, as then all of
 them are played (every_plan.py). Never slower, simulated, than any baseline that meets the same budget of allocated
-bytes (seeds.py); of reserved bytes it can be, near the least budget.
+bytes (seeds.py); of reserved bytes by no more than CLOSE says.
 Ignores: what the simulator ignores. Cost: the program's, then plays of n log n each, fewer of them the larger n is.
 """
 
@@ -32,7 +32,7 @@ from elbowroom.planners.choosing import (
 from elbowroom.planners.confirming import replayed
 from elbowroom.planners.every_plan import are_few, fastest_of_all, least_of_all
 from elbowroom.planners.infeasible import in_reserved_bytes, infeasible, reserves_more
-from elbowroom.planners.problem import Problem, as_plan, movable, peak_of, with_disk
+from elbowroom.planners.problem import Problem, as_plan, movable, peak_of, with_disk, without_disk
 from elbowroom.planners.program import bound_ns
 from elbowroom.planners.refining import (
     EVERY,
@@ -48,11 +48,14 @@ from elbowroom.planners.refining import (
 )
 from elbowroom.planners.reserving import Held, Within, fastest_within, held_within, lowest
 from elbowroom.planners.searching import GAP_SHARE, NAME, Found, Search, pool_of
+from elbowroom.planners.seeds import seeds_in_reserved, trial_of
 from elbowroom.planners.states import all_away, for_free, states_near
 from elbowroom.planners.trying import Trial, arranged, tried
 
 MOST_FRUGAL = 3
 """So many of the choices that allocate least are replayed to see what the allocator needs."""
+CLOSE = 1.05
+"""Where the best takes more than so many times the bound, the baselines are asked too, each for reserved bytes."""
 SHARE = 3
 """Where every improvement is replayed, so many times fewer are tried."""
 
@@ -129,9 +132,20 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> Held:
             raise _over_reserved(problem, bases[0][0], max(limit_bytes, budget_bytes + 1))
     best = fastest_within(budget_bytes, bases[0][0], Search(problem), enough_ns)
     held = best if best is not None and best.step_ns < held.step_ns else held
+    if held.step_ns > CLOSE * bound:
+        held = _beside_baselines(problem, held)
     within = Within(held, budget_bytes)
     _refined(problem, held.found, bound, enough_ns, within, SHARE)
     return within.best
+
+
+def _beside_baselines(problem: Problem, held: Held) -> Held:
+    """The faster of a trial and the baselines' plans within the same reserved bytes."""
+    for made in seeds_in_reserved(without_disk(problem)):
+        found = trial_of(pool_of(deciding_algorithms(problem, made.algorithms)), made)
+        other = None if found is None else held_within(found, problem.budget_bytes)
+        held = other if other is not None and other.step_ns < held.step_ns else held
+    return held
 
 
 def _near(problem: Problem, trial: Trial, pool: Pool) -> Iterator[Trial]:

@@ -15,6 +15,7 @@ from elbowroom.lifetimes import LastStep
 from elbowroom.moves import moves_of, moves_of_plan
 from elbowroom.plan import Plan, Recompute
 from elbowroom.planners.capuchin import capuchin
+from elbowroom.planners.confirming import confirmed
 from elbowroom.planners.keep_all import keep_all
 from elbowroom.planners.lms import lms
 from elbowroom.planners.problem import Planner, Problem, peak_of
@@ -59,14 +60,26 @@ def seeds(problem: Problem, baselines: Sequence[Planner] = BASELINES) -> Iterato
             is_enough |= baseline is swap_greedy
         except Infeasible:
             continue
-        used = {
-            "swap": made.swaps,
-            "recompute": made.recomputes,
-            "algorithm": made.algorithms,
-        }
-        allowed = all(means in problem.allow for means, what in used.items() if what)
-        if allowed and all(map(problem.judge, made.recomputes)):
+        if _is_allowed(problem, made):
             yield baseline, made
+
+
+def seeds_in_reserved(problem: Problem) -> Iterator[Plan]:
+    """The plans of baselines whose reserved bytes are within the budget, each as `elbowroom.plan` would give it."""
+    many = len(problem.step.saves) > MOST_SAVES
+    for baseline in (each for each in BASELINES[1:] if not (many and each in QUADRATIC)):
+        try:
+            made = confirmed(problem, baseline.__name__, baseline)
+        except Infeasible:
+            continue
+        if _is_allowed(problem, made):
+            yield made
+
+
+def _is_allowed(problem: Problem, made: Plan) -> bool:
+    used = {"swap": made.swaps, "recompute": made.recomputes, "algorithm": made.algorithms}
+    allowed = all(means in problem.allow for means, what in used.items() if what)
+    return allowed and all(map(problem.judge, made.recomputes))
 
 
 def trial_of(pool: Pool, made: Plan) -> tuple[Trial, Pool] | None:
