@@ -129,9 +129,9 @@ def test_saving_on_cpu_around_the_whole_step_gives_the_same_numbers() -> None:
         return training
 
     plain = train(setup)
-    inside, room = train_within(setup, budget=2**30)
+    inside, room = train_within(setup, budget=2**30, allow=["swap"])
 
-    # the user's hooks see every tensor, so there is nothing to swap
+    # the user's hooks see every tensor, so there is nothing to swap (but optimizer states, which may not here)
     assert_equal(inside, plain)
     assert sum(step.swapped_out_bytes for step in room.steps) == 0
 

@@ -36,6 +36,14 @@ EAGER = "aot_eager"
 Compile = Callable[[nn.Sequential], Any]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def forgotten() -> Iterator[None]:
+    """Tests that come later are of a process that never compiled anything."""
+    yield
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
 class Block(nn.Module):
     def __init__(self, width: int = 64) -> None:
         super().__init__()

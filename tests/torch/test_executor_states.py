@@ -266,20 +266,21 @@ def test_what_was_read_stays_on_the_device_until_its_last_saved_tensor_dies() ->
     assert nothing_left(executor)
 
 
-def test_a_new_step_waits_for_the_writes_of_the_one_before_and_counts_anew() -> None:
-    # given
+def test_a_new_step_counts_anew_and_the_writes_of_the_one_before_come_before_its_first() -> None:
+    # given a write that is under way when a step begins
     tier = HandTier(ends_when_waited_for=True)
     executor = Executor(tier)
     handle = swapped(executor)
     # when
     executor.begin_step()
-    # then
-    assert handle.entry.state is State.AWAY
+    # then nobody waits for it yet
+    assert handle.entry.state is State.LEAVING
     assert executor.counters.swapped_out_bytes == 0
-    # when
+    # when the first write of the new step must have ended
     later = swapped(executor, 1)
     executor.writes_done(1)
-    # then
+    # then the one before has, too
+    assert handle.entry.state is State.AWAY
     assert later.entry.state is State.AWAY
 
 
