@@ -82,7 +82,7 @@ def _ready(step: LastStep, moves: Moves, done: Play | None) -> tuple[Ints, Ints]
     return np.where(moves.wraps, carried, earlier), np.maximum(own, step.saved_at[moves.n])
 
 
-def away_points(step: LastStep, moves: Moves, waiting: Mapping[int, int]) -> Away:
+def away_while_waiting(step: LastStep, moves: Moves, waiting: Mapping[int, int]) -> Away:
     """(move, begin, end): points [begin, end) at which the bytes of moves are not on the device, none of them empty.
 
     Args:
@@ -120,7 +120,7 @@ def cycle(step: LastStep, moves: Moves, waiting: Mapping[int, int], settings: st
         settings: of the allocator, as in PYTORCH_ALLOC_CONF.
         steps: how many.
     """
-    done = played(step, moves, away_points(step, moves, waiting), settings, steps=steps)
+    done = played(step, moves, away_while_waiting(step, moves, waiting), settings, steps=steps)
     allocated = _per_op(step, done.allocated)
     for beat in beats(step, moves.rebuilds, done.allocated):
         place = min(moves.rebuilds[beat.rebuild].position, step.end_op - 1) - step.first_op

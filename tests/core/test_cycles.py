@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elbowroom.cycles import away_points, cycle, early_waits
+from elbowroom.cycles import away_while_waiting, cycle, early_waits
 from elbowroom.errors import Infeasible
 from elbowroom.lifetimes import LastStep, last_step
 from elbowroom.machine import Link, Machine, Tier, TierName
@@ -89,7 +89,7 @@ def test_no_wait_is_left_out_and_none_comes_before_its_save(trace: Trace, percen
             done = max(done, waiting.get(tick, 0))
             assert done >= max((count for at, count in least.items() if at <= tick), default=0)
             assert done <= int((step.saved_at[moves.n] <= tick).sum())
-        which, begin, end = away_points(step, moves, waiting)
+        which, begin, end = away_while_waiting(step, moves, waiting)
         # so the allocated peak stays the planned one
         change = step.level.copy()
         for size, left, back in zip(moves.size[which].tolist(), begin.tolist(), end.tolist(), strict=True):

@@ -6,54 +6,25 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.testing._internal.common_optimizers import optim_db
 
-from tests.torch.helpers import Training, assert_equal, mean_square, mlp, train, train_within
+from tests.databases.optimizers import settings, trained
+from tests.torch.helpers import Training, assert_equal, mlp, train, train_within
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def settings() -> list[Any]:
-    """Every optimizer with each of its settings that are for the CPU."""
-    infos: list[Any] = list(optim_db)
-    return [
-        pytest.param(info, dict(each.kwargs), id=f"{info.optim_cls.__name__}-{each.desc}-{number}")
-        for info in infos
-        for number, each in enumerate(info.optim_inputs_func(device="cpu"))
-    ]
-
-
-def trained(info: Any, given: dict[str, Any]) -> Training:
-    model = mlp()
+def with_mlp(info: Any, given: dict[str, Any]) -> Training:
     # What LBFGS keeps of earlier steps is more than what few rows save.
-    inputs = torch.randn(1024 if info.step_requires_closure else 96, 64)
-    parameters = [each for each in model.parameters() if each.dim() == 2] if info.optim_cls.__name__ == "Muon" else None
-    optimizer = info.optim_cls(parameters or model.parameters(), **given)
-
-    def step(_: int) -> Tensor:
-        def closure() -> Tensor:
-            optimizer.zero_grad(set_to_none=True)
-            loss = mean_square(model(inputs))
-            loss.backward()
-            return loss
-
-        if info.step_requires_closure:
-            return optimizer.step(closure).detach()
-        loss = closure().detach()
-        optimizer.step()
-        return loss
-
-    return Training(step, [nn.ModuleList([model])], [optimizer])
+    return trained(info, given, mlp(), torch.randn(1024 if info.step_requires_closure else 96, 64))
 
 
-@pytest.mark.parametrize(("info", "given"), settings())
+@pytest.mark.parametrize(("info", "given"), list(settings(lambda _: {"": {}})))
 def test_weights_and_states_are_bit_equal_when_what_a_step_saves_is_swapped(info: Any, given: dict[str, Any]) -> None:
     if info.optim_cls.__name__ == "SparseAdam":
         pytest.skip("it takes sparse gradients only; tests/torch/test_numerics_models.py has it with an embedding")
 
     def setup() -> Training:
-        return trained(info, given)
+        return with_mlp(info, given)
 
     # when
     plain = train(setup)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.testing._internal.common_optimizers import optim_db
+from torch import Tensor
 
 import elbowroom as er
-from tests.torch.helpers import MIN_SIZE_BYTES, Training, assert_equal, finish, mean_square, mlp, needs, seeded, train
+from tests.databases.optimizers import Ways, settings, trained
+from tests.torch.helpers import MIN_SIZE_BYTES, Training, assert_equal, finish, mlp, needs, seeded, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -24,40 +24,16 @@ KEPT = {"LBFGS": "its step calls a closure, within which the training runs", "SG
 """Optimizers whose states stay, at least with some settings, and why."""
 
 
-def settings() -> list[Any]:
-    """Every optimizer with each of its settings that are for the CPU, in each way that it can run there."""
-    found: list[Any] = []
-    infos: list[Any] = list(optim_db)
-    for info in infos:
-        ways = [way for way in WAYS if way in (*info.supported_impls, "one by one")]
-        if "cpu" not in info.supports_fused_on:
-            ways = [way for way in ways if way != "fused"]
-        for number, each in enumerate(info.optim_inputs_func(device="cpu")):
-            for way in ways if len(ways) > 1 else ["as it is"]:
-                given = {**each.kwargs, **WAYS.get(way, {})}
-                found.append(pytest.param(info, given, id=f"{info.optim_cls.__name__}-{each.desc}-{number}-{way}"))
-    return found
+def ways(info: Any) -> Ways:
+    """Each way that an optimizer can run in on the CPU."""
+    found = {way: more for way, more in WAYS.items() if way in (*info.supported_impls, "one by one")}
+    if "cpu" not in info.supports_fused_on:
+        found.pop("fused", None)
+    return found if len(found) > 1 else {"as it is": {}}
 
 
-def trained(info: Any, given: dict[str, Any]) -> Training:
-    model, inputs = mlp(WIDTH, DEPTH), torch.randn(SAMPLES, WIDTH)
-    parameters = [each for each in model.parameters() if each.dim() == 2] if info.optim_cls.__name__ == "Muon" else None
-    optimizer = info.optim_cls(parameters or model.parameters(), **given)
-
-    def step(_: int) -> Tensor:
-        def closure() -> Tensor:
-            optimizer.zero_grad(set_to_none=True)
-            loss = mean_square(model(inputs))
-            loss.backward()
-            return loss
-
-        if info.step_requires_closure:
-            return optimizer.step(closure).detach()
-        loss = closure().detach()
-        optimizer.step()
-        return loss
-
-    return Training(step, [nn.ModuleList([model])], [optimizer])
+def with_mlp(info: Any, given: dict[str, Any]) -> Training:
+    return trained(info, given, mlp(WIDTH, DEPTH), torch.randn(SAMPLES, WIDTH))
 
 
 def large_states(training: Training) -> int:
@@ -66,14 +42,14 @@ def large_states(training: Training) -> int:
     return sum(size for size in (v.untyped_storage().nbytes() for v in tensors) if size >= MIN_SIZE_BYTES)
 
 
-@pytest.mark.parametrize(("info", "given"), settings())
+@pytest.mark.parametrize(("info", "given"), list(settings(ways)))
 def test_weights_and_states_are_bit_equal_with_states_away(info: Any, given: dict[str, Any]) -> None:
     name = info.optim_cls.__name__
     if name == "SparseAdam":
         pytest.skip("it takes sparse gradients only; tests/torch/test_states_cases.py has it with an embedding")
 
     def setup() -> Training:
-        return trained(info, given)
+        return with_mlp(info, given)
 
     # given a budget that half of the states must make room for
     plain = train(setup, STEPS)
@@ -85,7 +61,7 @@ def test_weights_and_states_are_bit_equal_with_states_away(info: Any, given: dic
     alone = {key: value for key, value in given.items() if key not in ("foreach", "fused")}
     if alone != given:
         alone["foreach"] = False
-    least, _ = needs(lambda: trained(info, alone))
+    least, _ = needs(lambda: with_mlp(info, alone))
     budget = least - states // 2 if states else least + MIN_SIZE_BYTES
     # when
     with er.within(budget, min_size_bytes=MIN_SIZE_BYTES, allow=("swap", "state")) as room:

@@ -159,9 +159,11 @@ def mlp(width: int = 64, depth: int = 4) -> nn.Sequential:
     return nn.Sequential(*[layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())])
 
 
-def ordinary(model: nn.Module, *inputs: Tensor, loss: Callable[[Tensor], Tensor] | None = None) -> Training:
-    """Forward, backward, AdamW on one fixed batch."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+def ordinary(
+    model: nn.Module, *inputs: Tensor, loss: Callable[[Tensor], Tensor] | None = None, optimizer: Any = None
+) -> Training:
+    """Forward, backward, the optimizer (AdamW where none is given) on one fixed batch."""
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     def step(_: int) -> Tensor:
         optimizer.zero_grad(set_to_none=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import elbowroom as er
 from elbowroom.runtime.room import Room
 from tests.torch.helpers import Outcome, Setup, Training, assert_equal, needs, ordinary, train, train_within
+from tests.torch.words import Words
 
 STEPS = 8
 """Observed twice, calls recorded, proven twice, and three more."""
@@ -33,20 +34,6 @@ class Images(nn.Module):
         for block in self.blocks:
             found = found + block(found)
         return self.head(found.mean((2, 3)))
-
-
-class Words(nn.Module):
-    """Two blocks of a transformer with dropout everywhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, 48)
-        layer = nn.TransformerEncoderLayer(48, 4, 96, dropout=0.2, batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(48, 50)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.layers(self.embedding(tokens))).flatten(0, 1)
 
 
 class Volumes(nn.Module):
@@ -74,7 +61,11 @@ def images() -> Training:
 
 def words() -> Training:
     tokens = torch.randint(0, 50, (8, 32))
-    return ordinary(Words(), tokens, loss=lambda scores: F.cross_entropy(scores, tokens.roll(-1, 1).flatten()))
+    return ordinary(
+        Words(50, 48, 96, blocks=2, dropout=0.2),
+        tokens,
+        loss=lambda scores: F.cross_entropy(scores, tokens.roll(-1, 1).flatten()),
+    )
 
 
 def volumes() -> Training:

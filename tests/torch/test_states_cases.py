@@ -6,6 +6,7 @@ import copy
 import gc
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,18 @@ from torch import Tensor, nn
 
 import elbowroom as er
 from elbowroom.runtime.room import Room
-from tests.torch.helpers import MIN_SIZE_BYTES, Outcome, Training, assert_equal, finish, mean_square, mlp, needs, seeded
+from tests.torch.helpers import (
+    MIN_SIZE_BYTES,
+    Outcome,
+    Training,
+    assert_equal,
+    finish,
+    mean_square,
+    mlp,
+    needs,
+    ordinary,
+    seeded,
+)
 from tests.torch.helpers import train as plainly
 
 STEPS = 10
@@ -42,10 +54,13 @@ def states_moved(room: Room) -> bool:
 
 
 def training(
-    update: Callable[[int, nn.Module, Any, Tensor], None], make: Any = torch.optim.AdamW, samples: int = SAMPLES
+    update: Callable[[int, nn.Module, Any, Tensor], None],
+    make: Any = torch.optim.AdamW,
+    samples: int = SAMPLES,
+    model: nn.Module | None = None,
 ) -> Training:
     """Layers whose loss goes to `update`, which does backward and whatever follows."""
-    model, inputs = mlp(WIDTH, DEPTH), torch.randn(samples, WIDTH)
+    model, inputs = model or mlp(WIDTH, DEPTH), torch.randn(samples, WIDTH)
     optimizer = make(model.parameters(), lr=1e-2)
 
     def step(number: int) -> Tensor:
@@ -143,31 +158,14 @@ def with_groups() -> Training:
     matrices = [p for p in model.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0, "lr": 1e-3}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-2)
-
-    def step(_: int) -> Tensor:
-        optimizer.zero_grad()
-        loss = mean_square(model(inputs))
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Training(step, [model], [optimizer])
+    return ordinary(model, inputs, optimizer=torch.optim.AdamW(groups, lr=1e-2))
 
 
 def with_unused_parameters() -> Training:
     model, inputs = mlp(WIDTH, DEPTH), torch.randn(SAMPLES, WIDTH)
     unused = nn.Linear(WIDTH, WIDTH)
     optimizer = torch.optim.Adam([*unused.parameters(), *model.parameters()], lr=1e-2)
-
-    def step(_: int) -> Tensor:
-        optimizer.zero_grad()
-        loss = mean_square(model(inputs))
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Training(step, [model, unused], [optimizer])
+    return replace(ordinary(model, inputs, optimizer=optimizer), modules=[model, unused])
 
 
 def with_sparse_gradients() -> Training:
@@ -215,21 +213,17 @@ class Slower(torch.optim.Adam):
         return found
 
 
-def with_somebody_elses() -> Training:
-    def update(_: int, model: nn.Module, optimizer: Any, loss: Tensor) -> None:
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+def update(_: int, model: nn.Module, optimizer: Any, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 
+
+def with_somebody_elses() -> Training:
     return training(update, Lion, MANY)
 
 
 def with_a_subclass() -> Training:
-    def update(_: int, model: nn.Module, optimizer: Any, loss: Tensor) -> None:
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
     return training(update, Slower, MANY)
 
 
@@ -265,20 +259,14 @@ def test_steps_that_are_not_known_run_whole_with_their_states_away_between(setup
 
 def test_a_group_that_comes_later_is_observed_and_planned_for() -> None:
     def setup() -> Training:
-        model, inputs = mlp(WIDTH, DEPTH), torch.randn(SAMPLES, WIDTH)
-        late = nn.Linear(WIDTH, WIDTH)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        model = nn.Sequential(mlp(WIDTH, DEPTH), nn.Linear(WIDTH, WIDTH))
 
-        def step(number: int) -> Tensor:
+        def late(number: int, model: Any, optimizer: Any, loss: Tensor) -> None:
             if number == 5:
-                optimizer.add_param_group({"params": list(late.parameters()), "lr": 1e-3})
-            optimizer.zero_grad()
-            loss = mean_square(late(model(inputs)))
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+                optimizer.add_param_group({"params": list(model[1].parameters()), "lr": 1e-3})
+            update(number, model, optimizer, loss)
 
-        return Training(step, [model, late], [optimizer])
+        return training(late, lambda _, lr: torch.optim.Adam(model[0].parameters(), lr=lr), model=model)
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -293,22 +281,16 @@ def test_a_group_that_comes_later_is_observed_and_planned_for() -> None:
 
 def test_states_that_are_loaded_in_the_middle_are_used_and_leave_again() -> None:
     def setup() -> Training:
-        model, inputs = mlp(WIDTH, DEPTH), torch.randn(SAMPLES, WIDTH)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
         kept: list[Any] = []
 
-        def step(number: int) -> Tensor:
+        def loading(number: int, model: nn.Module, optimizer: Any, loss: Tensor) -> None:
             if number == 4:
                 kept.append(copy.deepcopy(optimizer.state_dict()))
             if number == 7:
                 optimizer.load_state_dict(kept.pop())
-            optimizer.zero_grad()
-            loss = mean_square(model(inputs))
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+            update(number, model, optimizer, loss)
 
-        return Training(step, [model], [optimizer])
+        return training(loading, torch.optim.Adam)
 
     plain, inside, room = both(setup)
     assert_equal(inside, plain)
@@ -383,16 +365,11 @@ def test_cross_entropy_of_a_language_model_moves_states() -> None:
     def setup() -> Training:
         words, head = nn.Embedding(100, WIDTH), mlp(WIDTH, DEPTH)
         tokens = torch.randint(0, WIDTH, (4, 8))
-        optimizer = torch.optim.AdamW([*words.parameters(), *head.parameters()], lr=1e-2)
-
-        def step(_: int) -> Tensor:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(head(words(tokens)).flatten(0, 1), tokens.flatten())
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return Training(step, [words, head], [optimizer])
+        return ordinary(
+            nn.Sequential(words, head),
+            tokens,
+            loss=lambda scores: F.cross_entropy(scores.flatten(0, 1), tokens.flatten()),
+        )
 
     plain, inside, room = both(setup)
     assert_equal(inside, plain)

@@ -14,23 +14,14 @@ from torch import Tensor
 
 import elbowroom as er
 from elbowroom.errors import TierFailed
-from tests.torch.helpers import MIN_SIZE_BYTES, Training, finish, mean_square, mlp, needs, seeded
+from tests.torch.helpers import MIN_SIZE_BYTES, Training, finish, mlp, needs, ordinary, seeded
 
 WIDTH, DEPTH = 48, 6
 
 
 def setup() -> Training:
-    model, inputs = mlp(WIDTH, DEPTH), torch.randn(8, WIDTH)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-
-    def step(_: int) -> Tensor:
-        optimizer.zero_grad()
-        loss = mean_square(model(inputs))
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Training(step, [model], [optimizer])
+    model = mlp(WIDTH, DEPTH)
+    return ordinary(model, torch.randn(8, WIDTH), optimizer=torch.optim.Adam(model.parameters(), lr=1e-2))
 
 
 def fails(*_: Any) -> int:

@@ -19,7 +19,7 @@ from elbowroom.capture.layers import (
     LayerWatch,
     measure,
     switchable,
-    with_choices,
+    with_offers,
 )
 from elbowroom.errors import InvalidPlan
 from elbowroom.plan import Algorithm, Plan
@@ -103,7 +103,7 @@ def test_the_convolutions_of_the_last_step_offer_what_was_measured() -> None:
     watch.close()
     # when
     costs = {call: measure(call) for call in watch.calls["Twice.again"]}
-    offering = with_choices(trace, watch.calls, costs, {})
+    offering = with_offers(trace, watch.calls, costs, {})
     # then two forward and two backward ones have both choices, the first as long as it was
     first, end = trace.steps[-1]
     ops = [op for op in offering.ops[first:end] if op.choices]

@@ -18,16 +18,14 @@ from elbowroom.capture.virtual.convolutions import choices
 from elbowroom.capture.virtual.costs import LAUNCH_NS, duration_ns
 from elbowroom.capture.virtual.ledger import OpLine
 from elbowroom.capture.virtual.products import Product, filled, rate_of
-from elbowroom.machine import Machine, Rate, Tier
+from elbowroom.machine import Rate
 from elbowroom.trace import Trace
+from tests.torch.virtual_gpu import H100
 
 # 100 multiprocessors, 1 T/s in float32, 8 in TF32, 16 in half precision, 100 GB/s: easy to divide by
-GPU = Machine(
+GPU = replace(
+    H100,
     name="gpu",
-    tiers=(Tier(name="device", capacity_bytes=80 * 2**30),),
-    links=(),
-    allocator="",
-    compute_capability=90,
     multiprocessors=100,
     flops_per_s=10**12,
     memory_bytes_per_s=10**11,

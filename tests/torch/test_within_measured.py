@@ -26,6 +26,7 @@ from tests.torch.helpers import (
     train,
     train_within,
 )
+from tests.torch.words import Words
 
 MIB = 2**20
 
@@ -55,20 +56,12 @@ def volumes() -> Training:
 
 
 def words() -> Training:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(200, 96)
-            layer = nn.TransformerEncoderLayer(96, 4, 256, dropout=0.1, batch_first=True, norm_first=True)
-            self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-            self.head = nn.Linear(96, 200)
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
-            return self.head(self.layers(self.embedding(tokens), mask=mask, is_causal=True)).flatten(0, 1)
-
     tokens = torch.randint(0, 200, (8, 64))
-    return ordinary(Model(), tokens, loss=lambda scores: F.cross_entropy(scores, tokens.roll(-1, 1).flatten()))
+    return ordinary(
+        Words(200, 96, 256, blocks=3, dropout=0.1, is_causal=True),
+        tokens,
+        loss=lambda scores: F.cross_entropy(scores, tokens.roll(-1, 1).flatten()),
+    )
 
 
 def sequences() -> Training:

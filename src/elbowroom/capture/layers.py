@@ -8,7 +8,7 @@ takes part where the convolution is all that its forward is: zero padding given 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, final
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from elbowroom.capture.stream import Allocation, Stream
+from elbowroom.runtime.storages import tensors_of
 from elbowroom.runtime.switches import offered, switched
 from elbowroom.trace import Choice, Op, Trace
 
@@ -157,7 +158,7 @@ def _cost(run: Callable[[], Any], device: torch.device) -> tuple[int, int]:
     scratch_bytes = 0
     if stream.start():
         result = run()
-        scratch_bytes = _most(stream) - sum(each.untyped_storage().nbytes() for each in _tensors(result))
+        scratch_bytes = _most(stream) - sum(each.untyped_storage().nbytes() for each in tensors_of(result))
         del result
     fastest_ns = min(_timed(run, device) for _ in range(RUNS))
     return fastest_ns, max(0, scratch_bytes)
@@ -182,13 +183,7 @@ def _timed(run: Callable[[], Any], device: torch.device) -> int:
     return time.perf_counter_ns() - start_ns
 
 
-def _tensors(result: Any) -> Iterator[Tensor]:
-    for each in result if isinstance(result, tuple) else (result,):
-        if isinstance(each, Tensor):
-            yield each
-
-
-def with_choices(
+def with_offers(
     trace: Trace,
     calls: Mapping[str, Sequence[Call]],
     costs: Mapping[Call, Sequence[Cost]],

@@ -9,7 +9,7 @@ from typing import final
 from elbowroom.checks import check_step
 from elbowroom.errors import Infeasible
 from elbowroom.plan import Plan
-from elbowroom.planners.confirming import confirmed, least_limit
+from elbowroom.planners.confirming import confirmed, limit_of_plan
 from elbowroom.planners.infeasible import in_reserved_bytes
 from elbowroom.planners.least import Weighed
 from elbowroom.planners.options import apply
@@ -70,7 +70,7 @@ class Asking:
             return found
         try:
             made = self._make(replace(problem, budget_bytes=least_bytes))
-            reserved_bytes = least_limit(problem.step.trace, problem.machine, made)
+            reserved_bytes = limit_of_plan(problem.step.trace, problem.machine, made)
         except Infeasible as more:
             reserved_bytes = more.least_feasible_bytes
         if reserved_bytes <= least_bytes:

@@ -10,8 +10,9 @@ allocated ones. Ignores: what the simulation does. Cost: ROUNDS times the planne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import final
 
 from elbowroom.algorithms import with_algorithms
 from elbowroom.driver import DRIVER
@@ -28,14 +29,6 @@ from elbowroom.trace import Trace
 
 ROUNDS = 5
 """How many allocated budgets are tried."""
-LOOKS = 4
-"""How many plans for each are replayed, the fastest first."""
-
-Solve = Callable[[Problem], Sequence[Plan]]
-
-
-GAP = 1e-3
-"""A plan that takes so little longer than its lower bound is not improved upon."""
 LIMIT_BYTES = 2 << 20
 """The least limit of a plan is told to so many bytes: a segment is no smaller."""
 
@@ -57,11 +50,6 @@ class Replayed:
     is_driven: bool
 
     @property
-    def is_proven(self) -> bool:
-        """Whether hardly any plan can be faster."""
-        return self.plan.bound is not None and self.plan.bound.gap <= GAP
-
-    @property
     def fits(self) -> bool:
         """Whether the allocator stays within the budget."""
         return self.reserved_bytes <= self.plan.budget_bytes
@@ -71,8 +59,6 @@ def replayed(trace: Trace, machine: Machine, made: Plan, budget_bytes: int) -> R
     """What a plan does where the allocator may reserve so much."""
     asked = replace(made, budget_bytes=budget_bytes)
     line = simulate(trace, machine, asked)
-    if asked.bound is not None:
-        asked = replace(asked, bound=replace(asked.bound, step_ns=max(asked.bound.step_ns, line.step_ns)))
     return Replayed(
         plan=asked,
         step_ns=line.step_ns,
@@ -81,15 +67,62 @@ def replayed(trace: Trace, machine: Machine, made: Plan, budget_bytes: int) -> R
     )
 
 
-def least_limit(trace: Trace, machine: Machine, made: Plan) -> int:
+def lowest(works: Callable[[int], bool], fails: int, fits: int, near_bytes: int, share: float = 0.0) -> int:
+    """The least limit in bytes that works, as close as is asked for, by bisection.
+
+    Args:
+        works: whether a limit does.
+        fails: one that does not.
+        fits: one that does.
+        near_bytes: the answer may be larger by so many bytes,
+        share: or by such a share of it.
+    """
+    while fits - fails > max(near_bytes, share * fits):
+        middle = (fails + fits) // 2
+        fits, fails = (middle, fails) if works(middle) else (fits, middle)
+    return fits
+
+
+def limit_of_plan(trace: Trace, machine: Machine, made: Plan) -> int:
     """The least that an allocator must be allowed to reserve for a plan, to LIMIT_BYTES."""
     step = with_algorithms(last_step(trace), made.algorithms)
-    fails = peak_of(step, moves_of_plan(step, made)) - 1
-    fits = max(fails + 1, simulate(trace, machine, replace(made, budget_bytes=MAX_INT)).peak_reserved_bytes)
-    while fits - fails > LIMIT_BYTES:
-        middle = (fails + fits) // 2
-        fits, fails = (middle, fails) if replayed(trace, machine, made, middle).fits else (fits, middle)
-    return fits
+    least = peak_of(step, moves_of_plan(step, made))
+    fits = max(least, simulate(trace, machine, replace(made, budget_bytes=MAX_INT)).peak_reserved_bytes)
+    return lowest(lambda limit: replayed(trace, machine, made, limit).fits, least - 1, fits, LIMIT_BYTES)
+
+
+@final
+class Narrowing:
+    """Which budget of allocated bytes to try next, so that the reserved ones are within the budget.
+
+    Attributes:
+        allowed_bytes: to be tried.
+
+    Args:
+        budget_bytes: of reserved bytes.
+        least_bytes: allocated bytes that can be planned for at least.
+        near_bytes: budgets that are so close are not told apart.
+    """
+
+    def __init__(self, budget_bytes: int, least_bytes: int, near_bytes: int) -> None:
+        self.allowed_bytes = budget_bytes
+        self._least, self._fails, self._near = least_bytes, budget_bytes + 1, near_bytes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to try."""
+        return self._fails - self.allowed_bytes <= self._near or self.allowed_bytes < self._least
+
+    def more(self) -> None:
+        """What was tried is within the budget: try more."""
+        self._least = self.allowed_bytes
+        self.allowed_bytes = (self.allowed_bytes + self._fails) // 2
+
+    def less(self, *, is_found: bool, over_bytes: int = 0) -> None:
+        """What was tried is not: half of what is left, where something was found already, else by what it is over."""
+        self._fails, room = self.allowed_bytes, self.allowed_bytes - self._least
+        lower = self.allowed_bytes - max(min(over_bytes, room // 2), self.allowed_bytes // 16, room // 4, 1)
+        self.allowed_bytes = (self._least + self._fails) // 2 if is_found else max(self._least, lower)
 
 
 def confirmed(problem: Problem, planner: str, make: Callable[[Problem], Plan], made: Plan | None = None) -> Plan:
@@ -110,7 +143,7 @@ def confirmed(problem: Problem, planner: str, make: Callable[[Problem], Plan], m
     if first.fits and not first.is_driven:
         return first.plan
     try:
-        return within_reserved(problem, planner, _least_bytes(problem, make), lambda asked: [make(asked)])
+        return _within_reserved(problem, planner, _least_bytes(problem, make), make)
     except Infeasible:
         if first.fits:
             return first.plan
@@ -126,53 +159,35 @@ def _least_bytes(problem: Problem, make: Callable[[Problem], Plan]) -> int:
     return 0
 
 
-def within_reserved(problem: Problem, planner: str, least_bytes: int, solve: Solve) -> Plan:
+def _within_reserved(problem: Problem, planner: str, least_bytes: int, make: Callable[[Problem], Plan]) -> Plan:
     """The fastest plan found whose simulated reserved peak is within the budget.
 
     Args:
         problem: what was asked; its budget counts reserved bytes.
         planner: its name.
         least_bytes: allocated bytes that can be planned for at least.
-        solve: makes plans for a budget of allocated bytes, the fastest first.
+        make: makes a plan for a budget of allocated bytes.
 
     Raises:
         Infeasible: no plan that was tried is within the budget.
     """
-    budget = problem.budget_bytes
-    allowed, fails = budget, budget + 1
-    best: Replayed | None = None
-    fewest: Replayed | None = None
-    for left in reversed(range(ROUNDS)):
-        if (not least_bytes <= allowed < fails and fewest) or (best and best.is_proven):
-            break
-        found = _look(problem, solve(replace(problem, budget_bytes=allowed)))
-        fewest = found if fewest is None or found.reserved_bytes < fewest.reserved_bytes else fewest
-        if found.fits:
-            best = found if best is None or found.step_ns < best.step_ns else best
+    trace, machine, budget_bytes = problem.step.trace, problem.machine, problem.budget_bytes
+
+    def look(allowed_bytes: int) -> Replayed:
+        return replayed(trace, machine, make(replace(problem, budget_bytes=allowed_bytes)), budget_bytes)
+
+    narrowing, looked = Narrowing(budget_bytes, least_bytes, 1), list[Replayed]()
+    while len(looked) < ROUNDS - 1 and not narrowing.is_over:
+        found = look(narrowing.allowed_bytes)
+        looked.append(found)
         if found.fits and not found.is_driven:
-            least_bytes = allowed + 1
-            allowed = (allowed + fails) // 2
+            narrowing.more()
         else:
-            fails = allowed
-            over = max(allowed // 16, (allowed - least_bytes) // 4, 1)
-            allowed = (least_bytes + fails) // 2 if best and not best.is_driven else max(least_bytes, allowed - over)
-            if best is None and left == 1:  # the last round: if no other plan, the one that allocates least
-                allowed = least_bytes
-    if best is None:
-        raise reserves_more(problem, planner, _least_of(problem, fewest) if fewest else least_bytes)
-    return best.plan
-
-
-def _least_of(problem: Problem, found: Replayed) -> int:
-    return least_limit(problem.step.trace, problem.machine, found.plan)
-
-
-def _look(problem: Problem, plans: Sequence[Plan]) -> Replayed:
-    """Of some plans, fastest first, the fastest that is within the budget, else the one that reserves least."""
-    looked: list[Replayed] = []
-    for made in plans[:LOOKS]:
-        looked.append(replayed(problem.step.trace, problem.machine, made, problem.budget_bytes))
-        if looked[-1].fits and not looked[-1].is_driven:
-            break
+            narrowing.less(is_found=any(each.fits and not each.is_driven for each in looked))
+    if not any(each.fits for each in looked):  # if no other, the plan that allocates least
+        looked.append(look(least_bytes))
     fit = [each for each in looked if each.fits]
-    return min(fit, key=lambda each: each.step_ns) if fit else min(looked, key=lambda each: each.reserved_bytes)
+    if fit:
+        return min(fit, key=lambda each: each.step_ns).plan
+    fewest = min(looked, key=lambda each: each.reserved_bytes)
+    raise reserves_more(problem, planner, limit_of_plan(trace, machine, fewest.plan))

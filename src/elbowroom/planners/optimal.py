@@ -46,7 +46,7 @@ from elbowroom.planners.refining import (
     refined,
     trial_count,
 )
-from elbowroom.planners.reserving import Held, Within, fastest_within, held_within, lowest
+from elbowroom.planners.reserving import Held, Within, fastest_within, frugalest, held_within
 from elbowroom.planners.searching import GAP_SHARE, NAME, Found, Search, pool_of
 from elbowroom.planners.seeds import seeds_in_reserved, trial_of
 from elbowroom.planners.states import all_away, for_free, states_near
@@ -126,7 +126,7 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> Held:
     held = next(filter(None, (held_within(found, budget_bytes) for found in frugal)), None)
     if held is None:
         at_least = replace(problem, budget_bytes=bases[0][0])
-        found, limit_bytes = lowest(frugal, Search(at_least), partial(_near, at_least))
+        found, limit_bytes = frugalest(frugal, Search(at_least), partial(_near, at_least))
         held = held_within(found, budget_bytes)
         if held is None:
             raise _over_reserved(problem, bases[0][0], max(limit_bytes, budget_bytes + 1))

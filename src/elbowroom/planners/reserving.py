@@ -20,7 +20,7 @@ from typing import final
 from elbowroom.allocator.of_trace import played, reserved_at
 from elbowroom.curves import away_points
 from elbowroom.lifetimes import LastStep
-from elbowroom.planners.confirming import replayed
+from elbowroom.planners.confirming import Narrowing, lowest, replayed
 from elbowroom.planners.problem import peak_of
 from elbowroom.planners.refining import Pool
 from elbowroom.planners.searching import NAME, Found
@@ -105,25 +105,23 @@ def held_within(found: Found, budget_bytes: int) -> Held | None:
     return Held(found=found, step_ns=done.step_ns, is_driven=done.is_driven) if done.fits else None
 
 
-def least_limit(found: Found) -> int:
+def limit_of_trial(found: Found) -> int:
     """A limit that a trial fits, close to the least one."""
     trial, _ = found
     step, moves, settings = _step_of(trial), trial.played, trial.basis.asked.machine.allocator
     away = away_points(step, moves, trial.done)
-    fails, fits = peak_of(step, moves) - 1, reserved_bytes(trial)
-    while fits - fails > max(1, CLOSE * fits):
-        middle = (fails + fits) // 2
-        if played(step, moves, away, settings, limit_bytes=middle).failed:
-            fails = middle
-        else:
-            fits = middle
+
+    def works(limit_bytes: int) -> bool:
+        return not played(step, moves, away, settings, limit_bytes=limit_bytes).failed
+
+    fits = lowest(works, peak_of(step, moves) - 1, reserved_bytes(trial), 1, CLOSE)
     # Waits for the driver may let storages leave at other ticks, and then a little more is needed.
     while held_within(found, fits) is None:
         fits += max(1, int(CLOSE * fits))
     return fits
 
 
-def lowest(frugal: Sequence[Found], rough: Rough, near: Near) -> tuple[Found, int]:
+def frugalest(frugal: Sequence[Found], rough: Rough, near: Near) -> tuple[Found, int]:
     """The trial with the least limit, and that, of those that depend on no budget.
 
     Args:
@@ -131,12 +129,12 @@ def lowest(frugal: Sequence[Found], rough: Rough, near: Near) -> tuple[Found, in
         rough: makes trials for little more than that.
         near: makes trials that differ from one in one thing.
     """
-    best, limit = frugal[0], least_limit(frugal[0])
+    best, limit = frugal[0], limit_of_trial(frugal[0])
     least_bytes = peak_of(_step_of(best[0]), best[0].played)
     others = [each for above in ABOVE for each in rough(int(above * least_bytes))[:LOOKS]]
     for each in (*frugal[1:], *others):
         if _is_lower(each[0], limit):
-            best, limit = each, least_limit(each)
+            best, limit = each, limit_of_trial(each)
     left, is_found = MOST_LOWERED, True
     while is_found and left > 0:
         is_found = False
@@ -144,7 +142,7 @@ def lowest(frugal: Sequence[Found], rough: Rough, near: Near) -> tuple[Found, in
             left -= 1
             if _is_lower(trial, limit):
                 best, is_found = (trial, best[1]), True
-                limit = least_limit(best)
+                limit = limit_of_trial(best)
                 break
     return best, limit
 
@@ -167,21 +165,17 @@ def fastest_within(budget_bytes: int, least_bytes: int, rough: Rough, enough_ns:
         rough: makes trials.
         enough_ns: one so fast ends the search.
     """
-    allowed, fails, best, near = budget_bytes, budget_bytes + 1, None, NEAR * budget_bytes
+    narrowing, best = Narrowing(budget_bytes, least_bytes, int(NEAR * budget_bytes)), None
     for _ in range(ROUNDS):
-        found, over = _look(rough(allowed), budget_bytes, best)
+        found, over = _look(rough(narrowing.allowed_bytes), budget_bytes, best)
         best = found or best
         if best is not None and best.step_ns <= enough_ns:
             break
         if found is not None and not found.is_driven:
-            least_bytes = allowed
-            allowed = (allowed + fails) // 2
+            narrowing.more()
         else:
-            fails = allowed
-            room = allowed - least_bytes
-            lower = max(least_bytes, allowed - max(min(over, room // 2), allowed // 16, room // 4, 1))
-            allowed = lower if best is None or best.is_driven else (least_bytes + fails) // 2
-        if fails - allowed <= near or allowed < least_bytes:
+            narrowing.less(is_found=best is not None and not best.is_driven, over_bytes=over)
+        if narrowing.is_over:
             break
     return best
 

@@ -32,9 +32,8 @@ from elbowroom.runtime._torch_compat_calls import (
     compiled_regions,
     modes_on,
 )
-from elbowroom.runtime.storages import storage_of
+from elbowroom.runtime.storages import is_plain, storage_of, tensors_of
 
-PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 VALUES = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 """Arguments that are no tensors and mean the same whenever they are given."""
 
@@ -216,7 +215,7 @@ class CallRecorder:
             return type(value)(self._kept(call, each) for each in value)  # pyright: ignore[reportUnknownVariableType]
         if isinstance(value, torch.Tensor):
             storage = storage_of(value)
-            if storage is None or not _is_plain(value, self._device):
+            if storage is None or value.device != self._device or not is_plain(value):
                 call.unfit = "has a tensor of another device or of a kind that cannot be laid out again"
                 return None
             place = (value.dtype, tuple(value.shape), tuple(value.stride()), int(value.storage_offset()))
@@ -259,15 +258,6 @@ def node_of(tensor: torch.Tensor) -> str:
     return "" if tensor.grad_fn is None else tensor.grad_fn.name()
 
 
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in what an op returned, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:  # pyright: ignore[reportUnknownVariableType]
-            yield from tensors_of(each)
-
-
 def views_of(value: Any) -> Iterator[View]:
     """The tensors in recorded arguments, in order."""
     if isinstance(value, View):
@@ -278,13 +268,6 @@ def views_of(value: Any) -> Iterator[View]:
     elif isinstance(value, (list, tuple)):
         for each in value:  # pyright: ignore[reportUnknownVariableType]
             yield from views_of(each)
-
-
-def _is_plain(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Whether storage, offset, shape and stride say all about a tensor of the device."""
-    if type(tensor) not in PLAIN_TYPES or tensor.layout is not torch.strided or tensor.device != device:
-        return False
-    return not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
 
 
 def _owners() -> dict[int, Owner]:

@@ -17,9 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from elbowroom.runtime._torch_compat import never_compiled, no_dispatch, version_of
 from elbowroom.runtime.entries import Entry
 from elbowroom.runtime.executor import Executor
-
-PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
-"""What subclasses add to a tensor would be lost with it."""
+from elbowroom.runtime.storages import is_plain
 
 _EMPTY: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
@@ -117,10 +115,10 @@ class Hooks:
     @never_compiled
     def pack(self, tensor: torch.Tensor) -> Passed | Handle:
         """What autograd keeps instead of a saved tensor."""
-        if type(tensor) not in PLAIN_TYPES or tensor.layout is not torch.strided:
+        if tensor.device != self._device or not is_plain(tensor):
             return Passed(tensor)
         storage = tensor.untyped_storage()
-        if storage.nbytes() < self._min_size_bytes or tensor.device != self._device or not _plain(tensor):
+        if storage.nbytes() < self._min_size_bytes:
             return Passed(tensor)
         with self._director.aside(), no_dispatch():
             entry = self._executor.find(storage)
@@ -153,11 +151,6 @@ class Hooks:
                 packed.entry.reads += 1
                 return packed.counter
             return _rebuild(packed, self._director.fetch(packed.entry))
-
-
-def _plain(tensor: torch.Tensor) -> bool:
-    """Whether storage, offset, shape and stride say all about a strided tensor."""
-    return not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
 
 
 def _without_graph(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import final
 
 from torch import nn
 
-from elbowroom.capture.layers import Call, Cost, LayerWatch, measure, with_choices
+from elbowroom.capture.layers import Call, Cost, LayerWatch, measure, with_offers
 from elbowroom.runtime.switching import Chosen, Switching
 from elbowroom.trace import Trace
 
@@ -68,7 +68,7 @@ class LayerChoices:
         calls = self._watch.calls
         for call in {each for made in calls.values() for each in made} - self._costs.keys():
             self._costs[call] = measure(call)
-        return with_choices(trace, calls, self._costs, self._chosen)
+        return with_offers(trace, calls, self._costs, self._chosen)
 
     def close(self) -> None:
         """The run is over: everything is set as it was."""

@@ -16,8 +16,9 @@ import torch
 
 from elbowroom.runtime._torch_compat import set_storage
 from elbowroom.runtime._torch_compat_calls import replaying
-from elbowroom.runtime.calls import Source, View, flags_now, tensors_of
+from elbowroom.runtime.calls import Source, View, flags_now
 from elbowroom.runtime.programs import Program
+from elbowroom.runtime.storages import tensors_of
 
 Storages = dict[Source, torch.UntypedStorage]
 

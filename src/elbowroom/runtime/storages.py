@@ -1,11 +1,16 @@
-"""The storage behind a tensor, where it has one."""
+"""The storage behind a tensor, where it has one, and what of a tensor its storage does not say."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
 CPU = torch.device("cpu")
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+"""What subclasses add to a tensor would be lost with it."""
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
@@ -20,3 +25,19 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     except (RuntimeError, NotImplementedError):  # torch's two ways to say that there is none
         return None
     return storage
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether storage, offset, shape and stride say all about a tensor."""
+    if type(tensor) not in PLAIN_TYPES or tensor.layout is not torch.strided:
+        return False
+    return not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in what an op returned, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:  # pyright: ignore[reportUnknownVariableType]
+            yield from tensors_of(each)
