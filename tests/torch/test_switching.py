@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from elbowroom.capture.layers import (
 from elbowroom.errors import InvalidPlan
 from elbowroom.plan import Algorithm, Plan
 from elbowroom.runtime import layer_choices
+from elbowroom.runtime.formats import other_format
 from elbowroom.runtime.switches import offered, switched
 from elbowroom.runtime.switching import Switching, chosen_of
 from elbowroom.trace import Trace
@@ -89,10 +91,15 @@ def test_every_call_is_measured_with_every_choice() -> None:
     calls = watch.calls["Twice.again"]
     assert [call.needs_input_gradient for call in calls] == [False, True]
     costs = measure(calls[1])
-    assert [cost.name for cost in costs] == ["onednn", "native"]
+    assert [cost.name for cost in costs] == ["onednn", "native", "onednn channels_last"]
     assert all(cost.forward_ns > 0 and cost.backward_ns > 0 for cost in costs)
     # and the native one unfolds the picture: 8 channels x 9 places x 32 x 32 float32, for one picture at least
     assert costs[1].forward_bytes >= 8 * 9 * 32 * 32 * 4
+    # and another format holds copies of 4 pictures of 8 channels x 32 x 32 and of 8 x 8 weights of 3 x 3, float32: when
+    # its result is brought back it holds that twice; backward, it has input and gradient beside the input's gradient
+    picture, weight = 4 * 8 * 32 * 32 * 4, 8 * 8 * 3 * 3 * 4
+    assert costs[2].forward_bytes >= picture
+    assert costs[2].backward_bytes >= 2 * picture + weight
 
 
 def test_the_convolutions_of_the_last_step_offer_what_was_measured() -> None:
@@ -104,11 +111,12 @@ def test_the_convolutions_of_the_last_step_offer_what_was_measured() -> None:
     # when
     costs = {call: measure(call) for call in watch.calls["Twice.again"]}
     offering = with_offers(trace, watch.calls, costs, {})
-    # then two forward and two backward ones have both choices, the first as long as it was
+    # then two forward and two backward ones have all choices, the first as long as it was
     first, end = trace.steps[-1]
     ops = [op for op in offering.ops[first:end] if op.choices]
     assert sorted(op.name for op in ops) == [FORWARD, FORWARD, BACKWARD, BACKWARD]
-    assert all([choice.name for choice in op.choices] == ["onednn", "native"] for op in ops)
+    names = ["onednn", "native", "onednn channels_last"]
+    assert all([choice.name for choice in op.choices] == names for op in ops)
     assert all(op.choices[0].duration_ns == op.duration_ns for op in ops)
     assert not any(op.choices for op in offering.ops[:first])
 
@@ -147,6 +155,90 @@ def test_a_choice_gives_the_numbers_of_the_switch_set_by_hand() -> None:
     assert mkldnn.enabled
 
 
+LAST = torch.channels_last
+
+
+USUAL = torch.contiguous_format
+
+
+@pytest.mark.parametrize(
+    ("outside", "inside", "name", "autocast"),
+    [
+        (USUAL, LAST, "onednn channels_last", False),
+        (USUAL, LAST, "onednn channels_last", True),
+        (LAST, USUAL, "onednn contiguous", False),
+    ],
+)
+def test_a_format_gives_the_numbers_of_that_format_set_around_the_layer_by_hand(
+    outside: torch.memory_format, inside: torch.memory_format, name: str, autocast: bool
+) -> None:
+    # given a training whose own format is one of the two, and a layer that is to run in the other
+    model, x = built()
+    for parameter in model.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=outside)
+    x = x.contiguous(memory_format=outside)
+
+    def trained() -> list[Tensor]:
+        with torch.autocast("cpu", enabled=autocast):
+            return gradients(model, x)
+
+    switching = Switching(model, {"Twice.again": [Chosen(name, name)] * 2})
+    chosen = trained()
+    switching.close()
+    # when its input is brought to that format by hand, and its output back; torch takes channels_last where either is,
+    # so that to leave it takes the weight too
+    convolve: Any = model.again._conv_forward
+
+    def by_hand(given: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        weight = weight if inside is LAST else weight.contiguous()
+        return convolve(given.contiguous(memory_format=inside), weight, bias).contiguous(memory_format=outside)
+
+    vars(model.again)["_conv_forward"] = by_hand
+    expected = trained()
+    del vars(model.again)["_conv_forward"]
+    # then every bit is equal, and all is as it was after that
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(chosen, expected, strict=True))
+    assert [each.stride() for each in chosen] == [each.stride() for each in trained()]
+
+
+def test_a_format_changes_nothing_that_is_saved_and_nothing_outside_the_layer() -> None:
+    # given one call in the other format and one as the training has set it
+    model, x = built()
+
+    def saves() -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+
+        def note(tensor: Tensor) -> Tensor:
+            found.append((tuple(tensor.shape), tensor.stride()))
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            gradients(model, x)
+        return found
+
+    plain = saves()
+    switching = Switching(model, {"Twice.again": [Chosen("onednn channels_last", "onednn channels_last")]})
+    # then what autograd saves lies as before
+    assert saves() == plain
+    switching.close()
+
+
+def test_a_format_is_offered_where_tensors_can_lie_in_it() -> None:
+    # given pictures, volumes and signals, by (shape, stride) of input and weight
+    picture, weight = ((2, 4, 8, 8), (256, 64, 8, 1)), ((4, 4, 3, 3), (36, 9, 3, 1))
+    picture_in_last = ((2, 4, 8, 8), (256, 1, 32, 4))
+    volume, kernel = ((1, 2, 4, 4, 4), (128, 64, 16, 4, 1)), ((2, 2, 3, 3, 3), (54, 27, 9, 3, 1))
+    signal, filters = ((2, 4, 8), (32, 8, 1)), ((4, 4, 3), (12, 3, 1))
+    # then each offers the one it is not in, and signals none
+    assert other_format(picture, weight) == "channels_last"
+    assert other_format(picture_in_last, weight) == "contiguous"
+    assert other_format(volume, kernel) == "channels_last"
+    assert other_format(signal, filters) is None
+    assert offered(CPU, None) == ("onednn", "native")
+    assert offered(CPU, "contiguous") == ("onednn", "native", "onednn contiguous")
+
+
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_an_exception_in_the_layer_leaves_the_switches_as_they_were(where: str) -> None:
     model, x = built()
@@ -183,10 +275,13 @@ def test_a_plan_says_what_each_call_runs_with() -> None:
         chosen_of(trace, plan("winograd"))
 
 
-def test_a_run_that_may_choose_has_the_numbers_of_the_switches_set_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given measurements after which the native algorithms take a tenth of the time
+@pytest.mark.parametrize("name", ["native", "onednn channels_last"])
+def test_a_run_that_may_choose_has_the_numbers_of_the_switches_set_by_hand(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    # given measurements after which another choice takes a tenth of the time
     def measured(_: Call) -> tuple[Cost, ...]:
-        return Cost("onednn", 1000, 0, 1000, 0), Cost("native", 100, 0, 100, 0)
+        return Cost("onednn", 1000, 0, 1000, 0), Cost(name, 100, 0, 100, 0)
 
     monkeypatch.setattr(layer_choices, "measure", measured)
 
@@ -197,7 +292,7 @@ def test_a_run_that_may_choose_has_the_numbers_of_the_switches_set_by_hand(monke
         switching: Switching | None = None
         for i in range(6):
             if i == by_hand_from:
-                switching = Switching(model, {"Twice.again": [Chosen("native", "native")] * 2})
+                switching = Switching(model, {"Twice.again": [Chosen(name, name)] * 2})
             if switching is not None:
                 switching.begin_step()
             optimizer.zero_grad()
@@ -215,7 +310,7 @@ def test_a_run_that_may_choose_has_the_numbers_of_the_switches_set_by_hand(monke
 
     # then the plan of the last step chose it for both calls, forward and backward
     assert room.plan is not None
-    assert [algorithm.choice for algorithm in room.plan.algorithms] == ["native"] * 4
+    assert [algorithm.choice for algorithm in room.plan.algorithms] == [name] * 4
     # and from the step on that it begins with, every bit is that of the switches set by hand
     found = [_same(inside, training(first)) for first in range(6)]
     assert found == [i == found.index(True) for i in range(6)]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from elbowroom.capture.stream import Allocation, Stream
+from elbowroom.runtime.formats import other_format
 from elbowroom.runtime.storages import tensors_of
 from elbowroom.runtime.switches import offered, switched
 from elbowroom.trace import Choice, Op, Trace
@@ -141,7 +142,9 @@ def measure(call: Call) -> tuple[Cost, ...]:
             return torch.ops.aten.convolution_backward(gradient, given, weight, sizes, *rest, mask)
 
         found: list[Cost] = []
-        for name in offered(call.device):
+        for name in offered(
+            call.device, other_format((call.shape, call.stride), (call.weight_shape, call.weight_stride))
+        ):
             with switched(call.device, name):
                 found.append(Cost(name, *_cost(forward, call.device), *_cost(backward, call.device)))
     return tuple(found)

@@ -170,7 +170,15 @@ def _items(root: Any, device: torch.device) -> Iterator[Item]:
                     inside = True
                     yield Item(seen.start_ns, seen)
                     yield Item(seen.end_ns, seen, ends=True)
-        pending.extend((child, node, inside) for child in event.children)
+        pending.extend((child, node, inside) for child in event.children if not _is_unpacking(event, child))
+
+
+def _is_unpacking(node: Any, op: Any) -> bool:
+    """Whether torch makes a saved tensor anew for a convolution's backward: an op only where a dispatch mode is on.
+
+    One is on where that backward runs in another memory format (runtime/formats.py).
+    """
+    return op.name == "aten::detach" and node.name == "ConvolutionBackward0"
 
 
 def _same(one: torch.device, other: torch.device) -> bool:
