@@ -104,7 +104,7 @@ class Narrowing:
         near_bytes: budgets that are so close are not told apart.
     """
 
-    def __init__(self, budget_bytes: int, least_bytes: int, near_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, least_bytes: int, near_bytes: int = 0) -> None:
         self.allowed_bytes = budget_bytes
         self._least, self._fails, self._near = least_bytes, budget_bytes + 1, near_bytes
 
@@ -115,7 +115,7 @@ class Narrowing:
 
     def more(self) -> None:
         """What was tried is within the budget: try more."""
-        self._least = self.allowed_bytes
+        self._least = self.allowed_bytes + 1
         self.allowed_bytes = (self.allowed_bytes + self._fails) // 2
 
     def less(self, *, is_found: bool, over_bytes: int = 0) -> None:
@@ -176,7 +176,7 @@ def _within_reserved(problem: Problem, planner: str, least_bytes: int, make: Cal
     def look(allowed_bytes: int) -> Replayed:
         return replayed(trace, machine, make(replace(problem, budget_bytes=allowed_bytes)), budget_bytes)
 
-    narrowing, looked = Narrowing(budget_bytes, least_bytes, 1), list[Replayed]()
+    narrowing, looked = Narrowing(budget_bytes, least_bytes), list[Replayed]()
     while len(looked) < ROUNDS - 1 and not narrowing.is_over:
         found = look(narrowing.allowed_bytes)
         looked.append(found)
