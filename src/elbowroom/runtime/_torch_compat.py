@@ -66,6 +66,27 @@ def _full_name(schema: Any) -> str:
     return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
 
 
+def top_hooks() -> tuple[Any, Any] | None:
+    """The pair of saved-tensor hooks that autograd of this thread calls now; no public query exists."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def hooks_allowed() -> bool:
+    """Whether saved-tensor hooks may be put in now: `disable_saved_tensors_hooks` forbids it."""
+    return torch._C._autograd._saved_tensors_hooks_is_enabled()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def keywords_of_call() -> dict[str, Any] | None:
+    """Keyword arguments of the module call whose global hook calls who asks; None where they are not found.
+
+    Global hooks get none. They are called by the function `inner` of `Module._call_impl`, which has them as a variable.
+    Checked on 2.11.0 and 2.13.0.
+    """
+    frame = sys._getframe(2)
+    found = frame.f_locals.get("kwargs") if frame.f_code.co_name == "inner" else None
+    return found if isinstance(found, dict) else None
+
+
 def holders_of(storage: torch.UntypedStorage) -> int:
     """References to a storage's bytes: one per tensor on it, and one of the Python object at hand."""
     return torch._C._storage_Use_Count(storage._cdata)

@@ -14,7 +14,7 @@ from elbowroom.gpu_table import LinkKind
 from elbowroom.machine import ASSUMED_LINK, Link, Machine, Tier, link_to_host
 from elbowroom.runtime.arenas import Arenas, Told, cuda_pinning
 from elbowroom.runtime.host import StreamedHostTier
-from elbowroom.runtime.memory import Residence
+from elbowroom.runtime.memory import Residence, SoFar
 from elbowroom.runtime.spillfile import SpillFile
 from elbowroom.runtime.staged import StagedTier
 from elbowroom.runtime.staging import Staging
@@ -98,3 +98,8 @@ class CudaResidence(Residence):
         torch.cuda.empty_cache()
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
         return max(0, total_bytes - free_bytes - torch.cuda.memory_reserved(self._device))
+
+    def so_far(self, budget_bytes: int) -> SoFar:
+        counted = torch.cuda.memory_stats_as_nested_dict(self._device)  # the flat one takes ten times as long
+        reserved_bytes = counted["reserved_bytes"]["all"]["current"]
+        return SoFar(counted["allocated_bytes"]["all"]["allocated"], max(0, reserved_bytes - budget_bytes))

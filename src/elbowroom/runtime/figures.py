@@ -24,6 +24,7 @@ class StepFigures:
         swapped_out_bytes, swapped_back_bytes: what left the device and came back.
         mismatches: saved storages that were not what the plan expected.
         recomputed_bytes, recompute_ns: what recipes rebuilt, and how long that took.
+        checked: whether all that autograd saved was compared with what the plan expects; see unhooked.py.
     """
 
     mode: Mode
@@ -34,9 +35,10 @@ class StepFigures:
     mismatches: int
     recomputed_bytes: int = 0
     recompute_ns: int = 0
+    checked: bool = True
 
 
-def of_step(mode: Mode, step_ns: int, counters: Counters, mismatches: int) -> StepFigures:
+def of_step(mode: Mode, step_ns: int, counters: Counters, mismatches: int, *, checked: bool) -> StepFigures:
     """The figures of a step that has ended."""
     return StepFigures(
         mode=mode,
@@ -47,6 +49,7 @@ def of_step(mode: Mode, step_ns: int, counters: Counters, mismatches: int) -> St
         mismatches=mismatches,
         recomputed_bytes=counters.recomputed_bytes,
         recompute_ns=counters.recompute_ns,
+        checked=checked,
     )
 
 

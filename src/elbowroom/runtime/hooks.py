@@ -7,14 +7,15 @@ a `Handle` on an executor entry. Tensors of other devices than the room's pass t
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
-from typing import final
+from typing import Any, final
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from elbowroom.runtime._torch_compat import never_compiled, no_dispatch, version_of
+from elbowroom.runtime._torch_compat import hooks_allowed, never_compiled, no_dispatch, top_hooks, version_of
 from elbowroom.runtime.entries import Entry
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.storages import is_plain
@@ -100,6 +101,9 @@ class Hooks:
         executor: moves the storages.
         director: decides.
         min_size_bytes: smaller storages pass.
+
+    Attributes:
+        out: whether autograd does not call them.
     """
 
     def __init__(self, executor: Executor, director: Director, min_size_bytes: int) -> None:
@@ -107,10 +111,41 @@ class Hooks:
         self._device = executor.device
         self._director = director
         self._min_size_bytes = max(min_size_bytes, 1)
+        self._pair = saved_tensors_hooks(self.pack, self.unpack)
+        self._below: tuple[Any, Any] | None = None
+        self._thread = 0
+        self.out = True
 
     def installed(self) -> saved_tensors_hooks:
-        """A context in which autograd of this thread uses them. Hooks the user installs inside take precedence."""
-        return saved_tensors_hooks(self.pack, self.unpack)
+        """A context in which autograd of this thread calls them, but where the user installs others inside."""
+        return self._pair
+
+    def open(self) -> None:
+        """Enter it."""
+        self._thread = threading.get_ident()
+        self._pair.__enter__()
+        self.out = False
+
+    def close(self) -> None:
+        """Leave it."""
+        if not self.out:
+            self._pair.__exit__(None, None, None)
+
+    def take_out(self) -> bool:
+        """As `close`, for a while; whether that was done: it is not under hooks of the user, or in another thread."""
+        top = top_hooks()
+        if self.out or top is None or top[0] is not self._pair.pack_hook or self._thread != threading.get_ident():
+            return False
+        self._pair.__exit__(None, None, None)
+        self._below = top_hooks()
+        self.out = True
+        return True
+
+    def put_back(self) -> None:
+        """End that, unless hooks of the user are in force that were not then, and would be taken out in our place."""
+        if self.out and top_hooks() == self._below and hooks_allowed() and self._thread == threading.get_ident():
+            self._pair.__enter__()
+            self.out = False
 
     @never_compiled
     def pack(self, tensor: torch.Tensor) -> Passed | Handle:

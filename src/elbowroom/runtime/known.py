@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,28 @@ from elbowroom.runtime.switching import chosen_of
 from elbowroom.schedule import Schedule, compile_schedule
 from elbowroom.trace import Trace
 
+_UNTOLD = "untold"
+"""In place of an argument that may be anything, such as an object of the user's."""
+_TELLING = (int, str, type(None), torch.dtype, torch.device)
+"""Kinds of arguments whose value tells all about them."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """How the last steps of a kind ran that keeps everything: see unhooked.py.
+
+    Attributes:
+        details: of the last checked one, see `details`.
+        made: nodes of autograd's graph and bytes of the allocator that it took.
+        alike: so many checked steps in a row were like this.
+        unchecked: so many steps since then were not checked.
+    """
+
+    details: Hashable = None
+    made: tuple[int, int] = (0, 0)
+    alike: int = 0
+    unchecked: int = 0
+
 
 @dataclass(slots=True, eq=False)
 class Known:
@@ -38,6 +60,7 @@ class Known:
         calls: of a step of this kind, where they were recorded.
         wants_calls: whether a step of this kind should record them.
         chosen: by path of the layer, the algorithms that its calls run with.
+        seen: how its last steps ran.
     """
 
     trace: Trace
@@ -51,6 +74,7 @@ class Known:
     calls: Calls | None = None
     wants_calls: bool = False
     chosen: Choices = field(default_factory=dict[str, list[Chosen]])
+    seen: Seen = field(default_factory=Seen)
     _tier_of: dict[int, TierName] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,6 +94,11 @@ class Known:
     def moves(self) -> bool:
         """Whether storages leave the device."""
         return bool(self.schedule.swapped or self.schedule.dropped)
+
+    @property
+    def runs_as_ever(self) -> bool:
+        """Whether there is nothing to do in a step of this kind, and nothing to learn from it."""
+        return self.refined and not (self.moves or self.in_parts or self.chosen or self.wants_calls)
 
     def records(self, measure: bool) -> bool:
         """Whether a step of this kind is recorded: to learn from it, or to measure one when all is learnt."""
@@ -120,6 +149,35 @@ def signature(module: torch.nn.Module | None, args: Any) -> Hashable:
         return None
     # By its first parameter: a slice of a Sequential is a new module each time.
     return (type(module), id(next(module.parameters(), None)), module.training, _shapes(args))
+
+
+def details(args: Any, keywords: Any) -> Hashable:
+    """What else a step is told apart by, where all must be known beforehand; None where arguments do not tell all.
+
+    Args:
+        args: positional arguments of the outermost module.
+        keywords: those by name; None where they are not known.
+    """
+    settings = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+    found = (settings, *_details(args), *_details(keywords)) if keywords is not None else (_UNTOLD,)
+    return None if _UNTOLD in found else found
+
+
+def _details(value: Any) -> Iterator[Hashable]:
+    if isinstance(value, torch.Tensor):
+        yield tuple(value.shape), value.dtype, value.requires_grad, value.device
+    elif isinstance(value, (tuple, list)):
+        yield len(value)  # pyright: ignore[reportUnknownArgumentType]
+        for each in value:  # pyright: ignore[reportUnknownVariableType]
+            yield from _details(each)
+    elif isinstance(value, Mapping):
+        yield tuple(map(str, value))  # pyright: ignore[reportUnknownArgumentType]
+        for each in value.values():  # pyright: ignore[reportUnknownVariableType]
+            yield from _details(each)
+    elif isinstance(value, float):  # such as a temperature, which sets no shape
+        yield float
+    else:
+        yield value if isinstance(value, _TELLING) else _UNTOLD
 
 
 def _shapes(value: Any) -> Hashable:

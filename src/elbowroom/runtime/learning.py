@@ -106,6 +106,10 @@ class Learner:
         next_saved = self._after.get(self._previous)
         return next((kind for kind in known if kind.schedule.saved == next_saved), known[-1])
 
+    def only(self, key: Hashable) -> bool:
+        """Whether all steps of this signature were of one kind so far."""
+        return len(self._known.get(key, ())) == 1 and key not in self._wanted
+
     def ended(self, key: Hashable, was: Known | None, saved: Saved) -> Known | None:
         """A step has ended: of what kind it was, now that all it saved is known; None where it was of no known kind.
 

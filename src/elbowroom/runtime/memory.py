@@ -17,8 +17,9 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
+import resource
 from abc import ABC, abstractmethod
-from typing import final
+from typing import NamedTuple, final
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
@@ -57,6 +58,11 @@ def _set(threshold_bytes: int) -> bool:
     return bool(done)
 
 
+def slack_bytes(budget_bytes: int) -> int:
+    """What resident memory may have beyond a budget: freed blocks that stay with the process."""
+    return budget_bytes // 8
+
+
 def resident_bytes() -> int:
     """RSS of this process, 0 where the system does not tell."""
     try:
@@ -64,6 +70,18 @@ def resident_bytes() -> int:
             return int(statm.read(100).split()[1]) * PAGE_BYTES
     except OSError:
         return 0
+
+
+class SoFar(NamedTuple):
+    """What a device has been asked for up to now.
+
+    Attributes:
+        asked_bytes: the sum of all that its allocator was asked for; 0 where nobody counts.
+        beyond_bytes: by how much it has held more than a budget allows.
+    """
+
+    asked_bytes: int
+    beyond_bytes: int
 
 
 class Residence(ABC):
@@ -76,6 +94,10 @@ class Residence(ABC):
         Args:
             live_bytes: bytes of all storages in RAM.
         """
+
+    @abstractmethod
+    def so_far(self, budget_bytes: int) -> SoFar:
+        """What the device has been asked for. Costs some microseconds."""
 
     def plan_begins(self) -> None:  # noqa: B027
         """The steps from here on hold other storages than those before."""
@@ -104,15 +126,19 @@ class RamResidence(Residence):
 
     def __init__(self, storages_bytes: int | None = None) -> None:
         self._storages_bytes = storages_bytes
-        self._most_bytes = 0
+        self._outside_bytes = self._most_bytes = 0
         self._on = True
         self._let_go_bytes = 0
 
     def measure(self, live_bytes: int) -> int:
         trim()
-        outside_bytes = max(0, resident_bytes() - live_bytes)
-        self._most_bytes = outside_bytes + (self._storages_bytes or 0)
-        return outside_bytes
+        self._outside_bytes = max(0, resident_bytes() - live_bytes)
+        self._most_bytes = self._outside_bytes + (self._storages_bytes or 0)
+        return self._outside_bytes
+
+    def so_far(self, budget_bytes: int) -> SoFar:
+        most_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return SoFar(0, max(0, most_bytes - self._outside_bytes - budget_bytes - slack_bytes(budget_bytes)))
 
     def begin(self) -> None:
         self._on = True

@@ -21,7 +21,7 @@ from elbowroom.runtime.disk import DiskTier
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.layer_choices import LayerChoices
 from elbowroom.runtime.learning import Learner
-from elbowroom.runtime.memory import RamResidence
+from elbowroom.runtime.memory import RamResidence, slack_bytes
 from elbowroom.runtime.recomputing import Recomputing
 from elbowroom.runtime.room import Room
 from elbowroom.units import Amount, Budget, parse_budget
@@ -131,8 +131,8 @@ def _above_host(device: torch.device, amounts: Budget, directory: str | None) ->
 
 def _residence(budget_bytes: int, live_bytes: int) -> RamResidence:
     """How freed memory goes back: at once where the process may hold little beside its budget."""
-    slack_bytes = budget_bytes // 8
-    spare_bytes = ram.free_bytes() + live_bytes - budget_bytes - slack_bytes
+    most_bytes = budget_bytes + slack_bytes(budget_bytes)
+    spare_bytes = ram.free_bytes() + live_bytes - most_bytes
     if spare_bytes < max(PLENTY_BYTES, budget_bytes):
         return RamResidence()
-    return RamResidence(budget_bytes + slack_bytes)
+    return RamResidence(most_bytes)

@@ -37,17 +37,18 @@ from elbowroom.capture.recorder import Recorder, Recording, live_ram_bytes
 from elbowroom.capture.reserved import Reserved
 from elbowroom.errors import Infeasible, TierError
 from elbowroom.runtime import figures
-from elbowroom.runtime._torch_compat import never_compiled, version_of
+from elbowroom.runtime._torch_compat import keywords_of_call, never_compiled, version_of
 from elbowroom.runtime.entries import Entry, Observer
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.figures import Mode
 from elbowroom.runtime.hooks import Director, Handle, Hooks
-from elbowroom.runtime.known import Known, lower_bytes, signature
+from elbowroom.runtime.known import Known, details, lower_bytes, signature
 from elbowroom.runtime.learning import Learner
 from elbowroom.runtime.records import Records
 from elbowroom.runtime.states import Conductor, States
 from elbowroom.runtime.step_recomputes import StepRecomputes
 from elbowroom.runtime.surprises import NO_STEP, Surprises
+from elbowroom.runtime.unhooked import Unhooked
 from elbowroom.schedule import Action
 
 STEPS_KEPT = 4096
@@ -77,7 +78,7 @@ class Room(Records, Director, Conductor):
         self._running = self._optimizer_ran = self._gives_back = False
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._states = States(executor, self, min_size_bytes)
-        self._installed: Any = None
+        self._unhooked = Unhooked(self._hooks, executor.residence, learner.budget_bytes)
         self._root_hook = ModuleHooks(self._on_root)
         self._watch: OptimizerWatch | None = None
 
@@ -88,13 +89,12 @@ class Room(Records, Director, Conductor):
         self._moving(True)
         self._watch = OptimizerWatch(self._optimizer_begins, self._optimizer_ends)
         self._states.open()
-        self._installed = self._hooks.installed()
-        self._installed.__enter__()
+        self._hooks.open()
         self._await_root()
 
     def close(self, *, failed: bool) -> None:
         """Take the hooks out, and end the last step. Saved tensors that still exist can be read back afterwards."""
-        self._installed.__exit__(None, None, None)
+        self._hooks.close()
         if self._watch is not None:
             self._watch.close()
         self._root_hook.remove()
@@ -125,6 +125,7 @@ class Room(Records, Director, Conductor):
 
     def _mark_end(self) -> None:
         self._optimizer_ran = True
+        self._unhooked.mark_end()
         self._states.end_step()
         self._end_ns = time.perf_counter_ns()
         self._await_root()
@@ -141,9 +142,9 @@ class Room(Records, Director, Conductor):
         if self._optimizer_ran:
             self._end_step()
         if not self._running and torch.is_grad_enabled():
-            self._begin_step(module, signature(module, args))
+            self._begin_step(module, signature(module, args), details(args, keywords_of_call()))
 
-    def _begin_step(self, root: torch.nn.Module | None, key: Hashable) -> None:
+    def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
         self._root_hook.remove()
         self._running = True
         self._key = key
@@ -170,6 +171,8 @@ class Room(Records, Director, Conductor):
         self._learner.layers.begin(root, chosen, recorded=self._recorder is not None)
         self._states.in_parts = self._learner.in_parts if self._current is None else self._current.in_parts
         self._states.begin_step()
+        plain = known is not None and known.runs_as_ever and self._recorder is None and self._learner.only(key)
+        self._unhooked.begin(known if plain else None, details)
         self._begin_ns = time.perf_counter_ns()
 
     def _moving(self, moving: bool) -> None:
@@ -206,10 +209,15 @@ class Room(Records, Director, Conductor):
             return
         self._running = False
         self._settle()
-        step_ns = self._end_ns - self._begin_ns
-        self.steps.append(figures.of_step(self._mode, step_ns, self._executor.counters, self._mismatches))
+        without, was = self._unhooked.without, self._current
+        saved = was.schedule.saved if without and was is not None else tuple(self._saved)
+        self._current = self._learner.ended(self._key, was, saved)
+        if excess_bytes := self._unhooked.ended(self._current):
+            self._mismatches += 1
+            self._surprises.memory(excess_bytes)
+        step_ns, counters = self._end_ns - self._begin_ns, self._executor.counters
+        self.steps.append(figures.of_step(self._mode, step_ns, counters, self._mismatches, checked=not without))
         self._steps_ended += 1
-        self._current = self._learner.ended(self._key, self._current, tuple(self._saved))
         if len(self.steps) > 2 * STEPS_KEPT:
             del self.steps[:STEPS_KEPT]
         self._learn()

@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Sequence
 from typing import final
 
+from elbowroom.units import format_bytes
+
 NO_STEP = (
     "elbowroom: no optimizer stepped, so every large saved storage was swapped all the time and nothing was planned; "
     "call room.end_step() after each update of the weights that no torch.optim.Optimizer makes"
@@ -25,6 +27,13 @@ class Surprises:
         """The n-th saved storage has other (bytes, dtype) than expected, or none was expected any more."""
         wanted = f"{expected[0][0]} bytes of {expected[0][1]}" if expected else "nothing more"
         self._warn(f"saved storage {n} of a step has {found[0]} bytes of {found[1]} where its plan expects {wanted}")
+
+    def memory(self, excess_bytes: int) -> None:
+        """A step that was not checked has held so much more than the budget allows."""
+        self._warn(
+            f"a step that begins as those before it held {format_bytes(excess_bytes)} more than the budget allows",
+            "what autograd saves in the next ones is compared with the plan again",
+        )
 
     def part(self, part: int) -> None:
         """A part of an optimizer's step has other states."""
