@@ -88,8 +88,8 @@ def train_within(setup: Setup, steps: int = STEPS, budget: int | None = None, **
     return outcome, room
 
 
-def needs(setup: Setup, steps: int = 3, allow: Sequence[Means] = ("swap",)) -> tuple[int, int]:
-    """(least feasible, keep-all peak) allocated bytes of a training, everything that is alive now included."""
+def captured(setup: Setup, steps: int = 3) -> er.Trace:
+    """The trace of a training, everything that is alive now included."""
     gc.collect()
 
     def counted() -> Callable[[], Tensor]:
@@ -97,7 +97,12 @@ def needs(setup: Setup, steps: int = 3, allow: Sequence[Means] = ("swap",)) -> t
         numbers = iter(range(steps))
         return lambda: training.step(next(numbers))
 
-    trace = er.capture(counted, steps=steps, min_size_bytes=MIN_SIZE_BYTES)
+    return er.capture(counted, steps=steps, min_size_bytes=MIN_SIZE_BYTES)
+
+
+def needs(setup: Setup, steps: int = 3, allow: Sequence[Means] = ("swap",)) -> tuple[int, int]:
+    """(least feasible, keep-all peak) allocated bytes of a training, everything that is alive now included."""
+    trace = captured(setup, steps)
     machine = er.Machine.here(device="cpu")
     try:
         planner = "swap_greedy" if allow == ("swap",) else "optimal"

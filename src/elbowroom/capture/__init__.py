@@ -16,6 +16,7 @@ def capture(
     machine: str | Machine = "here",
     steps: int = 3,
     min_size_bytes: int = 2**20,
+    in_parts: bool | None = None,
 ) -> Trace:
     """Run a few training steps and record what they do: on this computer, or on a virtual GPU.
 
@@ -29,6 +30,9 @@ def capture(
         machine: "here", a GPU of the database in any spelling, or a Machine.
         steps: how many steps to record, at least 2: the last one is the steady state.
         min_size_bytes: smaller storages are recorded, but not as saved.
+        in_parts: whether the steps of optimizers are carried out in parts, as a run does that swaps their states: only
+            then a plan that swaps them can be run. None: on this computer. Not on a virtual GPU, as an optimizer that
+            updates lists of tensors needs more memory in one go, which an estimate has to show.
 
     Returns:
         The trace of all steps.
@@ -39,4 +43,4 @@ def capture(
     """
     from elbowroom.capture.steps import capture_steps
 
-    return capture_steps(setup, machine, steps, min_size_bytes)
+    return capture_steps(setup, machine, steps, min_size_bytes, in_parts)

@@ -57,7 +57,8 @@ def _capture(order: Order, folder: Path, asked: set[str]) -> faults.Fault | None
         return code
     from elbowroom.capture.virtual import VirtualDevice
 
-    device = VirtualDevice(Machine.load(folder / "machine.json"), steps=order.steps)
+    target = Machine.load(folder / "machine.json")
+    device = VirtualDevice(target, steps=order.steps, parts_min_bytes=order.parts_min_bytes)
     problem: BaseException | None = None
     with _reporting(folder / "steps", lambda: device.steps_seen):
         try:

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from elbowroom.capture.modules_found import module_file
@@ -40,6 +40,7 @@ class Order:
         arguments: its words.
         steps: optimizer steps to record.
         constants: numbers that replace module-level ones.
+        parts_min_bytes: as for the virtual device.
     """
 
     script: str
@@ -47,6 +48,7 @@ class Order:
     steps: int
     constants: Mapping[str, int | float]
     module: str = ""
+    parts_min_bytes: int | None = None
 
     @property
     def label(self) -> str:
@@ -70,6 +72,7 @@ def capture_script(
     constants: Mapping[str, int | float] | None = None,
     on_step: Callable[[int], None] | None = None,
     on_asked: Callable[[frozenset[str]], None] | None = None,
+    parts_min_bytes: int | None = None,
 ) -> Trace:
     """Run a training script on a virtual GPU until it has done a few optimizer steps, and record what they do.
 
@@ -84,6 +87,7 @@ def capture_script(
         constants: numbers that replace module-level ones of the script, by name.
         on_step: called with the number of steps done so far, whenever it grows.
         on_asked: called at the end with what the script asked of the GPU beside its `Facts`: "name", "memory".
+        parts_min_bytes: carry out optimizers' steps in parts, as for `capture`, for states of at least so many bytes.
 
     Returns:
         The trace of everything the script did on the GPU up to the last of these steps.
@@ -92,12 +96,24 @@ def capture_script(
         UsageError: there is no such script, GPU or constant.
         CaptureError: the script failed, did no step, or was not done in time; the message says which and what to do.
     """
-    order = _order(path, module, argv, steps, constants or {})
-    target = _gpu(machine)
+    order = replace(_order(path, module, argv, steps, constants or {}), parts_min_bytes=parts_min_bytes)
     with tempfile.TemporaryDirectory(prefix="elbowroom-", ignore_cleanup_errors=True) as folder:
-        target.save(Path(folder) / "machine.json")
-        code = _run(order, Path(folder), dict(environment or {}), timeout_s, on_step or (lambda _: None))
-        return _answer(order, Path(folder), code, on_asked or (lambda _: None))
+        return _captured(order, _gpu(machine), Path(folder), dict(environment or {}), timeout_s, on_step, on_asked)
+
+
+def _captured(
+    order: Order,
+    target: Machine,
+    folder: Path,
+    environment: dict[str, str],
+    timeout_s: float,
+    on_step: Callable[[int], None] | None,
+    on_asked: Callable[[frozenset[str]], None] | None,
+) -> Trace:
+    """What a child makes of an order in a folder of its own."""
+    target.save(folder / "machine.json")
+    code = _run(order, folder, environment, timeout_s, on_step or (lambda _: None))
+    return _answer(order, folder, code, on_asked or (lambda _: None))
 
 
 def _order(

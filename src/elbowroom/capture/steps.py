@@ -5,31 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from elbowroom.capture.assemble import Assembly
+from elbowroom.capture.in_parts import PartsWatch
 from elbowroom.capture.observe import Observing, OptimizerWatch, optimizer_began, optimizer_ended
 from elbowroom.capture.reserved import Reserved
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Machine
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.hooks import Hooks
+from elbowroom.runtime.parts import Portion, movable
 from elbowroom.runtime.tiers import HostTier
 from elbowroom.trace import Trace
 
 
 def capture_steps(
-    setup: Callable[[], Callable[[], Any]], machine: str | Machine, steps: int, min_size_bytes: int
+    setup: Callable[[], Callable[[], Any]],
+    machine: str | Machine,
+    steps: int,
+    min_size_bytes: int,
+    in_parts: bool | None,
 ) -> Trace:
     """See `elbowroom.capture`."""
     if type(steps) is not int or steps < 2:
         raise UsageError(f"capture: given steps={steps!r}; allowed is an int of at least 2: the first is not steady")
     if machine != "here":
-        return _on_virtual(setup, machine if isinstance(machine, Machine) else Machine.of(machine), steps)
+        target = machine if isinstance(machine, Machine) else Machine.of(machine)
+        return _on_virtual(setup, target, steps, min_size_bytes if in_parts else None)
     step = _step_of(setup)
     executor = Executor(HostTier())
     observing = Observing(executor, Reserved())
-    watch = OptimizerWatch(
-        lambda _: optimizer_began(observing.recorder), lambda optimizer: optimizer_ended(observing.recorder, optimizer)
-    )
+    parts = _parts(observing, executor.device, None if in_parts is False else min_size_bytes)
+
+    def begins(optimizer: torch.optim.Optimizer) -> None:
+        parts.meets(optimizer)
+        optimizer_began(observing.recorder)
+
+    watch = OptimizerWatch(begins, lambda optimizer: optimizer_ended(observing.recorder, optimizer))
     recorder = observing.record()
     if recorder is None:
         raise CaptureError("capture: torch's profiler is running, and only one can; stop it, then capture")
@@ -40,9 +53,25 @@ def capture_steps(
                 recorder.step_ends()
     finally:
         watch.close()
+        parts.close()
         observing.recorder = None
         recording = recorder.stop()
     return Assembly(recording, "host").trace()
+
+
+def _parts(observing: Observing, device: torch.device, min_size_bytes: int | None) -> PartsWatch:
+    """Steps of optimizers in parts, of which the recorder is told."""
+
+    def begins() -> None:
+        if observing.recorder is not None:
+            observing.recorder.part_begins()
+
+    def ends(optimizer: torch.optim.Optimizer, portion: Portion) -> None:
+        if observing.recorder is not None:
+            states = movable(optimizer, portion, device, {}, max(1, min_size_bytes or 0))
+            observing.recorder.part_ends([(each.storage, each.dtype) for each in states])
+
+    return PartsWatch(min_size_bytes, begins, ends)
 
 
 def _step_of(setup: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
@@ -52,7 +81,9 @@ def _step_of(setup: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
     return step
 
 
-def _on_virtual(setup: Callable[[], Callable[[], Any]], machine: Machine, steps: int) -> Trace:
+def _on_virtual(
+    setup: Callable[[], Callable[[], Any]], machine: Machine, steps: int, parts_min_bytes: int | None
+) -> Trace:
     """Steps of a virtual GPU: as many as are asked for, however many calls of the step function that takes."""
     from elbowroom.capture.virtual import VirtualDevice
 
@@ -61,7 +92,7 @@ def _on_virtual(setup: Callable[[], Callable[[], Any]], machine: Machine, steps:
             f"capture: given machine {machine.name!r}, which has no CUDA GPU; allowed are 'here' and such with one; "
             "take a name of `elbowroom machine --list`"
         )
-    with VirtualDevice(machine, steps) as device:
+    with VirtualDevice(machine, steps, parts_min_bytes=parts_min_bytes) as device:
         step = _step_of(setup)
         for _ in range(steps):
             step()

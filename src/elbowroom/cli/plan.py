@@ -63,7 +63,7 @@ def execute(arguments: argparse.Namespace) -> int:
     script = scripts.script_of(arguments, "plan")
     asked = _asked(arguments)
     with scripts.progress() as say:
-        trace, machine = _given(script, arguments, say)
+        trace, machine = _given(script, arguments, asked, say)
         if arguments.trace:
             trace.save(arguments.trace)
         try:
@@ -107,16 +107,20 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in asked.items() if value is not None}
 
 
-def _given(script: scripts.Script, arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[Trace, Machine]:
+def _given(
+    script: scripts.Script, arguments: argparse.Namespace, asked: Mapping[str, Any], say: Callable[[str], None]
+) -> tuple[Trace, Machine]:
     """The trace, read or captured, and the machine it is planned for: this computer, for a trace of its CPU."""
     from elbowroom.machine import Machine
+    from elbowroom.planners import MEANS
     from elbowroom.trace import Trace
 
     trace = Trace.load(script.path) if script.path.endswith(".json") else None
     if trace is not None and trace.device == "cpu" and not arguments.gpu:
         return trace, Machine.here(device="cpu")
     machine = scripts.machine_of(arguments.gpu)
-    return trace or scripts.captured(script, machine, arguments, say), machine
+    parts_min_bytes = asked["min_size_bytes"] if "state" in asked.get("allow", MEANS) else None
+    return trace or scripts.captured(script, machine, arguments, say, parts_min_bytes=parts_min_bytes), machine
 
 
 def _planned(trace: Trace, machine: Machine, asked: Mapping[str, Any], say: Callable[[str], None]) -> Subject:

@@ -12,7 +12,7 @@ Which parameters go together follows from their sizes alone, so that every step 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -55,14 +55,21 @@ class Portion:
             yield from parameters
 
 
-def portions_of(optimizer: torch.optim.Optimizer, step: Any, min_size_bytes: int) -> list[Portion]:
-    """How an optimizer's step is carried out; empty where all its parameters are small.
+def portions_of(
+    optimizer: torch.optim.Optimizer, step: Any, args: Any, kwargs: Any, min_size_bytes: int
+) -> list[Portion]:
+    """How a step of an optimizer is carried out; empty where it runs as it is: with a closure, or of small parameters.
 
     Args:
         optimizer: whose step it is.
         step: the function of its class that does it.
+        args: arguments of the call, the optimizer first.
+        kwargs: those by name.
         min_size_bytes: states smaller than this stay where they are.
     """
+    with_closure = any(value is not None for value in (*args[1:], *kwargs.values()))
+    if with_closure or not isinstance(mapping_of(optimizer), dict):
+        return []
     groups = [(group, p) for group in optimizer.param_groups for p in group["params"]]
     sizes = [p.numel() * p.element_size() for _, p in groups]
     if max(sizes, default=0) < min_size_bytes:
@@ -113,6 +120,23 @@ def only(optimizer: torch.optim.Optimizer, portion: Portion) -> Iterator[None]:
         for group, parameters in before:
             group["params"] = parameters
         optimizer.param_groups = groups
+
+
+def in_turn(
+    optimizer: torch.optim.Optimizer,
+    portions: list[Portion],
+    step: Callable[[], Any],
+    begins: Callable[[torch.optim.Optimizer, Portion], None],
+    ends: Callable[[torch.optim.Optimizer, Portion], None],
+) -> Any:
+    """Carry out a step part by part; what its last part returns."""
+    found = None
+    for portion in portions:
+        begins(optimizer, portion)
+        with only(optimizer, portion):
+            found = step()
+        ends(optimizer, portion)
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

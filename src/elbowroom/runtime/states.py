@@ -25,7 +25,7 @@ from elbowroom.runtime._torch_compat import storage_key
 from elbowroom.runtime.entries import StateEntry
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.known import Known
-from elbowroom.runtime.parts import Found, Portion, mapping_of, movable, only, portions_of
+from elbowroom.runtime.parts import Found, Portion, in_turn, mapping_of, movable, portions_of
 from elbowroom.runtime.stepping import Stepping
 from elbowroom.schedule import Action
 from elbowroom.units import format_bytes
@@ -132,26 +132,15 @@ class States:
         """Carry out an optimizer's step: `step` is the function of its class that does it, the rest its arguments."""
         if self._inside or torch.compiler.is_compiling():
             return step(*args, **kwargs)
-        portions = self._portions(optimizer, step, args, kwargs)
+        portions = portions_of(optimizer, step, args, kwargs, self._min_size_bytes) if self.in_parts else []
         if not portions:
             self.bring_back(optimizer)
             return step(*args, **kwargs)
-        found, self._inside = None, True
+        self._inside = True
         try:
-            for portion in portions:
-                self._begin_part(optimizer, portion)
-                with only(optimizer, portion):
-                    found = step(*args, **kwargs)
-                self._end_part(optimizer, portion)
+            return in_turn(optimizer, portions, lambda: step(*args, **kwargs), self._begin_part, self._end_part)
         finally:
             self._inside = False
-        return found
-
-    def _portions(self, optimizer: torch.optim.Optimizer, step: Any, args: Any, kwargs: Any) -> list[Portion]:
-        with_closure = any(value is not None for value in (*args[1:], *kwargs.values()))
-        if not self.in_parts or with_closure or not isinstance(mapping_of(optimizer), dict):
-            return []
-        return portions_of(optimizer, step, self._min_size_bytes)
 
     def _begin_part(self, optimizer: torch.optim.Optimizer, portion: Portion) -> None:
         recorder = self._conductor.recorder()

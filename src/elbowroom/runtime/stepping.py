@@ -23,13 +23,15 @@ class Stepping:
 
     Args:
         step: called with an optimizer, the function of its class that does its step, and the arguments of the call.
-        asked: called with an optimizer before somebody gets its states.
+        asked: called with an optimizer before somebody gets its states; None where no state is ever away.
     """
 
-    def __init__(self, step: Step, asked: Callable[[torch.optim.Optimizer], None]) -> None:
+    def __init__(self, step: Step, asked: Callable[[torch.optim.Optimizer], None] | None) -> None:
         self._step = step
+        self._guards = asked is not None
         self._changed: list[tuple[Any, Any]] = []
-        _guard_states(asked)
+        if asked is not None:
+            _guard_states(asked)
 
     def meets(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step."""
@@ -50,7 +52,8 @@ class Stepping:
         for cell, before in self._changed:
             cell.cell_contents = before
         self._changed.clear()
-        delattr(torch.optim.Optimizer, "state")
+        if self._guards:
+            delattr(torch.optim.Optimizer, "state")
 
 
 def _guard_states(asked: Callable[[torch.optim.Optimizer], None]) -> None:

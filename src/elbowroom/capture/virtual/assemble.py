@@ -36,6 +36,7 @@ def assemble(ledger: Ledger, step_ends: list[int], machine: Machine) -> Trace:
         events=tuple(Event(*event) for event in ledger.events),
         saves=tuple(save_of(each) for each in ledger.saves if ledger.storages[each.storage].category not in OWNED),
         steps=tuple(Step(first, end) for first, end in zip([0, *step_ends], step_ends, strict=False)),
+        parts=tuple(ledger.parts),
         remarks=tuple(
             Remark(kind=kind, name=name, count=count) for (kind, name), count in sorted(ledger.remarks.items())
         ),

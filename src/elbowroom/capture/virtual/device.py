@@ -7,6 +7,7 @@ from typing import Any, Self, final
 
 import torch
 
+from elbowroom.capture.in_parts import PartsWatch
 from elbowroom.capture.modules import ModulePaths
 from elbowroom.capture.observe import OptimizerWatch
 from elbowroom.capture.virtual import routing
@@ -20,6 +21,7 @@ from elbowroom.capture.virtual.values import SPECIALS
 from elbowroom.errors import CaptureError
 from elbowroom.machine import Machine
 from elbowroom.runtime._torch_compat import allow_cuda_device, import_dynamo, lift_on_cpu
+from elbowroom.runtime.parts import Portion
 from elbowroom.trace import Trace
 
 EVALUATIONS = 4
@@ -44,6 +46,8 @@ class VirtualDevice:
         cudnn: what cuDNN's closed kernels ask for.
         fake_host: parameters and large float tensors made on the CPU have no bytes either.
         cublas_handles: handles that ask for a workspace.
+        parts_min_bytes: steps of optimizers are carried out in parts, which name the states of at least so many bytes;
+            None: they are carried out as ever.
 
     Attributes:
         steps_seen: steps that are complete.
@@ -58,6 +62,7 @@ class VirtualDevice:
         cudnn: CudnnModel | None = None,
         fake_host: bool = True,
         cublas_handles: int = 2,
+        parts_min_bytes: int | None = None,
     ) -> None:
         self._steps = steps
         self._machine = machine
@@ -69,6 +74,8 @@ class VirtualDevice:
         self._stack = ExitStack()
         self._mode = VirtualMode(self.ledger, self.settings, SPECIALS, routing.ROUTES)
         self._roots: list[torch.nn.Module] = []
+        self._parts = PartsWatch(parts_min_bytes, self.ledger.part_begins, self._part_ends)
+        self._parts_min_bytes = parts_min_bytes or 0
 
     @property
     def steps_seen(self) -> int:
@@ -86,6 +93,7 @@ class VirtualDevice:
         stack.callback(paths.stop)
         watch = OptimizerWatch(self._optimizer_begins, self._optimizer_ends)
         stack.callback(watch.close)
+        stack.callback(self._parts.close)
         stack.enter_context(self._mode)
         routing.calibrate(self._mode)
         self._mode.saves = saves = Saves(self.ledger)
@@ -153,7 +161,13 @@ class VirtualDevice:
     def _optimizer_begins(self, optimizer: Any) -> None:
         if self._steps is not None and self._counts.get(id(optimizer), 0) >= 8 * self._steps:
             raise Enough
+        self._parts.meets(optimizer)
         self._mode.optimizing = True
+
+    def _part_ends(self, optimizer: torch.optim.Optimizer, portion: Portion) -> None:
+        values = (optimizer.state.get(parameter, {}).values() for parameter in portion.parameters())
+        states = [each for found in values for each in found if isinstance(each, torch.Tensor)]
+        self.ledger.part_ends(states, self._parts_min_bytes)
 
     def _optimizer_ends(self, optimizer: Any) -> None:
         self._mode.optimizing = False

@@ -14,7 +14,7 @@ import torch
 from elbowroom.capture.drafts import SaveDraft
 from elbowroom.capture.virtual import sparse
 from elbowroom.runtime._torch_compat import storage_key
-from elbowroom.trace import Category, Phase, RemarkKind
+from elbowroom.trace import Category, Part, Phase, RemarkKind
 
 BLOCK_BYTES = 512
 """What the allocator rounds requests up to."""
@@ -69,6 +69,7 @@ class Ledger:
         storages: every storage, by number.
         events: (op, storage, bytes), negative bytes for a free; op -1 before the first one.
         saves: what autograd saved, in order.
+        parts: of the steps of optimizers, where these are carried out in parts.
         remarks: (kind, name) to how often.
         asked: what the script was told of the GPU beside its `Facts`, such as "name".
         allocated_bytes: bytes of live blocks, rounded up as the allocator does.
@@ -80,6 +81,8 @@ class Ledger:
         self.storages: list[StorageLine] = []
         self.events: list[tuple[int, int, int]] = []
         self.saves: list[SaveDraft] = []
+        self.parts: list[Part] = []
+        self._part_begin = 0
         self.remarks: dict[tuple[RemarkKind, str], int] = {}
         self.asked: set[str] = set()
         self.allocated_bytes = 0
@@ -145,6 +148,15 @@ class Ledger:
                 number = self.number_of(part)
                 if number is not None:
                     self.storages[number].category = category
+
+    def part_begins(self) -> None:
+        """A part of an optimizer's step begins."""
+        self._part_begin = len(self.ops)
+
+    def part_ends(self, states: Iterable[torch.Tensor], least_bytes: int) -> None:
+        """It ends, and had to have these states on the device; smaller ones never leave."""
+        large = tuple(n for n in self.numbers_of(states) if self.storages[n].size_bytes >= least_bytes)
+        self.parts.append(Part(first_op=self._part_begin, end_op=len(self.ops), storages=large))
 
     def remark(self, kind: RemarkKind, name: str) -> None:
         """Count something that is not known or was assumed."""
