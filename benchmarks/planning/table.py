@@ -14,8 +14,8 @@ from elbowroom.units import format_bytes, format_ns
 PAGE = ROOT / "docs" / "planning.md"
 START = "<!-- planning: made by python -m benchmarks.planning.table, do not edit -->"
 END = "<!-- planning end -->"
-HEADLINES_START = START.replace("planning:", "headlines:")
-HEADLINES_END = END.replace("planning", "headlines")
+HEADLINES_START, HEADLINES_END = START.replace("planning:", "headlines:"), END.replace("planning", "headlines")
+OPTIMAL_START, OPTIMAL_END = START.replace("planning:", "optimal:"), END.replace("planning", "optimal")
 HEADING = "| model and GPU | kept: reserved, step | budget | optimal: step | bound | moved | busy | best other: step |"
 
 
@@ -75,6 +75,25 @@ def headlines(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"<sub>Simulated. {said}</sub>"])
 
 
+def optimal(result: dict[str, Any]) -> str:
+    """A row for every plan for allocated bytes."""
+    lines = [
+        "| trace | saved storages | budget | means | step | bound | gap | swaps | recomputes | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    chains = {f"chain of {int(layers):,} layers": rows for layers, rows in result["chains"].items()}
+    for name, rows in {**result["models"], **chains}.items():
+        for row in rows:
+            begin = f"| {name} | {row['saves']:,} | {row['share']:.0%} | {row['means']}"
+            if "step" not in row:
+                lines.append(f"{begin} | infeasible below {row['least_share']:.0%} | | | | | |")
+                continue
+            figures = f"{row['step']:.3f} | {row['bound']:.3f} | {row['gap']:.2%} | {row['swaps']:,}"
+            lines.append(f"{begin} | {figures} | {row['recomputes']:,} | {row['seconds']:.1f} |")
+    said = f"commit {result['versions']['commit']}; benchmarks/results/{result['file']}"
+    return "\n".join([*lines, "", f"<sub>Simulated, but for the seconds. {said}</sub>"])
+
+
 def _between(page: str, start: str, end: str, text: str) -> str:
     """A page with what stands between two marks made new."""
     before, _, rest = page.partition(start)
@@ -89,6 +108,7 @@ def main() -> None:
     page = Path(PAGE).read_text()
     results = newest_results(RESULTS)
     new = _between(page, START, END, table(results["planning"]))
+    new = _between(new, OPTIMAL_START, OPTIMAL_END, optimal(results["optimal"]))
     new = _between(new, HEADLINES_START, HEADLINES_END, headlines(results["headlines"]))
     if given.check:
         sys.exit(f"{PAGE}: out of date; run python -m benchmarks.planning.table" if new != page else 0)
