@@ -83,6 +83,7 @@ HEADLINES: dict[str, Headline] = {
         most=512,
         multiple_of=16,
         power=3,
+        allocator="expandable_segments:True",
     ),
     "vgg16 batch 256, 12 GB": Headline(
         said="trains, 18 % slower (vDNN, MICRO 2016)",
