@@ -118,3 +118,14 @@ def test_a_baseline_that_keeps_the_budget_is_no_faster(name: str, budget: int, b
     trace, on = found(name)
     ns = [simulate(trace, on, planned(trace, on, budget, each)).step_ns for each in ("optimal", baseline)]
     assert ns[0] <= ns[1]
+
+
+def test_a_baseline_that_needs_more_than_the_budget_at_any_of_its_tries_says_what_it_needs() -> None:
+    # given 120 MiB, within which `swap_states` allocates too much, however little it is asked to allocate
+    trace, on = found("least_above_the_budget")
+    # when
+    with pytest.raises(Infeasible) as error:
+        planned(trace, on, 120 * 2**20, "swap_states")
+    # then what it names can be met
+    least = error.value.least_feasible_bytes
+    assert simulate(trace, on, planned(trace, on, least, "swap_states")).peak_reserved_bytes <= least

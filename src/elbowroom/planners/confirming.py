@@ -177,14 +177,14 @@ def _within_reserved(problem: Problem, planner: str, least_bytes: int, make: Cal
         return replayed(trace, machine, make(replace(problem, budget_bytes=allowed_bytes)), budget_bytes)
 
     narrowing, looked = Narrowing(budget_bytes, least_bytes), list[Replayed]()
-    while len(looked) < ROUNDS - 1 and not narrowing.is_over:
+    while len(looked) < ROUNDS - 1 and not (looked and narrowing.is_over):
         found = look(narrowing.allowed_bytes)
         looked.append(found)
         if found.fits and not found.is_driven:
             narrowing.more()
         else:
             narrowing.less(is_found=any(each.fits and not each.is_driven for each in looked))
-    if not any(each.fits for each in looked):  # if no other, the plan that allocates least
+    if least_bytes <= budget_bytes and not any(each.fits for each in looked):  # if no other, what allocates least
         looked.append(look(least_bytes))
     fit = [each for each in looked if each.fits]
     if fit:
