@@ -32,14 +32,19 @@ def rig() -> Path:
     return folder
 
 
-def on_the_rig(rig: Path, spec: dict[str, Any], script: str = "within.py", backing_bytes: int = 0) -> dict[str, Any]:
-    """What a script of this folder says; copies are real where device memory has some backing."""
+def on_the_rig(
+    rig: Path, spec: dict[str, Any], script: str = "within.py", backing_bytes: int = 0, workspace_bytes: int = 0
+) -> dict[str, Any]:
+    """What a script of this folder says; copies are real where device memory has some backing.
+
+    The workspace is that of every convolution that cuDNN carries out.
+    """
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
         "FAKECUDA_CAPACITY": str(40 << 30),
         "FAKECUDA_BACKING": str(backing_bytes),
-        "FAKECUDNN_WORKSPACE": "0",
+        "FAKECUDNN_WORKSPACE": str(workspace_bytes),
         "OMP_NUM_THREADS": "1",
     }
     command = [str(rig / "fake_torch.sh"), str(Path(__file__).with_name(script))]

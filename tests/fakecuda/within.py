@@ -68,6 +68,7 @@ def within(step: Callable[[], Any], budget: str | int, steps: int, **options: An
         states = [swap.storage for swap in room.plan.swaps if swap.storage not in saves]
         found["recomputed"] = [step.recomputed_bytes for step in room.steps]
         found["plan"] = {"swaps": len(room.plan.swaps), "bytes": line.swapped_out_bytes, **tiers, "states": len(states)}
+        found["algorithms"] = Counter(algorithm.choice for algorithm in room.plan.algorithms)
         found["links"] = [[link.out_bytes_per_s, link.back_bytes_per_s] for link in room.machine.links]
     found["figures"] = [
         {"out": s.swapped_out_bytes, "back": s.swapped_back_bytes, "mismatches": s.mismatches} for s in room.steps
