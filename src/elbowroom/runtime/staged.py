@@ -12,24 +12,22 @@ back is copied back from where it is.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from typing import Any, cast, final
 
 import torch
 
-from elbowroom.errors import TierError, TierFull
+from elbowroom.errors import TierFull
 from elbowroom.machine import TierName
 from elbowroom.runtime.arenas import ArenaSlot
+from elbowroom.runtime.below import BelowDevice, translated
 from elbowroom.runtime.disk import lane
 from elbowroom.runtime.host import StreamedHostTier
 from elbowroom.runtime.passing import DiskSlot, Piece, StagedBack, StagedOut
 from elbowroom.runtime.spillfile import PAGE_BYTES, SpillFile, round_up
 from elbowroom.runtime.staging import PIECE_BYTES, Room, Staging
-from elbowroom.runtime.streams import Streams
-from elbowroom.runtime.tiers import LowerTier, Slot, Transfer
+from elbowroom.runtime.tiers import Transfer
 from elbowroom.units import format_bytes
 
 SHARE = 4
@@ -40,7 +38,7 @@ LEAST_BYTES = 2 * PAGE_BYTES
 
 
 @final
-class StagedTier(LowerTier):
+class StagedTier(BelowDevice):
     """The host tier, and the disk below it. See Note: [Two hops].
 
     Args:
@@ -49,84 +47,37 @@ class StagedTier(LowerTier):
         open_file: makes the spill file when it is first needed; raises TierFull, TierFailed.
     """
 
-    name: TierName = "host"
-    streams: Streams
-
     def __init__(self, host: StreamedHostTier, staging: Staging, open_file: Callable[[], SpillFile]) -> None:
-        self.host = host
-        self.streams = host.streams
-        self.budget_bytes = host.arenas.budget_bytes
-        self.pinned_budget_bytes = host.arenas.pinned_budget_bytes
+        super().__init__(host)
         self._staging = staging
         self._open_file = open_file
-        self._file: SpillFile | None = None
-        self._lanes: list[ThreadPoolExecutor] = []
-        self._lock = threading.Lock()
         self._copying = 0
-        self._held_bytes = 0
-        self._error: Exception | None = None
         self._divide(min(STAGING_BYTES, self.budget_bytes // SHARE))
-
-    def home(self) -> Any:
-        return self.host.home()
-
-    @property
-    def held_bytes(self) -> int:
-        return self.host.held_bytes + self._held_bytes
 
     @property
     def size_bytes(self) -> int:
-        """Host memory that it takes."""
         return self.host.arenas.size_bytes + self._staging.arenas.size_bytes
 
     @property
     def pinned_bytes(self) -> int:
         return self.host.pinned_bytes + self._staging.arenas.pinned_bytes
 
-    def reserve(self, size_bytes: int, to: TierName | None = None) -> Slot:
-        self._raise_failed()
-        if to == "disk":
-            return self._on_disk(size_bytes, None)
-        try:
-            return self.host.reserve(size_bytes)
-        except TierFull as full:
-            return self._on_disk(size_bytes, full)
-
-    def _on_disk(self, size_bytes: int, full: TierFull | None) -> Slot:
+    def _on_disk(self, size_bytes: int, full: TierFull | None) -> DiskSlot:
         room_bytes = self._staging.arenas.budget_bytes
         if room_bytes < LEAST_BYTES:
             raise full or _no_staging(room_bytes)
-        try:
-            if self._file is None:
-                self._file = self._open_file()
-                self._lanes = [lane("elbowroom-copy", 1), lane("elbowroom-write", 2), lane("elbowroom-read", 2)]
-            within = self._file.reserve(size_bytes)
-        except TierError as error:
-            if full is None:
-                raise
-            raise TierFull(f"{full}; and {error}", tier="host") from error
-        self._held_bytes += size_bytes
-        return DiskSlot(within, min(PIECE_BYTES, room_bytes // 2 // PAGE_BYTES * PAGE_BYTES))
+        return super()._on_disk(size_bytes, full)
 
-    def release(self, slot: Slot) -> None:
-        if not isinstance(slot, DiskSlot):
-            self.host.release(slot)
-            return
-        self._held_bytes -= slot.size_bytes
-        with self._lock:
-            slot.released = True
-            self._give_back(slot)
-
-    def _give_back(self, slot: DiskSlot) -> None:
-        if slot.released and not slot.busy and self._file is not None:
-            self._file.release(slot.within)
+    def _room_on_disk(self, size_bytes: int) -> DiskSlot:
+        if self._file is None:
+            self._file = self._open_file()
+            self._lanes = [lane("elbowroom-copy", 1), lane("elbowroom-write", 2), lane("elbowroom-read", 2)]
+        room_bytes = self._staging.arenas.budget_bytes
+        return DiskSlot(self._file.reserve(size_bytes), min(PIECE_BYTES, room_bytes // 2 // PAGE_BYTES * PAGE_BYTES))
 
     # Out
 
-    def write(self, storage: torch.UntypedStorage, slot: Slot) -> Transfer:
-        self.host.timed = self.timed
-        if not isinstance(slot, DiskSlot):
-            return self.host.write(storage, slot)
+    def _leave(self, storage: torch.UntypedStorage, slot: DiskSlot) -> Transfer:
         streams = self.streams
         ready = streams.mark(slot.home)
         transfer = StagedOut(streams, slot, storage, ready, streams.out, timed=self.timed)
@@ -177,11 +128,6 @@ class StagedTier(LowerTier):
         else:
             self._lanes[1].submit(self._write_piece, transfer, piece, room, mark)
 
-    def _no_longer_busy(self, slot: DiskSlot) -> None:
-        with self._lock:
-            slot.busy -= 1
-            self._give_back(slot)
-
     def _write_piece(self, transfer: StagedOut, piece: Piece, room: Room, mark: Any) -> None:
         """On a thread: once the device has copied a piece, write it."""
         assert self._file is not None, "the lanes come after the file"
@@ -193,32 +139,13 @@ class StagedTier(LowerTier):
                 self._file.write(_whole_pages(room.slot), piece.offset)
                 transfer.moved("disk_write", start_ns, piece.size_bytes)
         except Exception as error:  # noqa: BLE001 - raised at the next tick
-            self._error = self._error or _translated(self._file, "writing", error)
+            self._error = self._error or translated(self._file, "writing", error)
         with self._lock:
             piece.room = None
         self._staging.done(room)
         self._no_longer_busy(transfer.slot)
 
     # Back
-
-    def read(self, slot: Slot) -> tuple[torch.UntypedStorage, Transfer]:
-        self.host.timed = self.timed
-        if not isinstance(slot, DiskSlot):
-            return self.host.read(slot)
-        self._raise_failed()
-        storage = self.streams.new_storage(slot.size_bytes, slot.home)
-        return storage, self._bring(slot, storage)
-
-    def refill(self, slot: Slot, storage: torch.UntypedStorage) -> Transfer:
-        self.host.timed = self.timed
-        if not isinstance(slot, DiskSlot):
-            return self.host.refill(slot, storage)
-        self._raise_failed()
-        self.resize(storage, slot.size_bytes, slot.home)
-        return self._bring(slot, storage)
-
-    def resize(self, storage: torch.UntypedStorage, size_bytes: int, home: Hashable) -> None:
-        self.streams.resize(storage, size_bytes, home)
 
     def _bring(self, slot: DiskSlot, storage: torch.UntypedStorage) -> Transfer:
         streams = self.streams
@@ -248,7 +175,7 @@ class StagedTier(LowerTier):
                 self._file.read(_whole_pages(room.slot), piece.offset)
                 transfer.moved("disk_read", start_ns, piece.size_bytes)
         except Exception as error:  # noqa: BLE001 - raised on the thread that waits
-            transfer.fail(_translated(self._file, "reading", error))
+            transfer.fail(translated(self._file, "reading", error))
         if room is not None:
             self._copy_back(transfer, piece, room)
         self._no_longer_busy(transfer.slot)
@@ -285,19 +212,8 @@ class StagedTier(LowerTier):
         stays.budget_bytes = self.budget_bytes - staging_bytes
         stays.pinned_budget_bytes = min(stays.budget_bytes, self.pinned_budget_bytes - pinned)
 
-    def _raise_failed(self) -> None:
-        if self._error is not None:
-            raise self._error
-
     def close(self) -> None:
-        try:
-            self.streams.finish()
-        finally:
-            for each in self._lanes:
-                each.shutdown(wait=True)
-            if self._file is not None:
-                self._file.close()
-        self.host.close()
+        super().close()
         self._staging.drop()
 
 
@@ -313,9 +229,3 @@ def _no_staging(room_bytes: int) -> TierFull:
         f"{format_bytes(LEAST_BYTES)} are the least; raise it (host=...)",
         tier="host",
     )
-
-
-def _translated(file: SpillFile, doing: str, error: Exception) -> Exception:
-    if isinstance(error, OSError):
-        return file.failed(doing, error)
-    return error
