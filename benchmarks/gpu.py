@@ -24,6 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_direct import direct
+
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 520
 """Of the whole command."""
@@ -90,6 +92,7 @@ def measured(small: bool) -> Report:
         "measured": bool(facts.get("is_gpu")),
         "tests": _tests(until),
         "link": child("link") if facts.get("is_gpu") else {"not_run": "not measured: this is no GPU"},
+        "direct": child("direct") if facts.get("is_gpu") else {"not_run": "not measured: this is no GPU"},
         "steps": {},
         "memory": {},
         "largest": {},
@@ -324,7 +327,7 @@ def nvml_used_bytes() -> int | None:
 
 
 CHILDREN: dict[str, Callable[..., Report]] = {
-    "facts": facts, "link": link, "memory": memory, "steps": steps, "largest": largest,
+    "facts": facts, "link": link, "direct": direct, "memory": memory, "steps": steps, "largest": largest,
 }  # fmt: skip
 
 
@@ -342,6 +345,13 @@ def summary(report: Report) -> str:
             else:
                 reserved = f"{found['reserved_bytes'] / 2**20:.0f} MiB reserved"
                 lines.append(f"{name}, {method}: {found['step_ns'] / plain_ns:.3f} of plain, {reserved}")
+    past_the_host = report["direct"]
+    lines.append(
+        f"to the disk past the host: {past_the_host['out_bytes_per_s'] / 2**30:.2f} GiB/s out, "
+        f"{past_the_host['back_bytes_per_s'] / 2**30:.2f} GiB/s back"
+        if "out_bytes_per_s" in past_the_host
+        else f"to the disk past the host: {(past_the_host.get('refused') or past_the_host['not_run'])[-200:]}"
+    )
     for name, found in report["largest"].items():
         told = (f"{w} {f.get('largest', f.get('not_run', '')[-80:])}" for w, f in found.items())
         lines.append(f"largest {name}: {', '.join(told)}" + ("" if report["measured"] else " (ran, not measured)"))

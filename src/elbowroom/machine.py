@@ -99,7 +99,7 @@ class Machine(Filed):
     Attributes:
         name: "here" or a name of the GPU database.
         tiers: fastest first; the first is "device" (RAM on a machine without an accelerator).
-        links: between neighbouring tiers.
+        links: between neighbouring tiers; where the way to the disk is past the host, from the device to it.
         outside_bytes: device memory taken outside the allocator (interpreter, libraries, context).
         allocator: "exact" where every block is one request (the CPU), else settings as in PYTORCH_ALLOC_CONF.
         flops_per_s: sustained compute rate, 0 where unknown; of float32 on a GPU.
@@ -286,6 +286,8 @@ def _check_tiers(tiers: tuple[Tier, ...], links: tuple[Link, ...]) -> None:
     neighbours = list(pairwise(names))
     ends = [(link.upper, link.lower) for link in links]
     rules.distinct("Machine.links", ends)
+    if ("device", "host") in ends and ("host", "disk") not in ends and "disk" in names:
+        neighbours.append(("device", "disk"))  # past the host
     for index, pair in enumerate(ends):
         if pair not in neighbours:
             rules.refuse(f"Machine.links[{index}]", pair, f"a link between neighbouring tiers, of {neighbours}")

@@ -162,10 +162,10 @@ class Timeline(Filed):
         return self._moved_bytes("swap_back", "copy back")
 
     def _moved_bytes(self, kind: SpanKind, lane: Lane) -> int:
-        """Bytes moved by the device's own lane: that of the copies, or where there is none that of the disk."""
+        """Bytes moved by the device's own lanes: that of the copies, and that of the disk for what was not copied."""
         moved = [span for span in self.spans if span.kind == kind]
-        copied = [span for span in moved if span.lane == lane]
-        return sum(span.size_bytes for span in copied or moved)
+        copied = {span.storage for span in moved if span.lane == lane}
+        return sum(span.size_bytes for span in moved if span.lane == lane or span.storage not in copied)
 
     def breakdown(self) -> dict[Category, int]:
         """Bytes per category on the device at the allocated peak, largest first."""

@@ -83,6 +83,19 @@ def test_what_goes_to_the_disk_passes_through_the_host() -> None:
     assert curve(line, "disk") == [(0, 0), (15, 5), (105, 0)]
 
 
+def test_what_goes_to_the_disk_past_the_host_is_counted_beside_what_goes_to_the_host() -> None:
+    # given a machine whose disk is linked to the device, and storages of 5 bytes for the disk and for the host
+    to_host, to_disk = three_tiers(disk_ns=2).links
+    on = replace(three_tiers(), links=(to_host, replace(to_disk, upper="device")))
+    line = simulate(chain([5] * 5), on, planned(chain([5] * 5), away(0, 0, 8), away(1, 1, 7, "host")))
+
+    # then each takes its own way, the disk's 10 ns: out from 10 and from 20, back at positions 8 (80) and 7 (70)
+    assert bars(line) == [
+        ("disk write", 10, 20, 0), ("copy out", 20, 25, 1), ("copy back", 70, 75, 1), ("disk read", 80, 90, 0)
+    ]  # fmt: skip
+    assert (line.swapped_out_bytes, line.swapped_back_bytes) == (10, 10)
+
+
 def test_a_storage_that_waits_on_the_host_comes_back_from_there() -> None:
     # given storages 0 and 1 for a disk that takes 20 ns a byte: storage 0 is written from 15 to 115, and storage 1
     # still waits for that when it is wanted back, at position 5

@@ -1,12 +1,14 @@
 """Runs inside the rig, with real copies: storages to the host and the disk and back in any order.
 
-Prints one JSON object after "@@".
+stdin: one JSON object {"gds": whether they go to the disk past the host, through a plain file}. Prints one JSON object
+after "@@".
 """
 
 from __future__ import annotations
 
 import json
 import random
+import sys
 import tempfile
 
 import torch
@@ -16,6 +18,7 @@ from elbowroom.runtime.cuda import tiers_below
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.hooks import Handle
 from elbowroom.units import parse_budget
+from tests.torch.plain_gds import PlainGdsFile
 
 STORAGES = 20
 MIB = 2**20
@@ -30,9 +33,11 @@ def saved(executor: Executor, number: int, content: Tensor) -> Handle:
 
 
 def main() -> None:
+    gds = json.load(sys.stdin).get("gds", False)
+    torch.cuda.gds.GdsFile = PlainGdsFile  # pyright: ignore[reportAttributeAccessIssue]
     random.seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        tier = tiers_below(torch.device("cuda", 0), parse_budget("1GiB,host=40MiB"), folder, 1 << 40)
+        tier = tiers_below(torch.device("cuda", 0), parse_budget("1GiB,host=40MiB"), folder, 1 << 40, gds=gds)
         executor = Executor(tier, device=torch.device("cuda", 0))
         sizes = [random.randrange(MIB, 30 * MIB) for _ in range(STORAGES)]
         contents = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in sizes]

@@ -42,3 +42,37 @@ def test_what_the_host_cannot_hold_goes_on_to_the_disk_and_every_budget_is_kept(
     assert ASSUMED_DISK.out_bytes_per_s not in run["links"][1]
     assert ASSUMED_DISK.back_bytes_per_s not in run["links"][1]
     assert run["after"]["host"] == 0
+
+
+@pytest.mark.timeout(0)
+def test_what_goes_to_the_disk_directly_takes_no_host_memory_and_every_budget_is_kept(
+    rig: Path, tmp_path: Path
+) -> None:
+    # given a plan that has to swap about 190 MiB, where the host may hold 100 MiB, and a plain file for torch.cuda.gds
+    options = {"gds": True, "spill_dir": str(tmp_path)}
+    spec = {"model": "residual net", "shares": [0.6], "steps": 6, "below": ",host=100MiB", "options": options}
+    # when
+    (run,) = on_the_rig(rig, spec, backing_bytes=2 << 30)["runs"]
+    # then both tiers are used, the host within its budget
+    assert run["plan"]["disk"] > 0
+    assert run["plan"]["host"] > 0
+    assert max(step["host"] for step in run["steps"]) <= 100 * MIB
+    # and the device holds what is simulated: it does not depend on when the threads are through
+    last, simulated = run["steps"][-1], run["simulated"]
+    assert last["reserved"] <= run["budget_bytes"]
+    for kind in ("allocated", "reserved"):
+        assert abs(last[kind] - simulated[kind]) <= 0.01 * simulated[kind] + MIB  # 1 % + 1 MiB
+    assert [figures["mismatches"] for figures in run["figures"]] == [0] * 6
+    assert run["figures"][-1]["out"] == run["figures"][-1]["back"] == run["plan"]["bytes"]
+    # and the rates of the way past the host were measured
+    assert ASSUMED_DISK.out_bytes_per_s not in run["links"][1]
+    assert ASSUMED_DISK.back_bytes_per_s not in run["links"][1]
+    assert run["after"]["host"] == 0
+
+
+@pytest.mark.timeout(0)
+def test_bytes_come_back_past_the_host(rig: Path) -> None:
+    # when twenty storages of 1 to 30 MiB go to 40 MiB of host memory, and to the disk beside it, and back
+    found = on_the_rig(rig, {"gds": True}, "copies.py", backing_bytes=1 << 30)
+    # then
+    assert found == {"on_device": 0, "host": 40 * MIB, "pinned": 40 * MIB, "wrong": 0, "left": 0}

@@ -18,6 +18,7 @@ import elbowroom as er
 from elbowroom.runtime.memory import resident_bytes
 from elbowroom.runtime.proofs import Checksums, Samples
 from tests.fakecuda.within_models import MODELS
+from tests.torch.plain_gds import PlainGdsFile
 
 Figures = dict[str, Any]
 
@@ -86,6 +87,7 @@ def trust() -> None:
 def main() -> None:
     spec = json.load(sys.stdin)
     trust()
+    torch.cuda.gds.GdsFile = PlainGdsFile  # pyright: ignore[reportAttributeAccessIssue]
     made = MODELS[spec["model"]]
     torch.manual_seed(0)
     step = made()

@@ -269,7 +269,8 @@ def _timed(happening: Happening) -> Iterator[Happening]:
         yield happening
         return
     start_ns, end_ns = happening.transfer.times()
-    yield replace(happening, start_ns=start_ns, end_ns=end_ns, transfer=None)
+    kind = happening.transfer.on_lane(happening.kind)
+    yield replace(happening, kind=kind, start_ns=start_ns, end_ns=end_ns, transfer=None)
     for hop in happening.transfer.hops():
         yield Happening(hop.kind, happening.entry, hop.start_ns, hop.end_ns, hop.size_bytes)
 

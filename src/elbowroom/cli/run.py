@@ -39,6 +39,7 @@ def add(verbs: Any) -> None:
     parser.add_argument("--min-size", metavar="SIZE", help=f"keep smaller storages (default: {DEFAULTS['min_size']})")
     parser.add_argument("--planner", metavar="NAME", help="which planner makes the plans")
     choosing.add_options(parser)
+    parser.add_argument("--gds", action="store_true", help="to the disk past the host, by GPUDirect Storage (CUDA)")
     parser.add_argument("--json", metavar="FILE", help="write the figures of all steps to a file, - is standard output")
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is a module, as in python -m")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py [ARGS]", help="what to run")
@@ -67,6 +68,7 @@ def execute(arguments: argparse.Namespace) -> int:
         options=choosing.options(arguments.option),
         include=arguments.include or (),
         exclude=arguments.exclude or (),
+        gds=arguments.gds,
     )
     with launch.as_python_would(command) as outcome, room as inside:
         outcome.room = inside

@@ -150,10 +150,10 @@ def movable(problem: Problem) -> Ints:
 
 
 def with_disk(problem: Problem) -> Problem:
-    """The problem with the disk behind the host where the host cannot hold all that may move; else as it is."""
+    """The problem with the disk behind or beside the host where that cannot hold all that may move; else as it is."""
     ends = {(link.upper, link.lower) for link in problem.machine.links}
     host, disk = problem.tier_bytes, problem.tiers.get("disk", 0)
-    if problem.tier != "host" or ("host", "disk") not in ends or ("device", "disk") in ends or not disk:
+    if problem.tier != "host" or not ends & {("host", "disk"), ("device", "disk")} or not disk:
         return problem
     most = replace(problem, tier_bytes=2**62)
     moves = moves_on_demand(problem.step, movable(most))

@@ -37,6 +37,8 @@ class Knobs(TypedDict, total=False):
         options: its knobs, such as {"size_bytes": "8MiB"} of the planner "threshold".
         include: plans move only what these modules made: a glob on paths of modules such as "layer1.*", or several.
         exclude: plans keep what these modules made. An observed step moves all the same.
+        gds: storages go between a CUDA device and the disk past the host, by GPUDirect Storage (torch.cuda.gds); where
+            the machine does not offer it, by way of the host, with a warning.
     """
 
     allow: Sequence[Means]
@@ -45,6 +47,7 @@ class Knobs(TypedDict, total=False):
     options: Mapping[str, object] | None
     include: str | Sequence[str]
     exclude: str | Sequence[str]
+    gds: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,7 @@ class Asked:
     options: Mapping[str, object] = field(default_factory=dict[str, object])
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    gds: bool = False
 
     def selection(self) -> Selection:
         """Of modules. Patterns may match any that exists: not every kind of step calls all of them."""
@@ -96,6 +100,7 @@ def asked(min_size_bytes: int, knobs: Knobs, *, has_plan: bool) -> Asked:
         options=_options(name, knobs.get("options") or {}),
         include=chosen.include,
         exclude=chosen.exclude,
+        gds=bool(knobs.get("gds", False)),
     )
 
 

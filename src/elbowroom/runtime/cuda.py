@@ -13,6 +13,8 @@ from elbowroom.allocator.settings import set_in
 from elbowroom.gpu_table import LinkKind
 from elbowroom.machine import ASSUMED_LINK, Link, Machine, Tier, link_to_host
 from elbowroom.runtime.arenas import Arenas, Told, cuda_pinning
+from elbowroom.runtime.below import BelowDevice
+from elbowroom.runtime.direct import DirectTier, open_direct
 from elbowroom.runtime.host import StreamedHostTier
 from elbowroom.runtime.memory import Residence, SoFar
 from elbowroom.runtime.spillfile import SpillFile
@@ -44,6 +46,12 @@ def cuda_machine(device: torch.device, spill_dir: str | None) -> Machine:
     )
 
 
+def past_the_host(machine: Machine) -> Machine:
+    """The machine where storages go to its disk directly: at the rates of the disk, until they are measured."""
+    to_host, to_disk = machine.links
+    return replace(machine, links=(to_host, replace(to_disk, upper="device")))
+
+
 def allocator_settings() -> str:
     """Of the caching allocator; "exact" where another one is in use, of which no model is known."""
     if torch.cuda.get_allocator_backend() != "native":
@@ -63,22 +71,29 @@ def free_device_bytes(device: torch.device) -> int:
     return free_bytes + torch.cuda.memory_reserved(device)
 
 
-def tiers_below(device: torch.device, budget: Budget, directory: str | None, disk_bytes: int) -> StagedTier:
-    """Host memory below a CUDA device, within the budgets `host` and `pinned`, and the disk below that.
+def tiers_below(
+    device: torch.device, budget: Budget, directory: str | None, disk_bytes: int, *, gds: bool = False
+) -> BelowDevice:
+    """Host memory below a CUDA device, within the budgets `host` and `pinned`, and the disk below that or beside it.
 
     Args:
         device: with its index.
         budget: for all tiers.
         directory: of the spill file.
         disk_bytes: what the disk has free.
+        gds: whether storages go to the disk directly, where the machine offers that.
     """
     total_bytes, free_bytes = ram.capacity_bytes(), ram.free_bytes()
     host_bytes = budget.host.resolve(total_bytes, free_bytes)
     pinned_bytes = min(host_bytes, budget.pinned.resolve(total_bytes, free_bytes))
     most_bytes = None if budget.disk.is_auto else budget.disk.resolve(disk_bytes, disk_bytes)
     streams, (pin, unpin), told = CudaStreams(device), cuda_pinning(), Told()
+    host = StreamedHostTier(streams, Arenas(host_bytes, pinned_bytes, pin, unpin, told))
+    direct = open_direct(directory, most_bytes, device) if gds else None
+    if direct is not None:
+        return DirectTier(host, direct)
     return StagedTier(
-        StreamedHostTier(streams, Arenas(host_bytes, pinned_bytes, pin, unpin, told)),
+        host,
         Staging(Arenas(0, 0, pin, unpin, told), streams),
         lambda: SpillFile(directory, most_bytes),
     )

@@ -16,7 +16,8 @@ from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.planners.budgets import held_to, lower_bytes
 from elbowroom.runtime.asked import Asked
-from elbowroom.runtime.cuda import CudaResidence, cuda_machine, free_device_bytes, tiers_below
+from elbowroom.runtime.cuda import CudaResidence, cuda_machine, free_device_bytes, past_the_host, tiers_below
+from elbowroom.runtime.direct import DirectTier
 from elbowroom.runtime.disk import DiskTier
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.layer_choices import LayerChoices
@@ -75,7 +76,9 @@ def _opened(
         amounts = replace(amounts, device=Amount(size_bytes=plan.budget_bytes))
     directory = None if spill_dir is None else os.fspath(spill_dir)
     where = _device_of(device)
-    executor, machine, resolved = (_above_host if where.type == "cuda" else _above_disk)(where, amounts, directory)
+    executor, machine, resolved = (_above_host if where.type == "cuda" else _above_disk)(
+        where, amounts, directory, asked
+    )
     recomputing = Recomputing(executor, resolved, asked)
     layers = LayerChoices(wanted="algorithm" in asked.allow or (plan is not None and bool(plan.algorithms)))
     learner = Learner(machine, resolved, asked, executor.tier.name, plan, recomputing, layers)
@@ -103,8 +106,13 @@ Opened = tuple[Executor, Machine, Budget]
 """What moves storages, the machine it does so on, and the budgets with the device's in bytes."""
 
 
-def _above_disk(device: torch.device, amounts: Budget, directory: str | None) -> Opened:
+def _above_disk(device: torch.device, amounts: Budget, directory: str | None, asked: Asked) -> Opened:
     """RAM is the device, the disk below it."""
+    if asked.gds:
+        raise UsageError(
+            "within: given gds=True and RAM as the device; allowed is a CUDA device, whose storages would go to the "
+            "disk past the host; leave gds out"
+        )
     machine = Machine.here(spill_dir=directory, device="cpu")
     live_bytes = live_ram_bytes()
     device_bytes, disk_bytes = (tier.capacity_bytes for tier in machine.tiers)
@@ -116,13 +124,15 @@ def _above_disk(device: torch.device, amounts: Budget, directory: str | None) ->
     return Executor(tier, residence, device), replace(machine, outside_bytes=outside_bytes), resolved
 
 
-def _above_host(device: torch.device, amounts: Budget, directory: str | None) -> Opened:
+def _above_host(device: torch.device, amounts: Budget, directory: str | None, asked: Asked) -> Opened:
     """A CUDA device above host memory."""
     machine = cuda_machine(device, directory)
     budget_bytes = amounts.device.resolve(machine.tiers[0].capacity_bytes, free_device_bytes(device))
     residence = CudaResidence(device)
     outside_bytes = residence.measure(0)
-    tier = tiers_below(device, amounts, directory, machine.tiers[2].capacity_bytes)
+    tier = tiers_below(device, amounts, directory, machine.tiers[2].capacity_bytes, gds=asked.gds)
+    if isinstance(tier, DirectTier):
+        machine = past_the_host(machine)
     host, pinned = Amount(size_bytes=tier.budget_bytes), Amount(size_bytes=tier.pinned_budget_bytes)
     resolved = Budget(device=Amount(size_bytes=budget_bytes), host=host, pinned=pinned, disk=amounts.disk)
     held = held_to(replace(machine, outside_bytes=outside_bytes), lower_bytes(machine, resolved))

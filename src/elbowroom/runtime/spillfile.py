@@ -172,10 +172,11 @@ class SpillFile:
             tier="disk",
         )
 
-    def failed(self, doing: str, error: OSError) -> TierFailed:
+    def failed(self, doing: str, error: Exception) -> TierFailed:
         """The error for an I/O failure: nothing that was read may be used."""
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         return TierFailed(
-            f"disk tier: {doing} in {self.directory} failed: {error.strerror or error}; the step cannot go on. Check "
+            f"disk tier: {doing} in {self.directory} failed: {reason}; the step cannot go on. Check "
             "the disk, or name another directory with spill_dir= (--spill-dir, TMPDIR)",
             tier="disk",
         )

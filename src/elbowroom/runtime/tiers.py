@@ -62,6 +62,10 @@ class Transfer(ABC):
         """(start_ns, end_ns), asked for once all work of the device is done."""
         return self.start_ns, self.end_ns
 
+    def on_lane(self, kind: str) -> str:
+        """What is said of it, "swap_out" or "swap_back"; as of a hop where it never was on a lane of copies."""
+        return kind
+
     def hops(self) -> Sequence[Hop]:
         """What went on to the disk, or came from it, so far."""
         return ()
