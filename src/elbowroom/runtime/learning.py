@@ -198,6 +198,9 @@ class Learner:
 
         Returns:
             What to do from now on, and the measured timeline of the step.
+
+        Raises:
+            Infeasible: no plan meets the budget, and neither does the one that the step ran under.
         """
         assembly = Assembly(recording, self._tier)
         line = assembly.timeline(known.trace.id, self.machine.outside_bytes)
@@ -212,7 +215,11 @@ class Learner:
         known.refined = True
         try:  # where nothing moves, from where on a storage is idle does not matter
             better = self._plan(trace or assembly.trace())
-        except (Infeasible, InvalidPlan):
+        except InvalidPlan:
+            return known, line
+        except Infeasible:
+            if trace is not None and not self._holds(trace, known.plan):
+                raise
             return known, line
         better.refined = True
         better.wants_calls = self._given is None and self._recomputing.would_help(
@@ -296,6 +303,15 @@ class Learner:
             check(trace, made, self.machine)
             course = course_of(trace, self.machine, made)
         return known_of(trace, course, self.machine, self.budget_bytes)
+
+    def _holds(self, trace: Trace, made: Plan) -> bool:
+        """Whether a plan that was made for another step of the kind keeps to the budget in this one."""
+        moved = _moved_to(trace, made)
+        try:
+            check(trace, moved, self.machine)
+        except InvalidPlan:
+            return False
+        return course_of(trace, self.machine, moved).peak_bytes <= self.budget_bytes
 
     def _swaps(self, trace: Trace) -> Course:
         """A plan without recomputes."""

@@ -99,6 +99,9 @@ class Residence(ABC):
     def so_far(self, budget_bytes: int) -> SoFar:
         """What the device has been asked for. Costs some microseconds."""
 
+    def training_begins(self) -> None:  # noqa: B027
+        """The first step that is observed is about to begin."""
+
     def plan_begins(self) -> None:  # noqa: B027
         """The steps from here on hold other storages than those before."""
 

@@ -102,10 +102,10 @@ def _reserving(trace: Trace, machine: Machine, budget: Budget, asked: Asked, jud
         yield from _plans(trace, machine, budget, asked, judge)
     except Infeasible as problem:
         least = replace(budget, device=Amount(size_bytes=problem.least_feasible_bytes))
-        made = next(_plans(trace, machine, least, asked, judge))
-        reserved = min(found.peak_bytes for found in _courses(trace, machine, made))
+        plans = _plans(trace, machine, least, asked, judge)
+        reserved = min(found.peak_bytes for made in plans for found in _courses(trace, machine, made))
         raise Infeasible(
-            f"{problem} These are allocated bytes; for that plan the allocator reserves {format_bytes(reserved)} "
+            f"{problem} These are allocated bytes; for such plans the allocator reserves {format_bytes(reserved)} "
             f"({reserved} bytes): give at least so much.",
             budget_bytes=problem.budget_bytes,
             least_feasible_bytes=reserved,

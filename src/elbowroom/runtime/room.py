@@ -75,7 +75,7 @@ class Room(Records, Director, Conductor):
         self._mismatches = 0
         self._surprises = Surprises()
         self._begin_ns = self._end_ns = 0
-        self._running = self._optimizer_ran = self._gives_back = False
+        self._running = self._optimizer_ran = self._gives_back = self._plan_is_new = False
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._states = States(executor, self, min_size_bytes)
         self._unhooked = Unhooked(self._hooks, executor.residence, learner.budget_bytes)
@@ -154,6 +154,8 @@ class Room(Records, Director, Conductor):
         self._optimizer_steps = 0
         self._recording = None
         self._current = known = self._learner.expected(key)
+        if known is not None and self._plan_is_new:
+            self._plan_begins(known)
         if known is None or known.records(self._measure_next):
             self._executor.settle()  # what is recorded begins with the step
         self._executor.begin_step()
@@ -161,6 +163,8 @@ class Room(Records, Director, Conductor):
         if known is None:
             self._mode = "observe"
             self._moving(True)
+            if not self._steps_ended:
+                self._executor.residence.training_begins()
             self._recorder = None if self._recomputes.records_calls else self._observing.record(root)
         else:
             self._mode = "plan" if known.moves else "keep"
@@ -174,6 +178,13 @@ class Room(Records, Director, Conductor):
         plain = known is not None and known.runs_as_ever and self._recorder is None and self._learner.only(key)
         self._unhooked.begin(known if plain else None, details)
         self._begin_ns = time.perf_counter_ns()
+
+    def _plan_begins(self, known: Known) -> None:
+        """Make room for a plan. By now the gradients of the step before are gone: Note: [Segments of their own]."""
+        self._plan_is_new = False
+        self._executor.residence.plan_begins()
+        self._states.plan_begins(known)
+        self._executor.expect(lower_bytes(known))
 
     def _moving(self, moving: bool) -> None:
         """Whether storages leave in this step: then freed memory must go back to the system."""
@@ -233,9 +244,7 @@ class Room(Records, Director, Conductor):
             self._surprises.rebuilt(wrong)
         if recording is not None and whole:
             self._learn_from(recording)
-        if self._current is not None and self._current is not before:
-            self._states.plan_begins(self._current)
-            self._executor.expect(lower_bytes(self._current))
+        self._plan_is_new |= self._current is not before
         self._last = self._current or self._last
 
     def _learn_from(self, recording: Recording) -> None:
