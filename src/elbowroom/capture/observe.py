@@ -75,6 +75,8 @@ class Observing(Director):
         What the op at hand has saved may yet be filled by it, such as the noise of rrelu_with_noise: the op has no
         other way to say that it holds it. Its saves lie between the same two nodes.
         """
+        if not self._held:
+            return
         node = None if in_backward() else next_node_number()
         for entry, made in list(self._held.items()):
             if self._nodes[entry] == node:
@@ -102,6 +104,11 @@ class Observing(Director):
     def fetch(self, entry: Entry) -> torch.UntypedStorage:
         """See Director."""
         return self._executor.read(entry)
+
+    @property
+    def watched(self) -> bool:
+        """See Director."""
+        return self.recorder is not None
 
     def aside(self) -> AbstractContextManager[None]:
         """See Director."""

@@ -21,8 +21,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import final
 
 import torch
@@ -70,15 +70,6 @@ class Executor:
         entry = Entry(n, storage, version, self.tier.home())
         self._by_key[entry.key] = entry
         return entry
-
-    @contextmanager
-    def saving(self, entry: Entry) -> Iterator[None]:
-        """Around all that happens to a new entry before its handle is made: an error takes the entry with it."""
-        try:
-            yield
-        except BaseException:
-            self.handle_died(entry)
-            raise
 
     def swap_out(self, entry: Entry, to: TierName | None = None) -> None:
         """Start to write an entry; the table holds its storage until the write has ended. Raises TierFull."""
@@ -281,8 +272,11 @@ class Executor:
         """Start to write an optimizer state, the bytes of whose storage are then freed. Raises TierFull."""
         entry = StateEntry(n, storage, self.tier)
         self._by_key[entry.key] = entry
-        with self.saving(entry):
+        try:
             self.swap_out(entry, to)
+        except BaseException:
+            self.handle_died(entry)
+            raise
         entry.alive = weakref.ref(storage, lambda _: self.handle_died(entry))
         return entry
 
@@ -314,14 +308,8 @@ class Executor:
         self._released.append(entry)
         self._after_lock()
 
-    @contextmanager
-    def _moving(self) -> Iterator[None]:
-        """Hold the lock; see then to the handles that died meanwhile."""
-        try:
-            with self._lock:
-                yield
-        finally:
-            self._after_lock()
+    def _moving(self) -> _Moving:
+        return _Moving(self._lock, self._after_lock)
 
     def _after_lock(self) -> None:
         while self._released and self._lock.acquire(blocking=False):
@@ -377,6 +365,24 @@ class Executor:
                 kind, entry, transfer.start_ns, transfer.end_ns, transfer.size_bytes, transfer=transfer
             )
             self.observer.moved(happening)
+
+
+@final
+class _Moving:
+    """Holds the lock; sees then to the handles that died meanwhile."""
+
+    __slots__ = ("_after", "_lock")
+
+    def __init__(self, lock: threading.Lock, after: Callable[[], None]) -> None:
+        self._lock = lock
+        self._after = after
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        self._after()
 
 
 def _ended(entry: Entry) -> bool:

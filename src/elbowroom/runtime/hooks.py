@@ -16,6 +16,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from elbowroom.runtime._torch_compat import hooks_allowed, never_compiled, no_dispatch, top_hooks, version_of
+from elbowroom.runtime._torch_compat_calls import modes_on
 from elbowroom.runtime.entries import Entry
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.storages import is_plain
@@ -24,7 +25,13 @@ _EMPTY: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
 
 class Director(ABC):
-    """Decides at each tick; the runtime's and the capture's policies are the two of them."""
+    """Decides at each tick; the runtime's and the capture's policies are the two of them.
+
+    Attributes:
+        watched: whether somebody looks at the ops of the step, so that our own must be `aside`.
+    """
+
+    watched: bool = False
 
     @abstractmethod
     def first_save(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry | None:
@@ -47,15 +54,8 @@ class Director(ABC):
         """The device storage of a swapped entry, waited for where it is not back yet."""
 
 
-@final
-class Passed:
-    """A saved tensor that stays where it is and takes no part."""
-
-    __slots__ = ("tensor", "version")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = _without_graph(tensor)
-        self.version = version_of(tensor)
+Passed = tuple[torch.Tensor, int]
+"""A saved tensor that stays where it is and takes no part, and its version when it was saved."""
 
 
 @final
@@ -77,13 +77,16 @@ class Handle:
         self.entry = entry
         self.version = version_of(tensor)
         self.layout: tuple[torch.dtype, torch.Size, tuple[int, ...], int] | None = None
-        self.counter = _without_graph(tensor)
         if entry.leaves:
-            self.let_go()
+            self._let_go(tensor)
+        else:
+            self.counter = _without_graph(tensor)
 
     def let_go(self) -> None:
         """The entry is swapped or dropped: hold none of its bytes."""
-        tensor = self.counter
+        self._let_go(self.counter)
+
+    def _let_go(self, tensor: torch.Tensor) -> None:
         self.layout = (tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
         self.counter = tensor.detach()
         self.counter.data = _empty(tensor.dtype, tensor.device)
@@ -151,41 +154,55 @@ class Hooks:
     def pack(self, tensor: torch.Tensor) -> Passed | Handle:
         """What autograd keeps instead of a saved tensor."""
         if tensor.device != self._device or not is_plain(tensor):
-            return Passed(tensor)
+            return _passed(tensor)
         storage = tensor.untyped_storage()
         if storage.nbytes() < self._min_size_bytes:
-            return Passed(tensor)
-        with self._director.aside(), no_dispatch():
-            entry = self._executor.find(storage)
+            return _passed(tensor)
+        if self._director.watched or modes_on():
+            with self._director.aside(), no_dispatch():
+                return self._packed(storage, tensor)
+        return self._packed(storage, tensor)
+
+    def _packed(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Passed | Handle:
+        entry = self._executor.find(storage)
+        if entry is None:
+            entry = self._director.first_save(storage, tensor)
             if entry is None:
-                entry = self._director.first_save(storage, tensor)
-                if entry is None:
-                    return Passed(tensor)
-            else:
-                self._executor.handle_made(entry)
-                if entry.version != version_of(tensor) and entry.leaves:
-                    self._executor.keep(entry)
-            handle = Handle(self._executor, entry, tensor)
-            self._director.handled(handle)
-            return handle
+                return _passed(tensor)
+        else:
+            self._executor.handle_made(entry)
+            if entry.version != version_of(tensor) and entry.leaves:
+                self._executor.keep(entry)
+        handle = Handle(self._executor, entry, tensor)
+        self._director.handled(handle)
+        return handle
 
     @never_compiled
     def unpack(self, packed: Passed | Handle) -> torch.Tensor:
         """The saved tensor again, bit for bit. Raises RuntimeError where it was changed in place, as autograd does."""
-        if isinstance(packed, Passed):
-            tensor, version = packed.tensor, version_of(packed.tensor)
-            if version != packed.version:
-                raise _changed_in_place(tensor.dtype, tensor.shape, version, packed.version)
+        if isinstance(packed, tuple):
+            tensor, version = packed
+            if version_of(tensor) != version:
+                raise _changed_in_place(tensor.dtype, tensor.shape, version_of(tensor), version)
             return tensor
-        with self._director.aside(), no_dispatch():
-            self._director.before_read(packed.entry)
-            if version_of(packed.counter) != packed.version:
-                dtype, shape = packed.layout[:2] if packed.layout else (packed.counter.dtype, packed.counter.shape)
-                raise _changed_in_place(dtype, shape, version_of(packed.counter), packed.version)
-            if packed.layout is None:
-                packed.entry.reads += 1
-                return packed.counter
-            return _rebuild(packed, self._director.fetch(packed.entry))
+        if self._director.watched or modes_on():
+            with self._director.aside(), no_dispatch():
+                return self._unpacked(packed)
+        return self._unpacked(packed)
+
+    def _unpacked(self, handle: Handle) -> torch.Tensor:
+        self._director.before_read(handle.entry)
+        if version_of(handle.counter) != handle.version:
+            dtype, shape = handle.layout[:2] if handle.layout else (handle.counter.dtype, handle.counter.shape)
+            raise _changed_in_place(dtype, shape, version_of(handle.counter), handle.version)
+        if handle.layout is None:
+            handle.entry.reads += 1
+            return handle.counter
+        return _rebuild(handle, self._director.fetch(handle.entry), self._device)
+
+
+def _passed(tensor: torch.Tensor) -> Passed:
+    return _without_graph(tensor), version_of(tensor)
 
 
 def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
@@ -196,17 +213,18 @@ def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.grad_fn is None:
         return tensor
+    if not modes_on():
+        return tensor.detach()
     with no_dispatch():
         return tensor.detach()
 
 
-def _rebuild(handle: Handle, storage: torch.UntypedStorage) -> torch.Tensor:
+def _rebuild(handle: Handle, storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
     assert handle.layout is not None
     dtype, shape, stride, offset = handle.layout
-    with torch.no_grad():
-        tensor = handle.counter.detach()
-        whole = torch.empty(0, dtype=dtype, device=storage.device)
-        tensor.data = whole.set_(storage, offset, shape, stride)  # pyright: ignore[reportArgumentType]
+    tensor = handle.counter.detach()
+    whole = torch.empty(0, dtype=dtype, device=device)
+    tensor.data = whole.set_(storage, offset, shape, stride)  # pyright: ignore[reportArgumentType]
     return tensor
 
 

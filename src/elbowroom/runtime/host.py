@@ -130,7 +130,7 @@ class StreamedHostTier(LowerTier):
 
     def write(self, storage: torch.UntypedStorage, slot: Slot) -> Transfer:
         streams, out = self.streams, self.streams.out
-        streams.wait(out, streams.mark(slot.home))
+        streams.follow(out, slot.home)
         for home, mark in self._read_from.items():
             if home != slot.home:  # the room may be another stream's of before, and its copy back still under way
                 streams.wait(out, mark)
@@ -151,7 +151,7 @@ class StreamedHostTier(LowerTier):
 
     def _copy_back(self, slot: Slot, storage: torch.UntypedStorage) -> Transfer:
         streams, back = self.streams, self.streams.back
-        streams.wait(back, streams.mark(slot.home))
+        streams.follow(back, slot.home)
         begin = streams.mark(back, timed=True) if self.timed else None
         streams.copy(bytes_of(storage), cast("ArenaSlot", slot).memory, back)
         self._read_from[slot.home] = end = streams.mark(back, timed=self.timed)

@@ -47,6 +47,7 @@ from elbowroom.runtime.learning import Learner
 from elbowroom.runtime.records import Records
 from elbowroom.runtime.states import Conductor, States
 from elbowroom.runtime.step_recomputes import StepRecomputes
+from elbowroom.runtime.storages import dtype_name
 from elbowroom.runtime.surprises import NO_STEP, Surprises
 from elbowroom.runtime.unhooked import Unhooked
 from elbowroom.schedule import Action
@@ -279,7 +280,7 @@ class Room(Records, Director, Conductor):
         if not self._running:
             self._begin_step(None, None)
         n = len(self._saved)
-        self._saved.append((storage.nbytes(), str(tensor.dtype).removeprefix("torch.")))
+        self._saved.append((storage.nbytes(), dtype_name(tensor.dtype)))
         if self._current is not None and not self._current.fits(n, self._saved[n]):
             self._surprised(n)
         self._recomputes.saves(n, storage, tensor)
@@ -294,10 +295,13 @@ class Room(Records, Director, Conductor):
 
     def _follow(self, known: Known, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry:
         entry = self._executor.add(n, storage, version_of(tensor))
-        with self._executor.saving(entry):
+        try:
             if self._recorder is not None:
                 self._recorder.saved(entry, storage, tensor.dtype)
             self._save(known, entry, storage, tensor)
+        except BaseException:  # no handle will be made that takes the entry with it
+            self._executor.handle_died(entry)
+            raise
         return entry
 
     def _save(self, known: Known, entry: Entry, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
@@ -308,7 +312,8 @@ class Room(Records, Director, Conductor):
 
     def handled(self, handle: Handle) -> None:
         """See Director."""
-        self._observing.handled(handle)
+        if self._current is None:
+            self._observing.handled(handle)
 
     def before_read(self, entry: Entry) -> None:
         """Do what the plan says to do before this saved tensor is read."""
@@ -323,6 +328,11 @@ class Room(Records, Director, Conductor):
     def fetch(self, entry: Entry) -> torch.UntypedStorage:
         """See Director."""
         return self._executor.read(entry)
+
+    @property
+    def watched(self) -> bool:
+        """See Director."""
+        return self._recorder is not None or self._recomputes.records_calls
 
     def aside(self) -> AbstractContextManager[None]:
         """See Director."""

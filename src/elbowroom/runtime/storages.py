@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,6 +26,12 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     except (RuntimeError, NotImplementedError):  # torch's two ways to say that there is none
         return None
     return storage
+
+
+@cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """As records have it, such as "float32"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

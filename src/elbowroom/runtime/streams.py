@@ -13,6 +13,8 @@ from typing import Any, final
 
 import torch
 
+from elbowroom.runtime._torch_compat import on_stream, stream_ids
+
 LOOK_S = 0.0002
 """How often a thread that waits for a mark looks: an event of CUDA would keep a core busy meanwhile."""
 
@@ -43,6 +45,10 @@ class Streams(ABC):
     @abstractmethod
     def wait(self, stream: Hashable, mark: Any) -> None:
         """Work that a stream is given from here on begins after a mark."""
+
+    def follow(self, stream: Hashable, other: Hashable) -> None:
+        """Work that a stream is given from here on begins after all that another has been given so far."""
+        self.wait(stream, self.mark(other))
 
     @abstractmethod
     def reached(self, mark: Any) -> bool:
@@ -92,10 +98,15 @@ class CudaStreams(Streams):
         self.back = torch.cuda.Stream(device)
         self._zero: Any = None
         self._zero_ns = 0
+        self._known: dict[tuple[int, int, int], torch.cuda.Stream] = {}
         self._here = threading.local()
 
     def current(self) -> Hashable:
-        return torch.cuda.current_stream(self.device.index)
+        ids = stream_ids(self.device.index)
+        found = self._known.get(ids)
+        if found is None:
+            found = self._known[ids] = torch.cuda.current_stream(self.device)
+        return found
 
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
@@ -113,33 +124,29 @@ class CudaStreams(Streams):
     def wait(self, stream: Any, mark: Any) -> None:
         stream.wait_event(mark)
 
+    def follow(self, stream: Any, other: Any) -> None:
+        event = getattr(self._here, "event", None)
+        if event is None:  # a wait is for what was recorded by then, so that one event of each thread will do
+            event = self._here.event = torch.cuda.Event()
+        event.record(other)
+        stream.wait_event(event)
+
     def reached(self, mark: Any) -> bool:
         return mark.query()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
-        with self._in(stream):
-            target.copy_(source, non_blocking=True)
-
-    def _in(self, stream: Any) -> Any:
-        """Context in which this thread's work goes to a stream; making one costs more than a copy, so it is kept."""
-        if stream is not self.out and stream is not self.back:
-            return torch.cuda.stream(stream)
-        name = "out" if stream is self.out else "back"
-        found = getattr(self._here, name, None)
-        if found is None:
-            found = torch.cuda.stream(stream)
-            setattr(self._here, name, found)
-        return found
+        on_stream(stream, lambda: target.copy_(source, non_blocking=True))
 
     def new_storage(self, size_bytes: int, stream: Any) -> torch.UntypedStorage:
-        if stream == self.current():
-            return torch.empty(size_bytes, dtype=torch.uint8, device=self.device).untyped_storage()
-        with torch.cuda.stream(stream):
-            return torch.empty(size_bytes, dtype=torch.uint8, device=self.device).untyped_storage()
+        if stream is self.current():
+            return self._empty(size_bytes)
+        return on_stream(stream, lambda: self._empty(size_bytes))
+
+    def _empty(self, size_bytes: int) -> torch.UntypedStorage:
+        return torch.empty(size_bytes, dtype=torch.uint8, device=self.device).untyped_storage()
 
     def resize(self, storage: torch.UntypedStorage, size_bytes: int, stream: Any) -> None:
-        with torch.cuda.stream(stream):
-            storage.resize_(size_bytes)
+        on_stream(stream, lambda: storage.resize_(size_bytes))
 
     def used(self, storage: torch.UntypedStorage, stream: Any) -> None:
         bytes_of(storage).record_stream(stream)
