@@ -24,6 +24,7 @@ from elbowroom.runtime._torch_compat import never_compiled, storage_key
 from elbowroom.runtime.entries import Entry, Happening, Observer, StateEntry
 from elbowroom.runtime.storages import storage_of
 from elbowroom.runtime.streams import Streams
+from elbowroom.runtime.wrapped import inside
 from elbowroom.trace import Category
 
 
@@ -160,7 +161,8 @@ class Recorder:
 
     def classify(self, category: Category, tensors: Iterable[torch.Tensor]) -> None:
         """Say what the storages of these tensors are for."""
-        blocks = tuple(block for tensor in tensors if (block := _block(tensor, self._device)) is not None)
+        found = (_block(each, self._device) for tensor in tensors for each in inside(tensor))
+        blocks = tuple(block for block in found if block is not None)
         self._note(Note("classify", blocks=blocks, category=category))
 
     def part_begins(self) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from elbowroom.runtime._torch_compat import storage_key
 from elbowroom.runtime.storages import storage_of
+from elbowroom.runtime.wrapped import inside
 
 
 @final
@@ -21,8 +22,8 @@ class Reserved:
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
         """Reserve the storages of these tensors; those without one are passed over."""
-        for tensor in tensors:
-            storage = storage_of(tensor)
+        for plain in (each for tensor in tensors for each in inside(tensor)):
+            storage = storage_of(plain)
             if storage is not None:
                 self._by_key[storage_key(storage)] = weakref.ref(storage)
 

@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from elbowroom.capture.cuda_memory import CudaMemory, Request
 from elbowroom.capture.operators import operator, reads_bytes
-from elbowroom.runtime._torch_compat import marker, profiler_events, profiler_running
+from elbowroom.runtime._torch_compat import let_profile_go, marker, profiler_events, profiler_running
 
 PREFIX = "elbowroom:"
 BACKWARD = "autograd::engine::evaluate_function: "
@@ -123,6 +123,7 @@ class Stream:
         with _quiet():
             self._session.__exit__(None, None, None)
         items = [item for root in profiler_events(self._session) for item in _items(root, self._device)]
+        let_profile_go(self._session)
         self._session = None
         items.sort(key=_in_order)
         return _with_requests(items, requests) if requests else items

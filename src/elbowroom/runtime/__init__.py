@@ -51,7 +51,7 @@ def within(
         InvalidPlan, UsageError: `plan` is not for this step, or an argument is not allowed.
         TierFull, TierFailed: a tier below has no room or failed.
 
-    Limits: only the thread that enters it; not torch.func, which refuses such hooks; plain tensors of the device.
+    Limits: only the thread that enters it; what torch.func's transforms save stays where it is; tensors of the device.
     """
     from elbowroom.runtime.asked import asked
     from elbowroom.runtime.opening import opened

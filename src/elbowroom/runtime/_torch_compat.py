@@ -52,6 +52,14 @@ def profiler_events(session: Any) -> list[Any]:
     return session.profiler.kineto_results.experimental_event_tree()
 
 
+def let_profile_go(session: Any) -> None:
+    """Free what a finished profile holds: weak references to arguments, which keep all that torch.func had wrapped.
+
+    A profile is part of cycles, so that it lives until the garbage is collected.
+    """
+    session.profiler.kineto_results = None
+
+
 def schemas_of(name: str) -> list[Any]:
     """Declarations of all overloads of an operator such as "aten::add" that the dispatcher has."""
     found = torch._C._jit_get_schemas_for_operator(name) if "::" in name else []

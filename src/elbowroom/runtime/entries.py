@@ -11,7 +11,7 @@ from typing import final
 
 import torch
 
-from elbowroom.runtime._torch_compat import storage_key
+from elbowroom.runtime._torch_compat import storage_key, version_of
 from elbowroom.runtime.streams import bytes_of
 from elbowroom.runtime.tiers import LowerTier, Slot, Transfer
 
@@ -51,11 +51,12 @@ class Entry:
         home: the stream it was saved on, where there are streams.
         arrived: the swap back that brought the bytes it has now.
         remake: rebuilds its bytes where they were dropped; None once they are there.
+        watched: version counters of tensors that wrap others on it, each as it was when saved; see wrapped.py.
     """
 
     __slots__ = (
         "__weakref__", "alive", "arrived", "back", "device", "handles", "home", "key", "n", "out", "reads",
-        "remake", "size_bytes", "slot", "state", "version",
+        "remake", "size_bytes", "slot", "state", "version", "watched",
     )  # fmt: skip
 
     def __init__(self, n: int, storage: torch.UntypedStorage, version: int, home: Hashable = None) -> None:
@@ -74,6 +75,11 @@ class Entry:
         self.out: Transfer | None = None
         self.back: Transfer | None = None
         self.remake: Remake | None = None
+        self.watched: list[tuple[torch.Tensor, int]] = []
+
+    def changed(self) -> bool:
+        """Whether a tensor that wraps others on it was changed in place since it was saved."""
+        return any(version_of(counter) != version for counter, version in self.watched)
 
     @property
     def leaves(self) -> bool:

@@ -1,15 +1,17 @@
 """Where elbowroom sits in torch: the saved-tensor hooks.
 
 `torch.autograd.graph.saved_tensors_hooks` hands every tensor that autograd saves to `pack` and asks `unpack` for it in
-backward. What is too small, not a plain strided tensor, or no candidate at all is passed through; the rest becomes
-a `Handle` on an executor entry. Tensors of other devices than the room's pass too. See Note: [Versions] in executor.py.
+backward. What is too small, not a strided tensor, of another device than the room's, or no candidate at all is passed
+through; the rest becomes a `Handle` on an executor entry, or several where a tensor wraps others (wrapped.py). See
+Note: [Versions] in executor.py.
 """
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
 import torch
@@ -17,9 +19,11 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from elbowroom.runtime._torch_compat import hooks_allowed, never_compiled, no_dispatch, top_hooks, version_of
 from elbowroom.runtime._torch_compat_calls import modes_on
+from elbowroom.runtime._torch_compat_wrapped import adds_no_dispatch, as_plain, of_a_transform, transforms_allowed
 from elbowroom.runtime.entries import Entry
 from elbowroom.runtime.executor import Executor
-from elbowroom.runtime.storages import is_plain
+from elbowroom.runtime.storages import PLAIN_TYPES, is_plain
+from elbowroom.runtime.wrapped import Wrapped, taken_apart
 
 _EMPTY: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
@@ -44,6 +48,9 @@ class Director(ABC):
     @abstractmethod
     def handled(self, handle: Handle) -> None:
         """A handle was made."""
+
+    def stays(self, tensor: torch.Tensor) -> None:  # noqa: B027 - for those who count them
+        """A large tensor of a subclass stays on the device, as nothing says how to rebuild it."""
 
     @abstractmethod
     def before_read(self, entry: Entry) -> None:
@@ -115,22 +122,27 @@ class Hooks:
         self._director = director
         self._min_size_bytes = max(min_size_bytes, 1)
         self._pair = saved_tensors_hooks(self.pack, self.unpack)
+        self._transforms = transforms_allowed(self._pair.pack_hook)
         self._below: tuple[Any, Any] | None = None
         self._thread = 0
         self.out = True
 
-    def installed(self) -> saved_tensors_hooks:
+    @contextmanager
+    def installed(self) -> Iterator[None]:
         """A context in which autograd of this thread calls them, but where the user installs others inside."""
-        return self._pair
+        with self._pair, self._transforms:
+            yield
 
     def open(self) -> None:
         """Enter it."""
         self._thread = threading.get_ident()
         self._pair.__enter__()
+        self._transforms.__enter__()
         self.out = False
 
     def close(self) -> None:
         """Leave it."""
+        self._transforms.__exit__(None, None, None)
         if not self.out:
             self._pair.__exit__(None, None, None)
 
@@ -151,8 +163,10 @@ class Hooks:
             self.out = False
 
     @never_compiled
-    def pack(self, tensor: torch.Tensor) -> Passed | Handle:
+    def pack(self, tensor: torch.Tensor) -> Packed:
         """What autograd keeps instead of a saved tensor."""
+        if type(tensor) not in PLAIN_TYPES:
+            return self._pack_subclass(tensor)
         if tensor.device != self._device or not is_plain(tensor):
             return _passed(tensor)
         storage = tensor.untyped_storage()
@@ -171,15 +185,39 @@ class Hooks:
                 return _passed(tensor)
         else:
             self._executor.handle_made(entry)
-            if entry.version != version_of(tensor) and entry.leaves:
+            if entry.leaves and (entry.version != version_of(tensor) or entry.changed()):
                 self._executor.keep(entry)
         handle = Handle(self._executor, entry, tensor)
         self._director.handled(handle)
         return handle
 
+    def _pack_subclass(self, tensor: torch.Tensor) -> Packed:
+        if adds_no_dispatch(type(tensor)):
+            return self.pack(as_plain(tensor))
+        apart = taken_apart(tensor)
+        if apart is None:
+            if tensor.numel() * tensor.element_size() >= self._min_size_bytes:
+                self._director.stays(tensor)
+            return _passed(tensor)
+        parts = {name: self.pack(part) for name, part in apart[0].items()}
+        wrapped = Wrapped(tensor, parts, apart[1])
+        handles = list(_handles(wrapped))
+        for handle in handles:
+            if wrapped.version and handle.entry.leaves and handle.entry.handles > 1:
+                self._executor.keep(handle.entry)  # it may have been changed since the others were saved
+            handle.entry.watched.append((wrapped.counter, wrapped.version))
+        return wrapped if handles else _passed(tensor)
+
     @never_compiled
-    def unpack(self, packed: Passed | Handle) -> torch.Tensor:
+    def unpack(self, packed: Packed) -> torch.Tensor:
         """The saved tensor again, bit for bit. Raises RuntimeError where it was changed in place, as autograd does."""
+        if isinstance(packed, Wrapped):
+            if version_of(packed.counter) != packed.version:
+                found = packed.counter
+                raise _changed_in_place(found.dtype, found.shape, version_of(found), packed.version)
+            parts = {name: self.unpack(part) for name, part in packed.parts.items()}
+            with torch.no_grad():
+                return packed.rebuild(parts)
         if isinstance(packed, tuple):
             tensor, version = packed
             if version_of(tensor) != version:
@@ -205,6 +243,17 @@ def _passed(tensor: torch.Tensor) -> Passed:
     return _without_graph(tensor), version_of(tensor)
 
 
+Packed = Passed | Handle | Wrapped
+
+
+def _handles(packed: Packed) -> Iterator[Handle]:
+    if isinstance(packed, Handle):
+        yield packed
+    elif isinstance(packed, Wrapped):
+        for part in packed.parts.values():
+            yield from _handles(part)
+
+
 def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
     """The same tensor without its place in the graph, which autograd puts back when it unpacks.
 
@@ -213,8 +262,8 @@ def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.grad_fn is None:
         return tensor
-    if not modes_on():
-        return tensor.detach()
+    if type(tensor) not in PLAIN_TYPES or of_a_transform(tensor):
+        return tensor.detach()  # below dispatch, what stands for others would be lost
     with no_dispatch():
         return tensor.detach()
 

@@ -14,12 +14,14 @@ from elbowroom.lifetimes import last_step, listed
 from elbowroom.machine import Machine, TierName
 from elbowroom.moves import moves_of_plan, peak_in_one_go, tiers_of_plan
 from elbowroom.plan import Plan
+from elbowroom.runtime._torch_compat_wrapped import wraps_others
 from elbowroom.runtime.calls import Calls
 from elbowroom.runtime.layer_choices import Choices
 from elbowroom.runtime.ranges import bytes_for
 from elbowroom.runtime.rebuilding import Rebuilder
 from elbowroom.runtime.reserving import Course
 from elbowroom.runtime.switching import chosen_of
+from elbowroom.runtime.wrapped import inside
 from elbowroom.schedule import Schedule, compile_schedule
 from elbowroom.trace import Trace
 
@@ -182,6 +184,8 @@ def _details(value: Any) -> Iterator[Hashable]:
 
 def _shapes(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
+        if wraps_others(value):  # a jagged one has a new symbol for its own size each time
+            return (type(value).__name__, *map(_shapes, inside(value)))
         return (tuple(value.shape), value.dtype, value.requires_grad)
     if isinstance(value, (tuple, list)):
         return tuple(_shapes(each) for each in value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]

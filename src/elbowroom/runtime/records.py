@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.runtime import figures
@@ -23,12 +25,14 @@ class Records:
         trace, plan: of the step that ran last, None before the first is planned.
         measured: timeline of the last step that was recorded under its plan.
         steps: figures of the steps that have ended, of a long training those of the last few thousand.
+        passed: how many large saved tensors of each subclass stayed on the device, as nothing says how to rebuild them.
     """
 
     def __init__(self, executor: Executor, learner: Learner) -> None:
         self.budget_bytes = learner.budget_bytes
         self.measured: Timeline | None = None
         self.steps: list[StepFigures] = []
+        self.passed: Counter[str] = Counter()
         self._executor = executor
         self._learner = learner
         self._last: Known | None = None

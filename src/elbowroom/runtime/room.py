@@ -310,6 +310,11 @@ class Room(Records, Director, Conductor):
         self._mismatches += not self._recomputes.saved(known, entry, storage, tensor)
         self.act(known.schedule.on_save.get(entry.n))
 
+    def stays(self, tensor: torch.Tensor) -> None:
+        """See Director."""
+        self.passed[type(tensor).__name__] += 1
+        self._surprises.subclass(type(tensor).__name__)
+
     def handled(self, handle: Handle) -> None:
         """See Director."""
         if self._current is None:

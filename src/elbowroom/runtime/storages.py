@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from elbowroom.runtime._torch_compat_wrapped import of_a_transform, stands_for_zeros
+
 CPU = torch.device("cpu")
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
-"""What subclasses add to a tensor would be lost with it."""
+"""All others are subclasses; see wrapped.py."""
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
@@ -38,7 +40,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
     """Whether storage, offset, shape and stride say all about a tensor."""
     if type(tensor) not in PLAIN_TYPES or tensor.layout is not torch.strided:
         return False
-    return not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
+    odd = tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_inference()
+    return not (odd or stands_for_zeros(tensor) or of_a_transform(tensor))
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:

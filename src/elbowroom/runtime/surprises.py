@@ -22,6 +22,7 @@ class Surprises:
 
     def __init__(self) -> None:
         self._warned = False
+        self._told_of_subclass = False
 
     def save(self, n: int, expected: Sequence[tuple[int, str]], found: tuple[int, str]) -> None:
         """The n-th saved storage has other (bytes, dtype) than expected, or none was expected any more."""
@@ -34,6 +35,18 @@ class Surprises:
             f"a step that begins as those before it held {format_bytes(excess_bytes)} more than the budget allows",
             "what autograd saves in the next ones is compared with the plan again",
         )
+
+    def subclass(self, name: str) -> None:
+        """Saved tensors of this class stay on the device."""
+        if not self._told_of_subclass:
+            self._told_of_subclass = True
+            warnings.warn(
+                f"elbowroom: large saved tensors of class {name} stay on the device, as nothing says which bytes are "
+                "behind them (it has a __torch_dispatch__, but no __tensor_flatten__ and __tensor_unflatten__): the "
+                "step may need more than its budget. Said once; room.passed counts them",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
     def part(self, part: int) -> None:
         """A part of an optimizer's step has other states."""

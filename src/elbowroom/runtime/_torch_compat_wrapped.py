@@ -1,0 +1,92 @@
+"""Private torch symbols for tensors that stand for others: subclasses, and levels of torch.func.
+
+Checked on 2.11.0 (its CUDA build, on the rig) and 2.13.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_FUNCTORCH: Any = vars(torch._C)["_functorch"]
+
+
+def wraps_others(tensor: torch.Tensor) -> bool:
+    """Whether a tensor says by `__tensor_flatten__` which ones it wraps; torch's documents name the module, private."""
+    if type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter:
+        return False
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    return is_traceable_wrapper_subclass(tensor)
+
+
+def stands_for_zeros(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is all zeros without bytes, as forward-mode derivatives make them; no public query exists."""
+    return tensor._is_zerotensor()
+
+
+def adds_no_dispatch(kind: type) -> bool:
+    """Whether ops on a subclass are those on plain tensors: it leaves `__torch_dispatch__` as it was."""
+    return getattr(kind, "__torch_dispatch__", None) is torch._C._disabled_torch_dispatch_impl
+
+
+def as_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of a subclass that adds no dispatch as a plain one on the same bytes, with the same version counter."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor).detach()
+
+
+def bare_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that shares the version counter of one that wraps others, and holds none of them.
+
+    Below Python's dispatch, detach copies the outer tensor only, which has no bytes.
+    """
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach()
+
+
+def of_a_transform(tensor: torch.Tensor) -> bool:
+    """Whether torch.func made a tensor to stand for another one at one of its levels, or is at such a level now."""
+    return _FUNCTORCH.is_functorch_wrapped_tensor(tensor) or _FUNCTORCH.maybe_current_level() is not None
+
+
+@contextmanager
+def transforms_allowed(ours: Callable[..., Any]) -> Iterator[None]:
+    """Let torch.func's transforms begin while these hooks of saved tensors are on.
+
+    grad, vjp, jacrev and hessian call torch.autograd.graph.disable_saved_tensors_hooks, which refuses where hooks are
+    on. Where ours are the innermost they are switched off meanwhile instead, as the compiler does while it traces.
+    Hooks of the user are refused as ever.
+
+    Args:
+        ours: the function that packs.
+    """
+    graph: Any = torch.autograd.graph
+    autograd: Any = vars(torch._C)["_autograd"]
+    before = graph.disable_saved_tensors_hooks
+
+    @contextmanager
+    def disable(message: str) -> Iterator[None]:
+        innermost = autograd._top_saved_tensors_default_hooks(True)
+        if not message.startswith("torch.func") or innermost is None or innermost[0] != ours:
+            with before(message):
+                yield
+            return
+        earlier = autograd._saved_tensors_hooks_get_disabled_error_message()
+        autograd._saved_tensors_hooks_disable(message, False)
+        try:
+            yield
+        finally:
+            if earlier is None:
+                autograd._saved_tensors_hooks_enable()
+            else:
+                autograd._saved_tensors_hooks_disable(earlier, False)
+
+    graph.disable_saved_tensors_hooks = disable
+    try:
+        yield
+    finally:
+        graph.disable_saved_tensors_hooks = before
