@@ -19,6 +19,7 @@ import elbowroom
 from benchmarks import measure
 from benchmarks.cases import load_case
 from benchmarks.job import Job
+from benchmarks.saves import time_saves
 
 OBSERVED_STEPS = 2
 """The first steps under `within`: it observes and plans; they are not counted."""
@@ -190,6 +191,7 @@ MODES: dict[str, Callable[..., Answer]] = {
     "time_within": time_within,
     "time_checkpoint": time_checkpoint,
     "time_fitting": time_fitting,
+    "time_saves": time_saves,
     "facts": facts,
 }
 

@@ -1,13 +1,18 @@
-"""What `within` costs where the job fits: `python -m benchmarks.overhead`.
+"""What `within` costs where the job fits, and the host for each storage: `python -m benchmarks.overhead`.
 
 Many short steps, plain and within in turn in one process, under a budget that is never reached. The first steps within,
 which observe, are reported apart: they are paid once per shape.
+
+Then steps that save many small storages (benchmarks/saves.py), on the CPU, and, where ELBOWROOM_RIG names the folder of
+the rig (tools/rig), with PyTorch's CUDA build on a stand-in for the driver: there kernels do nothing, and what is timed
+is what the host does.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +22,15 @@ from benchmarks.results import RESULTS, facts, ratio, result_path, run_child, wr
 BUDGET_BYTES = 64 << 30
 SEED = 0
 ROUNDS = 10
+SAVES, SAVING_STEPS = 200, 48
+"""Of a step that saves many storages: a multiple of 16 of them, as one of 16 is checked where everything is kept."""
 STEPS_PER_ROUND = {"small_mlp": 200, "small_cnn": 25}
 
 
 def measure_case(case: str) -> dict[str, Any]:
     """Timed steps of one case."""
-    settings = {"seed": SEED, "rounds": ROUNDS, "steps": STEPS_PER_ROUND[case], "budget_bytes": BUDGET_BYTES}
+    steps = STEPS_PER_ROUND[case]
+    settings: dict[str, Any] = {"seed": SEED, "rounds": ROUNDS, "steps": steps, "budget_bytes": BUDGET_BYTES}
     answer = run_child("time_fitting", case=case, **settings)
     observed = ratio(answer["plain_step_ns"], answer["observed_step_ns"])
     return {
@@ -35,16 +43,47 @@ def measure_case(case: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure what elbowroom costs where the job fits.")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for the result file")
-    arguments = parser.parse_args()
-    cases = [measure_case(case) for case in FITTING]
-    path = result_path(arguments.out, "overhead")
+def measure_saves() -> list[dict[str, Any]]:
+    """Steps that save many storages, on each device there is."""
+    settings: dict[str, Any] = {"saves": SAVES, "steps": SAVING_STEPS}
+    rows = [{"driver": "none", **run_child("time_saves", device="cpu", **settings)}]
+    rig = os.environ.get("ELBOWROOM_RIG")
+    if rig:
+        os.environ |= {"FAKECUDA_CAPACITY": str(16 << 30), "FAKECUDA_BACKING": "0"}
+        row = run_child("time_saves", python=str(Path(rig) / "fake_torch.sh"), device="cuda", **settings)
+        rows.append({"driver": "stand-in, kernels do nothing", **row})
+    return rows
+
+
+def write_saves(directory: Path) -> None:
+    """Measure and write what each storage costs."""
+    saves, path = measure_saves(), result_path(directory, "saves")
+    write_result(path, {"case": "saves", "date": f"{datetime.date.today()}", **facts(), "saves": saves})
+    for row in saves:
+        print(
+            f"{row['device']}: {row['us_per_save']} us for each save that stays, {row['us_per_checked_save']} us where "
+            f"it is checked, {row['us_per_moved_storage']} us for each moved storage"
+        )
+    print(f"wrote {path}")
+
+
+def write_cases(directory: Path) -> None:
+    """Measure and write what jobs that fit pay."""
+    cases, path = [measure_case(case) for case in FITTING], result_path(directory, "overhead")
     write_result(path, {"case": "overhead", "date": f"{datetime.date.today()}", **facts(), "cases": cases})
     for case in cases:
         print(f"{case['case']}: step time within / plain {case['ratio']}, n = {case['n']}")
     print(f"wrote {path}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure what elbowroom costs where the job fits, and for each save.")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for the result files")
+    parser.add_argument("--saves", action="store_true", help="measure the steps that save many storages alone")
+    arguments = parser.parse_args()
+    write_saves(arguments.out)
+    if not arguments.saves:
+        write_cases(arguments.out)
 
 
 if __name__ == "__main__":

@@ -26,11 +26,17 @@ CHILD_ENVIRONMENT = {
 }
 
 
-def run_child(mode: str, **request: Any) -> dict[str, Any]:
-    """The answer of one child process; raises RuntimeError with what the child wrote where it failed."""
+def run_child(mode: str, *, python: str = sys.executable, **request: Any) -> dict[str, Any]:
+    """The answer of one child process; raises RuntimeError with what the child wrote where it failed.
+
+    Args:
+        mode: what it does.
+        python: what runs it.
+        request: what the mode takes.
+    """
     with tempfile.TemporaryDirectory() as directory:
         answer = Path(directory) / "answer.json"
-        command = [sys.executable, "-m", "benchmarks.child", json.dumps({"mode": mode, **request}), str(answer)]
+        command = [python, "-m", "benchmarks.child", json.dumps({"mode": mode, **request}), str(answer)]
         environment = {**os.environ, **CHILD_ENVIRONMENT}
         done = subprocess.run(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode != 0:

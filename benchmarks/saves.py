@@ -1,0 +1,116 @@
+"""One step that saves many small storages: what hooks and moves cost the host, and nothing else.
+
+Times are those of the processor, not of the clock, so that other work on the computer counts less. On the CPU they are
+of the training's thread: those that write and read the disk have their own. On CUDA backward has a thread of its own,
+and there is no other, so they are of the process. Storages that stay are as small as can be, so that computing them
+takes little; storages that move are larger, as the memory of a GPU is reserved in blocks of 2 MiB.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import elbowroom
+
+MIN_SIZE_BYTES = 1024
+MOVED_BYTES = 1 << 16
+PLENTY_BYTES = 64 << 30
+WARM = 8
+"""Steps until a room has its last plan, and has seen enough of them."""
+
+
+class Chain(nn.Module):
+    """So many times tanh, each of which saves what it returns."""
+
+    def __init__(self, saves: int, elements: int) -> None:
+        super().__init__()
+        self.saves = saves
+        self.weight = nn.Parameter(torch.zeros(elements))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.weight * x
+        for _ in range(self.saves):
+            y = torch.tanh(y)
+        return y
+
+
+def time_saves(*, device: str, saves: int, steps: int) -> dict[str, Any]:
+    """Processor time of steps that run plain, within plenty, and within a budget that has about half of them moved."""
+    clock = time.process_time_ns if device == "cuda" else time.thread_time_ns
+    step = _training(device, saves, MIN_SIZE_BYTES // 4)
+    kept = _compared(step, PLENTY_BYTES, steps, clock)
+    plain_ns = kept["plain_step_ns"]
+    step = _training(device, saves, MOVED_BYTES // 4)
+    peak_bytes = _within(step, PLENTY_BYTES, 16, clock)["peak_bytes"]
+    moved = _compared(step, peak_bytes - saves * MOVED_BYTES // 2, steps, clock)
+    moved_ns = moved["checked_step_ns"] - moved["plain_step_ns"]
+    return {
+        "device": device,
+        "torch": torch.__version__,
+        "saves": saves,
+        "steps": steps,
+        "kept": kept,
+        "moved": moved,
+        "us_per_checked_save": round((kept["checked_step_ns"] - plain_ns) / saves / 1e3, 2),
+        "us_per_save": round((kept["mean_step_ns"] - plain_ns) / saves / 1e3, 2),
+        "us_per_moved_storage": round(moved_ns / moved["swaps"] / 1e3, 1),
+    }
+
+
+def _compared(step: Callable[[], None], budget_bytes: int, steps: int, clock: Callable[[], int]) -> dict[str, Any]:
+    """Steps within, and as many plain ones before and after them."""
+    _timed(step, WARM, clock)
+    before = _timed(step, steps, clock)
+    inside = _within(step, budget_bytes, steps, clock)
+    return {"plain_step_ns": round(statistics.median(before + _timed(step, steps, clock))), **inside}
+
+
+def _training(device: str, saves: int, elements: int) -> Callable[[], None]:
+    model = Chain(saves, elements).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    x = torch.ones(elements, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def _timed(step: Callable[[], None], count: int, clock: Callable[[], int]) -> list[int]:
+    durations_ns = []
+    for _ in range(count):
+        start_ns = clock()
+        step()
+        durations_ns.append(clock() - start_ns)
+    return durations_ns
+
+
+def _within(step: Callable[[], None], budget_bytes: int, steps: int, clock: Callable[[], int]) -> dict[str, Any]:
+    with elbowroom.within(budget_bytes, min_size_bytes=MIN_SIZE_BYTES, allow=("swap",)) as room:
+        _timed(step, WARM, clock)
+        taken_ns = _timed(step, steps, clock)
+        peak_bytes = room.simulated.peak_reserved_bytes if room.simulated else 0
+    rows = list(zip(taken_ns, room.steps[WARM:], strict=True))
+    if {row.mode for _, row in rows} & {"observe"} or any(row.mismatches for row in room.steps):
+        raise RuntimeError(f"steps were observed late, or differed: {room.steps}")
+    checked = [ns for ns, row in rows if row.checked]
+    unchecked = [ns for ns, row in rows if not row.checked]
+    medians = [(len(each), statistics.median(each)) for each in (checked, unchecked) if each]
+    return {
+        "peak_bytes": peak_bytes,
+        "budget_bytes": budget_bytes,
+        "swaps": len(room.plan.swaps) if room.plan else 0,
+        "checked": len(checked),
+        "unchecked": len(unchecked),
+        "checked_step_ns": round(statistics.median(checked)),
+        "unchecked_step_ns": round(statistics.median(unchecked)) if unchecked else None,
+        "mean_step_ns": round(sum(count * median for count, median in medians) / steps),
+    }
