@@ -20,7 +20,7 @@ import numpy.typing as npt
 from elbowroom.errors import UsageError
 from elbowroom.trace import Category, Part, Save, Step, Trace
 from elbowroom.units import format_bytes
-from elbowroom.windows import Window, state_windows
+from elbowroom.windows import Window, accumulates, parts_of, state_windows
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -41,6 +41,7 @@ class LastStep:
         end_op: one past its last op.
         saves: what autograd saved in this step; the n-th entry is the n-th saved storage.
         parts: of the steps of optimizers in it, where they were carried out in parts.
+        accumulations: of gradients in it, where these may move.
         at_ns: per position, time from the start of the step when nothing ever stalls.
         level: per point, allocated bytes when every storage is kept.
         point_of: per position, the point before its op starts.
@@ -49,7 +50,7 @@ class LastStep:
         borders: points at which slots begin; the first is 0.
         slot_peak: per slot, maximum of `level`.
         ticks: positions at which the runtime gets control, ascending: every first save, every read back, and
-            the borders of the parts of optimizers' steps.
+            the borders of parts and accumulations.
         storage: per window, the storage. Windows are the saves, n-th to n-th, and after them those in which nothing
             uses an optimizer state or a gradient (windows.py).
         size: per window, bytes.
@@ -71,6 +72,7 @@ class LastStep:
     end_op: int
     saves: tuple[Save, ...]
     parts: tuple[Part, ...]
+    accumulations: tuple[Part, ...]
     at_ns: Ints
     level: Ints
     point_of: Ints
@@ -167,13 +169,10 @@ def last_step(trace: Trace) -> LastStep:
     saves = tuple(s for s in trace.saves if step.first_op <= s.saved_at <= step.end_op)
     at_ns = _cumulative(trace.ops[p].duration_ns for p in range(step.first_op, step.end_op))
     level, point_of, born, gone = _levels(trace, step)
-    saved = {save.storage for save in saves}
-    stays = ((born == 0) & (gone == len(level))).tolist()
-    found = state_windows(trace, step, at_ns.tolist(), [stay and s not in saved for s, stay in enumerate(stays)])
-    states = [window for window in found if window.storage not in saved]
+    states = _states(trace, step, saves, at_ns, (born == 0) & (gone == len(level)))
     per_window = _per_save(trace, step, saves) | {"storage": _ints(s.storage for s in saves)}
     per_window = {name: np.concatenate([values, _of_states(step, states, name)]) for name, values in per_window.items()}
-    ticks = _ticks(step, saves, parts := parts_of(trace, step))
+    ticks = _ticks(step, saves, inside := parts_of(trace, step))
     marks = np.concatenate([ticks, per_window["idle_from"], per_window["first_read"][len(saves) :]])
     borders = _borders(level, gone[per_window["storage"]], point_of[marks - step.first_op])
     sizes = _ints(storage.size_bytes for storage in trace.storages)
@@ -182,7 +181,8 @@ def last_step(trace: Trace) -> LastStep:
         first_op=step.first_op,
         end_op=step.end_op,
         saves=saves,
-        parts=parts,
+        parts=tuple(part for part in inside if not accumulates(trace, part)),
+        accumulations=tuple(part for part in inside if accumulates(trace, part)),
         at_ns=at_ns,
         level=level,
         point_of=point_of,
@@ -201,9 +201,11 @@ def last_step(trace: Trace) -> LastStep:
     )
 
 
-def parts_of(trace: Trace, step: Step) -> tuple[Part, ...]:
-    """The parts of optimizers' steps in a step."""
-    return tuple(p for p in trace.parts if step.first_op <= p.first_op and p.end_op <= step.end_op)
+def _states(trace: Trace, step: Step, saves: tuple[Save, ...], at_ns: Ints, stays: Flags) -> list[Window]:
+    """The windows of optimizer states and gradients; `stays` says which storages are there all the time."""
+    saved = {save.storage for save in saves}
+    lasting = [stay and s not in saved for s, stay in enumerate(stays.tolist())]
+    return [found for found in state_windows(trace, step, at_ns.tolist(), lasting) if found.storage not in saved]
 
 
 def _ticks(step: Step, saves: tuple[Save, ...], parts: tuple[Part, ...]) -> Ints:

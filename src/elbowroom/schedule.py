@@ -14,7 +14,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from elbowroom.lifetimes import LastStep, last_step, listed
 from elbowroom.machine import TierName
 from elbowroom.moves import Moves, in_order_of_need, moves_of_plan, need, tiers_of_plan, waits
 from elbowroom.plan import Plan
-from elbowroom.trace import Trace
+from elbowroom.trace import Part, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,10 @@ class Action:
 
 
 class StateSlot(NamedTuple):
-    """One optimizer state of a part: what the run must find, and its window where it is swapped, else None."""
+    """One optimizer state of a part, or the gradient of an accumulation.
+
+    What the run must find, and the window from there on in which it is swapped, else None.
+    """
 
     size_bytes: int
     dtype: str
@@ -70,6 +73,8 @@ class Schedule:
         reads: per save of the step, how often it is read back.
         parts: the states of each part; empty where optimizers' steps are carried out whole.
         on_part: by (part, whether it ends there): what to do; where nothing, no entry.
+        gradients: what each accumulation writes; empty where no gradient is swapped.
+        on_gradient: by (accumulation, whether it ends there): what to do; where nothing, no entry.
         on_begin: what to do when the step begins.
         on_end: what to do when it ends.
         carried: the windows that go on in the next step.
@@ -87,6 +92,8 @@ class Schedule:
     reads: tuple[int, ...]
     parts: tuple[tuple[StateSlot, ...], ...] = ()
     on_part: Mapping[tuple[int, bool], Action] = field(default_factory=dict[tuple[int, bool], Action])
+    gradients: tuple[StateSlot, ...] = ()
+    on_gradient: Mapping[tuple[int, bool], Action] = field(default_factory=dict[tuple[int, bool], Action])
     on_begin: Action | None = None
     on_end: Action | None = None
     carried: frozenset[int] = frozenset()
@@ -138,12 +145,9 @@ def compile_schedule(trace: Trace, plan: Plan, waiting: Mapping[int, int] | None
         saved=_saved(step),
         reads=tuple(len(s.read_at) for s in step.saves),
         parts=_slots_of_parts(step, moves),
-        on_part={
-            (j, ends): at[p]
-            for j, part in enumerate(step.parts)
-            for ends, p in ((False, part.first_op), (True, part.end_op))
-            if p in at
-        },
+        on_part=_at_borders(step.parts, at),
+        gradients=_slots_of_gradients(step, moves),
+        on_gradient=_at_borders(step.accumulations, at),
         on_begin=at.get(step.first_op),
         on_end=at.get(step.end_op),
         carried=frozenset(listed(moves.n[moves.wraps])),
@@ -153,6 +157,25 @@ def compile_schedule(trace: Trace, plan: Plan, waiting: Mapping[int, int] | None
 def _saved(step: LastStep) -> tuple[tuple[int, str], ...]:
     storages = (step.trace.storages[save.storage] for save in step.saves)
     return tuple((storage.size_bytes, storage.dtype) for storage in storages)
+
+
+def _at_borders(parts: Sequence[Part], at: Mapping[int, Action]) -> dict[tuple[int, bool], Action]:
+    """By (part, whether it ends there): what to do."""
+    borders = (
+        (j, ends, p) for j, part in enumerate(parts) for ends, p in ((False, part.first_op), (True, part.end_op))
+    )
+    return {(j, ends): at[p] for j, ends, p in borders if p in at}
+
+
+def _slots_of_gradients(step: LastStep, moves: Moves) -> tuple[StateSlot, ...]:
+    """What each accumulation writes, with the window that begins there where it is swapped; empty where none is."""
+    begins = {(int(step.storage[n]), int(step.idle_from[n])): n for n in listed(moves.n) if n >= len(step.saves)}
+    slots = [
+        StateSlot(known.size_bytes, known.dtype, begins.get((part.storages[0], part.end_op)))
+        for part in step.accumulations
+        for known in (step.trace.storages[part.storages[0]],)
+    ]
+    return tuple(slots) if any(slot.n is not None for slot in slots) else ()
 
 
 def _slots_of_parts(step: LastStep, moves: Moves) -> tuple[tuple[StateSlot, ...], ...]:
@@ -168,14 +191,14 @@ def _slots_of_parts(step: LastStep, moves: Moves) -> tuple[tuple[StateSlot, ...]
 
 def _check_means(step: LastStep, plan: Plan) -> None:
     """Refuse what the runtime cannot do."""
-    in_parts = {storage for part in step.parts for storage in part.storages}
+    in_parts = {storage for part in (*step.parts, *step.accumulations) for storage in part.storages}
     saved = {save.storage for save in step.saves}
     loose = [swap.storage for swap in plan.swaps if swap.storage not in in_parts and swap.storage not in saved]
     if loose:
         category = step.trace.storages[loose[0]].category if loose[0] < len(step.trace.storages) else "storage"
         raise InvalidPlan(
             f"the plan swaps {len(loose)} storages that autograd does not save, such as of category {category}; "
-            "allowed in a run are optimizer states that the trace names in the parts of its optimizer step, as one "
-            "that `within` records does, and no gradients: plan again with elbowroom.plan(..., allow=('swap',)), or "
-            "leave the plan to `within`"
+            "allowed in a run are optimizer states and gradients that the trace names in its parts, as one of "
+            "elbowroom.capture(..., in_parts=True) does: plan again from such a trace, or with "
+            "elbowroom.plan(..., allow=('swap',))"
         )

@@ -168,12 +168,16 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of an optimizer's step that is carried out as one: the ops of some of its parameters.
+    """A stretch of a step at whose ends the runtime gets control.
+
+    A part of an optimizer's step that is carried out as one, which is the ops of some of its parameters; or an
+    accumulation, in which backward writes the gradient of a parameter, with no op of its own where nothing is added.
 
     Attributes:
         first_op: its first op.
         end_op: one past its last op.
-        storages: optimizer states that must be on the device in it, and may be away outside; in a fixed order.
+        storages: what must be on the device in it, and may be away outside, in a fixed order: optimizer states, or the
+            gradient of an accumulation.
     """
 
     first_op: int
@@ -221,8 +225,8 @@ class Trace(Filed):
         saves: what autograd saved, in the order of the first save (the n-th saved storage of a step).
         steps: the recorded steps, back to back; the last one is the steady state that plans are made for.
         remarks: what the capture did not know or assumed.
-        parts: of the steps of optimizers, where these were carried out in parts; between two of them, and at their
-            ends, the runtime gets control.
+        parts: of the steps of optimizers, where these were carried out in parts, and the accumulations of gradients
+            where these may move; at their ends the runtime gets control.
     """
 
     device: str

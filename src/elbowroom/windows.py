@@ -2,14 +2,18 @@
 
 Each has one: the longest time between two ops in a row that read or write it, among them the one from its last use in
 a step to its first use in the next, where it outlives the step. Where an optimizer's step is carried out in parts, a
-part uses all its states from its first op to its last, and only what a part names may be away.
+part uses all its states from its first op to its last, and only what a part names may be away. A gradient may be away
+between the end of an accumulation and what uses it next, where that is another one or a part: at both the runtime gets
+control, and nobody else has asked for it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from elbowroom.trace import Category, Step, Trace
+from elbowroom.trace import Category, Part, Step, Trace
 
 STATES: tuple[Category, ...] = ("optimizer_state", "gradient")
 
@@ -47,12 +51,51 @@ def state_windows(trace: Trace, step: Step, at_ns: list[int], stays: list[bool])
         if stays[storage]:
             idle_ns = at_ns[-1] - at_ns[last[storage] + 1 - step.first_op] + at_ns[first[storage] - step.first_op]
             _note(longest, idle_ns, last, storage, first[storage])
+    for window in _of_gradients(trace, step):
+        _keep(longest, at_ns[window.next_use - step.first_op] - at_ns[window.idle_from - step.first_op], window)
     return sorted((window for _, window in longest.values()), key=lambda window: (window.idle_from, window.storage))
 
 
+def parts_of(trace: Trace, step: Step) -> tuple[Part, ...]:
+    """The parts of optimizers' steps in a step, and the accumulations."""
+    return tuple(p for p in trace.parts if step.first_op <= p.first_op and p.end_op <= step.end_op)
+
+
+def accumulates(trace: Trace, part: Part) -> bool:
+    """Whether a part is an accumulation."""
+    return any(trace.storages[storage].category == "gradient" for storage in part.storages)
+
+
+def _of_gradients(trace: Trace, step: Step) -> Iterator[Window]:
+    """From the end of each accumulation to the next use of its gradient, if that is where the runtime gets control."""
+    inside = parts_of(trace, step)
+    written: dict[int, list[Part]] = {}
+    for part in inside:
+        for storage in part.storages if accumulates(trace, part) else ():
+            written.setdefault(storage, []).append(part)
+    begin_of = {op: part.first_op for part in inside for op in range(part.first_op, part.end_op)}
+    used = _ops_using(trace, step, set(written))
+    for storage, parts in written.items():
+        for part, following in zip(parts, [*parts[1:], None], strict=True):
+            uses = used[storage][bisect_left(used[storage], part.end_op) :]
+            op = next((op for op in uses if following is None or op < following.first_op), None)
+            next_use = begin_of.get(op) if op is not None else following.first_op if following is not None else None
+            if next_use is not None and next_use > part.end_op:
+                yield Window(storage, part.end_op, next_use)
+
+
+def _ops_using(trace: Trace, step: Step, storages: set[int]) -> dict[int, list[int]]:
+    """The ops that read or write each of some storages, ascending."""
+    found: dict[int, list[int]] = {storage: [] for storage in storages}
+    for op in range(step.first_op, step.end_op):
+        for storage in storages.intersection((*trace.ops[op].reads, *trace.ops[op].writes)):
+            found[storage].append(op)
+    return found
+
+
 def _movable(trace: Trace) -> list[bool]:
-    """Per storage, whether it may have a window."""
-    named = {storage for part in trace.parts for storage in part.storages}
+    """Per storage, whether it may have a window between any two ops that use it."""
+    named = {storage for part in trace.parts if not accumulates(trace, part) for storage in part.storages}
     return [
         known.category in STATES and known.size_bytes > 0 and (not trace.parts or storage in named)
         for storage, known in enumerate(trace.storages)
@@ -61,13 +104,16 @@ def _movable(trace: Trace) -> list[bool]:
 
 def _uses_of_parts(trace: Trace, step: Step) -> dict[int, tuple[int, ...]]:
     """By op of a part: the storages that the part uses."""
-    inside = [part for part in trace.parts if step.first_op <= part.first_op and part.end_op <= step.end_op]
-    return {op: part.storages for part in inside for op in range(part.first_op, part.end_op)}
+    return {op: part.storages for part in parts_of(trace, step) for op in range(part.first_op, part.end_op)}
 
 
 def _note(
     longest: dict[int, tuple[int, Window]], idle_ns: int, last: dict[int, int], storage: int, next_use: int
 ) -> None:
     """Keep the window from the last use on if it is longer than the one known."""
-    if idle_ns > longest.get(storage, (0,))[0]:
-        longest[storage] = (idle_ns, Window(storage, last[storage] + 1, next_use))
+    _keep(longest, idle_ns, Window(storage, last[storage] + 1, next_use))
+
+
+def _keep(longest: dict[int, tuple[int, Window]], idle_ns: int, window: Window) -> None:
+    if idle_ns > longest.get(window.storage, (0,))[0]:
+        longest[window.storage] = (idle_ns, window)

@@ -83,9 +83,60 @@ def test_states_that_no_part_names_are_refused_in_a_run_with_what_to_ask_for() -
         compile_schedule(trace, swapping(trace, (0, 4, 4)))
     assert str(caught.value) == (
         "the plan swaps 1 storages that autograd does not save, such as of category optimizer_state; allowed in a run "
-        "are optimizer states that the trace names in the parts of its optimizer step, as one that `within` records "
-        "does, and no gradients: plan again with elbowroom.plan(..., allow=('swap',)), or leave the plan to `within`"
+        "are optimizer states and gradients that the trace names in its parts, as one of elbowroom.capture(..., "
+        "in_parts=True) does: plan again from such a trace, or with elbowroom.plan(..., allow=('swap',))"
     )
+
+
+def accumulated() -> Trace:
+    """Two gradients of 100 bytes, written in two micro-steps, and a part of the optimizer's step for each."""
+    build = Build()
+    build.phase = "backward"
+    gradients = [build.op("backward", 100, make=100, category="gradient") for _ in range(2)]
+    parts = [Part(first_op=1 + i, end_op=1 + i, storages=(gradient,)) for i, gradient in enumerate(gradients)]
+    for gradient in gradients:
+        build.op("forward", 300)
+        parts.append(Part(first_op=build.position, end_op=build.position + 1, storages=(gradient,)))
+        build.op("add", 10, reads=(gradient,), writes=(gradient,))
+    build.phase = "optimizer"
+    for gradient in gradients:
+        parts.append(Part(first_op=build.position, end_op=build.position + 1, storages=()))
+        build.op("update", 10, reads=(gradient,))
+    parts.sort(key=lambda part: part.first_op)
+    return replace(build.trace(), parts=tuple(parts))
+
+
+def test_a_gradient_is_idle_between_its_accumulations_and_before_its_part() -> None:
+    # op 0 and 1 make the gradients, op 2 and 4 are forward, op 3 and 5 add to them, op 6 and 7 update with them
+    step = last_step(accumulated())
+    assert [(part.first_op, part.end_op) for part in step.accumulations] == [(1, 1), (2, 2), (3, 4), (5, 6)]
+    assert [(part.first_op, part.end_op) for part in step.parts] == [(6, 7), (7, 8)]
+
+    # the first one is idle for op 1 and 2, 400 ns, and then for op 4 and 5, 310 ns; the second one for op 2 to 4,
+    # 610 ns
+    windows = list(zip(step.storage.tolist(), step.idle_from.tolist(), step.first_read.tolist(), strict=True))
+    assert windows == [(0, 1, 3), (1, 2, 5)]
+
+
+def test_a_gradient_that_something_else_uses_first_stays_until_then() -> None:
+    trace = accumulated()
+    clipped = [replace(op, reads=(*op.reads, 1)) if at == 2 else op for at, op in enumerate(trace.ops)]
+    # op 2 is in no part, so the runtime does not get control before it: only op 6 is left to the second one
+    step = last_step(replace(trace, ops=tuple(clipped)))
+    windows = list(zip(step.storage.tolist(), step.idle_from.tolist(), step.first_read.tolist(), strict=True))
+    assert windows == [(0, 1, 3), (1, 6, 7)]
+
+
+def test_the_schedule_says_what_to_do_where_gradients_are_written() -> None:
+    trace = accumulated()
+    schedule = compile_schedule(trace, swapping(trace, (1, 1, 5)))
+
+    # window 1 begins at the second accumulation, and ends before the fourth
+    assert [slot.n for slot in schedule.gradients] == [None, 1, None, None]
+    assert schedule.on_gradient[3, False].back == (1,)
+    assert schedule.parts == ((), ())
+    # both gradients are there in all other ops
+    assert schedule.peak_allocated_bytes == 200
 
 
 def test_parts_carried_out_in_one_go_hold_what_they_hold_beside_each_other() -> None:

@@ -12,7 +12,7 @@ from typing import final
 import torch
 
 from elbowroom.capture.clock import DeviceClock
-from elbowroom.capture.drafts import Brief, OpDraft, SaveDraft, StorageDraft, flops_of, save_of
+from elbowroom.capture.drafts import Brief, OpDraft, SaveDraft, StorageDraft, flops_of, save_of, storage_of
 from elbowroom.capture.layout import BRIEF, HOLE
 from elbowroom.capture.measured import Clock, Moved, curve_of, spans_of
 from elbowroom.capture.recorder import Note, Recording
@@ -22,7 +22,7 @@ from elbowroom.errors import CaptureError
 from elbowroom.machine import TierName
 from elbowroom.runtime.entries import Entry
 from elbowroom.timeline import Timeline
-from elbowroom.trace import Category, Event, Op, Phase, Step, Storage, Trace
+from elbowroom.trace import Category, Event, Op, Phase, Step, Trace
 
 
 @final
@@ -301,8 +301,11 @@ class Assembly:
     def _on_part_ends(self, note: Note) -> None:
         states = [self._resolve(block) for block in note.blocks]
         for storage in states:
-            self._storages[storage].category = "optimizer_state"
-        self._states.ends(len(self._ops), states)
+            self._storages[storage].category = note.category
+        self._states.ends(len(self._ops), states, note.category)
+
+    def _on_asked(self, note: Note) -> None:
+        self._states.asked(self._resolve(note.blocks[0]))
 
     def _on_state_left(self, note: Note) -> None:
         """When everything is kept it stays; as it was, it goes."""
@@ -368,10 +371,7 @@ class Assembly:
             device=str(self._recording.device),
             torch_version=str(torch.__version__),
             ops=ops,
-            storages=tuple(
-                Storage(size_bytes=known.size_bytes, category=known.category, dtype=known.dtype)
-                for known in self._storages
-            ),
+            storages=tuple(map(storage_of, self._storages)),
             events=tuple(self._events),
             saves=tuple(map(save_of, self._saves)),
             steps=tuple(Step(first, end) for first, end in zip([0, *self._steps], self._steps, strict=False)),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from elbowroom.capture.flops import flops
 from elbowroom.capture.stream import OpSeen
-from elbowroom.trace import Category, Phase, Save
+from elbowroom.trace import Category, Phase, Save, Storage
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Of the element types that the formulas for FLOPs meet."""
@@ -83,6 +83,11 @@ def flops_of(op: OpDraft, storages: list[StorageDraft]) -> int:
     """FLOPs of an op, from its arguments and what it made."""
     width = ITEM_BYTES.get(storages[op.reads[0]].dtype, 4) if op.reads else 4
     return flops(op.seen.name, op.seen.arguments, [storages[storage].size_bytes // width for storage in op.writes])
+
+
+def storage_of(known: StorageDraft) -> Storage:
+    """The record of a storage."""
+    return Storage(size_bytes=known.size_bytes, category=known.category, dtype=known.dtype)
 
 
 def save_of(saved: SaveDraft) -> Save:

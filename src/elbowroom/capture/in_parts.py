@@ -17,14 +17,14 @@ class PartsWatch:
 
     Args:
         min_size_bytes: states smaller than this never move; None carries steps out as ever.
-        begins: called before each part.
-        ends: called with the optimizer and the part after it.
+        begins: called with the optimizer and the part before each.
+        ends: called with them after it.
     """
 
     def __init__(
         self,
         min_size_bytes: int | None,
-        begins: Callable[[], None],
+        begins: Callable[[torch.optim.Optimizer, Portion], None],
         ends: Callable[[torch.optim.Optimizer, Portion], None],
     ) -> None:
         self._min_size_bytes = max(1, min_size_bytes or 0)
@@ -50,6 +50,6 @@ class PartsWatch:
             return step(*args, **kwargs)
         self._inside = True
         try:
-            return in_turn(optimizer, portions, lambda: step(*args, **kwargs), lambda *_: self._begins(), self._ends)
+            return in_turn(optimizer, portions, lambda: step(*args, **kwargs), self._begins, self._ends)
         finally:
             self._inside = False

@@ -166,13 +166,19 @@ class Recorder:
         self._note(Note("classify", blocks=blocks, category=category))
 
     def part_begins(self) -> None:
-        """A part of an optimizer's step begins here."""
+        """A part of an optimizer's step, or an accumulation, begins here."""
         self._note(Note("part_begins"))
 
-    def part_ends(self, states: Iterable[tuple[torch.UntypedStorage, torch.dtype]]) -> None:
-        """It ends, and had to have these states on the device."""
+    def part_ends(
+        self, states: Iterable[tuple[torch.UntypedStorage, torch.dtype]], category: Category = "optimizer_state"
+    ) -> None:
+        """It ends, and had to have these states on the device; or an accumulation, and this gradient."""
         blocks = tuple(Block(storage.data_ptr(), storage.nbytes(), _name(dtype)) for storage, dtype in states)
-        self._note(Note("part_ends", blocks=blocks))
+        self._note(Note("part_ends", blocks=blocks, category=category))
+
+    def asked(self, storage: torch.UntypedStorage) -> None:
+        """Somebody has got this gradient between backward and the optimizer's step."""
+        self._note(Note("asked", blocks=(Block(storage.data_ptr(), storage.nbytes(), ""),)))
 
     def step_ends(self) -> None:
         """A step of the training ends here."""

@@ -1,11 +1,22 @@
-"""Optimizer states and the parts of optimizers' steps, as a recording tells of them."""
+"""Optimizer states, gradients and the parts of a step in which they are used, as a recording tells of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import final
 
-from elbowroom.trace import Part
+from elbowroom.trace import Category, Part
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A part in the making."""
+
+    first_op: int
+    end_op: int
+    storages: tuple[int, ...]
+    category: Category
 
 
 @final
@@ -14,16 +25,20 @@ class StatesSeen:
 
     def __init__(self) -> None:
         self._first_op = 0
-        self._parts: list[tuple[int, int, tuple[int, ...]]] = []
+        self._parts: list[_Seen] = []
         self._absent: dict[int, int] = {}
 
     def begins(self, op: int) -> None:
         """A part begins before an op."""
         self._first_op = op
 
-    def ends(self, op: int, storages: Sequence[int]) -> None:
+    def ends(self, op: int, storages: Sequence[int], category: Category) -> None:
         """It ends before another, and used these storages."""
-        self._parts.append((self._first_op, op, tuple(dict.fromkeys(storages))))
+        self._parts.append(_Seen(self._first_op, op, tuple(dict.fromkeys(storages)), category))
+
+    def asked(self, gradient: int) -> None:
+        """Somebody asked for a gradient, who may do so at any time: it does not move."""
+        self._parts = [each for each in self._parts if gradient not in each.storages]
 
     def left(self, entry: object, storage: int) -> None:
         """A storage has left."""
@@ -34,14 +49,16 @@ class StatesSeen:
         return self._absent.get(id(entry))
 
     def named(self, first_op: int) -> list[int]:
-        """Storages of the parts from an op on."""
-        return [storage for begin, _, storages in self._parts for storage in storages if begin >= first_op]
+        """Storages of the parts from an op on; states first, so that they have the same numbers without gradients."""
+        inside = [each for each in self._parts if each.first_op >= first_op]
+        in_order = sorted(inside, key=lambda each: each.category == "gradient")
+        return [storage for each in in_order for storage in each.storages]
 
     def renumber(self, new: Sequence[int]) -> None:
         """Storages have other numbers from here on."""
         self._absent = {entry: new[storage] for entry, storage in self._absent.items()}
-        self._parts = [(begin, end, tuple(new[each] for each in storages)) for begin, end, storages in self._parts]
+        self._parts = [replace(each, storages=tuple(new[s] for s in each.storages)) for each in self._parts]
 
     def parts(self) -> tuple[Part, ...]:
         """As a trace has them."""
-        return tuple(Part(first_op=begin, end_op=end, storages=storages) for begin, end, storages in self._parts)
+        return tuple(Part(first_op=p.first_op, end_op=p.end_op, storages=p.storages) for p in self._parts)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, final
 
 import torch
 
 from elbowroom.capture.assemble import Assembly
 from elbowroom.capture.in_parts import PartsWatch
 from elbowroom.capture.observe import Observing, OptimizerWatch, optimizer_began, optimizer_ended
+from elbowroom.capture.recorder import Recorder
 from elbowroom.capture.reserved import Reserved
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Machine
 from elbowroom.runtime.executor import Executor
+from elbowroom.runtime.gradients import Gradients
 from elbowroom.runtime.hooks import Hooks
+from elbowroom.runtime.known import Known
 from elbowroom.runtime.parts import Portion, movable
+from elbowroom.runtime.states import Conductor
 from elbowroom.runtime.tiers import HostTier
+from elbowroom.schedule import Action
 from elbowroom.trace import Trace
 
 
@@ -36,35 +42,68 @@ def capture_steps(
     step = _step_of(setup)
     executor = Executor(HostTier())
     observing = Observing(executor, Reserved())
-    parts = _parts(observing, executor.device, None if in_parts is False else min_size_bytes)
-
-    def begins(optimizer: torch.optim.Optimizer) -> None:
-        parts.meets(optimizer)
-        optimizer_began(observing.recorder)
-
-    watch = OptimizerWatch(begins, lambda optimizer: optimizer_ended(observing.recorder, optimizer))
+    gradients = Gradients(executor, _Alone(observing), min_size_bytes)
+    gradients.wanted = in_parts is not False
+    parts = _parts(observing, executor.device, gradients, min_size_bytes if gradients.wanted else None)
+    watch = _watch(observing, parts)
     recorder = observing.record()
     if recorder is None:
         raise CaptureError("capture: torch's profiler is running, and only one can; stop it, then capture")
     try:
         with Hooks(executor, observing, min_size_bytes).installed():
             for _ in range(steps):
+                gradients.begin_step(None)
                 step()
                 recorder.step_ends()
     finally:
         watch.close()
         parts.close()
+        gradients.close()
         observing.recorder = None
         recording = recorder.stop()
     return Assembly(recording, "host").trace()
 
 
-def _parts(observing: Observing, device: torch.device, min_size_bytes: int | None) -> PartsWatch:
+def _watch(observing: Observing, parts: PartsWatch) -> OptimizerWatch:
+    """Has the recorder and the parts know of every optimizer that steps."""
+
+    def begins(optimizer: torch.optim.Optimizer) -> None:
+        parts.meets(optimizer)
+        optimizer_began(observing.recorder)
+
+    return OptimizerWatch(begins, lambda optimizer: optimizer_ended(observing.recorder, optimizer))
+
+
+@final
+class _Alone(Conductor):
+    """Every step is observed."""
+
+    def __init__(self, observing: Observing) -> None:
+        self._observing = observing
+
+    def known(self) -> Known | None:
+        return None
+
+    def recorder(self) -> Recorder | None:
+        return self._observing.recorder
+
+    def aside(self) -> AbstractContextManager[None]:
+        return self._observing.aside()
+
+    def act(self, action: Action | None) -> None:
+        """No plan says to do anything."""
+
+    def surprised_by(self, what: str) -> None:
+        """No plan expects anything."""
+
+
+def _parts(observing: Observing, device: torch.device, gradients: Gradients, min_size_bytes: int | None) -> PartsWatch:
     """Steps of optimizers in parts, of which the recorder is told."""
 
-    def begins() -> None:
+    def begins(_: torch.optim.Optimizer, portion: Portion) -> None:
         if observing.recorder is not None:
             observing.recorder.part_begins()
+        gradients.part_begins(portion)
 
     def ends(optimizer: torch.optim.Optimizer, portion: Portion) -> None:
         if observing.recorder is not None:

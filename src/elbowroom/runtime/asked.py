@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import torch
 
@@ -16,7 +16,8 @@ from elbowroom.rules import shown
 from elbowroom.selecting import Selection, selection
 from elbowroom.units import parse_bytes
 
-MEANS_OF_RUNS: tuple[Means, ...] = ("swap", "recompute", "state", "algorithm")
+MeansOfRuns = Means | Literal["gradient"]
+MEANS_OF_RUNS: tuple[MeansOfRuns, ...] = ("swap", "recompute", "state", "algorithm", "gradient")
 """What a run can carry out."""
 DEFAULT_MEANS: tuple[Means, ...] = ("swap", "state")
 
@@ -30,8 +31,8 @@ class Knobs(TypedDict, total=False):
 
     Attributes:
         allow: what plans may do: "swap" saved storages; "recompute" them, where swaps make steps wait or are too few;
-            swap optimizer states too, where nothing else is enough ("state"); run convolutions with other algorithms,
-            which round differently ("algorithm").
+            swap optimizer states too, where nothing else is enough ("state"), and gradients beside them ("gradient");
+            run convolutions with other algorithms, which round differently ("algorithm").
         min_size: as min_size_bytes, also as text: "4MiB".
         planner: who makes the plans, as for `elbowroom.plan`.
         options: its knobs, such as {"size_bytes": "8MiB"} of the planner "threshold".
@@ -41,7 +42,7 @@ class Knobs(TypedDict, total=False):
             the machine does not offer it, by way of the host, with a warning.
     """
 
-    allow: Sequence[Means]
+    allow: Sequence[MeansOfRuns]
     min_size: int | str | None
     planner: str | None
     options: Mapping[str, object] | None
@@ -52,9 +53,10 @@ class Knobs(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Knobs of a run, checked. Attributes as in `Knobs`."""
+    """Knobs of a run, checked. Attributes as in `Knobs`, but that `gradients` are allowed apart."""
 
     allow: tuple[Means, ...] = DEFAULT_MEANS
+    gradients: bool = False
     min_size_bytes: int = MIN_SIZE_BYTES
     planner: str | None = None
     options: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -95,13 +97,20 @@ def asked(min_size_bytes: int, knobs: Knobs, *, has_plan: bool) -> Asked:
     chosen = selection(knobs.get("include", ()), knobs.get("exclude", ()))
     return Asked(
         min_size_bytes=size_bytes,
-        allow=allow,
+        allow=_allowed_to_plans(allow),
+        gradients="gradient" in allow,
         planner=name,
         options=_options(name, knobs.get("options") or {}),
         include=chosen.include,
         exclude=chosen.exclude,
         gds=bool(knobs.get("gds", False)),
     )
+
+
+def _allowed_to_plans(allow: Sequence[MeansOfRuns]) -> tuple[Means, ...]:
+    """To a planner a gradient is a state that its trace names."""
+    found: list[Means] = ["state" if each == "gradient" else each for each in allow]
+    return tuple(dict.fromkeys(found))
 
 
 def _options(planner: str | None, given: Mapping[str, object]) -> dict[str, object]:

@@ -15,6 +15,8 @@ from elbowroom.runtime._torch_compat import storage_key, version_of
 from elbowroom.runtime.streams import bytes_of
 from elbowroom.runtime.tiers import LowerTier, Slot, Transfer
 
+OBSERVED = -1
+"""In place of the number of a window: a state or a gradient that leaves in an observed step."""
 SPOILT = 255
 """A byte that makes each float NaN."""
 
@@ -105,7 +107,7 @@ class Entry:
 
 @final
 class StateEntry(Entry):
-    """One absence of an optimizer state: its storage stays, as tensors lie on it, and only the bytes leave."""
+    """One absence of an optimizer state or gradient: its storage stays, as tensors lie on it, and only bytes leave."""
 
     __slots__ = ("_tier",)
 

@@ -11,6 +11,7 @@ from elbowroom.capture.assemble import Assembly
 from elbowroom.capture.recorder import Recording
 from elbowroom.capture.steady import steady
 from elbowroom.errors import Infeasible, InvalidPlan
+from elbowroom.lifetimes import last_step
 from elbowroom.machine import Link, Machine, TierName
 from elbowroom.plan import Plan
 from elbowroom.planners import check
@@ -97,6 +98,11 @@ class Learner:
     def in_parts(self) -> bool:
         """Whether the steps of optimizers are carried out in parts in observed steps, so that states may move."""
         return "state" in self._asked.allow
+
+    @property
+    def gradients(self) -> bool:
+        """Whether gradients leave in observed steps, so that plans, or the one that is given, may move them."""
+        return self._asked.gradients or (self._given is not None and self.in_parts)
 
     def expected(self, key: Hashable) -> Known | None:
         """What a step of this signature will most likely be; None: observe it."""
@@ -350,14 +356,14 @@ def _moved_to(trace: Trace, given: Plan) -> Plan:
     if not given.swaps or given.trace_id == trace.id:
         return replace(given, trace_id=trace.id)
     first = given.swaps[0]
-    last_uses = {storage: part.end_op - 1 for part in trace.parts for storage in part.storages}
-    last_uses |= {save.storage: save.saved_at - 1 for save in trace.saves}
-    if first.storage not in last_uses:
+    step = last_step(trace)
+    n = step.window_of.get(first.storage)
+    if n is None:
         raise InvalidPlan(
             f"plan: it swaps storage {first.storage}, which this step does not save; it is for another model, batch or "
             "shape. Make a plan from a trace of this training"
         )
-    shift = last_uses[first.storage] - first.out_after_op
+    shift = int(step.saved_at[n]) - 1 - first.out_after_op
     swaps = tuple(
         replace(s, out_after_op=s.out_after_op + shift, back_before_op=s.back_before_op + shift) for s in given.swaps
     )

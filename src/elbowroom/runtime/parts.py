@@ -192,7 +192,7 @@ def movable(
             held=any(others for _, _, others in tensors) or holders_of(storage) > len(tensors) + 1,
         )
         for key, tensors in found.items()
-        if _resizes(storage := tensors[0][0])
+        if is_resizable(storage := tensors[0][0])
     ]
 
 
@@ -222,5 +222,6 @@ def _plain(tensor: torch.Tensor, where: torch.device) -> bool:
     return tensor.device == where and tensor.layout is torch.strided and not tensor.requires_grad
 
 
-def _resizes(storage: torch.UntypedStorage) -> bool:
+def is_resizable(storage: torch.UntypedStorage) -> bool:
+    """Whether a storage can be emptied."""
     return storage.resizable() and not (storage.device.type == "cpu" and storage.is_shared())

@@ -174,6 +174,7 @@ class Room(Records, Director, Conductor):
                 self._recorder = start_recorder(self._executor, self._reserved, root)
         chosen = known.chosen if known is not None else {}
         self._learner.layers.begin(root, chosen, recorded=self._recorder is not None)
+        self._states.gradients.wanted = self._learner.gradients
         self._states.in_parts = self._learner.in_parts if self._current is None else self._current.in_parts
         self._states.begin_step()
         plain = known is not None and known.runs_as_ever and self._recorder is None and self._learner.only(key)
@@ -370,7 +371,7 @@ class Room(Records, Director, Conductor):
         """The saved storage or the optimizer state of a window."""
         return self._entries[n] if n < len(self._entries) else self._states.entry_of(n)
 
-    def surprised_by_part(self, part: int) -> None:
+    def surprised_by(self, what: str) -> None:
         """See Conductor."""
         self._current = None
         self._recomputes.differs()
@@ -378,7 +379,7 @@ class Room(Records, Director, Conductor):
         self._mismatches += 1
         self._stop_recording()
         self._learner.surprised(self._key, tuple(self._saved))
-        self._surprises.part(part)
+        self._surprises.differs(what)
 
     def _surprised(self, n: int) -> None:
         """The n-th saved storage is not what the plan expects: see Note: [Steps]."""

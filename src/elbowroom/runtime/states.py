@@ -22,8 +22,9 @@ import torch
 from elbowroom.capture.recorder import Recorder
 from elbowroom.errors import TierError, TierFull
 from elbowroom.runtime._torch_compat import storage_key
-from elbowroom.runtime.entries import StateEntry
+from elbowroom.runtime.entries import OBSERVED, StateEntry
 from elbowroom.runtime.executor import Executor
+from elbowroom.runtime.gradients import Gradients
 from elbowroom.runtime.known import Known
 from elbowroom.runtime.parts import Found, Portion, in_turn, mapping_of, movable, portions_of
 from elbowroom.runtime.stepping import Stepping
@@ -32,9 +33,6 @@ from elbowroom.units import format_bytes
 
 EndedPart = tuple[weakref.ref[torch.optim.Optimizer], Portion, int]
 """Whose, which parameters, and the identity of the mapping that its states are in."""
-
-OBSERVED = -1
-"""In place of the number of a window: a state that leaves in an observed step."""
 
 
 class Conductor(ABC):
@@ -57,8 +55,8 @@ class Conductor(ABC):
         """Do what the plan says to do at a tick."""
 
     @abstractmethod
-    def surprised_by_part(self, part: int) -> None:
-        """The states of a part are not what the plan expects: the rest of the step is observed."""
+    def surprised_by(self, what: str) -> None:
+        """Something, in words, is not what the plan expects: the rest of the step is observed."""
 
 
 @final
@@ -72,10 +70,12 @@ class States:
 
     Attributes:
         in_parts: whether the steps of optimizers are carried out in parts now.
+        gradients: where they are.
     """
 
     def __init__(self, executor: Executor, conductor: Conductor, min_size_bytes: int) -> None:
         self.in_parts = False
+        self.gradients = Gradients(executor, conductor, min_size_bytes)
         self._executor = executor
         self._conductor = conductor
         self._min_size_bytes = max(1, min_size_bytes)
@@ -113,6 +113,7 @@ class States:
     def begin_step(self) -> None:
         """A step of the training begins."""
         known, self._part = self._conductor.known(), 0
+        self.gradients.begin_step(known)
         if known is not None:
             self.plan_begins(known)
             with self._conductor.aside():
@@ -134,6 +135,7 @@ class States:
             return step(*args, **kwargs)
         portions = portions_of(optimizer, step, args, kwargs, self._min_size_bytes) if self.in_parts else []
         if not portions:
+            self.gradients.bring_back()
             self.bring_back(optimizer)
             return step(*args, **kwargs)
         self._inside = True
@@ -148,6 +150,7 @@ class States:
             recorder.part_begins()
         with self._conductor.aside():
             self._tick(ends=False)
+            self.gradients.part_begins(portion)
             for found in self._movable(optimizer, portion):
                 self._arrive(found.storage)
 
@@ -158,7 +161,8 @@ class States:
         with self._conductor.aside():
             known = self._conductor.known()
             if known is not None and not _fits(known, self._part, states):
-                self._conductor.surprised_by_part(self._part)
+                what = f"part {self._part} of the optimizer's step has other states than its plan expects"
+                self._conductor.surprised_by(what)
                 known = None
             if known is None:
                 self._leave_all(optimizer, states)
@@ -237,8 +241,8 @@ class States:
                 del self._of_window[known[0].n]
 
     def entry_of(self, n: int) -> StateEntry | None:
-        """The state that is away in a window, if it is."""
-        return self._of_window.get(n)
+        """The state or gradient that is away in a window, if it is."""
+        return self._of_window.get(n) or self.gradients.entry_of(n)
 
     def bring_back(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Have all states of an optimizer on the device, or of all; but for what its own step uses now."""
@@ -264,7 +268,7 @@ class States:
         """
         if self._stepping is not None:
             self._stepping.close()
-        problem: TierError | None = None
+        problem = self.gradients.close()
         self._inside = False
         for entry, _ in list(self._away.values()):
             storage = entry.alive()

@@ -48,9 +48,9 @@ class Surprises:
                 stacklevel=5,
             )
 
-    def part(self, part: int) -> None:
-        """A part of an optimizer's step has other states."""
-        self._warn(f"part {part} of the optimizer's step has other states than its plan expects")
+    def differs(self, what: str) -> None:
+        """Something, in words, is not what the plan expects."""
+        self._warn(what)
 
     def rebuilt(self, count: int) -> None:
         """So many storages were not rebuilt with the same bits, in a step that proves its recomputes."""

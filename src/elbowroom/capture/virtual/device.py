@@ -74,7 +74,7 @@ class VirtualDevice:
         self._stack = ExitStack()
         self._mode = VirtualMode(self.ledger, self.settings, SPECIALS, routing.ROUTES)
         self._roots: list[torch.nn.Module] = []
-        self._parts = PartsWatch(parts_min_bytes, self.ledger.part_begins, self._part_ends)
+        self._parts = PartsWatch(parts_min_bytes, lambda *_: self.ledger.part_begins(), self._part_ends)
         self._parts_min_bytes = parts_min_bytes or 0
 
     @property
