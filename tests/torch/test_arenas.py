@@ -60,11 +60,44 @@ def test_the_memory_of_a_plan_is_one_arena_of_its_size_and_no_power_of_two() -> 
     # then it is rounded up to 2 MiB, and the other memory is unlocked and gone
     assert list(driver.locked.values()) == [34 * MIB]
     assert arenas.pinned_bytes == 34 * MIB
-    # and it stays where something lies in it
-    slot = arenas.reserve(MIB)
+    # and it stays where more lies in it than there is room for in the memory of the next plan
+    slot = arenas.reserve(3 * MIB)
     arenas.fit(2 * MIB)
     assert arenas.size_bytes == 34 * MIB
     arenas.release(slot)
+
+
+def test_what_is_held_moves_to_the_memory_of_a_plan() -> None:
+    # given two arenas of 64 MiB and 1 MiB in each of them that stays, as states that are away do
+    driver = Driver()
+    arenas = driver.arenas(budget=200 * MIB, pinned=70 * MIB)
+    with pytest.warns(RuntimeWarning, match="not page-locked"):
+        taken = [arenas.reserve(32 * MIB) for _ in range(3)]
+    held = [arenas.reserve(MIB), arenas.reserve(MIB)]
+    for number, slot in enumerate(held):
+        slot.memory.fill_(number + 1)
+    for slot in taken:
+        arenas.release(slot)
+
+    # when a plan needs 35 MiB
+    arenas.fit(35 * MIB)
+
+    # then that is all there is, page-locked, as what was is not any more; 35 MiB are 36 in whole 2 MiB
+    assert list(driver.locked.values()) == [36 * MIB]
+    assert (arenas.size_bytes, arenas.pinned_bytes, arenas.held_bytes) == (36 * MIB, 36 * MIB, 2 * MIB)
+    for number, slot in enumerate(held):
+        assert slot.memory.eq(number + 1).all()
+        arenas.release(slot)
+    assert arenas.reserve(36 * MIB).memory.numel() == 36 * MIB
+
+
+def test_what_is_held_stays_where_there_is_no_room_for_both() -> None:
+    arenas = Driver().arenas(budget=100 * MIB)
+    held = arenas.reserve(MIB)
+    address = held.memory.data_ptr()
+    # 64 MiB are there; 62 more are above 100
+    arenas.fit(62 * MIB)
+    assert (arenas.size_bytes, held.memory.data_ptr()) == (GROWTH_BYTES, address)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,11 @@ class Arena:
         self.pinned = False
         self.drop: Callable[[], object] = _nothing
 
+    def unlock(self) -> None:
+        """Undo its page-lock; its bytes stay."""
+        self.drop()
+        self.pinned, self.drop = False, _nothing
+
     @property
     def size_bytes(self) -> int:
         """Of the mapping."""
@@ -58,6 +63,12 @@ class ArenaSlot(Slot):
         super().__init__(offset, size_bytes)
         self.arena = arena
         self.memory = arena.memory[offset : offset + size_bytes]
+
+    def move(self, arena: Arena, offset: int) -> None:
+        """Have its bytes in another place."""
+        memory = arena.memory[offset : offset + self.size_bytes]
+        memory.copy_(self.memory)
+        self.arena, self.offset, self.memory = arena, offset, memory
 
 
 @final
@@ -93,6 +104,7 @@ class Arenas:
         self.held_bytes = 0
         self._pin, self._unpin = pin, unpin
         self._arenas: list[Arena] = []
+        self._slots: set[ArenaSlot] = set()
         self._told = told or Told()
 
     @property
@@ -126,22 +138,50 @@ class Arenas:
             start = arena.ranges.take(size_bytes)
             if start is not None:
                 self.held_bytes += size_bytes
-                return ArenaSlot(arena, start, size_bytes)
+                slot = ArenaSlot(arena, start, size_bytes)
+                self._slots.add(slot)
+                return slot
         return None
 
     def release(self, slot: ArenaSlot) -> None:
         """Give room back."""
         slot.arena.ranges.give_back(slot.offset, slot.size_bytes)
         self.held_bytes -= slot.size_bytes
+        self._slots.discard(slot)
 
     def fit(self, size_bytes: int) -> None:
-        """Drop every arena and make one of this size, if no slot is handed out. No copy may be under way."""
+        """Drop every arena and make one of this size, what is held moved there. No copy may be under way.
+
+        Where the budget or the computer has no room for both beside each other, those with something in them stay.
+        """
         wanted = _round_up(size_bytes)
-        if self.held_bytes or [arena.size_bytes for arena in self._arenas] == [wanted]:
+        if [arena.size_bytes for arena in self._arenas] == [wanted]:
             return
-        self.drop()
-        if wanted and wanted <= self.budget_bytes:
-            self._add(wanted)
+        for arena in [each for each in self._arenas if each.ranges.unused]:
+            arena.drop()
+            self._arenas.remove(arena)
+        if wanted and wanted + self.size_bytes <= self.budget_bytes:
+            self._move_to(wanted)
+
+    def _move_to(self, size_bytes: int) -> None:
+        """Have one arena, with all that is held, if that has room in it."""
+        before, slots = self._arenas, sorted(self._slots, key=lambda slot: -slot.size_bytes)
+        if sum(whole_pages(slot.size_bytes) for slot in slots) > size_bytes:
+            return
+        for arena in before:
+            arena.unlock()
+        self._arenas = []
+        try:
+            self._add(size_bytes)
+        except TierFull:
+            self._arenas = before
+            if not slots:
+                raise
+            return
+        for slot in slots:
+            start = self._arenas[0].ranges.take(slot.size_bytes)
+            assert start is not None, "it is empty, and has room for all of them"
+            slot.move(self._arenas[0], start)
 
     def drop(self) -> None:
         """Give all arenas back to the system. No copy may be under way."""

@@ -162,10 +162,9 @@ class StreamedHostTier(LowerTier):
         return self.arenas.held_bytes
 
     def fit(self, held_bytes: Mapping[TierName, int]) -> None:
-        """Have memory of this size and no more, if nothing lies there now; blocks until all copies are done."""
-        if not self.arenas.held_bytes:
-            self.streams.finish()
-            self.arenas.fit(held_bytes.get("host", 0))
+        """Have memory of this size and no more, with what lies there now; blocks until all copies are done."""
+        self.streams.finish()
+        self.arenas.fit(held_bytes.get("host", 0))
 
     def close(self) -> None:
         self.streams.finish()

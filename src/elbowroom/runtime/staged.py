@@ -194,13 +194,12 @@ class StagedTier(BelowDevice):
     # Sizes and end
 
     def fit(self, held_bytes: Mapping[TierName, int]) -> None:
-        if self.held_bytes:
-            return
         self.streams.finish()
         self._staging.settle()
         host, disk = held_bytes.get("host", 0), held_bytes.get("disk", 0)
         self._divide(max(0, min(disk or STAGING_BYTES, self.budget_bytes - host)))
-        self.host.arenas.drop()
+        if not self.host.arenas.held_bytes:
+            self.host.arenas.drop()
         self._staging.fit(self._staging.arenas.budget_bytes if disk else 0)
         self.host.fit(held_bytes)
 
