@@ -2,15 +2,17 @@
 
 Micro-batches, modules, in-place ops, random ops, ops that may not run again, workspaces with algorithms to choose
 from, temporaries, storages saved twice or never idle or never read, parameters and inputs among the saved ones,
-gradients that live for a step or for good, optimizer states, steps before the last one.
+gradients that live for a step or for good, optimizer states, steps before the last one; steps of optimizers in parts,
+with accumulations of gradients that may move or without.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from elbowroom.trace import Choice, Save, Trace
+from elbowroom.trace import Choice, Part, Save, Trace
 from tests.core.build import Build
 
 NAMES = ("forward",) * 6 + ("aten.native_dropout", "aten.native_batch_norm", "aten.cumsum", "c10d.all_reduce")
@@ -30,6 +32,18 @@ class _Net:
     states: list[int] = field(default_factory=list[int])
     choices: dict[int, Choice] = field(default_factory=dict[int, Choice])
     modules: dict[int, str] = field(default_factory=dict[int, str])
+    in_parts: bool = False
+    accumulates: bool = False
+    parts: list[Part] = field(default_factory=list[Part])
+
+    def part(self, first_op: int, storages: Sequence[int]) -> None:
+        """A part ends here."""
+        self.parts.append(Part(first_op=first_op, end_op=self.build.position, storages=tuple(storages)))
+
+    def written(self, gradient: int, first_op: int) -> None:
+        """A gradient is written from an op to here."""
+        if self.accumulates:
+            self.part(first_op, (gradient,))
 
     def size(self, most: int = 60) -> int:
         return self.random.randint(1, most) * self.unit
@@ -50,6 +64,8 @@ def random_trace(random: Random, *, layers: int = 7, unit: int = 1) -> Trace:
         net.gradients = [net.build.storage(net.size(20), "gradient") for _ in net.parameters]
     if net.likely(60):
         net.states = [net.build.storage(net.size(50), "optimizer_state") for _ in range(random.randint(1, 3))]
+    net.in_parts = net.likely(50)
+    net.accumulates = net.in_parts and net.likely(60)
     if net.likely(20):
         net.build.op("warm up", net.ns(), temporary=net.size())
     earlier = random.choice((0, 0, 1, 2))
@@ -64,10 +80,13 @@ def _step(net: _Net, layers: int, *, gradients_stay: bool) -> None:
         _backward(net, saved, live)
     net.build.phase = "optimizer"
     for k, parameter in enumerate(net.parameters):
+        begin = net.build.position
         used = (parameter, *net.gradients[k : k + 1], *net.states[k : k + 1])
         net.build.op("optimizer", net.ns(), reads=used, writes=(parameter, *net.states[k : k + 1]))
         if net.likely(30):
             net.build.op("optimizer", net.ns(), temporary=net.size())
+        if net.in_parts:
+            net.part(begin, net.states[k : k + 1])
     if not gradients_stay:
         for gradient in net.gradients:
             net.build.free(gradient)
@@ -147,8 +166,11 @@ def _backward(net: _Net, saved: list[int], live: list[int]) -> None:
             gradient = random.choice(net.gradients) if net.gradients else None
             writes = () if gradient is None or net.likely(50) else (gradient,)
             build.op("backward", net.ns(), temporary=random.choice((0, 0, net.size())), reads=(storage,), writes=writes)
+            if gradient is not None and writes:
+                net.written(gradient, build.position - 1)
             if making and len(net.gradients) < len(net.parameters) and net.likely(50):
                 net.gradients.append(build.op("backward", net.ns(), make=net.size(20), category="gradient"))
+                net.written(net.gradients[-1], build.position)
         if storage in live and net.likely(85):
             build.free(storage)
             live.remove(storage)
@@ -170,4 +192,4 @@ def _finished(net: _Net) -> Trace:
         )
         ops[at] = replace(ops[at], choices=(here, other), flops=1)
     saves = sorted((*trace.saves, *net.again), key=lambda save: save.saved_at)
-    return replace(trace, ops=tuple(ops), saves=tuple(saves))
+    return replace(trace, ops=tuple(ops), saves=tuple(saves), parts=tuple(net.parts))
