@@ -62,17 +62,22 @@ def test_the_allocator_holds_what_the_simulation_says_and_no_more_than_the_budge
     for run in found["runs"]:
         if "least_feasible_bytes" in run:
             assert run["least_feasible_bytes"] > run["share"] * found["plain"]["reserved"]
-            continue
-        last, simulated = run["steps"][-1], run["simulated"]
-        for kind in ("allocated", "reserved"):
-            allowed = 0.01 * simulated[kind] + MIB  # 1 % + 1 MiB
-            assert abs(last[kind] - simulated[kind]) <= allowed, f"{kind}: {last[kind]}, simulated {simulated[kind]}"
-        assert last["reserved"] <= run["budget_bytes"]
-        assert run["plan"]["swaps"] > 0
-        assert [figures["mismatches"] for figures in run["figures"]] == [0] * 6
-        assert run["plan"]["states"] or last["held"] == 0
-        assert run["after"]["host"] == 0, "all host memory is given back"
+            assert "plan" in run["at_least"], "the least that is named can be met"
+        else:
+            assert run["plan"]["swaps"] > 0
+        assert_as_simulated(run.get("at_least", run))
     assert any("plan" in run for run in found["runs"]), "one of the budgets can be met"
+
+
+def assert_as_simulated(run: dict[str, Any]) -> None:
+    last, simulated = run["steps"][-1], run["simulated"]
+    for kind in ("allocated", "reserved"):
+        allowed = 0.01 * simulated[kind] + MIB  # 1 % + 1 MiB
+        assert abs(last[kind] - simulated[kind]) <= allowed, f"{kind}: {last[kind]}, simulated {simulated[kind]}"
+    assert last["reserved"] <= run["budget_bytes"]
+    assert [figures["mismatches"] for figures in run["figures"]] == [0] * len(run["figures"])
+    assert run["plan"]["states"] or last["held"] == 0
+    assert run["after"]["host"] == 0, "all host memory is given back"
 
 
 @pytest.mark.timeout(0)

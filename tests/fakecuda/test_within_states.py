@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.fakecuda.test_within_peaks import MIB, on_the_rig, rig
+from tests.fakecuda.test_within_peaks import MIB, assert_as_simulated, on_the_rig, rig
 
 __all__ = ["rig"]
 
 STATES = {"allow": ["swap", "state"]}
 STEPS = 50
 SETTLED = 5
-
-
-def assert_as_simulated(run: dict[str, Any]) -> None:
-    last, simulated = run["steps"][-1], run["simulated"]
-    for kind in ("allocated", "reserved"):
-        allowed = 0.01 * simulated[kind] + MIB  # 1 % + 1 MiB
-        assert abs(last[kind] - simulated[kind]) <= allowed, f"{kind}: {last[kind]}, simulated {simulated[kind]}"
-    assert last["reserved"] <= run["budget_bytes"]
-    assert run["plan"]["states"] > 0
-    assert [figures["mismatches"] for figures in run["figures"]] == [0] * len(run["figures"])
-    assert run["after"]["host"] == 0, "all host memory is given back"
 
 
 @pytest.mark.timeout(0)
@@ -43,6 +31,7 @@ def test_budgets_that_saves_cannot_meet_are_met_as_simulated(rig: Path, model: s
     assert len(found["runs"]) == len(shares)
     for run in found["runs"]:
         assert_as_simulated(run)
+        assert run["plan"]["states"] > 0
 
 
 @pytest.mark.timeout(0)
@@ -52,6 +41,7 @@ def test_nothing_grows_over_fifty_steps(rig: Path) -> None:
     # then
     (run,) = found["runs"]
     assert_as_simulated(run)
+    assert run["plan"]["states"] > 0
     settled = run["steps"][SETTLED:]
     for kind in ("allocated", "reserved", "pinned", "host", "held"):
         assert len({step[kind] for step in settled}) == 1, f"{kind}: {[step[kind] for step in settled]}"

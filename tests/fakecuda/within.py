@@ -10,6 +10,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -96,16 +97,30 @@ def main() -> None:
     torch.cuda.empty_cache()
     found: Figures = {"plain": {"allocated": allocated, "reserved": reserved}, "runs": []}
     for share in spec["shares"]:
-        torch.manual_seed(0)
-        step = made()
-        budget = f"device={int(share * reserved)}" + spec.get("below", "")
-        try:
-            found["runs"].append({"share": share, **within(step, budget, spec["steps"], **spec.get("options", {}))})
-        except er.Infeasible as problem:
-            found["runs"].append({"share": share, "least_feasible_bytes": problem.least_feasible_bytes})
+        run = tried(spec, int(share * reserved))
+        if "least_feasible_bytes" in run:
+            run["at_least"] = tried(spec, run["least_feasible_bytes"])
+        found["runs"].append({"share": share, **run})
+    print("@@" + json.dumps(found))
+
+
+@cache
+def _tried(model: str, budget: str, steps: int, options: str) -> Figures:
+    torch.manual_seed(0)
+    step = MODELS[model]()
+    try:
+        return within(step, budget, steps, **json.loads(options))
+    except er.Infeasible as problem:
+        return {"least_feasible_bytes": problem.least_feasible_bytes}
+    finally:
         del step
         torch.cuda.empty_cache()
-    print("@@" + json.dumps(found))
+
+
+def tried(spec: Figures, device_bytes: int) -> Figures:
+    """A run within a budget, or the least budget where it is refused; the same budget is run once."""
+    budget = f"device={device_bytes}" + spec.get("below", "")
+    return {**_tried(spec["model"], budget, spec["steps"], json.dumps(spec.get("options", {})))}
 
 
 if __name__ == "__main__":
