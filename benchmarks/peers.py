@@ -1,0 +1,225 @@
+"""Memory beside that of peers, on the rig: `python -m benchmarks.peers --rig FOLDER`.
+
+Two trainings of the table of peers that were seen on the rig: plain, under each peer that runs there, and within what
+the best of them reserves and 25 % less. Each is a process of its own; the peaks are those of one step after some,
+"pinned" is page-locked memory of the host, "moved" what a step copies to it. The rig (tools/rig) is the real CUDA build
+of PyTorch without a GPU: memory is true there, times are not, so none are told. The 3D U-Net needs MONAI: `--packages`
+names a folder that holds it. `--table` writes docs/benchmarks.md anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import RESULTS, ROOT, commit, newest_results, write_result
+from benchmarks.table import replace_between
+
+CASE = "peers"
+CASES = {
+    "resnet50": "ResNet-50 batch 64, SGD momentum, fp32",
+    "unet3d": "MONAI UNet (32 to 320 channels, 2 residual units), 160^3, 2 classes, AdamW, fp32",
+}
+PEERS = {
+    "resnet50": ("save_on_cpu", "checkpoint on blocks", "OffloadActivations of TRL"),
+    "unet3d": ("save_on_cpu", "OffloadActivations of TRL"),
+}
+"""Checkpoints on blocks have no list of blocks to be put around in MONAI's net, which nests them."""
+STEPS = 6
+"""Steps of each training; the last one's peaks are told."""
+LESS = 0.75
+PAGE = ROOT / "docs" / "benchmarks.md"
+START = "<!-- peers: made by python -m benchmarks.peers --table, do not edit -->"
+END = "<!-- peers end -->"
+MIB = 2**20
+Result = dict[str, Any]
+
+
+def on_the_rig(rig: Path, packages: Path | None, case: str, method: str, budget_bytes: int = 0) -> Result:
+    """What a process on the rig says of one training."""
+    path = [str(ROOT / "src"), str(ROOT), *([str(packages)] if packages else [])]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path),
+        "FAKECUDA_CAPACITY": str(40 << 30),
+        "FAKECUDA_CC": "90",
+        "FAKECUDA_BACKING": "0",
+        "FAKECUDNN_WORKSPACE": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [str(rig / "fake_torch.sh"), "-m", "benchmarks.peers", "--child", case, method, str(budget_bytes)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    if "@@" not in done.stdout:
+        raise RuntimeError(f"{case}, {method} failed on the rig:\n{done.stderr[-4000:]}")
+    return {"method": method, "commit": commit(), **json.loads(done.stdout.partition("@@")[2])}
+
+
+def all_of(rig: Path, packages: Path | None, case: str) -> Iterator[Result]:
+    """Plain and the peers; then what the best of them reserves, and less, each met by elbowroom or refused."""
+    best_bytes = 0
+    for method in ("plain", *PEERS[case]):
+        found = on_the_rig(rig, packages, case, method)
+        yield found
+        if "reserved" in found:
+            best_bytes = min(best_bytes or found["reserved"], found["reserved"])
+    for budget_bytes in (best_bytes, int(LESS * best_bytes)):
+        found = on_the_rig(rig, packages, case, "within", budget_bytes)
+        yield found
+        if "least_feasible_bytes" in found:
+            yield on_the_rig(rig, packages, case, "within", found["least_feasible_bytes"])
+
+
+# On the rig
+
+
+def child(case: str, method: str, budget_bytes: int) -> Result:
+    """The peaks of one training."""
+    import torch
+
+    from benchmarks.gpu_peers import Absent, around_steps, trained
+    from tests.fakecuda.within import trust
+
+    trust()
+    torch.manual_seed(0)
+    if method == "within":
+        return _within(_made(case)[0], budget_bytes)
+    step, model = trained("resnet50", {"batch": 64}) if case == "resnet50" else _made(case)
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    try:
+        around = nullcontext if method == "plain" else around_steps(method, model)
+    except Absent as problem:
+        return {"not_run": str(problem)}
+    moved_bytes = 0
+    for _ in range(STEPS):
+        torch.cuda.reset_peak_memory_stats()
+        with around() as context:
+            counted = _counted(context)
+            step()
+        moved_bytes = sum(counted)
+    return {**_peaks(), "pinned": torch.cuda.host_memory_stats()["allocated_bytes.current"], "moved": moved_bytes}
+
+
+def _counted(context: Any) -> list[int]:
+    """Bytes of each tensor that save_on_cpu packs from now on."""
+    found: list[int] = []
+    pack = getattr(context, "pack_hook", None)
+    if pack is not None:
+
+        def counting(tensor: Any) -> Any:
+            found.append(tensor.numel() * tensor.element_size())
+            return pack(tensor)
+
+        context.pack_hook = counting
+    return found
+
+
+def _peaks() -> Result:
+    import torch
+
+    return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+
+
+def _within(step: Callable[[], Any], budget_bytes: int) -> Result:
+    import elbowroom as er
+    from tests.fakecuda.within import within
+
+    try:
+        run = within(step, budget_bytes, STEPS)
+    except er.Infeasible as problem:
+        return {"budget": budget_bytes, "least_feasible_bytes": problem.least_feasible_bytes, "why": str(problem)}
+    last = run["steps"][-1]
+    peaks = {kind: last[kind] for kind in ("allocated", "reserved", "pinned")}
+    return {"budget": budget_bytes, **peaks, "simulated": run["simulated"], "moved": run["figures"][-1]["out"]}
+
+
+def _made(case: str) -> tuple[Callable[[], Any], Any]:
+    """The step and the model of a case."""
+    import torch
+    from torch.nn import functional
+
+    from benchmarks.planning.models import setup_of
+
+    if case == "resnet50":
+        return setup_of("resnet50", batch=64)(), None
+    from monai.networks.nets import UNet
+
+    model = UNet(3, 1, 2, (32, 64, 128, 256, 320), (2, 2, 2, 2), num_res_units=2).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    volume = torch.zeros(1, 1, 160, 160, 160, device="cuda")
+    labels = torch.zeros(1, 160, 160, 160, dtype=torch.long, device="cuda")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(volume), labels).backward()
+        optimizer.step()
+
+    return step, model
+
+
+# The table
+
+
+def rows(cases: dict[str, list[Result]]) -> Iterator[str]:
+    """Of the table."""
+    yield "| case | way | allocated | reserved | pinned | moved a step |"
+    yield "|---|---|---|---|---|---|"
+    for name, runs in cases.items():
+        for run in runs:
+            case = CASES[name] if run is runs[0] else ""
+            way = f"within {_mib(run['budget'])}" if run["method"] == "within" else run["method"]
+            if "reserved" in run:
+                moved = "" if run["method"] not in ("within", "save_on_cpu") else _mib(run["moved"])
+                figures = [*(_mib(run[kind]) for kind in ("allocated", "reserved", "pinned")), moved]
+                yield f"| {case} | {way} | {' | '.join(figures)} |"
+            elif "least_feasible_bytes" in run:
+                yield f"| {case} | {way} | refused: {_mib(run['least_feasible_bytes'])} is the least | | | |"
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / MIB:.0f}"
+
+
+def table(result: Result) -> str:
+    commits = ", ".join(sorted({run["commit"] for runs in result["cases"].values() for run in runs}))
+    text = f"MiB; torch 2.11 on the rig as compute capability 9.0, no GPU; commit {commits}, {result['date']}."
+    return "\n".join([text, "", *rows(result["cases"])])
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all by default")
+    options.add_argument("--rig", type=Path, default=os.environ.get("ELBOWROOM_RIG"), help="folder of the rig")
+    options.add_argument("--packages", type=Path, help="folder that holds the package monai, and trl if it is to run")
+    options.add_argument("--table", action="store_true", help="only write the page, from the newest result")
+    options.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.child:
+        case, method, budget = given.cases
+        print("@@" + json.dumps(child(case, method, int(budget))))
+        return
+    newest = newest_results(RESULTS).get(CASE, {"cases": {}})
+    if not given.table:
+        if given.rig is None:
+            options.error("--rig, or ELBOWROOM_RIG, names the folder of the rig")
+        today = f"{datetime.date.today()}"
+        for case in given.cases or CASES:
+            newest["cases"][case] = []
+            for run in all_of(given.rig, given.packages, case):
+                print(case, json.dumps(run), file=sys.stderr, flush=True)
+                newest["cases"][case].append(run)
+                path = RESULTS / f"{CASE}_rig_{today.replace('-', '')}.json"
+                write_result(path, {"case": CASE, "date": today, "cases": newest["cases"]})
+    page = PAGE.read_text("utf-8")
+    PAGE.write_text(replace_between(page, START, END, table(newest_results(RESULTS)[CASE])), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
