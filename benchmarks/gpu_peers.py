@@ -1,4 +1,4 @@
-"""What training on a GPU is compared with, and how far each gets: the peers of benchmarks.gpu, run in its children.
+"""What training on a GPU is compared with, and how far each gets: the peers of benchmarks.gpu, run in its parts.
 
 A peer is a context around each step, made once from the model; `Absent` says why one cannot run here.
 """

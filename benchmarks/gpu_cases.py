@@ -1,0 +1,241 @@
+"""The parts of benchmarks.gpu, each run in a process of its own: `python -m benchmarks.gpu_cases PART ARGUMENTS`.
+
+What is found is told at once, as a line with its place in the report: whoever ends this process keeps it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+import elbowroom as er
+from benchmarks.gpu import MORE_MODELS, ROOT, Report
+from benchmarks.gpu_direct import direct
+from benchmarks.gpu_peers import PEERS, Absent, around_steps, largest, trained
+from benchmarks.planning.models import setup_of
+from benchmarks.results import commit
+from tests.fakecuda.within import plain, within
+from tests.fakecuda.within_models import MODELS
+
+STEPS = 5
+"""Timed steps of each method, after those that elbowroom needs to observe and plan."""
+WARM = 4
+TESTS_S = 100
+NO_GPU = {"not_run": "not measured: this is no GPU"}
+Around = Callable[[], AbstractContextManager[object]]
+
+
+def tell(place: list[str], found: Report) -> None:
+    print("@@" + json.dumps([place, found]), flush=True)
+
+
+def is_gpu() -> bool:
+    """Whether kernels do anything here."""
+    return torch.cuda.is_available() and "fake" not in torch.cuda.get_device_name().lower()
+
+
+def facts() -> None:
+    """The machine and the versions."""
+    if not torch.cuda.is_available():
+        tell(["machine"], {"gpu": "none", "is_gpu": False})
+        return
+    import numpy
+
+    properties = torch.cuda.get_device_properties(0)
+    versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": sys.version.split()[0]}
+    found = {"gpu": properties.name, "is_gpu": is_gpu(), "total_bytes": properties.total_memory}
+    tell(["machine"], {**found, "versions": {**versions, "commit": commit()}})
+
+
+def tests() -> None:
+    """What `pytest -m gpu` says."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TESTS_S, check=False)
+    except subprocess.TimeoutExpired as cut:
+        said = (cut.stdout or b"").decode("utf-8", "replace")
+        tell(["tests"], {"exit_code": None, "tail": f"{said[-1500:]}\nended after {TESTS_S} s"})
+    else:
+        tell(["tests"], {"exit_code": done.returncode, "tail": (done.stdout + done.stderr)[-1500:]})
+
+
+def link() -> None:
+    """Rates of copies from and to page-locked memory."""
+    from elbowroom.capture.link_probe import measure_link
+
+    tell(["link"], measure_link()._asdict() if is_gpu() else NO_GPU)
+
+
+def past_the_host() -> None:
+    """Rates of the way to the disk past the host."""
+    tell(["direct"], direct() if is_gpu() else NO_GPU)
+
+
+def memory(*names: str) -> None:
+    """Peaks at 75 % of what plain training reserves, as the allocator and the driver say, beside the simulation."""
+    for name in names:
+        make = MODELS[name] if name in MODELS else setup_of(name, **MORE_MODELS[name])
+        try:
+            found = _memory_of(make)
+        except Exception as problem:  # noqa: BLE001 - it is what is reported
+            found = {"not_run": f"{type(problem).__name__}: {problem}"[:300]}
+        tell(["memory", name], {"measured": is_gpu(), **found})
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _memory_of(make: Callable[[], Callable[[], Any]]) -> Report:
+    kept = plain(make())
+    gc.collect()
+    torch.cuda.empty_cache()
+    before_bytes, nvml_before_bytes = used_bytes() - torch.cuda.memory_reserved(), nvml_used_bytes()
+    run, refused_bytes = _within_or_least(make, int(0.75 * kept[1]))
+    last, nvml_after_bytes = run["steps"][-1], nvml_used_bytes()
+    return {
+        "plain_reserved_bytes": kept[1],
+        "budget_bytes": run["budget_bytes"],
+        **refused_bytes,
+        "simulated": run["simulated"],
+        "allocator": {"allocated": last["allocated"], "reserved": last["reserved"]},
+        "driver_bytes": used_bytes() - before_bytes,
+        "nvml_bytes": None if None in (nvml_before_bytes, nvml_after_bytes) else nvml_after_bytes - nvml_before_bytes,  # pyright: ignore[reportOptionalOperand]
+        "pinned_bytes": last["pinned"],
+    }
+
+
+def _within_or_least(make: Callable[[], Callable[[], Any]], budget_bytes: int) -> tuple[Report, Report]:
+    """A run within a budget, or within the least one that is named where that is refused; and what was."""
+    try:
+        return within(make(), budget_bytes, 6), {}
+    except er.Infeasible as problem:
+        least_bytes = problem.least_feasible_bytes
+    gc.collect()
+    torch.cuda.empty_cache()
+    return within(make(), least_bytes, 6), {"refused_bytes": budget_bytes}
+
+
+def used_bytes() -> int:
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    return total_bytes - free_bytes
+
+
+def steps(name: str, settings: str, plain_bytes: str, *methods: str) -> None:
+    """Step times and peaks of some methods on one case, in turn."""
+    plain_reserved = int(plain_bytes)
+    for method in methods:
+        try:
+            found = _method(name, method, json.loads(settings), plain_reserved)
+        except Exception as problem:  # noqa: BLE001 - it is what is reported
+            found = {"not_run": f"{type(problem).__name__}: {problem}"[:600]}
+        plain_reserved = found.get("reserved_bytes", 0) if method == "plain" else plain_reserved
+        tell(["steps", name, method], {"measured": is_gpu(), **found})
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _method(name: str, method: str, settings: Report, plain_bytes: int) -> Report:
+    if method.startswith("within "):
+        if not plain_bytes:
+            return {"not_run": "plain training did not run"}
+        return _timed_within(name, settings, plain_bytes * int(method.removeprefix("within ").removesuffix("%")) // 100)
+    step, model = trained(name, settings)
+    if method not in PEERS:
+        return timed(step)
+    try:
+        return timed(step, around_steps(method, model))
+    except Absent as problem:
+        return {"not_run": str(problem)}
+
+
+def _timed_within(name: str, settings: Report, budget_bytes: int) -> Report:
+    """Within a budget; within the least one where that is refused."""
+    try:
+        return _timed_room(name, settings, budget_bytes)
+    except er.Infeasible as problem:
+        least_bytes = problem.least_feasible_bytes
+    gc.collect()
+    torch.cuda.empty_cache()
+    return {**_timed_room(name, settings, least_bytes), "refused_bytes": budget_bytes}
+
+
+def _timed_room(name: str, settings: Report, budget_bytes: int) -> Report:
+    step = setup_of(name, **settings)()
+    with er.within(budget_bytes) as room:
+        found = timed(step)
+        line, pinned_bytes = room.simulated, room.pinned_bytes
+    assert line is not None
+    return {
+        **found,
+        "budget_bytes": budget_bytes,
+        **({"simulated_step_ns": line.step_ns} if is_gpu() else {}),
+        "simulated_reserved_bytes": line.peak_reserved_bytes,
+        "swapped_out_bytes": room.steps[-1].swapped_out_bytes,
+        "pinned_bytes": pinned_bytes,
+    }
+
+
+def timed(step: Callable[[], object], around: Around = nullcontext) -> Report:
+    """Steps after the warm ones, each in a context: the peaks, and where kernels do anything the median time."""
+    for _ in range(WARM):
+        with around():
+            step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    took_ns: list[int] = []
+    for _ in range(STEPS):
+        start_ns = time.perf_counter_ns()
+        with around():
+            step()
+        torch.cuda.synchronize()
+        took_ns.append(time.perf_counter_ns() - start_ns)
+    peaks = {
+        "allocated_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "steps": STEPS,
+    }
+    times = {"step_ns": int(statistics.median(took_ns)), "step_least_ns": min(took_ns)}
+    return {**peaks, **times} if is_gpu() else peaks
+
+
+def searched(name: str, within_or_plain: str, settings: str, limit_bytes: str) -> None:
+    """The largest batch or resolution: see benchmarks.gpu_peers."""
+    found = largest(name, within_or_plain, settings, limit_bytes)
+    tell(["largest", name, within_or_plain], {"measured": is_gpu(), **found})
+
+
+def nvml_used_bytes() -> int | None:
+    """What the driver's own library says is in use on the first device, by all processes; None where it is silent."""
+
+    class Memory(ctypes.Structure):
+        _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+    try:
+        library, handle, memory = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), Memory()
+        asked = (
+            library.nvmlInit_v2(),
+            library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)),
+            library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)),
+        )
+    except (OSError, AttributeError):
+        return None
+    return None if any(asked) else int(memory.used)
+
+
+PARTS: dict[str, Callable[..., None]] = {
+    "facts": facts, "tests": tests, "link": link, "direct": past_the_host,
+    "memory": memory, "steps": steps, "largest": searched,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    PARTS[sys.argv[1]](*sys.argv[2:])
