@@ -112,7 +112,7 @@ def unpacked(wheels: Path, folder: Path) -> None:
 
 
 def environment_with(folder: Path) -> dict[str, str]:
-    """Of the processes of all parts. What this Python has itself comes before the wheels."""
+    """Of the processes of all parts: the wheels come before what this Python has itself."""
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"), str(folder))))
     return {**os.environ, "PYTHONPATH": path, "KINETO_LOG_LEVEL": "5"}
 
@@ -201,12 +201,19 @@ def memory_models() -> list[str]:
     return [*ALL, *MORE_MODELS]
 
 
-def run(part: Part, limit_s: float, environment: Mapping[str, str]) -> Iterator[Told]:
+CASES = (sys.executable, "-m", "benchmarks.gpu_cases")
+
+
+def run(part: Part, limit_s: float, environment: Mapping[str, str], command: Sequence[str] = CASES) -> Iterator[Told]:
     """What the process of a part tells until it ends, or is ended; last, with no place, why it tells no more."""
-    command = [sys.executable, "-m", "benchmarks.gpu_cases", *part.arguments]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=dict(environment), stdout=out, stderr=errors, start_new_session=True
+            [*command, *part.arguments],
+            cwd=ROOT,
+            env=dict(environment),
+            stdout=out,
+            stderr=errors,
+            start_new_session=True,
         )
         try:
             process.wait(limit_s)

@@ -39,7 +39,10 @@ def around_steps(peer: str, model: nn.Module) -> Callable[[], AbstractContextMan
     if peer == "save_on_cpu":
         return partial(torch.autograd.graph.save_on_cpu, pin_memory=True)
     if peer == "checkpoint on blocks":
-        for block in blocks_of(model):
+        blocks = list(blocks_of(model))
+        if not blocks:
+            raise Absent(f"{type(model).__name__} has no list of blocks")
+        for block in blocks:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     elif peer == "OffloadActivations of TRL":
         try:
@@ -70,15 +73,22 @@ def _modules() -> list[nn.Module]:
 
 
 def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
-    """The blocks that a user would put checkpoints around: the outermost members of lists, where they have members."""
+    """The blocks that a user would put checkpoints around: the members of lists, and of the lists in these."""
     for child in model.children():
-        if isinstance(child, nn.ModuleList | nn.Sequential):
-            members = [each for each in child if any(True for _ in each.children())]
-            yield from (inner for each in members for inner in (blocks_of(each) if _is_list(each) else (each,)))
+        if _holds_blocks(child):
+            yield from _blocks_in(child)
 
 
-def _is_list(module: nn.Module) -> bool:
-    """Whether a list has lists or blocks inside, and not just layers."""
+def _blocks_in(blocks: nn.Module) -> Iterator[nn.Module]:
+    for each in blocks.children():
+        if _holds_blocks(each):
+            yield from _blocks_in(each)
+        elif any(True for _ in each.children()):
+            yield each
+
+
+def _holds_blocks(module: nn.Module) -> bool:
+    """Whether a module is a list of more than layers."""
     return isinstance(module, nn.ModuleList | nn.Sequential) and any(any(True for _ in m.children()) for m in module)
 
 

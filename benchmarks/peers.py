@@ -30,9 +30,8 @@ CASES = {
 }
 PEERS = {
     "resnet50": ("save_on_cpu", "checkpoint on blocks", "OffloadActivations of TRL"),
-    "unet3d": ("save_on_cpu", "OffloadActivations of TRL"),
+    "unet3d": ("save_on_cpu", "checkpoint on blocks", "OffloadActivations of TRL"),
 }
-"""Checkpoints on blocks have no list of blocks to be put around in MONAI's net, which nests them."""
 STEPS = 6
 """Steps of each training; the last one's peaks are told."""
 LESS = 0.75
