@@ -5,12 +5,16 @@
 # make test-zoo   ten minutes more: models of MONAI and transformers under elbowroom; ZOO=zoo,timm adds those of timm
 # make demo    a 3D U-Net that does not fit in memory, trained inside a hard limit
 # make bench   the benchmark cases; results go to benchmarks/results
+# make gpu     all that is to be measured on a GPU, under nine minutes: python -m benchmarks.gpu with the Python in PYTHON,
+#              which has CUDA's build of torch, and the wheels in WHEELS
+# make gpu-wheels   fetches into WHEELS what that Python may lack, where there is a network; GPU_PYTHON is its version
 # make clean   removes .venv and what the above left behind
 #
 # PYTHON            the interpreter to build the environment with (3.11 or newer)
 # TORCH_CONSTRAINT  a pip constraints file; with a GPU, point it at one that names your CUDA build, or leave it empty
 # PIP_ARGS          further arguments of pip install, for example the index that has your build of torch
 # FUZZ_ARGS         arguments of the fuzz: --cases, --seed of the first, --seconds to stop after
+# WHEELS            folder of wheels for make gpu
 # ZOO               extras of the packages whose models make test-zoo trains
 # PYTEST_ARGS       further arguments of pytest; by default as many processes as there are cores, up to 4
 
@@ -20,11 +24,15 @@ PIP_ARGS ?=
 FUZZ_ARGS ?= --cases 2000
 PYTEST_ARGS ?= -n auto --maxprocesses 4
 ZOO ?= zoo
+WHEELS ?= wheels
+GPU_PYTHON ?= 3.12
+GPU_PACKAGES := 'highspy>=1.15,<1.16' 'rich>=13.7' markdown-it-py mdurl pygments 'pytest>=8.3' iniconfig packaging pluggy \
+	'pytest-timeout>=2.3' 'hypothesis>=6.100' sortedcontainers
 
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: venv test test-databases test-zoo fuzz check demo bench clean
+.PHONY: venv test test-databases test-zoo fuzz check demo bench gpu gpu-wheels clean
 .DEFAULT_GOAL := venv
 
 venv: $(STAMP)
@@ -59,6 +67,13 @@ demo: venv
 
 bench: venv
 	$(BIN)/python -m benchmarks.run
+
+gpu-wheels:
+	$(PYTHON) -m pip download $(PIP_ARGS) --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) \
+		--platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --dest $(WHEELS) $(GPU_PACKAGES)
+
+gpu:
+	$(PYTHON) -m benchmarks.gpu $(if $(wildcard $(WHEELS)/*.whl),--wheels $(WHEELS))
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist elbowroom-demo

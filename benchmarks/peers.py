@@ -99,15 +99,16 @@ def child(case: str, method: str, budget_bytes: int) -> Result:
     moved_bytes = 0
     for _ in range(STEPS):
         torch.cuda.reset_peak_memory_stats()
-        with around() as context:
-            counted = _counted(context)
+        context = around()
+        counted = _counted(context)
+        with context:
             step()
         moved_bytes = sum(counted)
     return {**_peaks(), "pinned": torch.cuda.host_memory_stats()["allocated_bytes.current"], "moved": moved_bytes}
 
 
 def _counted(context: Any) -> list[int]:
-    """Bytes of each tensor that save_on_cpu packs from now on."""
+    """Bytes of each tensor that save_on_cpu packs once it is entered."""
     found: list[int] = []
     pack = getattr(context, "pack_hook", None)
     if pack is not None:
