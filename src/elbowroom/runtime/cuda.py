@@ -99,6 +99,10 @@ def tiers_below(
     )
 
 
+OF_MATRICES = (torch.nn.Linear, torch.nn.Bilinear, torch.nn.Embedding, torch.nn.RNNBase, torch.nn.MultiheadAttention)
+"""Modules of models that multiply matrices: embeddings are, as what comes after them does."""
+
+
 @final
 class CudaResidence(Residence):
     """The allocator keeps what is freed; all of it goes back to the driver where a plan begins.
@@ -106,13 +110,16 @@ class CudaResidence(Residence):
     Note: [Segments of their own]
     What is made in the middle of a step and stays lies in a segment of the step's large storages, which then fits none
     of them any more: one of 196 MiB in ResNet-50 at batch 64 held the 32 MiB that cuBLAS works in. So a product of
-    matrices comes before the first step, and states that are away where a plan begins come back to an empty cache.
+    matrices comes before the first step of a model that has layers for them (nets of convolutions alone never take that
+    memory), and states that are away where a plan begins come back to an empty cache.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def training_begins(self) -> None:
+    def training_begins(self, root: torch.nn.Module | None) -> None:
+        if root is None or not any(isinstance(module, OF_MATRICES) for module in root.modules()):
+            return
         with torch.no_grad(), torch.autocast("cuda", enabled=False):
             small = torch.zeros(8, 8, device=self._device)
             torch.mm(small, small)

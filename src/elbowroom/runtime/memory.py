@@ -21,6 +21,8 @@ import resource
 from abc import ABC, abstractmethod
 from typing import NamedTuple, final
 
+import torch
+
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 LOW_BYTES = 1 << 20
@@ -99,8 +101,8 @@ class Residence(ABC):
     def so_far(self, budget_bytes: int) -> SoFar:
         """What the device has been asked for. Costs some microseconds."""
 
-    def training_begins(self) -> None:  # noqa: B027
-        """The first step that is observed is about to begin."""
+    def training_begins(self, root: torch.nn.Module | None) -> None:  # noqa: B027
+        """The first step that is observed is about to begin, with a call of this module."""
 
     def plan_begins(self) -> None:  # noqa: B027
         """The steps from here on hold other storages than those before."""

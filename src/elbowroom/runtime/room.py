@@ -165,7 +165,7 @@ class Room(Records, Director, Conductor):
             self._mode = "observe"
             self._moving(True)
             if not self._steps_ended:
-                self._executor.residence.training_begins()
+                self._executor.residence.training_begins(root)
             self._recorder = None if self._recomputes.records_calls else self._observing.record(root)
         else:
             self._mode = "plan" if known.moves else "keep"
