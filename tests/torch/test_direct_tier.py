@@ -341,7 +341,8 @@ def test_a_file_system_without_direct_io_is_not_tried(tmp_path: Path, monkeypatc
         assert open_direct(str(tmp_path), 1 << 20, torch.device("cpu")) is None
 
 
-def test_ram_has_no_way_past_the_host() -> None:
-    refused = pytest.raises(UsageError, match="given gds=True and RAM as the device; allowed is a CUDA device")
-    with refused, er.within("1GiB", gds=True, device="cpu"):
+@pytest.mark.parametrize(("knob", "given", "said"), [("gds", True, "True"), ("managed", "1GiB", "1073741824")])
+def test_ram_as_the_device_has_neither_a_way_past_the_host_nor_managed_memory(knob: Any, given: Any, said: str) -> None:
+    refused = pytest.raises(UsageError, match=f"given {knob}={said} and RAM as the device; allowed is a CUDA device")
+    with refused, er.within("1GiB", device="cpu", **{knob: given}):
         pass

@@ -13,6 +13,7 @@ import torch
 
 from elbowroom.capture.layout import HOLE, Piece, Segment
 from elbowroom.runtime._torch_compat import keep_memory_history, memory_history_on, memory_snapshot
+from elbowroom.runtime.managed import pools
 
 DEFAULT_STREAM = 0
 SHARED_POOL = (0, 0)
@@ -63,11 +64,13 @@ class CudaMemory:
 
 
 def _segment(found: dict[str, Any]) -> Segment:
-    ours = found["stream"] == DEFAULT_STREAM and found.get("segment_pool_id", SHARED_POOL) == SHARED_POOL
+    pool = found.get("segment_pool_id", SHARED_POOL)
+    managed = pool in pools  # of which only what is used is a training's
+    ours = found["stream"] == DEFAULT_STREAM and (pool == SHARED_POOL or managed)
     return Segment(
         size_bytes=found["total_size"],
         small=found["segment_type"] == "small",
-        expandable=bool(found["is_expandable"]),
+        expandable=bool(found["is_expandable"]) or managed,
         pieces=tuple(_piece(block, ours=ours) for block in found["blocks"]),
     )
 

@@ -40,6 +40,7 @@ def add(verbs: Any) -> None:
     parser.add_argument("--planner", metavar="NAME", help="which planner makes the plans")
     choosing.add_options(parser)
     parser.add_argument("--gds", action="store_true", help="to the disk past the host, by GPUDirect Storage (CUDA)")
+    parser.add_argument("--managed", metavar="SIZE", help="so much beyond the budget may lie in managed memory (CUDA)")
     parser.add_argument("--json", metavar="FILE", help="write the figures of all steps to a file, - is standard output")
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is a module, as in python -m")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py [ARGS]", help="what to run")
@@ -69,6 +70,7 @@ def execute(arguments: argparse.Namespace) -> int:
         include=arguments.include or (),
         exclude=arguments.exclude or (),
         gds=arguments.gds,
+        managed=arguments.managed or 0,
     )
     with launch.as_python_would(command) as outcome, room as inside:
         outcome.room = inside

@@ -43,7 +43,7 @@ def within(
         min_size_bytes: smaller storages are kept.
         measure: record one step under the final plan; its timeline is in `room.measured`.
         device: whose storages leave, "cpu" or such as "cuda:0"; None is torch's current CUDA device, else RAM.
-        knobs: allow, min_size, planner, options, include, exclude, gds: see `Knobs` in runtime/asked.py.
+        knobs: allow, min_size, planner, options, include, exclude, gds, managed: see `Knobs` in runtime/asked.py.
 
     Raises:
         Infeasible: no plan meets the budget; raised where the step after the observed ones begins.

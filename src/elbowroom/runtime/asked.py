@@ -40,6 +40,8 @@ class Knobs(TypedDict, total=False):
         exclude: plans keep what these modules made. An observed step moves all the same.
         gds: storages go between a CUDA device and the disk past the host, by GPUDirect Storage (torch.cuda.gds); where
             the machine does not offer it, by way of the host, with a warning.
+        managed: what does not fit into the budget of a CUDA device may lie in so many bytes of managed memory on the
+            host, such as "4GiB"; what the device does there is slow. Beyond them torch raises its OutOfMemoryError.
     """
 
     allow: Sequence[MeansOfRuns]
@@ -49,6 +51,7 @@ class Knobs(TypedDict, total=False):
     include: str | Sequence[str]
     exclude: str | Sequence[str]
     gds: bool
+    managed: int | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,7 @@ class Asked:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     gds: bool = False
+    managed_bytes: int = 0
 
     def selection(self) -> Selection:
         """Of modules. Patterns may match any that exists: not every kind of step calls all of them."""
@@ -104,6 +108,7 @@ def asked(min_size_bytes: int, knobs: Knobs, *, has_plan: bool) -> Asked:
         include=chosen.include,
         exclude=chosen.exclude,
         gds=bool(knobs.get("gds", False)),
+        managed_bytes=parse_bytes(knobs.get("managed") or 0),
     )
 
 

@@ -16,6 +16,7 @@ from elbowroom.runtime.arenas import Arenas, Told, cuda_pinning
 from elbowroom.runtime.below import BelowDevice
 from elbowroom.runtime.direct import DirectTier, open_direct
 from elbowroom.runtime.host import StreamedHostTier
+from elbowroom.runtime.managed import held_bytes
 from elbowroom.runtime.memory import Residence, SoFar
 from elbowroom.runtime.spillfile import SpillFile
 from elbowroom.runtime.staged import StagedTier
@@ -68,7 +69,7 @@ def _assumed_link(name: str) -> Link:
 def free_device_bytes(device: torch.device) -> int:
     """What training may hold: what the device has free, and what the allocator holds already."""
     free_bytes, _ = torch.cuda.mem_get_info(device)
-    return free_bytes + torch.cuda.memory_reserved(device)
+    return free_bytes + torch.cuda.memory_reserved(device) - held_bytes()
 
 
 def tiers_below(
@@ -130,9 +131,10 @@ class CudaResidence(Residence):
     def measure(self, live_bytes: int) -> int:  # noqa: ARG002 - that is RAM
         torch.cuda.empty_cache()
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
-        return max(0, total_bytes - free_bytes - torch.cuda.memory_reserved(self._device))
+        reserved_bytes = torch.cuda.memory_reserved(self._device) - held_bytes()
+        return max(0, total_bytes - free_bytes - reserved_bytes)
 
     def so_far(self, budget_bytes: int) -> SoFar:
         counted = torch.cuda.memory_stats_as_nested_dict(self._device)  # the flat one takes ten times as long
-        reserved_bytes = counted["reserved_bytes"]["all"]["current"]
+        reserved_bytes = counted["reserved_bytes"]["all"]["current"] - held_bytes()
         return SoFar(counted["allocated_bytes"]["all"]["allocated"], max(0, reserved_bytes - budget_bytes))

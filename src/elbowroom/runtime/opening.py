@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import torch
@@ -22,6 +22,7 @@ from elbowroom.runtime.disk import DiskTier
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.layer_choices import LayerChoices
 from elbowroom.runtime.learning import Learner
+from elbowroom.runtime.managed import managed_memory
 from elbowroom.runtime.memory import RamResidence, slack_bytes
 from elbowroom.runtime.recomputing import Recomputing
 from elbowroom.runtime.room import Room
@@ -44,17 +45,18 @@ def opened(
     measure: bool,
 ) -> Iterator[Room]:
     """See `elbowroom.within`."""
-    room = _opened(budget, plan, spill_dir, device, asked)
-    if measure:
-        room.measure_next_step()
-    _open.append(room)
-    failed = True
-    try:
-        yield room
-        failed = False
-    finally:
-        _open.remove(room)
-        room.close(failed=failed)
+    with ExitStack() as around:
+        room = _opened(budget, plan, spill_dir, device, asked, around)
+        if measure:
+            room.measure_next_step()
+        _open.append(room)
+        failed = True
+        try:
+            yield room
+            failed = False
+        finally:
+            _open.remove(room)
+            room.close(failed=failed)
 
 
 def _opened(
@@ -63,6 +65,7 @@ def _opened(
     spill_dir: str | os.PathLike[str] | None,
     device: str | torch.device | None,
     asked: Asked,
+    around: ExitStack,
 ) -> Room:
     if _open:
         raise UsageError(
@@ -76,9 +79,13 @@ def _opened(
         amounts = replace(amounts, device=Amount(size_bytes=plan.budget_bytes))
     directory = None if spill_dir is None else os.fspath(spill_dir)
     where = _device_of(device)
-    executor, machine, resolved = (_above_host if where.type == "cuda" else _above_disk)(
-        where, amounts, directory, asked
-    )
+    if where.type == "cuda":
+        executor, machine, resolved = _above_host(where, amounts, directory, asked)
+        budget_bytes = resolved.device.size_bytes or 0
+        around.enter_context(managed_memory(where, budget_bytes, asked.managed_bytes))
+    else:
+        _refuse_of_cuda(asked)
+        executor, machine, resolved = _above_disk(where, amounts, directory)
     recomputing = Recomputing(executor, resolved, asked)
     layers = LayerChoices(wanted="algorithm" in asked.allow or (plan is not None and bool(plan.algorithms)))
     learner = Learner(machine, resolved, asked, executor.tier.name, plan, recomputing, layers)
@@ -106,13 +113,18 @@ Opened = tuple[Executor, Machine, Budget]
 """What moves storages, the machine it does so on, and the budgets with the device's in bytes."""
 
 
-def _above_disk(device: torch.device, amounts: Budget, directory: str | None, asked: Asked) -> Opened:
+def _refuse_of_cuda(asked: Asked) -> None:
+    """Raise UsageError where something is asked for that RAM as the device has not."""
+    for knob, given in (("gds", asked.gds), ("managed", asked.managed_bytes)):
+        if given:
+            raise UsageError(
+                f"within: given {knob}={given} and RAM as the device; allowed is a CUDA device, whose storages go past "
+                f"the host (gds) or lie on it (managed); leave {knob} out"
+            )
+
+
+def _above_disk(device: torch.device, amounts: Budget, directory: str | None) -> Opened:
     """RAM is the device, the disk below it."""
-    if asked.gds:
-        raise UsageError(
-            "within: given gds=True and RAM as the device; allowed is a CUDA device, whose storages would go to the "
-            "disk past the host; leave gds out"
-        )
     machine = Machine.here(spill_dir=directory, device="cpu")
     live_bytes = live_ram_bytes()
     device_bytes, disk_bytes = (tier.capacity_bytes for tier in machine.tiers)

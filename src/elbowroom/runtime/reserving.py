@@ -8,6 +8,7 @@ for less by what it reserves too much, until one fits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -53,6 +54,8 @@ class Course:
 def course_within(trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: Judge = any_recompute) -> Course:
     """A plan whose peak is within the budget of the device; optimizer states move only where nothing else meets it.
 
+    Where managed memory is asked for, what no plan can do without may lie there.
+
     Args:
         trace: what runs.
         machine: where.
@@ -63,13 +66,14 @@ def course_within(trace: Trace, machine: Machine, budget: Budget, asked: Asked, 
     Raises:
         Infeasible: no plan that was tried is.
     """
+    beyond = replace(budget, device=Amount(size_bytes=(budget.device.size_bytes or 0) + asked.managed_bytes))
     of_saves = without(asked, "state")
-    try:
-        return _course_within(trace, machine, budget, of_saves, judge)
-    except Infeasible:
-        if of_saves == asked:
-            raise
-    return _course_within(trace, machine, budget, asked, judge)
+    tries = [(within, means) for within in (budget, beyond) for means in (of_saves, asked)]
+    *first, last = [each for n, each in enumerate(tries) if each not in tries[:n]]
+    for within, means in first:
+        with suppress(Infeasible):
+            return _course_within(trace, machine, within, means, judge)
+    return _course_within(trace, machine, *last, judge)
 
 
 def without(asked: Asked, means: Means) -> Asked:
