@@ -61,6 +61,7 @@ def run(share: float, reserved: int, managed_bytes: int | str) -> Found:
             del step
     except (er.ElbowroomError, torch.OutOfMemoryError) as error:
         found["error"] = f"{type(error).__name__}: {error}"[:300]
+        found["least_bytes"] = error.least_feasible_bytes if isinstance(error, er.Infeasible) else 0
     with suppress(UnboundLocalError):
         handle.remove()  # pyright: ignore[reportPossiblyUnboundVariable]
     return found | after()

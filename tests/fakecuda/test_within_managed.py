@@ -37,7 +37,9 @@ def test_what_no_plan_keeps_within_the_budget_lies_in_managed_memory(rig: Path) 
     # then a plan is followed to the end, on the device within the budget
     assert (found["error"], found["modes"][-1]) == ("", "plan")
     assert 0 < found["on_device"] <= found["budget_bytes"]
-    assert 0 < found["used"] <= found["has"]
+    # and no more lies there than the least plan needs beyond it, but for what two places for storages of 16 MiB waste
+    least_bytes = outcomes(rig)["none"]["least_bytes"]
+    assert least_bytes - found["budget_bytes"] <= found["used"] <= least_bytes - found["budget_bytes"] + 2 * 16 * MIB
 
 
 @pytest.mark.timeout(0)

@@ -8,7 +8,6 @@ for less by what it reserves too much, until one fits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -66,14 +65,21 @@ def course_within(trace: Trace, machine: Machine, budget: Budget, asked: Asked, 
     Raises:
         Infeasible: no plan that was tried is.
     """
-    beyond = replace(budget, device=Amount(size_bytes=(budget.device.size_bytes or 0) + asked.managed_bytes))
     of_saves = without(asked, "state")
-    tries = [(within, means) for within in (budget, beyond) for means in (of_saves, asked)]
-    *first, last = [each for n, each in enumerate(tries) if each not in tries[:n]]
-    for within, means in first:
-        with suppress(Infeasible):
-            return _course_within(trace, machine, within, means, judge)
-    return _course_within(trace, machine, *last, judge)
+    ways = [of_saves] if of_saves == asked else [of_saves, asked]
+    allowed_bytes = budget.device.size_bytes or 0
+    most_bytes = allowed_bytes + asked.managed_bytes
+    while True:
+        within = replace(budget, device=Amount(size_bytes=allowed_bytes))
+        for means in ways:
+            try:
+                return _course_within(trace, machine, within, means, judge)
+            except Infeasible as problem:
+                if means == asked and allowed_bytes == most_bytes:
+                    raise
+                least_bytes = problem.least_feasible_bytes
+        # What lies in managed memory is slow, so that as little as can be does.
+        allowed_bytes = min(most_bytes, max(least_bytes, allowed_bytes + asked.managed_bytes // 8))
 
 
 def without(asked: Asked, means: Means) -> Asked:
