@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import count
 
 from elbowroom.cycles import Cycle, cycle, early_waits
 from elbowroom.errors import Infeasible
@@ -69,7 +70,7 @@ def course_within(trace: Trace, machine: Machine, budget: Budget, asked: Asked, 
     ways = [of_saves] if of_saves == asked else [of_saves, asked]
     allowed_bytes = budget.device.size_bytes or 0
     most_bytes = allowed_bytes + asked.managed_bytes
-    while True:
+    for turn in count():
         within = replace(budget, device=Amount(size_bytes=allowed_bytes))
         for means in ways:
             try:
@@ -79,7 +80,9 @@ def course_within(trace: Trace, machine: Machine, budget: Budget, asked: Asked, 
                     raise
                 least_bytes = problem.least_feasible_bytes
         # What lies in managed memory is slow, so that as little as can be does.
-        allowed_bytes = min(most_bytes, max(least_bytes, allowed_bytes + asked.managed_bytes // 8))
+        more_bytes = allowed_bytes + asked.managed_bytes // 8 if turn else least_bytes
+        allowed_bytes = min(most_bytes, max(more_bytes, allowed_bytes + 1))
+    raise AssertionError("the last turn returns or raises")
 
 
 def without(asked: Asked, means: Means) -> Asked:
