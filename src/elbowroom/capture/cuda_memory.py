@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, final
 import torch
 
 from elbowroom.capture.layout import HOLE, Piece, Segment
-from elbowroom.runtime._torch_compat import keep_memory_history, memory_history_on, memory_snapshot
+from elbowroom.runtime._torch_compat_cuda import keep_memory_history, memory_history_on, memory_snapshot
 from elbowroom.runtime.managed import pools
 
 DEFAULT_STREAM = 0

@@ -33,7 +33,7 @@ import torch
 
 from elbowroom.allocator.settings import set_in
 from elbowroom.errors import TierFull, UsageError
-from elbowroom.runtime._torch_compat import allocator_of
+from elbowroom.runtime._torch_compat_cuda import allocator_of
 from elbowroom.units import format_bytes
 
 MIB = 1 << 20
