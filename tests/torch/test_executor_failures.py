@@ -69,6 +69,38 @@ def test_a_storage_whose_write_failed_is_let_go_of_when_its_handle_died_first() 
     assert nothing_left(executor)
 
 
+def test_writes_that_fail_together_are_one_error_where_the_step_is_given_up() -> None:
+    # given
+    tier = HandTier()
+    executor = Executor(tier)
+    first, second = swapped(executor), swapped(executor, 1)
+    tier.writes[0].fail(BROKEN)
+    with pytest.raises(TierFailed, match="it broke"):
+        executor.writes_done(0)
+    # when: the graph goes with the step, and then the other one fails too
+    del first, second
+    tier.writes[1].fail(BROKEN)
+    executor.begin_step()
+    # then
+    assert nothing_left(executor)
+
+
+def test_of_writes_that_fail_together_every_storage_keeps_its_bytes() -> None:
+    # given
+    tier = HandTier()
+    executor = Executor(tier)
+    handles = [swapped(executor), swapped(executor, 1)]
+    for write in tier.writes:
+        write.fail(BROKEN)
+    # when
+    with pytest.raises(TierFailed, match="it broke"):
+        executor.writes_done(0)
+    executor.writes_done(0)
+    # then
+    assert all(same(executor.read(handle.entry), handle.entry) for handle in handles)
+    assert tier.reads == [], "their slots hold nothing"
+
+
 def test_the_writes_after_a_failed_one_still_end() -> None:
     # given
     tier = HandTier()

@@ -141,11 +141,14 @@ class Executor:
             out, entry.out = entry.out, None
             if out.error is not None:
                 self._only_here(entry)
+                for other in self._writes:
+                    other.out.told = True  # pyright: ignore[reportOptionalMemberAccess]
             elif entry.state is State.LEAVING:
                 self._let_go(entry)
             if entry.handles == 0:
                 self._forget(entry)
-            _raise_failed(out)
+            if not out.told:
+                _raise_failed(out)
             if out.start_ns:
                 self._moved("swap_out", entry, out)
 

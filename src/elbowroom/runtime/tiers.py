@@ -35,6 +35,7 @@ class Transfer(ABC):
         start_ns: when its first byte moved; 0 before.
         end_ns: when its last byte had moved; 0 before.
         error: why it failed, or None.
+        told: whether another one failed while it was under way, so that its own error says nothing new.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -42,6 +43,7 @@ class Transfer(ABC):
         self.start_ns = 0
         self.end_ns = 0
         self.error: Exception | None = None
+        self.told = False
 
     @abstractmethod
     def done(self) -> bool:
