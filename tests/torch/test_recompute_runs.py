@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,18 @@ from torch import Tensor, nn
 
 import elbowroom as er
 from elbowroom.runtime.room import Room
-from tests.torch.helpers import Outcome, Setup, Training, assert_equal, needs, ordinary, train, train_within
+from tests.torch.helpers import (
+    MIN_SIZE_BYTES,
+    Outcome,
+    Setup,
+    Training,
+    assert_equal,
+    captured,
+    needs,
+    ordinary,
+    train,
+    train_within,
+)
 from tests.torch.words import Words
 
 STEPS = 8
@@ -122,6 +134,52 @@ def test_the_measured_peak_is_the_simulated_one_and_the_timeline_has_what_ran_ag
     assert abs(line.peak_allocated_bytes - simulated.peak_allocated_bytes) <= line.peak_allocated_bytes / 100 + 2**16
     again = [span.op for span in line.spans if span.kind == "recompute"]
     assert set(again) == {op for recompute in room.plan.recomputes for op in recompute.recipe}
+
+
+def test_two_losses_in_one_step_are_each_rebuilt_for() -> None:
+    # given two forward passes, each with a backward of its own, before the optimizer steps
+    def setup() -> Training:
+        model = Images()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        halves, labels = torch.randn(8, 3, 24, 24).split(4), torch.randint(0, 5, (4,))
+
+        def step(_: int) -> Tensor:
+            optimizer.zero_grad()
+            losses = [F.cross_entropy(model(half), labels) for half in halves]
+            losses[0].backward()
+            losses[1].backward()
+            optimizer.step()
+            return torch.stack(losses).detach()
+
+        return Training(step, [model], [optimizer])
+
+    plain = train(setup, STEPS)
+    # when
+    inside, room = recomputed(setup)
+    # then
+    assert_equal(inside, plain)
+    assert room.steps[-1].recomputed_bytes > 0
+    assert sum(step.mismatches for step in room.steps) == 0
+
+
+def test_a_plan_that_is_given_has_its_recomputes_carried_out(tmp_path: Path) -> None:
+    # given a plan from a trace that another run of the training captured
+    plain = train(images, STEPS)
+    least, peak = needs(images, allow=("recompute",))
+    trace, budget = captured(images), least + (peak - least) // 2
+    made = er.plan(trace, er.Machine.here(device="cpu"), budget, "optimal", MIN_SIZE_BYTES, allow=("recompute",))
+    made.save(tmp_path / "plan.json")
+    # when
+    inside, room = train_within(images, STEPS, plan=er.Plan.load(tmp_path / "plan.json"))
+    # then
+    assert_equal(inside, plain)
+    dropped = [storage for each in made.recomputes for storage in each.storages]
+    assert dropped
+    assert room.steps[-1].recomputed_bytes == sum(trace.storages[storage].size_bytes for storage in dropped)
+    assert room.steps[-1].swapped_out_bytes == 0
+    # then `elbowroom run`, which ends with the summary, tells of it
+    assert room.trace is not None
+    assert f"0 of {len(room.trace.saves)} saved storages swapped, {len(dropped)} recomputed (" in room.summary()
 
 
 def test_means_that_no_run_can_carry_out_are_refused() -> None:

@@ -11,13 +11,13 @@ from elbowroom.capture.assemble import Assembly
 from elbowroom.capture.recorder import Recording
 from elbowroom.capture.steady import steady
 from elbowroom.errors import Infeasible, InvalidPlan
-from elbowroom.lifetimes import last_step
 from elbowroom.machine import Link, Machine, TierName
 from elbowroom.plan import Plan
 from elbowroom.planners import check
 from elbowroom.runtime.asked import Asked
 from elbowroom.runtime.calls import Calls
 from elbowroom.runtime.entries import Happening
+from elbowroom.runtime.given import moved_to
 from elbowroom.runtime.known import Known, known_of
 from elbowroom.runtime.layer_choices import LayerChoices
 from elbowroom.runtime.recomputing import Recomputing
@@ -256,7 +256,7 @@ class Learner:
         if self._given is None:
             found = self._recomputing.known(trace, self.machine, calls)
         else:
-            found = self._recomputing.following(trace, self.machine, calls, _moved_to(trace, self._given))
+            found = self._recomputing.following(trace, self.machine, calls, moved_to(trace, self._given))
         if found is not None:
             self._learnt(key, found)
         elif known is not None:
@@ -305,14 +305,14 @@ class Learner:
         if self._given is None:
             course = self._swaps(trace)
         else:
-            made = _moved_to(trace, self._given)
+            made = moved_to(trace, self._given)
             check(trace, made, self.machine)
             course = course_of(trace, self.machine, made)
         return known_of(trace, course, self.machine, self.budget_bytes)
 
     def _holds(self, trace: Trace, made: Plan) -> bool:
         """Whether a plan that was made for another step of the kind keeps to the budget in this one."""
-        moved = _moved_to(trace, made)
+        moved = moved_to(trace, made)
         try:
             check(trace, moved, self.machine)
         except InvalidPlan:
@@ -349,29 +349,6 @@ def with_idle_of(trace: Trace, observed: Trace) -> Trace | None:
 
 def _places(save: Save) -> tuple[int, tuple[int, ...]]:
     return save.saved_at, save.read_at
-
-
-def _moved_to(trace: Trace, given: Plan) -> Plan:
-    """A plan made for another trace of the same step, its positions shifted to where this trace's step begins."""
-    if not given.swaps or given.trace_id == trace.id:
-        return replace(given, trace_id=trace.id)
-    first = given.swaps[0]
-    step = last_step(trace)
-    n = step.window_of.get(first.storage)
-    if n is None:
-        raise InvalidPlan(
-            f"plan: it swaps storage {first.storage}, which this step does not save; it is for another model, batch or "
-            "shape. Make a plan from a trace of this training"
-        )
-    shift = int(step.saved_at[n]) - 1 - first.out_after_op
-    swaps = tuple(
-        replace(s, out_after_op=s.out_after_op + shift, back_before_op=s.back_before_op + shift) for s in given.swaps
-    )
-    recomputes = tuple(
-        replace(r, recipe=tuple(op + shift for op in r.recipe), before_op=r.before_op + shift) for r in given.recomputes
-    )
-    algorithms = tuple(replace(each, op=each.op + shift) for each in given.algorithms)
-    return replace(given, trace_id=trace.id, swaps=swaps, recomputes=recomputes, algorithms=algorithms)
 
 
 def _as_measured(link: Link, transfers: list[Happening], out: str, back: str) -> Link:

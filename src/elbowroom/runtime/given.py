@@ -1,0 +1,55 @@
+"""A plan that was given to a run, in terms of the trace that the run has made of its own step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elbowroom.errors import InvalidPlan
+from elbowroom.lifetimes import last_step
+from elbowroom.plan import Plan, Recompute
+from elbowroom.trace import Trace
+
+ANOTHER = "it is for another model, batch or shape. Make a plan from a trace of this training"
+
+
+def moved_to(trace: Trace, given: Plan) -> Plan:
+    """A plan made for another trace of the same step, its positions shifted to where this trace's step begins.
+
+    Raises:
+        InvalidPlan: nothing in this trace is where the plan has it.
+    """
+    if given.trace_id == trace.id or not (given.swaps or given.recomputes):
+        return replace(given, trace_id=trace.id)
+    shift = _by_swaps(trace, given) if given.swaps else _by_recomputes(trace, given)
+    swaps = tuple(
+        replace(s, out_after_op=s.out_after_op + shift, back_before_op=s.back_before_op + shift) for s in given.swaps
+    )
+    recomputes = tuple(
+        replace(r, recipe=tuple(op + shift for op in r.recipe), before_op=r.before_op + shift) for r in given.recomputes
+    )
+    algorithms = tuple(replace(each, op=each.op + shift) for each in given.algorithms)
+    return replace(given, trace_id=trace.id, swaps=swaps, recomputes=recomputes, algorithms=algorithms)
+
+
+def _by_swaps(trace: Trace, given: Plan) -> int:
+    """From where the first storage that is swapped is used last before it leaves."""
+    first, step = given.swaps[0], last_step(trace)
+    n = step.window_of.get(first.storage)
+    if n is None:
+        raise InvalidPlan(f"plan: it swaps storage {first.storage}, which this step does not save; {ANOTHER}")
+    return int(step.saved_at[n]) - 1 - first.out_after_op
+
+
+def _by_recomputes(trace: Trace, given: Plan) -> int:
+    """From where the last op of each recipe writes: one of the storages that it rebuilds, in the last step."""
+    first = given.recomputes[0]
+    for op in range(*trace.steps[-1]):
+        shift = op - first.recipe[-1]
+        if all(_writes(trace, each, shift) for each in given.recomputes):
+            return shift
+    raise InvalidPlan(f"plan: it recomputes storage {first.storages[0]}, which no op of this step makes so; {ANOTHER}")
+
+
+def _writes(trace: Trace, recompute: Recompute, shift: int) -> bool:
+    op = recompute.recipe[-1] + shift
+    return 0 <= op < len(trace.ops) and not set(trace.ops[op].writes).isdisjoint(recompute.storages)
