@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import elbowroom as er
 from benchmarks import gpu_cases
 from benchmarks.gpu_peers import Absent, around_steps, blocks_of
 from benchmarks.planning.nets.dense import UNet3d
@@ -67,3 +68,26 @@ def test_a_peer_that_is_not_installed_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "trl", None)
     with pytest.raises(Absent, match="TRL is not installed"):
         around_steps("OffloadActivations of TRL", torch.nn.Linear(1, 1))
+
+
+def test_a_refused_budget_is_told_beside_the_least_one_that_ran() -> None:
+    # given a training that needs 94, where the first refusal says 74
+    def run(budget_bytes: int) -> dict[str, Any]:
+        if budget_bytes < 94:
+            least = 74 if budget_bytes < 74 else 94
+            raise er.Infeasible("too little", budget_bytes=budget_bytes, least_feasible_bytes=least)
+        return {"budget_bytes": budget_bytes}
+
+    # then
+    assert gpu_cases.in_budget(run, 50) == {"budget_bytes": 94, "refused_bytes": 50}
+    assert gpu_cases.in_budget(run, 100) == {"budget_bytes": 100}
+
+
+def test_a_budget_that_is_refused_again_and_again_is_told() -> None:
+    def run(budget_bytes: int) -> dict[str, Any]:
+        raise er.Infeasible("too little", budget_bytes=budget_bytes, least_feasible_bytes=budget_bytes + 1)
+
+    with pytest.raises(er.Infeasible) as caught:
+        gpu_cases.in_budget(run, 50)
+    # 50, 51 and 52 were refused before
+    assert caught.value.budget_bytes == 53
