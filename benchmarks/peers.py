@@ -1,6 +1,6 @@
 """Memory beside that of peers, on the rig: `python -m benchmarks.peers --rig FOLDER`.
 
-Two trainings of the table of peers that were seen on the rig: plain, under each peer that runs there, and within what
+The trainings of the table of peers that were seen on the rig: plain, under each peer that runs there, and within what
 the best of them reserves and 25 % less. Each is a process of its own; the peaks are those of one step after some,
 "pinned" is page-locked memory of the host, "moved" what a step copies to it. The rig (tools/rig) is the real CUDA build
 of PyTorch without a GPU: memory is true there, times are not, so none are told. The 3D U-Net needs MONAI: `--packages`
@@ -26,12 +26,16 @@ from benchmarks.table import replace_between
 CASE = "peers"
 CASES = {
     "resnet50": "ResNet-50 batch 64, SGD momentum, fp32",
+    "gpt2_medium": "GPT-2 medium batch 2 x 1024, AdamW, fp32",
     "unet3d": "MONAI UNet (32 to 320 channels, 2 residual units), 160^3, 2 classes, AdamW, fp32",
 }
 PEERS = {
     "resnet50": ("save_on_cpu", "checkpoint on blocks", "OffloadActivations of TRL"),
+    "gpt2_medium": ("save_on_cpu", "checkpoint on blocks", "OffloadActivations of TRL"),
     "unet3d": ("save_on_cpu", "checkpoint on blocks", "OffloadActivations of TRL"),
 }
+SETTINGS: dict[str, dict[str, Any]] = {"resnet50": {"batch": 64}, "gpt2_medium": {"batch": 2, "tokens": 1024}}
+"""Of the cases that are among those of benchmarks.planning."""
 STEPS = 6
 """Steps of each training; the last one's peaks are told."""
 LESS = 0.75
@@ -90,7 +94,7 @@ def child(case: str, method: str, budget_bytes: int) -> Result:
     torch.manual_seed(0)
     if method == "within":
         return _within(_made(case)[0], budget_bytes)
-    step, model = trained("resnet50", {"batch": 64}) if case == "resnet50" else _made(case)
+    step, model = trained(case, SETTINGS[case]) if case in SETTINGS else _made(case)
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     try:
         around = nullcontext if method == "plain" else around_steps(method, model)
@@ -147,8 +151,8 @@ def _made(case: str) -> tuple[Callable[[], Any], Any]:
 
     from benchmarks.planning.models import setup_of
 
-    if case == "resnet50":
-        return setup_of("resnet50", batch=64)(), None
+    if case in SETTINGS:
+        return setup_of(case, **SETTINGS[case])(), None
     from monai.networks.nets import UNet
 
     model = UNet(3, 1, 2, (32, 64, 128, 256, 320), (2, 2, 2, 2), num_res_units=2).cuda()

@@ -35,6 +35,18 @@ def test_budgets_that_saves_cannot_meet_are_met_as_simulated(rig: Path, model: s
 
 
 @pytest.mark.timeout(0)
+def test_gradients_away_lower_the_least_budget_of_a_step_whose_backward_needs_most(rig: Path) -> None:
+    # given budgets that nothing meets: each run tells the least, and trains within that
+    spec = {"model": "many rows first", "shares": [0.01], "steps": 6}
+    # when
+    (states,) = on_the_rig(rig, {**spec, "options": STATES})["runs"]
+    (gradients,) = on_the_rig(rig, {**spec, "options": {"allow": ["swap", "state", "gradient"]}})["runs"]
+    # then
+    assert gradients["least_feasible_bytes"] < 0.9 * states["least_feasible_bytes"]
+    assert_as_simulated(gradients["at_least"])
+
+
+@pytest.mark.timeout(0)
 def test_nothing_grows_over_fifty_steps(rig: Path) -> None:
     # when
     found = on_the_rig(rig, {"model": "wide layers", "shares": [0.6], "steps": STEPS, "options": STATES})

@@ -170,6 +170,14 @@ def wide_layers(optimizer: Any = torch.optim.AdamW) -> Step:
     return supervised(nn.Sequential(*layers), torch.zeros(256, 2048), torch.zeros(256, dtype=torch.long), optimizer)
 
 
+def many_rows_first() -> Step:
+    """The layer that comes last in backward, when all gradients are there, has 256 times the rows of the others."""
+    rows = nn.Sequential(nn.Linear(1024, 1024), nn.GELU(), nn.Unflatten(0, (64, 256)), nn.AdaptiveAvgPool2d((1, None)))
+    layers = [layer for _ in range(16) for layer in (nn.Linear(1024, 1024), nn.GELU())]
+    model = nn.Sequential(rows, nn.Flatten(), *layers)
+    return supervised(model, torch.zeros(64 * 256, 1024), torch.zeros(64, dtype=torch.long), momentum)
+
+
 def momentum(parameters: Any, lr: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr, momentum=0.9)
 
@@ -268,6 +276,7 @@ MODELS: dict[str, Callable[[], Step]] = {
     "language model": lambda: supervised(Tokens(8000, 512, 6), *words(8, 512)),
     "wide layers": lambda: wide_layers(),
     "wide layers with momentum": lambda: wide_layers(momentum),
+    "many rows first": many_rows_first,
     "language model of two blocks": lambda: supervised(Tokens(8000, 768, 2), *words(1, 128)),
     "language model in bfloat16": lambda: supervised(Tokens(8000, 512, 6), *words(8, 512), amp=True),
     "vision transformer": lambda: supervised(Patches(384, 8), *images(32, 224)),

@@ -47,6 +47,12 @@ class Accumulating:
         self._where, self._least_bytes = where, max(1, least_bytes)
         self._handles: dict[int, tuple[weakref.ref[nn.Parameter], list[Any]]] = {}
         self._arriving: int | None = None
+        self._guards = False
+
+    @property
+    def installed(self) -> bool:
+        """Whether it stands around any."""
+        return bool(self._handles)
 
     def install(self, parameters: Iterable[torch.Tensor]) -> None:
         """Stand around those of some parameters, as far as they may have gradients that move, and no others."""
@@ -55,6 +61,10 @@ class Accumulating:
             self._leave_alone(key)
         if wanted and "grad" not in vars(nn.Parameter):
             _guard_gradients(self._asked)
+            self._guards = True
+        if self._guards and not wanted:
+            del nn.Parameter.grad
+            self._guards = False
         for key, parameter in wanted.items():
             if key not in self._handles:
                 self._handles[key] = weakref.ref(parameter), self._hooked(parameter)
@@ -92,10 +102,7 @@ class Accumulating:
 
     def close(self) -> None:
         """Put everything back as it was."""
-        for key in list(self._handles):
-            self._leave_alone(key)
-        if "grad" in vars(nn.Parameter):
-            del nn.Parameter.grad
+        self.install(())
 
 
 def _guard_gradients(asked: Callable[[nn.Parameter], None]) -> None:

@@ -64,7 +64,7 @@ class Gradients:
         recorded = self.wanted and (known is None or self._conductor.recorder() is not None)
         if not (moved or recorded) or _distributed():
             self._around.install(())
-        elif known is None or recorded or moved:
+        elif recorded or not self._around.installed:
             self._around.install(p for p in reachable_parameters() if not self._stays(p))
 
     def _stays(self, parameter: torch.Tensor) -> bool:
