@@ -77,6 +77,7 @@ class Reference:
     def __init__(self, trace: Trace, machine: Machine, plan: Plan) -> None:
         self.trace, self.plan = trace, plan
         self.first, self.end = trace.steps[-1]
+        self.parts = [p for p in trace.parts if self.first <= p.first_op and p.end_op <= self.end]
         self.saves: dict[int, Save] = {s.storage: s for s in trace.saves if self.first <= s.saved_at <= self.end}
         self.swaps = {swap.storage: swap for swap in plan.swaps}
         self.windows = {storage: self.window(swap) for storage, swap in self.swaps.items()}
@@ -101,15 +102,24 @@ class Reference:
             rank = (0, list(self.saves).index(storage))
             return Window(rank, save.saved_at, save.idle_from, back, save.read_at[0] if save.read_at else None, False)
         idle = swap.out_after_op + 1
-        ops = range(self.first, self.end)
-        uses = [op for op in ops if storage in (*self.trace.ops[op].reads, *self.trace.ops[op].writes)]
-        use = next((op for op in uses if op >= idle), uses[0])
+        uses = self.uses(storage)
+        use = next((position for position in uses if position > idle), uses[0])
         return Window((1, storage), idle, idle, back, use, back < idle)
 
+    def uses(self, storage: int) -> list[int]:
+        """Where a state or gradient must be there: at ops that use it, or where the part begins that these are in."""
+        is_gradient = self.trace.storages[storage].category == "gradient"
+        named = [part for part in self.parts if storage in part.storages]
+        begin = {op: p.first_op for p in (self.parts if is_gradient else named) for op in range(p.first_op, p.end_op)}
+        ops = range(self.first, self.end)
+        using = [op for op in ops if storage in (*self.trace.ops[op].reads, *self.trace.ops[op].writes)]
+        return sorted({*(begin.get(op, op) for op in using), *(part.first_op for part in named)})
+
     def all_ticks(self) -> list[int]:
-        """Where the runtime has control: at saves and reads, and where states leave, start back and are used."""
+        """Where the runtime has control: at saves and reads, parts, and where states leave, start back and are used."""
         saves = [save for save in self.trace.saves if self.first <= save.saved_at <= self.end]
         found = {p for save in saves for p in (save.saved_at, *save.read_at) if p <= self.end}
+        found |= {border for part in self.parts for border in (part.first_op, part.end_op)}
         for storage, window in self.windows.items():
             if storage not in self.saves and window.use is not None:
                 found |= {self.first, window.queued, window.use, window.back}
