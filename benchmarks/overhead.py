@@ -17,13 +17,25 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import FITTING
-from benchmarks.results import RESULTS, facts, ratio, result_path, run_child, write_result
+from benchmarks.results import (
+    RESULTS,
+    ROOT,
+    facts,
+    newest_results,
+    ratio,
+    result_path,
+    run_child,
+    write_between,
+    write_result,
+)
 
 BUDGET_BYTES = 64 << 30
 SEED = 0
 ROUNDS = 10
 SAVES, SAVING_STEPS = 200, 48
 """Of a step that saves many storages: a multiple of 16 of them, as one of 16 is checked where everything is kept."""
+START = "<!-- saves: made by python -m benchmarks.overhead --table, do not edit -->"
+END = "<!-- saves end -->"
 STEPS_PER_ROUND = {"small_mlp": 200, "small_cnn": 25}
 
 
@@ -67,6 +79,22 @@ def write_saves(directory: Path) -> None:
     print(f"wrote {path}")
 
 
+def table(result: dict[str, Any]) -> str:
+    """What each storage costs, for docs/benchmarks.md."""
+    lines = [
+        START,
+        "| device | a save that stays | where it is checked | a storage that moves | plain step of so many saves |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result["saves"]:
+        device = f"{row['device']}, torch {row['torch']}" + (f" ({row['driver']})" if row["driver"] != "none" else "")
+        plain = f"{row['kept']['plain_step_ns'] / 1e6:.1f} ms of {row['saves']}"
+        times = (row["us_per_save"], row["us_per_checked_save"], row["us_per_moved_storage"])
+        lines.append(f"| {device} | {' | '.join(f'{us} us' for us in times)} | {plain} |")
+    source = f"{result['date']}, {result['computer']['cores']} cores, commit {result['versions']['commit']}"
+    return "\n".join([*lines, "", f"<sub>{source}; benchmarks/results/{result['file']}</sub>", END])
+
+
 def write_cases(directory: Path) -> None:
     """Measure and write what jobs that fit pay."""
     cases, path = [measure_case(case) for case in FITTING], result_path(directory, "overhead")
@@ -80,7 +108,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what elbowroom costs where the job fits, and for each save.")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory for the result files")
     parser.add_argument("--saves", action="store_true", help="measure the steps that save many storages alone")
+    parser.add_argument("--table", action="store_true", help="only write docs/benchmarks.md, from the newest result")
     arguments = parser.parse_args()
+    if arguments.table:
+        write_between(ROOT / "docs" / "benchmarks.md", START, END, table(newest_results(arguments.out)["saves"]))
+        return
     write_saves(arguments.out)
     if not arguments.saves:
         write_cases(arguments.out)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import RESULTS, ROOT, commit, newest_results, write_result
+from benchmarks.results import RESULTS, ROOT, commit, newest_results, write_between, write_result
 
 CASE = "peaks"
 SHARES = (0.9, 0.7, 0.5)
@@ -116,14 +116,6 @@ def table(result: Result) -> str:
     return "\n".join([START, text, "", *rows(result["models"]), END])
 
 
-def write_table(result: Result) -> None:
-    page = PAGE.read_text("utf-8")
-    before, _, rest = page.partition(START)
-    if not rest:
-        raise ValueError(f"{PAGE} has no line {START}")
-    PAGE.write_text(before + table(result) + rest.partition(END)[2], "utf-8")
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("models", nargs="*", help="names in tests/fakecuda/within_models.py; all by default")
@@ -140,7 +132,7 @@ def main() -> None:
             print(model, json.dumps(found), flush=True)
             path = RESULTS / f"{CASE}_rig_{today.replace('-', '')}.json"
             write_result(path, {"case": CASE, "date": today, "models": newest["models"]})
-    write_table(newest_results(RESULTS)[CASE])
+    write_between(PAGE, START, END, table(newest_results(RESULTS)[CASE]))
 
 
 if __name__ == "__main__":

@@ -90,6 +90,14 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
     path.write_text(text + "\n")
 
 
+def write_between(page: Path, start: str, end: str, text: str) -> None:
+    """Put a text in the place of what a page has from one line to another, these included."""
+    before, _, rest = page.read_text("utf-8").partition(start)
+    if not rest:
+        raise ValueError(f"{page} has no line {start}")
+    page.write_text(before + text + rest.partition(end)[2], "utf-8")
+
+
 def newest_results(directory: Path) -> dict[str, dict[str, Any]]:
     """The newest result of each case; the date is the last part of a file's name."""
     newest: dict[str, dict[str, Any]] = {}

@@ -312,8 +312,8 @@ class Learner:
 
     def _holds(self, trace: Trace, made: Plan) -> bool:
         """Whether a plan that was made for another step of the kind keeps to the budget in this one."""
-        moved = moved_to(trace, made)
         try:
+            moved = moved_to(trace, made)
             check(trace, moved, self.machine)
         except InvalidPlan:
             return False
