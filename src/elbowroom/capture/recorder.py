@@ -6,7 +6,6 @@ which module runs, what a storage is for) becomes a note; its number is a marker
 
 from __future__ import annotations
 
-import gc
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +21,7 @@ from elbowroom.capture.modules import ModulePaths
 from elbowroom.capture.stream import Block, Item, Stream
 from elbowroom.runtime._torch_compat import never_compiled, storage_key
 from elbowroom.runtime.entries import Entry, Happening, Observer, StateEntry
-from elbowroom.runtime.storages import storage_of
+from elbowroom.runtime.storages import alive_of, dtype_name, storage_of
 from elbowroom.runtime.streams import Streams
 from elbowroom.runtime.wrapped import inside
 from elbowroom.trace import Category
@@ -153,7 +152,7 @@ class Recorder:
 
     def saved(self, entry: Entry, storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
         """Autograd saved this storage for the first time."""
-        self._note(Note("saved", entry, (Block(storage.data_ptr(), storage.nbytes(), _name(dtype)),)))
+        self._note(Note("saved", entry, (Block(storage.data_ptr(), storage.nbytes(), dtype_name(dtype)),)))
 
     def reads_back(self, entry: Entry) -> None:
         """Autograd reads a saved tensor of this entry back."""
@@ -173,7 +172,7 @@ class Recorder:
         self, states: Iterable[tuple[torch.UntypedStorage, torch.dtype]], category: Category = "optimizer_state"
     ) -> None:
         """It ends, and had to have these states on the device; or an accumulation, and this gradient."""
-        blocks = tuple(Block(storage.data_ptr(), storage.nbytes(), _name(dtype)) for storage, dtype in states)
+        blocks = tuple(Block(storage.data_ptr(), storage.nbytes(), dtype_name(dtype)) for storage, dtype in states)
         self._note(Note("part_ends", blocks=blocks, category=category))
 
     def asked(self, storage: torch.UntypedStorage) -> None:
@@ -250,7 +249,7 @@ class Recorder:
 
 def reachable_tensors() -> list[torch.Tensor]:
     """Every tensor Python knows of. By type: `isinstance` would wake up lazy proxies."""
-    return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    return alive_of(torch.Tensor)
 
 
 def live_ram_bytes() -> int:
@@ -261,14 +260,10 @@ def live_ram_bytes() -> int:
 
 def reachable_parameters() -> list[torch.Tensor]:
     """Every nn.Parameter Python knows of, and what its optimizers update."""
-    found = [each for each in gc.get_objects() if issubclass(type(each), (torch.nn.Parameter, torch.optim.Optimizer))]
+    found = alive_of(torch.nn.Parameter, torch.optim.Optimizer)
     optimizers = [each for each in found if isinstance(each, torch.optim.Optimizer)]
     updated = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     return [*(each for each in found if isinstance(each, torch.nn.Parameter)), *updated]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _timed(happening: Happening) -> Iterator[Happening]:
@@ -290,4 +285,4 @@ def _block(tensor: torch.Tensor, device: torch.device) -> Block | None:
     storage = storage_of(tensor)
     if storage is None or not storage.data_ptr():
         return None
-    return Block(storage.data_ptr(), storage.nbytes(), _name(tensor.dtype))
+    return Block(storage.data_ptr(), storage.nbytes(), dtype_name(tensor.dtype))

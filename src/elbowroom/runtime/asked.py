@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict
@@ -13,6 +12,7 @@ from elbowroom.errors import UsageError
 from elbowroom.planners import MIN_SIZE_BYTES, PLANNERS, Means
 from elbowroom.planners.options import checked
 from elbowroom.rules import shown
+from elbowroom.runtime.storages import alive_of
 from elbowroom.selecting import Selection, selection
 from elbowroom.units import parse_bytes
 
@@ -126,7 +126,7 @@ def _options(planner: str | None, given: Mapping[str, object]) -> dict[str, obje
 
 def live_modules() -> set[str]:
     """Paths of all modules of this process, as a trace has them."""
-    modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    modules = alive_of(torch.nn.Module)
     inside = {id(child) for module in modules for child in module.children()}
     roots = [module for module in modules if id(module) not in inside]
     return {

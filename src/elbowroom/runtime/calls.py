@@ -12,7 +12,6 @@ is seen as the casts and the op with what came of them. All that happens in one 
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -32,7 +31,7 @@ from elbowroom.runtime._torch_compat_calls import (
     compiled_regions,
     modes_on,
 )
-from elbowroom.runtime.storages import is_plain, storage_of, tensors_of
+from elbowroom.runtime.storages import alive_of, is_plain, storage_of, tensors_of
 
 VALUES = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 """Arguments that are no tensors and mean the same whenever they are given."""
@@ -273,12 +272,11 @@ def views_of(value: Any) -> Iterator[View]:
 def _owners() -> dict[int, Owner]:
     """By storage, the parameter or buffer that it belongs to, of all modules that Python knows of."""
     found: dict[int, Owner] = {}
-    for each in gc.get_objects():
-        if issubclass(type(each), torch.nn.Module):
-            for tensor in (*each.parameters(recurse=False), *each.buffers(recurse=False)):
-                storage = storage_of(tensor)
-                if storage is not None:
-                    found[storage_key(storage)] = weakref.ref(tensor)
+    for module in alive_of(torch.nn.Module):
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            storage = storage_of(tensor)
+            if storage is not None:
+                found[storage_key(storage)] = weakref.ref(tensor)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -14,6 +15,11 @@ from elbowroom.runtime._torch_compat_wrapped import of_a_transform, stands_for_z
 CPU = torch.device("cpu")
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 """All others are subclasses; see wrapped.py."""
+
+
+def alive_of(*types: type[Any]) -> list[Any]:
+    """All objects of these types that the garbage collector knows of; `isinstance` would wake lazy ones up."""
+    return [each for each in gc.get_objects() if issubclass(type(each), types)]
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
