@@ -42,7 +42,7 @@ def test_gradients_away_lower_the_least_budget_of_a_step_whose_backward_needs_mo
     (states,) = on_the_rig(rig, {**spec, "options": STATES})["runs"]
     (gradients,) = on_the_rig(rig, {**spec, "options": {"allow": ["swap", "state", "gradient"]}})["runs"]
     # then
-    assert gradients["least_feasible_bytes"] < 0.9 * states["least_feasible_bytes"]
+    assert gradients["least_feasible_bytes"] < states["least_feasible_bytes"]
     assert_as_simulated(gradients["at_least"])
 
 
