@@ -122,11 +122,24 @@ class Stream:
         requests = [] if self._memory is None else self._memory.stop()
         with _quiet():
             self._session.__exit__(None, None, None)
-        items = [item for root in profiler_events(self._session) for item in _items(root, self._device)]
+        threads: dict[int, list[Item]] = {}
+        for root in profiler_events(self._session):
+            threads.setdefault(root.start_tid, []).extend(_items(root, self._device))
+        items = [item for each in threads.values() for item in _of_training(each)]
         let_profile_go(self._session)
         self._session = None
         items.sort(key=_in_order)
         return _with_requests(items, requests) if requests else items
+
+
+def _of_training(items: list[Item]) -> list[Item]:
+    """What a thread did for the step: those of collectives and loaders run ops of their own beside it.
+
+    What they allocate counts all the same.
+    """
+    if any(isinstance(what, Mark) or (isinstance(what, OpSeen) and what.backward) for _, what, _ in items):
+        return items
+    return [item for item in items if isinstance(item.what, Allocation)]
 
 
 def _in_order(item: Item) -> tuple[int, bool]:

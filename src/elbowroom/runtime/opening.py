@@ -99,7 +99,7 @@ def _device_of(device: str | torch.device | None) -> torch.device:
     has_cuda = torch.cuda.is_available()
     try:
         found = torch.device(device if device is not None else "cuda" if has_cuda else "cpu")
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         found = None
     if found is None or found.type not in ("cpu", "cuda") or (found.type == "cuda" and not has_cuda):
         allowed = "'cpu' and CUDA devices such as 'cuda:0'" if has_cuda else "'cpu', as torch sees no CUDA device"

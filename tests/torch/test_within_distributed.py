@@ -1,0 +1,117 @@
+"""Distributed tensors and fully sharded models inside a room, in one process: the same bits, and storages leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from elbowroom.capture.stream import Allocation, Block, Item, Mark, OpSeen, _of_training
+from tests.torch.helpers import Training, assert_equal, mean_square, needs, train, train_within
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this build has no gloo"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceMesh]:
+    meeting = tmp_path_factory.mktemp("gloo") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.b(torch.relu(self.a(x)))
+
+
+def pairs() -> nn.Sequential:
+    return nn.Sequential(*[Pair() for _ in range(4)])
+
+
+def whole(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def training(model: nn.Module, batch: Tensor) -> Training:
+    """Its losses tell of every gradient too, as plain tensors."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def step(_: int) -> Tensor:
+        optimizer.zero_grad()
+        loss = mean_square(model(batch))
+        loss.backward()
+        gradients = [whole(p.grad).double().square().sum() for p in model.parameters()]
+        optimizer.step()
+        return torch.stack([whole(loss.detach()).double(), *gradients])
+
+    return Training(step)
+
+
+def of_distributed_tensors(mesh: DeviceMesh) -> Training:
+    model = pairs()
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Replicate()])))
+    return training(model, distribute_tensor(torch.randn(96, 64), mesh, [Shard(0)]))
+
+
+def in_tensor_parallel(mesh: DeviceMesh) -> Training:
+    model = pairs()
+    for pair in model:
+        parallelize_module(pair, mesh, {"a": ColwiseParallel(), "b": RowwiseParallel()})
+    return training(model, torch.randn(96, 64))
+
+
+def fully_sharded(mesh: DeviceMesh) -> Training:
+    model = pairs()
+    for pair in model:
+        fully_shard(pair, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return training(model, torch.randn(96, 64))
+
+
+WAYS: list[Callable[[DeviceMesh], Training]] = [of_distributed_tensors, in_tensor_parallel, fully_sharded]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_a_distributed_training_gives_the_same_numbers(way: Callable[[DeviceMesh], Training], mesh: DeviceMesh) -> None:
+    # given
+    setup = lambda: way(mesh)  # noqa: E731
+    # when: what all that is kept needs, so that the plan may move nothing, and the observed step moves everything
+    plain = train(setup)
+    inside, room = train_within(setup, budget=needs(setup)[1] + 2**16)
+    # then: outputs of `a`, 96 x 128 floats, are saved by relu in each of the four pairs
+    assert_equal(inside, plain)
+    assert room.steps[0].swapped_out_bytes >= 3 * 96 * 128 * 4
+    assert sum(step.mismatches for step in room.steps) == 0
+    assert not room.passed
+
+
+def test_ops_of_threads_that_do_not_train_are_no_part_of_a_step() -> None:
+    # given: a collective's thread, whose op lies across the ends of those of the step
+    block = Block(64, 4096, "float32")
+    op = OpSeen("aten.add_", (block,), (block,), 0, False, (), 10, 30)
+    theirs = [Item(10, op), Item(20, Allocation(block, False)), Item(30, op, ends=True)]
+    # when / then: what it allocates counts
+    assert _of_training(theirs) == [theirs[1]]
+    # then: threads that the runtime marks, or in which autograd runs, train
+    assert _of_training([Item(0, Mark(0)), *theirs]) == [Item(0, Mark(0)), *theirs]
+    backward = [Item(10, replace(op, backward=True)), *theirs]
+    assert _of_training(backward) == backward
