@@ -88,7 +88,7 @@ def train_within(setup: Setup, steps: int = STEPS, budget: int | None = None, **
     return outcome, room
 
 
-def captured(setup: Setup, steps: int = 3) -> er.Trace:
+def captured(setup: Setup, steps: int = 3, *, in_parts: bool = False) -> er.Trace:
     """The trace of a training, everything that is alive now included."""
     gc.collect()
 
@@ -97,12 +97,12 @@ def captured(setup: Setup, steps: int = 3) -> er.Trace:
         numbers = iter(range(steps))
         return lambda: training.step(next(numbers))
 
-    return er.capture(counted, steps=steps, min_size_bytes=MIN_SIZE_BYTES)
+    return er.capture(counted, steps=steps, min_size_bytes=MIN_SIZE_BYTES, in_parts=in_parts)
 
 
 def needs(setup: Setup, steps: int = 3, allow: Sequence[Means] = ("swap",)) -> tuple[int, int]:
     """(least feasible, keep-all peak) allocated bytes of a training, everything that is alive now included."""
-    trace = captured(setup, steps)
+    trace = captured(setup, steps, in_parts="state" in allow)
     machine = er.Machine.here(device="cpu")
     try:
         planner = "swap_greedy" if allow == ("swap",) else "optimal"

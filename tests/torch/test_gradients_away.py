@@ -65,7 +65,7 @@ def test_steps_are_bit_equal_and_peak_where_simulated(name: str) -> None:
 
     # given hardly more than what a step needs with all states and gradients away
     plain = train(setup, STEPS)
-    budget = int(1.02 * least_of(captured(setup)))
+    budget = int(1.02 * least_of(captured(setup, in_parts=True)))
 
     # when
     inside, room = within_gradients(setup, budget, measure=True)
@@ -100,7 +100,7 @@ def test_a_budget_that_states_cannot_meet_is_met_by_gradients() -> None:
 
     # given a budget below what the same trace needs where it names no gradients
     plain = train(setup, STEPS)
-    trace = captured(setup)
+    trace = captured(setup, in_parts=True)
     states = [part for part in trace.parts if not accumulates(trace, part)]
     without, least = least_of(replace(trace, parts=tuple(states))), least_of(trace)
     assert least < 0.95 * without
@@ -121,7 +121,7 @@ def test_a_plan_with_gradients_made_from_a_captured_trace_is_carried_out() -> No
         return layers(MAKES["Adam"])
 
     plain = train(setup, STEPS)
-    trace = captured(setup)
+    trace = captured(setup, in_parts=True)
     step = last_step(trace)
     # eight layers of 96 x 96 weights; the biases are smaller than what may move
     assert len(step.accumulations) == 8
@@ -156,7 +156,7 @@ def test_gradients_leave_between_the_micro_steps_that_add_to_them() -> None:
         return Training(step, [model], [optimizer])
 
     plain = train(setup, STEPS)
-    trace = captured(setup)
+    trace = captured(setup, in_parts=True)
     # three micro-steps of eight layers
     assert len(last_step(trace).accumulations) == 24
 
@@ -223,7 +223,7 @@ def test_whoever_asks_for_a_gradient_finds_it_whole(update: Update, to_none: boo
     seen.clear()
     plain = train(setup, STEPS)
     expected = list(seen)
-    budget = int(1.1 * least_of(captured(setup)))
+    budget = int(1.1 * least_of(captured(setup, in_parts=True)))
     seen.clear()
 
     # when
@@ -250,7 +250,7 @@ def test_a_gradient_that_a_hook_keeps_stays_on_the_device() -> None:
     plain = train(setup, STEPS)
     expected = [each.clone() for each in kept]
     kept.clear()
-    budget = int(1.2 * least_of(captured(setup)))
+    budget = int(1.2 * least_of(captured(setup, in_parts=True)))
     kept.clear()
 
     # when
@@ -266,7 +266,7 @@ def test_nothing_of_torch_is_changed_once_the_room_is_closed() -> None:
     def setup() -> Training:
         return layers(MAKES["Adam"])
 
-    budget = int(1.02 * least_of(captured(setup)))
+    budget = int(1.02 * least_of(captured(setup, in_parts=True)))
 
     # when
     training = seeded(setup)

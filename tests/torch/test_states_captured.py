@@ -32,7 +32,7 @@ def test_a_plan_with_states_made_from_a_captured_trace_is_carried_out_bit_equal(
     # given a plan for less than saves alone can do, from a trace, through files
     plain = train(setup, STEPS)
     least, _ = needs(setup)
-    captured(setup).save(tmp_path / "trace.json")
+    captured(setup, in_parts=True).save(tmp_path / "trace.json")
     trace = er.Trace.load(tmp_path / "trace.json")
     here = er.Machine.here(device="cpu")
     made = er.plan(trace, here, int(0.9 * least), "swap_states", MIN_SIZE_BYTES, allow=("swap", "state"))
@@ -55,7 +55,7 @@ def test_a_captured_step_is_the_one_that_a_run_observes(name: str) -> None:
         return layers(MAKES[name])
 
     # when
-    trace = captured(setup)
+    trace = captured(setup, in_parts=True)
     least, _ = needs(setup)
     with er.within(int(0.9 * least), min_size_bytes=MIN_SIZE_BYTES, allow=("swap", "state", "gradient")) as room:
         finish(seeded(setup), 4)

@@ -16,7 +16,7 @@ def capture(
     machine: str | Machine = "here",
     steps: int = 3,
     min_size_bytes: int = 2**20,
-    in_parts: bool | None = None,
+    in_parts: bool = False,
 ) -> Trace:
     """Run a few training steps and record what they do: on this computer, or on a virtual GPU.
 
@@ -31,8 +31,8 @@ def capture(
         steps: how many steps to record, at least 2: the last one is the steady state.
         min_size_bytes: smaller storages are recorded, but not as saved.
         in_parts: whether the steps of optimizers are carried out in parts, as a run does that swaps their states: only
-            then a plan that swaps them can be run. None: on this computer. Not on a virtual GPU, as an optimizer that
-            updates lists of tensors needs more memory in one go, which an estimate has to show.
+            then a plan that swaps them can be run. As it is otherwise: an optimizer that updates lists of tensors needs
+            more memory in one go, which is what an estimate has to show.
 
     Returns:
         The trace of all steps.

@@ -31,7 +31,7 @@ def capture_steps(
     machine: str | Machine,
     steps: int,
     min_size_bytes: int,
-    in_parts: bool | None,
+    in_parts: bool,
 ) -> Trace:
     """See `elbowroom.capture`."""
     if type(steps) is not int or steps < 2:
@@ -43,8 +43,8 @@ def capture_steps(
     executor = Executor(HostTier())
     observing = Observing(executor, Reserved())
     gradients = Gradients(executor, _Alone(observing), min_size_bytes)
-    gradients.wanted = in_parts is not False
-    parts = _parts(observing, executor.device, gradients, min_size_bytes if gradients.wanted else None)
+    gradients.wanted = in_parts
+    parts = _parts(observing, executor.device, gradients, min_size_bytes if in_parts else None)
     watch = _watch(observing, parts)
     recorder = observing.record()
     if recorder is None:

@@ -14,6 +14,7 @@ from typing import Any, final
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from elbowroom.runtime._torch_compat import holders_of, never_compiled, storage_key, tensor_uses
 from elbowroom.runtime.parts import Found, is_resizable
@@ -71,7 +72,8 @@ class Accumulating:
 
     def _may_move(self, parameter: nn.Parameter) -> bool:
         return (
-            parameter.requires_grad
+            not is_lazy(parameter)
+            and parameter.requires_grad
             and parameter.device == self._where
             and parameter.layout is torch.strided
             and parameter.numel() * parameter.element_size() >= self._least_bytes

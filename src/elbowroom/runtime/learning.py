@@ -311,13 +311,17 @@ class Learner:
         return known_of(trace, course, self.machine, self.budget_bytes)
 
     def _holds(self, trace: Trace, made: Plan) -> bool:
-        """Whether a plan that was made for another step of the kind keeps to the budget in this one."""
+        """Whether a plan that was made for another step of the kind keeps to the budget in this one.
+
+        But for less than the least storage that may move: losses that the training collects are no reason to end it.
+        """
+        allowed_bytes = self.budget_bytes + self._asked.min_size_bytes
         try:
-            moved = moved_to(trace, made)
+            moved = replace(moved_to(trace, made), budget_bytes=allowed_bytes)
             check(trace, moved, self.machine)
         except InvalidPlan:
             return False
-        return course_of(trace, self.machine, moved).peak_bytes <= self.budget_bytes
+        return course_of(trace, self.machine, moved).peak_bytes <= allowed_bytes
 
     def _swaps(self, trace: Trace) -> Course:
         """A plan without recomputes."""
