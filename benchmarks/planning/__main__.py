@@ -30,7 +30,6 @@ PAIRS: dict[str, tuple[str, ...]] = {
     "llama_1b": ("h100-sxm",),
     "llama_7b_layers": ("a100-80gb",),
     "resnet1001": ("titan-x-maxwell",),
-    "resnet2000": ("titan-x-maxwell",),
 }
 """Which GPUs a model is planned for: those its papers used, and one of today."""
 
