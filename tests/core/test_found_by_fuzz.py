@@ -129,3 +129,15 @@ def test_a_baseline_that_needs_more_than_the_budget_at_any_of_its_tries_says_wha
     # then what it names can be met
     least = error.value.least_feasible_bytes
     assert simulate(trace, on, planned(trace, on, least, "swap_states")).peak_reserved_bytes <= least
+
+
+def test_what_a_baseline_names_in_reserved_bytes_is_what_it_tries_whatever_the_budget() -> None:
+    # given a budget that `capuchin` does not meet with any of its tries
+    trace, on = found("least_of_a_baseline")
+    with pytest.raises(Infeasible) as error:
+        planned(trace, on, 164114431, "capuchin")
+    # when it is given what it named
+    least = error.value.least_feasible_bytes
+    made = planned(trace, on, least, "capuchin")
+    # then
+    assert simulate(trace, on, made).peak_reserved_bytes <= least

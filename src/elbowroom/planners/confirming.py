@@ -189,5 +189,5 @@ def _within_reserved(problem: Problem, planner: str, least_bytes: int, make: Cal
     fit = [each for each in looked if each.fits]
     if fit:
         return min(fit, key=lambda each: each.step_ns).plan
-    fewest = min(looked, key=lambda each: each.reserved_bytes)
-    raise reserves_more(problem, planner, limit_of_plan(trace, machine, fewest.plan))
+    frugal = make(replace(problem, budget_bytes=least_bytes))  # what is tried whatever the budget
+    raise reserves_more(problem, planner, limit_of_plan(trace, machine, frugal))
