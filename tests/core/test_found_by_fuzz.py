@@ -141,3 +141,15 @@ def test_what_a_baseline_names_in_reserved_bytes_is_what_it_tries_whatever_the_b
     made = planned(trace, on, least, "capuchin")
     # then
     assert simulate(trace, on, made).peak_reserved_bytes <= least
+
+
+def test_where_the_tiers_below_hold_next_to_nothing_a_least_budget_is_named_and_can_be_met() -> None:
+    # given a host and a disk that cannot hold what may move
+    trace, on = found("little_room_below")
+    with pytest.raises(Infeasible) as error:
+        planned(trace, on, 0)
+    # when
+    least = error.value.least_feasible_bytes
+    made = planned(trace, on, least)
+    # then
+    assert simulate(trace, on, made).peak_allocated_bytes <= least

@@ -187,6 +187,7 @@ def _bases(problem: Problem) -> list[tuple[int, Found]]:
     pools = [pool_of(way) for way in (*ways.values(), all_away(smallest(problem)))]
     bases = [(pool.basis(agreeing(recipes)), pool) for pool in pools for recipes in ((), *families(pool.options))]
     moves = [(basis, pool, basis.on_demand(basis.n)) for basis, pool in bases]
+    moves += [(pool.basis(()), pool, pool.basis(()).on_demand(pool.basis(()).n[:0])) for pool in pools]  # keeps all
     return [
         (peak_of(basis.asked.step, each), (tried(basis, each), pool))
         for basis, pool, each in moves
