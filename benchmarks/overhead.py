@@ -82,7 +82,6 @@ def write_saves(directory: Path) -> None:
 def table(result: dict[str, Any]) -> str:
     """What each storage costs, for docs/benchmarks.md."""
     lines = [
-        START,
         "| device | a save that stays | where it is checked | a storage that moves | plain step of so many saves |",
         "|---|---|---|---|---|",
     ]
@@ -92,7 +91,7 @@ def table(result: dict[str, Any]) -> str:
         times = (row["us_per_save"], row["us_per_checked_save"], row["us_per_moved_storage"])
         lines.append(f"| {device} | {' | '.join(f'{us} us' for us in times)} | {plain} |")
     source = f"{result['date']}, {result['computer']['cores']} cores, commit {result['versions']['commit']}"
-    return "\n".join([*lines, "", f"<sub>{source}; benchmarks/results/{result['file']}</sub>", END])
+    return "\n".join([*lines, "", f"<sub>{source}; benchmarks/results/{result['file']}</sub>"])
 
 
 def write_cases(directory: Path) -> None:

@@ -8,15 +8,13 @@ times are not, so none are told. Some models are run again by naming them. `--ta
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import RESULTS, ROOT, commit, newest_results, write_between, write_result
+from benchmarks.on_rig import add_options, checked_rig, keep, said
+from benchmarks.results import RESULTS, ROOT, commit, newest_results, write_between
 
 CASE = "peaks"
 SHARES = (0.9, 0.7, 0.5)
@@ -37,20 +35,8 @@ Result = dict[str, Any]
 
 def on_the_rig(rig: Path, model: str) -> Result:
     """What tests/fakecuda/within.py says of one model."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-        "FAKECUDA_CAPACITY": str(40 << 30),
-        "FAKECUDA_BACKING": "0",
-        "FAKECUDNN_WORKSPACE": "0",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [str(rig / "fake_torch.sh"), str(ROOT / "tests" / "fakecuda" / "within.py")]
-    spec = json.dumps({"model": model, "shares": SHARES, "steps": STEPS})
-    done = subprocess.run(command, input=spec, env=environment, capture_output=True, text=True, check=False)
-    if "@@" not in done.stdout:
-        raise RuntimeError(f"{model} failed on the rig:\n{done.stderr[-4000:]}")
-    found = json.loads(done.stdout.partition("@@")[2])
+    script = str(ROOT / "tests" / "fakecuda" / "within.py")
+    found = said(rig, script, spec={"model": model, "shares": SHARES, "steps": STEPS})
     return {"plain": found["plain"], "commit": commit(), "runs": [_row(run) for run in found["runs"]]}
 
 
@@ -113,25 +99,21 @@ def table(result: Result) -> str:
         f"largest difference between simulated and measured is {max(off):.2%}. MiB; torch 2.11 on the rig, no GPU; "
         f"commit {commits}, {result['date']}."
     )
-    return "\n".join([START, text, "", *rows(result["models"]), END])
+    return "\n".join([text, "", *rows(result["models"])])
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("models", nargs="*", help="names in tests/fakecuda/within_models.py; all by default")
-    options.add_argument("--rig", type=Path, default=os.environ.get("ELBOWROOM_RIG"), help="folder of the rig")
-    options.add_argument("--table", action="store_true", help="only write the page, from the newest result")
+    add_options(options)
     given = options.parse_args()
     newest = newest_results(RESULTS).get(CASE, {"models": {}})
     if not given.table:
-        if given.rig is None:
-            options.error("--rig, or ELBOWROOM_RIG, names the folder of the rig")
-        today = f"{datetime.date.today()}"
+        rig = checked_rig(options, given)
         for model in given.models or ALL:
-            newest["models"][model] = found = on_the_rig(given.rig, model)
+            newest["models"][model] = found = on_the_rig(rig, model)
             print(model, json.dumps(found), flush=True)
-            path = RESULTS / f"{CASE}_rig_{today.replace('-', '')}.json"
-            write_result(path, {"case": CASE, "date": today, "models": newest["models"]})
+            keep(CASE, {"models": newest["models"]})
     write_between(PAGE, START, END, table(newest_results(RESULTS)[CASE]))
 
 

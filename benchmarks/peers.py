@@ -10,18 +10,15 @@ names a folder that holds it. `--table` writes docs/benchmarks.md anew.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import RESULTS, ROOT, commit, newest_results, write_result
-from benchmarks.table import replace_between
+from benchmarks.on_rig import add_options, checked_rig, keep, said
+from benchmarks.results import RESULTS, ROOT, commit, newest_results, write_between
 
 CASE = "peers"
 CASES = {
@@ -48,21 +45,9 @@ Result = dict[str, Any]
 
 def on_the_rig(rig: Path, packages: Path | None, case: str, method: str, budget_bytes: int = 0) -> Result:
     """What a process on the rig says of one training."""
-    path = [str(ROOT / "src"), str(ROOT), *([str(packages)] if packages else [])]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path),
-        "FAKECUDA_CAPACITY": str(40 << 30),
-        "FAKECUDA_CC": "90",
-        "FAKECUDA_BACKING": "0",
-        "FAKECUDNN_WORKSPACE": "0",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [str(rig / "fake_torch.sh"), "-m", "benchmarks.peers", "--child", case, method, str(budget_bytes)]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    if "@@" not in done.stdout:
-        raise RuntimeError(f"{case}, {method} failed on the rig:\n{done.stderr[-4000:]}")
-    return {"method": method, "commit": commit(), **json.loads(done.stdout.partition("@@")[2])}
+    command = ["-m", "benchmarks.peers", "--child", case, method, str(budget_bytes)]
+    found = said(rig, *command, packages=[packages] if packages else [], variables={"FAKECUDA_CC": "90"})
+    return {"method": method, "commit": commit(), **found}
 
 
 def all_of(rig: Path, packages: Path | None, case: str) -> Iterator[Result]:
@@ -202,9 +187,8 @@ def table(result: Result) -> str:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all by default")
-    options.add_argument("--rig", type=Path, default=os.environ.get("ELBOWROOM_RIG"), help="folder of the rig")
+    add_options(options)
     options.add_argument("--packages", type=Path, help="folder that holds the package monai, and trl if it is to run")
-    options.add_argument("--table", action="store_true", help="only write the page, from the newest result")
     options.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.child:
@@ -213,18 +197,14 @@ def main() -> None:
         return
     newest = newest_results(RESULTS).get(CASE, {"cases": {}})
     if not given.table:
-        if given.rig is None:
-            options.error("--rig, or ELBOWROOM_RIG, names the folder of the rig")
-        today = f"{datetime.date.today()}"
+        rig = checked_rig(options, given)
         for case in given.cases or CASES:
             newest["cases"][case] = []
-            for run in all_of(given.rig, given.packages, case):
+            for run in all_of(rig, given.packages, case):
                 print(case, json.dumps(run), file=sys.stderr, flush=True)
                 newest["cases"][case].append(run)
-                path = RESULTS / f"{CASE}_rig_{today.replace('-', '')}.json"
-                write_result(path, {"case": CASE, "date": today, "cases": newest["cases"]})
-    page = PAGE.read_text("utf-8")
-    PAGE.write_text(replace_between(page, START, END, table(newest_results(RESULTS)[CASE])), "utf-8")
+                keep(CASE, {"cases": newest["cases"]})
+    write_between(PAGE, START, END, table(newest_results(RESULTS)[CASE]))
 
 
 if __name__ == "__main__":

@@ -90,12 +90,18 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
     path.write_text(text + "\n")
 
 
-def write_between(page: Path, start: str, end: str, text: str) -> None:
-    """Put a text in the place of what a page has from one line to another, these included."""
-    before, _, rest = page.read_text("utf-8").partition(start)
-    if not rest:
-        raise ValueError(f"{page} has no line {start}")
-    page.write_text(before + text + rest.partition(end)[2], "utf-8")
+def replace_between(text: str, start: str, end: str, new: str) -> str:
+    """A page's text with what is between two marker lines replaced."""
+    before, found, rest = text.partition(start)
+    _, found_end, after = rest.partition(end)
+    if not found or not found_end:
+        raise ValueError(f"given no pair of markers; put {start} and, below it, {end} where the text belongs")
+    return f"{before}{start}\n\n{new}\n\n{end}{after}"
+
+
+def write_between(page: Path, start: str, end: str, new: str) -> None:
+    """As `replace_between`, for a file."""
+    page.write_text(replace_between(page.read_text("utf-8"), start, end, new), "utf-8")
 
 
 def newest_results(directory: Path) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import CASES
-from benchmarks.results import RESULTS, ROOT, newest_results
+from benchmarks.results import RESULTS, ROOT, newest_results, replace_between
 from elbowroom.units import format_bytes, format_ns
 
 START = "<!-- benchmarks: made by python -m benchmarks.table, do not edit -->"
@@ -139,15 +139,6 @@ def provenance(result: Result) -> str:
         f"<sub>{result['date']}, {computer['cores']} cores{disk}; torch {versions['torch']}, "
         f"Python {versions['python']}{timed}; benchmarks/results/{result['file']}</sub>"
     )
-
-
-def replace_between(text: str, start: str, end: str, tables_text: str) -> str:
-    """`text` with what is between two marker lines replaced."""
-    before, found, rest = text.partition(start)
-    _, found_end, after = rest.partition(end)
-    if not found or not found_end:
-        raise SystemExit(f"README.md lacks the marker lines: put in {start!r} and, below it, {end!r}")
-    return f"{before}{start}\n\n{tables_text}\n\n{end}{after}"
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from benchmarks.accuracy.corpus import LEVELS
 from benchmarks.accuracy.figures import figures, summary
 from benchmarks.accuracy.public_figures import public_summary, public_table
 from benchmarks.accuracy.runner import read_records
-from benchmarks.results import RESULTS, ROOT, commit, write_result
+from benchmarks.results import RESULTS, ROOT, commit, write_between, write_result
 
 START = "<!-- accuracy: made by python -m benchmarks.accuracy table, do not edit -->"
 END = "<!-- accuracy end -->"
@@ -47,7 +47,7 @@ def write(out: Path) -> None:
     path = RESULTS / f"accuracy_{datetime.date.today():%Y%m%d}.json"
     write_result(path, result)
     if DOCUMENT.exists():
-        DOCUMENT.write_text(between(DOCUMENT.read_text(), tables(result)))
+        write_between(DOCUMENT, START, END, tables(result))
     print(tables(result))
 
 
@@ -71,15 +71,6 @@ def _short(record: Record) -> Record:
     kept = ("id", "family", "error", "measured", "simulated", "equal", "events", "measured_events", "difference")
     kept += ("seconds", "peak_rss_bytes", "remarks")
     return {key: record[key] for key in kept if key in record}
-
-
-def between(text: str, made: str) -> str:
-    """A document with what stands between its markers replaced."""
-    head, start, rest = text.partition(START)
-    _, end, tail = rest.partition(END)
-    if not start or not end:
-        raise ValueError(f"docs/accuracy.md: given no pair of markers; put {START} and {END} where the tables belong")
-    return f"{head}{START}\n\n{made}\n\n{END}{tail}"
 
 
 def tables(result: Record) -> str:

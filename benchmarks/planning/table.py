@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.planning.rows import best_of
-from benchmarks.results import RESULTS, ROOT, newest_results
+from benchmarks.results import RESULTS, ROOT, newest_results, replace_between
 from elbowroom.units import format_bytes, format_ns
 
 PAGE = ROOT / "docs" / "planning.md"
@@ -94,22 +94,15 @@ def optimal(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"<sub>Simulated, but for the seconds. {said}</sub>"])
 
 
-def _between(page: str, start: str, end: str, text: str) -> str:
-    """A page with what stands between two marks made new."""
-    before, _, rest = page.partition(start)
-    _, _, after = rest.partition(end)
-    return f"{before}{start}\n\n{text}\n\n{end}{after}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planning.table", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail where the page is out of date")
     given = parser.parse_args()
     page = Path(PAGE).read_text()
     results = newest_results(RESULTS)
-    new = _between(page, START, END, table(results["planning"]))
-    new = _between(new, OPTIMAL_START, OPTIMAL_END, optimal(results["optimal"]))
-    new = _between(new, HEADLINES_START, HEADLINES_END, headlines(results["headlines"]))
+    new = replace_between(page, START, END, table(results["planning"]))
+    new = replace_between(new, OPTIMAL_START, OPTIMAL_END, optimal(results["optimal"]))
+    new = replace_between(new, HEADLINES_START, HEADLINES_END, headlines(results["headlines"]))
     if given.check:
         sys.exit(f"{PAGE}: out of date; run python -m benchmarks.planning.table" if new != page else 0)
     Path(PAGE).write_text(new)

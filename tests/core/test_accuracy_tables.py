@@ -15,7 +15,8 @@ from benchmarks.accuracy.figures import digest, error_of, figures, first_differe
 from benchmarks.accuracy.figures import summary as summed
 from benchmarks.accuracy.public_figures import KNOWN, LAZY, known_outside, public_summary, public_table
 from benchmarks.accuracy.runner import read_records
-from benchmarks.accuracy.table import END, START, between, tables
+from benchmarks.accuracy.table import END, START, tables
+from benchmarks.results import replace_between
 
 RIG = Path(__file__).parents[1] / "data" / "rig"
 
@@ -237,7 +238,9 @@ def test_a_line_cut_short_by_an_interruption_is_left_out(tmp_path: Path) -> None
 def test_tables_are_written_between_their_markers() -> None:
     rig = summed([record("x", measured=1000, simulated=1001)])
 
-    text = between(f"before\n{START}\nold\n{END}\nafter", tables({"rig": rig, "versions": {"torch": "2"}}))
+    text = replace_between(
+        f"before\n{START}\nold\n{END}\nafter", START, END, tables({"rig": rig, "versions": {"torch": "2"}})
+    )
 
     # 1001 / 1000 - 1 = 0.1 %
     assert "| small | 1 | 0 | 100% of 1 | 0.100% | 0.10% | +0.10% | 0.0% |" in text
@@ -248,4 +251,4 @@ def test_tables_are_written_between_their_markers() -> None:
 
 def test_a_document_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="given no pair of markers; put <!-- accuracy"):
-        between("no markers", "table")
+        replace_between("no markers", START, END, "table")

@@ -1,6 +1,6 @@
 """Runs inside the rig: a training in which something goes wrong within a budget, and what is left after it.
 
-stdin: one JSON object {"faults": [names]}. Prints one JSON object after "@@": per fault what was raised and warned of,
+stdin: one JSON object {"cases": [names]}. Prints one JSON object after "@@": per fault what was raised and warned of,
 what is left, and whether training went on.
 """
 
@@ -253,7 +253,7 @@ def tried(fault: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    names = json.load(sys.stdin)["faults"]
+    names = json.load(sys.stdin)["cases"]
     print("@@" + json.dumps({name: tried(name) for name in names}))
 
 

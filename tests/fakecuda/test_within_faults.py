@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.fakecuda.test_within_peaks import on_the_rig
+from tests.fakecuda.test_within_peaks import outcomes_of
 from tests.fakecuda.test_within_peaks import rig as rig
 
 MIB = 2**20
@@ -27,12 +26,7 @@ ERRORS = {
     "spawned workers": "",
     "a model that is pickled": "",
 }
-
-
-@cache
-def outcomes(rig: Path) -> dict[str, dict[str, Any]]:
-    """All in one process, one after the other: what one left behind would be in the way of the next."""
-    return on_the_rig(rig, {"faults": list(ERRORS)}, "faults.py")
+outcomes = partial(outcomes_of, "faults.py", tuple(ERRORS))
 
 
 @pytest.mark.timeout(0)

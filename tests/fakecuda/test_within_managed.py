@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.fakecuda.test_within_peaks import on_the_rig
+from tests.fakecuda.test_within_peaks import outcomes_of
 from tests.fakecuda.test_within_peaks import rig as rig
 
 MIB = 2**20
 CASES = (
     "beyond", "too little", "none", "within the budget", "lives on", "threads", "no such device", "not divided", "small"
 )  # fmt: skip
-
-
-@cache
-def outcomes(rig: Path) -> dict[str, dict[str, Any]]:
-    """All in one process, one after the other: what one left behind would be in the way of the next."""
-    return on_the_rig(rig, {"cases": list(CASES)}, "managed.py")
+outcomes = partial(outcomes_of, "managed.py", CASES)
 
 
 @pytest.mark.timeout(0)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.on_rig import said
 from tests.fakecuda.rig import rig_folder
 
-ROOT = Path(__file__).parents[2]
 MIB = 2**20
 MODELS = (
     "perceptron", "residual net", "residual net in bfloat16", "perceptron in micro-batches", "vgg",
@@ -39,18 +37,14 @@ def on_the_rig(
 
     The workspace is that of every convolution that cuDNN carries out.
     """
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-        "FAKECUDA_CAPACITY": str(40 << 30),
-        "FAKECUDA_BACKING": str(backing_bytes),
-        "FAKECUDNN_WORKSPACE": str(workspace_bytes),
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [str(rig / "fake_torch.sh"), str(Path(__file__).with_name(script))]
-    done = subprocess.run(command, input=json.dumps(spec), env=environment, capture_output=True, text=True, check=False)
-    assert "@@" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]
-    return json.loads(done.stdout.partition("@@")[2])
+    variables = {"FAKECUDA_BACKING": str(backing_bytes), "FAKECUDNN_WORKSPACE": str(workspace_bytes)}
+    return said(rig, str(Path(__file__).with_name(script)), spec=spec, variables=variables)
+
+
+@cache
+def outcomes_of(script: str, cases: tuple[str, ...], rig: Path) -> dict[str, dict[str, Any]]:
+    """Of all cases of a script, in one process one after the other: what one left would be in the way of the next."""
+    return on_the_rig(rig, {"cases": cases}, script)
 
 
 @pytest.mark.timeout(0)

@@ -74,6 +74,14 @@ def overwritten() -> list[Tensor]:
     return [torch.full((SIZE_BYTES,), OTHER, dtype=torch.uint8, device="cuda") for _ in range(4)]
 
 
+def coming_back(executor: Executor, value: int) -> Handle:
+    """One that was away, and whose copy back has begun."""
+    handle = leaving(executor, value)
+    executor.writes_done(1)
+    executor.bring_back(handle.entry)
+    return handle
+
+
 def differs(tensor: Tensor, value: int) -> int:
     """Bytes that a kernel on the current stream finds different."""
     return int((tensor != value).sum())
@@ -155,9 +163,7 @@ def test_a_reader_on_another_stream_waits_and_keeps_the_memory_until_it_is_done(
     executor: Executor, held_up: str
 ) -> None:
     # given
-    handle = leaving(executor, 7)
-    executor.writes_done(1)
-    executor.bring_back(handle.entry)
+    handle = coming_back(executor, 7)
     stream = torch.cuda.Stream()
     # when a kernel on another stream reads it late, and its last handle dies before
     with torch.cuda.stream(stream):
@@ -176,9 +182,7 @@ def test_the_room_of_one_stream_on_the_host_goes_to_another_after_its_copy_back(
     executor: Executor, held_up: str
 ) -> None:
     # given a copy back that is under way when its storage dies
-    first = leaving(executor, 8)
-    executor.writes_done(1)
-    executor.bring_back(first.entry)
+    first = coming_back(executor, 8)
     storage = executor.read(first.entry)
     found = bytes_of(storage).clone()
     del first, storage

@@ -77,13 +77,15 @@ def train(setup: Setup, steps: int = STEPS) -> Outcome:
     return finish(seeded(setup), steps)
 
 
-def train_within(setup: Setup, steps: int = STEPS, budget: int | None = None, **options: Any) -> tuple[Outcome, Room]:
-    """Within a budget; without one it is chosen so that much must be swapped."""
-    if budget is None:
-        budget = tight_budget(setup)
+def train_within(
+    setup: Setup, steps: int = STEPS, budget: int | Callable[[Setup], int] | None = None, **options: Any
+) -> tuple[Outcome, Room]:
+    """Within a budget, or what a function says by now; without one it is chosen so that much must be swapped."""
+    budget = budget or tight_budget
+    limit = budget(setup) if callable(budget) else budget
     gc.collect()
     options.setdefault("min_size_bytes", MIN_SIZE_BYTES)
-    with er.within(budget, **options) as room:
+    with er.within(limit, **options) as room:
         outcome = finish(seeded(setup), steps)
     return outcome, room
 
@@ -151,12 +153,33 @@ def assert_swapped(room: Room, steps: int = STEPS) -> None:
     assert sum(step.mismatches for step in room.steps) == 0
 
 
+def same_within(
+    setup: Setup, steps: int = STEPS, budget: int | Callable[[Setup], int] | None = None, **options: Any
+) -> Room:
+    """As train_within, beside a plain training; no number differs."""
+    plain = train(setup, steps)
+    inside, room = train_within(setup, steps, budget, **options)
+    assert_equal(inside, plain)
+    return room
+
+
 def assert_same_within(setup: Setup) -> None:
     """A budget in which much must be swapped changes no number."""
-    plain = train(setup)
-    inside, room = train_within(setup)
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    assert_swapped(same_within(setup))
+
+
+def moved_categories(room: Room) -> set[str]:
+    """What the plan of a room swaps."""
+    assert room.trace is not None
+    assert room.plan is not None
+    return {room.trace.storages[swap.storage].category for swap in room.plan.swaps}
+
+
+def moved_as_planned(room: Room) -> set[str]:
+    """As moved_categories, once no step differed from its trace and the last one followed a plan."""
+    assert [step.mismatches for step in room.steps] == [0] * len(room.steps)
+    assert room.steps[-1].mode == "plan"
+    return moved_categories(room)
 
 
 def mlp(width: int = 64, depth: int = 4) -> nn.Sequential:
@@ -169,15 +192,36 @@ def ordinary(
 ) -> Training:
     """Forward, backward, the optimizer (AdamW where none is given) on one fixed batch."""
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return by_loss(lambda _: (loss or mean_square)(model(*inputs)), model, optimizer)
 
-    def step(_: int) -> Tensor:
+
+def by_loss(loss: Callable[[int], Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> Training:
+    """The loss of the step of the given number, backward, the optimizer."""
+
+    def step(number: int) -> Tensor:
         optimizer.zero_grad(set_to_none=True)
-        found = (loss or mean_square)(model(*inputs))
+        found = loss(number)
         found.backward()
         optimizer.step()
         return found.detach()
 
     return Training(step, [model], [optimizer])
+
+
+def telling(
+    model: nn.Module, batch: Tensor, optimizer: torch.optim.Optimizer, plain: Callable[[Any], Tensor]
+) -> Training:
+    """One whose losses tell of every gradient too; `plain` makes plain tensors of those that wrap others."""
+
+    def step(_: int) -> Tensor:
+        optimizer.zero_grad()
+        loss = mean_square(model(batch))
+        loss.backward()
+        gradients = [plain(p.grad).double().square().sum() for p in model.parameters()]
+        optimizer.step()
+        return torch.cat([plain(loss.detach()).double().flatten(), torch.stack(gradients)])
+
+    return Training(step)
 
 
 def mean_square(output: Tensor) -> Tensor:

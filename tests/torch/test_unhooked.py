@@ -22,11 +22,11 @@ from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Setup,
     Training,
-    assert_equal,
+    by_loss,
     mean_square,
     mlp,
     ordinary,
-    train,
+    same_within,
     train_within,
 )
 
@@ -51,24 +51,14 @@ def with_forward(forward: Forward) -> Setup:
     def setup() -> Training:
         model = mlp()
         optimizer = torch.optim.AdamW(model.parameters())
-
-        def step(number: int) -> Tensor:
-            optimizer.zero_grad()
-            loss = mean_square(forward(model, INPUT, number))
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return Training(step, [model], [optimizer])
+        return by_loss(lambda number: mean_square(forward(model, INPUT, number)), model, optimizer)
 
     return setup
 
 
 def in_plenty(setup: Setup, steps: int) -> Room:
     """Plain and within a budget that is never reached; the numbers must be the same."""
-    plain = train(setup, steps)
-    inside, room = train_within(setup, steps, budget=PLENTY)
-    assert_equal(inside, plain)
+    room = same_within(setup, steps, PLENTY)
     assert len(room.steps) == steps
     return room
 
@@ -232,15 +222,7 @@ def test_shapes_of_keyword_arguments_are_told_before_a_step_runs_without_hooks()
     def setup() -> Training:
         inner = Named()
         optimizer = torch.optim.AdamW(inner.parameters())
-
-        def step(number: int) -> Tensor:
-            optimizer.zero_grad()
-            loss = mean_square(inner(x=INPUT[: rows[number]]))
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return Training(step, [inner], [optimizer])
+        return by_loss(lambda number: mean_square(inner(x=INPUT[: rows[number]])), inner, optimizer)
 
     with pytest.warns(RuntimeWarning, match="saved storage"):
         room = in_plenty(setup, steps=len(rows))

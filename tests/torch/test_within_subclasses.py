@@ -18,15 +18,17 @@ from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Setup,
     Training,
-    assert_equal,
+    assert_same_within,
     assert_swapped,
+    by_loss,
     finish,
     mean_square,
     mlp,
     ordinary,
+    same_within,
     seeded,
+    telling,
     tight_budget,
-    train,
     train_within,
 )
 
@@ -54,17 +56,7 @@ def of_two() -> Setup:
 
     def setup() -> Training:
         model, batch = with_parameters(two), two(torch.randn(96, 64))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step(_: int) -> Tensor:
-            optimizer.zero_grad()
-            loss = mean_square(model(batch))
-            loss.backward()
-            gradients = [both(p.grad).double().square().sum() for p in model.parameters()]
-            optimizer.step()
-            return torch.cat([both(loss.detach()).double(), torch.stack(gradients)])
-
-        return Training(step)
+        return telling(model, batch, torch.optim.SGD(model.parameters(), lr=0.1), both)
 
     return setup
 
@@ -74,10 +66,8 @@ def test_tensors_that_wrap_two_others_are_swapped_by_those(allow: list[Means]) -
     # given
     setup = of_two()
     # when
-    plain = train(setup, 9)
-    inside, room = train_within(setup, 9, allow=allow)
+    room = same_within(setup, 9, allow=allow)
     # then
-    assert_equal(inside, plain)
     assert room.steps[-1].mode == "plan"
     # five activations of 96 x 64 floats are saved, each of them twice; the last need not leave
     assert room.steps[-1].swapped_out_bytes + room.steps[-1].recomputed_bytes >= 2 * 2 * 96 * 64 * 4
@@ -105,10 +95,8 @@ def test_tensors_that_only_add_attributes_are_swapped() -> None:
     # given: whatever is made from a noted tensor is noted, so all that autograd saves of inputs is
     setup = lambda: ordinary(mlp(), torch.randn(96, 64).as_subclass(Noted))  # noqa: E731
     # when
-    plain = train(setup)
-    inside, room = train_within(setup)
+    room = same_within(setup)
     # then
-    assert_equal(inside, plain)
     assert_swapped(room)
     assert not room.passed
 
@@ -117,24 +105,14 @@ def test_jagged_tensors_are_swapped_by_their_values() -> None:
     # given
     def setup() -> Training:
         model, rows = mlp(), [torch.randn(n, 64) for n in (20, 50, 30)]
-        optimizer = torch.optim.AdamW(model.parameters())
 
-        def step(_: int) -> Tensor:
-            optimizer.zero_grad()
-            jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
-            loss = mean_square(model(jagged).values())
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+        def loss(_: int) -> Tensor:
+            return mean_square(model(torch.nested.nested_tensor(rows, layout=torch.jagged)).values())
 
-        return Training(step, [model], [optimizer])
+        return by_loss(loss, model, torch.optim.AdamW(model.parameters()))
 
-    # when
-    plain = train(setup)
-    inside, room = train_within(setup)
-    # then
-    assert_equal(inside, plain)
-    assert_swapped(room)
+    # when / then
+    assert_same_within(setup)
 
 
 class Opaque(Tensor):
@@ -227,11 +205,8 @@ def test_bytes_that_a_wrapping_tensor_changed_are_saved_anew() -> None:
 
         return Training(step)
 
-    # when
-    plain = train(setup)
-    inside, _ = train_within(setup)
-    # then
-    assert_equal(inside, plain)
+    # when / then
+    same_within(setup)
 
 
 def test_a_graph_of_wrapping_tensors_that_is_dropped_gives_everything_back() -> None:

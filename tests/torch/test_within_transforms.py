@@ -20,18 +20,7 @@ from elbowroom.capture.reserved import Reserved
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.hooks import Hooks
 from elbowroom.runtime.tiers import HostTier
-from tests.torch.helpers import (
-    MIN_SIZE_BYTES,
-    SEED,
-    Training,
-    assert_equal,
-    mean_square,
-    mlp,
-    needs,
-    ordinary,
-    train,
-    train_within,
-)
+from tests.torch.helpers import MIN_SIZE_BYTES, SEED, Training, by_loss, mean_square, mlp, needs, ordinary, same_within
 
 pytestmark = [  # torch's own
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning"),
@@ -97,10 +86,8 @@ def test_a_transform_beside_a_step_changes_no_number(use: str) -> None:
         return training
 
     # when
-    plain = train(setup)
-    inside, room = train_within(setup, budget=needs(setup)[0])
+    room = same_within(setup, budget=lambda setup: needs(setup)[0])
     # then
-    assert_equal(inside, plain)
     assert room.steps[0].swapped_out_bytes > 0
     if use != "linearize":  # torch traces anew what it linearizes, and keeps more of it while a step is recorded
         assert sum(step.mismatches for step in room.steps) == 0
@@ -125,36 +112,26 @@ def test_a_training_by_gradients_of_each_sample_gives_the_same_numbers() -> None
 
         return Training(step, [model], [optimizer])
 
-    # when
-    plain = train(setup)
-    inside, _ = train_within(setup, budget=2**30)
-    # then
-    assert_equal(inside, plain)
+    # when / then
+    same_within(setup, budget=2**30)
 
 
 def test_what_a_step_learns_through_a_transform_is_the_same() -> None:
     # given: the outer loss has gradients with respect to what the inner one was transformed with, as in MAML
     def setup() -> Training:
         model, batch = mlp(), torch.randn(96, 64)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-        def step(_: int) -> Tensor:
-            optimizer.zero_grad()
+        def loss(_: int) -> Tensor:
             weights: Weights = dict(model.named_parameters())
             inner = grad(loss_of(model))(weights, batch)
             moved = {name: w - 0.1 * inner[name] for name, w in weights.items()}
-            loss = loss_of(model)(moved, batch.flip(0))
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+            return loss_of(model)(moved, batch.flip(0))
 
-        return Training(step, [model], [optimizer])
+        return by_loss(loss, model, torch.optim.SGD(model.parameters(), lr=0.1))
 
     # when
-    plain = train(setup)
-    inside, room = train_within(setup, budget=2**30)
+    room = same_within(setup, budget=2**30)
     # then
-    assert_equal(inside, plain)
     assert room.steps[0].swapped_out_bytes > 0  # what is outside of the transform goes on taking part
 
 

@@ -180,14 +180,14 @@ def _is_free(problem: Problem, made: Plan) -> bool:
 def _bases(problem: Problem) -> list[tuple[int, Found]]:
     """Choices that need few bytes, whatever they cost, each with what it allocates.
 
-    All that may be is swapped and comes back on demand, beside all recomputes of one kind or none. They depend on no
-    budget.
+    All that may be is swapped and comes back on demand, beside all recomputes of one kind or none; or all is kept,
+    where the tiers below hold too little. They depend on no budget.
     """
     ways = {way.algorithms: way for way in (smallest(problem), fastest(problem))}
     pools = [pool_of(way) for way in (*ways.values(), all_away(smallest(problem)))]
     bases = [(pool.basis(agreeing(recipes)), pool) for pool in pools for recipes in ((), *families(pool.options))]
     moves = [(basis, pool, basis.on_demand(basis.n)) for basis, pool in bases]
-    moves += [(pool.basis(()), pool, pool.basis(()).on_demand(pool.basis(()).n[:0])) for pool in pools]  # keeps all
+    moves += [(basis, pool, basis.on_demand(basis.n[:0])) for basis, pool in bases if not basis.options]
     return [
         (peak_of(basis.asked.step, each), (tried(basis, each), pool))
         for basis, pool, each in moves

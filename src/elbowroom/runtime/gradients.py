@@ -25,7 +25,7 @@ from elbowroom.runtime.entries import OBSERVED, StateEntry
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.known import Known
 from elbowroom.runtime.parts import Found, Portion
-from elbowroom.runtime.storages import storage_of
+from elbowroom.runtime.storages import dtype_name, storage_of
 from elbowroom.units import format_bytes
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Gradients:
         """Do what the plan says once a gradient is written."""
         slots = known.schedule.gradients
         slot = slots[self._written] if self._written < len(slots) else None
-        if slot is not None and (slot.size_bytes, slot.dtype) != (found.size_bytes, _name(found.dtype)):
+        if slot is not None and (slot.size_bytes, slot.dtype) != (found.size_bytes, dtype_name(found.dtype)):
             what = f"the gradient that backward writes as number {self._written} is not the one its plan expects"
             self._conductor.surprised_by(what)
             return
@@ -194,7 +194,3 @@ class Gradients:
 
 def _distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -28,6 +28,7 @@ from elbowroom.runtime.gradients import Gradients
 from elbowroom.runtime.known import Known
 from elbowroom.runtime.parts import Found, Portion, in_turn, mapping_of, movable, portions_of
 from elbowroom.runtime.stepping import Stepping
+from elbowroom.runtime.storages import dtype_name
 from elbowroom.schedule import Action
 from elbowroom.units import format_bytes
 
@@ -301,5 +302,5 @@ def _fits(known: Known, part: int, states: list[Found]) -> bool:
     """Whether a part has the states that a plan expects."""
     parts = known.schedule.parts
     expected = parts[part] if part < len(parts) else ()
-    found = [(each.size_bytes, str(each.dtype).removeprefix("torch.")) for each in states]
+    found = [(each.size_bytes, dtype_name(each.dtype)) for each in states]
     return part < len(parts) and found == [(slot.size_bytes, slot.dtype) for slot in expected]
