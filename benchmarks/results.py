@@ -63,14 +63,14 @@ def facts() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that was measured, with "+" where files differ from it; "" outside a git checkout."""
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """The commit that was measured, with "+" where code differs from it; "" outside a git checkout."""
+    written = (":!benchmarks/results", ":!docs", ":!README.md")  # by the benchmarks themselves
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *written)
+    return _git("describe", "--always", "--exclude=*") + ("+" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip()
 
 
