@@ -57,8 +57,15 @@ def test_a_script_trains_inside_a_budget_with_the_same_numbers(folder: Path) -> 
 
     assert inside.stdout == plain.stdout
     assert (inside.returncode, plain.returncode) == (0, 0)
-    assert inside.stderr.startswith("elbowroom: budget 32.0 MiB, planned peak ")
     figures = json.loads((folder / "figures.json").read_text())
+    head, columns, kept, swapped, step = inside.stderr.splitlines()
+    assert head.startswith("elbowroom: budget 32.0 MiB, planned peak ")
+    assert head.endswith(" (5 steps, 0 mismatches)")
+    assert columns.split() == ["storages", "size"]
+    # a storage that is swapped is one of 4 MiB, each row ends with their sum
+    assert swapped.split() == f"swapped to disk {figures['swaps']} {4 * figures['swaps']:.1f} MiB".split()
+    assert kept.split()[0] == "kept"
+    assert f": {4 * figures['swaps']:.1f} MiB out and {4 * figures['swaps']:.1f} MiB back, stall " in step
     assert figures["budget_bytes"] == 32 * 2**20
     assert 0 < figures["measured_peak_allocated_bytes"] <= 32 * 2**20
     assert [step["mode"] for step in figures["steps"]] == ["observe", "plan", "plan", "plan", "plan"]

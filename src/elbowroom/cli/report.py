@@ -7,13 +7,13 @@ from typing import Any
 
 from elbowroom.cli import output
 from elbowroom.codec import encode_object
+from elbowroom.decided import decided
 from elbowroom.errors import UsageError
 from elbowroom.files import load
 from elbowroom.machine import Machine
 from elbowroom.pareto import Pareto
 from elbowroom.plan import Bound, Plan
 from elbowroom.report import ENDINGS, Subject, subject_of, write
-from elbowroom.report.decided import decided
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from elbowroom.decided import sentences
 from elbowroom.lifetimes import last_step, why_kept
 from elbowroom.pareto import Pareto
 from elbowroom.plan import Bound, Plan, Recompute, Swap
-from elbowroom.report.decided import sentences
 from elbowroom.report.subject import Subject
 from elbowroom.simulate import compare
 from elbowroom.timeline import Timeline

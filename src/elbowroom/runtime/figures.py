@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from elbowroom.decided import Decided, decided
 from elbowroom.runtime.entries import Counters
 from elbowroom.runtime.known import Known
 from elbowroom.units import format_bytes, format_ns
@@ -54,7 +55,7 @@ def of_step(mode: Mode, step_ns: int, counters: Counters, mismatches: int, *, ch
 
 
 def summary(budget_bytes: int, known: Known, steps: Sequence[StepFigures], count: int) -> str:
-    """One paragraph.
+    """One line, and where storages are moved or dropped a table of them.
 
     Args:
         budget_bytes: what the run was allowed.
@@ -64,18 +65,32 @@ def summary(budget_bytes: int, known: Known, steps: Sequence[StepFigures], count
     """
     last, plan = steps[-1], known.plan
     peak = f"budget {format_bytes(budget_bytes)}, planned peak {format_bytes(known.schedule.peak_allocated_bytes)}"
-    if not (plan.swaps or plan.recomputes):
+    if not (plan.swaps or plan.recomputes or plan.algorithms):
         return f"elbowroom: {peak}: it fits, nothing is moved ({count} steps)"
-    saves = {save.storage for save in known.trace.saves}
-    states = sum(swap.storage not in saves for swap in plan.swaps)
-    what = f"{len(plan.swaps) - states} of {len(known.trace.saves)} saved storages swapped"
-    what += f" and {states} optimizer states" if states else ""
-    dropped = sum(len(each.storages) for each in plan.recomputes)
-    took = f"{format_bytes(last.recomputed_bytes)} in {format_ns(last.recompute_ns)}"
-    what += f", {dropped} recomputed ({took})" if dropped else ""
-    return (
-        f"elbowroom: {peak}; {what}, "
-        f"{format_bytes(last.swapped_out_bytes)} out and {format_bytes(last.swapped_back_bytes)} back in the last "
-        f"step, stall {format_ns(last.stall_ns)} of {format_ns(last.step_ns)} ({count} steps, "
-        f"{sum(step.mismatches for step in steps)} mismatches)"
+    found = decided(known.trace, plan)
+    rows = [("", "storages", "size"), *((s.what, str(s.storages), format_bytes(s.size_bytes)) for s in found.shares)]
+    return "\n".join(
+        [
+            f"elbowroom: {peak} ({count} steps, {sum(step.mismatches for step in steps)} mismatches)",
+            *_table(rows),
+            f"  the last step took {format_ns(last.step_ns)}: {', '.join(_in_step(found, last))}",
+        ]
     )
+
+
+def _in_step(found: Decided, last: StepFigures) -> Iterator[str]:
+    """What a step did, in words."""
+    yield f"{format_bytes(last.swapped_out_bytes)} out and {format_bytes(last.swapped_back_bytes)} back"
+    yield f"stall {format_ns(last.stall_ns)}"
+    if found.recipe_ops:
+        took = format_ns(last.recompute_ns)
+        yield f"{format_bytes(last.recomputed_bytes)} recomputed by {found.recipe_ops} ops in {took}"
+    if found.algorithms:
+        yield f"{found.algorithms} ops with another algorithm"
+
+
+def _table(rows: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+    """Rows as lines: words to the left, numbers to the right."""
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for what, storages, size in rows:
+        yield f"  {what:<{wide[0]}}  {storages:>{wide[1]}}  {size:>{wide[2]}}"

@@ -69,7 +69,7 @@ class Records:
         self._measure_next = True
 
     def summary(self) -> str:
-        """One paragraph for people."""
+        """For people: what the run kept, swapped and recomputed."""
         if not self.steps or self._last is None:
             return f"elbowroom: budget {format_bytes(self.budget_bytes)}; no training step was seen"
         return figures.summary(self.budget_bytes, self._last, self.steps, self._steps_ended)
