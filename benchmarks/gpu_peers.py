@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -51,6 +52,8 @@ def around_steps(peer: str, model: nn.Module) -> Callable[[], AbstractContextMan
             raise Absent(f"TRL is not installed: {problem}") from None
         return OffloadActivations  # pyright: ignore[reportUnknownVariableType]
     else:
+        if find_spec("triton") is None:
+            raise Absent("triton is not installed, with which the compiler makes kernels")
         from torch._functorch import config
 
         config.activation_memory_budget = 0.5
@@ -119,7 +122,8 @@ def _fits(name: str, settings: dict[str, Any], within: str, limit_bytes: int) ->
     gc.collect()
     torch.cuda.empty_cache()
     try:
-        step = setup_of(name, **settings)()
+        with torch.device("cuda"):
+            step = setup_of(name, **settings)()
         with er.within(limit_bytes) if within == "within" else nullcontext():
             for _ in range(WARM):
                 step()

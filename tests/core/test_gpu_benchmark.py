@@ -89,6 +89,7 @@ def test_no_part_begins_once_the_time_is_up_and_the_file_has_those_before(
     assert asked == ["facts"]
     assert report["machine"]["gpu"] == "Some GPU"
     assert report["tests"] == {"not_run": "no time: 5 s left"}
+    assert report["took_s"]["facts"] == 515
 
 
 def test_what_a_process_told_before_it_was_ended_is_kept() -> None:

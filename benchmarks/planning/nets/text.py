@@ -13,8 +13,12 @@ from torch.nn import functional
 GPT2 = {"small": (12, 768, 12), "medium": (24, 1024, 16), "large": (36, 1280, 20), "xl": (48, 1600, 25)}
 """Layers, features, heads."""
 
-LLAMA = {"1b": (16, 2048, 32, 8, 8192, 128_256), "7b": (32, 4096, 32, 32, 11_008, 32_000)}
-"""Layers, features, heads, heads of keys, hidden features, words: of Llama 3.2 1B and Llama 2 7B."""
+LLAMA = {
+    "1b": (16, 2048, 32, 8, 8192, 128_256),
+    "7b": (32, 4096, 32, 32, 11_008, 32_000),
+    "small": (2, 512, 8, 2, 2048, 32_000),
+}
+"""Layers, features, heads, heads of keys, hidden features, words: of Llama 3.2 1B, Llama 2 7B, and one to try with."""
 
 
 class Gpt2Block(nn.Module):
