@@ -10,14 +10,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import nn
 
 import elbowroom as er
 from elbowroom.runtime import managed
+from elbowroom.runtime._torch_compat_cuda import keep_memory_history, memory_snapshot
 from tests.fakecuda.within_models import MODELS
 
 MIB = 1 << 20
@@ -28,6 +27,22 @@ Found = dict[str, Any]
 def used_managed() -> int:
     """Bytes in use of all managed memory."""
     return sum(s["allocated_size"] for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] in managed.pools)
+
+
+def most_used(step: Callable[[], object]) -> int:
+    """Bytes in use of all managed memory while a step runs, at most, as the allocator's history says."""
+    found = [used_managed()]
+    keep_memory_history(on=True)
+    step()
+    seen = memory_snapshot()
+    keep_memory_history(on=False)
+    pools = [segment for segment in seen["segments"] if segment["segment_pool_id"] in managed.pools]
+    ranges = [range(segment["address"], segment["address"] + segment["total_size"]) for segment in pools]
+    for event in seen["device_traces"][torch.cuda.current_device()]:
+        sign = {"alloc": 1, "free_completed": -1}.get(event["action"], 0)
+        if sign and any(event["addr"] in each for each in ranges):
+            found.append(found[-1] + sign * event["size"])
+    return max(found)
 
 
 def plain_reserved() -> int:
@@ -43,27 +58,21 @@ def run(share: float, reserved: int, managed_bytes: int | str) -> Found:
     """Train at a share of the plain peak; what the device and the managed memory held at most."""
     found: Found = {"on_device": 0, "used": 0, "error": "", "modes": [], "budget_bytes": int(share * reserved)}
     torch.cuda.empty_cache()
-
-    def look(*_: Any) -> None:
-        found["used"] = max(found["used"], used_managed())
-
     try:
         with er.within(found["budget_bytes"], managed=managed_bytes, allow=["swap"]) as room:
-            handle = nn.modules.module.register_module_forward_hook(look)
             found["has"] = managed.held_bytes()
             torch.cuda.reset_peak_memory_stats()
             step = MODELS["residual net"]()
-            for _ in range(STEPS):
-                found["used"] = 0
+            for _ in range(STEPS - 1):
                 step()
                 found["modes"].append(room._mode)
+            found["used"] = most_used(step)
+            found["modes"].append(room._mode)
             found["on_device"] = torch.cuda.max_memory_reserved() - managed.held_bytes()
             del step
     except (er.ElbowroomError, torch.OutOfMemoryError) as error:
         found["error"] = f"{type(error).__name__}: {error}"[:300]
         found["least_bytes"] = error.least_feasible_bytes if isinstance(error, er.Infeasible) else 0
-    with suppress(UnboundLocalError):
-        handle.remove()  # pyright: ignore[reportPossiblyUnboundVariable]
     return found | after()
 
 
