@@ -1,14 +1,16 @@
-"""Distributed tensors and fully sharded models inside a room, in one process: the same bits, and storages leave."""
+"""Distributed tensors and fully sharded models inside a room: the same bits, storages leave, and plans are kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -16,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from elbowroom.capture.stream import Allocation, Block, Item, Mark, OpSeen, _of_training
-from tests.torch.helpers import Training, needs, same_within, telling
+from tests.torch.helpers import Training, assert_swapped, needs, same_within, telling
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -68,12 +70,12 @@ def in_tensor_parallel(mesh: DeviceMesh) -> Training:
     return training(model, torch.randn(96, 64))
 
 
-def fully_sharded(mesh: DeviceMesh) -> Training:
+def fully_sharded(mesh: DeviceMesh, rows: int = 96) -> Training:
     model = pairs()
     for pair in model:
         fully_shard(pair, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return training(model, torch.randn(96, 64))
+    return training(model, torch.randn(rows, 64))
 
 
 WAYS: list[Callable[[DeviceMesh], Training]] = [of_distributed_tensors, in_tensor_parallel, fully_sharded]
@@ -89,6 +91,26 @@ def test_a_distributed_training_gives_the_same_numbers(way: Callable[[DeviceMesh
     assert room.steps[0].swapped_out_bytes >= 3 * 96 * 128 * 4
     assert sum(step.mismatches for step in room.steps) == 0
     assert not room.passed
+
+
+def one_of_two(rank: int, meeting: str) -> None:
+    """A rank that trains its shard of a model; what is not as it should be ends the process with an error."""
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    both = init_device_mesh("cpu", (2,))
+    setup = lambda: fully_sharded(both, rows=1920)  # noqa: E731
+    # when: no number differs. What collectives hold at a time does, and is little beside the activations
+    room = same_within(setup, 6)
+    # then: the first step makes what the later ones have, so that it is the third one that is planned for. Its weights,
+    # which are gathered, are no saved storages: those are the model's input and two activations of each of four blocks
+    assert_swapped(room, 6)
+    assert [step.mode for step in room.steps] == ["observe", "plan", "observe", "plan", "plan", "plan"]
+    assert room.trace is not None
+    assert len(room.trace.saves) == 1 + 4 * 2
+    dist.destroy_process_group()
+
+
+def test_two_ranks_of_a_fully_sharded_model_make_a_plan_and_keep_it(tmp_path: Path) -> None:
+    mp.spawn(one_of_two, (f"file://{tmp_path / 'meeting'}",), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def test_ops_of_threads_that_do_not_train_are_no_part_of_a_step() -> None:

@@ -53,7 +53,7 @@ class Observing(Director):
 
     def first_save(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry | None:
         """See Director. The storage leaves at a later tick."""
-        if self._reserved.holds(storage):
+        if self._reserved.holds(storage, tensor):
             return None
         self.tick()
         entry = self._executor.add(self.count, storage, version_of(tensor))

@@ -9,6 +9,7 @@ from typing import final
 import torch
 
 from elbowroom.runtime._torch_compat import storage_key
+from elbowroom.runtime._torch_compat_wrapped import viewed_by
 from elbowroom.runtime.storages import storage_of
 from elbowroom.runtime.wrapped import inside
 
@@ -32,7 +33,16 @@ class Reserved:
         self.add(p for p in module.parameters() if p.is_leaf)
         self.add(module.buffers())
 
-    def holds(self, storage: torch.UntypedStorage) -> bool:
-        """Whether this very storage is reserved."""
+    def holds(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> bool:
+        """Whether this very storage is reserved, or is from now on: the tensor is a parameter, or views one.
+
+        Such as one that fully_shard gathers, which there is none of before the first forward, or its transpose, which a
+        product of matrices saves.
+        """
         known = self._by_key.get(storage_key(storage))
-        return known is not None and known() is storage
+        if known is not None and known() is storage:
+            return True
+        made = isinstance(viewed_by(tensor), torch.nn.Parameter)
+        if made:
+            self._by_key[storage_key(storage)] = weakref.ref(storage)
+        return made

@@ -28,6 +28,11 @@ def stands_for_zeros(tensor: torch.Tensor) -> bool:
     return tensor._is_zerotensor()
 
 
+def viewed_by(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that this one is a view of, or itself; there is no public name for it in Python."""
+    return tensor if tensor._base is None else tensor._base
+
+
 def adds_no_dispatch(kind: type) -> bool:
     """Whether ops on a subclass are those on plain tensors: it leaves `__torch_dispatch__` as it was."""
     return getattr(kind, "__torch_dispatch__", None) is torch._C._disabled_torch_dispatch_impl

@@ -274,7 +274,7 @@ class Room(Records, Director, Conductor):
 
     def first_save(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry | None:
         """Keep or swap the n-th saved storage of the step, as its plan says."""
-        if self._reserved.holds(storage):
+        if self._reserved.holds(storage, tensor):
             return None
         if self._optimizer_ran:
             self._end_step()
