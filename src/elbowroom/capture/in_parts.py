@@ -7,7 +7,7 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.runtime.parts import Portion, in_turn, portions_of
+from elbowroom.runtime.parts import AtPart, InTurn
 from elbowroom.runtime.stepping import Stepping
 
 
@@ -21,16 +21,10 @@ class PartsWatch:
         ends: called with them after it.
     """
 
-    def __init__(
-        self,
-        min_size_bytes: int | None,
-        begins: Callable[[torch.optim.Optimizer, Portion], None],
-        ends: Callable[[torch.optim.Optimizer, Portion], None],
-    ) -> None:
+    def __init__(self, min_size_bytes: int | None, begins: AtPart, ends: AtPart) -> None:
         self._min_size_bytes = max(1, min_size_bytes or 0)
-        self._begins, self._ends = begins, ends
+        self._in_turn = InTurn(begins, ends)
         self._stepping = None if min_size_bytes is None else Stepping(self._step, None)
-        self._inside = False
 
     def meets(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step."""
@@ -43,13 +37,4 @@ class PartsWatch:
             self._stepping.close()
 
     def _step(self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if self._inside or torch.compiler.is_compiling():
-            return step(*args, **kwargs)
-        portions = portions_of(optimizer, step, args, kwargs, self._min_size_bytes)
-        if not portions:
-            return step(*args, **kwargs)
-        self._inside = True
-        try:
-            return in_turn(optimizer, portions, lambda: step(*args, **kwargs), self._begins, self._ends)
-        finally:
-            self._inside = False
+        return self._in_turn.step(optimizer, step, args, kwargs, self._min_size_bytes)

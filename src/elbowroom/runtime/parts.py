@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -122,21 +122,61 @@ def only(optimizer: torch.optim.Optimizer, portion: Portion) -> Iterator[None]:
         optimizer.param_groups = groups
 
 
-def in_turn(
-    optimizer: torch.optim.Optimizer,
-    portions: list[Portion],
-    step: Callable[[], Any],
-    begins: Callable[[torch.optim.Optimizer, Portion], None],
-    ends: Callable[[torch.optim.Optimizer, Portion], None],
-) -> Any:
-    """Carry out a step part by part; what its last part returns."""
-    found = None
-    for portion in portions:
-        begins(optimizer, portion)
-        with only(optimizer, portion):
-            found = step()
-        ends(optimizer, portion)
-    return found
+AtPart = Callable[[torch.optim.Optimizer, Portion], None]
+
+
+@final
+class InTurn:
+    """Carries out steps of optimizers part by part; whole where a step has no parts, or begins inside another one.
+
+    Args:
+        begins: called with the optimizer and the part before each.
+        ends: called with them after it.
+        whole: called with the optimizer before a step that has no parts.
+
+    Attributes:
+        inside: whether a step is being carried out in parts.
+    """
+
+    def __init__(
+        self, begins: AtPart, ends: AtPart, whole: Callable[[torch.optim.Optimizer], None] = lambda _: None
+    ) -> None:
+        self.inside = False
+        self._begins, self._ends, self._whole = begins, ends, whole
+
+    def step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        step: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        min_size_bytes: int | None,
+    ) -> Any:
+        """Carry out a step; what its last part returns.
+
+        Args:
+            optimizer: whose step it is.
+            step: the function of its class that does it.
+            args: of the call.
+            kwargs: of the call.
+            min_size_bytes: states smaller than this never move; None has the step carried out whole.
+        """
+        if self.inside or torch.compiler.is_compiling():
+            return step(*args, **kwargs)
+        parts = [] if min_size_bytes is None else portions_of(optimizer, step, args, kwargs, min_size_bytes)
+        if not parts:
+            self._whole(optimizer)
+            return step(*args, **kwargs)
+        self.inside, found = True, None
+        try:
+            for portion in parts:
+                self._begins(optimizer, portion)
+                with only(optimizer, portion):
+                    found = step(*args, **kwargs)
+                self._ends(optimizer, portion)
+        finally:
+            self.inside = False
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

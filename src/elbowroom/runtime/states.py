@@ -26,7 +26,7 @@ from elbowroom.runtime.entries import OBSERVED, StateEntry
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.gradients import Gradients
 from elbowroom.runtime.known import Known
-from elbowroom.runtime.parts import Found, Portion, in_turn, mapping_of, movable, portions_of
+from elbowroom.runtime.parts import Found, InTurn, Portion, mapping_of, movable
 from elbowroom.runtime.stepping import Stepping
 from elbowroom.runtime.storages import dtype_name
 from elbowroom.schedule import Action
@@ -86,7 +86,7 @@ class States:
         self._ended: list[EndedPart] = []
         self._placed_for: Known | None = None
         self._part = 0
-        self._inside = False
+        self._in_turn = InTurn(self._begin_part, self._end_part, self._step_whole)
         self._warned = False
         self._stepping: Stepping | None = None
 
@@ -132,18 +132,11 @@ class States:
 
     def step(self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Carry out an optimizer's step: `step` is the function of its class that does it, the rest its arguments."""
-        if self._inside or torch.compiler.is_compiling():
-            return step(*args, **kwargs)
-        portions = portions_of(optimizer, step, args, kwargs, self._min_size_bytes) if self.in_parts else []
-        if not portions:
-            self.gradients.bring_back()
-            self.bring_back(optimizer)
-            return step(*args, **kwargs)
-        self._inside = True
-        try:
-            return in_turn(optimizer, portions, lambda: step(*args, **kwargs), self._begin_part, self._end_part)
-        finally:
-            self._inside = False
+        return self._in_turn.step(optimizer, step, args, kwargs, self._min_size_bytes if self.in_parts else None)
+
+    def _step_whole(self, optimizer: torch.optim.Optimizer) -> None:
+        self.gradients.bring_back()
+        self.bring_back(optimizer)
 
     def _begin_part(self, optimizer: torch.optim.Optimizer, portion: Portion) -> None:
         recorder = self._conductor.recorder()
@@ -247,7 +240,7 @@ class States:
 
     def bring_back(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Have all states of an optimizer on the device, or of all; but for what its own step uses now."""
-        if self._inside or not self._away:
+        if self._in_turn.inside or not self._away:
             return
         with self._conductor.aside():
             for entry, ref in list(self._away.values()):
@@ -270,7 +263,7 @@ class States:
         if self._stepping is not None:
             self._stepping.close()
         problem = self.gradients.close()
-        self._inside = False
+        self._in_turn.inside = False
         for entry, _ in list(self._away.values()):
             storage = entry.alive()
             try:
