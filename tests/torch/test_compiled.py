@@ -12,16 +12,22 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 
+import elbowroom as er
 from tests.torch.helpers import (
+    MIN_SIZE_BYTES,
     Setup,
     Training,
     assert_equal,
     assert_swapped,
+    captured,
     mean_square,
+    needs,
     ordinary,
     train,
     train_within,
 )
+from tests.torch.test_recompute_runs import recomputed
+from tests.torch.test_recompute_trust import Body, assert_same, training
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -184,6 +190,38 @@ def test_a_compiled_optimizer_changes_weights_as_before() -> None:
     # then
     assert_equal(inside, plain)
     assert [step.mode for step in room.steps][-1] == "plan"
+
+
+def test_what_the_process_compiled_elsewhere_keeps_no_training_from_recomputing() -> None:
+    # given
+    torch.compile(torch.sin, backend=EAGER)(torch.ones(4))
+    assert compiled_frames() == 1
+    # then
+    assert_same(training(Body()))
+
+
+def test_a_step_that_calls_a_compiled_function_is_not_recorded_for_recomputes() -> None:
+    # given
+    setup = training(Body(torch.compile(torch.tanh, backend=EAGER)))
+    train(setup)
+    alone = compiled_frames()
+    # when it may only recompute
+    with pytest.raises(er.Infeasible, match="the least that"):
+        recomputed(setup)
+    # then the capture that its budget comes from has compiled as often as plain training, the run nothing
+    assert torch._dynamo.utils.counters["frames"]["ok"] == alone
+
+
+def test_a_given_plan_with_recomputes_is_refused_where_the_training_runs_compiled_code() -> None:
+    # given
+    setup = training(Body(torch.compile(torch.tanh, backend=EAGER)))
+    least, peak = needs(setup, allow=("recompute",))
+    machine, budget = er.Machine.here(device="cpu"), (least + peak) // 2
+    made = er.plan(captured(setup), machine, budget, "optimal", MIN_SIZE_BYTES, allow=("recompute",))
+    assert made.recomputes
+    # then
+    with pytest.raises(er.InvalidPlan, match=r"torch\.compile has compiled, .*; plan again with"):
+        train_within(setup, plan=made)
 
 
 def test_the_compiler_warns_of_module_hooks_of_the_user_once_the_room_is_closed() -> None:

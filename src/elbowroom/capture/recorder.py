@@ -56,12 +56,14 @@ class Recording:
         stream: ops, blocks and the notes' numbers, in order.
         happenings: stalls and transfers.
         device: where it ran.
+        compiled: whether some of it went through torch.compile.
     """
 
     notes: list[Note]
     stream: list[Item]
     happenings: list[Happening]
     device: torch.device
+    compiled: bool
 
 
 @final
@@ -112,7 +114,13 @@ class Recorder:
         self._watched.clear()
         stream = self._stream.stop()
         self._ask_times()
-        return Recording(notes=self._notes, stream=stream, happenings=self._happenings, device=self._device)
+        return Recording(
+            notes=self._notes,
+            stream=stream,
+            happenings=self._happenings,
+            device=self._device,
+            compiled=self._stream.compiled,
+        )
 
     def _mark(self) -> Any:
         return None if self._streams is None else self._streams.mark(self._streams.current(), timed=True)

@@ -26,6 +26,8 @@ from elbowroom.runtime._torch_compat import let_profile_go, marker, profiler_eve
 
 PREFIX = "elbowroom:"
 BACKWARD = "autograd::engine::evaluate_function: "
+COMPILER = "TorchDynamo Cache Lookup"
+"""Range in which torch.compile looks for what it has compiled of the function that is called."""
 
 
 class Block(NamedTuple):
@@ -88,9 +90,13 @@ class Stream:
 
     Args:
         device: whose blocks are of interest.
+
+    Attributes:
+        compiled: whether what was recorded went through torch.compile.
     """
 
     def __init__(self, device: torch.device) -> None:
+        self.compiled = False
         self._device = device
         self._session: Any = None
         self._memory = CudaMemory(device) if device.type == "cuda" else None
@@ -124,12 +130,37 @@ class Stream:
             self._session.__exit__(None, None, None)
         threads: dict[int, list[Item]] = {}
         for root in profiler_events(self._session):
-            threads.setdefault(root.start_tid, []).extend(_items(root, self._device))
+            threads.setdefault(root.start_tid, []).extend(self._items(root))
         items = [item for each in threads.values() for item in _of_training(each)]
         let_profile_go(self._session)
         self._session = None
         items.sort(key=_in_order)
         return _with_requests(items, requests) if requests else items
+
+    def _items(self, root: Any) -> Iterator[Item]:
+        """Items of one tree of events; an op's children are its own business but for their allocations and markers."""
+        pending: list[tuple[Any, int | None, bool]] = [(root, None, False)]
+        while pending:
+            event, node, inside = pending.pop()
+            tag = event.tag.name
+            if tag == "Allocation":
+                fields = event.extra_fields
+                if fields.alloc_size and _same(fields.device, self._device):
+                    block = Block(fields.ptr, abs(fields.alloc_size), "")
+                    yield Item(event.start_time_ns, Allocation(block, fields.alloc_size < 0))
+            elif event.name.startswith(PREFIX):
+                yield Item(event.start_time_ns, Mark(int(event.name[len(PREFIX) :])))
+            elif tag == "TorchOp":
+                if event.name.startswith(BACKWARD):
+                    node = event.extra_fields.sequence_number
+                elif not inside:
+                    seen = _op(event, node, self._device)
+                    if seen is not None:
+                        inside = True
+                        yield Item(seen.start_ns, seen)
+                        yield Item(seen.end_ns, seen, ends=True)
+                    self.compiled |= event.name == COMPILER
+            pending.extend((child, node, inside) for child in event.children if not _is_unpacking(event, child))
 
 
 def _of_training(items: list[Item]) -> list[Item]:
@@ -160,31 +191,6 @@ def _with_requests(items: list[Item], requests: list[Request]) -> list[Item]:
             missed.append(Item(request.at_ns, what))
     # Where the profiler has something that the allocator does not know, the two cannot be put beside each other.
     return sorted([*items, *missed], key=_in_order) if at == len(seen) else items
-
-
-def _items(root: Any, device: torch.device) -> Iterator[Item]:
-    """Items of one tree of events; an op's children are its own business but for their allocations and markers."""
-    pending: list[tuple[Any, int | None, bool]] = [(root, None, False)]
-    while pending:
-        event, node, inside = pending.pop()
-        tag = event.tag.name
-        if tag == "Allocation":
-            fields = event.extra_fields
-            if fields.alloc_size and _same(fields.device, device):
-                block = Block(fields.ptr, abs(fields.alloc_size), "")
-                yield Item(event.start_time_ns, Allocation(block, fields.alloc_size < 0))
-        elif event.name.startswith(PREFIX):
-            yield Item(event.start_time_ns, Mark(int(event.name[len(PREFIX) :])))
-        elif tag == "TorchOp":
-            if event.name.startswith(BACKWARD):
-                node = event.extra_fields.sequence_number
-            elif not inside:
-                seen = _op(event, node, device)
-                if seen is not None:
-                    inside = True
-                    yield Item(seen.start_ns, seen)
-                    yield Item(seen.end_ns, seen, ends=True)
-        pending.extend((child, node, inside) for child in event.children if not _is_unpacking(event, child))
 
 
 def _is_unpacking(node: Any, op: Any) -> bool:

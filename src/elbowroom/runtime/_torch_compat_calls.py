@@ -7,7 +7,6 @@ that: it sees every operator first, and calls it again without that key.
 
 from __future__ import annotations
 
-import sys
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -104,9 +103,3 @@ class BackwardApart:
     def _put(function: Any) -> None:
         torch.autograd.graph._engine_run_backward = function
         setattr(torch.autograd, "_engine_run_backward", function)  # noqa: B010  it imports the name
-
-
-def compiled_regions() -> bool:
-    """Whether torch.compile has compiled anything in this process."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return utils is not None and bool(utils.counters["frames"])

@@ -28,7 +28,6 @@ from elbowroom.runtime._torch_compat_calls import (
     Watcher,
     call_with_autocast,
     casts_first,
-    compiled_regions,
     modes_on,
 )
 from elbowroom.runtime.storages import alive_of, is_plain, storage_of, tensors_of
@@ -141,8 +140,8 @@ class CallRecorder:
         self._apart: BackwardApart | None = None
 
     def start(self) -> None:
-        """Watch this thread from now on; where modes or compiled code see calls of their own, nothing is recorded."""
-        if modes_on() or compiled_regions():
+        """Watch this thread from now on; where modes see calls of their own, nothing is recorded."""
+        if modes_on():
             return
         watcher = _watcher()
         watcher.seen = self._called

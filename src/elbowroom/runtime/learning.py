@@ -167,6 +167,7 @@ class Learner:
             InvalidPlan: the given plan is not for this step.
         """
         trace = Assembly(recording, self._tier).trace()
+        self._recomputing.recorded(recording.compiled, self._given)
         self._measure_rates(recording.happenings)
         self._observations[key] = self._observations.get(key, 0) + 1
         if self._given is not None and self._given.recomputes:
@@ -209,6 +210,7 @@ class Learner:
             Infeasible: no plan meets the budget, and neither does the one that the step ran under.
         """
         assembly = Assembly(recording, self._tier)
+        self._recomputing.recorded(recording.compiled, self._given)
         line = assembly.timeline(known.trace.id, self.machine.outside_bytes)
         if known.refined and (known.plan.swaps or known.plan.recomputes or known.plan.algorithms):
             return known, line

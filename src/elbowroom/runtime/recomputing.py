@@ -3,6 +3,11 @@
 A kind of step is planned with swaps alone first. Where those make it wait, or do not meet the budget, and recomputes
 would do better, one more step of the kind runs under that plan, or swapped whole, and records its calls (calls.py);
 then it is planned again with the recomputes that the calls can carry out.
+
+Note: [Compiled code]
+The compiler's guards look at dispatch keys, the recorder's among them: a region that is called while calls are recorded
+would be compiled anew. So no calls are recorded in a run once a recorded step of it went through torch.compile, be it a
+module or a function. What else the process has compiled does not matter.
 """
 
 from __future__ import annotations
@@ -48,11 +53,29 @@ class Recomputing:
         self._budget = budget
         self._asked = asked
         self._banned: set[int] = set()
+        self._compiled = False
 
     @property
     def allowed(self) -> bool:
         """Whether plans may recompute at all."""
-        return "recompute" in self._asked.allow
+        return "recompute" in self._asked.allow and not self._compiled
+
+    def recorded(self, compiled: bool, given: Plan | None) -> None:
+        """A step of this run was recorded: see Note: [Compiled code].
+
+        Args:
+            compiled: whether some of it went through torch.compile.
+            given: the plan that the run was given.
+
+        Raises:
+            InvalidPlan: it has recomputes, which such a run cannot carry out.
+        """
+        self._compiled |= compiled
+        if self._compiled and given is not None and given.recomputes:
+            raise InvalidPlan(
+                "plan: it recomputes, and this training runs code that torch.compile has compiled, whose calls cannot "
+                "be recorded; plan again with allow=('swap', 'state')"
+            )
 
     def stop(self) -> None:
         """No plan of this run recomputes from now on."""
