@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,10 @@ from elbowroom.runtime.wrapped import inside
 from elbowroom.schedule import Schedule, compile_schedule
 from elbowroom.trace import Trace
 
+NEAR = 0.8
+"""Of each size of a known step's inputs, what those of a step have at least that follows its plan: see nearby.py."""
+_NEAR_BYTES = NEAR**4
+"""Of what a known step saves: a storage may have two sizes of an image, each twice, as attention does."""
 _UNTOLD = "untold"
 """In place of an argument that may be anything, such as an object of the user's."""
 _TELLING = (int, str, type(None), torch.dtype, torch.device)
@@ -63,6 +67,7 @@ class Known:
         wants_calls: whether a step of this kind should record them.
         chosen: by path of the layer, the algorithms that its calls run with.
         seen: how its last steps ran.
+        shared: whether steps follow this that are a little smaller than the trace: see nearby.py.
     """
 
     trace: Trace
@@ -77,6 +82,8 @@ class Known:
     wants_calls: bool = False
     chosen: Choices = field(default_factory=dict[str, list[Chosen]])
     seen: Seen = field(default_factory=Seen)
+    shared: bool = False
+    _for_nearby: Known | None = field(init=False, default=None)
     _tier_of: dict[int, TierName] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -104,11 +111,28 @@ class Known:
 
     def records(self, measure: bool) -> bool:
         """Whether a step of this kind is recorded: to learn from it, or to measure one when all is learnt."""
-        return not self.refined or (measure and not (self.proofs or self.wants_calls))
+        return not self.refined or (measure and not (self.proofs or self.wants_calls or self.shared))
 
     def fits(self, n: int, saved: tuple[int, str]) -> bool:
-        """Whether the n-th save of a step of this kind is (size_bytes, dtype)."""
-        return n < len(self.schedule.saved) and self.schedule.saved[n] == saved
+        """Whether the n-th save of a step of this kind is (size_bytes, dtype), or for a shared one may be."""
+        if n >= len(self.schedule.saved):
+            return False
+        (size_bytes, dtype), (found_bytes, found_dtype) = self.schedule.saved[n], saved
+        if not self.shared:
+            return self.schedule.saved[n] == saved
+        return dtype == found_dtype and _NEAR_BYTES * size_bytes <= found_bytes <= size_bytes
+
+    def was(self, saved: tuple[tuple[int, str], ...]) -> bool:
+        """Whether a step that has saved these storages, and no more, was of this kind."""
+        return len(saved) == len(self.schedule.saved) and all(self.fits(n, each) for n, each in enumerate(saved))
+
+    def for_nearby(self) -> Known | None:
+        """This for steps that are a little smaller; None where something in it is of one size."""
+        if self.rebuilder is not None or self.chosen:
+            return None
+        if self._for_nearby is None:
+            self._for_nearby = replace(self, refined=True, wants_calls=False, seen=Seen(), shared=True)
+        return self._for_nearby
 
     def agrees(self, saved: tuple[tuple[int, str], ...]) -> bool:
         """Whether a step that has saved these storages so far may be of this kind."""
@@ -142,15 +166,18 @@ def lower_bytes(known: Known) -> dict[TierName, int]:
     return {tier: bytes_for(found) for tier, found in stays.items()}
 
 
-def signature(module: torch.nn.Module | None, args: Any) -> Hashable:
+def signature(module: torch.nn.Module | None, args: Any, keywords: Any) -> Hashable:
     """What tells kinds of steps apart before they begin: the outermost module, its mode and the shapes it is given.
 
-    Keyword arguments do not reach torch's global hooks; steps that differ only there are told apart as they run.
+    Args:
+        module: the outermost one.
+        args: its positional arguments.
+        keywords: those by name; None where they are not known: steps that differ only there are told apart as they run.
     """
     if module is None:
         return None
     # By its first parameter: a slice of a Sequential is a new module each time.
-    return (type(module), id(next(module.parameters(), None)), module.training, _shapes(args))
+    return (type(module), id(next(module.parameters(), None)), module.training, _shapes(args), _shapes(keywords))
 
 
 def details(args: Any, keywords: Any) -> Hashable:

@@ -20,6 +20,7 @@ from elbowroom.runtime.entries import Happening
 from elbowroom.runtime.given import moved_to
 from elbowroom.runtime.known import Known, known_of
 from elbowroom.runtime.layer_choices import LayerChoices
+from elbowroom.runtime.nearby import Nearby
 from elbowroom.runtime.recomputing import Recomputing
 from elbowroom.runtime.reserving import Course, course_of, course_within, without
 from elbowroom.timeline import Timeline
@@ -88,6 +89,7 @@ class Learner:
         self.layers = layers
         self._unmet: dict[Hashable, Trace] = {}
         self._known: dict[Hashable, list[Known]] = {}
+        self._nearby = Nearby(self._known)
         self._observations: dict[Hashable, int] = {}
         self._wanted: dict[Hashable, _Wanted] = {}
         self._after: dict[Saved, Saved] = {}
@@ -107,8 +109,10 @@ class Learner:
     def expected(self, key: Hashable) -> Known | None:
         """What a step of this signature will most likely be; None: observe it."""
         known = self._known.get(key)
-        if not known or (key in self._wanted and self._observations[key] < MAX_OBSERVATIONS):
+        if key in self._wanted and (not known or self._observations[key] < MAX_OBSERVATIONS):
             return None
+        if not known:
+            return self._nearby.of(key)
         next_saved = self._after.get(self._previous)
         return next((kind for kind in known if kind.schedule.saved == next_saved), known[-1])
 
@@ -126,7 +130,7 @@ class Learner:
         """
         self._after[self._previous] = saved
         self._previous = saved
-        if was is None or was.schedule.saved == saved:
+        if was is None or was.was(saved):
             return was
         found = next((kind for kind in self._known.get(key, []) if kind.schedule.saved == saved), None)
         if found is None:
@@ -140,6 +144,11 @@ class Learner:
     def surprised(self, key: Hashable, saved: Saved) -> None:
         """A step of this signature began like this and was of no known kind: observe until one of its kind was."""
         self._wanted[key] = _Wanted(saved, whole=False)
+
+    def held_more(self, key: Hashable, known: Known | None, saved: Saved) -> None:
+        """A step has held more than the budget allows: one that followed another kind's plan gets its own."""
+        if known is not None and known.shared:
+            self._wanted[key] = _Wanted(saved, whole=True)
 
     def optimizer_steps(self, key: Hashable) -> int:
         """How many optimizers step in a step of this signature, 1 until one has been seen."""
@@ -191,6 +200,7 @@ class Learner:
         """Put what was learnt in the place of what was known of the same kind."""
         kinds = [kind for kind in self._known.get(key, []) if kind.schedule.saved != known.schedule.saved]
         self._known[key] = [*kinds, known]
+        self._nearby.learnt(key)
         wanted = self._wanted.get(key)
         if wanted is not None and wanted.found(known):
             del self._wanted[key]

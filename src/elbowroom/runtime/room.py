@@ -143,7 +143,8 @@ class Room(Records, Director, Conductor):
         if self._optimizer_ran:
             self._end_step()
         if not self._running and torch.is_grad_enabled():
-            self._begin_step(module, signature(module, args), details(args, keywords_of_call()))
+            keywords = keywords_of_call()
+            self._begin_step(module, signature(module, args, keywords), details(args, keywords))
 
     def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
         self._root_hook.remove()
@@ -178,7 +179,7 @@ class Room(Records, Director, Conductor):
         self._states.in_parts = self._learner.in_parts if self._current is None else self._current.in_parts
         self._states.begin_step()
         plain = known is not None and known.runs_as_ever and self._recorder is None and self._learner.only(key)
-        self._unhooked.begin(known if plain else None, details)
+        self._unhooked.begin(known, details, plain=plain)
         self._begin_ns = time.perf_counter_ns()
 
     def _plan_begins(self, known: Known) -> None:
@@ -228,6 +229,7 @@ class Room(Records, Director, Conductor):
         if excess_bytes := self._unhooked.ended(self._current):
             self._mismatches += 1
             self._surprises.memory(excess_bytes)
+            self._learner.held_more(self._key, was, saved)
         step_ns, counters = self._end_ns - self._begin_ns, self._executor.counters
         self.steps.append(figures.of_step(self._mode, step_ns, counters, self._mismatches, checked=not without))
         self._steps_ended += 1

@@ -52,20 +52,22 @@ class Unhooked:
         self._excess_bytes = 0
         self.without = False
 
-    def begin(self, known: Known | None, details: Hashable) -> None:
+    def begin(self, known: Known | None, details: Hashable, *, plain: bool) -> None:
         """A step begins.
 
         Args:
-            known: what it should be; None where it is not one that may run without hooks.
+            known: what it should be; None where it is observed.
             details: see known.py.
+            plain: whether it may run without hooks.
         """
         self._hooks.put_back()
-        self._known, self._details = None if details is None else known, details
+        may = plain and details is not None
+        self._known, self._details = known if known is not None and (may or known.shared) else None, details
         self._made, self._excess_bytes, self.without = None, 0, False
         if self._known is None:
             return
         seen = self._known.seen
-        sure = seen.alike >= SURE and seen.unchecked < UNCHECKED and seen.details == details
+        sure = may and seen.alike >= SURE and seen.unchecked < UNCHECKED and seen.details == details
         self.without = sure and self._hooks.take_out()
         self._before, self._node = self._residence.so_far(self._budget_bytes), next_node_number()
 
@@ -84,11 +86,13 @@ class Unhooked:
             known: what it was, as far as is known.
 
         Returns:
-            By how many bytes it went above the budget, where it was not checked.
+            By how many bytes it went above the budget, where it was not checked or followed a larger step's plan.
         """
         mine, self._known = self._known, None
         if mine is None or self._made is None:
             return 0
+        if mine.shared:
+            return self._excess_bytes
         seen = mine.seen
         alike = (self._made, self._details) == (seen.made, seen.details)
         if self.without:

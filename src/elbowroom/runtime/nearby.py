@@ -1,0 +1,69 @@
+"""Steps of nearby sizes: a shorter text or a smaller image follows the plan of a somewhat larger one.
+
+Note: [Nearby sizes]
+Where the lengths of texts vary, hardly a step has the shapes of another one, and each would be observed, all of it
+swapped. So a step whose inputs are nowhere larger than those of a known kind, and nowhere much smaller, follows its
+plan: the same storages leave and come back at the same ticks, and no storage is larger. What moves is what the step
+has saved itself, so that no number rests on the likeness; bytes do. Each save is compared by its dtype and, roughly,
+its size, the count of saves where the step ends, and then what the device held is compared with the budget. A step
+that was not alike is observed when it comes again. Recomputes and algorithms were proven and measured for one size
+each, so plans with these are followed by their own kind of step alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, final
+
+from elbowroom.runtime.known import NEAR, Known
+
+_AHEAD = 3
+"""Parts of a signature that tell of the module: see known.signature. Those behind them tell of what it is given."""
+
+
+@final
+class Nearby:
+    """Finds for the signature of a step the kind of step that it may follow.
+
+    Args:
+        known: all kinds of steps that were observed, by signature.
+    """
+
+    def __init__(self, known: Mapping[Hashable, Sequence[Known]]) -> None:
+        self._known = known
+        self._of_form: dict[Hashable, dict[tuple[int, ...], Hashable]] = {}
+
+    def learnt(self, key: Hashable) -> None:
+        """A kind of step of this signature is known now."""
+        form, sizes = _form_and_sizes(key)
+        self._of_form.setdefault(form, {})[sizes] = key
+
+    def of(self, key: Hashable) -> Known | None:
+        """The least kind of step that is near; None where there is none, or several look alike."""
+        form, sizes = _form_and_sizes(key)
+        near = [(other, key) for other, key in self._of_form.get(form, {}).items() if sizes and _is_near(sizes, other)]
+        if not near:
+            return None
+        kinds = self._known[min(near, key=lambda each: each[0])[1]]
+        return kinds[0].for_nearby() if len(kinds) == 1 else None
+
+
+def _is_near(sizes: tuple[int, ...], known: tuple[int, ...]) -> bool:
+    return all(NEAR * theirs <= mine <= theirs for mine, theirs in zip(sizes, known, strict=True))
+
+
+def _form_and_sizes(key: Any) -> tuple[Hashable, tuple[int, ...]]:
+    """A signature without the sizes of what the module is given, and these."""
+    sizes: list[int] = []
+
+    def form(value: Any) -> Hashable:
+        if isinstance(value, tuple):
+            return tuple(form(each) for each in value)  # pyright: ignore[reportUnknownVariableType]
+        if type(value) is int:  # not a bool
+            sizes.append(value)
+            return int
+        return value
+
+    if key is None:
+        return None, ()
+    return (key[:_AHEAD], form(key[_AHEAD:])), tuple(sizes)
