@@ -17,12 +17,17 @@ import torch
 from torch import nn
 
 import elbowroom
+from elbowroom.runtime.arenas import Arena, cuda_pinning
 
 MIN_SIZE_BYTES = 1024
 MOVED_BYTES = 1 << 16
 PLENTY_BYTES = 64 << 30
 WARM = 8
 """Steps until a room has its last plan, and has seen enough of them."""
+
+
+_pinned: list[Arena] = []
+"""Until the process ends: memory that is unmapped while it is page-locked stays so."""
 
 
 class Chain(nn.Module):
@@ -55,12 +60,78 @@ def time_saves(*, device: str, saves: int, steps: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "saves": saves,
         "steps": steps,
+        "calls": time_calls(device),
         "kept": kept,
         "moved": moved,
         "us_per_checked_save": round((kept["checked_step_ns"] - plain_ns) / saves / 1e3, 2),
         "us_per_save": round((kept["mean_step_ns"] - plain_ns) / saves / 1e3, 2),
         "us_per_moved_storage": round(moved_ns / moved["swaps"] / 1e3, 1),
     }
+
+
+def time_calls(device: str) -> dict[str, Any]:
+    """Processor time of the calls of torch that a moved storage takes at the least, one after another.
+
+    On CUDA: its stream's work so far is marked, the copy's stream waits for that, copies and is marked, and the first
+    waits for that, both ways; between them is new memory, and a tensor on it that shares the saved one's version
+    counter. `hooks` is what a pair of Python hooks takes that only hand tensors on.
+    """
+    x = torch.ones(MOVED_BYTES // 4, device=device)
+    calls: dict[str, tuple[int, Callable[[], object]]] = {
+        "memory": (1, lambda: torch.empty(MOVED_BYTES, dtype=torch.uint8, device=device)),
+        "tensor without bytes": (2, x.detach),
+        "tensor on a storage": (1, _on_storage(x)),
+    }
+    if device == "cuda":
+        calls |= _calls_of_streams(x)
+    found = {name: (count, _each_us(call)) for name, (count, call) in calls.items()}
+    hooks_us = _hooks_us(device)
+    return {
+        "each_us": {name: round(us, 2) for name, (_, us) in found.items()},
+        "count": {name: count for name, (count, _) in found.items()},
+        "hooks_us": round(hooks_us, 2),
+        "floor_us": round(hooks_us + sum(count * us for count, us in found.values()), 1),
+    }
+
+
+def _calls_of_streams(x: torch.Tensor) -> dict[str, tuple[int, Callable[[], object]]]:
+    host = Arena(MOVED_BYTES)
+    cuda_pinning()[0](host.memory.data_ptr(), MOVED_BYTES)
+    there = host.memory.view(x.dtype)
+    _pinned.append(host)
+    event, stream = torch.cuda.Event(), torch.cuda.Stream()
+    return {
+        "mark": (4, lambda: event.record(stream)),
+        "wait": (4, lambda: stream.wait_event(event)),
+        "copy out": (1, lambda: there.copy_(x, non_blocking=True)),
+        "copy back": (1, lambda: x.copy_(there, non_blocking=True)),
+    }
+
+
+def _on_storage(x: torch.Tensor) -> Callable[[], object]:
+    blank: Any = torch.empty(0, device=x.device)
+    storage, shape = x.untyped_storage(), tuple(x.shape)
+    return lambda: blank.set_(storage, 0, shape, (1,))
+
+
+def _each_us(call: Callable[[], object]) -> float:
+    """Least of several means."""
+    means: list[float] = []
+    for _ in range(9):
+        start_ns = time.thread_time_ns()
+        for _ in range(500):
+            call()
+        means.append((time.thread_time_ns() - start_ns) / 500 / 1e3)
+    return min(means)
+
+
+def _hooks_us(device: str) -> float:
+    clock = time.process_time_ns if device == "cuda" else time.thread_time_ns
+    step = _training(device, 200, MIN_SIZE_BYTES // 4)
+    _timed(step, WARM, clock)
+    plain_ns = min(_timed(step, 40, clock))
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        return (min(_timed(step, 40, clock)) - plain_ns) / 200 / 1e3
 
 
 def _compared(step: Callable[[], None], budget_bytes: int, steps: int, clock: Callable[[], int]) -> dict[str, Any]:
