@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from elbowroom.runtime.streams import CudaStreams
 
@@ -34,10 +33,10 @@ def slow(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     """Hold up each copy of one of the two streams of copies, "out" or "back", before it begins."""
     copy = CudaStreams.copy
 
-    def slowly(self: CudaStreams, target: Tensor, source: Tensor, stream: Any) -> None:
+    def slowly(self: CudaStreams, target: int, source: int, size_bytes: int, stream: Any) -> None:
         if stream == getattr(self, which):
             with torch.cuda.stream(stream):
                 sleep()
-        copy(self, target, source, stream)
+        copy(self, target, source, size_bytes, stream)
 
     monkeypatch.setattr(CudaStreams, "copy", slowly)

@@ -73,8 +73,8 @@ class HandStreams(Streams):
     def reached(self, mark: Mark) -> bool:
         return mark.reached
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Hashable) -> None:
-        to, of = _bytes_at(target), _bytes_at(source)
+    def copy(self, target: int, source: int, size_bytes: int, stream: Hashable) -> None:
+        to, of = _bytes_at(target, size_bytes), _bytes_at(source, size_bytes)
         self.kernel(stream, lambda: to.__setitem__(slice(None), of))
 
     def new_storage(self, size_bytes: int, stream: Hashable) -> torch.UntypedStorage:
@@ -115,12 +115,12 @@ class HandStreams(Streams):
 
     def writes(self, storage: torch.UntypedStorage, value: int, stream: Hashable) -> None:
         """Give a stream a kernel that fills a storage."""
-        region = _bytes_at(_whole(storage))
+        region = _bytes_at(storage.data_ptr(), storage.nbytes())
         self.kernel(stream, lambda: region.__setitem__(slice(None), bytes([value % 251]) * BLOCK_BYTES))
 
     def checks(self, storage: torch.UntypedStorage, value: int, stream: Hashable) -> None:
         """Give a stream a kernel that looks whether a storage is filled with a value."""
-        region, wanted = _bytes_at(_whole(storage)), bytes([value % 251]) * BLOCK_BYTES
+        region, wanted = _bytes_at(storage.data_ptr(), storage.nbytes()), bytes([value % 251]) * BLOCK_BYTES
 
         def look() -> None:
             if bytes(region) != wanted:
@@ -175,16 +175,11 @@ def host_tier(streams: HandStreams) -> StreamedHostTier:
     return StreamedHostTier(streams, Arenas(1 << 30, 1 << 30, lambda _address, _size: True, lambda _address: None))
 
 
-def _whole(storage: torch.UntypedStorage) -> torch.Tensor:
-    whole: Any = torch.empty(0, dtype=torch.uint8)
-    return whole.set_(storage, 0, (storage.nbytes(),), (1,))
-
-
-def _bytes_at(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor by their address, which outlives the tensor, as it does on a device."""
+def _bytes_at(address: int, size_bytes: int) -> memoryview:
+    """Bytes by their address, which outlives a tensor on them, as it does on a device."""
     import ctypes
 
-    raw = (ctypes.c_char * tensor.numel()).from_address(tensor.data_ptr())
+    raw = (ctypes.c_char * size_bytes).from_address(address)
     return memoryview(raw).cast("B")
 
 

@@ -57,6 +57,7 @@ class Observing(Director):
             return None
         self.tick()
         entry = self._executor.add(self.count, storage, version_of(tensor))
+        self._executor.may_leave(entry)
         self.count += 1
         if self.recorder is not None:
             self.recorder.saved(entry, storage, tensor.dtype)

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -21,14 +22,11 @@ Function = TypeVar("Function", bound=FunctionType)
 Result = TypeVar("Result")
 
 
-def storage_key(storage: torch.UntypedStorage) -> int:
-    """Address of the StorageImpl: the identity of a storage while it lives. UntypedStorage has no public one."""
-    return storage._cdata
+storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
+"""Address of the StorageImpl: the identity of a storage while it lives. UntypedStorage has no public one."""
 
-
-def version_of(tensor: torch.Tensor) -> int:
-    """How often the tensor, or one that shares its counter, was changed in place; it has no public reader."""
-    return tensor._version
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+"""How often the tensor, or one that shares its counter, was changed in place; it has no public reader."""
 
 
 def profiler_running() -> bool:

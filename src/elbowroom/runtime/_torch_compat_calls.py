@@ -7,6 +7,7 @@ that: it sees every operator first, and calls it again without that key.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -75,9 +76,8 @@ def replaying() -> list[AbstractContextManager[None]]:
     ]
 
 
-def modes_on() -> bool:
-    """Whether a dispatch mode is on in this thread, of the user or of a library."""
-    return torch._C._len_torch_dispatch_stack() > 0
+modes_on: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""How many dispatch modes are on in this thread, of the user or of a library."""
 
 
 class BackwardApart:

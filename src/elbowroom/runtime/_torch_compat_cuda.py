@@ -1,11 +1,50 @@
-"""Private torch symbols that ask the caching allocator of CUDA. Checked on 2.11.0 (its CUDA build, on the rig)."""
+"""Private torch symbols that ask the caching allocator of CUDA. Checked on 2.11.0 (its CUDA build, on the rig).
+
+And the copy of the CUDA runtime that torch has loaded: torch's own takes five times as long to give it to a stream.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
+
+from elbowroom.errors import UsageError
+
+TO_HOST, TO_DEVICE = 2, 1
+"""Of cudaMemcpyKind."""
+
+MemcpyAsync = Callable[[int, int, int, int, int], int]
+"""(to address, from address, bytes, kind, stream) -> 0, or a cudaError."""
+
+
+@cache
+def memcpy_async() -> MemcpyAsync:
+    """The copy `cudaMemcpyAsync` of the CUDA runtime that torch runs on.
+
+    `Tensor.copy_` takes streams made current and tensors of bytes on both sides. A copy, unlike a kernel, may be given
+    to a stream of another device than the current one (CUDA Programming Guide, multi-device system).
+    """
+    name = f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}"
+    try:
+        copy = ctypes.CDLL(name).cudaMemcpyAsync
+    except (OSError, AttributeError) as error:
+        raise UsageError(
+            f"within: given torch {torch.__version__}, which has loaded no {name} ({error}); allowed are builds on "
+            "NVIDIA's CUDA with the runtime as a library of its own, as torch's wheels are; install one of those, or "
+            "train on the CPU"
+        ) from error
+    copy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+    copy.restype = ctypes.c_int
+    return copy
+
+
+def event_type() -> Any:
+    """What torch.cuda.Event derives from, which calls it by way of Python; a build without CUDA has none."""
+    return torch._C._CudaEventBase
 
 
 def memory_history_on() -> bool:

@@ -38,6 +38,7 @@ class Arena:
         with suppress(OSError, AttributeError):  # a kernel built without huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
         self.memory = torch.frombuffer(mapping, dtype=torch.uint8)
+        self.address = self.memory.data_ptr()
         self.ranges = Ranges(size_bytes)
         self.pinned = False
         self.drop: Callable[[], object] = _nothing
@@ -55,20 +56,25 @@ class Arena:
 
 @final
 class ArenaSlot(Slot):
-    """Room in an arena; `memory` is its bytes."""
+    """Room in an arena; `address` is where its bytes begin."""
 
-    __slots__ = ("arena", "memory")
+    __slots__ = ("address", "arena")
 
     def __init__(self, arena: Arena, offset: int, size_bytes: int) -> None:
         super().__init__(offset, size_bytes)
         self.arena = arena
-        self.memory = arena.memory[offset : offset + size_bytes]
+        self.address = arena.address + offset
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """Its bytes."""
+        return self.arena.memory[self.offset : self.offset + self.size_bytes]
 
     def move(self, arena: Arena, offset: int) -> None:
         """Have its bytes in another place."""
-        memory = arena.memory[offset : offset + self.size_bytes]
-        memory.copy_(self.memory)
-        self.arena, self.offset, self.memory = arena, offset, memory
+        before = self.memory
+        self.arena, self.offset, self.address = arena, offset, arena.address + offset
+        self.memory.copy_(before)
 
 
 @final
@@ -211,10 +217,10 @@ class Arenas:
             )
         arena = Arena(size_bytes)
         room = self.pinned_budget_bytes - self.pinned_bytes
-        arena.pinned = size_bytes <= room and self._pin(arena.memory.data_ptr(), size_bytes)
+        arena.pinned = size_bytes <= room and self._pin(arena.address, size_bytes)
         if arena.pinned:
             # With its last slot at the latest: memory that is unmapped while it is page-locked stays so.
-            arena.drop = undo = weakref.finalize(arena, self._unpin, arena.memory.data_ptr())
+            arena.drop = undo = weakref.finalize(arena, self._unpin, arena.address)
             undo.atexit = False  # the driver sees to it, and a forked process may not
         else:
             self._warn(size_bytes, room)

@@ -189,7 +189,7 @@ class DirectBack(DirectMove):
 
     def used(self, storage: torch.UntypedStorage) -> None:
         reader = self._streams.current()
-        if reader != self.slot.home:
+        if reader is not self.slot.home:
             self._streams.used(storage, reader)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import threading
 import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import final
@@ -50,7 +52,7 @@ class Entry:
         version: version counter at the first save; a later save at another version means changed bytes.
         handles: saved tensors that lie on it and still exist.
         reads: times it was read in this step.
-        home: the stream it was saved on, where there are streams.
+        home: the stream it was saved on, where there are streams and it may leave.
         arrived: the swap back that brought the bytes it has now.
         remake: rebuilds its bytes where they were dropped; None once they are there.
         watched: version counters of tensors that wrap others on it, each as it was when saved; see wrapped.py.
@@ -61,7 +63,7 @@ class Entry:
         "remake", "size_bytes", "slot", "state", "version", "watched",
     )  # fmt: skip
 
-    def __init__(self, n: int, storage: torch.UntypedStorage, version: int, home: Hashable = None) -> None:
+    def __init__(self, n: int, storage: torch.UntypedStorage, version: int) -> None:
         self.n = n
         self.size_bytes = storage.nbytes()
         self.state = State.ON_DEVICE
@@ -71,7 +73,7 @@ class Entry:
         self.version = version
         self.handles = 1
         self.reads = 0
-        self.home = home
+        self.home: Hashable = None
         self.arrived: Transfer | None = None
         self.slot: Slot | None = None
         self.out: Transfer | None = None
@@ -112,7 +114,8 @@ class StateEntry(Entry):
     __slots__ = ("_tier",)
 
     def __init__(self, n: int, storage: torch.UntypedStorage, tier: LowerTier) -> None:
-        super().__init__(n, storage, 0, tier.home())
+        super().__init__(n, storage, 0)
+        self.home = tier.home()
         self._tier = tier
 
     def held(self) -> torch.UntypedStorage | None:
@@ -142,6 +145,32 @@ class StateEntry(Entry):
 
 def _nothing() -> None:
     """A weak reference to what is gone."""
+
+
+@final
+class Moving:
+    """Around each change of the table: holds its lock, and sees then to the handles that died meanwhile.
+
+    Args:
+        lock: of the table.
+        released: entries whose handles died while it was held.
+        after: sees to them.
+    """
+
+    __slots__ = ("_after", "_lock", "_released")
+
+    def __init__(self, lock: threading.Lock, released: deque[Entry], after: Callable[[], None]) -> None:
+        self._lock = lock
+        self._released = released
+        self._after = weakref.WeakMethod(after)  # an executor that nobody uses is gone at once
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if self._released and (after := self._after()):
+            after()
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import final
 
@@ -30,7 +30,7 @@ import torch
 from elbowroom.errors import TierError
 from elbowroom.machine import TierName
 from elbowroom.runtime._torch_compat import storage_key
-from elbowroom.runtime.entries import Counters, Entry, Happening, Observer, Remake, State, StateEntry
+from elbowroom.runtime.entries import Counters, Entry, Happening, Moving, Observer, Remake, State, StateEntry
 from elbowroom.runtime.memory import RamResidence, Residence
 from elbowroom.runtime.storages import CPU
 from elbowroom.runtime.tiers import LowerTier, Transfer
@@ -57,6 +57,7 @@ class Executor:
         self._writes_reaped = 0
         self._released: deque[Entry] = deque()
         self._lock = threading.Lock()
+        self._moving = Moving(self._lock, self._released, self._after_lock)
 
     # Saving
 
@@ -67,18 +68,24 @@ class Executor:
 
     def add(self, n: int, storage: torch.UntypedStorage, version: int) -> Entry:
         """A new entry, on the device and not held by the table, with the one handle that its caller makes for it."""
-        entry = Entry(n, storage, version, self.tier.home())
+        entry = Entry(n, storage, version)
         self._by_key[entry.key] = entry
         return entry
+
+    def may_leave(self, entry: Entry) -> None:
+        """The storage of an entry is being saved, and may be swapped out at another tick: this stream is its own."""
+        entry.home = self.tier.home()
 
     def swap_out(self, entry: Entry, to: TierName | None = None) -> None:
         """Start to write an entry; the table holds its storage until the write has ended. Raises TierFull."""
         storage = entry.alive()
         assert storage is not None, "an entry is swapped out while its saved tensor is at hand"
-        with self._moving():
-            entry.slot = self.tier.reserve(entry.size_bytes, to)
-            entry.slot.home = entry.home
-            entry.out = self.tier.write(storage, entry.slot)
+        with self._moving:
+            if entry.home is None:
+                entry.home = self.tier.home()
+            entry.slot = slot = self.tier.reserve(entry.size_bytes, to)
+            slot.home = entry.home
+            entry.out = self.tier.write(storage, slot)
             entry.device = storage
             entry.state = State.LEAVING
             self._writes.append(entry)
@@ -94,7 +101,8 @@ class Executor:
         """Wait until the first `count` writes of this step have ended, and let go of their device bytes."""
         while self._writes and (self._writes_reaped < count or _ended(self._writes[0])):
             self._reap_first()
-        self._after_lock()
+        if self._released:
+            self._after_lock()
         self.residence.look()
 
     def settle(self) -> None:
@@ -134,7 +142,7 @@ class Executor:
         entry = self._writes[0]
         assert entry.out is not None
         if not entry.out.done():
-            self._stall(entry, entry.out)
+            self._wait(entry, entry.out)
         with self._lock:
             self._writes.popleft()
             self._writes_reaped += 1
@@ -156,7 +164,7 @@ class Executor:
 
     def bring_back(self, entry: Entry) -> None:
         """Start the swap back of an entry, unless its bytes still are on the device."""
-        with self._moving():
+        with self._moving:
             storage = entry.held()
             if entry.handles == 0 or entry.state is State.RETURNING:
                 return
@@ -173,7 +181,7 @@ class Executor:
 
     def rebuilt(self, entry: Entry, storage: torch.UntypedStorage) -> None:
         """A recipe has made an entry's bytes again, on this storage."""
-        with self._moving():
+        with self._moving:
             if entry.handles == 0 or entry.alive() is not None:
                 return
             self._unlist(entry)
@@ -185,7 +193,7 @@ class Executor:
 
     def hold(self, entry: Entry) -> bool:
         """Where the bytes of an entry still are on the device, keep them there; whether they are."""
-        with self._moving():
+        with self._moving:
             storage = entry.alive()
             if storage is not None and entry.handles and entry.state is not State.RETURNING:
                 self._stay(entry, storage)
@@ -193,6 +201,8 @@ class Executor:
 
     def want(self, entry: Entry) -> None:
         """Its swap back is next: where its write has not ended, give that up, the storage simply stays."""
+        if entry.out is None:
+            return
         with self._lock:
             storage = entry.alive()
             if entry.state is State.LEAVING and entry.out is not None and not entry.out.done() and storage is not None:
@@ -228,8 +238,8 @@ class Executor:
         if back is None:
             return
         if not back.done():
-            self._stall(entry, back)
-        with self._moving():
+            self._wait(entry, back)
+        with self._moving:
             if entry.back is back:  # no reader in another thread was first
                 entry.back = None
                 entry.state = State.ON_DEVICE
@@ -261,7 +271,7 @@ class Executor:
 
     def keep(self, entry: Entry) -> None:
         """Hold the device bytes from now on and forget any copy: they changed, so only they are right."""
-        with self._moving():
+        with self._moving:
             self._only_here(entry)
 
     def _only_here(self, entry: Entry) -> None:
@@ -308,11 +318,15 @@ class Executor:
 
     def handle_died(self, entry: Entry) -> None:
         """A saved tensor is gone. Called from a finalizer, so it may interrupt any code, this class included."""
-        self._released.append(entry)
-        self._after_lock()
-
-    def _moving(self) -> _Moving:
-        return _Moving(self._lock, self._after_lock)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._one_handle_less(entry)
+            finally:
+                self._lock.release()
+        else:
+            self._released.append(entry)
+        if self._released:
+            self._after_lock()
 
     def _after_lock(self) -> None:
         while self._released and self._lock.acquire(blocking=False):
@@ -350,7 +364,10 @@ class Executor:
         if self.observer.dropped:
             self.observer.dropped(entry)
 
-    def _stall(self, entry: Entry, transfer: Transfer) -> None:
+    def _wait(self, entry: Entry, transfer: Transfer) -> None:
+        if not transfer.blocks:
+            transfer.wait()
+            return
         start_ns = time.perf_counter_ns()
         transfer.wait()
         end_ns = time.perf_counter_ns()
@@ -368,24 +385,6 @@ class Executor:
                 kind, entry, transfer.start_ns, transfer.end_ns, transfer.size_bytes, transfer=transfer
             )
             self.observer.moved(happening)
-
-
-@final
-class _Moving:
-    """Holds the lock; sees then to the handles that died meanwhile."""
-
-    __slots__ = ("_after", "_lock")
-
-    def __init__(self, lock: threading.Lock, after: Callable[[], None]) -> None:
-        self._lock = lock
-        self._after = after
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-        self._after()
 
 
 def _ended(entry: Entry) -> bool:

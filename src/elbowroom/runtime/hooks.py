@@ -262,7 +262,7 @@ def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.grad_fn is None:
         return tensor
-    if type(tensor) not in PLAIN_TYPES or of_a_transform(tensor):
+    if not modes_on() or type(tensor) not in PLAIN_TYPES or of_a_transform(tensor):
         return tensor.detach()  # below dispatch, what stands for others would be lost
     with no_dispatch():
         return tensor.detach()
@@ -272,8 +272,8 @@ def _rebuild(handle: Handle, storage: torch.UntypedStorage, device: torch.device
     assert handle.layout is not None
     dtype, shape, stride, offset = handle.layout
     tensor = handle.counter.detach()
-    whole = torch.empty(0, dtype=dtype, device=device)
-    tensor.data = whole.set_(storage, offset, shape, stride)  # pyright: ignore[reportArgumentType]
+    whole: Any = _empty(dtype, device).detach()
+    tensor.data = whole.set_(storage, offset, shape, stride)
     return tensor
 
 

@@ -28,7 +28,7 @@ import torch
 from elbowroom.errors import UsageError
 from elbowroom.machine import TierName
 from elbowroom.runtime.arenas import Arenas, ArenaSlot
-from elbowroom.runtime.streams import Streams, bytes_of
+from elbowroom.runtime.streams import Streams
 from elbowroom.runtime.tiers import LowerTier, Slot, Transfer
 
 
@@ -42,8 +42,10 @@ class Copy(Transfer):
         end: mark behind it.
     """
 
+    blocks = False
+
     def __init__(self, streams: Streams, slot: Slot, begin: Any, end: Any) -> None:
-        super().__init__(slot.size_bytes)
+        self.size_bytes = slot.size_bytes
         self.start_ns = self.end_ns = time.perf_counter_ns()
         self._streams = streams
         self._home = slot.home
@@ -87,7 +89,7 @@ class CopyBack(Copy):
 
     def used(self, storage: torch.UntypedStorage) -> None:
         reader = self._streams.current()
-        if reader != self._home:
+        if reader is not self._home:
             self._streams.wait(reader, self._end)
             self._streams.used(storage, reader)
 
@@ -107,7 +109,7 @@ class StreamedHostTier(LowerTier):
     def __init__(self, streams: Streams, arenas: Arenas) -> None:
         self.streams = streams
         self.arenas = arenas
-        self._read_from: dict[Hashable, Any] = {}
+        self._read_from: list[tuple[Hashable, Any]] = []
 
     def home(self) -> Hashable:
         if self.streams.capturing():
@@ -131,11 +133,11 @@ class StreamedHostTier(LowerTier):
     def write(self, storage: torch.UntypedStorage, slot: Slot) -> Transfer:
         streams, out = self.streams, self.streams.out
         streams.follow(out, slot.home)
-        for home, mark in self._read_from.items():
-            if home != slot.home:  # the room may be another stream's of before, and its copy back still under way
+        for home, mark in self._read_from:
+            if home is not slot.home:  # the room may be another stream's of before, and its copy back still under way
                 streams.wait(out, mark)
         begin = streams.mark(out, timed=True) if self.timed else None
-        streams.copy(cast("ArenaSlot", slot).memory, bytes_of(storage), out)
+        streams.copy(cast("ArenaSlot", slot).address, storage.data_ptr(), slot.size_bytes, out)
         return CopyOut(streams, slot, begin, streams.mark(out, timed=self.timed))
 
     def read(self, slot: Slot) -> tuple[torch.UntypedStorage, Transfer]:
@@ -153,8 +155,10 @@ class StreamedHostTier(LowerTier):
         streams, back = self.streams, self.streams.back
         streams.follow(back, slot.home)
         begin = streams.mark(back, timed=True) if self.timed else None
-        streams.copy(bytes_of(storage), cast("ArenaSlot", slot).memory, back)
-        self._read_from[slot.home] = end = streams.mark(back, timed=self.timed)
+        streams.copy(storage.data_ptr(), cast("ArenaSlot", slot).address, slot.size_bytes, back)
+        end = streams.mark(back, timed=self.timed)
+        self._read_from = [(home, mark) for home, mark in self._read_from if home is not slot.home]
+        self._read_from.append((slot.home, end))
         return CopyBack(streams, slot, begin, end)
 
     @property

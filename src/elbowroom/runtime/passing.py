@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 
 from elbowroom.runtime.staging import Room
-from elbowroom.runtime.streams import Streams, bytes_of
+from elbowroom.runtime.streams import Streams
 from elbowroom.runtime.tiers import Hop, Slot, Transfer
 
 
@@ -102,9 +102,8 @@ class Staged(Transfer):
             streams.wait(self._lane, self._ready)
             self._begin = streams.mark(self._lane, timed=True) if self._timed else None
         assert self._storage is not None, "it is dropped when the last piece was copied"
-        there = bytes_of(self._storage)[piece.start : piece.start + piece.size_bytes]
-        here = room.slot.memory
-        streams.copy(*((here, there) if out else (there, here)), self._lane)
+        there, here = self._storage.data_ptr() + piece.start, room.slot.address
+        streams.copy(*((here, there) if out else (there, here)), piece.size_bytes, self._lane)
         self._end = streams.mark(self._lane, timed=self._timed)
         return self._end
 
@@ -171,6 +170,6 @@ class StagedBack(Staged):
 
     def used(self, storage: torch.UntypedStorage) -> None:
         reader = self._streams.current()
-        if reader != self.slot.home and self._end is not None:
+        if reader is not self.slot.home and self._end is not None:
             self._streams.wait(reader, self._end)
             self._streams.used(storage, reader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import final
@@ -30,23 +31,30 @@ class Ranges:
     def take(self, size_bytes: int) -> int | None:
         """Start of a range that is handed out from now on; None where no free one is large enough."""
         pages_bytes = whole_pages(size_bytes)
-        fitting = [(length, start) for start, length in self._free if length >= pages_bytes]
-        if not fitting:
+        at, least = -1, 0
+        for i, (_, length) in enumerate(self._free):
+            if length >= pages_bytes and (at < 0 or length < least):
+                at, least = i, length
+        if at < 0:
             return None
-        length, start = min(fitting)
-        at = self._free.index((start, length))
-        self._free[at : at + 1] = [(start + pages_bytes, length - pages_bytes)] if length > pages_bytes else []
+        start, _ = self._free[at]
+        if least > pages_bytes:
+            self._free[at] = (start + pages_bytes, least - pages_bytes)
+        else:
+            del self._free[at]
         return start
 
     def give_back(self, start: int, size_bytes: int) -> None:
         """The reverse of `take`; neighbouring free ranges become one."""
-        joined: list[tuple[int, int]] = []
-        for begin, length in sorted([*self._free, (start, whole_pages(size_bytes))]):
-            if joined and sum(joined[-1]) == begin:
-                joined[-1] = (joined[-1][0], joined[-1][1] + length)
-            else:
-                joined.append((begin, length))
-        self._free = joined
+        free, begin, end = self._free, start, start + whole_pages(size_bytes)
+        at = until = bisect(free, (start, 0))
+        if at and sum(free[at - 1]) == begin:
+            at -= 1
+            begin = free[at][0]
+        if until < len(free) and free[until][0] == end:
+            end = sum(free[until])
+            until += 1
+        free[at:until] = [(begin, end - begin)]
 
 
 def bytes_for(stays: Iterable[tuple[int, int, int]]) -> int:

@@ -356,18 +356,20 @@ class Room(Records, Director, Conductor):
 
     def act(self, action: Action | None) -> None:
         """See Note: [Ticks] in schedule.py."""
+        executor = self._executor
         if self._recomputes.has_own_writes:
-            self._executor.settle()
+            executor.settle()
         if action is None:
-            self._executor.writes_done(0)
+            executor.writes_done(0)
             return
         back = [entry for n in action.back if (entry := self._entry_of(n)) is not None]
         for entry in back:
-            self._executor.want(entry)
-        self._executor.writes_done(action.writes_done)
+            executor.want(entry)
+        executor.writes_done(action.writes_done)
         for entry in back:
-            self._executor.bring_back(entry)
-        self._recomputes.rebuild(action.rebuild)
+            executor.bring_back(entry)
+        if action.rebuild:
+            self._recomputes.rebuild(action.rebuild)
 
     def _entry_of(self, n: int) -> Entry | None:
         """The saved storage or the optimizer state of a window."""

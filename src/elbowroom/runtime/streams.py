@@ -14,6 +14,7 @@ from typing import Any, final
 import torch
 
 from elbowroom.runtime._torch_compat import on_stream, stream_ids
+from elbowroom.runtime._torch_compat_cuda import TO_DEVICE, TO_HOST, event_type, memcpy_async
 
 LOOK_S = 0.0002
 """How often a thread that waits for a mark looks: an event of CUDA would keep a core busy meanwhile."""
@@ -60,8 +61,8 @@ class Streams(ABC):
             time.sleep(LOOK_S)
 
     @abstractmethod
-    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Hashable) -> None:
-        """Give a stream a copy of bytes."""
+    def copy(self, target: int, source: int, size_bytes: int, stream: Hashable) -> None:
+        """Give `out` or `back` a copy of so many bytes, from an address to an address."""
 
     @abstractmethod
     def new_storage(self, size_bytes: int, stream: Hashable) -> torch.UntypedStorage:
@@ -99,6 +100,8 @@ class CudaStreams(Streams):
         self._zero: Any = None
         self._zero_ns = 0
         self._known: dict[tuple[int, int, int], torch.cuda.Stream] = {}
+        self._memcpy, self._event = memcpy_async(), event_type()
+        self._out, self._back = self.out.cuda_stream, self.back.cuda_stream
         self._here = threading.local()
 
     def current(self) -> Hashable:
@@ -113,29 +116,32 @@ class CudaStreams(Streams):
 
     def mark(self, stream: Any, *, timed: bool = False) -> Any:
         if timed and self._zero is None:
-            self._zero = torch.cuda.Event(enable_timing=True)
+            self._zero = self._event(enable_timing=True)
             self._zero.record(stream)
             self._zero.synchronize()
             self._zero_ns = time.perf_counter_ns()
-        event = torch.cuda.Event(enable_timing=timed)
+        event = self._event(enable_timing=True) if timed else self._event()
         event.record(stream)
         return event
 
     def wait(self, stream: Any, mark: Any) -> None:
-        stream.wait_event(mark)
+        mark.wait(stream)
 
     def follow(self, stream: Any, other: Any) -> None:
         event = getattr(self._here, "event", None)
         if event is None:  # a wait is for what was recorded by then, so that one event of each thread will do
-            event = self._here.event = torch.cuda.Event()
+            event = self._here.event = self._event()
         event.record(other)
-        stream.wait_event(event)
+        event.wait(stream)
 
     def reached(self, mark: Any) -> bool:
         return mark.query()
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
-        on_stream(stream, lambda: target.copy_(source, non_blocking=True))
+    def copy(self, target: int, source: int, size_bytes: int, stream: Any) -> None:
+        kind, raw = (TO_HOST, self._out) if stream is self.out else (TO_DEVICE, self._back)
+        failed = self._memcpy(target, source, size_bytes, kind, raw)
+        if failed:
+            raise torch.cuda.CudaError(failed)
 
     def new_storage(self, size_bytes: int, stream: Any) -> torch.UntypedStorage:
         if stream is self.current():

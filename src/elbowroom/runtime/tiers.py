@@ -36,14 +36,17 @@ class Transfer(ABC):
         end_ns: when its last byte had moved; 0 before.
         error: why it failed, or None.
         told: whether another one failed while it was under way, so that its own error says nothing new.
+        blocks: whether `wait` may hold up the host.
     """
+
+    error: Exception | None = None
+    told: bool = False
+    blocks: bool = True
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self.start_ns = 0
         self.end_ns = 0
-        self.error: Exception | None = None
-        self.told = False
 
     @abstractmethod
     def done(self) -> bool:
