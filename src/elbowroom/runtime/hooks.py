@@ -19,12 +19,20 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from elbowroom.runtime._torch_compat import hooks_allowed, never_compiled, no_dispatch, top_hooks, version_of
 from elbowroom.runtime._torch_compat_calls import modes_on
-from elbowroom.runtime._torch_compat_wrapped import adds_no_dispatch, as_plain, of_a_transform, transforms_allowed
+from elbowroom.runtime._torch_compat_wrapped import (
+    adds_no_dispatch,
+    as_plain,
+    of_a_transform,
+    transforms_allowed,
+    viewed_by,
+)
 from elbowroom.runtime.entries import Entry
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.storages import PLAIN_TYPES, is_plain
 from elbowroom.runtime.wrapped import Wrapped, taken_apart
 
+META = torch.device("meta")
+"""Of tensors without bytes."""
 _EMPTY: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
 
@@ -50,7 +58,7 @@ class Director(ABC):
         """A handle was made."""
 
     def stays(self, tensor: torch.Tensor) -> None:  # noqa: B027 - for those who count them
-        """A large tensor of a subclass stays on the device, as nothing says how to rebuild it."""
+        """A large tensor stays: it is on another device, or of a subclass that nothing says how to rebuild."""
 
     @abstractmethod
     def before_read(self, entry: Entry) -> None:
@@ -168,6 +176,8 @@ class Hooks:
         if type(tensor) not in PLAIN_TYPES:
             return self._pack_subclass(tensor)
         if tensor.device != self._device or not is_plain(tensor):
+            if self._is_elsewhere(tensor):
+                self._director.stays(tensor)
             return _passed(tensor)
         storage = tensor.untyped_storage()
         if storage.nbytes() < self._min_size_bytes:
@@ -176,6 +186,13 @@ class Hooks:
             with self._director.aside(), no_dispatch():
                 return self._packed(storage, tensor)
         return self._packed(storage, tensor)
+
+    def _is_elsewhere(self, tensor: torch.Tensor) -> bool:
+        """Whether it would be a candidate if it were on the room's device."""
+        if tensor.device in (self._device, META) or not is_plain(tensor):
+            return False
+        is_large = tensor.untyped_storage().nbytes() >= self._min_size_bytes
+        return is_large and not isinstance(viewed_by(tensor), torch.nn.Parameter)
 
     def _packed(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Passed | Handle:
         entry = self._executor.find(storage)

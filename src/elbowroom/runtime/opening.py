@@ -67,18 +67,15 @@ def _opened(
     asked: Asked,
     around: ExitStack,
 ) -> Room:
+    where = _device_of(device)
     if _open:
-        raise UsageError(
-            "within: given a room inside another one; allowed is one at a time in a process, as both would move the "
-            "same storages; leave the first one, or put one `within` around everything"
-        )
+        raise _inside_another(where, _open[0].device)
     if plan is not None and not isinstance(plan, Plan):
         raise UsageError(f"within: given plan={type(plan).__name__}; allowed is a Plan, such as Plan.load(path) reads")
     amounts = parse_budget("auto" if budget is None else budget)
     if plan is not None and budget is None:
         amounts = replace(amounts, device=Amount(size_bytes=plan.budget_bytes))
     directory = None if spill_dir is None else os.fspath(spill_dir)
-    where = _device_of(device)
     if where.type == "cuda":
         executor, machine, resolved = _above_host(where, amounts, directory, asked)
         budget_bytes = resolved.device.size_bytes or 0
@@ -94,6 +91,19 @@ def _opened(
     return room
 
 
+def _inside_another(inner: torch.device, outer: torch.device) -> UsageError:
+    if inner == outer:
+        why = "as both would move the same storages; leave the first one, or put one `within` around everything"
+    else:
+        why = (
+            "as it carries out the steps of all optimizers, whatever device their parameters are on; give the one room "
+            "the device that is short of memory (what is on others stays there), or train on each in its own process"
+        )
+    return UsageError(
+        f"within: given a room for {inner} inside another one for {outer}; allowed is one at a time in a process, {why}"
+    )
+
+
 def _device_of(device: str | torch.device | None) -> torch.device:
     """The device that storages are to leave, with its index where it is a GPU."""
     has_cuda = torch.cuda.is_available()
@@ -101,8 +111,11 @@ def _device_of(device: str | torch.device | None) -> torch.device:
         found = torch.device(device if device is not None else "cuda" if has_cuda else "cpu")
     except (RuntimeError, TypeError):
         found = None
-    if found is None or found.type not in ("cpu", "cuda") or (found.type == "cuda" and not has_cuda):
-        allowed = "'cpu' and CUDA devices such as 'cuda:0'" if has_cuda else "'cpu', as torch sees no CUDA device"
+    count = torch.cuda.device_count() if has_cuda else 0
+    is_there = found is not None and (found.type == "cpu" or (found.type == "cuda" and (found.index or 0) < count))
+    if found is None or not is_there:
+        names = ", ".join(repr(f"cuda:{i}") for i in range(count))
+        allowed = f"'cpu' and {names}" if has_cuda else "'cpu', as torch sees no CUDA device"
         raise UsageError(f"within: given device={str(device)!r}; allowed are {allowed}; take one")
     if found.type == "cuda" and found.index is None:
         return torch.device("cuda", torch.cuda.current_device())

@@ -21,14 +21,17 @@ class Records:
     """Trace, plan, timelines and figures of a run.
 
     Attributes:
+        device: whose storages move.
         budget_bytes: what the device tier may hold.
         trace, plan: of the step that ran last, None before the first is planned.
         measured: timeline of the last step that was recorded under its plan.
         steps: figures of the steps that have ended, of a long training those of the last few thousand.
-        passed: how many large saved tensors of each subclass stayed on the device, as nothing says how to rebuild them.
+        passed: how many large saved tensors of each subclass stayed on the device, as nothing says how to rebuild them,
+            and how many stayed on each other device.
     """
 
     def __init__(self, executor: Executor, learner: Learner) -> None:
+        self.device = executor.device
         self.budget_bytes = learner.budget_bytes
         self.measured: Timeline | None = None
         self.steps: list[StepFigures] = []

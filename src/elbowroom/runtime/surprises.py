@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Sequence
 from typing import final
 
+import torch
+
 from elbowroom.units import format_bytes
 
 NO_STEP = (
@@ -22,7 +24,7 @@ class Surprises:
 
     def __init__(self) -> None:
         self._warned = False
-        self._told_of_subclass = False
+        self._told_of_subclass = self._told_of_device = False
 
     def save(self, n: int, expected: Sequence[tuple[int, str]], found: tuple[int, str]) -> None:
         """The n-th saved storage has other (bytes, dtype) than expected, or none was expected any more."""
@@ -36,7 +38,15 @@ class Surprises:
             "what autograd saves in the next ones is compared with the plan again",
         )
 
-    def subclass(self, name: str) -> None:
+    def stays(self, tensor: torch.Tensor, device: torch.device) -> str:
+        """A large saved tensor stays where it is, in a run with a budget for this device; what it is counted as."""
+        if tensor.device != device:
+            self._elsewhere(tensor.device, device)
+            return str(tensor.device)
+        self._subclass(type(tensor).__name__)
+        return type(tensor).__name__
+
+    def _subclass(self, name: str) -> None:
         """Saved tensors of this class stay on the device."""
         if not self._told_of_subclass:
             self._told_of_subclass = True
@@ -45,7 +55,19 @@ class Surprises:
                 "behind them (it has a __torch_dispatch__, but no __tensor_flatten__ and __tensor_unflatten__): the "
                 "step may need more than its budget. Said once; room.passed counts them",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=6,
+            )
+
+    def _elsewhere(self, device: torch.device, budget_of: torch.device) -> None:
+        """Saved tensors on this device stay there, as the budget is another one's."""
+        if not self._told_of_device:
+            self._told_of_device = True
+            warnings.warn(
+                f"elbowroom: large saved tensors on {device} stay there, as the budget is for {budget_of}; where "
+                f"{device} is the one that is short of memory, give within(..., device={str(device)!r}). Said once; "
+                "room.passed counts them",
+                RuntimeWarning,
+                stacklevel=6,
             )
 
     def differs(self, what: str) -> None:
