@@ -151,6 +151,21 @@ class Dense(nn.Module):
         return self.head(x_BCHW.mean((2, 3)))
 
 
+def texts_of_many_lengths() -> Step:
+    """The first three of full length, and then each of its own: 37 and 385 have no common factor."""
+    lengths = itertools.chain([512] * 3, (512 - 37 * n % 385 for n in itertools.count()))
+    model = Tokens(8000, 512, 6).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        x_BT = torch.zeros(8, next(lengths), dtype=torch.long, device="cuda")
+        F.cross_entropy(model(x_BT).flatten(0, -2), x_BT.flatten()).backward()
+        optimizer.step()
+
+    return step
+
+
 def images(b: int, size: int, channels: int = 3) -> tuple[Tensor, Tensor]:
     return torch.zeros(b, channels, size, size), torch.zeros(b, dtype=torch.long)
 
@@ -274,6 +289,7 @@ MODELS: dict[str, Callable[[], Step]] = {
     "volume net": volume_net,
     "plane net": plane_net,
     "language model": lambda: supervised(Tokens(8000, 512, 6), *words(8, 512)),
+    "texts of many lengths": texts_of_many_lengths,
     "wide layers": lambda: wide_layers(),
     "wide layers with momentum": lambda: wide_layers(momentum),
     "many rows first": many_rows_first,

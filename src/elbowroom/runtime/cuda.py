@@ -128,6 +128,12 @@ class CudaResidence(Residence):
     def plan_begins(self) -> None:
         torch.cuda.empty_cache()
 
+    def kind_changes(self, needed_bytes: int | None, budget_bytes: int) -> None:
+        # Free blocks of other sizes may be of no use to it, and lie beside what it then gets from the driver.
+        unused_bytes = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        if needed_bytes is None or needed_bytes + unused_bytes > budget_bytes:
+            torch.cuda.empty_cache()
+
     def measure(self, live_bytes: int) -> int:  # noqa: ARG002 - that is RAM
         torch.cuda.empty_cache()
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)

@@ -89,7 +89,7 @@ class Learner:
         self.layers = layers
         self._unmet: dict[Hashable, Trace] = {}
         self._known: dict[Hashable, list[Known]] = {}
-        self._nearby = Nearby(self._known)
+        self._nearby = Nearby(self._known, asked.min_size_bytes)
         self._observations: dict[Hashable, int] = {}
         self._wanted: dict[Hashable, _Wanted] = {}
         self._after: dict[Saved, Saved] = {}

@@ -104,6 +104,14 @@ class Residence(ABC):
     def training_begins(self, root: torch.nn.Module | None) -> None:  # noqa: B027
         """The first step that is observed is about to begin, with a call of this module."""
 
+    def kind_changes(self, needed_bytes: int | None, budget_bytes: int) -> None:  # noqa: B027
+        """A step begins whose storages have other sizes than those before.
+
+        Args:
+            needed_bytes: what it takes from an empty cache, with all that is held now; None where nobody knows.
+            budget_bytes: of the device.
+        """
+
     def plan_begins(self) -> None:  # noqa: B027
         """The steps from here on hold other storages than those before."""
 

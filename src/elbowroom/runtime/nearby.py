@@ -27,10 +27,12 @@ class Nearby:
 
     Args:
         known: all kinds of steps that were observed, by signature.
+        min_size_bytes: smaller storages are not seen: one that shrinks below would put out the order of the others.
     """
 
-    def __init__(self, known: Mapping[Hashable, Sequence[Known]]) -> None:
+    def __init__(self, known: Mapping[Hashable, Sequence[Known]], min_size_bytes: int) -> None:
         self._known = known
+        self._min_size_bytes = min_size_bytes
         self._of_form: dict[Hashable, dict[tuple[int, ...], Hashable]] = {}
 
     def learnt(self, key: Hashable) -> None:
@@ -39,17 +41,18 @@ class Nearby:
         self._of_form.setdefault(form, {})[sizes] = key
 
     def of(self, key: Hashable) -> Known | None:
-        """The least kind of step that is near; None where there is none, or several look alike."""
+        """The least kind of step that is near; None where there is none, or several begin alike."""
         form, sizes = _form_and_sizes(key)
-        near = [(other, key) for other, key in self._of_form.get(form, {}).items() if sizes and _is_near(sizes, other)]
-        if not near:
-            return None
-        kinds = self._known[min(near, key=lambda each: each[0])[1]]
-        return kinds[0].for_nearby() if len(kinds) == 1 else None
-
-
-def _is_near(sizes: tuple[int, ...], known: tuple[int, ...]) -> bool:
-    return all(NEAR * theirs <= mine <= theirs for mine, theirs in zip(sizes, known, strict=True))
+        for others, key_of_others in sorted(self._of_form.get(form, {}).items(), key=lambda each: each[0]):
+            shrinks = [mine / theirs if theirs else 1 for mine, theirs in zip(sizes, others, strict=True)]
+            if not shrinks or min(shrinks) < NEAR or max(shrinks) > 1:
+                continue
+            kinds = self._known[key_of_others]
+            least_bytes = min((size_bytes for size_bytes, _ in kinds[0].schedule.saved), default=self._min_size_bytes)
+            # attention saves the square of a length
+            if len(kinds) == 1 and least_bytes * min(shrinks) ** 2 >= self._min_size_bytes:
+                return kinds[0].for_nearby()
+        return None
 
 
 def _form_and_sizes(key: Any) -> tuple[Hashable, tuple[int, ...]]:

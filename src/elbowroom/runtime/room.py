@@ -148,8 +148,7 @@ class Room(Records, Director, Conductor):
 
     def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
         self._root_hook.remove()
-        self._running = True
-        self._key = key
+        self._running, self._key, before = True, key, self._key
         self._entries = []
         self._saved = []
         self._mismatches = 0
@@ -158,6 +157,8 @@ class Room(Records, Director, Conductor):
         self._current = known = self._learner.expected(key)
         if known is not None and self._plan_is_new:
             self._plan_begins(known)
+        elif self._steps_ended and (known is None or key != before):
+            self._executor.residence.kind_changes(None if known is None else known.course.peak_bytes, self.budget_bytes)
         if known is None or known.records(self._measure_next):
             self._executor.settle()  # what is recorded begins with the step
         self._executor.begin_step()
