@@ -6,12 +6,12 @@ runtime/host.py): a storage leaves at the tick at which the schedule waits for i
 before it is wanted back. So the order of all blocks, and with it what is reserved, follows from trace and plan alone.
 Exact where the trace is that of the steps that run. Ignored: blocks of several streams; what the steps before the
 plan left in the cache, as the cache is emptied where a plan begins.
-Cost: `STEPS` replays of the step.
+Cost: `STEPS` replays of the step; `MOST_TRIES` times `STEPS_EMPTIED` to find where emptying the cache helps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,11 @@ from elbowroom.lifetimes import Ints, LastStep, listed
 from elbowroom.machine import Machine, TierName
 from elbowroom.moves import Moves, need, ticks_of, waits
 from elbowroom.rebuilds import beats
+
+STEPS_EMPTIED = 6
+"""Where the cache is emptied, what is reserved settles later."""
+MOST_TRIES = 40
+"""Times that places to empty the cache at are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,23 +42,27 @@ class Cycle:
     reserved: Ints
 
 
-def early_waits(step: LastStep, moves: Moves, tiers: Sequence[TierName], machine: Machine | None) -> dict[int, int]:
+def early_waits(
+    step: LastStep, moves: Moves, tiers: Sequence[TierName], machine: Machine | None, *, before_idle: bool = False
+) -> dict[int, int]:
     """By position of a tick: how many writes must have ended there, in write order; never fewer than `waits` has.
 
     A storage that leaves only when its room is needed leaves a hole that the next block may not fit, so more is
     reserved. So it leaves at the first tick at which its write should have ended, by the rates of a machine; with no
-    machine, at the first at which it is idle, even if compute has to wait.
+    machine, at the first at which it is idle, even if compute has to wait; or where its last user lets go of it, as its
+    write has ended at the tick before that.
 
     Args:
         step: the last step of a trace.
         moves: in write order.
         tiers: per move, where it goes.
         machine: gives the rates.
+        before_idle: with no machine, at the last tick before it is idle in place of the first one after.
     """
     needed = need(step, moves)
     found = waits(step, moves, needed, int(needed.max()))
     ticks = ticks_of(step, moves)
-    ready = _ready(step, moves, play(step, moves, machine, tiers) if machine else None)
+    ready = _ready(step, moves, play(step, moves, machine, tiers) if machine else None, before_idle=before_idle)
     counts = [np.searchsorted(np.maximum.accumulate(each), ticks, side="right") for each in ready]
     # Of the writes of the step before, then of this one's.
     both = np.where(counts[0] < len(moves.n), counts[0] - len(moves.n), counts[1])
@@ -65,12 +74,15 @@ def early_waits(step: LastStep, moves: Moves, tiers: Sequence[TierName], machine
     return found
 
 
-def _ready(step: LastStep, moves: Moves, done: Play | None) -> tuple[Ints, Ints]:
+def _ready(step: LastStep, moves: Moves, done: Play | None, *, before_idle: bool) -> tuple[Ints, Ints]:
     """Per write of the step before, and of this one, the position from which it should have ended."""
     earlier = np.full(len(moves.n), step.first_op, np.int64)
     if done is None:
         # A later write that is to have ended takes the earlier ones along; who still uses those keeps them alive.
         idle_from = np.minimum.accumulate(step.idle_from[moves.n][::-1])[::-1]
+        if before_idle:
+            ticks = ticks_of(step, moves)
+            idle_from = ticks[np.maximum(np.searchsorted(ticks, idle_from, side="right") - 1, 0)]
         return earlier, np.maximum(idle_from, step.saved_at[moves.n])
     ticks = ticks_of(step, moves)
     room_ns, places = done.room_ns[ticks - step.first_op], np.append(ticks, step.end_op + 1)
@@ -80,6 +92,12 @@ def _ready(step: LastStep, moves: Moves, done: Play | None) -> tuple[Ints, Ints]
     unmade = (done.given_up & ~moves.wraps) | (done.out_start_ns == NEVER)
     own = np.where(unmade, np.where(moves.wraps, step.end_op + 1, step.saved_at[moves.n]), own)
     return np.where(moves.wraps, carried, earlier), np.maximum(own, step.saved_at[moves.n])
+
+
+def waits_at_saves(step: LastStep, moves: Moves) -> dict[int, int]:
+    """Waits for each write where its storage is saved: from there on it is there only for who else uses it."""
+    saved_at = step.saved_at[moves.n[moves.n < len(step.saves)]]
+    return {tick: int(np.searchsorted(saved_at, tick, side="right")) for tick in listed(np.unique(saved_at))}
 
 
 def away_while_waiting(step: LastStep, moves: Moves, waiting: Mapping[int, int]) -> Away:
@@ -110,7 +128,14 @@ def away_while_waiting(step: LastStep, moves: Moves, waiting: Mapping[int, int])
     return which[some], begins[some], ends[some]
 
 
-def cycle(step: LastStep, moves: Moves, waiting: Mapping[int, int], settings: str, steps: int = STEPS) -> Cycle:
+def cycle(
+    step: LastStep,
+    moves: Moves,
+    waiting: Mapping[int, int],
+    settings: str,
+    steps: int = 0,
+    emptied: Collection[int] = (),
+) -> Cycle:
     """The last of some equal steps under a plan.
 
     Args:
@@ -118,14 +143,53 @@ def cycle(step: LastStep, moves: Moves, waiting: Mapping[int, int], settings: st
         moves: the swaps of the plan.
         waiting: by position of a tick, how many writes must have ended there.
         settings: of the allocator, as in PYTORCH_ALLOC_CONF.
-        steps: how many.
+        steps: how many; 0 for as many as it takes until what is reserved grows no more.
+        emptied: positions of ticks at which the cache is emptied.
     """
-    done = played(step, moves, away_while_waiting(step, moves, waiting), settings, steps=steps)
+    steps = steps or (STEPS_EMPTIED if emptied else STEPS)
+    done = played(step, moves, away_while_waiting(step, moves, waiting), settings, steps=steps, emptied=emptied)
     allocated = _per_op(step, done.allocated)
     for beat in beats(step, moves.rebuilds, done.allocated):
         place = min(moves.rebuilds[beat.rebuild].position, step.end_op - 1) - step.first_op
         allocated[place] = max(allocated[place], beat.most)
     return Cycle(allocated=allocated, reserved=_per_op(step, done.reserved))
+
+
+def emptied_within(
+    step: LastStep, moves: Moves, waiting: Mapping[int, int], settings: str, limit_bytes: int, places: Collection[int]
+) -> tuple[frozenset[int], int]:
+    """Positions of ticks at which to empty the cache so that no more than a limit is reserved, and what then is.
+
+    With nothing in the cache, a block never takes a part of a larger hole that the next one would need. Where all
+    places are not enough, all of them; else runs of them are left out while the rest is: half of them, then shorter
+    ones.
+
+    Args:
+        step: the last step of a trace.
+        moves: the swaps of the plan.
+        waiting: by position of a tick, how many writes must have ended there.
+        settings: of the allocator, as in PYTORCH_ALLOC_CONF.
+        limit_bytes: what may be reserved.
+        places: ticks to choose from.
+    """
+
+    def peak_bytes(emptied: Sequence[int]) -> int:
+        return int(cycle(step, moves, waiting, settings, emptied=emptied).reserved.max())
+
+    found = [tick for tick in listed(ticks_of(step, moves)) if tick in places]
+    reserved = peak_bytes(found)
+    tries, run, start = MOST_TRIES if reserved <= limit_bytes else 0, (len(found) + 1) // 2, 0
+    while tries and run:
+        if start >= len(found):
+            run, start = run // 2, 0
+            continue
+        fewer = found[:start] + found[start + run :]
+        if (held := peak_bytes(fewer)) <= limit_bytes:
+            found, reserved = fewer, held
+        else:
+            start += run
+        tries -= 1
+    return frozenset(found), reserved
 
 
 def _per_op(step: LastStep, level: Ints) -> Ints:

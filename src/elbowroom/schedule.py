@@ -6,15 +6,15 @@ step begins or ends and a part of an optimizer's step does. What a part used is 
 needs is waited for at its begin, like a read. At a tick
 it does, in this order: queue the write of a swapped storage that was just saved, let go of one that is dropped; give up
 the unfinished writes of `Action.back` (those storages simply stay); wait until `Action.writes_done` of the plan's
-writes, counted in write order and among those queued so far, have ended, been given up or lost their storage; start the
-swaps back of `Action.back`; run the recipes of `Action.rebuild`; on a read, wait until the storage is there. Several
-ticks at one position all carry that position's action, as their order is not known beforehand; doing it twice changes
-nothing.
+writes, counted in write order and among those queued so far, have ended, been given up or lost their storage; empty the
+allocator's cache if `Action.empties`; start the swaps back of `Action.back`; run the recipes of `Action.rebuild`; on a
+read, wait until the storage is there. Several ticks at one position all carry that position's action, as their order is
+not known beforehand; doing it twice changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,11 +35,13 @@ class Action:
         writes_done: how many of the plan's writes must have ended, in write order.
         back: the saves whose swap back starts here, in the order of need.
         rebuild: the plan's recomputes that run here, by index.
+        empties: whether the device's allocator gives back here what it has free.
     """
 
     writes_done: int
     back: tuple[int, ...]
     rebuild: tuple[int, ...] = ()
+    empties: bool = False
 
 
 class StateSlot(NamedTuple):
@@ -99,7 +101,9 @@ class Schedule:
     carried: frozenset[int] = frozenset()
 
 
-def actions(step: LastStep, moves: Moves, waiting: dict[int, int]) -> dict[int, Action]:
+def actions(
+    step: LastStep, moves: Moves, waiting: Mapping[int, int], emptied: Collection[int] = ()
+) -> dict[int, Action]:
     """By position: what to do at its ticks. Swaps back that start together go in the order of need."""
     back: dict[int, list[int]] = {}
     for i in in_order_of_need(step, moves):
@@ -108,20 +112,27 @@ def actions(step: LastStep, moves: Moves, waiting: dict[int, int]) -> dict[int, 
     rebuild: dict[int, list[int]] = {}
     for index, each in enumerate(moves.rebuilds):
         rebuild.setdefault(each.position, []).append(index)
-    places = sorted({*back, *waiting, *rebuild})
     return {
-        p: Action(writes_done=waiting.get(p, 0), back=tuple(back.get(p, ())), rebuild=tuple(rebuild.get(p, ())))
-        for p in places
+        p: Action(
+            writes_done=waiting.get(p, 0),
+            back=tuple(back.get(p, ())),
+            rebuild=tuple(rebuild.get(p, ())),
+            empties=p in emptied,
+        )
+        for p in sorted({*back, *waiting, *rebuild, *emptied})
     }
 
 
-def compile_schedule(trace: Trace, plan: Plan, waiting: Mapping[int, int] | None = None) -> Schedule:
+def compile_schedule(
+    trace: Trace, plan: Plan, waiting: Mapping[int, int] | None = None, emptied: Collection[int] = ()
+) -> Schedule:
     """Compile a plan for the runtime.
 
     Args:
         trace: what the training does.
         plan: what to do in its last step.
         waiting: by position of a tick, how many writes must have ended there; None waits only where room is needed.
+        emptied: positions of ticks at which the allocator's cache is emptied.
 
     Raises:
         InvalidPlan: the plan may not run on this trace (see `check`), or does what the runtime cannot do.
@@ -132,7 +143,7 @@ def compile_schedule(trace: Trace, plan: Plan, waiting: Mapping[int, int] | None
     moves = moves_of_plan(step, plan)
     needed = need(step, moves)
     peak = int(needed.max())
-    at = actions(step, moves, waits(step, moves, needed, peak) if waiting is None else dict(waiting))
+    at = actions(step, moves, waits(step, moves, needed, peak) if waiting is None else waiting, emptied)
     return Schedule(
         trace_id=plan.trace_id,
         budget_bytes=plan.budget_bytes,

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elbowroom.cycles import away_while_waiting, cycle, early_waits
+from elbowroom.cycles import away_while_waiting, cycle, early_waits, emptied_within, waits_at_saves
 from elbowroom.errors import Infeasible
 from elbowroom.lifetimes import LastStep, last_step
 from elbowroom.machine import Link, Machine, Tier, TierName
@@ -82,8 +82,8 @@ def test_no_wait_is_left_out_and_none_comes_before_its_save(trace: Trace, percen
         return
     needed = need(step, moves)
     least = waits(step, moves, needed, int(needed.max()))
-    for rates in (on, None):
-        waiting = early_waits(step, moves, on_host(moves), rates)
+    for rates, before_idle in ((on, False), (None, False), (None, True)):
+        waiting = early_waits(step, moves, on_host(moves), rates, before_idle=before_idle)
         done = 0
         for tick in step.ticks.tolist():
             done = max(done, waiting.get(tick, 0))
@@ -116,3 +116,67 @@ def test_a_storage_in_use_does_not_hold_up_those_that_left_after_it() -> None:
     waiting = early_waits(step, moves, on_host(moves), None)
     # then both writes have ended where the later one is idle, at position 2: the skip is freed by its last user
     assert waiting[2] == 2
+
+
+def held_until_its_op_returns() -> tuple[LastStep, Moves]:
+    """Op 1 saves its argument of 12 MiB, which is gone when op 2 makes as much; the next tick comes after that."""
+    build = Build()
+    argument = build.save(build.op(make=12 * MIB), idle=False)
+    build.op()
+    build.idle(argument)
+    after = build.save(build.op(make=12 * MIB))
+    build.phase = "backward"
+    for saved in (after, argument):
+        build.read(saved)
+        build.op(reads=(saved,))
+        build.free(saved)
+    step = last_step(build.trace())
+    return step, moves_on_demand(step, np.array([0, 1]))
+
+
+def test_a_storage_goes_with_its_last_user_where_its_write_has_ended_at_the_tick_before() -> None:
+    step, moves = held_until_its_op_returns()
+    # when it leaves at the first tick after it is idle, position 3, then op 2 finds it there: 12 + 12 MiB
+    late = {3: 1}
+    assert cycle(step, moves, late, "").allocated[2] == 24 * MIB
+    # when its write has ended at position 1, the last tick before it is idle, then it is gone
+    early = early_waits(step, moves, on_host(moves), None, before_idle=True)
+    assert early[1] == 1
+    assert cycle(step, moves, early, "").allocated[2] == 12 * MIB
+
+
+def test_waits_at_saves_are_for_all_that_was_saved_so_far() -> None:
+    step, moves = held_until_its_op_returns()
+    assert waits_at_saves(step, moves) == {1: 1, 3: 2}
+
+
+def large_hole() -> tuple[LastStep, Moves]:
+    """Beside 12 MiB of parameters: 30 MiB for a moment, then 12 that stay, then 30 again; a tick before the 12."""
+    build = Build()
+    parameter = build.storage(12 * MIB, "parameter")
+    build.op(temporary=30 * MIB)
+    build.save(parameter, idle=False)
+    made = build.op(make=12 * MIB)
+    build.op(temporary=30 * MIB)
+    build.free(made)
+    step = last_step(build.trace())
+    return step, moves_on_demand(step, np.zeros(0, np.int64))
+
+
+def test_an_empty_cache_has_no_large_hole_that_a_small_block_takes_a_part_of() -> None:
+    step, moves = large_hole()
+    # when the cache is left alone: the 12 MiB lie in the hole of 30, and the second 30 have a segment of their own:
+    # 12 + 30 + 30
+    assert cycle(step, moves, {}, "").reserved.max() == 72 * MIB
+    # when it is emptied at position 1: they have their own, and so have the second 30 then: 12 + 12 + 30
+    assert emptied_within(step, moves, {}, "", 60 * MIB, {1}) == ({1}, 54 * MIB)
+
+
+def test_where_emptying_the_cache_is_not_enough_all_places_are_named() -> None:
+    step, moves = large_hole()
+    assert emptied_within(step, moves, {}, "", 50 * MIB, {1}) == ({1}, 54 * MIB)
+
+
+def test_the_cache_is_not_emptied_where_that_helps_nothing() -> None:
+    step, moves = large_hole()
+    assert emptied_within(step, moves, {}, "", 72 * MIB, {1}) == (set(), 72 * MIB)

@@ -14,7 +14,7 @@ themselves fit, but costs the wait and the calls of the driver.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,8 +28,9 @@ from elbowroom.rebuilds import Beat
 STEPS = 4
 """Equal steps until what is reserved grows no more, as far as was seen."""
 
-LEAVES, COMES, RUNS = range(3)
-"""What happens at a point, in this order: a storage leaves, something is allocated or freed, a recipe runs."""
+LEAVES, EMPTIES, COMES, RUNS = range(4)
+"""What happens at a point, in this order: a storage leaves, the cache is emptied, something is allocated or freed, a
+recipe runs."""
 
 Away = tuple[Ints, Ints, Ints]
 """(move, begin, end): points [begin, end) at which the bytes of moves are not on the device."""
@@ -148,6 +149,7 @@ def played(
     *,
     limit_bytes: int | None = None,
     steps: int = STEPS,
+    emptied: Collection[int] = (),
 ) -> Played:
     """The last of some equal steps under moves: see Note: [Steps of a plan].
 
@@ -158,8 +160,10 @@ def played(
         settings: of the allocator, as in PYTORCH_ALLOC_CONF.
         limit_bytes: what the allocator may reserve; None for no limit.
         steps: how many.
+        emptied: positions at which the cache is given back to the driver.
     """
-    due = sorted(_inside(step, moves, away), key=_in_order)
+    empties = [_Due(int(step.point_of[at - step.first_op]), EMPTIES, ("empty_cache",)) for at in emptied]
+    due = sorted([*_inside(step, moves, away), *empties], key=_in_order)
     events, at = _of_steps(step, due, steps, set(listed(step.storage_of(moves.n[moves.wraps]))))
     done = replay(events, settings, limit_bytes)
     allocated, reserved = (
@@ -241,6 +245,8 @@ class _Blocks:
 
     def event(self, event: Event) -> list[Event]:
         """The event of a storage in the step that is played; scratch memory and recipes have names of their own."""
+        if len(event) == 1:
+            return [event]
         what, key, *size = event
         if isinstance(key, tuple):
             return [event]

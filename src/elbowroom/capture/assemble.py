@@ -32,6 +32,10 @@ class Assembly:
     Args:
         recording: what was recorded.
         tier: the lower tier of the run, which names the lanes of the timeline.
+
+    Attributes:
+        clear: positions at which the runtime had control once all was freed that the ops before no longer need. Where
+            an op's result is saved, it has it before that.
     """
 
     def __init__(self, recording: Recording, tier: TierName) -> None:
@@ -57,6 +61,7 @@ class Assembly:
         self._offset_ns = 0
         self._now_ns = 0
         self._reached: list[tuple[int, int]] = []
+        self.clear: set[int] = set()
         self._run()
 
     # The pass
@@ -199,16 +204,6 @@ class Assembly:
                 self._storages[storage].category = "temporary"
         op.writes = tuple(dict.fromkeys((*op.writes, *results)))
 
-    def _position_of_save(self, storage: int) -> int:
-        """Autograd saves an op's arguments before its work is done and its results after it, both within the op.
-
-        The result of an op in place is its first argument. Others that an op writes are saved before it does so, such
-        as the noise of rrelu_with_noise: they may not leave. What is saved next was not saved earlier.
-        """
-        op = self._open_op
-        before = op is not None and storage not in op.made and not (op.in_place and storage in op.writes[:1])
-        return max(len(self._ops) - before, self._saves[-1].saved_at if self._saves else 0)
-
     # Notes, by `Note.what`
 
     def _on_exists(self, note: Note) -> None:
@@ -249,7 +244,10 @@ class Assembly:
         if known.category in ("temporary", "workspace"):
             known.category = "activation"
         known.dtype = note.blocks[0].dtype or known.dtype
-        saved = SaveDraft(storage, self._position_of_save(storage))
+        before = self._open_op is not None and self._open_op.saves_before_work(storage)
+        self.clear.update([len(self._ops) - 1] * before)
+        earlier = self._saves[-1].saved_at if self._saves else 0  # what is saved next was not saved before that
+        saved = SaveDraft(storage, max(len(self._ops) - before, earlier))
         self._saves.append(saved)
         self._open[storage] = self._by_entry[id(note.entry)] = saved
 
@@ -257,6 +255,7 @@ class Assembly:
         saved = self._by_entry.get(id(note.entry))
         if saved is not None:
             saved.read_at.append(len(self._ops))
+            self.clear.add(len(self._ops))
 
     def _on_placed(self, note: Note) -> None:
         block = note.blocks[0]
@@ -296,6 +295,7 @@ class Assembly:
                 self._event(saved.storage, -1)
 
     def _on_part_begins(self, _note: Note) -> None:
+        self.clear.add(len(self._ops))
         self._states.begins(len(self._ops))
 
     def _on_part_ends(self, note: Note) -> None:

@@ -38,6 +38,15 @@ class OpDraft:
         """Whether its result is its first argument."""
         return self.seen.name.endswith("_") and not self.seen.name.endswith("__")
 
+    def saves_before_work(self, storage: int) -> bool:
+        """Whether autograd saves it for this op before the op's work is done.
+
+        It saves an op's arguments before that and its results after it, both within the op. The result of an op in
+        place is its first argument. Others that an op writes are saved before it does so, such as the noise of
+        rrelu_with_noise: they may not leave.
+        """
+        return storage not in self.made and not (self.in_place and storage in self.writes[:1])
+
 
 @dataclass(slots=True)
 class SaveDraft:

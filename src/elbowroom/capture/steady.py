@@ -3,13 +3,15 @@
 The first step makes the optimizer's state and the first gradients; in every later step they are there before it begins.
 Whatever else the first step leaves behind (its loss, its output, its batch) is still there in the next one until the
 next one replaces it, so it is counted a second time, as a `temporary` that was there before.
+
+A step that runs under a plan is steady, but shows of what it keeps nothing that the observed one has shown.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from elbowroom.trace import Category, Event, Storage, Trace
+from elbowroom.trace import Category, Event, Save, Storage, Trace
 
 PERSISTENT: tuple[Category, ...] = ("parameter", "buffer", "gradient", "optimizer_state")
 
@@ -34,3 +36,27 @@ def steady(trace: Trace) -> Trace:
         storages=trace.storages + leftovers,
         events=tuple(sorted((*kept, *before), key=lambda event: event.op)),
     )
+
+
+def with_idle_of(trace: Trace, observed: Trace) -> Trace | None:
+    """The trace of a step that ran under a plan, idle from where the observed one or it shows; None where they differ.
+
+    A storage that was kept never shows from where on only autograd held it; the observed step, which swapped
+    everything, does, but no closer than the ticks. The two match where they ran the same ops up to the last read back.
+    """
+    last_read = max((position for save in observed.saves for position in save.read_at), default=0)
+    same_ops = [op.name for op in trace.ops[:last_read]] == [op.name for op in observed.ops[:last_read]]
+    if not same_ops or [_places(save) for save in trace.saves] != [_places(save) for save in observed.saves]:
+        return None
+    pairs = zip(trace.saves, observed.saves, strict=True)
+    return replace(trace, saves=tuple(replace(save, idle_from=_idle_from(save, seen)) for save, seen in pairs))
+
+
+def _idle_from(save: Save, observed: Save) -> int | None:
+    """The earlier of the places from which on two steps show that only autograd holds a storage."""
+    shown = [each.idle_from for each in (save, observed) if each.idle_from is not None]
+    return min(shown, default=None)
+
+
+def _places(save: Save) -> tuple[int, tuple[int, ...]]:
+    return save.saved_at, save.read_at

@@ -126,6 +126,9 @@ class CudaResidence(Residence):
             torch.mm(small, small)
 
     def plan_begins(self) -> None:
+        self.empty()
+
+    def empty(self) -> None:
         torch.cuda.empty_cache()
 
     def kind_changes(self, needed_bytes: int | None, budget_bytes: int) -> None:

@@ -141,7 +141,7 @@ class Known:
 
 def known_of(trace: Trace, course: Course, machine: Machine, budget_bytes: int) -> Known:
     """A kind of step whose plan is made."""
-    schedule = compile_schedule(trace, course.plan, course.waiting)
+    schedule = compile_schedule(trace, course.plan, course.waiting, course.emptied)
     whole_bytes = max(course.peak_bytes, peak_in_one_go(last_step(trace)))
     in_parts = bool(trace.parts) and (bool(schedule.carried or schedule.gradients) or whole_bytes > budget_bytes)
     chosen = chosen_of(trace, course.plan)

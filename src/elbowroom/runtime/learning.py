@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import final
 
 from elbowroom.capture.assemble import Assembly
 from elbowroom.capture.recorder import Recording
-from elbowroom.capture.steady import steady
+from elbowroom.capture.steady import steady, with_idle_of
 from elbowroom.errors import Infeasible, InvalidPlan
 from elbowroom.machine import Link, Machine, TierName
 from elbowroom.plan import Plan
@@ -22,9 +22,9 @@ from elbowroom.runtime.known import Known, known_of
 from elbowroom.runtime.layer_choices import LayerChoices
 from elbowroom.runtime.nearby import Nearby
 from elbowroom.runtime.recomputing import Recomputing
-from elbowroom.runtime.reserving import Course, course_of, course_within, without
+from elbowroom.runtime.reserving import Course, course_of, course_within, exploring, without
 from elbowroom.timeline import Timeline
-from elbowroom.trace import Save, Trace
+from elbowroom.trace import Trace
 from elbowroom.units import Budget
 
 MAX_OBSERVATIONS = 8
@@ -88,6 +88,7 @@ class Learner:
         self._recomputing = recomputing
         self.layers = layers
         self._unmet: dict[Hashable, Trace] = {}
+        self._explored: set[Hashable] = set()
         self._known: dict[Hashable, list[Known]] = {}
         self._nearby = Nearby(self._known, asked.min_size_bytes)
         self._observations: dict[Hashable, int] = {}
@@ -175,25 +176,40 @@ class Learner:
             Infeasible: no plan meets the budget.
             InvalidPlan: the given plan is not for this step.
         """
-        trace = Assembly(recording, self._tier).trace()
+        assembly = Assembly(recording, self._tier)
+        trace = assembly.trace()
         self._recomputing.recorded(recording.compiled, self._given)
         self._measure_rates(recording.happenings)
         self._observations[key] = self._observations.get(key, 0) + 1
         if self._given is not None and self._given.recomputes:
             self._unmet[key] = trace
             return None
+        trace = steady(trace) if first else trace  # its memory is rounded up
         try:
-            known = self._plan(steady(trace) if first else trace)
+            known = self._plan(trace, assembly.clear)
         except (Infeasible, InvalidPlan):
-            if first:  # its memory is rounded up
-                return None
             if self._given is None and self._recomputing.would_help(trace, self.machine, None):
-                self._unmet[key] = trace
+                if not first:
+                    self._unmet[key] = trace
                 return None
-            raise
+            known = self._exploring(key, trace)
+            if known is None and first:
+                return None
+            if known is None:
+                raise
         sure = known.course.peak_bytes < SURE_SHARE * self.budget_bytes and not known.plan.swaps
         known.refined = sure and not self.layers.wanted
         self._learnt(key, known)
+        return known
+
+    def _exploring(self, key: Hashable, trace: Trace) -> Known | None:
+        """What the next step is to do where no plan for the observed one meets the budget; None where it did so."""
+        course = exploring(trace, self.machine, self._budget, self._asked) if self._given is None else None
+        if course is None or key in self._explored:
+            return None
+        self._explored.add(key)
+        known = known_of(trace, course, self.machine, self.budget_bytes)
+        known.in_parts = bool(trace.parts)
         return known
 
     def _learnt(self, key: Hashable, known: Known) -> None:
@@ -232,7 +248,7 @@ class Learner:
             return known, line
         known.refined = True
         try:  # where nothing moves, from where on a storage is idle does not matter
-            better = self._plan(trace or assembly.trace())
+            better = self._plan(trace or assembly.trace(), assembly.clear)
         except InvalidPlan:
             return known, line
         except Infeasible:
@@ -312,10 +328,10 @@ class Learner:
             found.refined = True
         return found
 
-    def _plan(self, recorded: Trace) -> Known:
+    def _plan(self, recorded: Trace, clear: Collection[int] = ()) -> Known:
         trace = self.layers.offered(recorded)
         if self._given is None:
-            course = self._swaps(trace)
+            course = self._swaps(trace, clear)
         else:
             made = moved_to(trace, self._given)
             check(trace, made, self.machine)
@@ -335,10 +351,11 @@ class Learner:
             return False
         return course_of(trace, self.machine, moved).peak_bytes <= allowed_bytes
 
-    def _swaps(self, trace: Trace) -> Course:
+    def _swaps(self, trace: Trace, clear: Collection[int] = ()) -> Course:
         """A plan without recomputes."""
         asked = without(self._asked, "recompute")
-        return course_within(trace, self.machine, self._budget, asked if trace.parts else without(asked, "state"))
+        asked = asked if trace.parts else without(asked, "state")
+        return course_within(trace, self.machine, self._budget, asked, clear=clear)
 
     def _measure_rates(self, transfers: list[Happening]) -> None:
         """Put the links' rates as these transfers show them in place of what was assumed."""
@@ -347,24 +364,6 @@ class Learner:
             _as_measured(link, transfers, *which) for link, which in zip(self.machine.links, kinds, strict=False)
         ]
         self.machine = replace(self.machine, links=tuple(measured))
-
-
-def with_idle_of(trace: Trace, observed: Trace) -> Trace | None:
-    """The trace of a step that ran under a plan, with the idle positions of the observed one; None where they differ.
-
-    A storage that was kept never shows from where on only autograd held it; the observed step, which swapped
-    everything, does. The two match where they ran the same ops up to the last read back.
-    """
-    last_read = max((position for save in observed.saves for position in save.read_at), default=0)
-    same_ops = [op.name for op in trace.ops[:last_read]] == [op.name for op in observed.ops[:last_read]]
-    if not same_ops or [_places(save) for save in trace.saves] != [_places(save) for save in observed.saves]:
-        return None
-    pairs = zip(trace.saves, observed.saves, strict=True)
-    return replace(trace, saves=tuple(replace(save, idle_from=earlier.idle_from) for save, earlier in pairs))
-
-
-def _places(save: Save) -> tuple[int, tuple[int, ...]]:
-    return save.saved_at, save.read_at
 
 
 def _as_measured(link: Link, transfers: list[Happening], out: str, back: str) -> Link:

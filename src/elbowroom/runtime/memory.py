@@ -115,6 +115,9 @@ class Residence(ABC):
     def plan_begins(self) -> None:  # noqa: B027
         """The steps from here on hold other storages than those before."""
 
+    def empty(self) -> None:  # noqa: B027
+        """Give back all that is free, where a plan says so; what still reads it ends first."""
+
     def begin(self) -> None:  # noqa: B027 - where nothing is to be done
         """Storages may leave from now on."""
 

@@ -2,17 +2,18 @@
 
 Planners count allocated bytes; what the allocator reserves for them is more, by the free memory between blocks, and
 is known once a plan is played (elbowroom/cycles.py). So a plan is made for the whole budget, and if it reserves more,
-for less by what it reserves too much, until one fits.
+for less and less, until one fits. Where none does, the cache is emptied at some ticks of the step: the device waits
+there for the driver, which gives memory out anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import count
 
-from elbowroom.cycles import Cycle, cycle, early_waits
+from elbowroom.cycles import Cycle, cycle, early_waits, emptied_within, waits_at_saves
 from elbowroom.errors import Infeasible
 from elbowroom.lifetimes import last_step, listed
 from elbowroom.machine import Machine
@@ -44,14 +45,23 @@ class Course:
         plan: what to swap and to recompute.
         waiting: by position of a tick, how many writes must have ended there; None where only room counts.
         peak_bytes: what a budget of the device counts, at most.
+        emptied: positions of ticks at which the allocator gives back what it has free.
     """
 
     plan: Plan
     waiting: Mapping[int, int] | None
     peak_bytes: int
+    emptied: frozenset[int] = frozenset()
 
 
-def course_within(trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: Judge = any_recompute) -> Course:
+def course_within(
+    trace: Trace,
+    machine: Machine,
+    budget: Budget,
+    asked: Asked,
+    judge: Judge = any_recompute,
+    clear: Collection[int] = (),
+) -> Course:
     """A plan whose peak is within the budget of the device; optimizer states move only where nothing else meets it.
 
     Where managed memory is asked for, what no plan can do without may lie there.
@@ -62,23 +72,21 @@ def course_within(trace: Trace, machine: Machine, budget: Budget, asked: Asked, 
         budget: of the tiers.
         asked: knobs of the plan.
         judge: whether a recompute can be carried out.
+        clear: positions at which the cache may be emptied: a run has control there once what it can free is free.
 
     Raises:
         Infeasible: no plan that was tried is.
     """
-    of_saves = without(asked, "state")
-    ways = [of_saves] if of_saves == asked else [of_saves, asked]
     allowed_bytes = budget.device.size_bytes or 0
     most_bytes = allowed_bytes + asked.managed_bytes
     for turn in count():
-        within = replace(budget, device=Amount(size_bytes=allowed_bytes))
-        for means in ways:
-            try:
-                return _course_within(trace, machine, within, means, judge)
-            except Infeasible as problem:
-                if means == asked and allowed_bytes == most_bytes:
-                    raise
-                least_bytes = problem.least_feasible_bytes
+        try:
+            within = replace(budget, device=Amount(size_bytes=allowed_bytes))
+            return _course_within(trace, machine, within, asked, judge, clear)
+        except Infeasible as problem:
+            if allowed_bytes == most_bytes:
+                raise
+            least_bytes = problem.least_feasible_bytes
         # What lies in managed memory is slow, so that as little as can be does.
         more_bytes = allowed_bytes + asked.managed_bytes // 8 if turn else least_bytes
         allowed_bytes = min(most_bytes, max(more_bytes, allowed_bytes + 1))
@@ -90,16 +98,30 @@ def without(asked: Asked, means: Means) -> Asked:
     return replace(asked, allow=tuple(each for each in asked.allow if each != means))
 
 
-def _course_within(trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: Judge) -> Course:
+def _course_within(
+    trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: Judge, clear: Collection[int]
+) -> Course:
     budget_bytes = budget.device.size_bytes or 0
-    if machine.allocator == "exact":
-        return course_of(trace, machine, next(_plans(trace, machine, budget, asked, judge)))
-    least = 0
-    for made in _reserving(trace, machine, budget, asked, judge):
-        for found in _courses(trace, machine, made):
-            if found.peak_bytes <= budget_bytes:
-                return replace(found, plan=replace(made, budget_bytes=budget_bytes))
-            least = min(least or found.peak_bytes, found.peak_bytes)
+    of_saves = without(asked, "state")
+    refused, tried, least = ("", 0), list[Plan](), 0
+    for means in [of_saves] if of_saves == asked else [of_saves, asked]:
+        try:
+            for made in _plans(trace, machine, budget, means, judge):
+                for found in _courses(trace, machine, made):
+                    if found.peak_bytes <= budget_bytes:
+                        return replace(found, plan=replace(made, budget_bytes=budget_bytes))
+                    least = min(least or found.peak_bytes, found.peak_bytes)
+                if made.swaps or made.recomputes:  # a step in which nothing moves runs without hooks
+                    tried.append(made)
+        except Infeasible as problem:  # itself, it would keep the frames of the training alive
+            refused = str(problem), problem.least_feasible_bytes
+    if not least:
+        raise _refused(trace, machine, budget, asked, judge, clear, *refused)
+    for made in tried:
+        found = _emptying(trace, machine, made, budget_bytes, clear)
+        if found.peak_bytes <= budget_bytes:
+            return replace(found, plan=replace(made, budget_bytes=budget_bytes))
+        least = min(least or found.peak_bytes, found.peak_bytes)
     raise Infeasible(
         f"budget: given {format_bytes(budget_bytes)} ({budget_bytes} bytes) of reserved memory; the plans that were "
         f"tried reserve {format_bytes(least)} ({least} bytes) at least, free memory between blocks included; raise the "
@@ -109,20 +131,26 @@ def _course_within(trace: Trace, machine: Machine, budget: Budget, asked: Asked,
     )
 
 
-def _reserving(trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: Judge) -> Iterator[Plan]:
-    """As `_plans`; where not even what is allocated fits, the error says what is reserved for the least of that."""
-    try:
-        yield from _plans(trace, machine, budget, asked, judge)
-    except Infeasible as problem:
-        least = replace(budget, device=Amount(size_bytes=problem.least_feasible_bytes))
+def _refused(
+    trace: Trace,
+    machine: Machine,
+    budget: Budget,
+    asked: Asked,
+    judge: Judge,
+    clear: Collection[int],
+    why: str,
+    least_bytes: int,
+) -> Infeasible:
+    """Where not even what is allocated fits: the error says what is reserved for the least of that."""
+    if machine.allocator != "exact":
+        least = replace(budget, device=Amount(size_bytes=least_bytes))
         plans = _plans(trace, machine, least, asked, judge)
-        reserved = min(found.peak_bytes for made in plans for found in _courses(trace, machine, made))
-        raise Infeasible(
-            f"{problem} These are allocated bytes; for such plans the allocator reserves {format_bytes(reserved)} "
-            f"({reserved} bytes): give at least so much.",
-            budget_bytes=problem.budget_bytes,
-            least_feasible_bytes=reserved,
-        ) from None
+        least_bytes = min(_emptying(trace, machine, made, 0, clear).peak_bytes for made in plans)
+        why = (
+            f"{why} These are allocated bytes; for such plans the allocator reserves {format_bytes(least_bytes)} "
+            f"({least_bytes} bytes): give at least so much."
+        )
+    return Infeasible(why, budget_bytes=budget.device.size_bytes or 0, least_feasible_bytes=least_bytes)
 
 
 def _plans(trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: Judge) -> Iterator[Plan]:
@@ -141,12 +169,36 @@ def _plans(trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: 
             break
         allowed = max(least, allowed - allowed // 12)
     if asked.planner is None and "swap" in asked.allow:
-        everything = replace(asked, planner="threshold", options={"size_bytes": 1})
         try:
-            last = _asking(trace, machine, budget, everything, judge).plan(budget.device.size_bytes or 0)
+            last = _everything(trace, machine, budget, asked, judge, budget.device.size_bytes or 0)
         except Infeasible:
             return
         yield last
+
+
+def _everything(trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: Judge, device_bytes: int) -> Plan:
+    """All that may be away is, as long as can be."""
+    means = replace(asked, planner="threshold", options={"size_bytes": 1})
+    return _asking(trace, machine, budget, means, judge).plan(device_bytes)
+
+
+def exploring(trace: Trace, machine: Machine, budget: Budget, asked: Asked) -> Course | None:
+    """What shows how little a step can hold: everything leaves as soon as its last user lets go of it.
+
+    An observed step shows that no closer than the ticks: what it writes it holds until it has control again. None where
+    the plans of the run are not to be ours, or the tiers below have no room for it all.
+    """
+    if asked.planner is not None or "swap" not in asked.allow:
+        return None
+    of_saves = replace(asked, allow=("swap",))
+    try:
+        made = _everything(trace, machine, budget, of_saves, any_recompute, machine.tiers[0].capacity_bytes)
+    except Infeasible:
+        return None
+    step = last_step(trace)
+    moves = moves_of_plan(step, made)
+    peak_bytes = int(need(step, moves).max())
+    return Course(plan=made, waiting=waits_at_saves(step, moves), peak_bytes=peak_bytes)
 
 
 def _asking(trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: Judge) -> Asking:
@@ -172,21 +224,30 @@ def _planner(allow: Sequence[Means]) -> str:
 
 def course_of(trace: Trace, machine: Machine, made: Plan) -> Course:
     """The way to follow a plan that compute waits least in."""
-    if machine.allocator != "exact":
-        return next(_courses(trace, machine, made))
-    step = last_step(trace)
-    return Course(plan=made, waiting=None, peak_bytes=int(need(step, moves_of_plan(step, made)).max()))
+    return next(_courses(trace, machine, made))
 
 
 def _courses(trace: Trace, machine: Machine, made: Plan) -> Iterator[Course]:
-    """Ways to follow a plan on a machine with a caching allocator, the one that compute waits least in first."""
+    """Ways to follow a plan in which compute waits for copies alone, the one that it waits least in first."""
     step = last_step(trace)
     moves = moves_of_plan(step, made)
+    if machine.allocator == "exact":
+        yield Course(plan=made, waiting=None, peak_bytes=int(need(step, moves).max()))
+        return
     tiers = tiers_of_plan(step, made, moves)
-    for rates in (machine, None):
-        waiting = early_waits(step, moves, tiers, rates)
+    for rates, before_idle in ((machine, False), (None, False), (None, True)):
+        waiting = early_waits(step, moves, tiers, rates, before_idle=before_idle)
         held = cycle(step, moves, waiting, machine.allocator)
         yield Course(plan=made, waiting=waiting, peak_bytes=int(held.reserved.max()))
+
+
+def _emptying(trace: Trace, machine: Machine, made: Plan, limit_bytes: int, clear: Collection[int]) -> Course:
+    """The way that reserves least: everything leaves as soon as it can, and the cache is emptied where that helps."""
+    step = last_step(trace)
+    moves = moves_of_plan(step, made)
+    waiting = early_waits(step, moves, tiers_of_plan(step, made, moves), None, before_idle=True)
+    emptied, reserved_bytes = emptied_within(step, moves, waiting, machine.allocator, limit_bytes, clear)
+    return Course(plan=made, waiting=waiting, peak_bytes=reserved_bytes, emptied=emptied)
 
 
 def simulated(trace: Trace, machine: Machine, course: Course) -> Timeline:
@@ -195,7 +256,8 @@ def simulated(trace: Trace, machine: Machine, course: Course) -> Timeline:
     if machine.allocator == "exact":
         return line
     step = last_step(trace)
-    held: Cycle = cycle(step, moves_of_plan(step, course.plan), course.waiting or {}, machine.allocator)
+    moves = moves_of_plan(step, course.plan)
+    held: Cycle = cycle(step, moves, course.waiting or {}, machine.allocator, emptied=course.emptied)
     at_ns = tuple(span.start_ns for span in line.spans if span.kind == "op")
     device = [
         Curve(tier="device", kind="allocated", at_ns=at_ns, size_bytes=tuple(listed(held.allocated))),

@@ -68,12 +68,11 @@ class Room(Records, Director, Conductor):
         self._recorder: Recorder | None = None
         self._recording: Recording | None = None
         self._recomputes = StepRecomputes(executor, learner)
-        self._optimizer_steps = 0
         self._entries: list[Entry] = []
         self._saved: list[tuple[int, str]] = []
         self._key: Hashable = None
         self._mode: Mode = "observe"
-        self._mismatches = 0
+        self._mismatches = self._optimizer_steps = 0
         self._surprises = Surprises()
         self._begin_ns = self._end_ns = 0
         self._running = self._optimizer_ran = self._gives_back = self._plan_is_new = False
@@ -366,6 +365,8 @@ class Room(Records, Director, Conductor):
         for entry in back:
             executor.want(entry)
         executor.writes_done(action.writes_done)
+        if action.empties:
+            executor.residence.empty()
         for entry in back:
             executor.bring_back(entry)
         if action.rebuild:

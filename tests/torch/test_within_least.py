@@ -1,0 +1,66 @@
+"""What a training can do with at the least, where ticks alone do not show it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import elbowroom as er
+from tests.torch.helpers import Training, assert_equal, assert_swapped, needs, ordinary, train, train_within
+
+ROWS, COLUMNS = 128, 64
+TENSOR_BYTES = 4 * ROWS * COLUMNS
+
+
+class Waves(nn.Module):
+    """Two rows of ops whose results live until the last one returns, and a sum of both that saves nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(COLUMNS))
+
+    def inner(self, x: Tensor) -> Tensor:
+        first = x * self.scale
+        second = first.sin()
+        third = second.sin()
+        return third.sin()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.inner(x), self.inner(x)]).sum(0)
+
+
+def waves() -> Training:
+    return ordinary(Waves(), torch.randn(ROWS, COLUMNS))
+
+
+def test_a_budget_is_met_that_only_holds_where_storages_go_between_two_ticks() -> None:
+    # given: at `cat` the three arguments of `sin` are gone in truth, as `inner` has returned, but there is no tick
+    # between its last op and `cat`, so that an observed step still holds them
+    least, peak = needs(waves)
+    assert least < peak
+    # when
+    outcome, room = train_within(waves, budget=least - TENSOR_BYTES)
+    # then
+    assert_equal(outcome, train(waves))
+    assert_swapped(room)
+    assert room.simulated is not None
+    assert room.simulated.peak_allocated_bytes <= least - TENSOR_BYTES
+
+
+def refused_at_one_byte() -> int:
+    """What is then named as the least. The error itself would keep the frames of the training alive."""
+    try:
+        train_within(waves, budget=1)
+    except er.Infeasible as problem:
+        return problem.least_feasible_bytes
+    raise AssertionError("a training fits into one byte")
+
+
+def test_the_least_budget_that_is_named_counts_what_goes_between_two_ticks() -> None:
+    # when
+    named = refused_at_one_byte()
+    # then it is lower than that of an observed step, and can be met
+    assert named <= needs(waves)[0] - TENSOR_BYTES
+    outcome, room = train_within(waves, budget=named)
+    assert_equal(outcome, train(waves))
+    assert_swapped(room)
