@@ -33,12 +33,13 @@ class Observing(Director):
 
     Attributes:
         count: the next saved storage is the count-th of its step.
+        held: the handles of those that others than autograd may still hold.
     """
 
     def __init__(self, executor: Executor, reserved: Reserved) -> None:
         self._executor = executor
         self._reserved = reserved
-        self._held: dict[Entry, list[weakref.ref[Handle]]] = {}
+        self.held: dict[Entry, list[weakref.ref[Handle]]] = {}
         self._nodes: dict[Entry, int] = {}
         self.count = 0
         self.recorder: Recorder | None = None
@@ -61,14 +62,14 @@ class Observing(Director):
         self.count += 1
         if self.recorder is not None:
             self.recorder.saved(entry, storage, tensor.dtype)
-        self._held[entry] = []
+        self.held[entry] = []
         self._nodes[entry] = next_node_number()
         return entry
 
     def handled(self, handle: Handle) -> None:
         """See Director."""
-        if handle.entry in self._held:
-            self._held[handle.entry].append(weakref.ref(handle))
+        if handle.entry in self.held:
+            self.held[handle.entry].append(weakref.ref(handle))
 
     def tick(self) -> None:
         """Write what nobody but autograd holds any more.
@@ -76,17 +77,17 @@ class Observing(Director):
         What the op at hand has saved may yet be filled by it, such as the noise of rrelu_with_noise: the op has no
         other way to say that it holds it. Its saves lie between the same two nodes.
         """
-        if not self._held:
+        if not self.held:
             return
         node = None if in_backward() else next_node_number()
-        for entry, made in list(self._held.items()):
+        for entry, made in list(self.held.items()):
             if self._nodes[entry] == node:
                 continue
             handles = [handle for ref in made if (handle := ref()) is not None]
             if not handles:
-                del self._held[entry], self._nodes[entry]
+                del self.held[entry], self._nodes[entry]
             elif holders_of(storage := handles[0].counter.untyped_storage()) <= len(handles) + 1:
-                del self._held[entry], self._nodes[entry], storage
+                del self.held[entry], self._nodes[entry], storage
                 with self.aside():
                     self._write(entry, handles)
 

@@ -195,17 +195,18 @@ class Hooks:
         return is_large and not isinstance(viewed_by(tensor), torch.nn.Parameter)
 
     def _packed(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Passed | Handle:
-        entry = self._executor.find(storage)
+        executor, director = self._executor, self._director
+        entry = executor.find(storage)
         if entry is None:
-            entry = self._director.first_save(storage, tensor)
+            entry = director.first_save(storage, tensor)
             if entry is None:
                 return _passed(tensor)
         else:
-            self._executor.handle_made(entry)
+            executor.handle_made(entry)
             if entry.leaves and (entry.version != version_of(tensor) or entry.changed()):
-                self._executor.keep(entry)
-        handle = Handle(self._executor, entry, tensor)
-        self._director.handled(handle)
+                executor.keep(entry)
+        handle = Handle(executor, entry, tensor)
+        director.handled(handle)
         return handle
 
     def _pack_subclass(self, tensor: torch.Tensor) -> Packed:
@@ -228,6 +229,11 @@ class Hooks:
     @never_compiled
     def unpack(self, packed: Packed) -> torch.Tensor:
         """The saved tensor again, bit for bit. Raises RuntimeError where it was changed in place, as autograd does."""
+        if type(packed) is Handle:
+            if self._director.watched or modes_on():
+                with self._director.aside(), no_dispatch():
+                    return self._unpacked(packed)
+            return self._unpacked(packed)
         if isinstance(packed, Wrapped):
             if version_of(packed.counter) != packed.version:
                 found = packed.counter
@@ -235,25 +241,21 @@ class Hooks:
             parts = {name: self.unpack(part) for name, part in packed.parts.items()}
             with torch.no_grad():
                 return packed.rebuild(parts)
-        if isinstance(packed, tuple):
-            tensor, version = packed
-            if version_of(tensor) != version:
-                raise _changed_in_place(tensor.dtype, tensor.shape, version_of(tensor), version)
-            return tensor
-        if self._director.watched or modes_on():
-            with self._director.aside(), no_dispatch():
-                return self._unpacked(packed)
-        return self._unpacked(packed)
+        tensor, version = packed
+        if version_of(tensor) != version:
+            raise _changed_in_place(tensor.dtype, tensor.shape, version_of(tensor), version)
+        return tensor
 
     def _unpacked(self, handle: Handle) -> torch.Tensor:
-        self._director.before_read(handle.entry)
-        if version_of(handle.counter) != handle.version:
-            dtype, shape = handle.layout[:2] if handle.layout else (handle.counter.dtype, handle.counter.shape)
-            raise _changed_in_place(dtype, shape, version_of(handle.counter), handle.version)
+        entry, counter = handle.entry, handle.counter
+        self._director.before_read(entry)
+        if version_of(counter) != handle.version:
+            dtype, shape = handle.layout[:2] if handle.layout else (counter.dtype, counter.shape)
+            raise _changed_in_place(dtype, shape, version_of(counter), handle.version)
         if handle.layout is None:
-            handle.entry.reads += 1
-            return handle.counter
-        return _rebuild(handle, self._director.fetch(handle.entry), self._device)
+            entry.reads += 1
+            return counter
+        return _rebuild(handle, self._director.fetch(entry), self._device)
 
 
 def _passed(tensor: torch.Tensor) -> Passed:

@@ -67,6 +67,7 @@ class Known:
         wants_calls: whether a step of this kind should record them.
         chosen: by path of the layer, the algorithms that its calls run with.
         seen: how its last steps ran.
+        tier_of: where what is away goes, by window: those of saves, and of optimizer states.
         shared: whether steps follow this that are a little smaller than the trace: see nearby.py.
     """
 
@@ -84,20 +85,15 @@ class Known:
     seen: Seen = field(default_factory=Seen)
     shared: bool = False
     _for_nearby: Known | None = field(init=False, default=None)
-    _tier_of: dict[int, TierName] = field(init=False)
+    tier_of: Mapping[int, TierName] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._tier_of = dict(zip(self.schedule.swapped, self.schedule.tiers, strict=True))
+        self.tier_of = dict(zip(self.schedule.swapped, self.schedule.tiers, strict=True))
 
     @property
     def plan(self) -> Plan:
         """What is swapped and what is recomputed."""
         return self.course.plan
-
-    @property
-    def tier_of(self) -> Mapping[int, TierName]:
-        """Where what is away goes, by window: those of saves, and of optimizer states."""
-        return self._tier_of
 
     @property
     def moves(self) -> bool:
@@ -115,15 +111,18 @@ class Known:
 
     def fits(self, n: int, saved: tuple[int, str]) -> bool:
         """Whether the n-th save of a step of this kind is (size_bytes, dtype), or for a shared one may be."""
-        if n >= len(self.schedule.saved):
+        expected = self.schedule.saved
+        if n >= len(expected):
             return False
-        (size_bytes, dtype), (found_bytes, found_dtype) = self.schedule.saved[n], saved
         if not self.shared:
-            return self.schedule.saved[n] == saved
+            return expected[n] == saved
+        (size_bytes, dtype), (found_bytes, found_dtype) = expected[n], saved
         return dtype == found_dtype and _NEAR_BYTES * size_bytes <= found_bytes <= size_bytes
 
     def was(self, saved: tuple[tuple[int, str], ...]) -> bool:
         """Whether a step that has saved these storages, and no more, was of this kind."""
+        if not self.shared:
+            return saved == self.schedule.saved
         return len(saved) == len(self.schedule.saved) and all(self.fits(n, each) for n, each in enumerate(saved))
 
     def for_nearby(self) -> Known | None:

@@ -37,10 +37,11 @@ from elbowroom.capture.recorder import Recorder, Recording, live_ram_bytes
 from elbowroom.capture.reserved import Reserved
 from elbowroom.errors import Infeasible, TierError
 from elbowroom.runtime import figures
-from elbowroom.runtime._torch_compat import keywords_of_call, never_compiled, version_of
+from elbowroom.runtime._torch_compat import keywords_of_call, never_compiled
 from elbowroom.runtime.entries import Entry, Observer
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.figures import Mode
+from elbowroom.runtime.following import Following
 from elbowroom.runtime.hooks import Director, Handle, Hooks
 from elbowroom.runtime.known import Known, details, lower_bytes, signature
 from elbowroom.runtime.learning import Learner
@@ -68,7 +69,6 @@ class Room(Records, Director, Conductor):
         self._recorder: Recorder | None = None
         self._recording: Recording | None = None
         self._recomputes = StepRecomputes(executor, learner)
-        self._entries: list[Entry] = []
         self._saved: list[tuple[int, str]] = []
         self._key: Hashable = None
         self._mode: Mode = "observe"
@@ -78,6 +78,7 @@ class Room(Records, Director, Conductor):
         self._running = self._optimizer_ran = self._gives_back = self._plan_is_new = False
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._states = States(executor, self, min_size_bytes)
+        self._following = Following(executor, self._recomputes, self._states.entry_of)
         self._unhooked = Unhooked(self._hooks, executor.residence, learner.budget_bytes)
         self._root_hook = ModuleHooks(self._on_root)
         self._watch: OptimizerWatch | None = None
@@ -148,7 +149,6 @@ class Room(Records, Director, Conductor):
     def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
         self._root_hook.remove()
         self._running, self._key, before = True, key, self._key
-        self._entries = []
         self._saved = []
         self._mismatches = 0
         self._optimizer_steps = 0
@@ -161,7 +161,7 @@ class Room(Records, Director, Conductor):
         if known is None or known.records(self._measure_next):
             self._executor.settle()  # what is recorded begins with the step
         self._executor.begin_step()
-        self._recomputes.begin(key, known, self._entries)
+        self._recomputes.begin(key, known, self._following.begin())
         if known is None:
             self._mode = "observe"
             self._moving(True)
@@ -173,6 +173,7 @@ class Room(Records, Director, Conductor):
             self._moving(known.moves)
             if known.records(self._measure_next):
                 self._recorder = start_recorder(self._executor, self._reserved, root)
+        self._now_watched()
         chosen = known.chosen if known is not None else {}
         self._learner.layers.begin(root, chosen, recorded=self._recorder is not None)
         self._states.gradients.wanted = self._learner.gradients
@@ -223,6 +224,7 @@ class Room(Records, Director, Conductor):
             return
         self._running = False
         self._settle()
+        self._mismatches += self._following.refused
         without, was = self._unhooked.without, self._current
         saved = was.schedule.saved if without and was is not None else tuple(self._saved)
         self._current = self._learner.ended(self._key, was, saved)
@@ -243,6 +245,7 @@ class Room(Records, Director, Conductor):
         self._recording = None
         before = self._current
         self._current, wrong = self._recomputes.ended(self._key, self._current)
+        self._now_watched()
         if wrong:
             self.steps[-1] = replace(self.steps[-1], mismatches=self._mismatches + wrong)
             self._surprises.rebuilt(wrong)
@@ -267,6 +270,7 @@ class Room(Records, Director, Conductor):
         recorder, self._recorder, self._observing.recorder = self._recorder, None, None
         if recorder is None:
             return None
+        self._now_watched()
         self._executor.settle()
         self._executor.observer = Observer()
         self._executor.tier.timed = False
@@ -283,35 +287,20 @@ class Room(Records, Director, Conductor):
         if not self._running:
             self._begin_step(None, None)
         n = len(self._saved)
-        self._saved.append((storage.nbytes(), dtype_name(tensor.dtype)))
-        if self._current is not None and not self._current.fits(n, self._saved[n]):
+        saved = storage.nbytes(), dtype_name(tensor.dtype)
+        self._saved.append(saved)
+        if self._current is not None and not self._current.fits(n, saved):
             self._surprised(n)
-        self._recomputes.saves(n, storage, tensor)
+        if self._recomputes.records_calls:
+            self._recomputes.saves(n, storage, tensor)
         if self._current is None:
             self._observing.count = n
             entry = self._observing.first_save(storage, tensor)
         else:
-            entry = self._follow(self._current, n, storage, tensor)
+            entry = self._following.save(self._current, n, storage, tensor, self._recorder)
         if entry is not None:
-            self._entries.append(entry)
+            self._following.entries.append(entry)
         return entry
-
-    def _follow(self, known: Known, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry:
-        entry = self._executor.add(n, storage, version_of(tensor))
-        try:
-            if self._recorder is not None:
-                self._recorder.saved(entry, storage, tensor.dtype)
-            self._save(known, entry, storage, tensor)
-        except BaseException:  # no handle will be made that takes the entry with it
-            self._executor.handle_died(entry)
-            raise
-        return entry
-
-    def _save(self, known: Known, entry: Entry, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
-        if entry.n in known.tier_of:
-            self._executor.swap_out(entry, known.tier_of[entry.n])
-        self._mismatches += not self._recomputes.saved(known, entry, storage, tensor)
-        self.act(known.schedule.on_save.get(entry.n))
 
     def stays(self, tensor: torch.Tensor) -> None:
         """See Director."""
@@ -324,22 +313,19 @@ class Room(Records, Director, Conductor):
 
     def before_read(self, entry: Entry) -> None:
         """Do what the plan says to do before this saved tensor is read."""
-        recorder = self._recorder
-        self._observing.tick()
-        if recorder is not None:
-            recorder.reads_back(entry)
-        ours = entry.n < len(self._entries) and self._entries[entry.n] is entry
-        if ours and self._current is not None:
-            self.act(self._current.schedule.on_read.get((entry.n, entry.reads)))
+        if self._observing.held:
+            self._observing.tick()
+        if self._recorder is not None:
+            self._recorder.reads_back(entry)
+        if self._current is not None:
+            self._following.read(self._current, entry)
 
     def fetch(self, entry: Entry) -> torch.UntypedStorage:
         """See Director."""
         return self._executor.read(entry)
 
-    @property
-    def watched(self) -> bool:
-        """See Director."""
-        return self._recorder is not None or self._recomputes.records_calls
+    def _now_watched(self) -> None:
+        self.watched = self._recorder is not None or self._recomputes.records_calls
 
     def aside(self) -> AbstractContextManager[None]:
         """See Director."""
@@ -354,32 +340,14 @@ class Room(Records, Director, Conductor):
         return self._recorder
 
     def act(self, action: Action | None) -> None:
-        """See Note: [Ticks] in schedule.py."""
-        executor = self._executor
-        if self._recomputes.has_own_writes:
-            executor.settle()
-        if action is None:
-            executor.writes_done(0)
-            return
-        back = [entry for n in action.back if (entry := self._entry_of(n)) is not None]
-        for entry in back:
-            executor.want(entry)
-        executor.writes_done(action.writes_done)
-        if action.empties:
-            executor.residence.empty()
-        for entry in back:
-            executor.bring_back(entry)
-        if action.rebuild:
-            self._recomputes.rebuild(action.rebuild)
-
-    def _entry_of(self, n: int) -> Entry | None:
-        """The saved storage or the optimizer state of a window."""
-        return self._entries[n] if n < len(self._entries) else self._states.entry_of(n)
+        """See Conductor."""
+        self._following.act(action)
 
     def surprised_by(self, what: str) -> None:
         """See Conductor."""
         self._current = None
         self._recomputes.differs()
+        self._now_watched()
         self._learner.layers.differs()
         self._mismatches += 1
         self._stop_recording()
@@ -391,6 +359,7 @@ class Room(Records, Director, Conductor):
         expected = self._current.schedule.saved[n : n + 1] if self._current else ()
         self._current = self._learner.other(self._key, tuple(self._saved))
         self._recomputes.differs()
+        self._now_watched()
         self._learner.layers.differs()
         if self._current is not None:
             return

@@ -1,0 +1,96 @@
+"""Follows the plan of a step: what it says to do where a storage is saved or read back, and at the other ticks.
+
+Each line here runs for each storage that is saved in a step, so that calls are few: see docs/benchmarks.md, "What each
+storage costs the host".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+import torch
+
+from elbowroom.capture.recorder import Recorder
+from elbowroom.runtime._torch_compat import version_of
+from elbowroom.runtime.entries import Entry
+from elbowroom.runtime.executor import Executor
+from elbowroom.runtime.known import Known
+from elbowroom.runtime.step_recomputes import StepRecomputes
+from elbowroom.schedule import Action
+
+
+@final
+class Following:
+    """The room's part that carries out plans.
+
+    Args:
+        executor: moves the storages.
+        recomputes: drops and rebuilds them.
+        state_of: the optimizer state or gradient of a window that is none of a save.
+
+    Attributes:
+        entries: of the step, by n.
+        refused: so many of them should have been dropped, and were swapped.
+    """
+
+    def __init__(self, executor: Executor, recomputes: StepRecomputes, state_of: Callable[[int], Entry | None]) -> None:
+        self._executor = executor
+        self._recomputes = recomputes
+        self._state_of = state_of
+        self.entries: list[Entry] = []
+        self.refused = 0
+
+    def begin(self) -> list[Entry]:
+        """A step begins; its entries, which grow."""
+        self.entries = []
+        self.refused = 0
+        return self.entries
+
+    def save(
+        self, known: Known, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor, recorder: Recorder | None
+    ) -> Entry:
+        """Keep, swap or drop the n-th storage of a step, and do what is to be done where it is saved."""
+        executor, schedule = self._executor, known.schedule
+        entry = executor.add(n, storage, version_of(tensor))
+        try:
+            if recorder is not None:
+                recorder.saved(entry, storage, tensor.dtype)
+            if n in known.tier_of:
+                executor.swap_out(entry, known.tier_of[n])
+            if schedule.dropped and not self._recomputes.saved(known, entry, storage, tensor):
+                self.refused += 1
+            self.act(schedule.on_save.get(n))
+        except BaseException:  # no handle will be made that takes the entry with it
+            executor.handle_died(entry)
+            raise
+        return entry
+
+    def read(self, known: Known, entry: Entry) -> None:
+        """Do what is to be done before a saved tensor of this step is read."""
+        n = entry.n
+        if n < len(self.entries) and self.entries[n] is entry:
+            self.act(known.schedule.on_read.get((n, entry.reads)))
+
+    def act(self, action: Action | None) -> None:
+        """See Note: [Ticks] in schedule.py."""
+        executor = self._executor
+        if self._recomputes.has_own_writes:
+            executor.settle()
+        if action is None:
+            executor.writes_done(0)
+            return
+        back = [entry for n in action.back if (entry := self._entry_of(n)) is not None]
+        for entry in back:
+            executor.want(entry)
+        executor.writes_done(action.writes_done)
+        if action.empties:
+            executor.residence.empty()
+        for entry in back:
+            executor.bring_back(entry)
+        if action.rebuild:
+            self._recomputes.rebuild(action.rebuild)
+
+    def _entry_of(self, n: int) -> Entry | None:
+        """The saved storage or the optimizer state of a window."""
+        return self.entries[n] if n < len(self.entries) else self._state_of(n)
