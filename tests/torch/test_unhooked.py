@@ -298,7 +298,7 @@ def test_a_step_without_hooks_that_goes_above_the_budget_is_said_and_counted(mon
 
 def test_what_resident_memory_is_beyond_a_budget_counts_neither_libraries_nor_freed_blocks_that_stay() -> None:
     residence = RamResidence()
-    outside_bytes = residence.measure(0)
+    outside_bytes = residence.measure(lambda: 0)
     most_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     # 8/8 of a budget and 1/8 for freed blocks is 9/8 of it
     held_bytes = most_bytes - outside_bytes

@@ -7,13 +7,13 @@ learns from where on swapping a storage frees memory: from where it did.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 import torch
 
-from elbowroom.capture.recorder import Recorder, reachable_parameters
+from elbowroom.capture.recorder import Recorder, reachable
 from elbowroom.capture.reserved import Reserved
 from elbowroom.runtime._torch_compat import holders_of, in_backward, never_compiled, next_node_number, version_of
 from elbowroom.runtime.entries import Entry
@@ -46,10 +46,11 @@ class Observing(Director):
 
     def record(self, root: torch.nn.Module | None = None) -> Recorder | None:
         """Start a recorder and tell it of everything from here on; None where torch's profiler is in use."""
-        self._reserved.add(reachable_parameters())
+        tensors, parameters = reachable()
+        self._reserved.add(parameters)
         if root is not None:
             self._reserved.add_module(root)
-        self.recorder = start_recorder(self._executor, self._reserved, root)
+        self.recorder = start_recorder(self._executor, self._reserved, root, tensors)
         return self.recorder
 
     def first_save(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry | None:
@@ -117,11 +118,23 @@ class Observing(Director):
         return NOTHING if self.recorder is None else self.recorder.paused()
 
 
-def start_recorder(executor: Executor, reserved: Reserved, root: torch.nn.Module | None) -> Recorder | None:
-    """A running recorder that hears of the executor's moves; None where torch's profiler is in use."""
+def start_recorder(
+    executor: Executor,
+    reserved: Reserved,
+    root: torch.nn.Module | None,
+    tensors: Sequence[torch.Tensor] | None = None,
+) -> Recorder | None:
+    """A running recorder that hears of the executor's moves; None where torch's profiler is in use.
+
+    Args:
+        executor: moves the storages.
+        reserved: what is never moved.
+        root: the outermost module that is being called, if any.
+        tensors: all that Python can reach, where they were looked for already.
+    """
     tier = executor.tier
     recorder = Recorder(reserved.add_module, executor.device, tier.streams)
-    if not recorder.start(root):
+    if not recorder.start(root, tensors):
         return None
     tier.timed = True
     executor.observer = recorder.observer()

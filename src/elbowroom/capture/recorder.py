@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -91,16 +91,17 @@ class Recorder:
 
     # From outside
 
-    def start(self, root: torch.nn.Module | None = None) -> bool:
+    def start(self, root: torch.nn.Module | None = None, tensors: Sequence[torch.Tensor] | None = None) -> bool:
         """Begin to record; False where torch's profiler is in the user's own use.
 
         Args:
             root: the outermost module, if one is being called right now.
+            tensors: all that Python can reach; None has them looked for.
         """
         if not self._stream.start():
             return False
         self.active = True
-        self._existing()
+        self._existing(reachable_tensors() if tensors is None else tensors)
         self._paths.start()
         if root is not None:
             self._paths.enter_root(root)
@@ -206,10 +207,10 @@ class Recorder:
         with self._stream.mark(number):
             pass
 
-    def _existing(self) -> None:
+    def _existing(self, tensors: Sequence[torch.Tensor]) -> None:
         """Everything that Python can reach before the first op; the stream has no size for blocks from before it."""
         blocks: dict[int, Block] = {}
-        for tensor in reachable_tensors():
+        for tensor in tensors:
             block = _block(tensor, self._device)
             if block is not None and block.address not in blocks:
                 blocks[block.address] = block
@@ -268,10 +269,20 @@ def live_ram_bytes() -> int:
 
 def reachable_parameters() -> list[torch.Tensor]:
     """Every nn.Parameter Python knows of, and what its optimizers update."""
-    found = alive_of(torch.nn.Parameter, torch.optim.Optimizer)
-    optimizers = [each for each in found if isinstance(each, torch.optim.Optimizer)]
+    return _parameters_among(alive_of(torch.nn.Parameter, torch.optim.Optimizer))
+
+
+def reachable() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Tensors and parameters as `reachable_tensors` and `reachable_parameters` have them, looked for once."""
+    found = alive_of(torch.Tensor, torch.optim.Optimizer)
+    tensors = [each for each in found if issubclass(type(each), torch.Tensor)]
+    return tensors, _parameters_among(found)
+
+
+def _parameters_among(found: list[Any]) -> list[torch.Tensor]:
+    optimizers = [each for each in found if issubclass(type(each), torch.optim.Optimizer)]
     updated = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    return [*(each for each in found if isinstance(each, torch.nn.Parameter)), *updated]
+    return [*(each for each in found if issubclass(type(each), torch.nn.Parameter)), *updated]
 
 
 def _timed(happening: Happening) -> Iterator[Happening]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import final
 
@@ -137,7 +138,7 @@ class CudaResidence(Residence):
         if needed_bytes is None or needed_bytes + unused_bytes > budget_bytes:
             torch.cuda.empty_cache()
 
-    def measure(self, live_bytes: int) -> int:  # noqa: ARG002 - that is RAM
+    def measure(self, live_bytes: Callable[[], int]) -> int:  # noqa: ARG002 - that is RAM
         torch.cuda.empty_cache()
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
         reserved_bytes = torch.cuda.memory_reserved(self._device) - held_bytes()

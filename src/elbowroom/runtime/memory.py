@@ -19,6 +19,7 @@ import ctypes.util
 import os
 import resource
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple, final
 
 import torch
@@ -90,11 +91,11 @@ class Residence(ABC):
     """Has memory that storages left go back to where it came from."""
 
     @abstractmethod
-    def measure(self, live_bytes: int) -> int:
+    def measure(self, live_bytes: Callable[[], int]) -> int:
         """Give back all that is free and return what the device holds besides storages.
 
         Args:
-            live_bytes: bytes of all storages in RAM.
+            live_bytes: bytes of all storages in RAM, which takes tens of milliseconds to find.
         """
 
     @abstractmethod
@@ -146,9 +147,9 @@ class RamResidence(Residence):
         self._on = True
         self._let_go_bytes = 0
 
-    def measure(self, live_bytes: int) -> int:
+    def measure(self, live_bytes: Callable[[], int]) -> int:
         trim()
-        self._outside_bytes = max(0, resident_bytes() - live_bytes)
+        self._outside_bytes = max(0, resident_bytes() - live_bytes())
         self._most_bytes = self._outside_bytes + (self._storages_bytes or 0)
         return self._outside_bytes
 

@@ -143,7 +143,7 @@ def _above_disk(device: torch.device, amounts: Budget, directory: str | None) ->
     device_bytes, disk_bytes = (tier.capacity_bytes for tier in machine.tiers)
     budget_bytes = amounts.device.resolve(device_bytes, ram.free_bytes() + live_bytes)
     residence = _residence(budget_bytes, live_bytes)
-    outside_bytes = residence.measure(live_bytes)
+    outside_bytes = residence.measure(lambda: live_bytes)
     tier = DiskTier(directory, None if amounts.disk.is_auto else amounts.disk.resolve(disk_bytes, disk_bytes))
     resolved = Budget(device=Amount(size_bytes=budget_bytes))
     return Executor(tier, residence, device), replace(machine, outside_bytes=outside_bytes), resolved
@@ -154,7 +154,7 @@ def _above_host(device: torch.device, amounts: Budget, directory: str | None, as
     machine = cuda_machine(device, directory)
     budget_bytes = amounts.device.resolve(machine.tiers[0].capacity_bytes, free_device_bytes(device))
     residence = CudaResidence(device)
-    outside_bytes = residence.measure(0)
+    outside_bytes = residence.measure(live_ram_bytes)
     tier = tiers_below(device, amounts, directory, machine.tiers[2].capacity_bytes, gds=asked.gds)
     if isinstance(tier, DirectTier):
         machine = past_the_host(machine)

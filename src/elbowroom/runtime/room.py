@@ -257,7 +257,7 @@ class Room(Records, Director, Conductor):
     def _learn_from(self, recording: Recording) -> None:
         if self._mode == "observe":
             # Libraries have come to hold what they need for such a step.
-            self._executor.residence.measure(live_ram_bytes())
+            self._executor.residence.measure(live_ram_bytes)
             self._current = self._learner.observed(self._key, recording, first=self._steps_ended == 1)
         elif self._current is not None:
             refined = self._current.refined
