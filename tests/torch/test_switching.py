@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -316,6 +317,12 @@ def test_a_run_that_may_choose_has_the_numbers_of_the_switches_set_by_hand(
     assert found == [i == found.index(True) for i in range(6)]
     assert found.index(True) <= 3
     assert mkldnn.enabled
+    # and given to another run, which has another trace, the plan is run there
+    assert not room.plan.swaps
+    with er.within(plan=replace(room.plan, trace_id="of another run"), min_size_bytes=1024) as again:
+        training()
+    assert again.plan is not None
+    assert again.plan.algorithms == room.plan.algorithms
 
 
 def _same(one: tuple[list[Tensor], list[Tensor]], other: tuple[list[Tensor], list[Tensor]]) -> bool:

@@ -18,9 +18,9 @@ def moved_to(trace: Trace, given: Plan) -> Plan:
     Raises:
         InvalidPlan: nothing in this trace is where the plan has it.
     """
-    if given.trace_id == trace.id or not (given.swaps or given.recomputes):
+    if given.trace_id == trace.id or not (given.swaps or given.recomputes or given.algorithms):
         return replace(given, trace_id=trace.id)
-    shift = _by_swaps(trace, given) if given.swaps else _by_recomputes(trace, given)
+    shift = _shift(trace, given)
     swaps = tuple(
         replace(s, out_after_op=s.out_after_op + shift, back_before_op=s.back_before_op + shift) for s in given.swaps
     )
@@ -29,6 +29,13 @@ def moved_to(trace: Trace, given: Plan) -> Plan:
     )
     algorithms = tuple(replace(each, op=each.op + shift) for each in given.algorithms)
     return replace(given, trace_id=trace.id, swaps=swaps, recomputes=recomputes, algorithms=algorithms)
+
+
+def _shift(trace: Trace, given: Plan) -> int:
+    """How many ops later the step begins here."""
+    if given.swaps:
+        return _by_swaps(trace, given)
+    return _by_recomputes(trace, given) if given.recomputes else _by_algorithms(trace, given)
 
 
 def _by_swaps(trace: Trace, given: Plan) -> int:
@@ -53,3 +60,23 @@ def _by_recomputes(trace: Trace, given: Plan) -> int:
 def _writes(trace: Trace, recompute: Recompute, shift: int) -> bool:
     op = recompute.recipe[-1] + shift
     return 0 <= op < len(trace.ops) and not set(trace.ops[op].writes).isdisjoint(recompute.storages)
+
+
+def _by_algorithms(trace: Trace, given: Plan) -> int:
+    """From which ops of the last step offer them: those in the very places if they do, else the only ones that do."""
+    begin, end = trace.steps[-1]
+    offers = [{choice.name for choice in op.choices} for op in trace.ops]
+
+    def fits(shift: int) -> bool:
+        places = [(each.op + shift, each.choice) for each in given.algorithms]
+        return all(begin <= op < end and choice in offers[op] for op, choice in places)
+
+    first = given.algorithms[0]
+    found = [shift for shift in range(begin - first.op, end - first.op) if fits(shift)]
+    if 0 in found or len(found) == 1:
+        return 0 if 0 in found else found[0]
+    places = ", ".join(f"op {first.op + shift}" for shift in found[:3]) or "no op"
+    raise InvalidPlan(
+        f"plan: it runs op {first.op} with {first.choice!r}, which may be {places} of this step; {ANOTHER}, such as "
+        "`room.trace`"
+    )
