@@ -47,7 +47,7 @@ OPTIONS = {
     ],
     "run": [
         *("--budget", "--exclude", "--gds", "--include", "--json", "--managed", "--min-size", "--option", "--plan"),
-        *("--planner", "--report", "--spill-dir", "-m", "command"),
+        *("--planner", "--report", "--spill-dir", "--trace", "-m", "command"),
     ],
     "report": ["--json", "--out", "records"],
     "machine": ["--json", "--list", "--measure", "--out", "--spill-dir", "name"],

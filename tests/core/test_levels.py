@@ -35,7 +35,7 @@ LEVELS: dict[str, set[str]] = {
     | {"timeline", "trace", "units"},
     "1": {"allocator", "checks", "estimate", "lanes", "largest", "lifetimes", "moves", "owners", "pareto", "planners"}
     | {"algorithms", "curves", "cycles", "differences", "driver", "rebuilds", "recipes", "schedule", "simulate"}
-    | {"decided", "links", "selecting", "slowdown", "windows"},
+    | {"decided", "links", "selecting", "slowdown", "translate", "windows"},
     "2a": {"report"},
     "2b": {"capture", "runtime"},
     "3": {"__init__", "__main__", "cli", "demo", "integrations"},

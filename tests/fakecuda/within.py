@@ -39,7 +39,7 @@ def plain(step: Callable[[], Any], steps: int = 3) -> tuple[int, int]:
     return peaks()
 
 
-def within(step: Callable[[], Any], budget: str | int, steps: int, **options: Any) -> Figures:
+def within(step: Callable[[], Any], budget: str | int | None, steps: int, **options: Any) -> Figures:
     """What each step did and what is left in the end."""
     found: Figures = {"steps": [], "budget_bytes": 0}
     with er.within(budget, **options) as room:

@@ -14,6 +14,7 @@ from elbowroom.cli.settings import DEFAULTS, settings_of
 from elbowroom.errors import UsageError
 from elbowroom.plan import Plan
 from elbowroom.report import ENDINGS
+from elbowroom.trace import Trace
 
 if TYPE_CHECKING:
     from elbowroom.runtime.room import Room
@@ -34,6 +35,7 @@ def add(verbs: Any) -> None:
     )
     parser.add_argument("--budget", help=f"memory the training may hold (default: {DEFAULTS['budget']})")
     parser.add_argument("--plan", metavar="FILE", help="a plan to run instead of making one")
+    parser.add_argument("--trace", metavar="FILE", help="the trace that the plan was made from, if not by a run")
     parser.add_argument("--report", metavar="FILE", help=f"write a report at the end: {', '.join(ENDINGS)}")
     parser.add_argument("--spill-dir", metavar="DIR", help="directory of the disk tier (default: TMPDIR)")
     parser.add_argument("--min-size", metavar="SIZE", help=f"keep smaller storages (default: {DEFAULTS['min_size']})")
@@ -62,6 +64,7 @@ def execute(arguments: argparse.Namespace) -> int:
     room = within(
         arguments.budget if plan else settings.budget,
         plan=plan,
+        trace=Trace.load(arguments.trace) if arguments.trace else None,
         spill_dir=settings.spill_dir,
         min_size_bytes=settings.min_size_bytes,
         measure=arguments.report is not None,

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Unpack
 
 from elbowroom.plan import Plan
+from elbowroom.trace import Trace
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +24,7 @@ def within(
     budget: str | int | None = None,
     *,
     plan: Plan | None = None,
+    trace: Trace | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
     min_size_bytes: int = 2**20,
     measure: bool = False,
@@ -31,14 +33,14 @@ def within(
 ) -> Iterator[Room]:
     """Run an unchanged training loop inside a budget of bytes: live storages in RAM, or what a CUDA device reserves.
 
-    A step is observed with every large saved storage swapped; then a plan is made and followed, with bit-equal numbers.
-    Other shapes are observed in their turn. A job that fits is left alone.
+    A step is observed with all that is saved swapped; then a plan is made and followed, with bit-equal numbers.
 
     Args:
         budget: what the device tier may hold: "2GiB", "90%", "auto" (the default: what is free, less a margin),
             "device=2GiB,host=24GiB,pinned=4GiB,disk=50GiB" (CUDA), "device=2GiB,disk=50GiB" (RAM). On CUDA it counts
             what torch's allocator reserves, in RAM live storages; context, interpreter and libraries come on top.
         plan: follow this plan of the same training step in place of making one.
+        trace: what that was made from: needed where it is of a GPU that was not there.
         spill_dir: directory of the spill file; TMPDIR or the system's where None.
         min_size_bytes: smaller storages are kept.
         measure: record one step under the final plan; its timeline is in `room.measured`.
@@ -53,9 +55,8 @@ def within(
 
     Limits: only the thread that enters it; what torch.func's transforms save stays where it is; tensors of the device.
     """
-    from elbowroom.runtime.asked import asked
-    from elbowroom.runtime.opening import opened
+    from elbowroom.runtime import asked, given, opening
 
-    plans = asked(min_size_bytes, knobs, has_plan=plan is not None)
-    with opened(budget, plan, spill_dir, device, plans, measure=measure) as room:
+    plans = asked.asked(min_size_bytes, knobs, has_plan=plan is not None)
+    with opening.opened(budget, given.given_plan(plan, trace), spill_dir, device, plans, measure=measure) as room:
         yield room

@@ -2,14 +2,72 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
+from typing import final
 
-from elbowroom.errors import InvalidPlan
+from elbowroom.errors import InvalidPlan, UsageError
 from elbowroom.lifetimes import last_step
 from elbowroom.plan import Plan, Recompute
 from elbowroom.trace import Trace
+from elbowroom.translate import translated
+from elbowroom.units import format_bytes
 
-ANOTHER = "it is for another model, batch or shape. Make a plan from a trace of this training"
+ANOTHER = (
+    "it is for another model, batch or shape, or its trace is of a GPU that was not there. Give that trace too, or "
+    "make a plan from a trace of this training"
+)
+
+
+@final
+class Given:
+    """A plan to follow.
+
+    Args:
+        plan: as it was given.
+        source: the trace that it was made for, where that was given too.
+    """
+
+    def __init__(self, plan: Plan, source: Trace | None = None) -> None:
+        self.plan = plan
+        self._source = source
+        self._told = False
+
+    def on(self, trace: Trace) -> Plan:
+        """The plan in terms of a trace of this run. Raises InvalidPlan."""
+        if self._source is None or self.plan.trace_id == trace.id:
+            return moved_to(trace, self.plan)
+        return translated(self.plan, self._source, trace)
+
+    def holds(self, peak_bytes: int, budget_bytes: int) -> None:
+        """The plan holds so much here, of what the budget counts: say once where that is more."""
+        if peak_bytes > budget_bytes and not self._told:
+            self._told = True
+            warnings.warn(
+                f"elbowroom: the given plan reserves {format_bytes(peak_bytes)} in this run, more than its budget "
+                f"of {format_bytes(budget_bytes)}; give `within` the budget in place of the plan. Said once",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def given_plan(plan: object, trace: object) -> Given | None:
+    """What `within` was given; None where that is no plan.
+
+    Raises:
+        UsageError: they are of other types, or a trace without a plan.
+    """
+    for name, given, kind in (("plan", plan, Plan), ("trace", trace, Trace)):
+        if given is not None and not isinstance(given, kind):
+            raise UsageError(
+                f"within: given {name}={type(given).__name__}; allowed is a {kind.__name__}, such as "
+                f"{kind.__name__}.load(path) reads"
+            )
+    if isinstance(plan, Plan):
+        return Given(plan, trace if isinstance(trace, Trace) else None)
+    if trace is not None:
+        raise UsageError("within: given trace without plan; allowed is the trace that a plan was made from; give both")
+    return None
 
 
 def moved_to(trace: Trace, given: Plan) -> Plan:

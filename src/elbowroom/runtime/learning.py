@@ -17,7 +17,7 @@ from elbowroom.planners import check
 from elbowroom.runtime.asked import Asked
 from elbowroom.runtime.calls import Calls
 from elbowroom.runtime.entries import Happening
-from elbowroom.runtime.given import moved_to
+from elbowroom.runtime.given import Given, moved_to
 from elbowroom.runtime.known import Known, known_of
 from elbowroom.runtime.layer_choices import LayerChoices
 from elbowroom.runtime.nearby import Nearby
@@ -75,7 +75,7 @@ class Learner:
         budget: Budget,
         asked: Asked,
         tier: TierName,
-        given: Plan | None,
+        given: Given | None,
         recomputing: Recomputing,
         layers: LayerChoices,
     ) -> None:
@@ -178,10 +178,10 @@ class Learner:
         """
         assembly = Assembly(recording, self._tier)
         trace = assembly.trace()
-        self._recomputing.recorded(recording.compiled, self._given)
+        self._recomputing.recorded(recording.compiled, self._given and self._given.plan)
         self._measure_rates(recording.happenings)
         self._observations[key] = self._observations.get(key, 0) + 1
-        if self._given is not None and self._given.recomputes:
+        if self._given is not None and self._given.plan.recomputes:
             self._unmet[key] = trace
             return None
         trace = steady(trace) if first else trace  # its memory is rounded up
@@ -236,7 +236,7 @@ class Learner:
             Infeasible: no plan meets the budget, and neither does the one that the step ran under.
         """
         assembly = Assembly(recording, self._tier)
-        self._recomputing.recorded(recording.compiled, self._given)
+        self._recomputing.recorded(recording.compiled, self._given and self._given.plan)
         line = assembly.timeline(known.trace.id, self.machine.outside_bytes)
         if known.refined and (known.plan.swaps or known.plan.recomputes or known.plan.algorithms):
             return known, line
@@ -284,7 +284,7 @@ class Learner:
         if self._given is None:
             found = self._recomputing.known(trace, self.machine, calls)
         else:
-            found = self._recomputing.following(trace, self.machine, calls, moved_to(trace, self._given))
+            found = self._recomputing.following(trace, self.machine, calls, self._given.on(trace))
         if found is not None:
             self._learnt(key, found)
         elif known is not None:
@@ -333,9 +333,10 @@ class Learner:
         if self._given is None:
             course = self._swaps(trace, clear)
         else:
-            made = moved_to(trace, self._given)
+            made = self._given.on(trace)
             check(trace, made, self.machine)
-            course = course_of(trace, self.machine, made)
+            course = course_of(trace, self.machine, made, self.budget_bytes)
+            self._given.holds(course.peak_bytes, self.budget_bytes)
         return known_of(trace, course, self.machine, self.budget_bytes)
 
     def _holds(self, trace: Trace, made: Plan) -> bool:

@@ -13,13 +13,13 @@ from elbowroom import ram
 from elbowroom.capture.recorder import live_ram_bytes
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
-from elbowroom.plan import Plan
 from elbowroom.planners.budgets import held_to, lower_bytes
 from elbowroom.runtime.asked import Asked
 from elbowroom.runtime.cuda import CudaResidence, cuda_machine, free_device_bytes, past_the_host, tiers_below
 from elbowroom.runtime.direct import DirectTier
 from elbowroom.runtime.disk import DiskTier
 from elbowroom.runtime.executor import Executor
+from elbowroom.runtime.given import Given
 from elbowroom.runtime.layer_choices import LayerChoices
 from elbowroom.runtime.learning import Learner
 from elbowroom.runtime.managed import managed_memory
@@ -37,7 +37,7 @@ _open: list[Room] = []
 @contextmanager
 def opened(
     budget: str | int | None,
-    plan: Plan | None,
+    given: Given | None,
     spill_dir: str | os.PathLike[str] | None,
     device: str | torch.device | None,
     asked: Asked,
@@ -46,7 +46,7 @@ def opened(
 ) -> Iterator[Room]:
     """See `elbowroom.within`."""
     with ExitStack() as around:
-        room = _opened(budget, plan, spill_dir, device, asked, around)
+        room = _opened(budget, given, spill_dir, device, asked, around)
         if measure:
             room.measure_next_step()
         _open.append(room)
@@ -61,7 +61,7 @@ def opened(
 
 def _opened(
     budget: str | int | None,
-    plan: Plan | None,
+    given: Given | None,
     spill_dir: str | os.PathLike[str] | None,
     device: str | torch.device | None,
     asked: Asked,
@@ -70,11 +70,9 @@ def _opened(
     where = _device_of(device)
     if _open:
         raise _inside_another(where, _open[0].device)
-    if plan is not None and not isinstance(plan, Plan):
-        raise UsageError(f"within: given plan={type(plan).__name__}; allowed is a Plan, such as Plan.load(path) reads")
     amounts = parse_budget("auto" if budget is None else budget)
-    if plan is not None and budget is None:
-        amounts = replace(amounts, device=Amount(size_bytes=plan.budget_bytes))
+    if given is not None and budget is None:
+        amounts = replace(amounts, device=Amount(size_bytes=given.plan.budget_bytes))
     directory = None if spill_dir is None else os.fspath(spill_dir)
     if where.type == "cuda":
         executor, machine, resolved = _above_host(where, amounts, directory, asked)
@@ -84,8 +82,8 @@ def _opened(
         _refuse_of_cuda(asked)
         executor, machine, resolved = _above_disk(where, amounts, directory)
     recomputing = Recomputing(executor, resolved, asked)
-    layers = LayerChoices(wanted="algorithm" in asked.allow or (plan is not None and bool(plan.algorithms)))
-    learner = Learner(machine, resolved, asked, executor.tier.name, plan, recomputing, layers)
+    layers = LayerChoices(wanted="algorithm" in asked.allow or (given is not None and bool(given.plan.algorithms)))
+    learner = Learner(machine, resolved, asked, executor.tier.name, given, recomputing, layers)
     room = Room(executor, learner, asked.min_size_bytes)
     room.open()
     return room

@@ -222,9 +222,13 @@ def _planner(allow: Sequence[Means]) -> str:
     return PLANNER_OF_STATES if "state" in allow else PLANNER
 
 
-def course_of(trace: Trace, machine: Machine, made: Plan) -> Course:
-    """The way to follow a plan that compute waits least in."""
-    return next(_courses(trace, machine, made))
+def course_of(trace: Trace, machine: Machine, made: Plan, budget_bytes: int | None = None) -> Course:
+    """The way to follow a plan that compute waits least in, of those within a budget where there are some."""
+    ways = _courses(trace, machine, made)
+    first = next(ways)
+    if budget_bytes is None or first.peak_bytes <= budget_bytes:
+        return first
+    return next((way for way in ways if way.peak_bytes <= budget_bytes), first)
 
 
 def _courses(trace: Trace, machine: Machine, made: Plan) -> Iterator[Course]:

@@ -1,0 +1,134 @@
+"""translate: a plan for one trace as a plan for another trace of the same training.
+
+Computes: which storage of the other trace each swap means, and where it starts there. A trace that was captured on a
+GPU that is not there has more ops than one that `within` recorded (views, what other devices do), further steps before
+its last one and the small storages too, so neither numbers of storages nor positions are the same. What is the same is
+what the runtime goes by: the saved storages that are large enough, in order, with when each is saved and read back, and
+the parts of optimizers' steps with their states. A swap back begins at the first of these that does not come before the
+place that the plan has for it, so that it needs no more memory than there. Optimal: exact where that place is one of
+them. Ignores: recomputes and algorithms, which name ops: a plan that has some is refused. Cost: swaps times saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from elbowroom.errors import InvalidPlan
+from elbowroom.lifetimes import LastStep, last_step
+from elbowroom.plan import Plan, Swap
+from elbowroom.trace import Category, Save, Trace
+from elbowroom.units import format_bytes
+
+STAY: tuple[Category, ...] = ("parameter", "buffer", "input")
+"""What stays on the device: a trace may have it among the saved storages or not."""
+
+
+class Landmark(NamedTuple):
+    """A place of a step that the runtime notices.
+
+    Attributes:
+        kind: "saved", "read", "part begins" or "part ends".
+        n: which saved storage, or which part.
+        time: which of the reads of that storage.
+    """
+
+    kind: str
+    n: int
+    time: int = 0
+
+
+def translated(plan: Plan, source: Trace, trace: Trace) -> Plan:
+    """The plan in terms of `trace`.
+
+    Args:
+        plan: for `source`.
+        source: a trace of the training, such as one captured on a virtual GPU.
+        trace: another one of it, such as a run has recorded.
+
+    Raises:
+        InvalidPlan: the two save other storages, or the plan names ops or states that cannot be found in `trace`.
+    """
+    if plan.trace_id != source.id:
+        raise InvalidPlan(
+            f"plan: it is for trace {plan.trace_id}, and the trace beside it is {source.id}; give its own"
+        )
+    if plan.recomputes or plan.algorithms:
+        raise InvalidPlan(
+            f"plan: its {len(plan.recomputes)} recomputes and {len(plan.algorithms)} algorithms name ops of its trace, "
+            "which is no trace of a run; plan again with allow=('swap', 'state')"
+        )
+    here, there = last_step(source), last_step(trace)
+    saves, its_saves = _alike(here, there)
+    storage_of = {mine.storage: its.storage for mine, its in zip(saves, its_saves, strict=True)}
+    storage_of |= _states(here, there)
+    places = _places(here, saves), _places(there, its_saves)
+    swaps = [_swap(swap, storage_of, there, *places) for swap in plan.swaps]
+    swaps.sort(key=lambda swap: swap.out_after_op)
+    return replace(plan, trace_id=trace.id, swaps=tuple(swaps))
+
+
+def _alike(here: LastStep, there: LastStep) -> tuple[list[Save], list[Save]]:
+    """The saves that both traces have, in order, as each has them. Raises InvalidPlan."""
+    its = _moving(there)
+    least_bytes = min((int(there.storage_bytes[save.storage]) for save in its), default=0)
+    mine = [save for save in _moving(here) if here.storage_bytes[save.storage] >= least_bytes]
+    told, wanted = [_told(here, save) for save in mine], [_told(there, save) for save in its]
+    if told == wanted:
+        return mine, its
+    n = next((n for n, pair in enumerate(zip(told, wanted, strict=False)) if pair[0] != pair[1]), None)
+    what = f"{len(its)} of at least {format_bytes(least_bytes)}, not {len(mine)}"
+    if n is not None:
+        what = f"as number {n} one of {wanted[n][0]} bytes of {wanted[n][1]}, not {told[n][0]} of {told[n][1]}"
+    raise InvalidPlan(f"plan: this training saves other storages than its trace: {what}; plan from a trace of it")
+
+
+def _moving(step: LastStep) -> list[Save]:
+    return [save for save in step.saves if step.trace.storages[save.storage].category not in STAY]
+
+
+def _told(step: LastStep, save: Save) -> tuple[int, str]:
+    storage = step.trace.storages[save.storage]
+    return storage.size_bytes, storage.dtype
+
+
+def _states(here: LastStep, there: LastStep) -> dict[int, int]:
+    """By state, the one of the other trace: the same of the same part; none where the parts differ."""
+    mine, its = ([_sizes(step, part.storages) for part in step.parts] for step in (here, there))
+    if mine != its:
+        return {}
+    pairs = zip(here.parts, there.parts, strict=True)
+    return {s: t for one, other in pairs for s, t in zip(one.storages, other.storages, strict=True)}
+
+
+def _sizes(step: LastStep, storages: Sequence[int]) -> list[int]:
+    return [int(step.storage_bytes[storage]) for storage in storages]
+
+
+def _places(step: LastStep, saves: Sequence[Save]) -> dict[Landmark, int]:
+    """The position of each landmark."""
+    found = {Landmark("saved", n): save.saved_at for n, save in enumerate(saves)}
+    for n, save in enumerate(saves):
+        found |= {Landmark("read", n, time): position for time, position in enumerate(save.read_at)}
+    for n, part in enumerate(step.parts):
+        found |= {Landmark("part begins", n): part.first_op, Landmark("part ends", n): part.end_op}
+    return found
+
+
+def _swap(
+    swap: Swap, storage_of: dict[int, int], there: LastStep, mine: dict[Landmark, int], its: dict[Landmark, int]
+) -> Swap:
+    """One swap. Raises InvalidPlan."""
+    storage = storage_of.get(swap.storage)
+    n = None if storage is None else there.window_of.get(storage)
+    if storage is None or n is None:
+        raise InvalidPlan(
+            f"plan: it swaps storage {swap.storage} of its trace, which is none of the saved storages and states of "
+            "this step; capture this training, with in_parts=True where states may move, and plan again"
+        )
+    later = [landmark for landmark in mine if mine[landmark] >= swap.back_before_op and landmark in its]
+    first = min((mine[landmark] for landmark in later), default=None)
+    back = min((its[landmark] for landmark in later if mine[landmark] == first), default=there.end_op)
+    out = int(there.saved_at[n] if n < len(there.saves) else there.idle_from[n]) - 1
+    return replace(swap, storage=storage, out_after_op=out, back_before_op=back)
