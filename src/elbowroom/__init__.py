@@ -19,6 +19,7 @@ from elbowroom.capture import capture
 from elbowroom.capture.script import capture_script
 from elbowroom.errors import (
     CaptureError,
+    DeviceLost,
     ElbowroomError,
     FormatError,
     Infeasible,
@@ -43,6 +44,7 @@ __all__ = [
     "Algorithm",
     "Bound",
     "CaptureError",
+    "DeviceLost",
     "ElbowroomError",
     "FormatError",
     "Infeasible",

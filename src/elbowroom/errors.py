@@ -7,6 +7,7 @@
     ├── Infeasible             no plan meets the budget; carries the least feasible one
     ├── CaptureError           a step could not be recorded
     ├── RecomputeFailed        what was dropped could not be rebuilt with the same bits; no optimizer stepped with it
+    ├── DeviceLost             the device does not answer any more in this process
     ├── UsageError             an argument of a command or a call is not allowed
     └── TierError              a tier could not take or give back bytes
         ├── TierFull           no space left on it
@@ -63,6 +64,10 @@ class CaptureError(ElbowroomError):
 
 class RecomputeFailed(ElbowroomError, RuntimeError):
     """What was dropped in forward could not be rebuilt in backward."""
+
+
+class DeviceLost(ElbowroomError, RuntimeError):
+    """The device of a run does not answer any more, and will not in this process; the cause is torch's own error."""
 
 
 class UsageError(ElbowroomError, ValueError):

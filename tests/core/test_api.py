@@ -14,6 +14,7 @@ FUNCTIONS = {"capture", "capture_script", "check", "compare", "plan", "report", 
 RECORDS = {"Algorithm", "Bound", "Link", "Machine", "Plan", "Rate", "Recompute", "Swap", "Tier", "Timeline", "Trace"}
 ERRORS = {
     "CaptureError",
+    "DeviceLost",
     "ElbowroomError",
     "FormatError",
     "Infeasible",

@@ -51,7 +51,7 @@ def within(
         Infeasible: no plan meets the budget; raised where the step after the observed ones begins.
         RecomputeFailed: steps differ in a way that only their numbers show, so recomputes do not give the same bits.
         InvalidPlan, UsageError: `plan` is not for this step, or an argument is not allowed.
-        TierFull, TierFailed: a tier below has no room or failed.
+        TierFull, TierFailed, DeviceLost: a tier below has no room or failed; the CUDA device does not answer any more.
 
     Limits: only the thread that enters it; what torch.func's transforms save stays where it is; tensors of the device.
     """

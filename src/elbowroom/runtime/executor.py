@@ -27,7 +27,6 @@ from typing import final
 
 import torch
 
-from elbowroom.errors import TierError
 from elbowroom.machine import TierName
 from elbowroom.runtime._torch_compat import storage_key
 from elbowroom.runtime.entries import Counters, Entry, Happening, Moving, Observer, Remake, State, StateEntry
@@ -58,6 +57,11 @@ class Executor:
         self._released: deque[Entry] = deque()
         self._lock = threading.Lock()
         self._moving = Moving(self._lock, self._released, self._after_lock)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the device does not answer any more: nothing comes back to it."""
+        return self.tier.streams is not None and self.tier.streams.lost
 
     # Saving
 
@@ -114,14 +118,14 @@ class Executor:
         for entry in self._writes:
             self.want(entry)
         while self._writes:
-            with suppress(TierError):
+            with suppress(RuntimeError):
                 self._reap_first()
         self._after_lock()
 
     def close(self) -> None:
         """Nothing will be saved any more. The tier ends now if nothing is away, else with the last saved tensor."""
         self.stop()
-        if self.tier.held_bytes == 0:
+        if self.tier.held_bytes == 0 or self.lost:
             self.tier.close()
 
     def begin_step(self) -> None:
@@ -295,7 +299,7 @@ class Executor:
 
     def arrive(self, entry: StateEntry) -> None:
         """Have a state's bytes on the device, waiting where they are not there yet, and be done with its absence."""
-        if entry.handles and entry.alive() is not None:
+        if entry.handles and entry.alive() is not None and not self.lost:
             self.bring_back(entry)
             if entry.state is State.RETURNING:
                 self._finish_return(entry)

@@ -25,7 +25,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -78,7 +78,8 @@ def managed_memory(device: torch.device, budget_bytes: int, managed_bytes: int) 
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(share, device)
+        with suppress(torch.AcceleratorError):  # a device that is lost has no limit
+            torch.cuda.set_per_process_memory_fraction(share, device)
         del pool  # what is in use stays, and is nobody else's
 
 

@@ -50,13 +50,18 @@ def opened(
         if measure:
             room.measure_next_step()
         _open.append(room)
-        failed = True
+        error: BaseException | None = None
         try:
             yield room
-            failed = False
+        except BaseException as found:
+            error = found
+            raise
         finally:
             _open.remove(room)
-            room.close(failed=failed)
+            lost = room.loss() if error is None or isinstance(error, Exception) else None
+            room.close(failed=error is not None or lost is not None)
+            if lost is not None:
+                raise lost from error
 
 
 def _opened(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from elbowroom.errors import DeviceLost
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.runtime import figures
@@ -11,10 +12,14 @@ from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.figures import StepFigures
 from elbowroom.runtime.known import Known
 from elbowroom.runtime.learning import Learner
+from elbowroom.runtime.lost import loss_of
 from elbowroom.runtime.reserving import simulated
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 from elbowroom.units import format_bytes
+
+STEPS_KEPT = 4096
+"""A long training would fill the memory with figures of its steps: the older ones go."""
 
 
 class Records:
@@ -41,6 +46,17 @@ class Records:
         self._last: Known | None = None
         self._measure_next = False
         self._steps_ended = 0
+
+    def _keep(self, step: StepFigures) -> None:
+        """A step has ended."""
+        self.steps.append(step)
+        self._steps_ended += 1
+        if len(self.steps) > 2 * STEPS_KEPT:
+            del self.steps[:STEPS_KEPT]
+
+    def loss(self) -> DeviceLost | None:
+        """What to raise if the device is lost, of which nothing is asked from then on."""
+        return loss_of(self._executor, self._steps_ended)
 
     @property
     def machine(self) -> Machine:

@@ -35,7 +35,7 @@ from elbowroom.capture.observe import (
 )
 from elbowroom.capture.recorder import Recorder, Recording, live_ram_bytes
 from elbowroom.capture.reserved import Reserved
-from elbowroom.errors import Infeasible, TierError
+from elbowroom.errors import Infeasible
 from elbowroom.runtime import figures
 from elbowroom.runtime._torch_compat import keywords_of_call, never_compiled
 from elbowroom.runtime.entries import Entry, Observer
@@ -52,9 +52,6 @@ from elbowroom.runtime.storages import dtype_name
 from elbowroom.runtime.surprises import NO_STEP, Surprises
 from elbowroom.runtime.unhooked import Unhooked
 from elbowroom.schedule import Action
-
-STEPS_KEPT = 4096
-"""A long training would fill the memory with figures of its steps: the older ones go."""
 
 
 @final
@@ -100,9 +97,11 @@ class Room(Records, Director, Conductor):
             self._watch.close()
         self._root_hook.remove()
         warn_again()
+        once = suppress(RuntimeError) if failed else NOTHING  # an error is told already
         try:
-            self._recomputes.forward_ends()
-            self._recording = self._recording or self._stop_recording()
+            with once:
+                self._recomputes.forward_ends()
+                self._recording = self._recording or self._stop_recording()
             if self._optimizer_ran and not failed:
                 with suppress(Infeasible):  # the training is through: a plan for its next step is not missed
                     self._end_step()
@@ -111,7 +110,7 @@ class Room(Records, Director, Conductor):
         finally:
             self._running = False
             self._learner.layers.close()
-            with suppress(TierError) if failed else NOTHING:  # an error is told already
+            with once:
                 self._states.close()
             self._moving(False)
 
@@ -233,10 +232,7 @@ class Room(Records, Director, Conductor):
             self._surprises.memory(excess_bytes)
             self._learner.held_more(self._key, was, saved)
         step_ns, counters = self._end_ns - self._begin_ns, self._executor.counters
-        self.steps.append(figures.of_step(self._mode, step_ns, counters, self._mismatches, checked=not without))
-        self._steps_ended += 1
-        if len(self.steps) > 2 * STEPS_KEPT:
-            del self.steps[:STEPS_KEPT]
+        self._keep(figures.of_step(self._mode, step_ns, counters, self._mismatches, checked=not without))
         self._learn()
 
     def _learn(self) -> None:
@@ -271,10 +267,12 @@ class Room(Records, Director, Conductor):
         if recorder is None:
             return None
         self._now_watched()
-        self._executor.settle()
-        self._executor.observer = Observer()
-        self._executor.tier.timed = False
-        return recorder.stop()
+        try:
+            self._executor.settle()
+        finally:
+            self._executor.observer, self._executor.tier.timed = Observer(), False
+            recording = recorder.stop()
+        return recording
 
     # Ticks
 

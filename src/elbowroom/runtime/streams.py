@@ -26,10 +26,12 @@ class Streams(ABC):
     Attributes:
         out: the one on which storages leave.
         back: the one on which they come back.
+        lost: whether the device does not answer any more. Nothing is waited for then, and nobody asks when it was.
     """
 
     out: Hashable
     back: Hashable
+    lost: bool = False
 
     @abstractmethod
     def current(self) -> Hashable:
@@ -115,6 +117,8 @@ class CudaStreams(Streams):
         return torch.cuda.is_current_stream_capturing()
 
     def mark(self, stream: Any, *, timed: bool = False) -> Any:
+        if self.lost:
+            return None
         if timed and self._zero is None:
             self._zero = self._event(enable_timing=True)
             self._zero.record(stream)
@@ -125,7 +129,8 @@ class CudaStreams(Streams):
         return event
 
     def wait(self, stream: Any, mark: Any) -> None:
-        mark.wait(stream)
+        if not self.lost:
+            mark.wait(stream)
 
     def follow(self, stream: Any, other: Any) -> None:
         event = getattr(self._here, "event", None)
@@ -135,7 +140,7 @@ class CudaStreams(Streams):
         event.wait(stream)
 
     def reached(self, mark: Any) -> bool:
-        return mark.query()
+        return self.lost or mark.query()
 
     def copy(self, target: int, source: int, size_bytes: int, stream: Any) -> None:
         kind, raw = (TO_HOST, self._out) if stream is self.out else (TO_DEVICE, self._back)
@@ -158,10 +163,11 @@ class CudaStreams(Streams):
         bytes_of(storage).record_stream(stream)
 
     def finish(self) -> None:
-        torch.cuda.synchronize(self.device)
+        if not self.lost:
+            torch.cuda.synchronize(self.device)
 
     def time_ns(self, mark: Any) -> int:
-        return self._zero_ns + round(self._zero.elapsed_time(mark) * 1e6)
+        return self._zero_ns if self.lost else self._zero_ns + round(self._zero.elapsed_time(mark) * 1e6)
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
