@@ -18,6 +18,7 @@ import ctypes
 import ctypes.util
 import os
 import resource
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple, final
@@ -31,6 +32,8 @@ GROWN_BYTES = 32 << 20
 """Where the threshold ends up by itself in a process that frees large blocks (DEFAULT_MMAP_THRESHOLD_MAX)."""
 TRIM_BYTES = 16 << 20
 """Where memory is short, what is free goes back whenever so many bytes have left."""
+LOOK_NS = 1_000_000
+"""RSS is asked for so rarely: that takes tens of microseconds, and meanwhile page faults add some MiB to it at most."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -145,7 +148,7 @@ class RamResidence(Residence):
         self._storages_bytes = storages_bytes
         self._outside_bytes = self._most_bytes = 0
         self._on = True
-        self._let_go_bytes = 0
+        self._let_go_bytes = self._looked_ns = 0
 
     def measure(self, live_bytes: Callable[[], int]) -> int:
         trim()
@@ -172,8 +175,11 @@ class RamResidence(Residence):
         if not self._on:
             return
         if self._storages_bytes is not None:
-            if resident_bytes() > self._most_bytes:
-                trim()
+            now_ns = time.perf_counter_ns()
+            if now_ns - self._looked_ns >= LOOK_NS:
+                self._looked_ns = now_ns
+                if resident_bytes() > self._most_bytes:
+                    trim()
         elif self._let_go_bytes >= TRIM_BYTES:
             self._let_go_bytes = 0
             trim()
