@@ -160,6 +160,8 @@ def emptied_within(
 ) -> tuple[frozenset[int], int]:
     """Positions of ticks at which to empty the cache so that no more than a limit is reserved, and what then is.
 
+    At most, and from the first step on: emptied at few places, the cache takes some steps to lose what is in the way.
+
     With nothing in the cache, a block never takes a part of a larger hole that the next one would need. Where all
     places are not enough, all of them; else runs of them are left out while the rest is: half of them, then shorter
     ones.
@@ -172,9 +174,10 @@ def emptied_within(
         limit_bytes: what may be reserved.
         places: ticks to choose from.
     """
+    away = away_while_waiting(step, moves, waiting)
 
     def peak_bytes(emptied: Sequence[int]) -> int:
-        return int(cycle(step, moves, waiting, settings, emptied=emptied).reserved.max())
+        return played(step, moves, away, settings, steps=STEPS_EMPTIED, emptied=emptied).most_reserved
 
     found = [tick for tick in listed(ticks_of(step, moves)) if tick in places]
     reserved = peak_bytes(found)

@@ -89,11 +89,13 @@ class Played:
 
     Attributes:
         allocated, reserved: per point, bytes once all is done that happens there.
+        most_reserved: bytes reserved at most in any of the steps.
         failed: an allocation did not fit.
     """
 
     allocated: Ints
     reserved: Ints
+    most_reserved: int
     failed: bool
     _due: list[_Due]
     _levels: Ints
@@ -164,7 +166,7 @@ def played(
     """
     empties = [_Due(int(step.point_of[at - step.first_op]), EMPTIES, ("empty_cache",)) for at in emptied]
     due = sorted([*_inside(step, moves, away), *empties], key=_in_order)
-    events, at = _of_steps(step, due, steps, set(listed(step.storage_of(moves.n[moves.wraps]))))
+    events, at, first = _of_steps(step, due, steps, set(listed(step.storage_of(moves.n[moves.wraps]))))
     done = replay(events, settings, limit_bytes)
     allocated, reserved = (
         np.concatenate([np.zeros(1, np.int64), values])[at] for values in (done.allocated_bytes, done.reserved_bytes)
@@ -172,6 +174,7 @@ def played(
     return Played(
         allocated=_per_point(step, due, allocated),
         reserved=_per_point(step, due, reserved),
+        most_reserved=int(done.reserved_bytes[first:].max(initial=0)),
         failed=bool(done.out_of_memory.any()),
         _due=due,
         _levels=reserved,
@@ -179,13 +182,13 @@ def played(
     )
 
 
-def _of_steps(step: LastStep, due: Sequence[_Due], steps: int, away: set[int]) -> tuple[list[Event], Ints]:
-    """The events of equal steps, and for the last one how many there are before it and after each that is due.
+def _of_steps(step: LastStep, due: Sequence[_Due], steps: int, away: set[int]) -> tuple[list[Event], Ints, int]:
+    """The events of equal steps; how many come before the last and up to each that is due in it; and before the first.
 
     The storages `away` are not there when the first begins.
     """
     events = [event for event in _before(step, everything=False) if event[1] not in away]
-    blocks = _Blocks(step, events)
+    blocks, first = _Blocks(step, events), len(events)
     ends: list[int] = []
     for _ in range(steps):
         ends = [len(events)]
@@ -193,7 +196,7 @@ def _of_steps(step: LastStep, due: Sequence[_Due], steps: int, away: set[int]) -
             events += blocks.event(each.event)
             ends.append(len(events))
         events += blocks.next_step()
-    return events, np.array(ends, np.int64)
+    return events, np.array(ends, np.int64), first
 
 
 def _in_order(due: _Due) -> tuple[int, int, int]:
