@@ -261,7 +261,7 @@ def summary(report: Report) -> str:
         plain_ns = methods.get("plain", {}).get("step_ns")
         lines += [f"{name}, {method}: {_step(found, plain_ns)}" for method, found in methods.items()]
     for name, found in report.get("largest", {}).items():
-        told = (f"{w} {f.get('largest', f.get('not_run', '')[-80:])}" for w, f in found.items())
+        told = (f"{w} {_largest(f)}" for w, f in found.items())
         lines.append(f"largest {name}: {', '.join(told)}" + ("" if report["measured"] else " (ran, not measured)"))
     lines.append(f"to the disk past the host: {_direct(report.get('direct', {}))}")
     lines += [f"memory of {name}: {_memory(found)}" for name, found in report.get("memory", {}).items()]
@@ -276,6 +276,12 @@ def _step(found: Report, plain_ns: int | None) -> str:
     if not plain_ns or "step_ns" not in found:
         return f"ran, not measured; {reserved}{refused}"
     return f"{found['step_ns'] / plain_ns:.3f} of plain, {reserved}{refused}"
+
+
+def _largest(found: Report) -> str:
+    if "not_run" in found:
+        return found["not_run"][-80:]
+    return f"{found['largest']}" if found.get("through", True) else f"{found['largest']} or more, as its time was up"
 
 
 def _direct(found: Report) -> str:

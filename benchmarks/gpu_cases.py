@@ -208,8 +208,8 @@ def timed(step: Callable[[], object], around: Around = nullcontext) -> Report:
 
 def searched(name: str, within_or_plain: str, settings: str, limit_bytes: str) -> None:
     """The largest batch or resolution: see benchmarks.gpu_peers."""
-    found = largest(name, within_or_plain, settings, limit_bytes)
-    tell(["largest", name, within_or_plain], {"measured": is_gpu(), **found})
+    for found in largest(name, within_or_plain, settings, limit_bytes):
+        tell(["largest", name, within_or_plain], {"measured": is_gpu(), **found})
 
 
 def nvml_used_bytes() -> int | None:

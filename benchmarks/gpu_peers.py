@@ -95,8 +95,10 @@ def _holds_blocks(module: nn.Module) -> bool:
     return isinstance(module, nn.ModuleList | nn.Sequential) and any(any(True for _ in m.children()) for m in module)
 
 
-def largest(name: str, within: str, settings: str, limit_bytes: str) -> dict[str, Any]:
+def largest(name: str, within: str, settings: str, limit_bytes: str) -> Iterator[dict[str, Any]]:
     """The largest batch or resolution of a case whose steps run in so much memory, plain or within a budget.
+
+    What has been found by then is told after each that fits: whoever ends the search has that.
 
     Args:
         name: one of LARGEST.
@@ -107,15 +109,36 @@ def largest(name: str, within: str, settings: str, limit_bytes: str) -> dict[str
     setting, stride, most = LARGEST[name]
     limit = int(limit_bytes)
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
-    base, low, high = json.loads(settings), 0, stride
-    while high <= most and _fits(name, {**base, setting: high}, within, limit):
+    base = json.loads(settings)
+    asked = {"setting": setting, "stride": stride, "limit_bytes": limit, "ends_at": most}
+    for low, through in search(lambda value: _fits(name, {**base, setting: value}, within, limit), stride, most):
+        yield {**asked, "largest": low, "through": through}
+
+
+def search(fits: Callable[[int], bool], stride: int, most: int) -> Iterator[tuple[int, bool]]:
+    """The largest multiple of a stride that fits, by doubling and then halving.
+
+    Args:
+        fits: whether a value does; no larger one than one that does not.
+        stride: the least value, and how closely it is searched.
+        most: the largest value of interest.
+
+    Yields:
+        The largest known by now, and whether that is all.
+    """
+    low, high = 0, stride
+    while high <= most and fits(high):
         low, high = high, 2 * high
+        yield low, False
     high = min(high, most + stride)
     while high - low > stride:
         middle = (low + high) // 2 // stride * stride
-        fits = _fits(name, {**base, setting: middle}, within, limit)
-        low, high = (middle, high) if fits else (low, middle)
-    return {"setting": setting, "largest": low, "stride": stride, "limit_bytes": limit, "ends_at": most}
+        if fits(middle):
+            low = middle
+            yield low, False
+        else:
+            high = middle
+    yield low, True
 
 
 def _fits(name: str, settings: dict[str, Any], within: str, limit_bytes: int) -> bool:

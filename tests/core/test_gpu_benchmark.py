@@ -21,6 +21,7 @@ def answers(part: Part, _limit_s: float) -> Iterator[Told]:
     for place in part.expects:
         reserved = {"reserved": 100}
         found: dict[str, Any] = {"reserved_bytes": 100, "step_ns": 10, "allocator": reserved, "simulated": reserved}
+        found |= {"largest": 64, "through": place[-1] == "plain"}
         yield list(place), {"gpu": "Some GPU", "is_gpu": True} if place == ("machine",) else found
 
 
@@ -37,6 +38,8 @@ def test_every_part_tells_its_place_and_what_is_wanted_most_comes_first(tmp_path
     assert list(report["steps"]["resnet50"]) == [*gpu.METHODS, *gpu.LATER]
     assert report == json.loads((tmp_path / "out.json").read_text())
     assert report["measured"]
+    # and a search that was cut short is told as one
+    assert "largest resnet50: plain 64, within 64 or more, as its time was up" in gpu.summary(report)
 
 
 def test_more_than_twenty_models_have_their_memory_looked_at() -> None:

@@ -11,7 +11,7 @@ import torch
 
 import elbowroom as er
 from benchmarks import gpu_cases
-from benchmarks.gpu_peers import Absent, around_steps, blocks_of
+from benchmarks.gpu_peers import Absent, around_steps, blocks_of, search
 from benchmarks.planning.nets.dense import UNet3d
 from benchmarks.planning.nets.images import ResNet
 from benchmarks.planning.nets.text import Gpt2
@@ -68,6 +68,16 @@ def test_a_peer_that_is_not_installed_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "trl", None)
     with pytest.raises(Absent, match="TRL is not installed"):
         around_steps("OffloadActivations of TRL", torch.nn.Linear(1, 1))
+
+
+def test_a_search_for_the_largest_tells_what_it_has_found_by_then() -> None:
+    # given that 80 and less fit: 16, 32 and 64 by doubling, 128 does not, then half way 96 does not and 80 does
+    assert list(search(lambda value: value <= 80, stride=16, most=512)) == [
+        (16, False), (32, False), (64, False), (80, False), (80, True)
+    ]  # fmt: skip
+    # and where all fit it ends at the largest of interest
+    assert list(search(lambda value: True, stride=16, most=48))[-1] == (48, True)
+    assert list(search(lambda value: False, stride=16, most=48)) == [(0, True)]
 
 
 def test_a_refused_budget_is_told_beside_the_least_one_that_ran() -> None:
