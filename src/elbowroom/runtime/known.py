@@ -29,10 +29,16 @@ NEAR = 0.8
 """Of each size of a known step's inputs, what those of a step have at least that follows its plan: see nearby.py."""
 _NEAR_BYTES = NEAR**4
 """Of what a known step saves: a storage may have two sizes of an image, each twice, as attention does."""
+PATIENCE = 3
+"""A kind of step that was met once is waited for in so many observed steps; one that broke off never comes again."""
 _UNTOLD = "untold"
 """In place of an argument that may be anything, such as an object of the user's."""
 _TELLING = (int, str, type(None), torch.dtype, torch.device)
 """Kinds of arguments whose value tells all about them."""
+
+
+Saved = tuple[tuple[int, str], ...]
+"""What a step has saved: (size_bytes, dtype) in order."""
 
 
 @dataclass(slots=True)
@@ -68,6 +74,7 @@ class Known:
         chosen: by path of the layer, the algorithms that its calls run with.
         seen: how its last steps ran.
         tier_of: where what is away goes, by window: those of saves, and of optimizer states.
+        begun: whether a step of this kind has begun.
         shared: whether steps follow this that are a little smaller than the trace: see nearby.py.
     """
 
@@ -83,6 +90,7 @@ class Known:
     wants_calls: bool = False
     chosen: Choices = field(default_factory=dict[str, list[Chosen]])
     seen: Seen = field(default_factory=Seen)
+    begun: bool = False
     shared: bool = False
     _for_nearby: Known | None = field(init=False, default=None)
     tier_of: Mapping[int, TierName] = field(init=False)
@@ -119,7 +127,7 @@ class Known:
         (size_bytes, dtype), (found_bytes, found_dtype) = expected[n], saved
         return dtype == found_dtype and _NEAR_BYTES * size_bytes <= found_bytes <= size_bytes
 
-    def was(self, saved: tuple[tuple[int, str], ...]) -> bool:
+    def was(self, saved: Saved) -> bool:
         """Whether a step that has saved these storages, and no more, was of this kind."""
         if not self.shared:
             return saved == self.schedule.saved
@@ -130,12 +138,27 @@ class Known:
         if self.rebuilder is not None or self.chosen:
             return None
         if self._for_nearby is None:
-            self._for_nearby = replace(self, refined=True, wants_calls=False, seen=Seen(), shared=True)
+            self._for_nearby = replace(self, refined=True, wants_calls=False, seen=Seen(), begun=False, shared=True)
         return self._for_nearby
 
-    def agrees(self, saved: tuple[tuple[int, str], ...]) -> bool:
+    def agrees(self, saved: Saved) -> bool:
         """Whether a step that has saved these storages so far may be of this kind."""
         return saved == self.schedule.saved[: len(saved)]
+
+
+@dataclass(slots=True)
+class Wanted:
+    """A kind of step that was met and is not known: all it saved, or where `whole` is not set how it began."""
+
+    saved: Saved
+    whole: bool
+    tries: int = PATIENCE
+
+    def found(self, known: Known) -> bool:
+        """Whether an observed step was of this kind, or enough others were observed in vain."""
+        self.tries -= 1
+        same = known.schedule.saved == self.saved if self.whole else known.agrees(self.saved)
+        return same or self.tries == 0
 
 
 def known_of(trace: Trace, course: Course, machine: Machine, budget_bytes: int) -> Known:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from elbowroom.capture.assemble import Assembly
 from elbowroom.capture.recorder import Recording
 from elbowroom.capture.steady import steady, with_idle_of
 from elbowroom.errors import Infeasible, InvalidPlan
-from elbowroom.machine import Link, Machine, TierName
+from elbowroom.machine import Machine, TierName
 from elbowroom.plan import Plan
 from elbowroom.planners import check
 from elbowroom.runtime.asked import Asked
+from elbowroom.runtime.beside import Beside
 from elbowroom.runtime.calls import Calls
-from elbowroom.runtime.entries import Happening
 from elbowroom.runtime.given import Given, moved_to
-from elbowroom.runtime.known import Known, known_of
+from elbowroom.runtime.known import Known, Saved, Wanted, known_of
 from elbowroom.runtime.layer_choices import LayerChoices
 from elbowroom.runtime.nearby import Nearby
+from elbowroom.runtime.rates import with_rates_of
 from elbowroom.runtime.recomputing import Recomputing
 from elbowroom.runtime.reserving import Course, course_of, course_within, exploring, without
 from elbowroom.timeline import Timeline
@@ -32,27 +33,6 @@ MAX_OBSERVATIONS = 8
 
 SURE_SHARE = 0.8
 """Of the budget: where a first step needs less, the later ones surely fit too; else one more is recorded."""
-
-Saved = tuple[tuple[int, str], ...]
-"""What a step has saved: (size_bytes, dtype) in order."""
-
-PATIENCE = 3
-"""A kind of step that was met once is waited for in so many observed steps; one that broke off never comes again."""
-
-
-@dataclass(slots=True)
-class _Wanted:
-    """A kind of step that was met and is not known: all it saved, or where `whole` is not set how it began."""
-
-    saved: Saved
-    whole: bool
-    tries: int = PATIENCE
-
-    def found(self, known: Known) -> bool:
-        """Whether an observed step was of this kind, or enough others were observed in vain."""
-        self.tries -= 1
-        same = known.schedule.saved == self.saved if self.whole else known.agrees(self.saved)
-        return same or self.tries == 0
 
 
 @final
@@ -91,8 +71,9 @@ class Learner:
         self._explored: set[Hashable] = set()
         self._known: dict[Hashable, list[Known]] = {}
         self._nearby = Nearby(self._known, asked.min_size_bytes)
+        self._beside = Beside()
         self._observations: dict[Hashable, int] = {}
-        self._wanted: dict[Hashable, _Wanted] = {}
+        self._wanted: dict[Hashable, Wanted] = {}
         self._after: dict[Saved, Saved] = {}
         self._previous: Saved = ()
         self._optimizer_steps: dict[Hashable, int] = {}
@@ -108,7 +89,12 @@ class Learner:
         return self._asked.gradients or (self._given is not None and self.in_parts)
 
     def expected(self, key: Hashable) -> Known | None:
-        """What a step of this signature will most likely be; None: observe it."""
+        """What a step of this signature will most likely be; None: observe it.
+
+        Raises:
+            Infeasible: no plan meets the budget, as was found out beside the training.
+        """
+        self._beside.arrived(key)
         known = self._known.get(key)
         if key in self._wanted and (not known or self._observations[key] < MAX_OBSERVATIONS):
             return None
@@ -116,6 +102,10 @@ class Learner:
             return self._nearby.of(key)
         next_saved = self._after.get(self._previous)
         return next((kind for kind in known if kind.schedule.saved == next_saved), known[-1])
+
+    def plans_beside(self, key: Hashable) -> bool:
+        """Whether a plan for steps of this signature is being made: there is nothing to be learnt from one."""
+        return self._beside.under_way(key)
 
     def only(self, key: Hashable) -> bool:
         """Whether all steps of this signature were of one kind so far."""
@@ -135,7 +125,7 @@ class Learner:
             return was
         found = next((kind for kind in self._known.get(key, []) if kind.schedule.saved == saved), None)
         if found is None:
-            self._wanted[key] = _Wanted(saved, whole=True)
+            self._wanted[key] = Wanted(saved, whole=True)
         return found
 
     def other(self, key: Hashable, saved: Saved) -> Known | None:
@@ -144,12 +134,12 @@ class Learner:
 
     def surprised(self, key: Hashable, saved: Saved) -> None:
         """A step of this signature began like this and was of no known kind: observe until one of its kind was."""
-        self._wanted[key] = _Wanted(saved, whole=False)
+        self._wanted[key] = Wanted(saved, whole=False)
 
     def held_more(self, key: Hashable, known: Known | None, saved: Saved) -> None:
         """A step has held more than the budget allows: one that followed another kind's plan gets its own."""
         if known is not None and known.shared:
-            self._wanted[key] = _Wanted(saved, whole=True)
+            self._wanted[key] = Wanted(saved, whole=True)
 
     def optimizer_steps(self, key: Hashable) -> int:
         """How many optimizers step in a step of this signature, 1 until one has been seen."""
@@ -179,36 +169,48 @@ class Learner:
         assembly = Assembly(recording, self._tier)
         trace = assembly.trace()
         self._recomputing.recorded(recording.compiled, self._given and self._given.plan)
-        self._measure_rates(recording.happenings)
+        self.machine = with_rates_of(self.machine, recording.happenings)
         self._observations[key] = self._observations.get(key, 0) + 1
         if self._given is not None and self._given.plan.recomputes:
             self._unmet[key] = trace
             return None
-        trace = steady(trace) if first else trace  # its memory is rounded up
-        try:
-            known = self._plan(trace, assembly.clear)
-        except (Infeasible, InvalidPlan):
-            if self._given is None and self._recomputing.would_help(trace, self.machine, None):
+        trace = self.layers.offered(steady(trace) if first else trace)  # its memory is rounded up
+        machine = self.machine
+
+        def planned(found: Callable[[], Known | None]) -> Known | None:
+            known = found()
+            if known is None:
                 if not first:
                     self._unmet[key] = trace
                 return None
-            known = self._exploring(key, trace)
-            if known is None and first:
-                return None
-            if known is None:
-                raise
-        sure = known.course.peak_bytes < SURE_SHARE * self.budget_bytes and not known.plan.swaps
-        known.refined = sure and not self.layers.wanted
-        self._learnt(key, known)
-        return known
+            sure = known.course.peak_bytes < SURE_SHARE * self.budget_bytes and not known.plan.swaps
+            known.refined = sure and not self.layers.wanted
+            self._learnt(key, known)
+            return known
 
-    def _exploring(self, key: Hashable, trace: Trace) -> Known | None:
+        return self._beside.make(key, lambda: self._planned(key, trace, machine, assembly.clear, first=first), planned)
+
+    def _planned(
+        self, key: Hashable, trace: Trace, machine: Machine, clear: Collection[int], *, first: bool
+    ) -> Known | None:
+        """What to do after an observed step; None where that can only be told after another one."""
+        try:
+            return self._plan(trace, machine, clear)
+        except (Infeasible, InvalidPlan):
+            if self._given is None and self._recomputing.would_help(trace, machine, None):
+                return None
+            known = self._exploring(key, trace, machine)
+            if known is None and not first:
+                raise
+            return known
+
+    def _exploring(self, key: Hashable, trace: Trace, machine: Machine) -> Known | None:
         """What the next step is to do where no plan for the observed one meets the budget; None where it did so."""
-        course = exploring(trace, self.machine, self._budget, self._asked) if self._given is None else None
+        course = exploring(trace, machine, self._budget, self._asked) if self._given is None else None
         if course is None or key in self._explored:
             return None
         self._explored.add(key)
-        known = known_of(trace, course, self.machine, self.budget_bytes)
+        known = known_of(trace, course, machine, self.budget_bytes)
         known.in_parts = bool(trace.parts)
         return known
 
@@ -240,27 +242,42 @@ class Learner:
         line = assembly.timeline(known.trace.id, self.machine.outside_bytes)
         if known.refined and (known.plan.swaps or known.plan.recomputes or known.plan.algorithms):
             return known, line
-        self._measure_rates(recording.happenings)
+        self.machine = with_rates_of(self.machine, recording.happenings)
         trace = with_idle_of(assembly.trace(), known.trace)
         if trace is None and not known.refined:
             known.refined = True
             self.surprised(key, known.schedule.saved)
             return known, line
         known.refined = True
-        try:  # where nothing moves, from where on a storage is idle does not matter
-            better = self._plan(trace or assembly.trace(), assembly.clear)
-        except InvalidPlan:
-            return known, line
-        except Infeasible:
-            if trace is not None and not self._holds(trace, known.plan):
-                raise
-            return known, line
-        better.refined = True
-        better.wants_calls = self._given is None and self._recomputing.would_help(
-            better.trace, self.machine, better.course
-        )
-        self._learnt(key, better)
-        return better, line
+        if not self._beside.under_way(key):
+            # where nothing moves, from where on a storage is idle does not matter
+            known = self._better(key, known, trace, self.layers.offered(trace or assembly.trace()), assembly.clear)
+        return known, line
+
+    def _better(self, key: Hashable, known: Known, alike: Trace | None, trace: Trace, clear: Collection[int]) -> Known:
+        """Plan again, for a steady step; what to do until that is made."""
+        machine = self.machine
+
+        def work() -> Known:
+            better = self._plan(trace, machine, clear)
+            better.refined = True
+            helps = self._given is None and self._recomputing.would_help(trace, machine, better.course)
+            better.wants_calls = helps
+            return better
+
+        def planned(found: Callable[[], Known]) -> Known:
+            try:
+                better = found()
+            except InvalidPlan:
+                return known
+            except Infeasible:
+                if alike is not None and not self._holds(alike, known.plan):
+                    raise
+                return known
+            self._learnt(key, better)
+            return better
+
+        return self._beside.make(key, work, planned) or known
 
     def wants_calls(self, key: Hashable, known: Known | None) -> bool:
         """Whether a step of this signature, taken for this, should record its calls."""
@@ -290,7 +307,7 @@ class Learner:
         elif known is not None:
             known.wants_calls = False
         else:
-            self._swaps(trace)
+            self._swaps(trace, self.machine)
         return found or known
 
     def proven(self, key: Hashable, known: Known, wrong: set[int]) -> Known:
@@ -324,20 +341,19 @@ class Learner:
         if known.calls is not None and self._recomputing.allowed:
             found = self._recomputing.known(known.trace, known.machine, known.calls)
         if found is None:
-            found = self._plan(known.trace)
+            found = self._plan(self.layers.offered(known.trace), self.machine)
             found.refined = True
         return found
 
-    def _plan(self, recorded: Trace, clear: Collection[int] = ()) -> Known:
-        trace = self.layers.offered(recorded)
+    def _plan(self, trace: Trace, machine: Machine, clear: Collection[int] = ()) -> Known:
         if self._given is None:
-            course = self._swaps(trace, clear)
+            course = self._swaps(trace, machine, clear)
         else:
             made = self._given.on(trace)
-            check(trace, made, self.machine)
-            course = course_of(trace, self.machine, made, self.budget_bytes)
+            check(trace, made, machine)
+            course = course_of(trace, machine, made, self.budget_bytes)
             self._given.holds(course.peak_bytes, self.budget_bytes)
-        return known_of(trace, course, self.machine, self.budget_bytes)
+        return known_of(trace, course, machine, self.budget_bytes)
 
     def _holds(self, trace: Trace, made: Plan) -> bool:
         """Whether a plan that was made for another step of the kind keeps to the budget in this one.
@@ -352,36 +368,12 @@ class Learner:
             return False
         return course_of(trace, self.machine, moved).peak_bytes <= allowed_bytes
 
-    def _swaps(self, trace: Trace, clear: Collection[int] = ()) -> Course:
+    def _swaps(self, trace: Trace, machine: Machine, clear: Collection[int] = ()) -> Course:
         """A plan without recomputes."""
         asked = without(self._asked, "recompute")
         asked = asked if trace.parts else without(asked, "state")
-        return course_within(trace, self.machine, self._budget, asked, clear=clear)
+        return course_within(trace, machine, self._budget, asked, clear=clear)
 
-    def _measure_rates(self, transfers: list[Happening]) -> None:
-        """Put the links' rates as these transfers show them in place of what was assumed."""
-        kinds = (("swap_out", "swap_back"), ("disk_write", "disk_read"))
-        measured = [
-            _as_measured(link, transfers, *which) for link, which in zip(self.machine.links, kinds, strict=False)
-        ]
-        self.machine = replace(self.machine, links=tuple(measured))
-
-
-def _as_measured(link: Link, transfers: list[Happening], out: str, back: str) -> Link:
-    return replace(
-        link,
-        out_bytes_per_s=_rate([t for t in transfers if t.kind == out]) or link.out_bytes_per_s,
-        back_bytes_per_s=_rate([t for t in transfers if t.kind == back]) or link.back_bytes_per_s,
-    )
-
-
-def _rate(transfers: list[Happening]) -> int:
-    """Bytes per second over the time in which at least one of them was under way; 0 where they are too few to tell."""
-    moved_bytes = sum(transfer.size_bytes for transfer in transfers)
-    if moved_bytes < 8 << 20:
-        return 0
-    busy_ns, until_ns = 0, 0
-    for transfer in sorted(transfers, key=lambda each: each.start_ns):
-        busy_ns += max(0, transfer.end_ns - max(transfer.start_ns, until_ns))
-        until_ns = max(until_ns, transfer.end_ns)
-    return max(1, moved_bytes * 10**9 // max(busy_ns, 1))
+    def close(self) -> None:
+        """No plan is made any more."""
+        self._beside.close()

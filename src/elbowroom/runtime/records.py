@@ -90,5 +90,6 @@ class Records:
     def summary(self) -> str:
         """For people: what the run kept, swapped and recomputed."""
         if not self.steps or self._last is None:
-            return f"elbowroom: budget {format_bytes(self.budget_bytes)}; no training step was seen"
+            seen = f"{self._steps_ended} steps, no plan yet" if self.steps else "no training step was seen"
+            return f"elbowroom: budget {format_bytes(self.budget_bytes)}; {seen}"
         return figures.summary(self.budget_bytes, self._last, self.steps, self._steps_ended)

@@ -72,7 +72,7 @@ class Room(Records, Director, Conductor):
         self._mismatches = self._optimizer_steps = 0
         self._surprises = Surprises()
         self._begin_ns = self._end_ns = 0
-        self._running = self._optimizer_ran = self._gives_back = self._plan_is_new = False
+        self._running = self._optimizer_ran = self._gives_back = False
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._states = States(executor, self, min_size_bytes)
         self._following = Following(executor, self._recomputes, self._states.entry_of)
@@ -110,6 +110,7 @@ class Room(Records, Director, Conductor):
         finally:
             self._running = False
             self._learner.layers.close()
+            self._learner.close()
             with once:
                 self._states.close()
             self._moving(False)
@@ -146,14 +147,14 @@ class Room(Records, Director, Conductor):
             self._begin_step(module, signature(module, args, keywords), details(args, keywords))
 
     def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
+        known = self._learner.expected(key)
         self._root_hook.remove()
-        self._running, self._key, before = True, key, self._key
+        self._running, self._key, before, self._current = True, key, self._key, known
         self._saved = []
         self._mismatches = 0
         self._optimizer_steps = 0
         self._recording = None
-        self._current = known = self._learner.expected(key)
-        if known is not None and self._plan_is_new:
+        if known is not None and not known.begun:
             self._plan_begins(known)
         elif self._steps_ended and (known is None or key != before):
             self._executor.residence.kind_changes(None if known is None else known.course.peak_bytes, self.budget_bytes)
@@ -166,7 +167,8 @@ class Room(Records, Director, Conductor):
             self._moving(True)
             if not self._steps_ended:
                 self._executor.residence.training_begins(root)
-            self._recorder = None if self._recomputes.records_calls else self._observing.record(root)
+            learns = not (self._recomputes.records_calls or self._learner.plans_beside(key))
+            self._recorder = self._observing.record(root) if learns else None
         else:
             self._mode = "plan" if known.moves else "keep"
             self._moving(known.moves)
@@ -184,7 +186,7 @@ class Room(Records, Director, Conductor):
 
     def _plan_begins(self, known: Known) -> None:
         """Make room for a plan. By now the gradients of the step before are gone: Note: [Segments of their own]."""
-        self._plan_is_new = False
+        known.begun = True
         self._executor.residence.plan_begins()
         self._states.plan_begins(known)
         self._executor.expect(lower_bytes(known))
@@ -239,7 +241,6 @@ class Room(Records, Director, Conductor):
         whole = self._learner.optimizers_stepped(self._key, self._optimizer_steps)
         recording = self._recording or self._stop_recording()
         self._recording = None
-        before = self._current
         self._current, wrong = self._recomputes.ended(self._key, self._current)
         self._now_watched()
         if wrong:
@@ -247,7 +248,6 @@ class Room(Records, Director, Conductor):
             self._surprises.rebuilt(wrong)
         if recording is not None and whole:
             self._learn_from(recording)
-        self._plan_is_new |= self._current is not before
         self._last = self._current or self._last
 
     def _learn_from(self, recording: Recording) -> None:

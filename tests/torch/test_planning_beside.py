@@ -1,0 +1,159 @@
+"""Plans that take long are made beside the training: steps go on, within the budget and with the same numbers."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import elbowroom as er
+from elbowroom.capture.observe import Observing
+from elbowroom.runtime import beside, learning
+from tests.torch.helpers import (
+    MIN_SIZE_BYTES,
+    Outcome,
+    Setup,
+    Training,
+    assert_equal,
+    finish,
+    mlp,
+    needs,
+    ordinary,
+    seeded,
+    tight_budget,
+    train,
+    train_within,
+)
+
+STEPS = 8
+
+
+class Gate:
+    """Planning waits before it, if it is closed, and training for no plan then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self._open = threading.Event()
+        made = learning.course_within
+
+        def through(*args: Any, **more: Any) -> Any:
+            assert self._open.wait(60)
+            return made(*args, **more)
+
+        monkeypatch.setattr(learning, "course_within", through)
+        self.open()
+
+    def close(self) -> None:
+        self._monkeypatch.setattr(beside, "PATIENCE_S", 0.0)
+        self._open.clear()
+
+    def open(self) -> None:
+        """Have what waits planned, too."""
+        self._monkeypatch.setattr(beside, "PATIENCE_S", 60.0)
+        self._open.set()
+        for thread in threading.enumerate():
+            if thread.name == "elbowroom planning":
+                thread.join()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)
+
+
+def with_gate(gate: Gate, closes: int | None, opens: int) -> Setup:
+    """A training whose steps from one number to another, less one, plan in vain."""
+
+    def setup() -> Training:
+        gate.open()
+        training = ordinary(mlp(), torch.randn(256, 64))
+        bare = training.step
+
+        def step(number: int) -> Tensor:
+            if number == opens:
+                gate.open()
+            found = bare(number)
+            if number == closes:
+                gate.close()
+            return found
+
+        training.step = step
+        return training
+
+    return setup
+
+
+def test_steps_go_on_swapped_whole_until_the_plan_is_made(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a planner that is at work from the end of the first step to the beginning of that of number 5
+    setup = with_gate(gate, 0, 5)
+    plain = train(setup, STEPS)
+    budget = tight_budget(setup)
+    recorded: list[Any] = []
+    record = Observing.record
+    monkeypatch.setattr(Observing, "record", lambda *given: recorded.append(given) or record(*given))
+
+    # when
+    inside, room = train_within(setup, STEPS, budget, allow=["swap"])
+
+    # then the first step alone is recorded, and those after it hold and move what it does
+    assert_equal(inside, plain)
+    assert [step.mode for step in room.steps] == ["observe"] * 5 + ["plan"] * 3
+    assert len(recorded) == 1
+    assert len({step.swapped_out_bytes for step in room.steps[:5]}) == 1
+    assert room.steps[5].swapped_out_bytes < room.steps[4].swapped_out_bytes
+    assert sum(step.mismatches for step in room.steps) == 0
+
+
+def test_a_plan_is_followed_until_a_better_one_is_made(gate: Gate) -> None:
+    # given a first plan at once; the second step is recorded, and planned for from its end on
+    setup = with_gate(gate, 1, 5)
+    plain = train(setup, STEPS)
+    budget = tight_budget(setup)
+    with er.within(budget, min_size_bytes=MIN_SIZE_BYTES, allow=["swap"]) as room:
+        training, losses, traces = seeded(setup), list[Tensor](), list[er.Trace | None]()
+        for number in range(STEPS):
+            losses.append(training.step(number))
+            traces.append(room.trace)
+
+    # then the better one, made for the trace of that step, is followed from the step on that begins once it is there
+    assert_equal(Outcome(losses, training.state()), plain)
+    assert [step.mode for step in room.steps] == ["observe"] + ["plan"] * 7
+    assert traces[0] is None
+    assert all(trace is traces[1] for trace in traces[1:6])
+    assert all(trace is traces[6] for trace in traces[6:])
+    assert traces[5] is not traces[6]
+
+
+def test_a_budget_that_cannot_be_met_is_said_where_a_step_begins_once_that_is_known(gate: Gate) -> None:
+    setup = with_gate(gate, 1, 4)
+    least, _ = needs(with_gate(gate, None, 0))
+    training = seeded(setup)
+
+    # when the first step's plan is made at once: its memory is rounded up, and it says nothing
+    def run() -> None:
+        with er.within(least // 2, min_size_bytes=MIN_SIZE_BYTES, allow=["swap"]):
+            finish(training, STEPS)
+
+    with pytest.raises(er.Infeasible, match="the least that"):
+        run()
+    # then training goes on without
+    finish(training, STEPS, 4)
+
+
+def test_leaving_waits_for_the_planning(gate: Gate) -> None:
+    setup = with_gate(gate, 0, STEPS)
+    budget = tight_budget(setup)
+    before = threading.active_count()
+    later = threading.Timer(0.2, gate.open)
+
+    with er.within(budget, min_size_bytes=MIN_SIZE_BYTES, allow=["swap"]) as room:
+        finish(seeded(setup), 3)
+        later.start()
+    later.join()
+
+    assert [step.mode for step in room.steps] == ["observe"] * 3
+    assert threading.active_count() == before
+    assert "3 steps, no plan yet" in room.summary()
