@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,11 @@ def run(share: float, reserved: int, managed_bytes: int | str) -> Found:
     found: Found = {"on_device": 0, "used": 0, "error": "", "modes": [], "budget_bytes": int(share * reserved)}
     torch.cuda.empty_cache()
     try:
-        with er.within(found["budget_bytes"], managed=managed_bytes, allow=["swap"]) as room:
+        with (
+            warnings.catch_warnings(record=True) as told,
+            er.within(found["budget_bytes"], managed=managed_bytes, allow=["swap"]) as room,
+        ):
+            found["told"] = [str(each.message) for each in told if "managed" in str(each.message)]
             found["has"] = managed.held_bytes()
             torch.cuda.reset_peak_memory_stats()
             step = MODELS["residual net"]()

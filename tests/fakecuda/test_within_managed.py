@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from tests.fakecuda.test_within_peaks import rig as rig
 
 MIB = 2**20
 CASES = (
-    "beyond", "too little", "none", "within the budget", "lives on", "threads", "no such device", "not divided", "small"
+    "beyond", "too little", "none", "within the budget", "more than the device has",
+    "lives on", "threads", "no such device", "not divided", "small"
 )  # fmt: skip
 outcomes = partial(outcomes_of, "managed.py", CASES)
 
@@ -83,3 +85,17 @@ def test_what_cannot_be_carried_out_is_refused_with_the_reason(rig: Path, case: 
     found = outcomes(rig)[case]
     assert found["error"].startswith("UsageError: within: given managed=")
     assert said in found["error"]
+
+
+@pytest.mark.timeout(0)
+def test_a_limit_that_cannot_be_set_is_said_with_the_size_up_to_which_it_can(rig: Path) -> None:
+    # given 48 GiB of managed memory beside a budget of a device of 40 GiB
+    found = outcomes(rig)["more than the device has"]
+    # then the run goes on
+    assert (found["error"], found["modes"][-1], found["has"]) == ("", "plan", 48 * 1024 * MIB)
+    # and what of them would leave a limit is said
+    (told,) = found["told"]
+    most = 40 * 1024 - math.ceil(found["budget_bytes"] / MIB)
+    assert "cannot be above that, so the device may hold more than the budget before managed memory begins" in told
+    assert told.endswith(f"Give managed={most}MiB or less for a budget that is held")
+    assert outcomes(rig)["beyond"]["told"] == []

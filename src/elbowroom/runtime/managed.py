@@ -16,6 +16,7 @@ access: that is slow, and takes nothing of the device's memory.
   Python's lock, and the thread that has this for the allocator's. So the segments are made beforehand, handed out by
   functions of C alone while Python's lock is held, and freed by the driver's own function.
 - Where budget and managed bytes are more than the device has, no limit can be set: the driver's refusal is the limit.
+  That is said where a run begins, as the budget may then not be held.
 
 Reference: torch.cuda.MemPool (PyTorch documentation); cuMemAllocManaged, cuMemAdvise (CUDA Driver API).
 """
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -74,6 +76,8 @@ def managed_memory(device: torch.device, budget_bytes: int, managed_bytes: int) 
     pool = _filled(device, sizes)
     share = torch.cuda.get_per_process_memory_fraction(device)
     limit_bytes, total_bytes = budget_bytes + sum(sizes), torch.cuda.get_device_properties(device).total_memory
+    if budget_bytes < total_bytes < limit_bytes:
+        _warn_of_no_limit(device, budget_bytes, sum(sizes), total_bytes)
     torch.cuda.set_per_process_memory_fraction(min(share, limit_bytes / total_bytes), device)
     try:
         yield
@@ -81,6 +85,17 @@ def managed_memory(device: torch.device, budget_bytes: int, managed_bytes: int) 
         with suppress(torch.AcceleratorError):  # a device that is lost has no limit
             torch.cuda.set_per_process_memory_fraction(share, device)
         del pool  # what is in use stays, and is nobody else's
+
+
+def _warn_of_no_limit(device: torch.device, budget_bytes: int, managed_bytes: int, total_bytes: int) -> None:
+    warnings.warn(
+        f"elbowroom: a budget of {format_bytes(budget_bytes)} and {format_bytes(managed_bytes)} of managed memory are "
+        f"more than the {format_bytes(total_bytes)} of {device}: torch's limit counts both and cannot be above that, "
+        "so the device may hold more than the budget before managed memory begins. Give managed="
+        f"{(total_bytes - budget_bytes) // MIB}MiB or less for a budget that is held",
+        RuntimeWarning,
+        stacklevel=6,
+    )
 
 
 def _segments(managed_bytes: int) -> list[int]:
