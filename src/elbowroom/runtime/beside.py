@@ -11,7 +11,6 @@ thread reads records that nobody changes, and calls nothing of torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, wait
 from threading import Thread
 from typing import Any, final
 
@@ -29,7 +28,7 @@ class Beside:
     """Makes plans, each for the steps of one signature."""
 
     def __init__(self) -> None:
-        self._under_way: dict[Hashable, tuple[Future[Any], Then, Thread]] = {}
+        self._under_way: dict[Hashable, tuple[_Making, Then]] = {}
 
     def under_way(self, key: Hashable) -> bool:
         """Whether a plan for steps of this signature is being made."""
@@ -46,31 +45,49 @@ class Beside:
         Returns:
             What `then` does; None where the plan is not made yet.
         """
-        future: Future[Any] = Future()
-        thread = Thread(target=_work, args=(future, work), name="elbowroom planning", daemon=True)
-        thread.start()
-        self._under_way[key] = future, then, thread
-        wait([future], PATIENCE_S)
+        making = _Making(work)
+        self._under_way[key] = making, then
+        making.join(PATIENCE_S)
         return self.arrived(key)
 
     def arrived(self, key: Hashable) -> Known | None:
         """Learn from the plan for steps of this signature, if one is made by now."""
-        future, then, thread = self._under_way.get(key, (None, None, None))
-        if future is None or then is None or thread is None or not future.done():
+        making, then = self._under_way.get(key, (None, None))
+        if making is None or then is None or making.is_alive():
             return None
         del self._under_way[key]
-        thread.join()
-        return then(future.result)
+        return then(making.taken)
 
     def close(self) -> None:
         """Wait until nothing is made any more; what is found then is not missed."""
-        for _, _, thread in self._under_way.values():
-            thread.join()
+        for making, _ in self._under_way.values():
+            making.join()
         self._under_way.clear()
 
 
-def _work(future: Future[Any], work: Callable[[], Any]) -> None:
-    try:
-        future.set_result(work())
-    except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
-        future.set_exception(error)
+@final
+class _Making(Thread):
+    """Does some work at once."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        super().__init__(name="elbowroom planning", daemon=True)
+        self._work = work
+        self._found: Any = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._found = self._work()
+        except BaseException as error:  # noqa: BLE001 - whoever takes what was found gets it
+            self._error = error
+
+    def taken(self) -> Any:
+        """What was found, or raises what the work ended in; once."""
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # it has the frames of whoever asks, and with them the tensors of a training
+        return self._found
