@@ -2,7 +2,7 @@
 # make test    everything CI runs: lint, format, types, tests
 # make test-databases   half an hour more: PyTorch's own databases of ops, modules and optimizers under elbowroom
 # make fuzz    random traces, machines and budgets by the thousand: planners and simulator beside slow, obvious ones
-# make test-zoo   ten minutes more: models of MONAI and transformers under elbowroom; ZOO=zoo,timm adds those of timm
+# make test-zoo   a quarter of an hour more: models of MONAI and transformers under elbowroom; ZOO=zoo,timm adds those of timm
 # make demo    a 3D U-Net that does not fit in memory, trained inside a hard limit
 # make bench   the benchmark cases; results go to benchmarks/results
 # make gpu     all that is to be measured on a GPU, under nine minutes: python -m benchmarks.gpu with the Python in PYTHON,

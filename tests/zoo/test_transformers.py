@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.torch.test_recompute_trust import assert_same
 from tests.zoo.zoo import Case, assert_same_at_half
 
 transformers: Any = pytest.importorskip(
@@ -16,6 +17,13 @@ transformers: Any = pytest.importorskip(
 )
 
 Inputs = Callable[[], dict[str, Any]]
+
+RECOMPUTED = (
+    "GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3MoeForCausalLM", "OPTForCausalLM", "BertForMaskedLM",
+    "WhisperForConditionalGeneration", "ViTForImageClassification", "SwinForImageClassification",
+    "ConvNextForImageClassification", "ResNetForImageClassification", "SegformerForSemanticSegmentation", "CLIPModel",
+)  # fmt: skip
+"""Classes of each kind, which are trained with recomputes too."""
 
 WORDS = 211
 TEXT = {
@@ -268,3 +276,8 @@ CASES = [
 @pytest.mark.parametrize("each", [pytest.param(each, id=each.name) for each in CASES])
 def test_a_model_of_transformers_trains_the_same_at_half_of_what_it_needs(each: Case) -> None:
     assert_same_at_half(each)
+
+
+@pytest.mark.parametrize("each", [pytest.param(each, id=each.name) for each in CASES if each.name in RECOMPUTED])
+def test_a_model_of_transformers_trains_the_same_with_recomputes_alone(each: Case) -> None:
+    assert_same(each.training, share=0.5)
