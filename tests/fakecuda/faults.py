@@ -149,10 +149,16 @@ def full_disk(training: Training) -> dict[str, Any]:
 
 def graph(training: Training) -> dict[str, Any]:
     def capturing() -> None:
-        with patched(torch.cuda, "is_current_stream_capturing", lambda: True):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
             training.step()
 
     return trained(training, then=capturing)
+
+
+def graphed(training: Training) -> dict[str, Any]:
+    sample = training.batch.clone()
+    block = nn.Sequential(*copy.deepcopy(training.layers))
+    return trained(training, then=lambda: torch.cuda.make_graphed_callables(block, (sample,)))
 
 
 def workers(how: str) -> Callable[[Training], dict[str, Any]]:
@@ -192,6 +198,7 @@ FAULTS: dict[str, Callable[[Training], dict[str, Any]]] = {
     "a read that fails": disk("read", 30),
     "a full disk": full_disk,
     "a graph that is captured": graph,
+    "callables made into graphs": graphed,
     "forked workers": workers("fork"),
     "spawned workers": workers("spawn"),
     "a model that is pickled": pickled,
@@ -210,6 +217,7 @@ def mapped_bytes() -> int:
 def held() -> dict[str, int]:
     """What the process has of all that could be left behind."""
     gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()  # torch has one for each stream, that of captures too
     device_bytes = torch.cuda.memory_allocated()
     return {"device": device_bytes, "files": open_files(), "threads": threading.active_count()}
 

@@ -22,6 +22,7 @@ ERRORS = {
     "a read that fails": "TierFailed: disk tier: reading in ",
     "a full disk": "TierFull: host tier: 16.0 MiB more are needed",
     "a graph that is captured": "UsageError: within: given a step that is captured as a CUDA graph",
+    "callables made into graphs": "UsageError: within: given a step that is captured as a CUDA graph",
     "forked workers": "",
     "spawned workers": "",
     "a model that is pickled": "",
@@ -33,6 +34,8 @@ outcomes = partial(outcomes_of, "faults.py", tuple(ERRORS))
 @pytest.mark.parametrize("fault", ERRORS)
 def test_what_goes_wrong_is_said_and_leaves_nothing(rig: Path, fault: str) -> None:
     found = outcomes(rig)[fault]
+    if "operation not supported (fakecuda stub)" in found["error"]:
+        pytest.skip("this rig was built before it could capture graphs: build it again from tools/rig")
     assert found["error"].startswith(ERRORS[fault])
     assert bool(found["error"]) == bool(ERRORS[fault])
     # multiprocessing keeps a tracker of its own for spawned processes
