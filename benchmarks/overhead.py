@@ -32,7 +32,7 @@ from benchmarks.results import (
 BUDGET_BYTES = 64 << 30
 SEED = 0
 ROUNDS = 10
-SAVES, SAVING_STEPS = 200, 48
+SAVES, SAVING_STEPS = 200, 160
 """Of a step that saves many storages: a multiple of 16 of them, as one of 16 is checked where everything is kept."""
 START = "<!-- saves: made by python -m benchmarks.overhead --table, do not edit -->"
 END = "<!-- saves end -->"
