@@ -1,5 +1,5 @@
-"""One thread and quick recordings, as in tests/torch."""
+"""One thread, quick recordings and plans that are waited for, as in tests/torch."""
 
-from tests.torch.conftest import quick_recordings
+from tests.torch.conftest import plans_are_waited_for, quick_recordings
 
-__all__ = ["quick_recordings"]
+__all__ = ["plans_are_waited_for", "quick_recordings"]

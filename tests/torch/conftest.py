@@ -28,3 +28,11 @@ def quick_recordings() -> Iterator[None]:
     yield
     gc.unfreeze()
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def plans_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then no clock decides which step is the first to follow one. tests/torch/test_planning_beside.py is about that."""
+    from elbowroom.runtime import beside
+
+    monkeypatch.setattr(beside, "PATIENCE_S", 600.0)

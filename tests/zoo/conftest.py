@@ -1,12 +1,12 @@
-"""One thread and quick recordings, as in tests/torch; where there is torchvision, its ops are known to torch."""
+"""One thread, quick recordings and plans that are waited for, as in tests/torch; where there is torchvision, its ops are known to torch."""
 
 import importlib.util
 
 import pytest
 
-from tests.torch.conftest import quick_recordings
+from tests.torch.conftest import plans_are_waited_for, quick_recordings
 
-__all__ = ["quick_recordings"]
+__all__ = ["plans_are_waited_for", "quick_recordings"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
