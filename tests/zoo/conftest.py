@@ -1,4 +1,4 @@
-"""One thread, quick recordings and plans that are waited for, as in tests/torch; where there is torchvision, its ops are known to torch."""
+"""As tests/torch/conftest.py; where there is torchvision, its ops are known to torch."""
 
 import importlib.util
 
