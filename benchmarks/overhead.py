@@ -82,14 +82,18 @@ def write_saves(directory: Path) -> None:
 def table(result: dict[str, Any]) -> str:
     """What each storage costs, for docs/benchmarks.md."""
     lines = [
-        "| device | a save that stays | where it is checked | a storage that moves | plain step of so many saves |",
-        "|---|---|---|---|---|",
+        "| device | a save that stays | where it is checked | a storage that moves | less those that stay beside it | "
+        "torch's calls for it | plain step of so many saves |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in result["saves"]:
         device = f"{row['device']}, torch {row['torch']}" + (f" ({row['driver']})" if row["driver"] != "none" else "")
         plain = f"{row['kept']['plain_step_ns'] / 1e6:.1f} ms of {row['saves']}"
-        times = (row["us_per_save"], row["us_per_checked_save"], row["us_per_moved_storage"])
-        lines.append(f"| {device} | {' | '.join(f'{us} us' for us in times)} | {plain} |")
+        moved_us, checked_us, swaps = row["us_per_moved_storage"], row["us_per_checked_save"], row["moved"]["swaps"]
+        alone_us = round(moved_us - checked_us * (row["saves"] - swaps) / swaps, 1)
+        least = f"{row['calls']['floor_us']} us" if "copy out" in row["calls"]["count"] else ""
+        times = (row["us_per_save"], checked_us, moved_us, alone_us)
+        lines.append(f"| {device} | {' | '.join(f'{us} us' for us in times)} | {least} | {plain} |")
     source = f"{result['date']}, {result['computer']['cores']} cores, commit {result['versions']['commit']}"
     return "\n".join([*lines, "", f"<sub>{source}; benchmarks/results/{result['file']}</sub>"])
 
