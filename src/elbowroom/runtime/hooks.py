@@ -247,8 +247,9 @@ class Hooks:
         return tensor
 
     def _unpacked(self, handle: Handle) -> torch.Tensor:
-        entry, counter = handle.entry, handle.counter
+        entry = handle.entry
         self._director.before_read(entry)
+        counter = handle.counter  # by now, as what an observed step writes at this tick is let go of
         if version_of(counter) != handle.version:
             dtype, shape = handle.layout[:2] if handle.layout else (counter.dtype, counter.shape)
             raise _changed_in_place(dtype, shape, version_of(counter), handle.version)
