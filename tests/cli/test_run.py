@@ -117,3 +117,18 @@ def test_planner_options_and_modules_are_chosen_on_the_command_line(folder: Path
     wrong = python(folder, "-m", "elbowroom", "run", "--include", "encoder", "--spill-dir", str(folder), "train.py")
     assert wrong.returncode == 2
     assert "include: given 'encoder', which no module matches" in wrong.stderr
+
+
+def test_means_are_allowed_on_the_command_line(folder: Path) -> None:
+    # given twelve steps, as a plan with recomputes runs from the sixth on, or later
+    (folder / "train.py").write_text(SCRIPT.replace("range(5)", "range(12)"))
+
+    inside = python(folder, "-m", "elbowroom", "run", "--budget", "40MiB", "--allow", "recompute", "train.py")
+
+    assert inside.stdout == python(folder, "train.py").stdout
+    (row,) = [line.split() for line in inside.stderr.splitlines() if line.lstrip().startswith("recomputed")]
+    assert row == ["recomputed", row[1], f"{4 * int(row[1]):.1f}", "MiB"]
+
+    wrong = python(folder, "-m", "elbowroom", "run", "--allow", "swap,fly", "train.py")
+    assert wrong.returncode == 2
+    assert "given allow='fly'; allowed are swap, recompute, state, algorithm, gradient" in wrong.stderr

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from elbowroom.errors import UsageError
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add --option, --include and --exclude."""
+def add_options(parser: argparse.ArgumentParser, means: str) -> None:
+    """Add --allow, where `means` says what its default is, --option, --include and --exclude."""
+    parser.add_argument(
+        "--allow", metavar="MEANS", help=f"means a plan may use, such as swap,recompute (default: {means})"
+    )
     parser.add_argument(
         "--option", action="append", metavar="NAME=VALUE", help="a knob of the planner; may be repeated"
     )
@@ -17,6 +20,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--include", action="append", metavar="GLOB", help="move only what these modules made, such as layer1.*"
     )
     parser.add_argument("--exclude", action="append", metavar="GLOB", help="keep what these modules made")
+
+
+def allowed(given: str | None) -> list[str] | None:
+    """The words of --allow; None where it is not given."""
+    return None if given is None else [word.strip() for word in given.split(",") if word.strip()]
 
 
 def options(given: Sequence[str] | None) -> dict[str, str] | None:

@@ -44,8 +44,7 @@ def add(verbs: Any) -> None:
         "--slowdown", type=float, metavar="X", help="with --budget least: the step may take X times as long"
     )
     parser.add_argument("--planner", metavar="NAME", help=f"which planner makes it (default: {scripts.PLANNER})")
-    choosing.add_options(parser)
-    parser.add_argument("--allow", metavar="MEANS", help="means a plan may use, such as swap,recompute (default: all)")
+    choosing.add_options(parser, "all")
     parser.add_argument("--min-size", metavar="SIZE", help=f"keep smaller storages (default: {DEFAULTS['min_size']})")
     parser.add_argument("--time-limit", type=float, metavar="S", help="seconds a planner may search")
     parser.add_argument("-o", "--out", metavar="FILE", help="write the plan to a file that `elbowroom run` reads")
@@ -92,7 +91,6 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `elbowroom.plan`; those that were not given are left to it."""
     given = {"budget": arguments.budget, "min_size": arguments.min_size}
     settings = settings_of({name: given.get(name) for name in DEFAULTS})
-    allow = arguments.allow
     asked: dict[str, Any] = {
         "budget": settings.budget,
         "min_size_bytes": settings.min_size_bytes,
@@ -101,7 +99,7 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
         "options": choosing.options(arguments.option),
         "include": arguments.include,
         "exclude": arguments.exclude,
-        "allow": None if allow is None else [word.strip() for word in allow.split(",") if word.strip()],
+        "allow": choosing.allowed(arguments.allow),
         "time_limit_s": arguments.time_limit,
     }
     return {name: value for name, value in asked.items() if value is not None}

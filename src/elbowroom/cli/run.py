@@ -40,7 +40,7 @@ def add(verbs: Any) -> None:
     parser.add_argument("--spill-dir", metavar="DIR", help="directory of the disk tier (default: TMPDIR)")
     parser.add_argument("--min-size", metavar="SIZE", help=f"keep smaller storages (default: {DEFAULTS['min_size']})")
     parser.add_argument("--planner", metavar="NAME", help="which planner makes the plans")
-    choosing.add_options(parser)
+    choosing.add_options(parser, "swap,state")
     parser.add_argument("--gds", action="store_true", help="to the disk past the host, by GPUDirect Storage (CUDA)")
     parser.add_argument("--managed", metavar="SIZE", help="so much beyond the budget may lie in managed memory (CUDA)")
     parser.add_argument("--json", metavar="FILE", help="write the figures of all steps to a file, - is standard output")
@@ -61,6 +61,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     from elbowroom.runtime import within
 
+    allowed = choosing.allowed(arguments.allow)
     room = within(
         arguments.budget if plan else settings.budget,
         plan=plan,
@@ -74,6 +75,7 @@ def execute(arguments: argparse.Namespace) -> int:
         exclude=arguments.exclude or (),
         gds=arguments.gds,
         managed=arguments.managed or 0,
+        **({} if allowed is None else {"allow": allowed}),
     )
     with launch.as_python_would(command) as outcome, room as inside:
         outcome.room = inside
