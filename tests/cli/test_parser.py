@@ -46,8 +46,8 @@ OPTIONS = {
         ),
     ],
     "run": [
-        *("--budget", "--exclude", "--gds", "--include", "--json", "--managed", "--min-size", "--option", "--plan"),
-        *("--planner", "--report", "--spill-dir", "--trace", "-m", "command"),
+        *("--allow", "--budget", "--exclude", "--gds", "--include", "--json", "--managed", "--min-size", "--option"),
+        *("--plan", "--planner", "--report", "--spill-dir", "--trace", "-m", "command"),
     ],
     "report": ["--json", "--out", "records"],
     "machine": ["--json", "--list", "--measure", "--out", "--spill-dir", "name"],

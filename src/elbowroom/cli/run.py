@@ -62,6 +62,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from elbowroom.runtime import within
 
     allowed = choosing.allowed(arguments.allow)
+    means: dict[str, Any] = {} if allowed is None else {"allow": allowed}
     room = within(
         arguments.budget if plan else settings.budget,
         plan=plan,
@@ -75,7 +76,7 @@ def execute(arguments: argparse.Namespace) -> int:
         exclude=arguments.exclude or (),
         gds=arguments.gds,
         managed=arguments.managed or 0,
-        **({} if allowed is None else {"allow": allowed}),
+        **means,
     )
     with launch.as_python_would(command) as outcome, room as inside:
         outcome.room = inside
