@@ -99,7 +99,7 @@ def fails_after(calls: int, method: Callable[..., Any], error: Exception) -> Cal
     return called
 
 
-def trained(training: Training, budget: str = BUDGET, then: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def trained(training: Training, budget: str = BUDGET, then: Callable[[], object] = lambda: None) -> dict[str, Any]:
     with er.within(budget) as room:
         for _ in range(STEPS):
             training.step()
