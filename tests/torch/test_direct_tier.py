@@ -5,6 +5,7 @@ GPUDirect Storage itself is stood in for by a plain file (plain_gds.py); `python
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from pathlib import Path
@@ -305,6 +306,7 @@ def test_a_machine_without_it_says_why_and_leaves_nothing(
                 raise RuntimeError("cuFileRead failed: cufile io error")
 
     monkeypatch.setattr(torch.cuda.gds, "GdsFile", Refusing)
+    gc.collect()  # files of tests before this one may lie in cycles
     before = open_descriptors()
     words = {
         "open": "cuFileHandleRegister failed: nvidia-fs driver is not loaded",
