@@ -182,6 +182,12 @@ def moved_as_planned(room: Room) -> set[str]:
     return moved_categories(room)
 
 
+def assert_follows(room: Room, given: er.Plan) -> None:
+    """A room has moved what the plan moves that it was given."""
+    assert room.plan is not None
+    assert [swap.storage for swap in room.plan.swaps] == [swap.storage for swap in given.swaps]
+
+
 def mlp(width: int = 64, depth: int = 4) -> nn.Sequential:
     """Linear layers with a ReLU after each."""
     return nn.Sequential(*[layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())])

@@ -21,6 +21,7 @@ from tests.torch.helpers import (
     Outcome,
     Training,
     assert_equal,
+    assert_follows,
     finish,
     mean_square,
     mlp,
@@ -412,8 +413,7 @@ def test_a_plan_of_one_run_is_followed_in_the_next() -> None:
 
     # then
     assert "optimizer_state" in moved_categories(room)
-    assert room.plan is not None
-    assert [swap.storage for swap in room.plan.swaps] == [swap.storage for swap in given.swaps]
+    assert_follows(room, given)
     assert_equal(inside, plainly(with_groups, STEPS))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +39,18 @@ _TELLING = (int, str, type(None), torch.dtype, torch.device)
 
 Saved = tuple[tuple[int, str], ...]
 """What a step has saved: (size_bytes, dtype) in order."""
+
+
+class Signature(NamedTuple):
+    """What tells kinds of steps apart before they begin.
+
+    Attributes:
+        module: what tells of the outermost module, and of its mode.
+        shapes: of its positional arguments, and of those by name.
+    """
+
+    module: Hashable
+    shapes: Hashable
 
 
 @dataclass(slots=True)
@@ -188,8 +200,8 @@ def lower_bytes(known: Known) -> dict[TierName, int]:
     return {tier: bytes_for(found) for tier, found in stays.items()}
 
 
-def signature(module: torch.nn.Module | None, args: Any, keywords: Any) -> Hashable:
-    """What tells kinds of steps apart before they begin: the outermost module, its mode and the shapes it is given.
+def signature(module: torch.nn.Module | None, args: Any, keywords: Any) -> Signature | None:
+    """The signature of a step; None where no module is called.
 
     Args:
         module: the outermost one.
@@ -199,7 +211,8 @@ def signature(module: torch.nn.Module | None, args: Any, keywords: Any) -> Hasha
     if module is None:
         return None
     # By its first parameter: a slice of a Sequential is a new module each time.
-    return (type(module), id(next(module.parameters(), None)), module.training, _shapes(args), _shapes(keywords))
+    told = (type(module), id(next(module.parameters(), None)), module.training)
+    return Signature(told, (_shapes(args), _shapes(keywords)))
 
 
 def details(args: Any, keywords: Any) -> Hashable:

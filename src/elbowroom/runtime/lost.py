@@ -21,12 +21,13 @@ def loss_of(executor: Executor, steps: int) -> DeviceLost | None:
         steps: how many steps of the training have ended.
     """
     streams = executor.tier.streams
-    if streams is None or _answer(executor.device) is None:
+    answer = None if streams is None else _answer(executor.device)
+    if streams is None or answer is None:
         return None
     streams.lost = True
     return DeviceLost(
         f"device {executor.device}: given a run of {steps} steps, after which it is lost: CUDA answers every call of "
-        f"this process with an error ({_answer(executor.device)}). What it held is gone, weights too. Allowed is a new "
+        f"this process with an error ({answer}). What it held is gone, weights too. Allowed is a new "
         "process: start the training again from its last saved state; if that happens again, look at the device "
         "(nvidia-smi -q, Xid in dmesg)"
     )

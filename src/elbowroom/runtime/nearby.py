@@ -15,10 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, final
 
-from elbowroom.runtime.known import NEAR, Known
-
-_AHEAD = 3
-"""Parts of a signature that tell of the module: see known.signature. Those behind them tell of what it is given."""
+from elbowroom.runtime.known import NEAR, Known, Signature
 
 
 @final
@@ -55,7 +52,7 @@ class Nearby:
         return None
 
 
-def _form_and_sizes(key: Any) -> tuple[Hashable, tuple[int, ...]]:
+def _form_and_sizes(key: Hashable) -> tuple[Hashable, tuple[int, ...]]:
     """A signature without the sizes of what the module is given, and these."""
     sizes: list[int] = []
 
@@ -67,6 +64,6 @@ def _form_and_sizes(key: Any) -> tuple[Hashable, tuple[int, ...]]:
             return int
         return value
 
-    if key is None:
+    if not isinstance(key, Signature):  # no module is called
         return None, ()
-    return (key[:_AHEAD], form(key[_AHEAD:])), tuple(sizes)
+    return (key.module, form(key.shapes)), tuple(sizes)
