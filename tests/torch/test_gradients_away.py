@@ -215,11 +215,12 @@ def test_whoever_asks_for_a_gradient_finds_it_whole(update: Update, to_none: boo
     seen.clear()
     plain = train(setup, STEPS)
     expected = list(seen)
-    budget = int(1.1 * least_of(captured(setup, in_parts=True)))
+    unforeseen = update in (looked_at_at_times, not_stepped_at_times)
+    # given for those so little that gradients have to move, whatever the times
+    budget = int((1.02 if unforeseen else 1.1) * least_of(captured(setup, in_parts=True)))
     seen.clear()
 
     # when
-    unforeseen = update in (looked_at_at_times, not_stepped_at_times)
     with pytest.warns(RuntimeWarning, match="elbowroom") if unforeseen else nullcontext():
         inside, room = within_gradients(setup, budget)
 
