@@ -11,7 +11,7 @@ from torch import Tensor
 
 import elbowroom as er
 from elbowroom.capture.observe import Observing
-from elbowroom.runtime import beside, learning
+from elbowroom.runtime import beside, learning, recomputing
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Outcome,
@@ -22,11 +22,14 @@ from tests.torch.helpers import (
     mlp,
     needs,
     ordinary,
+    same_within,
     seeded,
     tight_budget,
     train,
     train_within,
 )
+from tests.torch.test_recompute_trust import Changing
+from tests.torch.test_recompute_trust import training as trained
 
 STEPS = 8
 
@@ -43,7 +46,8 @@ class Gate:
             assert self._open.wait(60)
             return made(*args, **more)
 
-        monkeypatch.setattr(learning, "course_within", through)
+        for module in (learning, recomputing):
+            monkeypatch.setattr(module, "course_within", through)
         self.open()
 
     def close(self) -> None:
@@ -64,12 +68,16 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return Gate(monkeypatch)
 
 
-def with_gate(gate: Gate, closes: int | None, opens: int) -> Setup:
+def usual() -> Training:
+    return ordinary(mlp(), torch.randn(256, 64))
+
+
+def with_gate(gate: Gate, closes: int | None, opens: int, of: Setup = usual) -> Setup:
     """A training whose steps from one number to another, less one, plan in vain."""
 
     def setup() -> Training:
         gate.open()
-        training = ordinary(mlp(), torch.randn(256, 64))
+        training = of()
         bare = training.step
 
         def step(number: int) -> Tensor:
@@ -141,6 +149,40 @@ def test_a_budget_that_cannot_be_met_is_said_where_a_step_begins_once_that_is_kn
         run()
     # then training goes on without
     finish(training, STEPS, 4)
+
+
+def test_steps_go_on_swapped_whole_until_recomputes_are_planned(gate: Gate) -> None:
+    # given calls that the third step records, and a plan of what they can make again that is made by number 5
+    def budget(_: Setup) -> int:
+        least, peak = needs(with_gate(gate, None, 0), allow=("recompute",))
+        return least + (peak - least) // 3
+
+    # when
+    room = same_within(with_gate(gate, 2, 5), STEPS + 1, budget, allow=["recompute"])
+
+    # then two of the steps that follow it prove it, and the rest copies nothing
+    assert [step.mode for step in room.steps] == ["observe"] * 5 + ["plan"] * 4
+    assert [step.recomputed_bytes > 0 for step in room.steps] == [False] * 5 + [True] * 4
+    assert [step.swapped_out_bytes > 0 for step in room.steps] == [True] * 7 + [False] * 2
+    assert sum(step.mismatches for step in room.steps) == 0
+
+
+def test_what_is_rebuilt_wrong_lies_below_too_until_another_plan_is_made(gate: Gate) -> None:
+    # given a factor that changes from number 3 on, in which recomputes are proven, and a plan without them by number 6
+    def changing() -> Training:
+        return trained(Changing(3))()
+
+    def budget(_: Setup) -> int:
+        least, peak = needs(changing, allow=("recompute",))
+        return least + (peak - least) // 6
+
+    # when
+    with pytest.warns(RuntimeWarning, match="did not come out the same when they were recomputed"):
+        room = same_within(with_gate(gate, 3, 6, changing), STEPS + 1, budget, allow=["recompute"])
+
+    # then
+    assert [step.mismatches > 0 for step in room.steps] == [False] * 3 + [True] * 3 + [False] * 3
+    assert [step.swapped_out_bytes > 0 for step in room.steps] == [True] * 8 + [False]
 
 
 def test_leaving_waits_for_the_planning(gate: Gate) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import final
 
 from elbowroom.capture.assemble import Assembly
@@ -22,7 +23,7 @@ from elbowroom.runtime.known import Known, Saved, Wanted, known_of
 from elbowroom.runtime.layer_choices import LayerChoices
 from elbowroom.runtime.nearby import Nearby
 from elbowroom.runtime.rates import with_rates_of
-from elbowroom.runtime.recomputing import Recomputing
+from elbowroom.runtime.recomputing import Planned, Recomputing
 from elbowroom.runtime.reserving import Course, course_of, course_within, exploring, without
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
@@ -297,18 +298,26 @@ class Learner:
         Raises:
             Infeasible: no plan meets the budget.
         """
-        trace = known.trace if known is not None else self._unmet.pop(key)
-        if self._given is None:
-            found = self._recomputing.known(trace, self.machine, calls)
-        else:
-            found = self._recomputing.following(trace, self.machine, calls, self._given.on(trace))
-        if found is not None:
-            self._learnt(key, found)
-        elif known is not None:
+        trace, machine = known.trace if known is not None else self._unmet.pop(key), self.machine
+        if known is not None:
             known.wants_calls = False
-        else:
-            self._swaps(trace, self.machine)
-        return found or known
+
+        def work() -> Planned | None:
+            if self._given is not None:
+                return self._recomputing.following(trace, machine, calls, self._given.on(trace))
+            found = self._recomputing.planned(trace, machine, calls)
+            if found is None and known is None:
+                self._swaps(trace, machine)  # says why not
+            return found
+
+        return self._beside.make(key, work, lambda made: self._follows(key, made())) or known
+
+    def _follows(self, key: Hashable, found: Planned | Known | None) -> Known | None:
+        """Put what was planned again in the place of what was known of its kind."""
+        known = self._recomputing.carried_out(found) if isinstance(found, Planned) else found
+        if known is not None:
+            self._learnt(key, known)
+        return known
 
     def proven(self, key: Hashable, known: Known, wrong: set[int]) -> Known:
         """A step that proves its recomputes has ended.
@@ -318,13 +327,15 @@ class Learner:
             known: what it was.
             wrong: saves that were not rebuilt with the same bits.
         """
-        known.proofs -= 1
-        if not wrong:
-            return known
         self._recomputing.ban(wrong)
-        found = self._again(known)
-        self._learnt(key, found)
-        return found
+        if self._beside.under_way(key):  # until that plan is made, all that is dropped lies below too
+            return known
+        if not wrong:
+            known.proofs -= 1
+            return known
+        offered = self.layers.offered(known.trace)
+        again = partial(self._again, known, offered)
+        return self._beside.make(key, again, lambda made: self._follows(key, made())) or known
 
     def no_recomputes(self) -> None:
         """Plan all kinds of steps without recomputes from now on."""
@@ -333,16 +344,19 @@ class Learner:
             for known in [each for each in kinds if each.rebuilder is not None]:
                 kinds.remove(known)
                 with suppress(Infeasible):  # raised where the next step was observed
-                    kinds.append(self._again(known))
+                    kinds.append(self._without(self.layers.offered(known.trace)))
 
-    def _again(self, known: Known) -> Known:
+    def _again(self, known: Known, offered: Trace) -> Planned | Known:
         """Plan a kind of step again, with the recomputes that are still allowed."""
-        found = None
+        planned = None
         if known.calls is not None and self._recomputing.allowed:
-            found = self._recomputing.known(known.trace, known.machine, known.calls)
-        if found is None:
-            found = self._plan(self.layers.offered(known.trace), self.machine)
-            found.refined = True
+            planned = self._recomputing.planned(known.trace, known.machine, known.calls)
+        return planned or self._without(offered)
+
+    def _without(self, trace: Trace) -> Known:
+        """Plan a kind of step again, without recomputes."""
+        found = self._plan(trace, self.machine)
+        found.refined = True
         return found
 
     def _plan(self, trace: Trace, machine: Machine, clear: Collection[int] = ()) -> Known:

@@ -12,7 +12,7 @@ module or a function. What else the process has compiled does not matter.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import final
 
 from elbowroom.errors import Infeasible, InvalidPlan
@@ -24,7 +24,7 @@ from elbowroom.runtime.asked import Asked
 from elbowroom.runtime.calls import Calls
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.known import Known, known_of
-from elbowroom.runtime.programs import Impossible, Matched, is_possible, matched, programs_of
+from elbowroom.runtime.programs import Impossible, Matched, Program, is_possible, matched, programs_of
 from elbowroom.runtime.proofs import sample_bytes
 from elbowroom.runtime.rebuilding import Rebuilder
 from elbowroom.runtime.reserving import Course, course_of, course_within, without
@@ -36,6 +36,21 @@ PROOFS = 2
 """So many steps under a plan with recomputes prove them in every bit."""
 WORTH = 1.01
 """A step that takes at most so many times as long as with everything kept needs no recomputes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Planned:
+    """What is to be done in steps of a kind, recomputes included, that nothing carries out yet.
+
+    Attributes:
+        known: all but what rebuilds.
+        programs: of its recomputes.
+        calls: that the programs are made of.
+    """
+
+    known: Known
+    programs: tuple[Program, ...]
+    calls: Calls
 
 
 @final
@@ -100,33 +115,40 @@ class Recomputing:
             return False
         return swaps_ns is None or simulate(trace, machine, found.plan).step_ns < swaps_ns
 
-    def known(self, trace: Trace, machine: Machine, calls: Calls) -> Known | None:
-        """What to do in the next steps, now that their calls are known; None where no recompute helps."""
+    def planned(self, trace: Trace, machine: Machine, calls: Calls) -> Planned | None:
+        """What to do in the next steps, now that their calls are known; None where no recompute helps.
+
+        It makes no tensors: see Note: [Beside the training] in beside.py.
+        """
         found = matched(last_step(trace), calls)
         course = self._course(trace, machine, found)
         if course is None or not course.plan.recomputes:
             return None
-        return self._carried_out(trace, machine, found, course)
+        return self._planned(trace, machine, found, course)
 
-    def following(self, trace: Trace, machine: Machine, calls: Calls, given: Plan) -> Known:
+    def following(self, trace: Trace, machine: Machine, calls: Calls, given: Plan) -> Planned:
         """What to do to follow a plan that was given. Raises InvalidPlan where the calls cannot carry it out."""
         check(trace, given)
         try:
-            return self._carried_out(trace, machine, matched(last_step(trace), calls), course_of(trace, machine, given))
+            return self._planned(trace, machine, matched(last_step(trace), calls), course_of(trace, machine, given))
         except Impossible as problem:
             raise InvalidPlan(
                 f"plan: one of its recomputes cannot be carried out: {problem}; plan again with allow=('swap',)"
             ) from None
 
-    def _carried_out(self, trace: Trace, machine: Machine, found: Matched, course: Course) -> Known:
+    def _planned(self, trace: Trace, machine: Machine, found: Matched, course: Course) -> Planned:
         """Raises Impossible."""
-        programs, calls = programs_of(found, course.plan), found.calls
+        programs = programs_of(found, course.plan)
+        known = known_of(trace, course, machine, self._budget.device.size_bytes or 0)
+        return Planned(known=known, programs=programs, calls=found.calls)
+
+    def carried_out(self, planned: Planned) -> Known:
+        """What was planned, and what rebuilds as it says."""
+        known, programs, calls = planned.known, planned.programs, planned.calls
         nodes = {n: calls.saved[n].node for program in programs for n in program.makes}
-        made = known_of(trace, course, machine, self._budget.device.size_bytes or 0)
-        made.refined = True
-        made.rebuilder, made.proofs = Rebuilder(self._executor, programs, nodes), PROOFS
-        made.calls = calls
-        return made
+        known.refined, known.calls = True, calls
+        known.rebuilder, known.proofs = Rebuilder(self._executor, programs, nodes), PROOFS
+        return known
 
     def _course(self, trace: Trace, machine: Machine, found: Matched | None) -> Course | None:
         """A plan with recomputes; of those that can be carried out, where that is known."""
