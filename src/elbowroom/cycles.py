@@ -36,10 +36,12 @@ class Cycle:
     Attributes:
         allocated: per op, bytes in blocks at most, recipes that run before it included.
         reserved: per op, bytes that the allocator holds at most.
+        most_reserved: bytes that it holds at most in any of the steps.
     """
 
     allocated: Ints
     reserved: Ints
+    most_reserved: int
 
 
 def early_waits(
@@ -152,7 +154,7 @@ def cycle(
     for beat in beats(step, moves.rebuilds, done.allocated):
         place = min(moves.rebuilds[beat.rebuild].position, step.end_op - 1) - step.first_op
         allocated[place] = max(allocated[place], beat.most)
-    return Cycle(allocated=allocated, reserved=_per_op(step, done.reserved))
+    return Cycle(allocated=allocated, reserved=_per_op(step, done.reserved), most_reserved=done.most_reserved)
 
 
 def emptied_within(

@@ -65,7 +65,6 @@ def within(step: Callable[[], Any], budget: str | int | None, steps: int, **opti
         assert room.plan is not None
         assert room.trace is not None
         found["budget_bytes"] = room.budget_bytes
-        found["simulated"] = {"allocated": line.peak_allocated_bytes, "reserved": line.peak_reserved_bytes}
         tiers = Counter(swap.tier for swap in room.plan.swaps)
         saves = {save.storage for save in room.trace.saves}
         states = [swap.storage for swap in room.plan.swaps if swap.storage not in saves]
@@ -73,6 +72,12 @@ def within(step: Callable[[], Any], budget: str | int | None, steps: int, **opti
         found["plan"] = {"swaps": len(room.plan.swaps), "bytes": line.swapped_out_bytes, **tiers, "states": len(states)}
         found["algorithms"] = Counter(algorithm.choice for algorithm in room.plan.algorithms)
         found["links"] = [[link.out_bytes_per_s, link.back_bytes_per_s] for link in room.machine.links]
+    # Two optimizers make a step two kinds of ours, whose second one ends with the room.
+    lines = [line, room.simulated or line]
+    found["simulated"] = {
+        "allocated": max(each.peak_allocated_bytes for each in lines),
+        "reserved": max(each.peak_reserved_bytes for each in lines),
+    }
     found["figures"] = [
         {"out": s.swapped_out_bytes, "back": s.swapped_back_bytes, "mismatches": s.mismatches} for s in room.steps
     ]

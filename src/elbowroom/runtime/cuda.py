@@ -126,17 +126,16 @@ class CudaResidence(Residence):
             small = torch.zeros(8, 8, device=self._device)
             torch.mm(small, small)
 
-    def plan_begins(self) -> None:
+    def others_come(self, needed_bytes: int, budget_bytes: int) -> bool:
+        # Free blocks of other sizes may be of no use to it, and lie beside what it then gets from the driver.
+        unused_bytes = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        if needed_bytes + unused_bytes <= budget_bytes:
+            return False
         self.empty()
+        return True
 
     def empty(self) -> None:
         torch.cuda.empty_cache()
-
-    def kind_changes(self, needed_bytes: int | None, budget_bytes: int) -> None:
-        # Free blocks of other sizes may be of no use to it, and lie beside what it then gets from the driver.
-        unused_bytes = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        if needed_bytes is None or needed_bytes + unused_bytes > budget_bytes:
-            torch.cuda.empty_cache()
 
     def measure(self, live_bytes: Callable[[], int]) -> int:  # noqa: ARG002 - that is RAM
         torch.cuda.empty_cache()

@@ -139,7 +139,7 @@ class Executor:
 
     def expect(self, lower_bytes: Mapping[TierName, int]) -> None:
         """Another plan begins, which holds so much on the tiers below."""
-        self.residence.plan_begins()
+        self.residence.empty()
         self.tier.fit(lower_bytes)
 
     def _reap_first(self) -> None:

@@ -87,6 +87,7 @@ class Known:
         seen: how its last steps ran.
         tier_of: where what is away goes, by window: those of saves, and of optimizer states.
         begun: whether a step of this kind has begun.
+        begins_empty: whether the last one began with an empty cache, as another kind's step came before it.
         shared: whether steps follow this that are a little smaller than the trace: see nearby.py.
     """
 
@@ -103,6 +104,7 @@ class Known:
     chosen: Choices = field(default_factory=dict[str, list[Chosen]])
     seen: Seen = field(default_factory=Seen)
     begun: bool = False
+    begins_empty: bool = False
     shared: bool = False
     _for_nearby: Known | None = field(init=False, default=None)
     tier_of: Mapping[int, TierName] = field(init=False)

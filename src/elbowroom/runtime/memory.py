@@ -108,19 +108,23 @@ class Residence(ABC):
     def training_begins(self, root: torch.nn.Module | None) -> None:  # noqa: B027
         """The first step that is observed is about to begin, with a call of this module."""
 
-    def kind_changes(self, needed_bytes: int | None, budget_bytes: int) -> None:  # noqa: B027
-        """A step begins whose storages have other sizes than those before.
+    def others_come(self, needed_bytes: int, budget_bytes: int) -> bool:  # noqa: ARG002 - where nothing is kept
+        """A step of a known kind begins that holds other storages than the one before.
 
         Args:
-            needed_bytes: what it takes from an empty cache, with all that is held now; None where nobody knows.
+            needed_bytes: what it takes from an empty cache, with all that is held now.
             budget_bytes: of the device.
-        """
 
-    def plan_begins(self) -> None:  # noqa: B027
-        """The steps from here on hold other storages than those before."""
+        Returns:
+            Whether all that was free is given back first, as both would not fit.
+        """
+        return False
 
     def empty(self) -> None:  # noqa: B027
-        """Give back all that is free, where a plan says so; what still reads it ends first."""
+        """Give back all that is free: where a plan says so, and for steps of kinds that are new.
+
+        What still reads it ends first.
+        """
 
     def begin(self) -> None:  # noqa: B027 - where nothing is to be done
         """Storages may leave from now on."""

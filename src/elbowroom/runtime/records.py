@@ -81,7 +81,8 @@ class Records:
     @property
     def simulated(self) -> Timeline | None:
         """What the plan of the last step should do."""
-        return simulated(self._last.trace, self._last.machine, self._last.course) if self._last else None
+        last = self._last
+        return simulated(last.trace, last.machine, last.course, begins_empty=last.begins_empty) if last else None
 
     def measure_next_step(self) -> None:
         """Record the next planned step; its timeline is in `measured` once it has ended."""

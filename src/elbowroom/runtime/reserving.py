@@ -242,7 +242,7 @@ def _courses(trace: Trace, machine: Machine, made: Plan) -> Iterator[Course]:
     for rates, before_idle in ((machine, False), (None, False), (None, True)):
         waiting = early_waits(step, moves, tiers, rates, before_idle=before_idle)
         held = cycle(step, moves, waiting, machine.allocator)
-        yield Course(plan=made, waiting=waiting, peak_bytes=int(held.reserved.max()))
+        yield Course(plan=made, waiting=waiting, peak_bytes=held.most_reserved)
 
 
 def _emptying(trace: Trace, machine: Machine, made: Plan, limit_bytes: int, clear: Collection[int]) -> Course:
@@ -254,14 +254,15 @@ def _emptying(trace: Trace, machine: Machine, made: Plan, limit_bytes: int, clea
     return Course(plan=made, waiting=waiting, peak_bytes=reserved_bytes, emptied=emptied)
 
 
-def simulated(trace: Trace, machine: Machine, course: Course) -> Timeline:
-    """What a step of many under a plan should do."""
+def simulated(trace: Trace, machine: Machine, course: Course, *, begins_empty: bool = False) -> Timeline:
+    """What a step of many under a plan should do; `begins_empty`: each begins with an empty cache."""
     line = simulate(trace, machine, course.plan)
     if machine.allocator == "exact":
         return line
     step = last_step(trace)
     moves = moves_of_plan(step, course.plan)
-    held: Cycle = cycle(step, moves, course.waiting or {}, machine.allocator, emptied=course.emptied)
+    steps = 1 if begins_empty else 0
+    held: Cycle = cycle(step, moves, course.waiting or {}, machine.allocator, steps=steps, emptied=course.emptied)
     at_ns = tuple(span.start_ns for span in line.spans if span.kind == "op")
     device = [
         Curve(tier="device", kind="allocated", at_ns=at_ns, size_bytes=tuple(listed(held.allocated))),

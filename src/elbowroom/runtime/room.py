@@ -149,15 +149,13 @@ class Room(Records, Director, Conductor):
     def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
         known = self._learner.expected(key)
         self._root_hook.remove()
-        self._running, self._key, before, self._current = True, key, self._key, known
+        others = key != self._key or known is not self._last
+        self._running, self._key, self._current = True, key, known
         self._saved = []
         self._mismatches = 0
         self._optimizer_steps = 0
         self._recording = None
-        if known is not None and not known.begun:
-            self._plan_begins(known)
-        elif self._steps_ended and (known is None or key != before):
-            self._executor.residence.kind_changes(None if known is None else known.course.peak_bytes, self.budget_bytes)
+        self._begin_memory(known, others=others)
         if known is None or known.records(self._measure_next):
             self._executor.settle()  # what is recorded begins with the step
         self._executor.begin_step()
@@ -184,12 +182,21 @@ class Room(Records, Director, Conductor):
         self._unhooked.begin(known, details, plain=plain)
         self._begin_ns = time.perf_counter_ns()
 
-    def _plan_begins(self, known: Known) -> None:
-        """Make room for a plan. By now the gradients of the step before are gone: Note: [Segments of their own]."""
-        known.begun = True
-        self._executor.residence.plan_begins()
-        self._states.plan_begins(known)
-        self._executor.expect(lower_bytes(known))
+    def _begin_memory(self, known: Known | None, *, others: bool) -> None:
+        """Make room for a step; `others`: for other storages than those of the step before.
+
+        By now the gradients of that are gone: Note: [Segments of their own].
+        """
+        residence = self._executor.residence
+        if known is not None and known.begun:
+            needed_bytes = known.course.peak_bytes
+            known.begins_empty = others and residence.others_come(needed_bytes, self.budget_bytes)
+            return
+        residence.empty()
+        if known is not None:
+            known.begun = True
+            self._states.plan_begins(known)
+            self._executor.expect(lower_bytes(known))
 
     def _moving(self, moving: bool) -> None:
         """Whether storages leave in this step: then freed memory must go back to the system."""
