@@ -59,6 +59,18 @@ def test_segments_that_the_steps_before_left_count() -> None:
     assert again.most_reserved == 42 * MIB
 
 
+def test_what_the_cache_has_free_where_the_plan_begins_does_not_count() -> None:
+    # given 12 MiB of parameters beside which 30 MiB were there for a moment, before a step that takes 12 MiB
+    build = Build()
+    build.storage(12 * MIB, "parameter")
+    build.free(build.storage(30 * MIB, "temporary"))
+    build.op(temporary=12 * MIB)
+    step = last_step(build.trace())
+    # then the step has a segment of its own and not one of 30: 12 + 12
+    held = cycle(step, moves_on_demand(step, np.zeros(0, np.int64)), {}, "", steps=1)
+    assert held.reserved.tolist() == [24 * MIB]
+
+
 def test_a_storage_leaves_where_its_write_should_have_ended() -> None:
     # given four layers of 12 MiB, 10 ms each, of which two must leave, and a link that needs 12.6 ms for one
     trace = chain([12 * MIB] * 4, ns=10**7)

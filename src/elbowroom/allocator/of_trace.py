@@ -188,7 +188,9 @@ def _of_steps(step: LastStep, due: Sequence[_Due], steps: int, away: set[int]) -
     The storages `away` are not there when the first begins.
     """
     events = [event for event in _before(step, everything=False) if event[1] not in away]
-    blocks, first = _Blocks(step, events), len(events)
+    blocks = _Blocks(step, events)
+    events.append(("empty_cache",))
+    first = len(events)
     ends: list[int] = []
     for _ in range(steps):
         ends = [len(events)]
