@@ -19,7 +19,7 @@ from elbowroom.capture.cuda_memory import CudaMemory
 from elbowroom.capture.layout import fills
 from elbowroom.capture.modules import ModulePaths
 from elbowroom.capture.stream import Block, Item, Stream
-from elbowroom.runtime._torch_compat import never_compiled, storage_key
+from elbowroom.runtime._torch_compat import in_compiled_backward, never_compiled, storage_key
 from elbowroom.runtime.entries import Entry, Happening, Observer, StateEntry
 from elbowroom.runtime.storages import alive_of, dtype_name, storage_of
 from elbowroom.runtime.streams import Streams
@@ -57,6 +57,7 @@ class Recording:
         happenings: stalls and transfers.
         device: where it ran.
         compiled: whether some of it went through torch.compile.
+        compiled_backward: whether a backward pass was compiled as a whole, by compiled autograd.
     """
 
     notes: list[Note]
@@ -64,6 +65,7 @@ class Recording:
     happenings: list[Happening]
     device: torch.device
     compiled: bool
+    compiled_backward: bool
 
 
 @final
@@ -87,6 +89,7 @@ class Recorder:
         self._stream = Stream(device)
         self._paths = ModulePaths(self._root, lambda path: self._note(Note("module", path=path)))
         self._watched: list[object] = []
+        self._compiled_backward = False
         self.active = False
 
     # From outside
@@ -121,6 +124,7 @@ class Recorder:
             happenings=self._happenings,
             device=self._device,
             compiled=self._stream.compiled,
+            compiled_backward=self._compiled_backward,
         )
 
     def _mark(self) -> Any:
@@ -165,6 +169,7 @@ class Recorder:
 
     def reads_back(self, entry: Entry) -> None:
         """Autograd reads a saved tensor of this entry back."""
+        self._compiled_backward |= in_compiled_backward()
         self._note(Note("reads_back", entry))
 
     def classify(self, category: Category, tensors: Iterable[torch.Tensor]) -> None:

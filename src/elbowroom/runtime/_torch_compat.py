@@ -100,6 +100,12 @@ def holders_of(storage: torch.UntypedStorage) -> int:
     return torch._C._storage_Use_Count(storage._cdata)
 
 
+def in_compiled_backward() -> bool:
+    """Whether a backward pass that compiled autograd has made code of is under way. Checked on 2.11.0 and 2.13.0."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return module is not None and bool(module.in_compiled_autograd_region)
+
+
 def never_compiled(function: Function) -> Function:
     """Have torch.compile run a function, and all that it calls, as it is. Checked on 2.11.0 and 2.13.0.
 

@@ -18,6 +18,7 @@ from elbowroom.planners import check
 from elbowroom.runtime.asked import Asked
 from elbowroom.runtime.beside import Beside
 from elbowroom.runtime.calls import Calls
+from elbowroom.runtime.compiled_backward import CompiledBackward
 from elbowroom.runtime.given import Given, moved_to
 from elbowroom.runtime.known import Known, Saved, Wanted, known_of
 from elbowroom.runtime.layer_choices import LayerChoices
@@ -67,6 +68,7 @@ class Learner:
         self._tier: TierName = tier
         self._given = given
         self._recomputing = recomputing
+        self._compiled_backward = CompiledBackward()
         self.layers = layers
         self._unmet: dict[Hashable, Trace] = {}
         self._explored: set[Hashable] = set()
@@ -170,6 +172,7 @@ class Learner:
         assembly = Assembly(recording, self._tier)
         trace = assembly.trace()
         self._recomputing.recorded(recording.compiled, self._given and self._given.plan)
+        self._compiled_backward.recorded(recording.compiled_backward)
         self.machine = with_rates_of(self.machine, recording.happenings)
         self._observations[key] = self._observations.get(key, 0) + 1
         if self._given is not None and self._given.plan.recomputes:
@@ -240,6 +243,7 @@ class Learner:
         """
         assembly = Assembly(recording, self._tier)
         self._recomputing.recorded(recording.compiled, self._given and self._given.plan)
+        self._compiled_backward.recorded(recording.compiled_backward)
         line = assembly.timeline(known.trace.id, self.machine.outside_bytes)
         if known.refined and (known.plan.swaps or known.plan.recomputes or known.plan.algorithms):
             return known, line
@@ -386,7 +390,8 @@ class Learner:
         """A plan without recomputes."""
         asked = without(self._asked, "recompute")
         asked = asked if trace.parts else without(asked, "state")
-        return course_within(trace, machine, self._budget, asked, clear=clear)
+        with self._compiled_backward.named():
+            return course_within(trace, machine, self._budget, asked, clear=clear)
 
     def close(self) -> None:
         """No plan is made any more."""
