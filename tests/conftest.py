@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
-import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,18 +17,6 @@ settings.register_profile(
     derandomize=not os.environ.get("FUZZ"),
 )
 settings.load_profile("elbowroom")
-
-
-def pytest_sessionstart() -> None:
-    """Give None more references than the suite can lose.
-
-    Each recorded step loses some tens of references to None inside torch's C code (found by sys.getrefcount; not in
-    plain steps, nor in steps that are not recorded). A training records a few steps and has tens of thousands to lose;
-    the suite records thousands. None is immortal from Python 3.12 on.
-    """
-    if sys.version_info < (3, 12):
-        for _ in range(1_000_000):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(None))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

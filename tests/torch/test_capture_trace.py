@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import accumulate, groupby
@@ -198,6 +199,19 @@ def test_storages_below_the_least_size_are_no_saves() -> None:
 
     assert trace.saves == ()
     assert len(trace.steps) == 2
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="None has no count from Python 3.12 on")
+def test_a_recorded_step_takes_no_reference_of_none_away() -> None:
+    # given what is made once, and stays
+    er.capture(counted(perceptron), steps=2)
+    gc.collect()
+    before = sys.getrefcount(None)
+    # when: torch takes one at each look at a tensor without bytes, of which each of these steps has some
+    er.capture(counted(perceptron), steps=20)
+    gc.collect()
+    # then: one for each step would be 20
+    assert sys.getrefcount(None) > before - 20
 
 
 def allocations(setup: Setup) -> list[int]:

@@ -22,7 +22,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from elbowroom.capture.cuda_memory import CudaMemory, Request
 from elbowroom.capture.operators import operator, reads_bytes
-from elbowroom.runtime._torch_compat import let_profile_go, marker, profiler_events, profiler_running
+from elbowroom.runtime._torch_compat_profiles import (
+    address_of,
+    let_profile_go,
+    marker,
+    profiler_events,
+    profiler_running,
+)
 
 PREFIX = "elbowroom:"
 BACKWARD = "autograd::engine::evaluate_function: "
@@ -227,7 +233,7 @@ def _op(event: Any, node: int | None, device: torch.device) -> OpSeen | None:
 
 
 def _argument(argument: Any) -> tuple[int, ...] | bool | None:
-    if getattr(argument, "storage_data_ptr", None):
+    if address_of(argument):
         return tuple(argument.sizes)
     return argument if isinstance(argument, bool) else None
 
@@ -237,11 +243,11 @@ def _blocks(argument: Any, device: torch.device) -> Iterator[Block]:
     if isinstance(argument, list):
         for each in argument:  # pyright: ignore[reportUnknownVariableType]
             yield from _blocks(each, device)
-    elif getattr(argument, "storage_data_ptr", None) and _same(argument.device, device):
+    elif (address := address_of(argument)) and _same(argument.device, device):
         span = sum((size - 1) * abs(stride) for size, stride in zip(argument.sizes, argument.strides, strict=False)) + 1
         dtype = argument.dtype
         size_bytes = span * dtype.itemsize if all(argument.sizes) else 0
-        yield Block(argument.storage_data_ptr, size_bytes, str(dtype).removeprefix("torch."))
+        yield Block(address, size_bytes, str(dtype).removeprefix("torch."))
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Every private torch symbol this package uses: what for, and on which versions it was checked (2.13.0 unless said).
 
-Nothing else in the package may name a private torch symbol; what recomputing needs is in _torch_compat_calls.py,
-and what the caching allocator of CUDA is asked in _torch_compat_cuda.py.
+Nothing else in the package may name a private torch symbol; what recomputing needs is in _torch_compat_calls.py, what
+the caching allocator of CUDA is asked in _torch_compat_cuda.py, and what recordings need in _torch_compat_profiles.py.
 """
 
 from __future__ import annotations
@@ -29,34 +29,9 @@ version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
 """How often the tensor, or one that shares its counter, was changed in place; it has no public reader."""
 
 
-def profiler_running() -> bool:
-    """Whether a torch profiler is on; only one may be, and no public query exists."""
-    return torch.autograd.profiler._is_profiler_enabled
-
-
 def no_dispatch() -> AbstractContextManager[None]:
     """Skip the user's dispatch modes: our own housekeeping is not part of the step."""
     return torch._C._DisableTorchDispatch()
-
-
-def marker(text: str) -> AbstractContextManager[None]:
-    """A named range in the profiler's event stream; `record_function` does the same in ten times the time."""
-    from torch._C._profiler import _RecordFunctionFast
-
-    return _RecordFunctionFast(text)
-
-
-def profiler_events(session: Any) -> list[Any]:
-    """Roots of a finished profile's event tree; only these carry the addresses of blocks and arguments."""
-    return session.profiler.kineto_results.experimental_event_tree()
-
-
-def let_profile_go(session: Any) -> None:
-    """Free what a finished profile holds: weak references to arguments, which keep all that torch.func had wrapped.
-
-    A profile is part of cycles, so that it lives until the garbage is collected.
-    """
-    session.profiler.kineto_results = None
 
 
 def schemas_of(name: str) -> list[Any]:
