@@ -1,7 +1,8 @@
 # make venv    .venv with elbowroom, its tests' tools and the demo's packages
 # make test    everything CI runs: lint, format, types, tests
 # make test-databases   half an hour more: PyTorch's own databases of ops, modules and optimizers under elbowroom
-# make fuzz    random traces, machines and budgets by the thousand: planners and simulator beside slow, obvious ones
+# make fuzz    random traces, machines and budgets by the thousand: planners and simulator beside slow, obvious ones;
+#              with FUZZ_ARGS="--of trainings" random trainings within budgets, beside plain ones
 # make test-zoo   a quarter of an hour more: models of MONAI and transformers under elbowroom; ZOO=zoo,timm adds those of timm
 # make demo    a 3D U-Net that does not fit in memory, trained inside a hard limit
 # make bench   the benchmark cases; results go to benchmarks/results
@@ -13,7 +14,7 @@
 # PYTHON            the interpreter to build the environment with (3.11 or newer)
 # TORCH_CONSTRAINT  a pip constraints file; with a GPU, point it at one that names your CUDA build, or leave it empty
 # PIP_ARGS          further arguments of pip install, for example the index that has your build of torch
-# FUZZ_ARGS         arguments of the fuzz: --cases, --seed of the first, --seconds to stop after
+# FUZZ_ARGS         arguments of the fuzz: --of, --cases, --seed of the first, --seconds to stop after
 # WHEELS            folder of wheels for make gpu
 # ZOO               extras of the packages whose models make test-zoo trains
 # PYTEST_ARGS       further arguments of pytest; by default as many processes as there are cores, up to 4

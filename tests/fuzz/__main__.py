@@ -7,17 +7,25 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 
 from elbowroom.errors import ElbowroomError
-from tests.fuzz.cases import case
-from tests.fuzz.properties import examine
+from tests.fuzz import cases, properties, trainings
 
 FOUND = (AssertionError, ElbowroomError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 """What a case may end in without ending the programme."""
 
 
+EXAMINE: dict[str, Callable[[int], Counter[str]]] = {
+    "plans": lambda seed: properties.examine(cases.case(seed)),
+    "trainings": lambda seed: trainings.examine(trainings.case(seed)),
+}
+"""Looks at the case of a seed, and says what there was."""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--of", choices=EXAMINE, default="plans", help="which cases (default: %(default)s)")
     parser.add_argument("--cases", type=int, default=2000, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the first one (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many (default: never)")
@@ -27,7 +35,7 @@ def main() -> int:
         if time.monotonic() - begin > given.seconds:
             break
         try:
-            total += examine(case(seed))
+            total += EXAMINE[given.of](seed)
         except FOUND:
             broken[seed] = traceback.format_exc(limit=-2)
             print(f"seed {seed}:\n{broken[seed]}", flush=True)
