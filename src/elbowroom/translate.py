@@ -3,10 +3,11 @@
 Computes: which storage of the other trace each swap means, and where it starts there. A trace that was captured on a
 GPU that is not there has more ops than one that `within` recorded (views, what other devices do), further steps before
 its last one and the small storages too, so neither numbers of storages nor positions are the same. What is the same is
-what the runtime goes by: the saved storages that are large enough, in order, with when each is saved and read back, and
-the parts of optimizers' steps with their states. A swap back begins at the first of these that does not come before the
-place that the plan has for it, so that it needs no more memory than there. Optimal: exact where that place is one of
-them. Ignores: recomputes and algorithms, which name ops: a plan that has some is refused. Cost: swaps times saves.
+what the runtime goes by: the saved storages that are large enough, in order, with when each is saved and read back, the
+parts of optimizers' steps with their states, and the accumulations with their gradients. A swap back begins at the
+first of these that does not come before the place that the plan has for it, so that it needs no more memory than there.
+Optimal: exact where that place is one of them. Ignores: recomputes and algorithms, which name ops: a plan that has some
+is refused. Cost: swaps times saves.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Landmark(NamedTuple):
     """A place of a step that the runtime notices.
 
     Attributes:
-        kind: "saved", "read", "part begins" or "part ends".
-        n: which saved storage, or which part.
+        kind: "saved", "read", "part begins", "part ends", "gradient arrives" or "gradient is there".
+        n: which saved storage, part or accumulation.
         time: which of the reads of that storage.
     """
 
@@ -94,12 +95,13 @@ def _told(step: LastStep, save: Save) -> tuple[int, str]:
 
 
 def _states(here: LastStep, there: LastStep) -> dict[int, int]:
-    """By state, the one of the other trace: the same of the same part; none where the parts differ."""
-    mine, its = ([_sizes(step, part.storages) for part in step.parts] for step in (here, there))
-    if mine != its:
-        return {}
-    pairs = zip(here.parts, there.parts, strict=True)
-    return {s: t for one, other in pairs for s, t in zip(one.storages, other.storages, strict=True)}
+    """By state or gradient, that of the other trace: the same of the same part; none of parts that differ."""
+    found: dict[int, int] = {}
+    for mine, its in ((here.parts, there.parts), (here.accumulations, there.accumulations)):
+        if [_sizes(here, part.storages) for part in mine] == [_sizes(there, part.storages) for part in its]:
+            pairs = zip(mine, its, strict=True)
+            found |= {s: t for one, other in pairs for s, t in zip(one.storages, other.storages, strict=True)}
+    return found
 
 
 def _sizes(step: LastStep, storages: Sequence[int]) -> list[int]:
@@ -113,6 +115,8 @@ def _places(step: LastStep, saves: Sequence[Save]) -> dict[Landmark, int]:
         found |= {Landmark("read", n, time): position for time, position in enumerate(save.read_at)}
     for n, part in enumerate(step.parts):
         found |= {Landmark("part begins", n): part.first_op, Landmark("part ends", n): part.end_op}
+    for n, part in enumerate(step.accumulations):
+        found |= {Landmark("gradient arrives", n): part.first_op, Landmark("gradient is there", n): part.end_op}
     return found
 
 
@@ -124,8 +128,9 @@ def _swap(
     n = None if storage is None else there.window_of.get(storage)
     if storage is None or n is None:
         raise InvalidPlan(
-            f"plan: it swaps storage {swap.storage} of its trace, which is none of the saved storages and states of "
-            "this step; capture this training, with in_parts=True where states may move, and plan again"
+            f"plan: it swaps storage {swap.storage} of its trace, which is none of the saved storages, states and "
+            "gradients that may move in this step; capture this training, with in_parts=True where states may move, "
+            "and plan again"
         )
     later = [landmark for landmark in mine if mine[landmark] >= swap.back_before_op and landmark in its]
     first = min((mine[landmark] for landmark in later), default=None)

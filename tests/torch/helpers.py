@@ -90,8 +90,8 @@ def train_within(
     return outcome, room
 
 
-def captured(setup: Setup, steps: int = 3, *, in_parts: bool = False) -> er.Trace:
-    """The trace of a training, everything that is alive now included."""
+def captured(setup: Setup, steps: int = 3, *, in_parts: bool = False, machine: str = "here") -> er.Trace:
+    """The trace of a training; on this computer everything that is alive now included."""
     gc.collect()
 
     def counted() -> Callable[[], Tensor]:
@@ -99,7 +99,7 @@ def captured(setup: Setup, steps: int = 3, *, in_parts: bool = False) -> er.Trac
         numbers = iter(range(steps))
         return lambda: training.step(next(numbers))
 
-    return er.capture(counted, steps=steps, min_size_bytes=MIN_SIZE_BYTES, in_parts=in_parts)
+    return er.capture(counted, machine, steps=steps, min_size_bytes=MIN_SIZE_BYTES, in_parts=in_parts)
 
 
 def needs(setup: Setup, steps: int = 3, allow: Sequence[Means] = ("swap",)) -> tuple[int, int]:

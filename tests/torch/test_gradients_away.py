@@ -73,9 +73,9 @@ def test_steps_are_bit_equal_and_peak_where_simulated(name: str) -> None:
     assert abs(simulated - measured) <= 0.01 * measured
 
 
-def heavy_at_the_end_of_backward() -> Training:
+def heavy_at_the_end_of_backward(device: str = "cpu") -> Training:
     """The layer that comes last in backward has 500 times the rows of the others."""
-    first, model, inputs = nn.Linear(96, 96), mlp(96, 8), torch.randn(4, 500, 96)
+    first, model, inputs = nn.Linear(96, 96).to(device), mlp(96, 8).to(device), torch.randn(4, 500, 96, device=device)
     optimizer = torch.optim.AdamW([*first.parameters(), *model.parameters()], lr=1e-2)
 
     def step(_: int) -> Tensor:
@@ -132,28 +132,32 @@ def test_a_plan_with_gradients_made_from_a_captured_trace_is_carried_out() -> No
     assert_follows(room, made)
 
 
+def micro_steps(device: str = "cpu", before_step: Callable[[nn.Module], Any] | None = None) -> Training:
+    """Three to a step, with something between them and the optimizer."""
+    model, inputs = mlp(96, 8).to(device), torch.randn(3, 4, 96, device=device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def step(_: int) -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        for micro in inputs:
+            loss = mean_square(model(micro))
+            loss.backward()
+        if before_step is not None:
+            before_step(model)
+        optimizer.step()
+        return loss.detach()
+
+    return Training(step, [model], [optimizer])
+
+
 def test_gradients_leave_between_the_micro_steps_that_add_to_them() -> None:
-    def setup() -> Training:
-        model, inputs = mlp(96, 8), torch.randn(3, 4, 96)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-        def step(_: int) -> Tensor:
-            optimizer.zero_grad(set_to_none=True)
-            for micro in inputs:
-                loss = mean_square(model(micro))
-                loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return Training(step, [model], [optimizer])
-
-    plain = train(setup, STEPS)
-    trace = captured(setup, in_parts=True)
+    plain = train(micro_steps, STEPS)
+    trace = captured(micro_steps, in_parts=True)
     # three micro-steps of eight layers
     assert len(last_step(trace).accumulations) == 24
 
     # when
-    inside, room = within_gradients(setup, int(1.02 * least_of(trace)))
+    inside, room = within_gradients(micro_steps, int(1.02 * least_of(trace)))
 
     # then
     assert_equal(inside, plain)

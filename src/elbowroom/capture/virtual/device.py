@@ -12,6 +12,7 @@ from elbowroom.capture.modules import ModulePaths
 from elbowroom.capture.observe import OptimizerWatch
 from elbowroom.capture.virtual import routing
 from elbowroom.capture.virtual.assemble import assemble
+from elbowroom.capture.virtual.gradients import Accumulations
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.mode import VirtualMode
 from elbowroom.capture.virtual.patches import changes, patched
@@ -74,8 +75,9 @@ class VirtualDevice:
         self._stack = ExitStack()
         self._mode = VirtualMode(self.ledger, self.settings, SPECIALS, routing.ROUTES)
         self._roots: list[torch.nn.Module] = []
-        self._parts = PartsWatch(parts_min_bytes, lambda *_: self.ledger.part_begins(), self._part_ends)
+        self._parts = PartsWatch(parts_min_bytes, self._part_begins, self._part_ends)
         self._parts_min_bytes = parts_min_bytes or 0
+        self._accumulations = None if parts_min_bytes is None else Accumulations(self.ledger, parts_min_bytes)
 
     @property
     def steps_seen(self) -> int:
@@ -94,6 +96,8 @@ class VirtualDevice:
         watch = OptimizerWatch(self._optimizer_begins, self._optimizer_ends)
         stack.callback(watch.close)
         stack.callback(self._parts.close)
+        if self._accumulations is not None:
+            stack.callback(self._accumulations.close)
         stack.enter_context(self._mode)
         routing.calibrate(self._mode)
         self._mode.saves = saves = Saves(self.ledger)
@@ -151,6 +155,8 @@ class VirtualDevice:
             self._roots.append(module)
             self.ledger.classify("parameter", module.parameters())
             self.ledger.classify("buffer", module.buffers())
+            if self._accumulations is not None:
+                self._accumulations.watch(module.parameters())
 
     def _classify_modules(self) -> None:
         for module in self._roots:
@@ -164,6 +170,11 @@ class VirtualDevice:
         self._parts.meets(optimizer)
         self._mode.optimizing = True
 
+    def _part_begins(self, _: torch.optim.Optimizer, portion: Portion) -> None:
+        self.ledger.part_begins()
+        if self._accumulations is not None:
+            self._accumulations.used(portion.parameters())
+
     def _part_ends(self, optimizer: torch.optim.Optimizer, portion: Portion) -> None:
         values = (optimizer.state.get(parameter, {}).values() for parameter in portion.parameters())
         states = [each for found in values for each in found if isinstance(each, torch.Tensor)]
@@ -174,6 +185,8 @@ class VirtualDevice:
         self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
         self._ends.append((len(self.ledger.ops), id(optimizer)))
         self._mode.forget_nodes()
+        if self._accumulations is not None:
+            self._accumulations.step_ends()
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         self.ledger.classify("parameter", parameters)
         self.ledger.classify("gradient", (each.grad for each in parameters if each.grad is not None))

@@ -69,7 +69,7 @@ class Ledger:
         storages: every storage, by number.
         events: (op, storage, bytes), negative bytes for a free; op -1 before the first one.
         saves: what autograd saved, in order.
-        parts: of the steps of optimizers, where these are carried out in parts.
+        parts: of the steps of optimizers, where these are carried out in parts, and then accumulations of gradients.
         remarks: (kind, name) to how often.
         asked: what the script was told of the GPU beside its `Facts`, such as "name".
         allocated_bytes: bytes of live blocks, rounded up as the allocator does.
@@ -150,13 +150,17 @@ class Ledger:
                     self.storages[number].category = category
 
     def part_begins(self) -> None:
-        """A part of an optimizer's step begins."""
+        """A part of an optimizer's step, or an accumulation, begins."""
         self._part_begin = len(self.ops)
 
     def part_ends(self, states: Iterable[torch.Tensor], least_bytes: int) -> None:
-        """It ends, and had to have these states on the device; smaller ones never leave."""
+        """It ends, and had to have these states, or this gradient, on the device; smaller ones never leave."""
         large = tuple(n for n in self.numbers_of(states) if self.storages[n].size_bytes >= least_bytes)
         self.parts.append(Part(first_op=self._part_begin, end_op=len(self.ops), storages=large))
+
+    def drop_parts_of(self, number: int) -> None:
+        """A storage does not leave: what names it is no part."""
+        self.parts = [part for part in self.parts if number not in part.storages]
 
     def remark(self, kind: RemarkKind, name: str) -> None:
         """Count something that is not known or was assumed."""

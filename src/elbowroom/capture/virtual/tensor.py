@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from collections.abc import Callable
+from typing import Any, ClassVar, final
 
 import torch
 
@@ -37,6 +38,8 @@ class VirtualTensor(torch.Tensor):
     _home: torch.device
     answer: bool = False
     """What a test of its truth gives."""
+    asked_for_gradient: ClassVar[Callable[[torch.Tensor], None] | None] = None
+    """Is told of each tensor whose gradient somebody is about to get."""
 
     __torch_function__ = NO_TORCH_FUNCTION  # pyright: ignore[reportAssignmentType]
 
@@ -77,7 +80,9 @@ class VirtualTensor(torch.Tensor):
 
     @property
     def grad(self) -> torch.Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return _GRAD.__get__(self)
+        if VirtualTensor.asked_for_gradient is not None:
+            VirtualTensor.asked_for_gradient(self)
+        return gradient_of(self)
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
@@ -113,6 +118,11 @@ class VirtualTensor(torch.Tensor):
 
 _DATA: Any = torch.Tensor.data
 _GRAD: Any = torch.Tensor.grad
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Its gradient, without asking."""
+    return _GRAD.__get__(tensor)
 
 
 def virtual(meta: torch.Tensor, home: torch.device) -> VirtualTensor:

@@ -1,0 +1,89 @@
+"""Accumulations on a virtual device: where backward writes the gradient of a parameter.
+
+They are parts of a trace as in a run (Note: [Gradients away] in runtime/gradients.py): but for the gradients that
+something else refers to once they are written, or that somebody asks for before their next use. Those stay.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any, final
+
+import torch
+
+from elbowroom.capture.virtual.ledger import Ledger
+from elbowroom.capture.virtual.tensor import VirtualTensor, gradient_of
+from elbowroom.runtime._torch_compat import storage_holders
+
+
+@final
+class Accumulations:
+    """Tells a ledger of each, from `watch` until `close`.
+
+    Args:
+        ledger: of the device.
+        least_bytes: smaller gradients never leave.
+    """
+
+    def __init__(self, ledger: Ledger, least_bytes: int) -> None:
+        self._ledger = ledger
+        self._least_bytes = least_bytes
+        self._handles: dict[int, tuple[weakref.ref[torch.Tensor], list[Any]]] = {}
+        self._away: dict[int, int] = {}
+        self._stay: set[int] = set()
+
+    def watch(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Stand around the accumulations of these parameters from now on."""
+        VirtualTensor.asked_for_gradient = self._asked
+        for parameter in parameters:
+            known = self._handles.get(id(parameter))
+            if parameter.requires_grad and (known is None or known[0]() is not parameter):
+                handles = [parameter.register_hook(self._arrives(parameter))]
+                handles.append(parameter.register_post_accumulate_grad_hook(self._written))
+                self._handles[id(parameter)] = weakref.ref(parameter), handles
+
+    def used(self, parameters: Iterable[torch.Tensor]) -> None:
+        """A part of an optimizer's step uses the gradients of these parameters."""
+        for parameter in parameters:
+            self._away.pop(id(parameter), None)
+
+    def step_ends(self) -> None:
+        """All gradients are on the device."""
+        self._away.clear()
+
+    def close(self) -> None:
+        """Leave the parameters as they were."""
+        VirtualTensor.asked_for_gradient = None
+        for _, handles in self._handles.values():
+            for handle in handles:
+                handle.remove()
+        self._handles.clear()
+
+    def _arrives(self, parameter: torch.Tensor) -> Any:
+        key = id(parameter)
+
+        def before(_: torch.Tensor) -> None:
+            self._away.pop(key, None)
+            self._ledger.part_begins()
+
+        return before
+
+    def _written(self, parameter: torch.Tensor) -> None:
+        gradient = gradient_of(parameter)
+        number = None if gradient is None else self._ledger.number_of(gradient)
+        if gradient is None or number is None or id(parameter) in self._stay:
+            return
+        if storage_holders(gradient) > 1:
+            self._stay.add(id(parameter))
+        elif self._ledger.storages[number].size_bytes >= self._least_bytes:
+            self._ledger.classify("gradient", [gradient])
+            self._ledger.part_ends([gradient], self._least_bytes)
+            self._away[id(parameter)] = number
+
+    def _asked(self, parameter: torch.Tensor) -> None:
+        """Somebody is about to get a gradient."""
+        number = self._away.pop(id(parameter), None)
+        if number is not None:
+            self._stay.add(id(parameter))
+            self._ledger.drop_parts_of(number)
