@@ -23,13 +23,13 @@ ONE: list[Callable[[Tensor], Tensor]] = [
     lambda x: x.t().contiguous().t(),
     lambda x: x.t().sin().t(),
     lambda x: x.softmax(1) * x,
-    lambda x: F.layer_norm(x, (SIZE,)),
+    lambda x: F.layer_norm(x, x.shape[1:]),
     lambda x: x - x.mean(0, keepdim=True),
     lambda x: x / (1 + x.std()),
     lambda x: x.roll(3, 1).exp().clamp(max=2),
     lambda x: torch.where(x > 0, x, 0.1 * x.square()),
-    lambda x: torch.cat([x[:, : SIZE // 2].cos(), x[:, SIZE // 2 :]], 1),
-    lambda x: x.view(-1, 2, SIZE).flip(1).reshape(-1, SIZE) * x.detach(),
+    lambda x: torch.cat([x[:, : x.shape[1] // 2].cos(), x[:, x.shape[1] // 2 :]], 1),
+    lambda x: x.view(-1, 2, x.shape[1]).flip(1).reshape(x.shape) * x.detach(),
     lambda x: x.expand(2, -1, -1).sin().sum(0) * 0.5,
     lambda x: x.bfloat16().tanh().float(),
     lambda x: torch.complex(x, x.roll(1, 0)).exp().abs().log1p(),
@@ -42,7 +42,7 @@ TWO: list[Callable[[Tensor, Tensor], Tensor]] = [
     torch.add,
     torch.sub,
     torch.mul,
-    lambda a, b: a @ (b.t() @ a).tanh() / SIZE,
+    lambda a, b: a @ (b.t() @ a).tanh() / a.shape[1],
     lambda a, b: torch.maximum(a, b),
     lambda a, b: torch.addcmul(a, a, b, value=0.5),
     lambda a, b: torch.lerp(a, b, 0.3),
@@ -53,11 +53,11 @@ TWO: list[Callable[[Tensor, Tensor], Tensor]] = [
 class Made(nn.Module):
     """A graph of a few layers and operations; later ones may read any earlier result."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, size: int = SIZE) -> None:
         super().__init__()
         dice = random.Random(seed)
-        self.layers = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(4))
-        self.norm = nn.BatchNorm1d(SIZE)
+        self.layers = nn.ModuleList(nn.Linear(size, size) for _ in range(4))
+        self.norm = nn.BatchNorm1d(size)
         self.moves: list[Callable[[list[Tensor]], Tensor]] = [self._move(dice) for _ in range(14)]
 
     def _move(self, dice: random.Random) -> Callable[[list[Tensor]], Tensor]:

@@ -95,7 +95,7 @@ def of_two_halves(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def in_bfloat16(model: nn.Module, x: Tensor) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(x.device.type, torch.bfloat16):
         loss = mean_square(model(x))
     loss.backward()
     return loss
@@ -175,16 +175,21 @@ class Case:
 
     def setup(self) -> Training:
         """The training."""
-        models = [Graph(self.seed + 7919 * number) for number in range(len(self.backward))]
+        return self.on("cpu")
+
+    def on(self, device: str, size: int = SIZE, times: int = 1) -> Training:
+        """The training on a device, with layers of this size and so many times the rows."""
+        models = [Graph(self.seed + 7919 * number, size).to(device) for number in range(len(self.backward))]
         for model in models:
             for layer in model.layers[: self.frozen]:
                 layer.requires_grad_(False)
-        batch = torch.randn(max(self.rows), SIZE)
+        rows = [times * count for count in self.rows]
+        batch = torch.randn(max(rows), size, device=device)
         optimizers = [self.make([p for p in model.parameters() if p.requires_grad]) for model in models]
         held: list[Tensor] = []
 
         def step(number: int) -> Tensor:
-            x, losses = batch[: self.rows[number % len(self.rows)]], list[Tensor]()
+            x, losses = batch[: rows[number % len(rows)]], list[Tensor]()
             for model, optimizer, backward in zip(models, optimizers, self.backward, strict=True):
                 optimizer.zero_grad(set_to_none=self.to_none)
                 losses.append(backward(model, x))
