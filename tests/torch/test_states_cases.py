@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import elbowroom as er
+from elbowroom.runtime.entries import Entry, StateEntry
+from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.room import Room
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
@@ -22,6 +24,7 @@ from tests.torch.helpers import (
     Training,
     assert_equal,
     assert_follows,
+    by_loss,
     finish,
     mean_square,
     mlp,
@@ -445,3 +448,33 @@ def test_a_distributed_state_dict_taken_in_the_middle_is_whole() -> None:
     expected, found = (each["state"] for each in taken)
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name]["exp_avg"], found[name]["exp_avg"]) for name in expected)
+
+
+def test_states_that_leave_as_another_kind_of_step_begins_are_no_writes_of_that_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given steps of few samples, whose plan keeps all, and of many between them, whose plan has states away
+    def setup() -> Training:
+        model, inputs = mlp(WIDTH, DEPTH), torch.randn(MANY, WIDTH)
+        optimizer = torch.optim.AdamW(model.parameters())
+        model[0].register_forward_pre_hook(lambda *_: told.append("forward"))
+        return by_loss(lambda number: mean_square(model(inputs[: (MANY, SAMPLES)[number % 2]])), model, optimizer)
+
+    told: list[str] = []
+    begin_step, swap_out = Executor.begin_step, Executor.swap_out
+    monkeypatch.setattr(Executor, "begin_step", lambda self: (told.append("begin"), begin_step(self))[1])
+
+    def leaves(self: Executor, entry: Entry, *to: Any) -> None:
+        told.append("state" if isinstance(entry, StateEntry) else "save")
+        swap_out(self, entry, *to)
+
+    monkeypatch.setattr(Executor, "swap_out", leaves)
+
+    # when the last step is one of many
+    plain, inside, room = both(setup, steps=STEPS - 1)
+
+    # then: what leaves once a step has begun and before its forward would be taken for the first write of its plan
+    assert_equal(inside, plain)
+    assert "optimizer_state" in moved_categories(room)
+    begun = [told[at : told.index("forward", at)] for at, what in enumerate(told) if what == "begin"]
+    assert [what for what in begun if "state" in what] == []

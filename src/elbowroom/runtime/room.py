@@ -188,14 +188,17 @@ class Room(Records, Director, Conductor):
         By now the gradients of that are gone: Note: [Segments of their own].
         """
         residence = self._executor.residence
-        if known is not None and known.begun:
+        if known is None:
+            residence.empty()
+            return
+        is_new, known.begun = not known.begun, True
+        if is_new:
+            residence.empty()
+        else:
             needed_bytes = known.course.peak_bytes
             known.begins_empty = others and residence.others_come(needed_bytes, self.budget_bytes)
-            return
-        residence.empty()
-        if known is not None:
-            known.begun = True
-            self._states.plan_begins(known)
+        self._states.plan_begins(known)
+        if is_new:
             self._executor.expect(lower_bytes(known))
 
     def _moving(self, moving: bool) -> None:

@@ -102,7 +102,10 @@ class States:
     # Steps of optimizers
 
     def plan_begins(self, known: Known) -> None:
-        """A plan was made: what it does not have away where a step begins comes back, and what it has leaves."""
+        """A step is about to begin: what its plan does not have away then comes back, and what it has leaves.
+
+        Before the writes of the step are counted, as these are none of its plan's.
+        """
         self._parts, self._ended = self._ended or self._parts, []
         with self._conductor.aside():
             if not known.in_parts:
@@ -116,7 +119,6 @@ class States:
         known, self._part = self._conductor.known(), 0
         self.gradients.begin_step(known)
         if known is not None:
-            self.plan_begins(known)
             with self._conductor.aside():
                 self._conductor.act(known.schedule.on_begin)
         elif not self.in_parts:
