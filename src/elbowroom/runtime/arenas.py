@@ -61,7 +61,9 @@ class ArenaSlot(Slot):
     __slots__ = ("address", "arena")
 
     def __init__(self, arena: Arena, offset: int, size_bytes: int) -> None:
-        super().__init__(offset, size_bytes)
+        self.offset = offset
+        self.size_bytes = size_bytes
+        self.home = None
         self.arena = arena
         self.address = arena.address + offset
 

@@ -12,6 +12,7 @@ import torch
 
 from elbowroom.errors import TierError, TierFull
 from elbowroom.machine import TierName
+from elbowroom.runtime.arenas import ArenaSlot
 from elbowroom.runtime.host import StreamedHostTier
 from elbowroom.runtime.passing import DiskSlot
 from elbowroom.runtime.spillfile import SpillFile
@@ -32,6 +33,7 @@ class BelowDevice(LowerTier):
     def __init__(self, host: StreamedHostTier) -> None:
         self.host = host
         self.streams = host.streams
+        self._arenas = host.arenas
         self.budget_bytes = host.arenas.budget_bytes
         self.pinned_budget_bytes = host.arenas.pinned_budget_bytes
         self._file: SpillFile | None = None
@@ -59,11 +61,12 @@ class BelowDevice(LowerTier):
     # Room
 
     def reserve(self, size_bytes: int, to: TierName | None = None) -> Slot:
-        self._raise_failed()
+        if self._error is not None:
+            raise self._error
         if to == "disk":
             return self._on_disk(size_bytes, None)
         try:
-            return self.host.reserve(size_bytes)
+            return self._arenas.reserve(size_bytes)
         except TierFull as full:
             return self._on_disk(size_bytes, full)
 
@@ -82,9 +85,10 @@ class BelowDevice(LowerTier):
         """Room in the file. Raises TierError."""
 
     def release(self, slot: Slot) -> None:
-        if not isinstance(slot, DiskSlot):
-            self.host.release(slot)
+        if type(slot) is ArenaSlot:
+            self._arenas.release(slot)
             return
+        assert isinstance(slot, DiskSlot), "there are two kinds of room"
         self._held_bytes -= slot.size_bytes
         with self._lock:
             slot.released = True
@@ -109,7 +113,8 @@ class BelowDevice(LowerTier):
         self.host.timed = self.timed
         if not isinstance(slot, DiskSlot):
             return self.host.read(slot)
-        self._raise_failed()
+        if self._error is not None:
+            raise self._error
         storage = self.streams.new_storage(slot.size_bytes, slot.home)
         return storage, self._bring(slot, storage)
 
@@ -117,7 +122,8 @@ class BelowDevice(LowerTier):
         self.host.timed = self.timed
         if not isinstance(slot, DiskSlot):
             return self.host.refill(slot, storage)
-        self._raise_failed()
+        if self._error is not None:
+            raise self._error
         self.resize(storage, slot.size_bytes, slot.home)
         return self._bring(slot, storage)
 
@@ -131,10 +137,6 @@ class BelowDevice(LowerTier):
     @abstractmethod
     def _bring(self, slot: DiskSlot, storage: torch.UntypedStorage) -> Transfer:
         """Start to move what is in the file to a storage."""
-
-    def _raise_failed(self) -> None:
-        if self._error is not None:
-            raise self._error
 
     def close(self) -> None:
         try:

@@ -109,16 +109,17 @@ class StreamedHostTier(LowerTier):
     def __init__(self, streams: Streams, arenas: Arenas) -> None:
         self.streams = streams
         self.arenas = arenas
-        self._read_from: list[tuple[Hashable, Any]] = []
+        self._read_from: dict[int, tuple[Hashable, Any]] = {}
 
     def home(self) -> Hashable:
-        if self.streams.capturing():
+        current = self.streams.current()
+        if self.streams.capturing(current):
             raise UsageError(
                 "within: given a step that is captured as a CUDA graph; allowed are steps that run: a graph replays "
                 "the copies of its capture, to places that others have by then. Capture before `within`, or train "
                 "without the graph"
             )
-        return self.streams.current()
+        return current
 
     @property
     def pinned_bytes(self) -> int:
@@ -131,14 +132,12 @@ class StreamedHostTier(LowerTier):
         self.arenas.release(cast("ArenaSlot", slot))
 
     def write(self, storage: torch.UntypedStorage, slot: Slot) -> Transfer:
-        streams, out = self.streams, self.streams.out
-        streams.follow(out, slot.home)
-        for home, mark in self._read_from:
-            if home is not slot.home:  # the room may be another stream's of before, and its copy back still under way
-                streams.wait(out, mark)
-        begin = streams.mark(out, timed=True) if self.timed else None
-        streams.copy(cast("ArenaSlot", slot).address, storage.data_ptr(), slot.size_bytes, out)
-        return CopyOut(streams, slot, begin, streams.mark(out, timed=self.timed))
+        own = id(slot.home)
+        for home, (_, mark) in self._read_from.items():
+            if home != own:  # the room may be another stream's of before, and its copy back still under way
+                self.streams.wait(self.streams.out, mark)
+        marks = self._copy(slot, cast("ArenaSlot", slot).address, storage.data_ptr(), self.streams.out)
+        return CopyOut(self.streams, slot, *marks)
 
     def read(self, slot: Slot) -> tuple[torch.UntypedStorage, Transfer]:
         storage = self.streams.new_storage(slot.size_bytes, slot.home)
@@ -152,14 +151,19 @@ class StreamedHostTier(LowerTier):
         self.streams.resize(storage, size_bytes, home)
 
     def _copy_back(self, slot: Slot, storage: torch.UntypedStorage) -> Transfer:
-        streams, back = self.streams, self.streams.back
-        streams.follow(back, slot.home)
-        begin = streams.mark(back, timed=True) if self.timed else None
-        streams.copy(storage.data_ptr(), cast("ArenaSlot", slot).address, slot.size_bytes, back)
-        end = streams.mark(back, timed=self.timed)
-        self._read_from = [(home, mark) for home, mark in self._read_from if home is not slot.home]
-        self._read_from.append((slot.home, end))
-        return CopyBack(streams, slot, begin, end)
+        begin, end = self._copy(slot, storage.data_ptr(), cast("ArenaSlot", slot).address, self.streams.back)
+        self._read_from[id(slot.home)] = slot.home, end
+        return CopyBack(self.streams, slot, begin, end)
+
+    def _copy(self, slot: Slot, target: int, source: int, stream: Hashable) -> tuple[Any, Any]:
+        """A copy behind what the storage's stream was given so far; the marks before it, if timed, and behind it."""
+        streams = self.streams
+        if not self.timed:
+            return None, streams.copy_behind(slot.home, target, source, slot.size_bytes, stream)
+        streams.wait(stream, streams.mark(slot.home))
+        begin = streams.mark(stream, timed=True)
+        streams.copy(target, source, slot.size_bytes, stream)
+        return begin, streams.mark(stream, timed=True)
 
     @property
     def held_bytes(self) -> int:

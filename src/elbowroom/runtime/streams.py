@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
@@ -37,8 +36,8 @@ class Streams(ABC):
     def current(self) -> Hashable:
         """The stream that gets the work of the calling thread."""
 
-    def capturing(self) -> bool:
-        """Whether the current stream records its work for later in place of doing it."""
+    def capturing(self, stream: Hashable) -> bool:  # noqa: ARG002 - where no work is recorded
+        """Whether the current stream, this one, records its work for later in place of doing it."""
         return False
 
     @abstractmethod
@@ -49,9 +48,14 @@ class Streams(ABC):
     def wait(self, stream: Hashable, mark: Any) -> None:
         """Work that a stream is given from here on begins after a mark."""
 
-    def follow(self, stream: Hashable, other: Hashable) -> None:
-        """Work that a stream is given from here on begins after all that another has been given so far."""
+    def copy_behind(self, other: Hashable, target: int, source: int, size_bytes: int, stream: Hashable) -> Any:
+        """As `copy`, begun after all that another stream has been given so far; the mark behind it.
+
+        Not for several threads at once.
+        """
         self.wait(stream, self.mark(other))
+        self.copy(target, source, size_bytes, stream)
+        return self.mark(stream)
 
     @abstractmethod
     def reached(self, mark: Any) -> bool:
@@ -104,17 +108,19 @@ class CudaStreams(Streams):
         self._known: dict[tuple[int, int, int], torch.cuda.Stream] = {}
         self._memcpy, self._event = memcpy_async(), event_type()
         self._out, self._back = self.out.cuda_stream, self.back.cuda_stream
-        self._here = threading.local()
+        self._index = device.index
+        self._before = self._event()
 
     def current(self) -> Hashable:
-        ids = stream_ids(self.device.index)
+        ids = stream_ids(self._index)
         found = self._known.get(ids)
         if found is None:
             found = self._known[ids] = torch.cuda.current_stream(self.device)
         return found
 
-    def capturing(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
+    def capturing(self, stream: Any) -> bool:
+        # The default stream, 0, cannot be captured (CUDA Programming Guide, "Prohibited and Unhandled Operations").
+        return stream.stream_id != 0 and torch.cuda.is_current_stream_capturing()
 
     def mark(self, stream: Any, *, timed: bool = False) -> Any:
         if self.lost:
@@ -132,12 +138,17 @@ class CudaStreams(Streams):
         if not self.lost:
             mark.wait(stream)
 
-    def follow(self, stream: Any, other: Any) -> None:
-        event = getattr(self._here, "event", None)
-        if event is None:  # a wait is for what was recorded by then, so that one event of each thread will do
-            event = self._here.event = self._event()
-        event.record(other)
-        event.wait(stream)
+    def copy_behind(self, other: Any, target: int, source: int, size_bytes: int, stream: Any) -> Any:
+        before = self._before  # a wait is for what was recorded by then, so that one event will do
+        before.record(other)
+        before.wait(stream)
+        kind, raw = (TO_HOST, self._out) if stream is self.out else (TO_DEVICE, self._back)
+        failed = self._memcpy(target, source, size_bytes, kind, raw)
+        if failed:
+            raise torch.cuda.CudaError(failed)
+        end = self._event()
+        end.record(stream)
+        return end
 
     def reached(self, mark: Any) -> bool:
         return self.lost or mark.query()
@@ -149,12 +160,9 @@ class CudaStreams(Streams):
             raise torch.cuda.CudaError(failed)
 
     def new_storage(self, size_bytes: int, stream: Any) -> torch.UntypedStorage:
-        if stream is self.current():
-            return self._empty(size_bytes)
-        return on_stream(stream, lambda: self._empty(size_bytes))
-
-    def _empty(self, size_bytes: int) -> torch.UntypedStorage:
-        return torch.empty(size_bytes, dtype=torch.uint8, device=self.device).untyped_storage()
+        if self._known.get(stream_ids(self._index)) is stream:
+            return torch.UntypedStorage(size_bytes, device=self.device)
+        return on_stream(stream, lambda: torch.UntypedStorage(size_bytes, device=self.device))
 
     def resize(self, storage: torch.UntypedStorage, size_bytes: int, stream: Any) -> None:
         on_stream(stream, lambda: storage.resize_(size_bytes))
