@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import enum
-import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import final
@@ -147,32 +145,6 @@ def _nothing() -> None:
     """A weak reference to what is gone."""
 
 
-@final
-class Moving:
-    """Around each change of the table: holds its lock, and sees then to the handles that died meanwhile.
-
-    Args:
-        lock: of the table.
-        released: entries whose handles died while it was held.
-        after: sees to them.
-    """
-
-    __slots__ = ("_after", "_lock", "_released")
-
-    def __init__(self, lock: threading.Lock, released: deque[Entry], after: Callable[[], None]) -> None:
-        self._lock = lock
-        self._released = released
-        self._after = weakref.WeakMethod(after)  # an executor that nobody uses is gone at once
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-        if self._released and (after := self._after()):
-            after()
-
-
 @dataclass(slots=True)
 class Counters:
     """What one step moved. Times in nanoseconds, sizes in bytes."""
@@ -202,6 +174,11 @@ class Happening:
     size_bytes: int = 0
     transfer: Transfer | None = None
     op: int = 0
+
+
+def moved(kind: str, entry: Entry, transfer: Transfer) -> Happening:
+    """A transfer of an entry has ended."""
+    return Happening(kind, entry, transfer.start_ns, transfer.end_ns, transfer.size_bytes, transfer=transfer)
 
 
 @dataclass(slots=True)

@@ -19,20 +19,22 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import final
+from weakref import ref
 
 import torch
 
 from elbowroom.machine import TierName
 from elbowroom.runtime._torch_compat import storage_key
-from elbowroom.runtime.entries import Counters, Entry, Happening, Moving, Observer, Remake, State, StateEntry
+from elbowroom.runtime.entries import Counters, Entry, Happening, Observer, Remake, State, StateEntry, moved
 from elbowroom.runtime.memory import RamResidence, Residence
 from elbowroom.runtime.storages import CPU
 from elbowroom.runtime.tiers import LowerTier, Transfer
+
+ON_DEVICE, LEAVING, AWAY, RETURNING, DROPPED = State  # in this order, as looking one up takes time
 
 
 @final
@@ -49,6 +51,7 @@ class Executor:
         self.tier = tier
         self.device = device
         self.residence = residence or RamResidence()
+        self._counts = type(self.residence).look is not Residence.look
         self.counters = Counters()
         self.observer = Observer()
         self._by_key: dict[int, Entry] = {}
@@ -56,7 +59,6 @@ class Executor:
         self._writes_reaped = 0
         self._released: deque[Entry] = deque()
         self._lock = threading.Lock()
-        self._moving = Moving(self._lock, self._released, self._after_lock)
 
     @property
     def lost(self) -> bool:
@@ -84,30 +86,41 @@ class Executor:
         """Start to write an entry; the table holds its storage until the write has ended. Raises TierFull."""
         storage = entry.alive()
         assert storage is not None, "an entry is swapped out while its saved tensor is at hand"
-        with self._moving:
+        with self._lock:
             if entry.home is None:
                 entry.home = self.tier.home()
             entry.slot = slot = self.tier.reserve(entry.size_bytes, to)
             slot.home = entry.home
             entry.out = self.tier.write(storage, slot)
             entry.device = storage
-            entry.state = State.LEAVING
+            entry.state = LEAVING
             self._writes.append(entry)
             self.counters.swaps += 1
+        if self._released:
+            self._after_lock()
 
     def drop(self, entry: Entry, remake: Remake) -> None:
         """Let go of an entry's bytes at once; `remake` brings them again, unless somebody else holds them till then."""
-        entry.state = State.DROPPED
+        entry.state = DROPPED
         entry.remake = remake
         self.residence.let_go(entry.size_bytes)
 
     def writes_done(self, count: int) -> None:
         """Wait until the first `count` writes of this step have ended, and let go of their device bytes."""
-        while self._writes and (self._writes_reaped < count or _ended(self._writes[0])):
-            self._reap_first()
+        writes = self._writes
+        while writes:
+            entry, out = writes[0], writes[0].out
+            if out is None:
+                continue  # a thread beside this one has just seen to it
+            if not out.done():
+                if self._writes_reaped >= count:
+                    break
+                self._wait(entry, out)
+            self._reap(entry, out)
         if self._released:
             self._after_lock()
-        self.residence.look()
+        if self._counts:
+            self.residence.look()
 
     def settle(self) -> None:
         """Wait for every write under way."""
@@ -119,7 +132,7 @@ class Executor:
             self.want(entry)
         while self._writes:
             with suppress(RuntimeError):
-                self._reap_first()
+                self.writes_done(self._writes_reaped + 1)
         self._after_lock()
 
     def close(self) -> None:
@@ -142,64 +155,65 @@ class Executor:
         self.residence.empty()
         self.tier.fit(lower_bytes)
 
-    def _reap_first(self) -> None:
-        entry = self._writes[0]
-        assert entry.out is not None
-        if not entry.out.done():
-            self._wait(entry, entry.out)
+    def _reap(self, entry: Entry, out: Transfer) -> None:
+        """The first write has ended."""
         with self._lock:
+            if entry.out is None:
+                return  # a thread beside this one was faster
             self._writes.popleft()
             self._writes_reaped += 1
-            out, entry.out = entry.out, None
+            entry.out = None
             if out.error is not None:
                 self._only_here(entry)
                 for other in self._writes:
                     other.out.told = True  # pyright: ignore[reportOptionalMemberAccess]
-            elif entry.state is State.LEAVING:
+            elif entry.state is LEAVING:
                 self._let_go(entry)
             if entry.handles == 0:
                 self._forget(entry)
-            if not out.told:
-                _raise_failed(out)
+            if out.error is not None and not out.told:
+                raise out.error
             if out.start_ns:
-                self._moved("swap_out", entry, out)
+                self.counters.swapped_out_bytes += out.size_bytes
+                if self.observer.moved:
+                    self.observer.moved(moved("swap_out", entry, out))
 
     # Coming back
 
     def bring_back(self, entry: Entry) -> None:
         """Start the swap back of an entry, unless its bytes still are on the device."""
-        with self._moving:
+        with self._lock:
             storage = entry.held()
-            if entry.handles == 0 or entry.state is State.RETURNING:
+            if entry.handles == 0 or entry.state is RETURNING:
                 return
             if storage is not None:
                 self._stay(entry, storage)
                 return
-            assert entry.state is State.AWAY, "bytes that are nowhere on the device are away"
+            assert entry.state is AWAY, "bytes that are nowhere on the device are away"
             storage, entry.back = entry.refill(self.tier)
-            self._unlist(entry)
             self._place(entry, storage)
-            entry.state = State.RETURNING
+            entry.state = RETURNING
+        if self._released:
+            self._after_lock()
         if self.observer.placed:
             self.observer.placed(entry, storage)
 
     def rebuilt(self, entry: Entry, storage: torch.UntypedStorage) -> None:
         """A recipe has made an entry's bytes again, on this storage."""
-        with self._moving:
+        with self._lock:
             if entry.handles == 0 or entry.alive() is not None:
                 return
-            self._unlist(entry)
             self._place(entry, storage)
-            entry.state = State.ON_DEVICE
+            entry.state = ON_DEVICE
             self.counters.recomputed_bytes += entry.size_bytes
         if self.observer.placed:
             self.observer.placed(entry, storage)
 
     def hold(self, entry: Entry) -> bool:
         """Where the bytes of an entry still are on the device, keep them there; whether they are."""
-        with self._moving:
+        with self._lock:
             storage = entry.alive()
-            if storage is not None and entry.handles and entry.state is not State.RETURNING:
+            if storage is not None and entry.handles and entry.state is not RETURNING:
                 self._stay(entry, storage)
             return storage is not None
 
@@ -209,20 +223,20 @@ class Executor:
             return
         with self._lock:
             storage = entry.alive()
-            if entry.state is State.LEAVING and entry.out is not None and not entry.out.done() and storage is not None:
+            if entry.state is LEAVING and entry.out is not None and not entry.out.done() and storage is not None:
                 self._stay(entry, storage)
 
     def read(self, entry: Entry) -> torch.UntypedStorage:
         """The device storage with an entry's bytes; waits for them where they are not back yet."""
-        if entry.state in (State.AWAY, State.DROPPED) and entry.alive() is None:
+        if (entry.state is AWAY or entry.state is DROPPED) and entry.alive() is None:
             self.counters.unplanned_reads += 1
         storage = None
         while storage is None:  # a reader in another thread may let go of it in between
-            if entry.state in (State.AWAY, State.LEAVING):
+            if entry.state is AWAY or entry.state is LEAVING:
                 self.bring_back(entry)
-            if entry.state is State.DROPPED and entry.remake is not None:
+            if entry.state is DROPPED and entry.remake is not None:
                 entry.remake.run()
-            if entry.state is State.RETURNING:
+            if entry.state is RETURNING:
                 self._finish_return(entry)
             storage = entry.alive()
         entry.reads += 1
@@ -232,8 +246,9 @@ class Executor:
 
     def _place(self, entry: Entry, storage: torch.UntypedStorage) -> None:
         """An entry's bytes are on this storage from now on."""
+        self._unlist(entry)
         entry.device = storage
-        entry.alive = weakref.ref(storage)
+        entry.alive = ref(storage)
         entry.key = storage_key(storage)
         self._by_key[entry.key] = entry
 
@@ -243,19 +258,24 @@ class Executor:
             return
         if not back.done():
             self._wait(entry, back)
-        with self._moving:
+        with self._lock:
             if entry.back is back:  # no reader in another thread was first
                 entry.back = None
-                entry.state = State.ON_DEVICE
                 if back.error is None:
+                    entry.state = ON_DEVICE
                     entry.arrived = back
-                    self._moved("swap_back", entry, back)
+                    self.counters.swapped_back_bytes += back.size_bytes
+                    if self.observer.moved:
+                        self.observer.moved(moved("swap_back", entry, back))
                 else:
-                    entry.state = State.AWAY
+                    entry.state = AWAY
                     entry.device = None
                     self._unlist(entry)
                     entry.lose()
-            _raise_failed(back)
+        if self._released:
+            self._after_lock()
+        if back.error is not None:
+            raise back.error
 
     def _let_go(self, entry: Entry) -> None:
         """The table drops the device bytes, the tier has them; readers that still use them keep them alive."""
@@ -264,24 +284,24 @@ class Executor:
             self.observer.emptied(entry, entry.device)
         entry.empty()
         entry.device = None
-        entry.state = State.AWAY
+        entry.state = AWAY
 
     def _stay(self, entry: Entry, storage: torch.UntypedStorage) -> None:
         """Wanted back while still there: hold on to it. A write that has not ended is given up."""
         entry.device = storage
-        entry.state = State.ON_DEVICE
+        entry.state = ON_DEVICE
         if entry.out is not None and not entry.out.done():
             entry.out.abandon()
 
     def keep(self, entry: Entry) -> None:
         """Hold the device bytes from now on and forget any copy: they changed, so only they are right."""
-        with self._moving:
+        with self._lock:
             self._only_here(entry)
 
     def _only_here(self, entry: Entry) -> None:
         entry.device = entry.alive()
         entry.remake = None
-        entry.state = State.ON_DEVICE
+        entry.state = ON_DEVICE
 
     # Optimizer states
 
@@ -294,14 +314,14 @@ class Executor:
         except BaseException:
             self.handle_died(entry)
             raise
-        entry.alive = weakref.ref(storage, lambda _: self.handle_died(entry))
+        entry.alive = ref(storage, lambda _: self.handle_died(entry))
         return entry
 
     def arrive(self, entry: StateEntry) -> None:
         """Have a state's bytes on the device, waiting where they are not there yet, and be done with its absence."""
         if entry.handles and entry.alive() is not None and not self.lost:
             self.bring_back(entry)
-            if entry.state is State.RETURNING:
+            if entry.state is RETURNING:
                 self._finish_return(entry)
             if entry.arrived is not None and (storage := entry.alive()) is not None:
                 entry.arrived.used(storage)
@@ -378,23 +398,3 @@ class Executor:
         self.counters.stall_ns += end_ns - start_ns
         if self.observer.stalled:
             self.observer.stalled(Happening("stall", entry, start_ns, end_ns))
-
-    def _moved(self, kind: str, entry: Entry, transfer: Transfer) -> None:
-        if kind == "swap_out":
-            self.counters.swapped_out_bytes += transfer.size_bytes
-        else:
-            self.counters.swapped_back_bytes += transfer.size_bytes
-        if self.observer.moved:
-            happening = Happening(
-                kind, entry, transfer.start_ns, transfer.end_ns, transfer.size_bytes, transfer=transfer
-            )
-            self.observer.moved(happening)
-
-
-def _ended(entry: Entry) -> bool:
-    return entry.out is not None and entry.out.done()
-
-
-def _raise_failed(transfer: Transfer) -> None:
-    if transfer.error is not None:
-        raise transfer.error
