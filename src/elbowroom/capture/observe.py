@@ -36,6 +36,8 @@ class Observing(Director):
         held: the handles of those that others than autograd may still hold.
     """
 
+    observes = True
+
     def __init__(self, executor: Executor, reserved: Reserved) -> None:
         self._executor = executor
         self._reserved = reserved
@@ -103,10 +105,6 @@ class Observing(Director):
         self.tick()
         if self.recorder is not None:
             self.recorder.reads_back(entry)
-
-    def fetch(self, entry: Entry) -> torch.UntypedStorage:
-        """See Director."""
-        return self._executor.read(entry)
 
     @property
     def watched(self) -> bool:

@@ -9,7 +9,7 @@ from typing import final
 import torch
 
 from elbowroom.runtime._torch_compat import storage_key
-from elbowroom.runtime._torch_compat_wrapped import viewed_by
+from elbowroom.runtime._torch_compat_wrapped import base_of
 from elbowroom.runtime.storages import storage_of
 from elbowroom.runtime.wrapped import inside
 
@@ -42,7 +42,8 @@ class Reserved:
         known = self._by_key.get(storage_key(storage))
         if known is not None and known() is storage:
             return True
-        viewed = viewed_by(tensor)
+        base = base_of(tensor)
+        viewed = tensor if base is None else base
         # by its type first: a Parameter's own way to tell takes a microsecond
         made = type(viewed) is not torch.Tensor and isinstance(viewed, torch.nn.Parameter)
         if made:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,14 +24,11 @@ def wraps_others(tensor: torch.Tensor) -> bool:
     return is_traceable_wrapper_subclass(tensor)
 
 
-def stands_for_zeros(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is all zeros without bytes, as forward-mode derivatives make them; no public query exists."""
-    return tensor._is_zerotensor()
+stands_for_zeros: Callable[[torch.Tensor], bool] = vars(torch._C.TensorBase)["_is_zerotensor"]
+"""Whether a tensor is all zeros without bytes, as forward-mode derivatives make them; no public query exists."""
 
-
-def viewed_by(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that this one is a view of, or itself; there is no public name for it in Python."""
-    return tensor if tensor._base is None else tensor._base
+base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
+"""The tensor that this one is a view of, None where it is none; there is no public name for it in Python."""
 
 
 def adds_no_dispatch(kind: type) -> bool:
@@ -53,9 +51,11 @@ def bare_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
 
 
-def of_a_transform(tensor: torch.Tensor) -> bool:
-    """Whether torch.func made a tensor to stand for another one at one of its levels, or is at such a level now."""
-    return _FUNCTORCH.is_functorch_wrapped_tensor(tensor) or _FUNCTORCH.maybe_current_level() is not None
+made_by_a_transform: Callable[[torch.Tensor], bool] = _FUNCTORCH.is_functorch_wrapped_tensor
+"""Whether torch.func made a tensor to stand for another one at one of its levels."""
+
+transform_now: Callable[[], int | None] = _FUNCTORCH.maybe_current_level
+"""The level at which torch.func is now, None where it is at none."""
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from elbowroom.machine import TierName
 from elbowroom.runtime._torch_compat import storage_key
 from elbowroom.runtime.entries import Counters, Entry, Happening, Observer, Remake, State, StateEntry, moved
 from elbowroom.runtime.memory import RamResidence, Residence
-from elbowroom.runtime.storages import CPU
+from elbowroom.runtime.storages import CPU, Blanks
 from elbowroom.runtime.tiers import LowerTier, Transfer
 
 ON_DEVICE, LEAVING, AWAY, RETURNING, DROPPED = State  # in this order, as looking one up takes time
@@ -52,8 +52,8 @@ class Executor:
         self.device = device
         self.residence = residence or RamResidence()
         self._counts = type(self.residence).look is not Residence.look
-        self.counters = Counters()
-        self.observer = Observer()
+        self.blanks = Blanks(device)
+        self.counters, self.observer = Counters(), Observer()
         self._by_key: dict[int, Entry] = {}
         self._writes: deque[Entry] = deque()
         self._writes_reaped = 0

@@ -22,18 +22,18 @@ from elbowroom.runtime._torch_compat_calls import modes_on
 from elbowroom.runtime._torch_compat_wrapped import (
     adds_no_dispatch,
     as_plain,
-    of_a_transform,
+    base_of,
+    made_by_a_transform,
+    transform_now,
     transforms_allowed,
-    viewed_by,
 )
 from elbowroom.runtime.entries import Entry
-from elbowroom.runtime.executor import Executor
+from elbowroom.runtime.executor import ON_DEVICE, Executor
 from elbowroom.runtime.storages import PLAIN_TYPES, is_plain
 from elbowroom.runtime.wrapped import Wrapped, taken_apart
 
 META = torch.device("meta")
 """Of tensors without bytes."""
-_EMPTY: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
 
 class Director(ABC):
@@ -41,9 +41,11 @@ class Director(ABC):
 
     Attributes:
         watched: whether somebody looks at the ops of the step, so that our own must be `aside`.
+        observes: whether it is told of each handle.
     """
 
     watched: bool = False
+    observes: bool = False
 
     @abstractmethod
     def first_save(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry | None:
@@ -55,7 +57,7 @@ class Director(ABC):
 
     @abstractmethod
     def handled(self, handle: Handle) -> None:
-        """A handle was made."""
+        """A handle was made, where it `observes`."""
 
     def stays(self, tensor: torch.Tensor) -> None:  # noqa: B027 - for those who count them
         """A large tensor stays: it is on another device, or of a subclass that nothing says how to rebuild."""
@@ -63,10 +65,6 @@ class Director(ABC):
     @abstractmethod
     def before_read(self, entry: Entry) -> None:
         """A saved tensor on this entry is about to be read back."""
-
-    @abstractmethod
-    def fetch(self, entry: Entry) -> torch.UntypedStorage:
-        """The device storage of a swapped entry, waited for where it is not back yet."""
 
 
 Passed = tuple[torch.Tensor, int]
@@ -92,19 +90,20 @@ class Handle:
         self.entry = entry
         self.version = version_of(tensor)
         self.layout: tuple[torch.dtype, torch.Size, tuple[int, ...], int] | None = None
-        if entry.leaves:
-            self._let_go(tensor)
+        if entry.slot is None and entry.state is ON_DEVICE:
+            self.counter = tensor if tensor.is_leaf else _without_graph(tensor)
         else:
-            self.counter = _without_graph(tensor)
+            self._let_go(tensor)
 
     def let_go(self) -> None:
         """The entry is swapped or dropped: hold none of its bytes."""
         self._let_go(self.counter)
 
     def _let_go(self, tensor: torch.Tensor) -> None:
-        self.layout = (tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+        dtype = tensor.dtype
+        self.layout = (dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
         self.counter = tensor.detach()
-        self.counter.data = _empty(tensor.dtype, tensor.device)
+        self.counter.data = self.executor.blanks[dtype]
 
     @never_compiled
     def __del__(self) -> None:
@@ -192,7 +191,8 @@ class Hooks:
         if tensor.device in (self._device, META) or not is_plain(tensor):
             return False
         is_large = tensor.untyped_storage().nbytes() >= self._min_size_bytes
-        return is_large and not isinstance(viewed_by(tensor), torch.nn.Parameter)
+        base = base_of(tensor)
+        return is_large and not isinstance(tensor if base is None else base, torch.nn.Parameter)
 
     def _packed(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Passed | Handle:
         executor, director = self._executor, self._director
@@ -206,7 +206,8 @@ class Hooks:
             if entry.leaves and (entry.version != version_of(tensor) or entry.changed()):
                 executor.keep(entry)
         handle = Handle(executor, entry, tensor)
-        director.handled(handle)
+        if director.observes:
+            director.handled(handle)
         return handle
 
     def _pack_subclass(self, tensor: torch.Tensor) -> Packed:
@@ -256,7 +257,7 @@ class Hooks:
         if handle.layout is None:
             entry.reads += 1
             return counter
-        return _rebuild(handle, self._director.fetch(entry), self._device)
+        return _rebuild(handle, self._executor.read(entry))
 
 
 def _passed(tensor: torch.Tensor) -> Passed:
@@ -280,28 +281,21 @@ def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
     An output that an op saves leads to the op's node, and the node to what is packed: a cycle that no garbage collector
     sees, so that a graph without backward would never be freed.
     """
-    if tensor.grad_fn is None:
+    if tensor.is_leaf:
         return tensor
-    if not modes_on() or type(tensor) not in PLAIN_TYPES or of_a_transform(tensor):
+    if not modes_on() or type(tensor) not in PLAIN_TYPES or made_by_a_transform(tensor) or transform_now() is not None:
         return tensor.detach()  # below dispatch, what stands for others would be lost
     with no_dispatch():
         return tensor.detach()
 
 
-def _rebuild(handle: Handle, storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
+def _rebuild(handle: Handle, storage: torch.UntypedStorage) -> torch.Tensor:
     assert handle.layout is not None
     dtype, shape, stride, offset = handle.layout
     tensor = handle.counter.detach()
-    whole: Any = _empty(dtype, device).detach()
+    whole: Any = handle.executor.blanks[dtype].detach()
     tensor.data = whole.set_(storage, offset, shape, stride)
     return tensor
-
-
-def _empty(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    found = _EMPTY.get((dtype, device))
-    if found is None:
-        found = _EMPTY[dtype, device] = torch.empty(0, dtype=dtype, device=device)
-    return found
 
 
 def _changed_in_place(dtype: torch.dtype, shape: torch.Size, found: int, saved: int) -> RuntimeError:

@@ -316,8 +316,7 @@ class Room(Records, Director, Conductor):
 
     def handled(self, handle: Handle) -> None:
         """See Director."""
-        if self._current is None:
-            self._observing.handled(handle)
+        self._observing.handled(handle)
 
     def before_read(self, entry: Entry) -> None:
         """Do what the plan says to do before this saved tensor is read."""
@@ -328,12 +327,9 @@ class Room(Records, Director, Conductor):
         if self._current is not None:
             self._following.read(self._current, entry)
 
-    def fetch(self, entry: Entry) -> torch.UntypedStorage:
-        """See Director."""
-        return self._executor.read(entry)
-
     def _now_watched(self) -> None:
         self.watched = self._recorder is not None or self._recomputes.records_calls
+        self.observes = self._current is None
 
     def aside(self) -> AbstractContextManager[None]:
         """See Director."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from elbowroom.runtime._torch_compat_wrapped import of_a_transform, stands_for_zeros
+from elbowroom.runtime._torch_compat_wrapped import made_by_a_transform, stands_for_zeros, transform_now
 
 CPU = torch.device("cpu")
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -52,10 +52,26 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether storage, offset, shape and stride say all about a tensor."""
-    if type(tensor) not in PLAIN_TYPES or tensor.layout is not torch.strided:
-        return False
-    odd = tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_inference()
-    return not (odd or stands_for_zeros(tensor) or of_a_transform(tensor))
+    return (
+        type(tensor) in PLAIN_TYPES
+        and tensor.layout is torch.strided
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
+        and not (stands_for_zeros(tensor) or made_by_a_transform(tensor))
+        and transform_now() is None
+    )
+
+
+@final
+class Blanks(dict[torch.dtype, torch.Tensor]):
+    """By dtype: a tensor without bytes on a device, made when it is first asked for."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __missing__(self, dtype: torch.dtype) -> torch.Tensor:
+        made = self[dtype] = torch.empty(0, dtype=dtype, device=self._device)
+        return made
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
