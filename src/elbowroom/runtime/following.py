@@ -51,26 +51,28 @@ class Following:
         self, known: Known, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor, recorder: Recorder | None
     ) -> Entry:
         """Keep, swap or drop the n-th storage of a step, and do what is to be done where it is saved."""
-        executor, schedule = self._executor, known.schedule
+        executor, turn = self._executor, known.turns[n]
         entry = executor.add(n, storage, version_of(tensor))
         try:
             if recorder is not None:
                 recorder.saved(entry, storage, tensor.dtype)
-            if n in known.tier_of:
-                executor.swap_out(entry, known.tier_of[n])
-            if schedule.dropped and not self._recomputes.saved(known, entry, storage, tensor):
+            if turn.tier is not None:
+                executor.swap_out(entry, turn.tier)
+            if known.schedule.dropped and not self._recomputes.saved(known, entry, storage, tensor):
                 self.refused += 1
-            self.act(schedule.on_save.get(n))
+            self.act(turn.on_save)
         except BaseException:  # no handle will be made that takes the entry with it
             executor.handle_died(entry)
             raise
+        self.entries.append(entry)
         return entry
 
     def read(self, known: Known, entry: Entry) -> None:
         """Do what is to be done before a saved tensor of this step is read."""
-        n = entry.n
-        if n < len(self.entries) and self.entries[n] is entry:
-            self.act(known.schedule.on_read.get((n, entry.reads)))
+        n, entries = entry.n, self.entries
+        if n < len(entries) and entries[n] is entry:
+            actions = known.turns[n].on_read
+            self.act(actions[entry.reads] if entry.reads < len(actions) else None)
 
     def act(self, action: Action | None) -> None:
         """See Note: [Ticks] in schedule.py."""
@@ -80,9 +82,12 @@ class Following:
         if action is None:
             executor.writes_done(0)
             return
-        back = [entry for n in action.back if (entry := self._entry_of(n)) is not None]
-        for entry in back:
-            executor.want(entry)
+        back: list[Entry] = []
+        for n in action.back:
+            entry = self.entries[n] if n < len(self.entries) else self._state_of(n)
+            if entry is not None:
+                back.append(entry)
+                executor.want(entry)
         executor.writes_done(action.writes_done)
         if action.empties:
             executor.residence.empty()
@@ -90,7 +95,3 @@ class Following:
             executor.bring_back(entry)
         if action.rebuild:
             self._recomputes.rebuild(action.rebuild)
-
-    def _entry_of(self, n: int) -> Entry | None:
-        """The saved storage or the optimizer state of a window."""
-        return self.entries[n] if n < len(self.entries) else self._state_of(n)

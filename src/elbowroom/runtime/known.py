@@ -21,6 +21,7 @@ from elbowroom.runtime.ranges import bytes_for
 from elbowroom.runtime.rebuilding import Rebuilder
 from elbowroom.runtime.reserving import Course
 from elbowroom.runtime.switching import chosen_of
+from elbowroom.runtime.turns import Turn, turns_of
 from elbowroom.runtime.wrapped import inside
 from elbowroom.schedule import Schedule, compile_schedule
 from elbowroom.trace import Trace
@@ -86,6 +87,7 @@ class Known:
         chosen: by path of the layer, the algorithms that its calls run with.
         seen: how its last steps ran.
         tier_of: where what is away goes, by window: those of saves, and of optimizer states.
+        turns: what to do with each save.
         begun: whether a step of this kind has begun.
         begins_empty: whether the last one began with an empty cache, as another kind's step came before it.
         shared: whether steps follow this that are a little smaller than the trace: see nearby.py.
@@ -108,9 +110,11 @@ class Known:
     shared: bool = False
     _for_nearby: Known | None = field(init=False, default=None)
     tier_of: Mapping[int, TierName] = field(init=False)
+    turns: tuple[Turn, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.tier_of = dict(zip(self.schedule.swapped, self.schedule.tiers, strict=True))
+        self.turns = turns_of(self.schedule)
 
     @property
     def plan(self) -> Plan:

@@ -294,18 +294,18 @@ class Room(Records, Director, Conductor):
             self._end_step()
         if not self._running:
             self._begin_step(None, None)
-        n = len(self._saved)
+        n, current = len(self._saved), self._current
         saved = storage.nbytes(), dtype_name(tensor.dtype)
         self._saved.append(saved)
-        if self._current is not None and not self._current.fits(n, saved):
+        if current is not None and current.schedule.saved[n : n + 1] != (saved,) and not current.fits(n, saved):
             self._surprised(n)
-        if self._recomputes.records_calls:
+            current = self._current
+        if self.watched:
             self._recomputes.saves(n, storage, tensor)
-        if self._current is None:
-            self._observing.count = n
-            entry = self._observing.first_save(storage, tensor)
-        else:
-            entry = self._following.save(self._current, n, storage, tensor, self._recorder)
+        if current is not None:
+            return self._following.save(current, n, storage, tensor, self._recorder)
+        self._observing.count = n
+        entry = self._observing.first_save(storage, tensor)
         if entry is not None:
             self._following.entries.append(entry)
         return entry
