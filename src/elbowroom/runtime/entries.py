@@ -77,7 +77,7 @@ class Entry:
         self.out: Transfer | None = None
         self.back: Transfer | None = None
         self.remake: Remake | None = None
-        self.watched: list[tuple[torch.Tensor, int]] = []
+        self.watched: tuple[tuple[torch.Tensor, int], ...] = ()
 
     def changed(self) -> bool:
         """Whether a tensor that wraps others on it was changed in place since it was saved."""

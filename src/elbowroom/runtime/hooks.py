@@ -224,7 +224,7 @@ class Hooks:
         for handle in handles:
             if wrapped.version and handle.entry.leaves and handle.entry.handles > 1:
                 self._executor.keep(handle.entry)  # it may have been changed since the others were saved
-            handle.entry.watched.append((wrapped.counter, wrapped.version))
+            handle.entry.watched += ((wrapped.counter, wrapped.version),)
         return wrapped if handles else _passed(tensor)
 
     @never_compiled

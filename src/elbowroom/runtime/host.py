@@ -37,6 +37,7 @@ class Copy(Transfer):
 
     Args:
         streams: of the device.
+        lane: its stream.
         slot: its room on the host.
         begin: mark before it, None where times are not wanted.
         end: mark behind it.
@@ -44,10 +45,11 @@ class Copy(Transfer):
 
     blocks = False
 
-    def __init__(self, streams: Streams, slot: Slot, begin: Any, end: Any) -> None:
+    def __init__(self, streams: Streams, lane: Hashable, slot: Slot, begin: Any, end: Any) -> None:
         self.size_bytes = slot.size_bytes
         self.start_ns = self.end_ns = time.perf_counter_ns()
         self._streams = streams
+        self._lane = lane
         self._home = slot.home
         self._begin = begin
         self._end = end
@@ -59,7 +61,10 @@ class Copy(Transfer):
     def wait(self) -> None:
         if not self._waited_for:
             self._waited_for = True
-            self._streams.wait(self._home, self._end)
+            if self._begin is None:
+                self._streams.wait_last(self._home, self._end, self._lane)
+            else:
+                self._streams.wait(self._home, self._end)
 
     @abstractmethod
     def abandon(self) -> None: ...
@@ -136,8 +141,9 @@ class StreamedHostTier(LowerTier):
         for home, (_, mark) in self._read_from.items():
             if home != own:  # the room may be another stream's of before, and its copy back still under way
                 self.streams.wait(self.streams.out, mark)
-        marks = self._copy(slot, cast("ArenaSlot", slot).address, storage.data_ptr(), self.streams.out)
-        return CopyOut(self.streams, slot, *marks)
+        streams = self.streams
+        begin, end = self._copy(slot, cast("ArenaSlot", slot).address, storage.data_ptr(), streams.out)
+        return CopyOut(streams, streams.out, slot, begin, end)
 
     def read(self, slot: Slot) -> tuple[torch.UntypedStorage, Transfer]:
         storage = self.streams.new_storage(slot.size_bytes, slot.home)
@@ -151,9 +157,10 @@ class StreamedHostTier(LowerTier):
         self.streams.resize(storage, size_bytes, home)
 
     def _copy_back(self, slot: Slot, storage: torch.UntypedStorage) -> Transfer:
-        begin, end = self._copy(slot, storage.data_ptr(), cast("ArenaSlot", slot).address, self.streams.back)
+        streams = self.streams
+        begin, end = self._copy(slot, storage.data_ptr(), cast("ArenaSlot", slot).address, streams.back)
         self._read_from[id(slot.home)] = slot.home, end
-        return CopyBack(self.streams, slot, begin, end)
+        return CopyBack(streams, streams.back, slot, begin, end)
 
     def _copy(self, slot: Slot, target: int, source: int, stream: Hashable) -> tuple[Any, Any]:
         """A copy behind what the storage's stream was given so far; the marks before it, if timed, and behind it."""

@@ -57,6 +57,13 @@ class Streams(ABC):
         self.copy(target, source, size_bytes, stream)
         return self.mark(stream)
 
+    def wait_last(self, stream: Hashable, mark: Any, lane: Hashable) -> None:  # noqa: ARG002 - where marks are new
+        """As `wait`, for the mark of `copy_behind` on a lane, `out` or `back`, that may be set anew there from now on.
+
+        Whoever waits for it later waits for a later place of the same lane, which lies behind that copy too.
+        """
+        self.wait(stream, mark)
+
     @abstractmethod
     def reached(self, mark: Any) -> bool:
         """Whether a stream has come to a mark."""
@@ -110,6 +117,8 @@ class CudaStreams(Streams):
         self._out, self._back = self.out.cuda_stream, self.back.cuda_stream
         self._index = device.index
         self._before = self._event()
+        self._spare_out: list[Any] = []
+        self._spare_back: list[Any] = []
 
     def current(self) -> Hashable:
         ids = stream_ids(self._index)
@@ -142,13 +151,21 @@ class CudaStreams(Streams):
         before = self._before  # a wait is for what was recorded by then, so that one event will do
         before.record(other)
         before.wait(stream)
-        kind, raw = (TO_HOST, self._out) if stream is self.out else (TO_DEVICE, self._back)
+        if stream is self.out:
+            spare, kind, raw = self._spare_out, TO_HOST, self._out
+        else:
+            spare, kind, raw = self._spare_back, TO_DEVICE, self._back
         failed = self._memcpy(target, source, size_bytes, kind, raw)
         if failed:
             raise torch.cuda.CudaError(failed)
-        end = self._event()
+        end = spare.pop() if spare else self._event()  # making and ending one takes longer than all else here
         end.record(stream)
         return end
+
+    def wait_last(self, stream: Any, mark: Any, lane: Any) -> None:
+        if not self.lost:
+            mark.wait(stream)
+            (self._spare_out if lane is self.out else self._spare_back).append(mark)
 
     def reached(self, mark: Any) -> bool:
         return self.lost or mark.query()
