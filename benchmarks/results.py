@@ -26,18 +26,21 @@ CHILD_ENVIRONMENT = {
 }
 
 
-def run_child(mode: str, *, python: str = sys.executable, **request: Any) -> dict[str, Any]:
+def run_child(mode: str, *, python: str = sys.executable, source: Path | None = None, **request: Any) -> dict[str, Any]:
     """The answer of one child process; raises RuntimeError with what the child wrote where it failed.
 
     Args:
         mode: what it does.
         python: what runs it.
+        source: folder of the package, None for the one that this process would import.
         request: what the mode takes.
     """
     with tempfile.TemporaryDirectory() as directory:
         answer = Path(directory) / "answer.json"
         command = [python, "-m", "benchmarks.child", json.dumps({"mode": mode, **request}), str(answer)]
         environment = {**os.environ, **CHILD_ENVIRONMENT}
+        if source is not None:
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(source), os.environ.get("PYTHONPATH"))))
         done = subprocess.run(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"{mode} {request} failed with exit code {done.returncode}:\n{done.stderr[-4000:]}")
@@ -62,15 +65,15 @@ def facts() -> dict[str, Any]:
     }
 
 
-def commit() -> str:
-    """The commit that was measured, with "+" where code differs from it; "" outside a git checkout."""
+def commit(root: Path = ROOT) -> str:
+    """The commit of a checkout that was measured, with "+" where code differs from it; "" outside a git checkout."""
     written = (":!benchmarks/results", ":!docs", ":!README.md")  # by the benchmarks themselves
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *written)
-    return _git("describe", "--always", "--exclude=*") + ("+" if changed else "")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *written, root=root)
+    return _git("describe", "--always", "--exclude=*", root=root) + ("+" if changed else "")
 
 
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+def _git(*arguments: str, root: Path) -> str:
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
     return done.stdout.strip()
 
 
