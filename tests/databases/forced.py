@@ -1,4 +1,4 @@
-"""Trainings in which every storage that may be swapped is, and whether their numbers are those of plain ones.
+"""Trainings in which every storage that may be swapped, or recomputed, is; their numbers are those of plain ones.
 
 Between forward and backward all writes are waited for, and swaps come back on demand: all are read from the disk.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +17,20 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 import elbowroom as er
+from elbowroom.checks import check
+from elbowroom.lifetimes import last_step
+from elbowroom.recipes import options
+from elbowroom.runtime.calls import Calls
+from elbowroom.runtime.programs import matched, why_impossible
+from elbowroom.runtime.recomputing import Planned, Recomputing
 from elbowroom.runtime.room import Room
 from tests.torch.helpers import SEED, Outcome, Setup, Training, assert_equal, finish, same_bits, seeded, train
 
 STEPS = 3
 """One observed, one under a first plan, one under the last."""
+
+STEPS_OF_RECOMPUTES = 6
+"""Two observed, one that records its calls, two that prove, one that drops."""
 
 MIN_SIZE_BYTES = 1
 FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
@@ -44,34 +54,101 @@ class Forced:
     mismatches: int
 
 
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """What a training did when all that may be recomputed was.
+
+    Attributes:
+        planned_bytes: dropped by the recipes whose calls can be made again.
+        recomputed_bytes: rebuilt in its last step.
+        mismatches: saved storages that were not those of the trace, or not rebuilt with the same bits.
+        impossible: why the others stayed.
+    """
+
+    planned_bytes: int
+    recomputed_bytes: int
+    mismatches: int
+    impossible: tuple[str, ...]
+
+
 def train_swapping_all(setup: Setup) -> Forced:
     """Train plain and with every swap that is allowed, and compare every number bit by bit.
 
     A training that differs from itself when it is run twice is skipped: nothing can be said about it.
     """
-    plain = train(setup, STEPS)
-    if not _same(plain, train(setup, STEPS)):
-        pytest.skip("plain training, run twice, gives two results")
-    gc.collect()
-    trace = er.capture(lambda: _counted(setup), steps=2, min_size_bytes=MIN_SIZE_BYTES)
-    machine = er.Machine.here(device="cpu")
+    plain = _plain(setup, STEPS)
+    trace, machine = _traced(setup)
     budget = machine.tiers[0].capacity_bytes
     plan = er.plan(trace, machine, budget, planner="swap_all", min_size_bytes=MIN_SIZE_BYTES)
     read_at = {save.storage: save.read_at for save in trace.saves}
     on_demand = (
         replace(each, back_before_op=min(read_at[each.storage], default=each.back_before_op)) for each in plan.swaps
     )
-    plan = replace(plan, swaps=tuple(on_demand))
+    room = _followed(setup, replace(plan, swaps=tuple(on_demand)), plain, STEPS)
+    swapped_bytes, mismatches = room.steps[-1].swapped_out_bytes, sum(step.mismatches for step in room.steps)
+    return Forced(planned=len(plan.swaps), swapped_bytes=swapped_bytes, mismatches=mismatches)
+
+
+def train_recomputing_all(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> Recomputed:
+    """As train_swapping_all, with every storage recomputed that has a recipe whose calls can be made again."""
+    impossible: list[str] = []
+    follow = Recomputing.following
+
+    def following(self: Recomputing, trace: er.Trace, machine: er.Machine, calls: Calls, given: er.Plan) -> Planned:
+        found = matched(last_step(trace), calls)
+        why = [why_impossible(found, each) for each in given.recomputes]
+        impossible.extend(filter(None, why))
+        kept = tuple(each for each, reason in zip(given.recomputes, why, strict=True) if reason is None)
+        return follow(self, trace, machine, calls, replace(given, recomputes=kept))
+
+    monkeypatch.setattr(Recomputing, "following", following)
+    plain = _plain(setup, STEPS_OF_RECOMPUTES)
+    trace, machine = _traced(setup)
+    plan = _recomputing_all(trace, machine.tiers[0].capacity_bytes)
+    room = _followed(setup, plan, plain, STEPS_OF_RECOMPUTES)
+    dropped = [storage for each in (room.plan or plan).recomputes for storage in each.storages]
+    return Recomputed(
+        planned_bytes=sum(trace.storages[storage].size_bytes for storage in dropped) if room.plan else 0,
+        recomputed_bytes=room.steps[-1].recomputed_bytes,
+        mismatches=sum(step.mismatches for step in room.steps),
+        impossible=tuple(impossible),
+    )
+
+
+def _recomputing_all(trace: er.Trace, budget_bytes: int) -> er.Plan:
+    """Every recipe for one storage that goes with those before it."""
+    made = er.Plan(trace_id=trace.id, planner="by hand", budget_bytes=budget_bytes)
+    for option in options(last_step(trace), MIN_SIZE_BYTES):
+        with suppress(er.InvalidPlan, er.InvalidRecord):
+            longer = replace(made, recomputes=(*made.recomputes, option.recompute))
+            check(trace, longer)
+            made = longer
+    return made
+
+
+def _plain(setup: Setup, steps: int) -> Outcome:
+    plain = train(setup, steps)
+    if not _same(plain, train(setup, steps)):
+        pytest.skip("plain training, run twice, gives two results")
+    gc.collect()
+    return plain
+
+
+def _traced(setup: Setup) -> tuple[er.Trace, er.Machine]:
+    return er.capture(lambda: _counted(setup), steps=2, min_size_bytes=MIN_SIZE_BYTES), er.Machine.here(device="cpu")
+
+
+def _followed(setup: Setup, plan: er.Plan, plain: Outcome, steps: int) -> Room:
+    """A training under a plan, which gives the same bits as the plain one."""
     gc.collect()
     with er.within(plan=plan, min_size_bytes=MIN_SIZE_BYTES) as room:
         _open.append(room)
         try:
-            inside = finish(seeded(setup), STEPS)
+            inside = finish(seeded(setup), steps)
         finally:
             _open.remove(room)
     assert_equal(inside, plain)
-    swapped_bytes, mismatches = room.steps[-1].swapped_out_bytes, sum(step.mismatches for step in room.steps)
-    return Forced(planned=len(plan.swaps), swapped_bytes=swapped_bytes, mismatches=mismatches)
+    return room
 
 
 def is_learnt(each: object) -> bool:

@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ import elbowroom as er
 from elbowroom.capture.recorder import live_ram_bytes
 from elbowroom.runtime import rebuilding
 from elbowroom.runtime.room import Room
-from tests.torch.helpers import Setup, Training, assert_equal, mean_square, needs, seeded, train
+from tests.torch.helpers import Setup, Training, assert_equal, captured, mean_square, needs, seeded, train, train_within
 from tests.torch.test_recompute_runs import STEPS, recomputed
 
 SIZE = 64
@@ -176,6 +177,23 @@ def test_a_number_that_changes_in_the_steps_that_prove_is_found_there_and_nothin
     # then backward got what had been swapped out
     assert_equal(inside, plain)
     assert sum(step.mismatches for step in room.steps) > 0
+
+
+def test_a_given_plan_goes_on_without_what_was_rebuilt_wrong() -> None:
+    # given a factor that changes from the 4th step on: observed and calls are over, and the proofs begin
+    setup = lambda: training(Changing(3))()  # noqa: E731  a new module each time
+    plain = train(setup, STEPS)
+    least, peak = needs(setup, allow=("recompute",))
+    machine = er.Machine.here(device="cpu")
+    made = er.plan(captured(setup), machine, least + (peak - least) // 6, "optimal", 1024, allow=("recompute",))
+    # when
+    with pytest.warns(RuntimeWarning, match="did not come out the same when they were recomputed"):
+        inside, room = train_within(setup, STEPS, plan=replace(made, budget_bytes=2 * peak))
+    # then two more steps prove the rest of it
+    assert_equal(inside, plain)
+    assert [step.mismatches > 0 for step in room.steps] == [False] * 3 + [True] + [False] * 4
+    assert room.plan is not None
+    assert 0 < len(room.plan.recomputes) < len(made.recomputes)
 
 
 def test_a_number_that_changes_later_is_an_error_before_an_optimizer_steps() -> None:

@@ -105,12 +105,14 @@ _UNSTABLE = (
     "scatter_reduce_",
 )
 
+_UNWRITTEN = ("linalg_lstsq", "mkldnn_rnn_layer")
 _OWN_STATE = ("_cudnn_rnn", "_cudnn_init_dropout_state", "miopen_rnn")
 _MOVES_BYTES = ("resize_", "resize_as_", "set_", "_resize_output_")
 _HOST = ("_local_scalar_dense", "item", "is_pinned", "_pin_memory")
 
 REFUSED: dict[str, str] = {
     **{f"aten.{name}": f"{_MAY_DIFFER} ({_UNSTABLE_SOURCE})" for name in _UNSTABLE},
+    **{f"aten.{name}": "leaves some of the bytes that it makes as it found them" for name in _UNWRITTEN},
     **{f"aten.{name}": "keeps a random state of its own between calls" for name in _OWN_STATE},
     **{f"aten.{name}": "changes which bytes a tensor is on" for name in _MOVES_BYTES},
     **{f"aten.{name}": "concerns the host" for name in _HOST},

@@ -8,7 +8,7 @@ from typing import final
 
 from elbowroom.errors import InvalidPlan, UsageError
 from elbowroom.lifetimes import last_step
-from elbowroom.plan import Plan, Recompute
+from elbowroom.plan import Plan
 from elbowroom.trace import Trace
 from elbowroom.translate import translated
 from elbowroom.units import format_bytes
@@ -106,18 +106,15 @@ def _by_swaps(trace: Trace, given: Plan) -> int:
 
 
 def _by_recomputes(trace: Trace, given: Plan) -> int:
-    """From where the last op of each recipe writes: one of the storages that it rebuilds, in the last step."""
-    first = given.recomputes[0]
-    for op in range(*trace.steps[-1]):
-        shift = op - first.recipe[-1]
-        if all(_writes(trace, each, shift) for each in given.recomputes):
-            return shift
-    raise InvalidPlan(f"plan: it recomputes storage {first.storages[0]}, which no op of this step makes so; {ANOTHER}")
-
-
-def _writes(trace: Trace, recompute: Recompute, shift: int) -> bool:
-    op = recompute.recipe[-1] + shift
-    return 0 <= op < len(trace.ops) and not set(trace.ops[op].writes).isdisjoint(recompute.storages)
+    """From where the first of the storages that a recipe rebuilds is read back."""
+    first, step = given.recomputes[0], last_step(trace)
+    reads = [int(step.first_read[n]) for n, save in enumerate(step.saves) if save.storage in first.storages]
+    shift = min(reads, default=step.first_op) - first.before_op
+    if len(reads) < len(first.storages) or first.recipe[0] + shift < step.first_op:
+        raise InvalidPlan(
+            f"plan: it recomputes storage {first.storages[0]}, which no op of this step makes so; {ANOTHER}"
+        )
+    return shift
 
 
 def _by_algorithms(trace: Trace, given: Plan) -> int:

@@ -176,7 +176,8 @@ class Learner:
         self.machine = with_rates_of(self.machine, recording.happenings)
         self._observations[key] = self._observations.get(key, 0) + 1
         if self._given is not None and self._given.plan.recomputes:
-            self._unmet[key] = trace
+            if not first:  # which may make states, or weights
+                self._unmet[key] = trace
             return None
         trace = self.layers.offered(steady(trace) if first else trace)  # its memory is rounded up
         machine = self.machine
@@ -307,9 +308,7 @@ class Learner:
             known.wants_calls = False
 
         def work() -> Planned | None:
-            if self._given is not None:
-                return self._recomputing.following(trace, machine, calls, self._given.on(trace))
-            found = self._recomputing.planned(trace, machine, calls)
+            found = self._recomputes(trace, machine, calls)
             if found is None and known is None:
                 self._swaps(trace, machine)  # says why not
             return found
@@ -337,8 +336,7 @@ class Learner:
         if not wrong:
             known.proofs -= 1
             return known
-        offered = self.layers.offered(known.trace)
-        again = partial(self._again, known, offered)
+        again = partial(self._again, known, self.layers.offered(known.trace))
         return self._beside.make(key, again, lambda made: self._follows(key, made())) or known
 
     def no_recomputes(self) -> None:
@@ -352,10 +350,14 @@ class Learner:
 
     def _again(self, known: Known, offered: Trace) -> Planned | Known:
         """Plan a kind of step again, with the recomputes that are still allowed."""
-        planned = None
-        if known.calls is not None and self._recomputing.allowed:
-            planned = self._recomputing.planned(known.trace, known.machine, known.calls)
+        planned = None if known.calls is None else self._recomputes(known.trace, known.machine, known.calls)
         return planned or self._without(offered)
+
+    def _recomputes(self, trace: Trace, machine: Machine, calls: Calls) -> Planned | None:
+        """A plan with recomputes, or the given one with those that can be carried out; None where none helps."""
+        if self._given is not None:
+            return self._recomputing.following(trace, machine, calls, self._given.on(trace))
+        return self._recomputing.planned(trace, machine, calls) if self._recomputing.allowed else None
 
     def _without(self, trace: Trace) -> Known:
         """Plan a kind of step again, without recomputes."""

@@ -98,13 +98,13 @@ def _draws(name: str, group: Group | None) -> bool:
     return name in RANDOM or (group is not None and any(call.name in RANDOM for call in group.calls))
 
 
-def is_possible(found: Matched, recompute: Recompute) -> bool:
-    """Whether a recompute can be carried out."""
+def why_impossible(found: Matched, recompute: Recompute) -> str | None:
+    """Why a recompute cannot be carried out; None where it can."""
     try:
         program_of(found, recompute, 0)
-    except Impossible:
-        return False
-    return True
+    except Impossible as problem:
+        return str(problem)
+    return None
 
 
 def programs_of(found: Matched, plan: Plan) -> tuple[Program, ...]:

@@ -24,7 +24,7 @@ from elbowroom.runtime.asked import Asked
 from elbowroom.runtime.calls import Calls
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.known import Known, known_of
-from elbowroom.runtime.programs import Impossible, Matched, Program, is_possible, matched, programs_of
+from elbowroom.runtime.programs import Impossible, Matched, Program, matched, programs_of, why_impossible
 from elbowroom.runtime.proofs import sample_bytes
 from elbowroom.runtime.rebuilding import Rebuilder
 from elbowroom.runtime.reserving import Course, course_of, course_within, without
@@ -127,8 +127,15 @@ class Recomputing:
         return self._planned(trace, machine, found, course)
 
     def following(self, trace: Trace, machine: Machine, calls: Calls, given: Plan) -> Planned:
-        """What to do to follow a plan that was given. Raises InvalidPlan where the calls cannot carry it out."""
+        """What to do to follow a plan that was given, but for what was rebuilt wrong.
+
+        Raises:
+            InvalidPlan: the calls cannot carry it out.
+        """
         check(trace, given)
+        saves = last_step(trace).saves
+        wrong = {saves[n].storage for n in self._banned}
+        given = replace(given, recomputes=tuple(each for each in given.recomputes if wrong.isdisjoint(each.storages)))
         try:
             return self._planned(trace, machine, matched(last_step(trace), calls), course_of(trace, machine, given))
         except Impossible as problem:
@@ -157,7 +164,7 @@ class Recomputing:
 
         def may(recompute: Recompute) -> bool:
             banned = any(save_of[storage] in self._banned for storage in recompute.storages)
-            return not banned and (found is None or is_possible(found, recompute))
+            return not banned and (found is None or why_impossible(found, recompute) is None)
 
         try:
             asked = self._asked if trace.parts else without(self._asked, "state")
