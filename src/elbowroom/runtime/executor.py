@@ -364,11 +364,12 @@ class Executor:
         entry.handles -= 1
         if entry.handles:
             return
+        if self._by_key.get(entry.key) is entry:
+            del self._by_key[entry.key]
         if entry.out is None:
             self._forget(entry)
         else:
             entry.out.abandon()
-            self._unlist(entry)
 
     def _unlist(self, entry: Entry) -> None:
         """Its storage is not found any more; a newer one may be listed under the same address."""
@@ -376,11 +377,10 @@ class Executor:
             del self._by_key[entry.key]
 
     def _forget(self, entry: Entry) -> None:
-        """Free what an entry without handles holds; a swap back under way is given up (it keeps its own memory)."""
+        """Free what an entry that is not listed holds; a swap back under way is given up (it keeps its own memory)."""
         if entry.back is not None:
             entry.back.abandon()
             entry.back = None
-        self._unlist(entry)
         if entry.slot is not None:
             self.tier.release(entry.slot)
             entry.slot = None

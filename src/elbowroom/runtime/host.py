@@ -137,12 +137,13 @@ class StreamedHostTier(LowerTier):
         self.arenas.release(cast("ArenaSlot", slot))
 
     def write(self, storage: torch.UntypedStorage, slot: Slot) -> Transfer:
-        own = id(slot.home)
+        streams, own = self.streams, id(slot.home)
+        room: Any = slot
         for home, (_, mark) in self._read_from.items():
             if home != own:  # the room may be another stream's of before, and its copy back still under way
-                self.streams.wait(self.streams.out, mark)
-        streams = self.streams
-        begin, end = self._copy(slot, cast("ArenaSlot", slot).address, storage.data_ptr(), streams.out)
+                streams.wait(streams.out, mark)
+        copy = slot.home, room.address, storage.data_ptr(), slot.size_bytes, streams.out
+        begin, end = self._timed_copy(*copy) if self.timed else (None, streams.copy_behind(*copy))
         return CopyOut(streams, streams.out, slot, begin, end)
 
     def read(self, slot: Slot) -> tuple[torch.UntypedStorage, Transfer]:
@@ -158,19 +159,19 @@ class StreamedHostTier(LowerTier):
 
     def _copy_back(self, slot: Slot, storage: torch.UntypedStorage) -> Transfer:
         streams = self.streams
-        begin, end = self._copy(slot, storage.data_ptr(), cast("ArenaSlot", slot).address, streams.back)
+        room: Any = slot
+        copy = slot.home, storage.data_ptr(), room.address, slot.size_bytes, streams.back
+        begin, end = self._timed_copy(*copy) if self.timed else (None, streams.copy_behind(*copy))
         self._read_from[id(slot.home)] = slot.home, end
         return CopyBack(streams, streams.back, slot, begin, end)
 
-    def _copy(self, slot: Slot, target: int, source: int, stream: Hashable) -> tuple[Any, Any]:
-        """A copy behind what the storage's stream was given so far; the marks before it, if timed, and behind it."""
+    def _timed_copy(self, home: Hashable, target: int, source: int, size_bytes: int, lane: Hashable) -> tuple[Any, Any]:
+        """As `copy_behind`, with a mark before it too."""
         streams = self.streams
-        if not self.timed:
-            return None, streams.copy_behind(slot.home, target, source, slot.size_bytes, stream)
-        streams.wait(stream, streams.mark(slot.home))
-        begin = streams.mark(stream, timed=True)
-        streams.copy(target, source, slot.size_bytes, stream)
-        return begin, streams.mark(stream, timed=True)
+        streams.wait(lane, streams.mark(home))
+        begin = streams.mark(lane, timed=True)
+        streams.copy(target, source, size_bytes, lane)
+        return begin, streams.mark(lane, timed=True)
 
     @property
     def held_bytes(self) -> int:
