@@ -105,6 +105,10 @@ class Residence(ABC):
     def so_far(self, budget_bytes: int) -> SoFar:
         """What the device has been asked for. Costs some microseconds."""
 
+    def beyond(self, budget_bytes: int) -> int:  # noqa: ARG002 - where nothing is counted exactly
+        """By how many bytes it has held more than a budget allows in this run, between steps too."""
+        return 0
+
     def training_begins(self, root: torch.nn.Module | None) -> None:  # noqa: B027
         """The first step that is observed is about to begin, with a call of this module."""
 
