@@ -29,10 +29,10 @@ ONE: list[Callable[[Tensor], Tensor]] = [
     lambda x: x.roll(3, 1).exp().clamp(max=2),
     lambda x: torch.where(x > 0, x, 0.1 * x.square()),
     lambda x: torch.cat([x[:, : x.shape[1] // 2].cos(), x[:, x.shape[1] // 2 :]], 1),
-    lambda x: x.view(-1, 2, x.shape[1]).flip(1).reshape(x.shape) * x.detach(),
+    lambda x: x.view(-1, 2, x.shape[1] // 2).flip(1).reshape(x.shape) * x.detach(),
     lambda x: x.expand(2, -1, -1).sin().sum(0) * 0.5,
     lambda x: x.bfloat16().tanh().float(),
-    lambda x: torch.complex(x, x.roll(1, 0)).exp().abs().log1p(),
+    lambda x: torch.complex(x.float(), x.roll(1, 0).float()).exp().abs().log1p(),
     lambda x: x.sort(1)[0],
     lambda x: x.unfold(1, 4, 4).amax(2).repeat(1, 4),
     lambda x: x.masked_fill(x > 1, 0.5),
@@ -45,7 +45,7 @@ TWO: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda a, b: a @ (b.t() @ a).tanh() / a.shape[1],
     lambda a, b: torch.maximum(a, b),
     lambda a, b: torch.addcmul(a, a, b, value=0.5),
-    lambda a, b: torch.lerp(a, b, 0.3),
+    lambda a, b: torch.lerp(a, b.to(a.dtype), 0.3),
     lambda a, b: a * b.detach() + b,
 ]
 
