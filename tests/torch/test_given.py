@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from elbowroom.errors import InvalidPlan
-from elbowroom.plan import Algorithm, Plan
+from elbowroom.plan import Algorithm, Plan, Swap
 from elbowroom.runtime.given import moved_to
+from elbowroom.runtime.reserving import course_of
 from elbowroom.trace import Choice, Trace
 from tests.core.build import Build
+from tests.core.test_cycles import MIB, machine
 
 OTHERS = tuple(Choice(name=name, duration_ns=10, workspace_bytes=0) for name in ("onednn", "native"))
 
@@ -58,3 +60,33 @@ def test_a_plan_with_algorithms_that_fits_nowhere_or_in_several_places_is_refuse
         moved_to(steps((1, 4)), made)
     with pytest.raises(InvalidPlan, match="which may be no op of this step"):
         moved_to(steps(()), made)
+
+
+def test_a_plan_that_reserves_more_than_its_budget_has_the_cache_emptied_where_that_holds_it() -> None:
+    # given 1 MiB that is away, while 30 MiB are there for a moment, then 12 that stay, then 30 again
+    build = Build()
+    parameter = build.storage(12 * MIB, "parameter")
+    away = build.save(build.op(make=MIB))
+    build.op(temporary=30 * MIB)
+    build.save(parameter, idle=False)
+    stays = build.op(make=12 * MIB)
+    build.op(temporary=30 * MIB)
+    build.free(stays)
+    build.phase = "backward"
+    build.read(away)
+    build.op(reads=(away,))
+    build.free(away)
+    trace = build.trace()
+    swap = Swap(storage=away, tier="host", out_after_op=0, back_before_op=4)
+    made = Plan(trace_id=trace.id, planner="by hand", budget_bytes=2**40, swaps=(swap,))
+
+    # then alone the 12 MiB lie in the hole of 30: 12 of parameters, 30, 30, and the 1 is in a segment of 2
+    alone = course_of(trace, machine(), made, 74 * MIB, {2})
+    assert (alone.peak_bytes, alone.emptied) == (74 * MIB, frozenset())
+
+    # then for less the cache is emptied before them, at position 2: 12 of parameters, 12, 30 and 2
+    emptied = course_of(trace, machine(), made, 60 * MIB, {2})
+    assert (emptied.peak_bytes, emptied.emptied) == (56 * MIB, {2})
+
+    # then where that does not hold the budget either, it is left alone
+    assert course_of(trace, machine(), made, 50 * MIB, {2}) == alone

@@ -371,7 +371,7 @@ class Learner:
         else:
             made = self._given.on(trace)
             check(trace, made, machine)
-            course = course_of(trace, machine, made, self.budget_bytes)
+            course = course_of(trace, machine, made, self.budget_bytes, clear)
             self._given.holds(course.peak_bytes, self.budget_bytes)
         return known_of(trace, course, machine, self.budget_bytes)
 

@@ -222,13 +222,26 @@ def _planner(allow: Sequence[Means]) -> str:
     return PLANNER_OF_STATES if "state" in allow else PLANNER
 
 
-def course_of(trace: Trace, machine: Machine, made: Plan, budget_bytes: int | None = None) -> Course:
-    """The way to follow a plan that compute waits least in, of those within a budget where there are some."""
+def course_of(
+    trace: Trace, machine: Machine, made: Plan, budget_bytes: int | None = None, clear: Collection[int] = ()
+) -> Course:
+    """The way to follow a plan that compute waits least in, of those within a budget where there are some.
+
+    Args:
+        trace: what runs.
+        machine: where.
+        made: the plan.
+        budget_bytes: of the device; None for any way.
+        clear: see course_within; for a plan that moves something, where no other way is within the budget.
+    """
     ways = _courses(trace, machine, made)
     first = next(ways)
     if budget_bytes is None or first.peak_bytes <= budget_bytes:
         return first
-    return next((way for way in ways if way.peak_bytes <= budget_bytes), first)
+    found = next((way for way in ways if way.peak_bytes <= budget_bytes), None)
+    if found is None and clear and (made.swaps or made.recomputes) and machine.allocator != "exact":
+        found = _emptying(trace, machine, made, budget_bytes, clear)
+    return found if found is not None and found.peak_bytes <= budget_bytes else first
 
 
 def _courses(trace: Trace, machine: Machine, made: Plan) -> Iterator[Course]:
