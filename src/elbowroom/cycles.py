@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 
@@ -137,6 +138,7 @@ def cycle(
     settings: str,
     steps: int = 0,
     emptied: Collection[int] = (),
+    limit_bytes: int | None = None,
 ) -> Cycle:
     """The last of some equal steps under a plan.
 
@@ -147,9 +149,13 @@ def cycle(
         settings: of the allocator, as in PYTORCH_ALLOC_CONF.
         steps: how many; 0 for as many as it takes until what is reserved grows no more.
         emptied: positions of ticks at which the cache is emptied.
+        limit_bytes: what the allocator may reserve; None for no limit. With one, each step begins with an empty cache.
     """
-    steps = steps or (STEPS_EMPTIED if emptied else STEPS)
-    done = played(step, moves, away_while_waiting(step, moves, waiting), settings, steps=steps, emptied=emptied)
+    steps = steps or (STEPS_EMPTIED if emptied or limit_bytes else STEPS)
+    if limit_bytes:
+        emptied = [step.first_op, *emptied]
+    away = away_while_waiting(step, moves, waiting)
+    done = played(step, moves, away, settings, limit_bytes=limit_bytes, steps=steps, emptied=emptied)
     allocated = _per_op(step, done.allocated)
     for beat in beats(step, moves.rebuilds, done.allocated):
         place = min(moves.rebuilds[beat.rebuild].position, step.end_op - 1) - step.first_op
@@ -157,44 +163,67 @@ def cycle(
     return Cycle(allocated=allocated, reserved=_per_op(step, done.reserved), most_reserved=done.most_reserved)
 
 
-def emptied_within(
-    step: LastStep, moves: Moves, waiting: Mapping[int, int], settings: str, limit_bytes: int, places: Collection[int]
-) -> tuple[frozenset[int], int]:
-    """Positions of ticks at which to empty the cache so that no more than a limit is reserved, and what then is.
+@final
+class Limited:
+    """Steps under a plan where the allocator has a limit, and has its cache emptied at some ticks.
 
-    At most, and from the first step on: emptied at few places, the cache takes some steps to lose what is in the way.
-
-    With nothing in the cache, a block never takes a part of a larger hole that the next one would need. Where all
-    places are not enough, all of them; else runs of them are left out while the rest is: half of them, then shorter
-    ones.
+    With nothing in the cache, a block never takes a part of a larger hole that the next one would need. At its limit
+    the allocator empties the cache itself, which is often too late for that. The limit is there from the beginning of a
+    step to its end, and the cache is empty at both, as what comes between steps has none.
 
     Args:
         step: the last step of a trace.
         moves: the swaps of the plan.
         waiting: by position of a tick, how many writes must have ended there.
         settings: of the allocator, as in PYTORCH_ALLOC_CONF.
-        limit_bytes: what may be reserved.
-        places: ticks to choose from.
+        places: ticks at which the cache may be emptied.
     """
-    away = away_while_waiting(step, moves, waiting)
 
-    def peak_bytes(emptied: Sequence[int]) -> int:
-        return played(step, moves, away, settings, steps=STEPS_EMPTIED, emptied=emptied).most_reserved
+    def __init__(
+        self, step: LastStep, moves: Moves, waiting: Mapping[int, int], settings: str, places: Collection[int]
+    ) -> None:
+        self._step, self._moves, self._settings = step, moves, settings
+        self._away = away_while_waiting(step, moves, waiting)
+        self._places = [tick for tick in listed(ticks_of(step, moves)) if tick in places]
 
-    found = [tick for tick in listed(ticks_of(step, moves)) if tick in places]
-    reserved = peak_bytes(found)
-    tries, run, start = MOST_TRIES if reserved <= limit_bytes else 0, (len(found) + 1) // 2, 0
-    while tries and run:
-        if start >= len(found):
-            run, start = run // 2, 0
-            continue
-        fewer = found[:start] + found[start + run :]
-        if (held := peak_bytes(fewer)) <= limit_bytes:
-            found, reserved = fewer, held
-        else:
-            start += run
-        tries -= 1
-    return frozenset(found), reserved
+    def fits(self, limit_bytes: int) -> bool:
+        """Whether all fits within a limit if the cache is emptied wherever it may be."""
+        return self._held(limit_bytes, self._places) is not None
+
+    def emptied_within(self, limit_bytes: int) -> tuple[frozenset[int], int] | None:
+        """Few ticks at which to empty the cache, and what then is reserved at most; None where nothing is enough.
+
+        At most, and from the first step on: emptied at few places, the cache takes some steps to lose what is in the
+        way. Runs of places are left out while the rest is enough: half of them, then shorter ones.
+        """
+        found, reserved = self._places, self._held(limit_bytes, self._places)
+        if reserved is None:
+            return None
+        tries, run, start = MOST_TRIES, len(found), 0
+        while tries and run:
+            if start >= len(found):
+                run, start = run // 2, 0
+                continue
+            fewer = found[:start] + found[start + run :]
+            if (less := self._held(limit_bytes, fewer)) is not None:
+                found, reserved = fewer, less
+            else:
+                start += run
+            tries -= 1
+        return frozenset(found), reserved
+
+    def _held(self, limit_bytes: int, emptied: Sequence[int]) -> int | None:
+        """What is reserved at most; None where something does not fit."""
+        done = played(
+            self._step,
+            self._moves,
+            self._away,
+            self._settings,
+            limit_bytes=limit_bytes,
+            steps=STEPS_EMPTIED,
+            emptied=[self._step.first_op, *emptied],
+        )
+        return None if done.failed else done.most_reserved
 
 
 def _per_op(step: LastStep, level: Ints) -> Ints:

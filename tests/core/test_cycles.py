@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elbowroom.cycles import away_while_waiting, cycle, early_waits, emptied_within, waits_at_saves
+from elbowroom.cycles import Limited, away_while_waiting, cycle, early_waits, waits_at_saves
 from elbowroom.errors import Infeasible
 from elbowroom.lifetimes import LastStep, last_step
 from elbowroom.machine import Link, Machine, Tier, TierName
@@ -183,14 +183,27 @@ def test_an_empty_cache_has_no_large_hole_that_a_small_block_takes_a_part_of() -
     # 12 + 30 + 30
     assert cycle(step, moves, {}, "").reserved.max() == 72 * MIB
     # when it is emptied at position 1: they have their own, and so have the second 30 then: 12 + 12 + 30
-    assert emptied_within(step, moves, {}, "", 60 * MIB, {1}) == ({1}, 54 * MIB)
+    assert cycle(step, moves, {}, "", emptied={1}).reserved.max() == 54 * MIB
 
 
-def test_where_emptying_the_cache_is_not_enough_all_places_are_named() -> None:
+def test_an_allocator_at_its_limit_empties_its_cache_itself() -> None:
     step, moves = large_hole()
-    assert emptied_within(step, moves, {}, "", 50 * MIB, {1}) == ({1}, 54 * MIB)
+    # then with 72 MiB no tick is named
+    assert Limited(step, moves, {}, "", {1}).emptied_within(72 * MIB) == (set(), 72 * MIB)
 
 
-def test_the_cache_is_not_emptied_where_that_helps_nothing() -> None:
+def test_the_cache_is_emptied_where_the_limit_alone_comes_too_late() -> None:
+    # given that at 60 MiB the 12 MiB would lie in the hole of 30, which cannot be given back then: 12 + 30 + 30
     step, moves = large_hole()
-    assert emptied_within(step, moves, {}, "", 72 * MIB, {1}) == (set(), 72 * MIB)
+    limited = Limited(step, moves, {}, "", {1})
+    assert not Limited(step, moves, {}, "", {}).fits(60 * MIB)
+    # then it is emptied at position 1: 12 + 12 + 30
+    assert limited.emptied_within(60 * MIB) == ({1}, 54 * MIB)
+
+
+def test_where_emptying_the_cache_is_not_enough_nothing_is_named() -> None:
+    step, moves = large_hole()
+    limited = Limited(step, moves, {}, "", {1})
+    assert limited.emptied_within(50 * MIB) is None
+    assert not limited.fits(50 * MIB)
+    assert limited.fits(54 * MIB)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import final
 
@@ -18,7 +19,8 @@ from elbowroom.runtime.below import BelowDevice
 from elbowroom.runtime.direct import DirectTier, open_direct
 from elbowroom.runtime.host import StreamedHostTier
 from elbowroom.runtime.managed import held_bytes
-from elbowroom.runtime.memory import Residence, SoFar
+from elbowroom.runtime.memory import Held, Residence, SoFar
+from elbowroom.runtime.proofs import SEGMENT_BYTES
 from elbowroom.runtime.spillfile import SpillFile
 from elbowroom.runtime.staged import StagedTier
 from elbowroom.runtime.staging import Staging
@@ -114,10 +116,17 @@ class CudaResidence(Residence):
     of them any more: one of 196 MiB in ResNet-50 at batch 64 held the 32 MiB that cuBLAS works in. So a product of
     matrices comes before the first step of a model that has layers for them (nets of convolutions alone never take that
     memory), and states that are away where a plan begins come back to an empty cache.
+
+    Args:
+        device: with its index.
+        has_limit: the allocator has a limit that is not to be changed: Note: [Managed] in runtime/managed.py.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, has_limit: bool) -> None:
         self._device = device
+        self._has_limit = has_limit
+        self._limit_bytes: int | None = None
+        self._share = 1.0
         self._most_bytes = self._reserved()["peak"]
 
     def _reserved(self) -> dict[str, int]:
@@ -146,6 +155,23 @@ class CudaResidence(Residence):
 
     def empty(self) -> None:
         torch.cuda.empty_cache()
+
+    def held(self) -> Held:
+        return Held(torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device))
+
+    def limit(self, size_bytes: int | None) -> None:
+        if self._has_limit or size_bytes == self._limit_bytes:
+            return
+        if self._limit_bytes is None:
+            self._share = torch.cuda.get_per_process_memory_fraction(self._device)
+        share, self._limit_bytes = self._share, size_bytes
+        if size_bytes is not None:
+            total_bytes = torch.cuda.get_device_properties(self._device).total_memory
+            # Between two multiples of what segments are multiples of: no rounding of the share matters.
+            share = min(share, (size_bytes // SEGMENT_BYTES + 0.5) * SEGMENT_BYTES / total_bytes)
+        with suppress(torch.AcceleratorError):  # a device that is lost has no limit
+            self.empty()  # so that there is room for what comes between steps, and then for the step
+            torch.cuda.set_per_process_memory_fraction(share, self._device)
 
     def measure(self, live_bytes: Callable[[], int]) -> int:  # noqa: ARG002 - that is RAM
         torch.cuda.empty_cache()

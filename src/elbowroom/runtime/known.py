@@ -17,6 +17,7 @@ from elbowroom.plan import Plan
 from elbowroom.runtime._torch_compat_wrapped import wraps_others
 from elbowroom.runtime.calls import Calls
 from elbowroom.runtime.layer_choices import Choices
+from elbowroom.runtime.memory import Held
 from elbowroom.runtime.ranges import bytes_for
 from elbowroom.runtime.rebuilding import Rebuilder
 from elbowroom.runtime.reserving import Course
@@ -90,6 +91,7 @@ class Known:
         turns: what to do with each save.
         begun: whether a step of this kind has begun.
         begins_empty: whether the last one began with an empty cache, as another kind's step came before it.
+        found: what lay on the device where the first one began, if it has a limit.
         shared: whether steps follow this that are a little smaller than the trace: see nearby.py.
     """
 
@@ -107,6 +109,7 @@ class Known:
     seen: Seen = field(default_factory=Seen)
     begun: bool = False
     begins_empty: bool = False
+    found: Held | None = None
     shared: bool = False
     _for_nearby: Known | None = field(init=False, default=None)
     tier_of: Mapping[int, TierName] = field(init=False)
@@ -153,7 +156,7 @@ class Known:
 
     def for_nearby(self) -> Known | None:
         """This for steps that are a little smaller; None where something in it is of one size."""
-        if self.rebuilder is not None or self.chosen:
+        if self.rebuilder is not None or self.chosen or self.course.limit_bytes is not None:
             return None
         if self._for_nearby is None:
             self._for_nearby = replace(self, refined=True, wants_calls=False, seen=Seen(), begun=False, shared=True)
@@ -183,7 +186,9 @@ def known_of(trace: Trace, course: Course, machine: Machine, budget_bytes: int) 
     """A kind of step whose plan is made."""
     schedule = compile_schedule(trace, course.plan, course.waiting, course.emptied)
     whole_bytes = max(course.peak_bytes, peak_in_one_go(last_step(trace)))
-    in_parts = bool(trace.parts) and (bool(schedule.carried or schedule.gradients) or whole_bytes > budget_bytes)
+    # With a limit of the allocator, what runs is what was played.
+    needs_parts = schedule.carried or schedule.gradients or course.limit_bytes or whole_bytes > budget_bytes
+    in_parts = bool(trace.parts) and bool(needs_parts)
     chosen = chosen_of(trace, course.plan)
     return Known(trace, course, schedule, machine, refined=False, in_parts=in_parts, chosen=chosen)
 

@@ -78,6 +78,13 @@ def resident_bytes() -> int:
         return 0
 
 
+class Held(NamedTuple):
+    """What a caching allocator holds: in blocks that are in use, and in all."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+
 class SoFar(NamedTuple):
     """What a device has been asked for up to now.
 
@@ -129,6 +136,13 @@ class Residence(ABC):
 
         What still reads it ends first.
         """
+
+    def held(self) -> Held:
+        """What a caching allocator holds now; nothing where there is none."""
+        return Held(0, 0)
+
+    def limit(self, size_bytes: int | None) -> None:  # noqa: B027
+        """What may be held from now on, when all that is free has gone; None for no limit but the one there was."""
 
     def begin(self) -> None:  # noqa: B027 - where nothing is to be done
         """Storages may leave from now on."""

@@ -156,7 +156,7 @@ def _above_host(device: torch.device, amounts: Budget, directory: str | None, as
     """A CUDA device above host memory."""
     machine = cuda_machine(device, directory)
     budget_bytes = amounts.device.resolve(machine.tiers[0].capacity_bytes, free_device_bytes(device))
-    residence = CudaResidence(device)
+    residence = CudaResidence(device, has_limit=bool(asked.managed_bytes))
     outside_bytes = residence.measure(live_ram_bytes)
     tier = tiers_below(device, amounts, directory, machine.tiers[2].capacity_bytes, gds=asked.gds)
     if isinstance(tier, DirectTier):

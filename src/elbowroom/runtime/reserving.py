@@ -2,8 +2,9 @@
 
 Planners count allocated bytes; what the allocator reserves for them is more, by the free memory between blocks, and
 is known once a plan is played (elbowroom/cycles.py). So a plan is made for the whole budget, and if it reserves more,
-for less and less, until one fits. Where none does, the cache is emptied at some ticks of the step: the device waits
-there for the driver, which gives memory out anew.
+for less and less, until one fits. Where none does, the allocator gets the budget as its limit, where it empties its
+cache, and has it emptied at some ticks of the step too: the device waits there for the driver, which gives memory out
+anew.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import count
 
-from elbowroom.cycles import Cycle, cycle, early_waits, emptied_within, waits_at_saves
+from elbowroom.cycles import Cycle, Limited, cycle, early_waits, waits_at_saves
 from elbowroom.errors import Infeasible
 from elbowroom.lifetimes import last_step, listed
 from elbowroom.machine import Machine
 from elbowroom.moves import moves_of_plan, need, tiers_of_plan
 from elbowroom.plan import Plan
 from elbowroom.planners import Asking, Judge, Means, any_recompute, asking
+from elbowroom.planners.confirming import LIMIT_BYTES, lowest
 from elbowroom.runtime.asked import Asked
 from elbowroom.simulate import simulate
 from elbowroom.timeline import Curve, Timeline
@@ -33,6 +35,8 @@ PLANNER_OF_RECOMPUTES = "optimal" if find_spec("highspy") else "capuchin"
 ROUNDS = 10
 """Plans that are tried for one budget."""
 ROUNDS_OF_RECOMPUTES = 3
+SPARE_BYTES = 2 << 20
+"""Of a budget, what a limit of the allocator leaves for small things that a plan does not know of: one segment."""
 TIME_LIMIT_S = 2.0
 """Of each program that a planner solves: training waits for the plan."""
 
@@ -46,12 +50,14 @@ class Course:
         waiting: by position of a tick, how many writes must have ended there; None where only room counts.
         peak_bytes: what a budget of the device counts, at most.
         emptied: positions of ticks at which the allocator gives back what it has free.
+        limit_bytes: what the allocator may reserve: Note: [At the limit] in allocator/of_trace.py; None for no limit.
     """
 
     plan: Plan
     waiting: Mapping[int, int] | None
     peak_bytes: int
     emptied: frozenset[int] = frozenset()
+    limit_bytes: int | None = None
 
 
 def course_within(
@@ -118,10 +124,10 @@ def _course_within(
     if not least:
         raise _refused(trace, machine, budget, asked, judge, clear, *refused)
     for made in tried:
-        found = _emptying(trace, machine, made, budget_bytes, clear)
-        if found.peak_bytes <= budget_bytes:
+        if found := _at_limit(trace, machine, made, budget_bytes - SPARE_BYTES, clear):
             return replace(found, plan=replace(made, budget_bytes=budget_bytes))
-        least = min(least or found.peak_bytes, found.peak_bytes)
+    least = _least_budget(trace, machine, tried, budget_bytes, least, clear)
+    least = _met(trace, machine, budget, asked, judge, clear, least)
     raise Infeasible(
         f"budget: given {format_bytes(budget_bytes)} ({budget_bytes} bytes) of reserved memory; the plans that were "
         f"tried reserve {format_bytes(least)} ({least} bytes) at least, free memory between blocks included; raise the "
@@ -144,13 +150,32 @@ def _refused(
     """Where not even what is allocated fits: the error says what is reserved for the least of that."""
     if machine.allocator != "exact":
         least = replace(budget, device=Amount(size_bytes=least_bytes))
-        plans = _plans(trace, machine, least, asked, judge)
-        least_bytes = min(_emptying(trace, machine, made, 0, clear).peak_bytes for made in plans)
+        plans = list(_plans(trace, machine, least, asked, judge))
+        fits = min(course.peak_bytes for made in plans for course in _courses(trace, machine, made))
+        least_bytes = _least_budget(trace, machine, plans, least_bytes - 1, fits, clear)
+        least_bytes = _met(trace, machine, budget, asked, judge, clear, least_bytes)
         why = (
             f"{why} These are allocated bytes; for such plans the allocator reserves {format_bytes(least_bytes)} "
             f"({least_bytes} bytes): give at least so much."
         )
     return Infeasible(why, budget_bytes=budget.device.size_bytes or 0, least_feasible_bytes=least_bytes)
+
+
+def _met(
+    trace: Trace,
+    machine: Machine,
+    budget: Budget,
+    asked: Asked,
+    judge: Judge,
+    clear: Collection[int],
+    least_bytes: int,
+) -> int:
+    """This budget if a run would meet it, else a greater one that it would: other plans are made for other budgets."""
+    try:
+        _course_within(trace, machine, replace(budget, device=Amount(size_bytes=least_bytes)), asked, judge, clear)
+    except Infeasible as problem:
+        return problem.least_feasible_bytes
+    return least_bytes
 
 
 def _plans(trace: Trace, machine: Machine, budget: Budget, asked: Asked, judge: Judge) -> Iterator[Plan]:
@@ -239,9 +264,9 @@ def course_of(
     if budget_bytes is None or first.peak_bytes <= budget_bytes:
         return first
     found = next((way for way in ways if way.peak_bytes <= budget_bytes), None)
-    if found is None and clear and (made.swaps or made.recomputes) and machine.allocator != "exact":
-        found = _emptying(trace, machine, made, budget_bytes, clear)
-    return found if found is not None and found.peak_bytes <= budget_bytes else first
+    if found is None and (made.swaps or made.recomputes) and machine.allocator != "exact":
+        found = _at_limit(trace, machine, made, budget_bytes - SPARE_BYTES, clear)
+    return found or first
 
 
 def _courses(trace: Trace, machine: Machine, made: Plan) -> Iterator[Course]:
@@ -258,13 +283,46 @@ def _courses(trace: Trace, machine: Machine, made: Plan) -> Iterator[Course]:
         yield Course(plan=made, waiting=waiting, peak_bytes=held.most_reserved)
 
 
-def _emptying(trace: Trace, machine: Machine, made: Plan, limit_bytes: int, clear: Collection[int]) -> Course:
-    """The way that reserves least: everything leaves as soon as it can, and the cache is emptied where that helps."""
+def _at_limit(trace: Trace, machine: Machine, made: Plan, limit_bytes: int, clear: Collection[int]) -> Course | None:
+    """The way that reserves least, with a limit of the allocator; None where that is not enough."""
+    waiting, limited = _limited(trace, machine, made, clear)
+    found = limited.emptied_within(limit_bytes)
+    if found is None:
+        return None
+    emptied, peak_bytes = found
+    return Course(plan=made, waiting=waiting, peak_bytes=peak_bytes, emptied=emptied, limit_bytes=limit_bytes)
+
+
+def _limited(trace: Trace, machine: Machine, made: Plan, clear: Collection[int]) -> tuple[dict[int, int], Limited]:
+    """All leaves as soon as it can: the waits for that, and what the allocator then holds."""
     step = last_step(trace)
     moves = moves_of_plan(step, made)
     waiting = early_waits(step, moves, tiers_of_plan(step, made, moves), None, before_idle=True)
-    emptied, reserved_bytes = emptied_within(step, moves, waiting, machine.allocator, limit_bytes, clear)
-    return Course(plan=made, waiting=waiting, peak_bytes=reserved_bytes, emptied=emptied)
+    return waiting, Limited(step, moves, waiting, machine.allocator, clear)
+
+
+def _least_budget(
+    trace: Trace, machine: Machine, plans: Sequence[Plan], fails: int, fits: int, clear: Collection[int]
+) -> int:
+    """The least budget whose limit of the allocator is found to be enough for one of some plans, to LIMIT_BYTES.
+
+    Args:
+        trace: what runs.
+        machine: where.
+        plans: to choose from.
+        fails: a budget that is not enough for any.
+        fits: one that is enough for one.
+        clear: positions at which the cache may be emptied.
+    """
+    for made in plans:
+        limited = _limited(trace, machine, made, clear)[1]
+
+        def works(budget_bytes: int, limited: Limited = limited) -> bool:
+            return limited.fits(budget_bytes - SPARE_BYTES)
+
+        if works(fits - LIMIT_BYTES):
+            fits = lowest(works, fails, fits - LIMIT_BYTES, LIMIT_BYTES)
+    return fits
 
 
 def simulated(trace: Trace, machine: Machine, course: Course, *, begins_empty: bool = False) -> Timeline:
@@ -275,7 +333,15 @@ def simulated(trace: Trace, machine: Machine, course: Course, *, begins_empty: b
     step = last_step(trace)
     moves = moves_of_plan(step, course.plan)
     steps = 1 if begins_empty else 0
-    held: Cycle = cycle(step, moves, course.waiting or {}, machine.allocator, steps=steps, emptied=course.emptied)
+    held: Cycle = cycle(
+        step,
+        moves,
+        course.waiting or {},
+        machine.allocator,
+        steps=steps,
+        emptied=course.emptied,
+        limit_bytes=course.limit_bytes,
+    )
     at_ns = tuple(span.start_ns for span in line.spans if span.kind == "op")
     device = [
         Curve(tier="device", kind="allocated", at_ns=at_ns, size_bytes=tuple(listed(held.allocated))),

@@ -45,6 +45,7 @@ from elbowroom.runtime.following import Following
 from elbowroom.runtime.hooks import Director, Handle, Hooks
 from elbowroom.runtime.known import Known, details, lower_bytes, signature
 from elbowroom.runtime.learning import Learner
+from elbowroom.runtime.limit import Limit
 from elbowroom.runtime.records import Records
 from elbowroom.runtime.states import Conductor, States
 from elbowroom.runtime.step_recomputes import StepRecomputes
@@ -76,6 +77,7 @@ class Room(Records, Director, Conductor):
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._states = States(executor, self, min_size_bytes)
         self._following = Following(executor, self._recomputes, self._states.entry_of)
+        self._limit = Limit(executor.residence, self._surprises)
         self._unhooked = Unhooked(self._hooks, executor.residence, learner.budget_bytes)
         self._root_hook = ModuleHooks(self._on_root)
         self._watch: OptimizerWatch | None = None
@@ -109,6 +111,7 @@ class Room(Records, Director, Conductor):
                 warnings.warn(NO_STEP, RuntimeWarning, stacklevel=6)
         finally:
             self._running = False
+            self._limit.lift()
             self._learner.layers.close()
             self._learner.close()
             with once:
@@ -128,6 +131,7 @@ class Room(Records, Director, Conductor):
         self._optimizer_ran = True
         self._unhooked.mark_end()
         self._states.end_step()
+        self._limit.lift()
         self._end_ns = time.perf_counter_ns()
         self._await_root()
 
@@ -188,6 +192,7 @@ class Room(Records, Director, Conductor):
         By now the gradients of that are gone: Note: [Segments of their own].
         """
         residence = self._executor.residence
+        self._limit.lift()
         if known is None:
             residence.empty()
             return
@@ -200,6 +205,7 @@ class Room(Records, Director, Conductor):
         self._states.plan_begins(known)
         if is_new:
             self._executor.expect(lower_bytes(known))
+        self._limit.begin(known)
 
     def _moving(self, moving: bool) -> None:
         """Whether storages leave in this step: then freed memory must go back to the system."""
@@ -350,9 +356,7 @@ class Room(Records, Director, Conductor):
     def surprised_by(self, what: str) -> None:
         """See Conductor."""
         self._current = None
-        self._recomputes.differs()
-        self._now_watched()
-        self._learner.layers.differs()
+        self._differs()
         self._mismatches += 1
         self._stop_recording()
         self._learner.surprised(self._key, tuple(self._saved))
@@ -362,12 +366,17 @@ class Room(Records, Director, Conductor):
         """The n-th saved storage is not what the plan expects: see Note: [Steps]."""
         expected = self._current.schedule.saved[n : n + 1] if self._current else ()
         self._current = self._learner.other(self._key, tuple(self._saved))
-        self._recomputes.differs()
-        self._now_watched()
-        self._learner.layers.differs()
+        self._differs()
         if self._current is not None:
             return
         self._mismatches += 1
         self._stop_recording()
         self._learner.surprised(self._key, tuple(self._saved))
         self._surprises.save(n, expected, self._saved[n])
+
+    def _differs(self) -> None:
+        """From here on this step is not what its plan was made for."""
+        self._limit.lift()
+        self._recomputes.differs()
+        self._now_watched()
+        self._learner.layers.differs()

@@ -24,12 +24,24 @@ class Surprises:
 
     def __init__(self) -> None:
         self._warned = False
-        self._told_of_subclass = self._told_of_device = False
+        self._told_of_subclass = self._told_of_device = self._told_of_more = False
 
     def save(self, n: int, expected: Sequence[tuple[int, str]], found: tuple[int, str]) -> None:
         """The n-th saved storage has other (bytes, dtype) than expected, or none was expected any more."""
         wanted = f"{expected[0][0]} bytes of {expected[0][1]}" if expected else "nothing more"
         self._warn(f"saved storage {n} of a step has {found[0]} bytes of {found[1]} where its plan expects {wanted}")
+
+    def lies_there(self, more_bytes: int) -> None:
+        """Where a step begins, so much more lies on the device than when its plan was made."""
+        if not self._told_of_more:
+            self._told_of_more = True
+            warnings.warn(
+                f"elbowroom: {format_bytes(more_bytes)} more lie on the device where a step begins than when the first "
+                "of its kind did, such as what an evaluation keeps; its plan fits the budget without them, so as much "
+                "more than that may be held. Free them, or give a larger budget. Said once",
+                RuntimeWarning,
+                stacklevel=6,
+            )
 
     def memory(self, excess_bytes: int) -> None:
         """A step that was not checked has held so much more than the budget allows."""
