@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from dataclasses import replace
 from typing import final
 
 from elbowroom.errors import InvalidPlan, UsageError
 from elbowroom.lifetimes import last_step
+from elbowroom.machine import Machine
 from elbowroom.plan import Plan
+from elbowroom.planners import check
+from elbowroom.runtime.reserving import Course, course_of
 from elbowroom.trace import Trace
 from elbowroom.translate import translated
 from elbowroom.units import format_bytes
@@ -68,6 +72,27 @@ def given_plan(plan: object, trace: object) -> Given | None:
     if trace is not None:
         raise UsageError("within: given trace without plan; allowed is the trace that a plan was made from; give both")
     return None
+
+
+def course_of_moved(
+    trace: Trace, machine: Machine, made: Plan, budget_bytes: int, clear: Collection[int]
+) -> Course | None:
+    """The way to follow a plan that was made for another step of the kind; None where this one does not allow that.
+
+    Args:
+        trace: of this step.
+        machine: where it runs.
+        made: the plan.
+        budget_bytes: that the way keeps to.
+        clear: positions at which the cache may be emptied.
+    """
+    try:
+        moved = replace(moved_to(trace, made), budget_bytes=budget_bytes)
+        check(trace, moved, machine)
+    except InvalidPlan:
+        return None
+    course = course_of(trace, machine, moved, budget_bytes, clear)
+    return course if course.peak_bytes <= budget_bytes else None
 
 
 def moved_to(trace: Trace, given: Plan) -> Plan:

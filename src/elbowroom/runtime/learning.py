@@ -13,13 +13,12 @@ from elbowroom.capture.recorder import Recording
 from elbowroom.capture.steady import steady, with_idle_of
 from elbowroom.errors import Infeasible, InvalidPlan
 from elbowroom.machine import Machine, TierName
-from elbowroom.plan import Plan
 from elbowroom.planners import check
 from elbowroom.runtime.asked import Asked
 from elbowroom.runtime.beside import Beside
 from elbowroom.runtime.calls import Calls
 from elbowroom.runtime.compiled_backward import CompiledBackward
-from elbowroom.runtime.given import Given, moved_to
+from elbowroom.runtime.given import Given, course_of_moved
 from elbowroom.runtime.known import Known, Saved, Wanted, known_of
 from elbowroom.runtime.layer_choices import LayerChoices
 from elbowroom.runtime.nearby import Nearby
@@ -265,10 +264,14 @@ class Learner:
         machine = self.machine
 
         def work() -> Known:
-            better = self._plan(trace, machine, clear)
+            try:
+                better = self._plan(trace, machine, clear)
+            except Infeasible:
+                if other := self._instead(key, known, alike, machine, clear):
+                    return other
+                raise
             better.refined = True
-            helps = self._given is None and self._recomputing.would_help(trace, machine, better.course)
-            better.wants_calls = helps
+            better.wants_calls = self._given is None and self._recomputing.would_help(trace, machine, better.course)
             return better
 
         def planned(found: Callable[[], Known]) -> Known:
@@ -276,14 +279,26 @@ class Learner:
                 better = found()
             except InvalidPlan:
                 return known
-            except Infeasible:
-                if alike is not None and not self._holds(alike, known.plan):
-                    raise
-                return known
-            self._learnt(key, better)
+            if better is not known:
+                self._learnt(key, better)
             return better
 
         return self._beside.make(key, work, planned) or known
+
+    def _instead(
+        self, key: Hashable, known: Known, alike: Trace | None, machine: Machine, clear: Collection[int]
+    ) -> Known | None:
+        """Where no new plan meets the budget: follow the old one, observe or explore; None where that does not help."""
+        if alike is None:
+            return known
+        allowed_bytes = self.budget_bytes + self._asked.min_size_bytes  # collected losses are no reason to end it
+        course = course_of_moved(alike, machine, known.plan, allowed_bytes, clear)
+        if course is None and self.in_parts and not alike.parts:  # an observed step shows where states may be away
+            self._wanted[key] = Wanted(known.schedule.saved, whole=True)
+            return known
+        if course is None:
+            return self._exploring(key, alike, machine)
+        return known if known.rebuilder else replace(known_of(alike, course, machine, self.budget_bytes), refined=True)
 
     def wants_calls(self, key: Hashable, known: Known | None) -> bool:
         """Whether a step of this signature, taken for this, should record its calls."""
@@ -374,19 +389,6 @@ class Learner:
             course = course_of(trace, machine, made, self.budget_bytes, clear)
             self._given.holds(course.peak_bytes, self.budget_bytes)
         return known_of(trace, course, machine, self.budget_bytes)
-
-    def _holds(self, trace: Trace, made: Plan) -> bool:
-        """Whether a plan that was made for another step of the kind keeps to the budget in this one.
-
-        But for less than the least storage that may move: losses that the training collects are no reason to end it.
-        """
-        allowed_bytes = self.budget_bytes + self._asked.min_size_bytes
-        try:
-            moved = replace(moved_to(trace, made), budget_bytes=allowed_bytes)
-            check(trace, moved, self.machine)
-        except InvalidPlan:
-            return False
-        return course_of(trace, self.machine, moved).peak_bytes <= allowed_bytes
 
     def _swaps(self, trace: Trace, machine: Machine, clear: Collection[int] = ()) -> Course:
         """A plan without recomputes."""
