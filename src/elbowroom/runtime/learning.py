@@ -293,7 +293,7 @@ class Learner:
             return known
         allowed_bytes = self.budget_bytes + self._asked.min_size_bytes  # collected losses are no reason to end it
         course = course_of_moved(alike, machine, known.plan, allowed_bytes, clear)
-        if course is None and self.in_parts and not alike.parts:  # an observed step shows where states may be away
+        if course is None and self.in_parts and not alike.parts and key not in self._explored:  # states could help
             self._wanted[key] = Wanted(known.schedule.saved, whole=True)
             return known
         if course is None:
@@ -376,9 +376,7 @@ class Learner:
 
     def _without(self, trace: Trace) -> Known:
         """Plan a kind of step again, without recomputes."""
-        found = self._plan(trace, self.machine)
-        found.refined = True
-        return found
+        return replace(self._plan(trace, self.machine), refined=True)
 
     def _plan(self, trace: Trace, machine: Machine, clear: Collection[int] = ()) -> Known:
         if self._given is None:

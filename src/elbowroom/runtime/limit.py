@@ -34,9 +34,9 @@ class Limit:
         self._surprises = surprises
 
     def begin(self, known: Known) -> None:
-        """A step begins that follows a plan."""
+        """A step begins that follows a plan. One that was made for the first step, no steady one, has no limit."""
         limit_bytes = known.course.limit_bytes
-        if limit_bytes is None:
+        if limit_bytes is None or not known.refined:
             return
         self._residence.empty()
         found = self._residence.held()
