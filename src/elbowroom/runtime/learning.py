@@ -25,6 +25,7 @@ from elbowroom.runtime.nearby import Nearby
 from elbowroom.runtime.rates import with_rates_of
 from elbowroom.runtime.recomputing import Planned, Recomputing
 from elbowroom.runtime.reserving import Course, course_of, course_within, exploring, without
+from elbowroom.runtime.verdicts import Verdicts
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 from elbowroom.units import Budget
@@ -74,6 +75,7 @@ class Learner:
         self._known: dict[Hashable, list[Known]] = {}
         self._nearby = Nearby(self._known, asked.min_size_bytes)
         self._beside = Beside()
+        self._verdicts = Verdicts()
         self._observations: dict[Hashable, int] = {}
         self._wanted: dict[Hashable, Wanted] = {}
         self._after: dict[Saved, Saved] = {}
@@ -200,12 +202,13 @@ class Learner:
         """What to do after an observed step; None where that can only be told after another one."""
         try:
             return self._plan(trace, machine, clear)
-        except (Infeasible, InvalidPlan):
+        except (Infeasible, InvalidPlan) as problem:
             if self._given is None and self._recomputing.would_help(trace, machine, None):
                 return None
+            why = self._verdicts.refused(key, problem) if isinstance(problem, Infeasible) else problem
             known = self._exploring(key, trace, machine)
             if known is None and not first:
-                raise
+                raise why from None
             return known
 
     def _exploring(self, key: Hashable, trace: Trace, machine: Machine) -> Known | None:
@@ -214,9 +217,7 @@ class Learner:
         if course is None or key in self._explored:
             return None
         self._explored.add(key)
-        known = known_of(trace, course, machine, self.budget_bytes)
-        known.in_parts = bool(trace.parts)
-        return known
+        return replace(known_of(trace, course, machine, self.budget_bytes), in_parts=bool(trace.parts))
 
     def _learnt(self, key: Hashable, known: Known) -> None:
         """Put what was learnt in the place of what was known of the same kind."""
@@ -249,11 +250,10 @@ class Learner:
             return known, line
         self.machine = with_rates_of(self.machine, recording.happenings)
         trace = with_idle_of(assembly.trace(), known.trace)
-        if trace is None and not known.refined:
-            known.refined = True
+        was_refined, known.refined = known.refined, True
+        if trace is None and not was_refined:
             self.surprised(key, known.schedule.saved)
             return known, line
-        known.refined = True
         if not self._beside.under_way(key):
             # where nothing moves, from where on a storage is idle does not matter
             known = self._better(key, known, trace, self.layers.offered(trace or assembly.trace()), assembly.clear)
@@ -266,10 +266,10 @@ class Learner:
         def work() -> Known:
             try:
                 better = self._plan(trace, machine, clear)
-            except Infeasible:
+            except Infeasible as problem:
                 if other := self._instead(key, known, alike, machine, clear):
                     return other
-                raise
+                raise self._verdicts.refused(key, problem) from None
             better.refined = True
             better.wants_calls = self._given is None and self._recomputing.would_help(trace, machine, better.course)
             return better
