@@ -161,6 +161,27 @@ def graphed(training: Training) -> dict[str, Any]:
     return trained(training, then=lambda: torch.cuda.make_graphed_callables(block, (sample,)))
 
 
+def graphed_by_the_compiler(training: Training) -> dict[str, Any]:
+    """Blocks in a mode that captures graphs, in a run of their own; the others then run as they are."""
+    import torch._dynamo
+
+    halves = [torch.compile(nn.Sequential(*training.layers[n : n + 10]), backend="cudagraphs") for n in (0, 10)]
+    step = training.step
+
+    def captured_step() -> None:
+        training.optimizer.zero_grad()
+        halves[1](torch.tanh(halves[0](training.batch))).mean().backward()
+        training.optimizer.step()
+
+    training.step = captured_step
+    try:
+        return trained(training)
+    finally:
+        training.step = step
+        halves.clear()
+        torch._dynamo.reset()
+
+
 def workers(how: str) -> Callable[[Training], dict[str, Any]]:
     def run(training: Training) -> dict[str, Any]:
         data = TensorDataset(torch.arange(64.0))
@@ -199,6 +220,7 @@ FAULTS: dict[str, Callable[[Training], dict[str, Any]]] = {
     "a full disk": full_disk,
     "a graph that is captured": graph,
     "callables made into graphs": graphed,
+    "graphs that the compiler captures": graphed_by_the_compiler,
     "forked workers": workers("fork"),
     "spawned workers": workers("spawn"),
     "a model that is pickled": pickled,

@@ -23,6 +23,7 @@ ERRORS = {
     "a full disk": "TierFull: host tier: 16.0 MiB more are needed",
     "a graph that is captured": "UsageError: within: given a step that is captured as a CUDA graph",
     "callables made into graphs": "UsageError: within: given a step that is captured as a CUDA graph",
+    "graphs that the compiler captures": "UsageError: within: given code that torch.compile captures as CUDA graphs",
     "forked workers": "",
     "spawned workers": "",
     "a model that is pickled": "",

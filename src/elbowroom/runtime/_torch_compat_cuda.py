@@ -6,6 +6,7 @@ And the copy of the CUDA runtime that torch has loaded: torch's own takes five t
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -73,3 +74,11 @@ def allocator_of(alloc: Any, free: Any) -> Any:
 def memory_snapshot() -> Any:
     """Segments, blocks and the history of the caching allocator; only the private one has requested sizes."""
     return torch.cuda.memory._snapshot()
+
+
+def compiler_graphs(device: torch.device) -> bool:
+    """Whether what torch.compile has compiled for a device in this thread is captured as CUDA graphs."""
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is None or device.type != "cuda":
+        return False
+    return trees.get_manager(device.index, create_if_none_exists=False) is not None

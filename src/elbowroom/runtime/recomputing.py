@@ -15,11 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import final
 
-from elbowroom.errors import Infeasible, InvalidPlan
+from elbowroom.errors import Infeasible, InvalidPlan, UsageError
 from elbowroom.lifetimes import last_step
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan, Recompute
 from elbowroom.planners import check
+from elbowroom.runtime._torch_compat_cuda import compiler_graphs
 from elbowroom.runtime.asked import Asked
 from elbowroom.runtime.calls import Calls
 from elbowroom.runtime.executor import Executor
@@ -84,8 +85,15 @@ class Recomputing:
 
         Raises:
             InvalidPlan: it has recomputes, which such a run cannot carry out.
+            UsageError: it is captured as CUDA graphs.
         """
         self._compiled |= compiled
+        if compiled and compiler_graphs(self._executor.device):
+            raise UsageError(
+                "within: given code that torch.compile captures as CUDA graphs, as mode='reduce-overhead' does; "
+                "allowed are modes that capture none, as graphs know nothing of storages that leave; "
+                "compile with mode='default' or mode='max-autotune-no-cudagraphs'"
+            )
         if self._compiled and given is not None and given.recomputes:
             raise InvalidPlan(
                 "plan: it recomputes, and this training runs code that torch.compile has compiled, whose calls cannot "
