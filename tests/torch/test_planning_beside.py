@@ -178,11 +178,16 @@ def test_what_is_rebuilt_wrong_lies_below_too_until_another_plan_is_made(gate: G
 
     # when
     with pytest.warns(RuntimeWarning, match="did not come out the same when they were recomputed"):
-        room = same_within(with_gate(gate, 3, 6, changing), STEPS + 1, budget, allow=["recompute"])
+        room = same_within(with_gate(gate, 3, 6, changing), STEPS + 8, budget, allow=["recompute"])
 
-    # then
-    assert [step.mismatches > 0 for step in room.steps] == [False] * 3 + [True] * 3 + [False] * 3
-    assert [step.swapped_out_bytes > 0 for step in room.steps] == [True] * 8 + [False]
+    # then the steps until then are wrong, as may be further ones: that plan may drop others that depend on the factor
+    wrong = [step.mismatches > 0 for step in room.steps]
+    right = wrong.index(False, 6)
+    assert wrong == [False] * 3 + [True] * (right - 3) + [False] * (len(wrong) - right)
+    # and all that is dropped is swapped too until two steps have proven a plan
+    assert [step.swapped_out_bytes > 0 for step in room.steps] == [True] * (right + 2) + [False] * (
+        len(wrong) - right - 2
+    )
 
 
 def test_leaving_waits_for_the_planning(gate: Gate) -> None:
