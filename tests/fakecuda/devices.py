@@ -82,6 +82,7 @@ def run(trainings: Sequence[Sequence[str]], on: str | None, share: float, rows: 
             for step in steps * STEPS:
                 step()
             line = room.simulated
+    texts = [str(each.message) for each in told if str(each.message).startswith("elbowroom")]
     return {
         "plain": plain,
         "reserved": reserved(),
@@ -93,7 +94,9 @@ def run(trainings: Sequence[Sequence[str]], on: str | None, share: float, rows: 
         "mismatches": sum(step.mismatches for step in room.steps),
         "passed": sorted(room.passed),
         "simulated": line.peak_reserved_bytes if line else 0,
-        "told": [str(each.message) for each in told if str(each.message).startswith("elbowroom")],
+        "told": [text for text in texts if " has held " not in text],
+        "told_of_more": len([text for text in texts if " has held " in text]),
+        "beyond_bytes": room.beyond_bytes,
     }
 
 
