@@ -235,7 +235,7 @@ def examine(case: Case) -> Counter[str]:
         except er.Infeasible:
             return Counter({"refused": 1})
     assert_equal(inside, plain)
-    # Proofs of recomputes take some bytes that count here, and with two models one's states may lie beside the other's.
+    # Proofs of recomputes take some bytes that count here; and with two models one that explores may be measured.
     exact = "recompute" not in case.allow and len(case.backward) == 1
     if exact and room.measured is not None and not any(step.mismatches for step in room.steps):
         assert room.measured.peak_allocated_bytes <= budget, f"{room.measured.peak_allocated_bytes} of {budget} bytes"
