@@ -21,6 +21,7 @@ from tests.torch.helpers import (
     Training,
     assert_equal,
     assert_follows,
+    by_loss,
     captured,
     finish,
     mean_square,
@@ -257,6 +258,37 @@ def test_a_gradient_that_a_hook_keeps_stays_on_the_device() -> None:
     assert_equal(inside, plain)
     assert len(kept) == len(expected)
     assert all(torch.equal(one, other) for one, other in zip(kept, expected, strict=True))
+
+
+class NoGradient(torch.autograd.Function):
+    """What it is given has no gradient from it, which autograd hands on as None."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return None
+
+
+def test_a_parameter_whose_gradient_is_none_changes_nothing() -> None:
+    # given
+    def setup() -> Training:
+        model, inputs, unused = mlp(96, 8), torch.randn(4, 96), nn.Parameter(torch.randn(96, 96))
+
+        def loss(_: int) -> Tensor:
+            return mean_square(model(inputs)) + NoGradient.apply(unused).sum()  # pyright: ignore[reportOptionalMemberAccess]
+
+        return by_loss(loss, model, torch.optim.AdamW([*model.parameters(), unused], lr=1e-2))
+
+    plain = train(setup, STEPS)
+    budget = int(1.1 * least_of(captured(setup, in_parts=True)))
+    # when
+    inside, room = within_gradients(setup, budget)
+    # then
+    assert_equal(inside, plain)
+    assert "gradient" in moved_as_planned(room)
 
 
 def test_nothing_of_torch_is_changed_once_the_room_is_closed() -> None:

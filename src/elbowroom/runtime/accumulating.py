@@ -83,10 +83,12 @@ class Accumulating:
         alive = weakref.ref(parameter)
 
         @never_compiled
-        def before(gradient: torch.Tensor) -> None:
+        def before(gradient: torch.Tensor | None) -> None:
             target = alive()
             if target is not None:
-                storage = storage_of(gradient)
+                storage = (
+                    None if gradient is None else storage_of(gradient)
+                )  # None stands for zeros: nothing is written
                 self._arriving = None if storage is None else storage_key(storage)
                 del storage
                 self._begins(target)
