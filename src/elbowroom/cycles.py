@@ -165,11 +165,12 @@ def cycle(
 
 @final
 class Limited:
-    """Steps under a plan where the allocator has a limit, and has its cache emptied at some ticks.
+    """Steps under a plan where the allocator has its cache emptied at some ticks, and may have a limit.
 
     With nothing in the cache, a block never takes a part of a larger hole that the next one would need. At its limit
-    the allocator empties the cache itself, which is often too late for that. The limit is there from the beginning of a
-    step to its end, and the cache is empty at both, as what comes between steps has none.
+    the allocator empties the cache itself, which is often too late for that, and ends the training where that is not
+    enough: so a limit is for what nothing else meets. It is there from the beginning of a step to its end, and the
+    cache is empty at both, as what comes between steps has none.
 
     Args:
         step: the last step of a trace.
@@ -190,13 +191,17 @@ class Limited:
         """Whether all fits within a limit if the cache is emptied wherever it may be."""
         return self._held(limit_bytes, self._places) is not None
 
-    def emptied_within(self, limit_bytes: int) -> tuple[frozenset[int], int] | None:
+    def emptied_within(self, limit_bytes: int, *, is_limit: bool = True) -> tuple[frozenset[int], int] | None:
         """Few ticks at which to empty the cache, and what then is reserved at most; None where nothing is enough.
 
         At most, and from the first step on: emptied at few places, the cache takes some steps to lose what is in the
         way. Runs of places are left out while the rest is enough: half of them, then shorter ones.
+
+        Args:
+            limit_bytes: what may be reserved.
+            is_limit: whether the allocator knows of that.
         """
-        found, reserved = self._places, self._held(limit_bytes, self._places)
+        found, reserved = self._places, self._held(limit_bytes, self._places, is_limit=is_limit)
         if reserved is None:
             return None
         tries, run, start = MOST_TRIES, len(found), 0
@@ -205,25 +210,25 @@ class Limited:
                 run, start = run // 2, 0
                 continue
             fewer = found[:start] + found[start + run :]
-            if (less := self._held(limit_bytes, fewer)) is not None:
+            if (less := self._held(limit_bytes, fewer, is_limit=is_limit)) is not None:
                 found, reserved = fewer, less
             else:
                 start += run
             tries -= 1
         return frozenset(found), reserved
 
-    def _held(self, limit_bytes: int, emptied: Sequence[int]) -> int | None:
-        """What is reserved at most; None where something does not fit."""
+    def _held(self, limit_bytes: int, emptied: Sequence[int], *, is_limit: bool = True) -> int | None:
+        """What is reserved at most; None where that is more than what may be."""
         done = played(
             self._step,
             self._moves,
             self._away,
             self._settings,
-            limit_bytes=limit_bytes,
+            limit_bytes=limit_bytes if is_limit else None,
             steps=STEPS_EMPTIED,
-            emptied=[self._step.first_op, *emptied],
+            emptied=[self._step.first_op, *emptied] if is_limit else emptied,
         )
-        return None if done.failed else done.most_reserved
+        return None if done.failed or done.most_reserved > limit_bytes else done.most_reserved
 
 
 def _per_op(step: LastStep, level: Ints) -> Ints:

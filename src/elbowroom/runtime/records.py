@@ -49,6 +49,7 @@ class Records:
         self._measure_next = False
         self._steps_ended = 0
         self.beyond_bytes = 0
+        self._told_of_beyond = False
 
     def _keep(self, step: StepFigures) -> None:
         """A step has ended."""
@@ -57,9 +58,10 @@ class Records:
         if len(self.steps) > 2 * STEPS_KEPT:
             del self.steps[:STEPS_KEPT]
         beyond_bytes = self._executor.residence.beyond(self.budget_bytes)
-        if beyond_bytes and not self.beyond_bytes:
-            self._tell_of(beyond_bytes)
         self.beyond_bytes = max(self.beyond_bytes, beyond_bytes)
+        if beyond_bytes and step.mode != "observe" and not self._told_of_beyond:
+            self._told_of_beyond = True
+            self._tell_of(beyond_bytes)
 
     def _tell_of(self, beyond_bytes: int) -> None:
         warnings.warn(

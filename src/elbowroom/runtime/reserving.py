@@ -2,9 +2,9 @@
 
 Planners count allocated bytes; what the allocator reserves for them is more, by the free memory between blocks, and
 is known once a plan is played (elbowroom/cycles.py). So a plan is made for the whole budget, and if it reserves more,
-for less and less, until one fits. Where none does, the allocator gets the budget as its limit, where it empties its
-cache, and has it emptied at some ticks of the step too: the device waits there for the driver, which gives memory out
-anew.
+for less and less, until one fits. Where none does, the cache is emptied at some ticks of the step: the device waits
+there for the driver, which gives memory out anew. And where that is not enough, the allocator gets the budget as its
+limit too, where it empties its cache itself.
 """
 
 from __future__ import annotations
@@ -123,9 +123,8 @@ def _course_within(
             refused = str(problem), problem.least_feasible_bytes
     if not least:
         raise _refused(trace, machine, budget, asked, judge, clear, *refused)
-    for made in tried:
-        if found := _at_limit(trace, machine, made, budget_bytes - SPARE_BYTES, clear):
-            return replace(found, plan=replace(made, budget_bytes=budget_bytes))
+    if found := _emptying(trace, machine, tried, budget_bytes, clear):
+        return replace(found, plan=replace(found.plan, budget_bytes=budget_bytes))
     least = _least_budget(trace, machine, tried, budget_bytes, least, clear)
     least = _met(trace, machine, budget, asked, judge, clear, least)
     raise Infeasible(
@@ -265,7 +264,7 @@ def course_of(
         return first
     found = next((way for way in ways if way.peak_bytes <= budget_bytes), None)
     if found is None and (made.swaps or made.recomputes) and machine.allocator != "exact":
-        found = _at_limit(trace, machine, made, budget_bytes - SPARE_BYTES, clear)
+        found = _emptying(trace, machine, [made], budget_bytes, clear)
     return found or first
 
 
@@ -283,14 +282,18 @@ def _courses(trace: Trace, machine: Machine, made: Plan) -> Iterator[Course]:
         yield Course(plan=made, waiting=waiting, peak_bytes=held.most_reserved)
 
 
-def _at_limit(trace: Trace, machine: Machine, made: Plan, limit_bytes: int, clear: Collection[int]) -> Course | None:
-    """The way that reserves least, with a limit of the allocator; None where that is not enough."""
-    waiting, limited = _limited(trace, machine, made, clear)
-    found = limited.emptied_within(limit_bytes)
-    if found is None:
-        return None
-    emptied, peak_bytes = found
-    return Course(plan=made, waiting=waiting, peak_bytes=peak_bytes, emptied=emptied, limit_bytes=limit_bytes)
+def _emptying(
+    trace: Trace, machine: Machine, plans: Sequence[Plan], budget_bytes: int, clear: Collection[int]
+) -> Course | None:
+    """The way to follow one of some plans with the cache emptied, without a limit of the allocator if any does."""
+    ways = [(made, *_limited(trace, machine, made, clear)) for made in plans]
+    for limit_bytes in (None, budget_bytes - SPARE_BYTES):
+        for made, waiting, limited in ways:
+            found = limited.emptied_within(limit_bytes or budget_bytes, is_limit=limit_bytes is not None)
+            if found is not None:
+                emptied, peak = found
+                return Course(plan=made, waiting=waiting, peak_bytes=peak, emptied=emptied, limit_bytes=limit_bytes)
+    return None
 
 
 def _limited(trace: Trace, machine: Machine, made: Plan, clear: Collection[int]) -> tuple[dict[int, int], Limited]:
