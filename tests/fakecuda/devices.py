@@ -94,8 +94,8 @@ def run(trainings: Sequence[Sequence[str]], on: str | None, share: float, rows: 
         "mismatches": sum(step.mismatches for step in room.steps),
         "passed": sorted(room.passed),
         "simulated": line.peak_reserved_bytes if line else 0,
-        "told": [text for text in texts if " has held " not in text],
-        "told_of_more": len([text for text in texts if " has held " in text]),
+        "told": [text for text in texts if " holds " not in text],
+        "told_of_more": len([text for text in texts if " holds " in text]),
         "beyond_bytes": room.beyond_bytes,
     }
 

@@ -31,12 +31,20 @@ def sleep() -> None:
 
 def slow(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     """Hold up each copy of one of the two streams of copies, "out" or "back", before it begins."""
-    copy = CudaStreams.copy
+    copy, copy_behind = CudaStreams.copy, CudaStreams.copy_behind
 
-    def slowly(self: CudaStreams, target: int, source: int, size_bytes: int, stream: Any) -> None:
-        if stream == getattr(self, which):
+    def hold_up(streams: CudaStreams, stream: Any) -> None:
+        if stream == getattr(streams, which):
             with torch.cuda.stream(stream):
                 sleep()
+
+    def slowly(self: CudaStreams, target: int, source: int, size_bytes: int, stream: Any) -> None:
+        hold_up(self, stream)
         copy(self, target, source, size_bytes, stream)
 
+    def slowly_behind(self: CudaStreams, other: Any, target: int, source: int, size_bytes: int, stream: Any) -> Any:
+        hold_up(self, stream)
+        return copy_behind(self, other, target, source, size_bytes, stream)
+
     monkeypatch.setattr(CudaStreams, "copy", slowly)
+    monkeypatch.setattr(CudaStreams, "copy_behind", slowly_behind)

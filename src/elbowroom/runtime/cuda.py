@@ -127,16 +127,10 @@ class CudaResidence(Residence):
         self._has_limit = has_limit
         self._limit_bytes: int | None = None
         self._share = 1.0
-        self._most_bytes = self._reserved()["peak"]
-
-    def _reserved(self) -> dict[str, int]:
-        return torch.cuda.memory_stats_as_nested_dict(self._device)["reserved_bytes"]["all"]
 
     def beyond(self, budget_bytes: int) -> int:
-        reserved = self._reserved()
-        # The user may have peaks counted anew; and one of before the run says nothing.
-        is_new, self._most_bytes = reserved["peak"] != self._most_bytes, reserved["peak"]
-        return max(0, reserved["peak" if is_new else "current"] - held_bytes() - budget_bytes)
+        reserved = torch.cuda.memory_stats_as_nested_dict(self._device)["reserved_bytes"]["all"]["current"]
+        return max(0, reserved - held_bytes() - budget_bytes)
 
     def training_begins(self, root: torch.nn.Module | None) -> None:
         if root is None or not any(isinstance(module, OF_MATRICES) for module in root.modules()):

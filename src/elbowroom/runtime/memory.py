@@ -113,7 +113,7 @@ class Residence(ABC):
         """What the device has been asked for. Costs some microseconds."""
 
     def beyond(self, budget_bytes: int) -> int:  # noqa: ARG002 - where nothing is counted exactly
-        """By how many bytes it has held more than a budget allows in this run, between steps too."""
+        """By how many bytes it holds more than a budget allows."""
         return 0
 
     def training_begins(self, root: torch.nn.Module | None) -> None:  # noqa: B027

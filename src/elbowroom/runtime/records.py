@@ -34,7 +34,7 @@ class Records:
         steps: figures of the steps that have ended, of a long training those of the last few thousand.
         passed: how many large saved tensors of each subclass stayed on the device, as nothing says how to rebuild them,
             and how many stayed on each other device.
-        beyond_bytes: by how much a CUDA device has held more than the budget, at most, up to the last step's end.
+        beyond_bytes: by how much a CUDA device has held more than the budget where a step began, at most.
     """
 
     def __init__(self, executor: Executor, learner: Learner) -> None:
@@ -49,29 +49,30 @@ class Records:
         self._measure_next = False
         self._steps_ended = 0
         self.beyond_bytes = 0
-        self._told_of_beyond = False
+        self._settled = self._told_of_beyond = False
 
-    def _keep(self, step: StepFigures) -> None:
-        """A step has ended."""
+    def _keep(self, step: StepFigures, *, settled: bool) -> None:
+        """A step has ended; `settled` is one that followed the last plan of its kind."""
+        self._settled = settled
         self.steps.append(step)
         self._steps_ended += 1
         if len(self.steps) > 2 * STEPS_KEPT:
             del self.steps[:STEPS_KEPT]
+
+    def _see_what_lies_there(self) -> None:
+        """A step begins: what came between may have had the device hold more than the budget."""
         beyond_bytes = self._executor.residence.beyond(self.budget_bytes)
         self.beyond_bytes = max(self.beyond_bytes, beyond_bytes)
-        if beyond_bytes and step.mode != "observe" and not self._told_of_beyond:
+        if beyond_bytes and self._settled and not self._told_of_beyond:
             self._told_of_beyond = True
-            self._tell_of(beyond_bytes)
-
-    def _tell_of(self, beyond_bytes: int) -> None:
-        warnings.warn(
-            f"elbowroom: by the end of step {self._steps_ended} {self.device} has held {format_bytes(beyond_bytes)} "
-            f"more than the budget of {format_bytes(self.budget_bytes)}. No plan knows of what runs between steps, "
-            "such as an evaluation, or of what the first steps of a kind need. Give a budget less by as much, "
-            "or call torch.cuda.empty_cache() before what runs between. Said once; room.beyond_bytes is the most",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+            warnings.warn(
+                f"elbowroom: after step {self._steps_ended} {self.device} holds {format_bytes(beyond_bytes)} more than "
+                f"the budget of {format_bytes(self.budget_bytes)}. No plan knows of what runs between steps, such as "
+                "an evaluation. Give a budget less by as much, or call torch.cuda.empty_cache() before that runs. "
+                "Said once; room.beyond_bytes is the most",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def loss(self) -> DeviceLost | None:
         """What to raise if the device is lost, of which nothing is asked from then on."""

@@ -192,6 +192,7 @@ class Room(Records, Director, Conductor):
         By now the gradients of that are gone: Note: [Segments of their own].
         """
         residence = self._executor.residence
+        self._see_what_lies_there()
         self._limit.lift()
         if known is None:
             residence.empty()
@@ -250,7 +251,8 @@ class Room(Records, Director, Conductor):
             self._surprises.memory(excess_bytes)
             self._learner.held_more(self._key, was, saved)
         step_ns, counters = self._end_ns - self._begin_ns, self._executor.counters
-        self._keep(figures.of_step(self._mode, step_ns, counters, self._mismatches, checked=not without))
+        step = figures.of_step(self._mode, step_ns, counters, self._mismatches, checked=not without)
+        self._keep(step, settled=was is not None and was.refined)
         self._learn()
 
     def _learn(self) -> None:
