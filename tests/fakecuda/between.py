@@ -38,6 +38,7 @@ def main() -> None:
         "beyond_bytes": room.beyond_bytes,
         "held_bytes": most,
         "budget_bytes": room.budget_bytes,
+        "summary": room.summary().splitlines(),
         "mismatches": sum(step.mismatches for step in room.steps),
     }
     print("@@" + json.dumps(found))

@@ -113,4 +113,10 @@ class Records:
         if not self.steps or self._last is None:
             seen = f"{self._steps_ended} steps, no plan yet" if self.steps else "no training step was seen"
             return f"elbowroom: budget {format_bytes(self.budget_bytes)}; {seen}"
-        return figures.summary(self.budget_bytes, self._last, self.steps, self._steps_ended)
+        told = figures.summary(self.budget_bytes, self._last, self.steps, self._steps_ended)
+        if self.beyond_bytes:
+            told += (
+                f"\n  up to {format_bytes(self.beyond_bytes)} beyond the budget where a step began: first steps of a "
+            )
+            told += "kind, which are observed, or what ran between steps"
+        return told
