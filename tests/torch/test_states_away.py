@@ -142,6 +142,7 @@ def test_whoever_looks_at_states_between_steps_finds_them_whole(look: str) -> No
 
 
 def test_nothing_of_torch_is_changed_once_the_room_is_closed() -> None:
+    layers(MAKES["Adam"])  # the first optimizer of a class has torch wrap its step
     before = torch.optim.Adam.step, torch.optim.Adam.step.__closure__
     contents = [cell.cell_contents for cell in before[1] or ()]
 
