@@ -14,7 +14,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "elbowroom"
 MAX_FUNCTION_LINES = 40
-MAX_MODULE_LINES = 400
+MAX_MODULE_LINES = 600
 
 # Level of each file or folder of the package. Levels 2a and 2b lie beside each other: neither imports the other.
 LEVELS: dict[str, set[str]] = {
