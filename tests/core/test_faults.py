@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from elbowroom.capture import faults
-from elbowroom.capture.constants import compiled, constants_of
+from elbowroom.capture.script import faults
+from elbowroom.capture.script.constants import compiled, constants_of
 from elbowroom.errors import UsageError
 
 

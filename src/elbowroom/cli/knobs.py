@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from elbowroom.capture.constants import Number, constants_of
+from elbowroom.capture.script.constants import Number, constants_of
 from elbowroom.errors import UsageError
 
 Kind = Literal["arg", "env", "const"]

@@ -1,7 +1,7 @@
 """The child process of capture_script(): runs one script on the virtual device and answers through files.
 
-`python -P -m elbowroom.capture.child FOLDER ORDER`; FOLDER has machine.json, ORDER is `script.Order` as JSON. Written
-there: steps (how many are done), then trace.json where there is one, then answer.json.
+`python -P -m elbowroom.capture.script.child FOLDER ORDER`. FOLDER has machine.json, ORDER is `script.Order` as JSON.
+Written there: steps (how many are done), then trace.json where there is one, then answer.json.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elbowroom.allocator.settings import VARIABLES
-from elbowroom.capture import faults
-from elbowroom.capture.constants import compiled
-from elbowroom.capture.script import Order
+from elbowroom.capture.script import faults
+from elbowroom.capture.script.constants import compiled
+from elbowroom.capture.script.script import Order
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from elbowroom.capture.modules_found import module_file
+from elbowroom.capture.script.modules_found import module_file
 from elbowroom.errors import CaptureError, FormatError, UsageError
 from elbowroom.machine import Machine
 from elbowroom.trace import Trace
@@ -148,7 +148,7 @@ def _run(
 ) -> int:
     """Run the child to its end; its exit code."""
     # -P: the working directory is no place to import elbowroom's own needs from; the script's folder is put there.
-    command = [sys.executable, "-P", "-m", "elbowroom.capture.child", str(folder), order.argument()]
+    command = [sys.executable, "-P", "-m", "elbowroom.capture.script.child", str(folder), order.argument()]
     with (folder / "output").open("wb") as output:
         child = subprocess.Popen(
             command,

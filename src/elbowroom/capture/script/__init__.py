@@ -1,0 +1,7 @@
+"""A user's training script, run unchanged in a child process on the virtual device."""
+
+from __future__ import annotations
+
+from elbowroom.capture.script.script import STEPS, TIMEOUT_S, Order, capture_script
+
+__all__ = ["STEPS", "TIMEOUT_S", "Order", "capture_script"]
