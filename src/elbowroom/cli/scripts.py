@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elbowroom.allocator.settings import set_in
-from elbowroom.capture.script.modules_found import module_file
 from elbowroom.capture.script import STEPS, TIMEOUT_S
+from elbowroom.capture.script.modules_found import module_file
 from elbowroom.cli import output
 from elbowroom.cli.settings import given_or_set
 from elbowroom.errors import UsageError
