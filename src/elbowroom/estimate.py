@@ -10,7 +10,7 @@ Cost: about ten replays, each linear in the events of the trace.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -18,20 +18,19 @@ from typing import NamedTuple
 import numpy as np
 
 from elbowroom.allocator import replay
+from elbowroom.allocator.replay import Event
 from elbowroom.lifetimes import Ints
 from elbowroom.machine import Machine
 from elbowroom.owners import Share, shares_of
 from elbowroom.trace import Category, Phase, Trace
 
 WORKSPACE_FACTOR = 2
-"""The high end of an interval has convolution workspaces of so many times the modelled size; the low end has none."""
+"""A convolution workspace whose interval the trace does not have is taken from none to this many times its size."""
 
 NEED_PRECISION = Fraction(1, 256)
 """`needed_bytes` is found by bisection, until what is left between "fits" and "does not" is this part of it."""
 
 _LEAST_STEP_BYTES = 2 * 2**20  # what the allocator asks of the driver is a multiple of 2 MiB
-
-AllocatorEvent = tuple[str, int, int] | tuple[str, int]
 
 
 class Interval(NamedTuple):
@@ -223,7 +222,7 @@ class _Case:
         settings: of the allocator; "exact" where blocks are what is requested.
     """
 
-    events: Sequence[AllocatorEvent]
+    events: Sequence[Event]
     numbers: Ints
     settings: str
     with_room: _Played
@@ -236,12 +235,20 @@ class _Case:
 
 
 def _three(trace: Trace, machine: Machine) -> tuple[_Case, _Case, _Case]:
-    """Convolution workspaces as modelled, none of them, and `WORKSPACE_FACTOR` times as large."""
-    unsure = conv_workspaces(trace)
-    likely = _case(trace, machine.allocator, unsure, 1)
-    if not unsure:
+    """The likely case, and those where every workspace of unknown size has its least and its most bytes."""
+    bounds = workspace_bounds(trace)
+    likely = _case(trace, machine.allocator, {})
+    if not bounds:
         return likely, likely, likely
-    return likely, _case(trace, machine.allocator, unsure, 0), _case(trace, machine.allocator, unsure, WORKSPACE_FACTOR)
+    low, high = ({storage: both[end] for storage, both in bounds.items()} for end in (0, 1))
+    return likely, _case(trace, machine.allocator, low), _case(trace, machine.allocator, high)
+
+
+def workspace_bounds(trace: Trace) -> dict[int, tuple[int, int]]:
+    """Least and most bytes of each workspace whose size is not known, by storage."""
+    sizes = {storage: trace.storages[storage].size_bytes for storage in conv_workspaces(trace)}
+    assumed = {storage: (0, WORKSPACE_FACTOR * size_bytes) for storage, size_bytes in sizes.items()}
+    return assumed | {each.storage: (each.least_bytes, each.most_bytes) for each in trace.workspaces}
 
 
 def _verdict(cases: tuple[_Case, _Case, _Case], capacity_bytes: int, outside: Interval) -> tuple[_Played, bool]:
@@ -253,19 +260,24 @@ def _verdict(cases: tuple[_Case, _Case, _Case], capacity_bytes: int, outside: In
     return within, not low.within(capacity_bytes - outside.low_bytes).fits
 
 
-def _case(trace: Trace, settings: str, unsure: frozenset[int], factor: int) -> _Case:
-    events: list[AllocatorEvent] = []
+def _case(trace: Trace, settings: str, other_bytes: Mapping[int, int]) -> _Case:
+    """The events of a trace, some storages of which have other sizes; a size of 0 leaves a storage out."""
+    events: list[Event] = []
     numbers: list[int] = []
+    empties = set(trace.empties) if settings != "exact" else set[int]()
     for number, (_, storage, size_bytes) in enumerate(trace.events):
-        times = factor if storage in unsure else 1
-        if times:
-            events.append(("alloc", storage, size_bytes * times) if size_bytes > 0 else ("free", storage))
+        if number in empties:
+            events.append(("empty_cache",))
+            numbers.append(number)
+        size = other_bytes.get(storage, abs(size_bytes))
+        if size:
+            events.append(("alloc", storage, size) if size_bytes > 0 else ("free", storage))
             numbers.append(number)
     kept = np.array(numbers, np.int64)
     return _Case(events=events, numbers=kept, settings=settings, with_room=_play(events, kept, settings, None))
 
 
-def _play(events: Sequence[AllocatorEvent], numbers: Ints, settings: str, capacity_bytes: int | None) -> _Played:
+def _play(events: Sequence[Event], numbers: Ints, settings: str, capacity_bytes: int | None) -> _Played:
     if not events:
         return _Played(peak_allocated_bytes=0, peak_reserved_bytes=0, peak_event=-1, failed_event=None, retries=0)
     if settings == "exact":
@@ -283,7 +295,7 @@ def _play(events: Sequence[AllocatorEvent], numbers: Ints, settings: str, capaci
     )
 
 
-def _play_exact(events: Sequence[AllocatorEvent], numbers: Ints, capacity_bytes: int | None) -> _Played:
+def _play_exact(events: Sequence[Event], numbers: Ints, capacity_bytes: int | None) -> _Played:
     size: dict[int, int] = {event[1]: event[2] for event in events if len(event) == 3}
     level = np.cumsum([event[2] if len(event) == 3 else -size.get(event[1], 0) for event in events])
     failed = np.flatnonzero(level > capacity_bytes) if capacity_bytes is not None else np.zeros(0, np.int64)

@@ -53,6 +53,12 @@ def _trace_of_2(content: Content) -> Content:
     return content | {"parts": {"columns": ["first_op", "end_op", "storages"], "rows": []}}
 
 
+def _trace_of_3(content: Content) -> Content:
+    """Before workspaces had intervals, and the emptying of the cache was recorded."""
+    workspaces = {"columns": ["storage", "least_bytes", "most_bytes"], "rows": []}
+    return content | {"workspaces": workspaces, "empties": []}
+
+
 def _as_it_is(content: Content) -> Content:
     """Only a new name for a value came in."""
     return content
@@ -60,7 +66,7 @@ def _as_it_is(content: Content) -> Content:
 
 CHANGES: Mapping[str, tuple[Callable[[Content], Content], ...]] = {
     "plan": (_plan_of_1,),
-    "trace": (_trace_of_1, _trace_of_2),
+    "trace": (_trace_of_1, _trace_of_2, _trace_of_3),
     "timeline": (_as_it_is,),
 }
 """By record: what leads from each version to the next, from version 1 on."""

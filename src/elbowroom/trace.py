@@ -192,6 +192,26 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """A workspace whose size is not known: a library decides it.
+
+    Attributes:
+        storage: its id; the storage has the likely size.
+        least_bytes: the smallest size that is reckoned with; 0 for none at all.
+        most_bytes: the largest size that is reckoned with.
+    """
+
+    storage: int
+    least_bytes: int
+    most_bytes: int
+
+    def __post_init__(self) -> None:
+        rules.integer("Workspace.storage", self.storage)
+        rules.integer("Workspace.least_bytes", self.least_bytes)
+        rules.integer("Workspace.most_bytes", self.most_bytes, least=self.least_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
     """Something that the capture did not know, or assumed.
 
@@ -227,6 +247,8 @@ class Trace(Filed):
         remarks: what the capture did not know or assumed.
         parts: of the steps of optimizers, where these were carried out in parts, and the accumulations of gradients
             where these may move; at their ends the runtime gets control.
+        workspaces: those whose size is an interval, by rising id of the storage.
+        empties: places in `events`, ascending: the allocator's cache is emptied directly before that event.
     """
 
     device: str
@@ -238,6 +260,8 @@ class Trace(Filed):
     steps: tuple[Step, ...]
     remarks: tuple[Remark, ...] = ()
     parts: tuple[Part, ...] = ()
+    workspaces: tuple[Workspace, ...] = ()
+    empties: tuple[int, ...] = ()
     _id: str = field(init=False, repr=False, compare=False, default="")
 
     @property
@@ -257,11 +281,15 @@ class Trace(Filed):
         rules.records("Trace.steps", self.steps, Step)
         rules.records("Trace.remarks", self.remarks, Remark)
         rules.records("Trace.parts", self.parts, Part)
+        rules.records("Trace.workspaces", self.workspaces, Workspace)
+        rules.integers("Trace.empties", self.empties, most=len(self.events))
+        rules.ascending("Trace.empties", self.empties)
         self._check_ops()
         self._check_events()
         self._check_saves()
         self._check_steps()
         self._check_parts()
+        self._check_workspaces()
 
     def _check_ops(self) -> None:
         count = len(self.storages)
@@ -321,3 +349,17 @@ class Trace(Filed):
             last = part.end_op
             if any(part.first_op < step.end_op < part.end_op for step in self.steps):
                 rules.refuse(f"{where}.end_op", part.end_op, "an op of the step in which it begins")
+
+    def _check_workspaces(self) -> None:
+        """Each of a storage of this category, whose size lies within."""
+        last = 0
+        for index, each in enumerate(self.workspaces):
+            where = f"Trace.workspaces[{index}]"
+            rules.integer(f"{where}.storage", each.storage, least=last, most=len(self.storages) - 1)
+            of = self.storages[each.storage]
+            if of.category != "workspace":
+                rules.refuse(f"{where}.storage", each.storage, "a storage of category 'workspace'")
+            if not each.least_bytes <= of.size_bytes <= each.most_bytes:
+                given, allowed = (each.least_bytes, each.most_bytes), f"bounds of the storage's {of.size_bytes} bytes"
+                rules.refuse(where, given, allowed)
+            last = each.storage + 1

@@ -11,7 +11,20 @@ from elbowroom.machine import TIERS, Link, Machine, Rate, Tier, TierName
 from elbowroom.plan import Algorithm, Bound, Plan, Recompute, Swap
 from elbowroom.rules import MAX_INT
 from elbowroom.timeline import CURVE_KINDS, LANES, SOURCES, SPAN_KINDS, Curve, Span, Timeline
-from elbowroom.trace import CATEGORIES, PHASES, REMARK_KINDS, Choice, Event, Op, Remark, Save, Step, Storage, Trace
+from elbowroom.trace import (
+    CATEGORIES,
+    PHASES,
+    REMARK_KINDS,
+    Choice,
+    Event,
+    Op,
+    Remark,
+    Save,
+    Step,
+    Storage,
+    Trace,
+    Workspace,
+)
 
 naturals = st.integers(0, MAX_INT)
 rates = st.integers(1, MAX_INT)
@@ -65,6 +78,12 @@ def traces(draw: st.DrawFn) -> Trace:
         saves=tuple(sorted(draw(st.lists(saves(len(storages), len(ops)), max_size=4)), key=lambda save: save.saved_at)),
         steps=tuple(Step(*pair) for pair in pairwise(borders)),
         remarks=tuple(draw(st.lists(remarks, max_size=2))),
+        workspaces=tuple(
+            Workspace(storage=storage, least_bytes=draw(st.integers(0, what.size_bytes)), most_bytes=what.size_bytes)
+            for storage, what in enumerate(storages)
+            if what.category == "workspace" and draw(st.booleans())
+        ),
+        empties=tuple(sorted(draw(st.lists(st.integers(0, len(events)), max_size=2)))),
     )
 
 

@@ -61,6 +61,22 @@ def test_a_step_finds_the_cache_that_the_steps_before_it_left() -> None:
     assert line.peak_allocated_bytes == 12 * MIB
 
 
+def test_a_cache_that_the_training_empties_is_not_found_again() -> None:
+    # given the same two steps, with the cache emptied between them, or before the last step's second temporary
+    build = Build()
+    build.op("forward", temporary=40 * MIB)
+    build.end_step()
+    build.op("forward", temporary=12 * MIB)
+    build.op("forward", temporary=30 * MIB)
+    trace = build.trace()
+
+    between, within = (simulate(replace(trace, empties=(place,)), gpu()) for place in (2, 4))
+
+    # then the step reserves 12 and 30 MiB, both at the end; or serves 12 from the 40, and then holds 30 alone
+    assert reserved(between).size_bytes == (12 * MIB, 42 * MIB)
+    assert reserved(within).size_bytes == (40 * MIB, 30 * MIB)
+
+
 def test_the_settings_of_the_machine_count() -> None:
     line = simulate(chain([5 * MIB, 30 * MIB]), gpu("expandable_segments:True"))
 

@@ -9,7 +9,7 @@ import pytest
 from elbowroom.estimate import Estimate, Interval, conv_workspaces, estimate, moment_label
 from elbowroom.machine import Machine, Tier
 from elbowroom.owners import Share, block_name
-from elbowroom.trace import Category, Event, Op, Phase, Step, Storage, Trace
+from elbowroom.trace import Category, Event, Op, Phase, Step, Storage, Trace, Workspace
 
 MIB = 2**20
 
@@ -173,6 +173,37 @@ def test_a_convolution_workspace_is_an_interval_from_none_to_twice_its_size() ->
     # as modelled 20 + 100 + 30 + 60; without 180; doubled 240 MiB
     assert answer.peak_allocated == Interval(180 * MIB, 210 * MIB, 240 * MIB)
     assert answer.peak_device == answer.peak_reserved == Interval(180 * MIB, 210 * MIB, 240 * MIB)
+
+
+def test_a_workspace_with_an_interval_of_its_own_is_taken_from_its_least_to_its_most_bytes() -> None:
+    own = Workspace(storage=2, least_bytes=10 * MIB, most_bytes=500 * MIB)
+    trace = replace(two_layers(workspace_mib=30), workspaces=(own,))
+
+    answer = estimate(trace, gpu(1000))
+
+    # 20 + 100 + 60 MiB, and a workspace of 10, 30 or 500
+    assert answer.peak_allocated == Interval(190 * MIB, 210 * MIB, 680 * MIB)
+    # 210 MiB fit into 600, 680 do not
+    assert estimate(trace, gpu(600)).fits
+    assert not estimate(trace, gpu(600)).sure
+
+
+def test_an_emptied_cache_is_not_held_where_the_next_allocation_comes() -> None:
+    story = Story()
+    story.op("aten.mm")
+    story.there("a", 40, "temporary")
+    story.gone("a")
+    story.there("b", 60, "temporary")
+    story.gone("b")
+    story.end_step()
+    trace = story.trace()
+
+    # 40 MiB are in the cache when 60 come; emptied before the third event, they are not
+    assert estimate(trace, gpu(1000)).peak_reserved_bytes == 100 * MIB
+    assert estimate(replace(trace, empties=(2,)), gpu(1000)).peak_reserved_bytes == 60 * MIB
+    # the CPU's allocator has no cache
+    exact = estimate(replace(trace, empties=(2,)), gpu(1000, settings="exact"))
+    assert exact.peak_reserved_bytes == 60 * MIB
 
 
 def test_a_workspace_that_stays_is_no_interval() -> None:

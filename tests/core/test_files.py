@@ -22,7 +22,7 @@ from elbowroom.errors import FormatError
 from elbowroom.machine import Link, Machine, Tier
 from elbowroom.plan import Algorithm, Bound, Plan, Recompute, Swap
 from elbowroom.timeline import Curve, Span, Timeline
-from elbowroom.trace import Choice, Event, Op, Save, Step, Storage, Trace
+from elbowroom.trace import Choice, Event, Op, Save, Step, Storage, Trace, Workspace
 from tests.core import strategies
 
 TRACE = Trace(
@@ -47,10 +47,13 @@ TRACE = Trace(
     storages=(
         Storage(size_bytes=64, category="parameter", dtype="float32"),
         Storage(size_bytes=32, category="activation"),
+        Storage(size_bytes=16, category="workspace"),
     ),
     events=(Event(-1, 0, 64), Event(0, 1, 32), Event(1, 1, -32)),
     saves=(Save(storage=1, saved_at=1, idle_from=None, read_at=(1,)),),
     steps=(Step(0, 3),),
+    workspaces=(Workspace(storage=2, least_bytes=0, most_bytes=64),),
+    empties=(2,),
 )
 MACHINE = Machine(
     name="here",
@@ -129,7 +132,16 @@ def test_a_trace_of_version_1_is_read() -> None:
 
     again = files.decode(json.dumps(content).encode(), Trace)
 
-    assert again == replace(TRACE, ops=tuple(replace(op, choices=()) for op in TRACE.ops))
+    without_choices = tuple(replace(op, choices=()) for op in TRACE.ops)
+    assert again == replace(TRACE, ops=without_choices, workspaces=(), empties=())
+
+
+def test_a_trace_of_version_3_has_no_intervals_and_no_emptying() -> None:
+    content = without(json.loads(files.encode(TRACE)), "workspaces", "empties") | {"version": 3}
+
+    again = files.decode(json.dumps(content).encode(), Trace)
+
+    assert again == replace(TRACE, workspaces=(), empties=())
 
 
 @pytest.mark.parametrize("ops", [[], {"columns": 3}, {"columns": [], "rows": {}}, {"columns": [], "rows": [7]}])

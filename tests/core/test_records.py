@@ -13,7 +13,7 @@ from elbowroom.errors import ElbowroomError, InvalidRecord
 from elbowroom.machine import Link, Machine, Tier
 from elbowroom.plan import Algorithm, Bound, Plan, Recompute, Swap
 from elbowroom.timeline import Curve, Span, Timeline
-from elbowroom.trace import Choice, Event, Op, Save, Step, Storage, Trace
+from elbowroom.trace import Choice, Event, Op, Save, Step, Storage, Trace, Workspace
 
 
 def but(fields: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -63,6 +63,7 @@ FIELDS: dict[type, dict[str, Any]] = {
     Op: OP,
     Storage: STORAGE,
     Save: SAVE,
+    Workspace: {"storage": 0, "least_bytes": 0, "most_bytes": 64},
     Trace: TRACE,
     Tier: {"name": "device", "capacity_bytes": 1},
     Link: LINK,
@@ -100,6 +101,23 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (Save, {"read_at": (0,)}, r"Save\.read_at\[0\]: given 0; allowed is an int from 1 to"),
     (Save, {"read_at": (2, 1)}, r"Save\.read_at\[1\]: given 1; allowed is at least 2, the value before it"),
     (Save, {"idle_from": 0}, r"Save\.idle_from: given 0; allowed is an int from 1 to"),
+    # workspaces
+    (Workspace, {"least_bytes": 65}, r"Workspace\.most_bytes: given 64; allowed is an int from 65 to"),
+    (
+        Trace,
+        {"workspaces": (Workspace(storage=0, least_bytes=0, most_bytes=64),)},
+        r"Trace\.workspaces\[0\]\.storage: given 0; allowed is a storage of category 'workspace'",
+    ),
+    (
+        Trace,
+        {
+            "storages": (Storage(**(STORAGE | {"category": "workspace"})), Storage(**STORAGE)),
+            "workspaces": (Workspace(storage=0, least_bytes=0, most_bytes=63),),
+        },
+        r"Trace\.workspaces\[0\]: given \(0, 63\); allowed is bounds of the storage's 64 bytes",
+    ),
+    (Trace, {"empties": (9,)}, r"Trace\.empties\[0\]: given 9; allowed is an int from 0 to"),
+    (Trace, {"empties": (1, 0)}, r"Trace\.empties\[1\]: given 0; allowed is at least 1, the value before it"),
     # traces
     (Trace, {"ops": (Op(**but(OP, reads=(2,))),)}, r"Trace\.ops\[0\]: storage: given 2; allowed is an id below 2"),
     (

@@ -137,7 +137,7 @@ def _recorded(step: LastStep, moves: Moves, settings: str) -> Reserved:
     """Reserved bytes of a step that keeps everything, after the steps before it."""
     before = _before(step, everything=True)
     none = step.point_of[:0]
-    due = sorted(_inside(step, moves, (none, none, none)), key=_in_order)
+    due = sorted([*_inside(step, moves, (none, none, none)), *_emptied(step)], key=_in_order)
     done = replay([*before, *(each.event for each in due)], settings)
     levels = np.concatenate([np.zeros(1, np.int64), done.reserved_bytes])[len(before) :]
     return Reserved(_per_point(step, due, levels), [], [])
@@ -165,7 +165,7 @@ def played(
         emptied: positions at which the cache is given back to the driver.
     """
     empties = [_Due(int(step.point_of[at - step.first_op]), EMPTIES, ("empty_cache",)) for at in emptied]
-    due = sorted([*_inside(step, moves, away), *empties], key=_in_order)
+    due = sorted([*_inside(step, moves, away), *empties, *_emptied(step)], key=_in_order)
     events, at, first = _of_steps(step, due, steps, set(listed(step.storage_of(moves.n[moves.wraps]))))
     done = replay(events, settings, limit_bytes)
     allocated, reserved = (
@@ -295,11 +295,23 @@ def _before(step: LastStep, *, everything: bool) -> list[Event]:
     """Events before the step: all of them, or those before the first op and what then leads to its live storages."""
     early = [event for event in step.trace.events if event.op < step.first_op]
     at_first = {event.storage for event in early if event.op < 0}
-    return [
-        ("alloc", storage, size) if size > 0 else ("free", storage)
-        for _, storage, size in early
-        if everything or storage in at_first or step.gone[storage] > 0
-    ]
+    empties = set(step.trace.empties) if everything else set[int]()
+    events: list[Event] = []
+    for place, (_, storage, size) in enumerate(early):
+        if place in empties:
+            events.append(("empty_cache",))
+        if everything or storage in at_first or step.gone[storage] > 0:
+            events.append(("alloc", storage, size) if size > 0 else ("free", storage))
+    return [*events, ("empty_cache",)] if len(early) in empties else events
+
+
+def _emptied(step: LastStep) -> Iterator[_Due]:
+    """Where the training itself empties the cache in the step: once the op before is done."""
+    events = step.trace.events
+    for place in step.trace.empties:
+        position = events[place - 1].op + 1 if place else 0
+        if step.first_op < position <= step.end_op:
+            yield _Due(int(step.point_of[position - step.first_op]), EMPTIES, ("empty_cache",))
 
 
 def _inside(step: LastStep, moves: Moves, left: Away) -> Iterator[_Due]:

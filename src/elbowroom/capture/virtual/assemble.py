@@ -10,7 +10,7 @@ from elbowroom.capture.virtual.convolutions import choices
 from elbowroom.capture.virtual.costs import duration_ns
 from elbowroom.capture.virtual.ledger import Ledger, OpLine, StorageLine
 from elbowroom.machine import Machine
-from elbowroom.trace import Event, Op, Remark, Step, Storage, Trace
+from elbowroom.trace import Event, Op, Remark, Step, Storage, Trace, Workspace
 
 OWNED = ("parameter", "buffer", "gradient", "optimizer_state", "workspace")
 """Categories that are never swapped, whatever autograd saves."""
@@ -37,6 +37,11 @@ def assemble(ledger: Ledger, step_ends: list[int], machine: Machine) -> Trace:
         saves=tuple(save_of(each) for each in ledger.saves if ledger.storages[each.storage].category not in OWNED),
         steps=tuple(Step(first, end) for first, end in zip([0, *step_ends], step_ends, strict=False)),
         parts=tuple(ledger.parts),
+        workspaces=tuple(
+            Workspace(storage=storage, least_bytes=least, most_bytes=most)
+            for storage, (least, most) in sorted(ledger.bounds.items())
+        ),
+        empties=tuple(ledger.empties),
         remarks=tuple(
             Remark(kind=kind, name=name, count=count) for (kind, name), count in sorted(ledger.remarks.items())
         ),

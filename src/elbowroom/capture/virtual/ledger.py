@@ -69,6 +69,8 @@ class Ledger:
         storages: every storage, by number.
         events: (op, storage, bytes), negative bytes for a free; op -1 before the first one.
         saves: what autograd saved, in order.
+        empties: places in `events` before which the allocator's cache is emptied.
+        bounds: least and most bytes of workspaces whose size is not known, by storage.
         parts: of the steps of optimizers, where these are carried out in parts, and then accumulations of gradients.
         remarks: (kind, name) to how often.
         asked: what the script was told of the GPU beside its `Facts`, such as "name".
@@ -81,6 +83,8 @@ class Ledger:
         self.storages: list[StorageLine] = []
         self.events: list[tuple[int, int, int]] = []
         self.saves: list[SaveDraft] = []
+        self.empties: list[int] = []
+        self.bounds: dict[int, tuple[int, int]] = {}
         self.parts: list[Part] = []
         self._part_begin = 0
         self.remarks: dict[tuple[RemarkKind, str], int] = {}
@@ -122,6 +126,11 @@ class Ledger:
         size_bytes = self.storages[number].size_bytes
         self.events.append((len(self.ops) - 1, number, -size_bytes))
         self.allocated_bytes -= -size_bytes // BLOCK_BYTES * -BLOCK_BYTES
+
+    def empty_cache(self) -> None:
+        """Note that the allocator gives its cache back to the driver here."""
+        if self.events and self.empties[-1:] != [len(self.events)]:
+            self.empties.append(len(self.events))
 
     def _died(self, watch: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(watch, _Watch)
