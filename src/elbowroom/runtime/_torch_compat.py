@@ -6,7 +6,6 @@ the caching allocator of CUDA is asked in _torch_compat_cuda.py, and what record
 
 from __future__ import annotations
 
-import importlib
 import sys
 import warnings
 from collections.abc import Callable
@@ -125,12 +124,8 @@ class DispatchMode(TorchDispatchMode):
         return False
 
 
-NO_TORCH_FUNCTION = torch._C._disabled_torch_function_impl
-"""Tells a tensor subclass to leave the arguments of functions alone: the public way costs ten times as much."""
-
-
 def as_subclass(cls: type, meta: torch.Tensor, device: torch.device) -> Any:
-    """A tensor of a subclass on the storage of a meta tensor, with the autograd and autocast keys of `device`.
+    """A tensor of a class on the storage of a meta tensor, with the autograd and autocast keys of `device`.
 
     C++ goes on to see a meta tensor (`dispatch_device` is off): so the autograd engine uses the queue of the calling
     thread, where a cuda device would abort a CPU-only build. No public constructor sets the keys.
@@ -138,14 +133,47 @@ def as_subclass(cls: type, meta: torch.Tensor, device: torch.device) -> Any:
     return torch.Tensor._make_subclass(cls, meta, False, dispatch_device=False, device_for_backend_keys=device)
 
 
+_KEYS: dict[str, int] = {
+    name: torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
+    for name in ("CUDA", "AutogradCUDA", "CPU", "AutogradCPU", "AutocastCUDA")
+}
+_CUDA = _KEYS["CUDA"] & _KEYS["AutogradCUDA"] | _KEYS["AutocastCUDA"]
+_CPU = _KEYS["CPU"] & _KEYS["AutogradCPU"]
+
+
+def backend_of(tensor: torch.Tensor) -> str:
+    """The name of the backend whose dispatch keys a tensor has, CUDA or CPU; "" where it has other ones."""
+    keys = torch._C._dispatch_keys(tensor).raw_repr()
+    return "CUDA" if keys & _CUDA else "CPU" if keys & _CPU else ""
+
+
+KEYS_OF_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+"""Marks a wrapper of tensors on cuda, which has no storage, for `backend_of`."""
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """What the wrappers of torch.func are around."""
+    functions = torch._C._functorch
+    while functions.is_functorch_wrapped_tensor(tensor):
+        tensor = functions.get_unwrapped(tensor)
+    return tensor
+
+
+def without_torch_function() -> AbstractContextManager[None]:
+    """Skip `__torch_function__` of tensor subclasses."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
 class MetaKernels:
     """Context in which ops called on tensors of any device run their meta kernel, without modes and subclasses."""
 
-    __slots__ = ("_dispatch", "_keys")
+    __slots__ = ("_dispatch", "_functions", "_keys")
 
     def __enter__(self) -> None:
+        self._functions = torch._C.DisableTorchFunctionSubclass()
         self._dispatch = torch._C._DisableTorchDispatch()
         self._keys = torch._C._PreserveDispatchKeyGuard()
+        self._functions.__enter__()
         self._dispatch.__enter__()
         self._keys.__enter__()
         torch._C._set_meta_in_tls_dispatch_include(True)
@@ -153,6 +181,7 @@ class MetaKernels:
     def __exit__(self, *problem: object) -> None:
         self._keys.__exit__(*problem)
         self._dispatch.__exit__(*problem)
+        self._functions.__exit__(*problem)
 
 
 def in_backward() -> bool:
@@ -288,27 +317,9 @@ def single_process_iterator(loader: Any) -> Any:
     return dataloader._SingleProcessDataLoaderIter(loader)
 
 
-def subclass_changes(subclass: type, grouped: Any) -> list[tuple[Any, str, Any]]:
-    """Attributes, each with its new value, so that torch treats a subclass as its own tensors.
-
-    Optimizers run over lists of it, grouped by `grouped`; a module that moves between it and real tensors gets new
-    parameters.
-    """
-    from torch.utils import _foreach_utils
-
-    optimizer: Any = importlib.import_module("torch.optim.optimizer")
-
-    compatible = torch._has_compatible_shallow_copy_type  # pyright: ignore[reportPrivateImportUsage]
-
-    def both_or_none(input: torch.Tensor, from_: torch.Tensor) -> bool:  # noqa: A002  torch names it so
-        return (type(input) is subclass) is (type(from_) is subclass) and compatible(input, from_)
-
-    return [
-        (torch, "_has_compatible_shallow_copy_type", both_or_none),
-        (torch._C, "_group_tensors_by_device_and_dtype", grouped),
-        (_foreach_utils, "_foreach_supported_types", [*_foreach_utils._foreach_supported_types, subclass]),
-        (optimizer, "_foreach_supported_types", [*optimizer._foreach_supported_types, subclass]),
-    ]
+def grouping_changes(grouped: Any) -> list[tuple[Any, str, Any]]:
+    """The attribute, with its new value, by which optimizers group tensors by device and dtype."""
+    return [(torch._C, "_group_tensors_by_device_and_dtype", grouped)]
 
 
 def next_node_names() -> tuple[str, ...]:

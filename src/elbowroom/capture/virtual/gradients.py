@@ -12,8 +12,9 @@ from typing import Any, final
 
 import torch
 
+from elbowroom.capture.virtual.attributes import Asked
 from elbowroom.capture.virtual.ledger import Ledger
-from elbowroom.capture.virtual.tensor import VirtualTensor, gradient_of
+from elbowroom.capture.virtual.tensor import gradient_of
 from elbowroom.runtime._torch_compat import storage_holders
 
 
@@ -35,7 +36,7 @@ class Accumulations:
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Stand around the accumulations of these parameters from now on."""
-        VirtualTensor.asked_for_gradient = self._asked
+        Asked.gradient = self._asked
         for parameter in parameters:
             known = self._handles.get(id(parameter))
             if parameter.requires_grad and (known is None or known[0]() is not parameter):
@@ -54,7 +55,7 @@ class Accumulations:
 
     def close(self) -> None:
         """Leave the parameters as they were."""
-        VirtualTensor.asked_for_gradient = None
+        Asked.gradient = None
         for _, handles in self._handles.values():
             for handle in handles:
                 handle.remove()

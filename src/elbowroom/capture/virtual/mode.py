@@ -20,7 +20,7 @@ from elbowroom.capture.virtual.ledger import Ledger, OpLine
 from elbowroom.capture.virtual.saves import Saves
 from elbowroom.capture.virtual.settings import Settings
 from elbowroom.capture.virtual.shapes import Shapes
-from elbowroom.capture.virtual.tensor import CPU, CUDA, META, Inside, VirtualTensor, meta_like, virtual
+from elbowroom.capture.virtual.tensor import CPU, CUDA, HOME, META, Inside, home_of, is_virtual, meta_like, virtual
 from elbowroom.errors import CaptureError
 from elbowroom.runtime._torch_compat import (
     DispatchMode,
@@ -117,7 +117,7 @@ class VirtualMode(DispatchMode):
         wanted = kwargs.get("device")
         if wanted is not None and wanted.type != "cpu":
             return CUDA  # C++ asks for "meta" where it means the device of a virtual tensor
-        homes = {tensor._home for tensor in tensors_in(args, kwargs) if isinstance(tensor, VirtualTensor)}
+        homes = {home for tensor in tensors_in(args, kwargs) if (home := home_of(tensor)) is not None}
         if homes:
             return CPU if wanted is not None or CUDA not in homes else CUDA
         return CPU if self.settings.fake_host and func in FACTORIES and _is_large(args, kwargs) else None
@@ -174,7 +174,7 @@ class VirtualMode(DispatchMode):
             self.saves.tick()
         backward = in_backward()
         path = self._path(backward)
-        given = [tensor for tensor in tensors_in(args, kwargs) if isinstance(tensor, VirtualTensor)]
+        given = [tensor for tensor in tensors_in(args, kwargs) if is_virtual(tensor)]
         effects = effects_of(func)
         reads = () if effects.views or not reads_bytes(_name(func)) else ledger.numbers_of(given)
         results = [made] if isinstance(made, torch.Tensor) else list(tensors_in((made,), {}))
@@ -248,7 +248,7 @@ def _for_meta(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any,
 
 def _seen_as_meta(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return value if isinstance(value, VirtualTensor) or not value.dim() else meta_like(value)
+        return value if is_virtual(value) or not value.dim() else meta_like(value)
     if isinstance(value, list | tuple) and any(isinstance(each, torch.Tensor) for each in value):
         return [_seen_as_meta(each) for each in value]
     return None if isinstance(value, torch.Generator) else value
@@ -256,7 +256,7 @@ def _seen_as_meta(value: Any) -> Any:
 
 def _wrapped(made: Any, home: torch.device) -> Any:
     if isinstance(made, torch.Tensor):
-        return made if isinstance(made, VirtualTensor) else virtual(made, home)
+        return made if HOME in made.__dict__ else virtual(made, home)
     if isinstance(made, list | tuple):
         return (
             type(made)(_wrapped(each, home) for each in made)

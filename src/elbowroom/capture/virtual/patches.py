@@ -9,12 +9,12 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.capture.virtual import generators
+from elbowroom.capture.virtual import attributes, generators
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.settings import Settings
-from elbowroom.capture.virtual.tensor import CUDA, VirtualTensor
+from elbowroom.capture.virtual.tensor import CUDA
 from elbowroom.capture.virtual.values import as_virtual_cpu
-from elbowroom.runtime._torch_compat import single_process_iterator, subclass_changes
+from elbowroom.runtime._torch_compat import grouping_changes, single_process_iterator
 
 Change = tuple[Any, str, Any]
 
@@ -300,5 +300,5 @@ def changes(settings: Settings, ledger: Ledger) -> list[Change]:
     found.append((torch, "compile", _uncompiled(ledger)))
     found.append((torch, "_use_cudnn_rnn_flatten_weight", _say(True)))
     found += generators.changes()
-    found += subclass_changes(VirtualTensor, _grouped)
+    found += [*attributes.changes(), *grouping_changes(_grouped)]
     return found

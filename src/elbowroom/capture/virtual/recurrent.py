@@ -12,7 +12,7 @@ import torch
 
 from elbowroom.capture.virtual.reductions import partial_bytes
 from elbowroom.capture.virtual.settings import RecurrentCall
-from elbowroom.capture.virtual.tensor import META, Inside, VirtualTensor, virtual
+from elbowroom.capture.virtual.tensor import META, Inside, virtual
 from elbowroom.runtime._torch_compat import set_storage, storage_key
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def flat_buffer(params: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 def flatten_weight(mode: VirtualMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Weights move into one new buffer and give their own storages back, in their order."""
-    weights: list[VirtualTensor] = args[0]
+    weights: list[torch.Tensor] = args[0]
     count = sum(each.numel() for each in weights)
     with Inside():
         flat = torch.empty(count, dtype=weights[0].dtype, device=META)

@@ -10,7 +10,7 @@ import torch
 
 from elbowroom.capture.drafts import SaveDraft
 from elbowroom.capture.virtual.ledger import Ledger
-from elbowroom.capture.virtual.tensor import VirtualTensor, alias
+from elbowroom.capture.virtual.tensor import alias, is_virtual
 from elbowroom.runtime._torch_compat import storage_holders
 
 
@@ -25,14 +25,14 @@ class Saves:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._by_storage: dict[int, SaveDraft] = {}
-        self._watched: dict[int, list[weakref.ref[VirtualTensor]]] = {}
+        self._watched: dict[int, list[weakref.ref[torch.Tensor]]] = {}
 
     def hooks(self) -> AbstractContextManager[Any]:
         """Context in which saves are noted."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not isinstance(tensor, VirtualTensor) or (tensor.is_leaf and tensor.requires_grad):
+        if not is_virtual(tensor) or (tensor.is_leaf and tensor.requires_grad):
             return tensor
         number = self._ledger.number_of(tensor)
         if number is None or self._ledger.storages[number].category in ("parameter", "buffer"):
@@ -50,7 +50,7 @@ class Saves:
         return packed
 
     def _unpack(self, packed: torch.Tensor) -> torch.Tensor:
-        number = self._ledger.number_of(packed) if isinstance(packed, VirtualTensor) else None
+        number = self._ledger.number_of(packed) if is_virtual(packed) else None
         saved = None if number is None else self._by_storage.get(number)
         if saved is not None and (not saved.read_at or saved.read_at[-1] != len(self._ledger.ops)):
             saved.read_at.append(len(self._ledger.ops))

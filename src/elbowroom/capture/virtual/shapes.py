@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 
-from elbowroom.capture.virtual.tensor import META, VirtualTensor
+from elbowroom.capture.virtual.tensor import META, is_virtual
 from elbowroom.runtime._torch_compat import storage_key
 
 
@@ -62,7 +62,7 @@ def _key(values: Iterable[Any]) -> Hashable:
 
 
 def _one(value: Any) -> Hashable:
-    if isinstance(value, VirtualTensor):
+    if is_virtual(value):
         return (value.shape, value.stride(), value.dtype)
     if isinstance(value, torch.Tensor):
         return (value.shape, value.stride(), value.dtype, "host")
@@ -86,7 +86,7 @@ def _forms(made: Any, args: Any) -> tuple[Made, ...] | None:
                 return None
             forms.append(Made((), (), None, each))
             continue
-        if each.layout != torch.strided or isinstance(each, VirtualTensor):
+        if each.layout != torch.strided or is_virtual(each):
             return None
         storage = each.untyped_storage()
         key = storage_key(storage)

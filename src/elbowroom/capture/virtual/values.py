@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elbowroom.capture.virtual import recurrent
-from elbowroom.capture.virtual.tensor import CPU, CUDA, META, VirtualTensor, meta_like, virtual
+from elbowroom.capture.virtual.tensor import CPU, CUDA, META, is_virtual, meta_like, virtual
 from elbowroom.runtime._torch_compat import in_backward, next_node_names, node_name, storage_holders, tensor_uses
 
 if TYPE_CHECKING:
@@ -24,30 +24,26 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
 
-def _is_virtual(value: Any) -> bool:
-    return isinstance(value, VirtualTensor)
-
-
 def _item(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     (tensor,) = args
-    if not _is_virtual(tensor):
+    if not is_virtual(tensor):
         return func(*args, **kwargs)
     if tensor.is_cuda:
         mode.ledger.remark("assumed_value", "aten.item")
     if tensor.dtype is torch.bool:
-        return tensor.answer
+        return getattr(tensor, "answer", False)
     return 0 if not tensor.dtype.is_floating_point else 0.0
 
 
 def _all(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     made = mode.run(func, args, kwargs)
-    if _is_virtual(made):
+    if is_virtual(made):
         made.answer = True
     return made
 
 
 def _equal(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    if not any(map(_is_virtual, args)):
+    if not any(map(is_virtual, args)):
         return func(*args, **kwargs)
     mode.ledger.remark("assumed_value", "aten.equal")
     return args[0].shape == args[1].shape
@@ -55,7 +51,7 @@ def _equal(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _to_copy(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     wanted = kwargs.get("device")
-    if wanted is None or wanted.type != "cpu" or not _is_virtual(args[0]) or not args[0].is_cuda:
+    if wanted is None or wanted.type != "cpu" or not is_virtual(args[0]) or not args[0].is_cuda:
         return mode.run(func, args, kwargs)
     mode.ledger.remark("assumed_value", "aten._to_copy")
     made = torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
@@ -65,14 +61,14 @@ def _to_copy(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _copy(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     target, source = args[0], args[1]
-    if _is_virtual(target) or not _is_virtual(source):
+    if is_virtual(target) or not is_virtual(source):
         return mode.run(func, args, kwargs)
     mode.ledger.remark("assumed_value", "aten.copy_")
     return target
 
 
 def _lift(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    return args[0] if _is_virtual(args[0]) else func(*args, **kwargs)
+    return args[0] if is_virtual(args[0]) else func(*args, **kwargs)
 
 
 def _add(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -84,8 +80,8 @@ def _add(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if (
         kwargs
         or not in_backward()
-        or not _is_virtual(first)
-        or not _is_virtual(second)
+        or not is_virtual(first)
+        or not is_virtual(second)
         or not mode.from_engine()
         or not _is_sole(mode, first)
     ):
@@ -133,7 +129,7 @@ def _maybe_in_place(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) ->
     """As the CUDA build's tensors are of no subclass, such a node works in place on what it has just made."""
     if (
         in_backward()
-        and _is_virtual(args[0])
+        and is_virtual(args[0])
         and mode.from_engine()
         and func in IN_PLACE_NODES.get(node_name(), ())
         and (func is not aten.mul.Tensor or _is_new(mode, args[0]))
@@ -155,14 +151,14 @@ def _goes_to_copy() -> bool:
 
 def _view(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Gradient of a view that was changed in place: CUDA's is a strided copy, a subclass's a view (variable.cpp)."""
-    if in_backward() and _is_virtual(args[0]) and _goes_to_copy() and mode.from_engine():
+    if in_backward() and is_virtual(args[0]) and _goes_to_copy() and mode.from_engine():
         made = mode.run(aten.clone.default, (args[0],), {"memory_format": torch.contiguous_format})
         return mode.run(func, (made, *args[1:]), kwargs)
     return mode.run(func, args, kwargs)
 
 
 def _nonzero(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    if not _is_virtual(args[0]):
+    if not is_virtual(args[0]):
         return func(*args, **kwargs)
     mode.ledger.remark("assumed_value", "aten.nonzero")
     mask = args[0]
@@ -171,7 +167,7 @@ def _nonzero(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _masked_select(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    if not any(map(_is_virtual, args)):
+    if not any(map(is_virtual, args)):
         return func(*args, **kwargs)
     mode.ledger.remark("assumed_value", "aten.masked_select")
     size = torch.broadcast_shapes(args[0].shape, args[1].shape)
@@ -184,7 +180,7 @@ def _index(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     tensor, indices = args[0], args[1]
     if not any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in indices):
         return mode.run(func, args, kwargs)
-    if not _is_virtual(tensor) and not any(map(_is_virtual, indices)):
+    if not is_virtual(tensor) and not any(map(is_virtual, indices)):
         return func(*args, **kwargs)
     mode.ledger.remark("assumed_value", "aten.index")
     expanded: list[Any] = []
@@ -198,7 +194,7 @@ def _index(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _unique(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    if not _is_virtual(args[0]):
+    if not is_virtual(args[0]):
         return func(*args, **kwargs)
     mode.ledger.remark("assumed_value", "aten.unique")
     values = torch.empty(args[0].numel(), dtype=args[0].dtype, device=META)
@@ -214,7 +210,7 @@ def _pin(_mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> Any:
     return args[0]
 
 
-def as_virtual_cpu(tensor: torch.Tensor) -> VirtualTensor:
+def as_virtual_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """A real CPU tensor without its bytes."""
     return virtual(meta_like(tensor), CPU)
 

@@ -1,0 +1,134 @@
+"""What virtual tensors say of themselves: attributes of `torch.Tensor` that are replaced while a virtual device is on.
+
+C++ takes a virtual tensor for one on "meta" (Note: [What makes a tensor virtual] in tensor.py), Python for one on its
+device. For any other tensor each attribute is torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from elbowroom.capture.virtual.tensor import HOME, META, Inside, gradient_of, home_of
+from elbowroom.runtime._torch_compat import storage_key
+
+Tensor = torch.Tensor
+Change = tuple[Any, str, Any]
+
+
+class Asked:
+    """Who is told of each tensor whose gradient somebody is about to get."""
+
+    gradient: Callable[[torch.Tensor], None] | None = None
+
+
+def _getter(name: str) -> Any:
+    return getattr(Tensor, name).__get__
+
+
+_device, _is_cuda, _is_cpu, _is_meta = map(_getter, ("device", "is_cuda", "is_cpu", "is_meta"))
+
+
+def _said_device(self: torch.Tensor) -> torch.device:
+    """Where it is; inside meta kernels, on "meta"."""
+    found: torch.device = _device(self)
+    if found.type != "meta" or Inside.here.depth:
+        return found
+    return home_of(self) or META
+
+
+def _said_is_cuda(self: torch.Tensor) -> bool:
+    home = home_of(self)
+    return _is_cuda(self) if home is None else home.type == "cuda"
+
+
+def _said_is_cpu(self: torch.Tensor) -> bool:
+    home = home_of(self)
+    return _is_cpu(self) if home is None else home.type == "cpu"
+
+
+def _said_is_meta(self: torch.Tensor) -> bool:
+    return _is_meta(self) and (Inside.here.depth > 0 or home_of(self) is None)
+
+
+def _grad(self: torch.Tensor) -> torch.Tensor | None:
+    if Asked.gradient is not None and home_of(self) is not None:
+        Asked.gradient(self)
+    return gradient_of(self)
+
+
+def _set_data(self: torch.Tensor, value: torch.Tensor) -> None:
+    self.__dict__.pop(HOME, None)
+    _DATA.__set__(self, value)
+
+
+_DATA: Any = Tensor.data
+_GRAD: Any = Tensor.grad
+
+
+def _said_get_device(self: torch.Tensor) -> int:
+    home = home_of(self)
+    if home is None:
+        return _get_device(self)
+    return -1 if home.index is None else home.index
+
+
+def _said_data_ptr(self: torch.Tensor) -> int:
+    """No address, but one number for each storage and offset."""
+    if home_of(self) is None:
+        return _data_ptr(self)
+    return storage_key(self.untyped_storage()) + int(self.storage_offset()) * self.element_size()
+
+
+def _said_tolist(self: torch.Tensor) -> Any:
+    if home_of(self) is None:
+        return _tolist(self)
+    return self.cpu().tolist() if self.dim() else self.item()
+
+
+def _said_numpy(self: torch.Tensor, *, force: bool = False) -> Any:
+    if home_of(self) is None:
+        return _numpy(self, force=force)
+    return torch.zeros(self.shape, dtype=self.dtype).numpy()
+
+
+def _described(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
+    """What `repr` gives."""
+    home = home_of(self)
+    if home is None:
+        return _repr(self, tensor_contents=tensor_contents)
+    if not self.dim():
+        return f"tensor({self.item()}, device='{home}')"
+    return f"tensor(..., device='{home}', size={tuple(self.shape)}, dtype={self.dtype})"
+
+
+def _formatted(self: torch.Tensor, spec: str) -> str:
+    """What `format` gives."""
+    if home_of(self) is None:
+        return _format(self, spec)
+    return format(self.item(), spec) if not self.dim() else _described(self)
+
+
+_get_device, _data_ptr, _tolist, _numpy = Tensor.get_device, Tensor.data_ptr, Tensor.tolist, Tensor.numpy
+_repr, _format = Tensor.__repr__, Tensor.__format__
+
+
+def changes() -> list[Change]:
+    """The attributes, each with its new value."""
+    found: dict[str, Any] = {
+        "device": property(_said_device),
+        "is_cuda": property(_said_is_cuda),
+        "is_cpu": property(_said_is_cpu),
+        "is_meta": property(_said_is_meta),
+        "grad": property(_grad, _GRAD.__set__, _GRAD.__delete__),
+        "data": property(_DATA.__get__, _set_data),
+        "get_device": _said_get_device,
+        "data_ptr": _said_data_ptr,
+        "tolist": _said_tolist,
+        "numpy": _said_numpy,
+        "__repr__": _described,
+        "__format__": _formatted,
+    }
+    return [(Tensor, name, value) for name, value in found.items()]
