@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from elbowroom.capture.virtual.tensor import HOME, META, Inside, gradient_of, home_of
+from elbowroom.capture.virtual.known_values import KnownValues
+from elbowroom.capture.virtual.tensor import CPU, HOME, META, Inside, gradient_of, home_of
 from elbowroom.runtime._torch_compat import storage_key
 
 Tensor = torch.Tensor
@@ -91,7 +92,8 @@ def _said_tolist(self: torch.Tensor) -> Any:
 def _said_numpy(self: torch.Tensor, *, force: bool = False) -> Any:
     if home_of(self) is None:
         return _numpy(self, force=force)
-    return torch.zeros(self.shape, dtype=self.dtype).numpy()
+    known = None if KnownValues.current is None else KnownValues.current.of(self)
+    return (torch.zeros(self.shape, dtype=self.dtype, device=CPU) if known is None else known).numpy()
 
 
 def _described(self: torch.Tensor, *, tensor_contents: Any = None) -> str:

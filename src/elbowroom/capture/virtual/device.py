@@ -98,6 +98,7 @@ class VirtualDevice:
         stack.callback(self._parts.close)
         if self._accumulations is not None:
             stack.callback(self._accumulations.close)
+        stack.enter_context(self._mode.values.used())
         stack.enter_context(self._mode)
         routing.calibrate(self._mode)
         self._mode.saves = saves = Saves(self.ledger)

@@ -13,9 +13,10 @@ from typing import Any, final
 import torch
 
 from elbowroom.capture.operators import reads_bytes
-from elbowroom.capture.virtual import kernels, scratch
+from elbowroom.capture.virtual import kernels, plausible, scratch
 from elbowroom.capture.virtual.compared import Compared
 from elbowroom.capture.virtual.effects import changed, compute_type, described, effects_of, moved_bytes
+from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.ledger import Ledger, OpLine
 from elbowroom.capture.virtual.saves import Saves
 from elbowroom.capture.virtual.settings import Settings
@@ -91,6 +92,8 @@ class VirtualMode(DispatchMode):
         self._settled = views()
         self._blas = scratch.BlasWorkspaces(settings)
         self._compared = Compared()
+        self._taken_apart: set[Any] = set()
+        self.values = KnownValues(plausible.assume)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given: dict[str, Any] = kwargs or {}
@@ -108,7 +111,10 @@ class VirtualMode(DispatchMode):
         if self._is_composite(func):
             with self:
                 return self._routes.get(func, func.decompose)(*args, **kwargs)
-        return self.note(func, args, kwargs, self._compute(func, args, kwargs, home))
+        made = self.note(func, args, kwargs, self._compute(func, args, kwargs, home))
+        if func not in self._taken_apart:
+            self.values.follow(func, args, kwargs, made)
+        return made
 
     # Where it runs
 
@@ -156,6 +162,7 @@ class VirtualMode(DispatchMode):
                 f"{func}: given an op that has no meta kernel and no decomposition; allowed are ops with either; "
                 "register one with torch.library.register_fake"
             )
+        self._taken_apart.add(func)
         self._quiet += 1
         try:
             with self:

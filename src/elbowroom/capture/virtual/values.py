@@ -1,7 +1,8 @@
 """Ops whose results depend on values, which the virtual device does not have: a plausible answer, and a remark.
 
-Assumed: numbers read back are 0, "are all ..." is true and every other test false, a mask lets everything through, and
-what is copied to the host is zeros. Data that never was on the device keeps its values.
+What came from the host, and what is made of it alone, is known (known_values.py). Of the rest it is assumed: numbers
+read back are one half, integers 0, "are all ..." is true and every other test false, a mask lets everything through,
+and what is copied to the host is zeros.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elbowroom.capture.virtual import recurrent
-from elbowroom.capture.virtual.tensor import CPU, CUDA, META, is_virtual, meta_like, virtual
+from elbowroom.capture.virtual import dependent_shapes, recurrent
+from elbowroom.capture.virtual.known_values import KnownValues
+from elbowroom.capture.virtual.tensor import CPU, is_virtual, meta_like, virtual
 from elbowroom.runtime._torch_compat import in_backward, next_node_names, node_name, storage_holders, tensor_uses
 
 if TYPE_CHECKING:
@@ -22,17 +24,20 @@ if TYPE_CHECKING:
 aten: Any = torch.ops.aten
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+ASSUMED = 0.5
+"""A number that a network computes: its logarithm, reciprocal and exponential are harmless, and those of 1 - x."""
 
 
 def _item(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     (tensor,) = args
-    if not is_virtual(tensor):
-        return func(*args, **kwargs)
-    if tensor.is_cuda:
+    known = mode.values.of(tensor)
+    if tensor.is_cuda and not mode.values.is_certain(tensor):
         mode.ledger.remark("assumed_value", "aten.item")
+    if known is not None:
+        return func(known)
     if tensor.dtype is torch.bool:
         return getattr(tensor, "answer", False)
-    return 0 if not tensor.dtype.is_floating_point else 0.0
+    return ASSUMED if tensor.dtype.is_floating_point else 0
 
 
 def _all(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -43,28 +48,37 @@ def _all(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _equal(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    if not any(map(is_virtual, args)):
-        return func(*args, **kwargs)
-    mode.ledger.remark("assumed_value", "aten.equal")
-    return args[0].shape == args[1].shape
+    outcome = mode.values.computed(func, args, kwargs)
+    if outcome is None or not outcome.certain:
+        mode.ledger.remark("assumed_value", "aten.equal")
+        return args[0].shape == args[1].shape
+    return outcome.found
 
 
 def _to_copy(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    wanted = kwargs.get("device")
-    if wanted is None or wanted.type != "cpu" or not is_virtual(args[0]) or not args[0].is_cuda:
+    wanted, tensor = kwargs.get("device"), args[0]
+    if wanted is None or wanted.type != "cpu" or not is_virtual(tensor) or not tensor.is_cuda:
         return mode.run(func, args, kwargs)
-    mode.ledger.remark("assumed_value", "aten._to_copy")
-    made = torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+    made = _read(mode, "aten._to_copy", tensor, kwargs.get("dtype") or tensor.dtype)
     mode.note(func, args, kwargs, None)
     return made
+
+
+def _read(mode: VirtualMode, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A copy on the host."""
+    known = mode.values.of(tensor)
+    if not mode.values.is_certain(tensor):
+        mode.ledger.remark("assumed_value", name)
+    if known is not None:
+        return aten._to_copy(known, dtype=dtype)
+    return torch.zeros(tensor.shape, dtype=dtype, device=CPU)
 
 
 def _copy(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     target, source = args[0], args[1]
     if is_virtual(target) or not is_virtual(source):
         return mode.run(func, args, kwargs)
-    mode.ledger.remark("assumed_value", "aten.copy_")
-    return target
+    return func(target, _read(mode, "aten.copy_", source, source.dtype))
 
 
 def _lift(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -157,51 +171,6 @@ def _view(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return mode.run(func, args, kwargs)
 
 
-def _nonzero(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    if not is_virtual(args[0]):
-        return func(*args, **kwargs)
-    mode.ledger.remark("assumed_value", "aten.nonzero")
-    mask = args[0]
-    made = torch.empty((max(mask.dim(), 1), mask.numel()), dtype=torch.int64, device=META).t()
-    return mode.note(func, args, kwargs, virtual(made, mask.device))
-
-
-def _masked_select(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    if not any(map(is_virtual, args)):
-        return func(*args, **kwargs)
-    mode.ledger.remark("assumed_value", "aten.masked_select")
-    size = torch.broadcast_shapes(args[0].shape, args[1].shape)
-    made = torch.empty(size.numel(), dtype=args[0].dtype, device=META)
-    return mode.note(func, args, kwargs, virtual(made, CUDA))
-
-
-def _index(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A mask as an index counts as all true: it becomes the positions of all elements."""
-    tensor, indices = args[0], args[1]
-    if not any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in indices):
-        return mode.run(func, args, kwargs)
-    if not is_virtual(tensor) and not any(map(is_virtual, indices)):
-        return func(*args, **kwargs)
-    mode.ledger.remark("assumed_value", "aten.index")
-    expanded: list[Any] = []
-    for each in indices:
-        if each is not None and each.dtype in (torch.bool, torch.uint8):
-            ones = virtual(torch.empty(each.numel(), dtype=torch.int64, device=META), CUDA)
-            expanded += [ones] * max(each.dim(), 1)
-        else:
-            expanded.append(each)
-    return mode.run(func, (tensor, expanded), kwargs)
-
-
-def _unique(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    if not is_virtual(args[0]):
-        return func(*args, **kwargs)
-    mode.ledger.remark("assumed_value", "aten.unique")
-    values = torch.empty(args[0].numel(), dtype=args[0].dtype, device=META)
-    others = [torch.empty(args[0].numel(), dtype=torch.int64, device=META) for _ in range(2)]
-    return mode.note(func, args, kwargs, tuple(virtual(each, args[0].device) for each in (values, *others)))
-
-
 def _is_pinned(_mode: VirtualMode, _func: Any, _args: Args, _kwargs: Kwargs) -> Any:
     return False
 
@@ -211,8 +180,11 @@ def _pin(_mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> Any:
 
 
 def as_virtual_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """A real CPU tensor without its bytes."""
-    return virtual(meta_like(tensor), CPU)
+    """A real CPU tensor without its bytes; the value of a small one is known."""
+    made = virtual(meta_like(tensor), CPU)
+    if KnownValues.current is not None:
+        KnownValues.current.alias(made, tensor.detach())
+    return made
 
 
 def _scalar_tensor(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -246,10 +218,7 @@ SPECIALS: dict[Any, Special] = {
     **dict.fromkeys(IN_PLACE, _maybe_in_place),
     aten.scalar_tensor.default: _scalar_tensor,
     aten.view.default: _view,
-    aten.nonzero.default: _nonzero,
-    aten.masked_select.default: _masked_select,
-    aten.index.Tensor: _index,
-    aten._unique2.default: _unique,
+    **dependent_shapes.SPECIALS,
     aten._cudnn_rnn_flatten_weight.default: recurrent.flatten_weight,
     aten.is_pinned.default: _is_pinned,
     aten._pin_memory.default: _pin,
