@@ -372,7 +372,7 @@ def test_a_run_without_a_step_says_what_to_do() -> None:
     with device(steps=2) as on:
         nn.Linear(4, 4).cuda()(torch.empty(1, 4, device="cuda"))
 
-    with pytest.raises(CaptureError, match=r"without an optimizer's step on cuda.*let an optimizer step"):
+    with pytest.raises(CaptureError, match=r"without a training step on cuda.*let an optimizer step"):
         on.trace()
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from types import FunctionType
 from typing import Any, TypeVar
@@ -51,6 +51,20 @@ def _full_name(schema: Any) -> str:
 def top_hooks() -> tuple[Any, Any] | None:
     """The pair of saved-tensor hooks that autograd of this thread calls now; no public query exists."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@contextmanager
+def without_top_hooks() -> Iterator[None]:
+    """Take the topmost pair of saved-tensor hooks of this thread off, and put it back at the end."""
+    functions: Any = torch._C._autograd
+    hooks = top_hooks()
+    if hooks is not None:
+        functions._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        if hooks is not None:
+            functions._push_saved_tensors_default_hooks(*hooks)
 
 
 def hooks_allowed() -> bool:
@@ -203,6 +217,42 @@ def next_node_number() -> int:
 def backward_code() -> Any:
     """Code object of the Python function that enters the autograd engine: in whose frame an op came from C++ alone."""
     return torch.autograd.graph._engine_run_backward.__code__
+
+
+def around_backward(
+    before: Callable[[Any, Any], None], after: Callable[[], None]
+) -> list[tuple[Any, str, Callable[..., Any]]]:
+    """Attributes, each with its new value, so that these are called around each run of the autograd engine.
+
+    `before` gets the outputs, and the inputs where only their gradients are asked for. No public place sees
+    `backward` and `grad` of all kinds.
+    """
+    engine = torch.autograd.graph._engine_run_backward
+
+    def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        before(outputs, args[3] if len(args) > 3 else kwargs.get("inputs", ()))
+        try:
+            return engine(outputs, *args, **kwargs)
+        finally:
+            after()
+
+    return [(module, "_engine_run_backward", run) for module in (torch.autograd, torch.autograd.graph)]
+
+
+def leaves_below(outputs: Any) -> list[torch.Tensor]:
+    """The leaves that a backward from these tensors, or edges of the graph, gives gradients to."""
+    waiting = [node for each in outputs if (node := getattr(each, "grad_fn", None) or getattr(each, "node", None))]
+    found: list[torch.Tensor] = []
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        new = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= new
+        waiting.extend(new)
+    return found
 
 
 def tensor_uses(tensor: torch.Tensor) -> int:

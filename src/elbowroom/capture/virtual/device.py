@@ -18,6 +18,7 @@ from elbowroom.capture.virtual.mode import VirtualMode
 from elbowroom.capture.virtual.patches import changes, patched
 from elbowroom.capture.virtual.saves import Saves
 from elbowroom.capture.virtual.settings import CudnnModel, Settings
+from elbowroom.capture.virtual.updates import Updates
 from elbowroom.capture.virtual.values import SPECIALS
 from elbowroom.errors import CaptureError
 from elbowroom.machine import Machine
@@ -27,6 +28,10 @@ from elbowroom.trace import Trace
 
 EVALUATIONS = 4
 """Forwards without gradients that are still let through once the wanted steps are done."""
+
+
+OWNED_UPDATES = 40
+"""As many steps by hand are waited for a step of an optimizer, for each step that is wanted."""
 
 
 class Enough(BaseException):
@@ -71,6 +76,7 @@ class VirtualDevice:
         self.ledger = Ledger()
         self._counts: dict[int, int] = {}
         self._ends: list[tuple[int, int]] = []
+        self._updates = Updates(self.ledger)
         self._evaluations = 0
         self._stack = ExitStack()
         self._mode = VirtualMode(self.ledger, self.settings, SPECIALS, routing.ROUTES)
@@ -81,7 +87,7 @@ class VirtualDevice:
 
     @property
     def steps_seen(self) -> int:
-        return min(self._counts.values(), default=0)
+        return min(self._counts.values()) if self._counts else len(self._updates)
 
     def __enter__(self) -> Self:
         import_dynamo()
@@ -89,6 +95,7 @@ class VirtualDevice:
         stack = self._stack
         stack.callback(lift_on_cpu, lift_on_cpu(True))
         stack.enter_context(patched([*changes(self.settings, self.ledger), *routing.changes()]))
+        stack.enter_context(patched(self._updates.changes(self._backward_begins)))
         stack.enter_context(routing.installed(self._mode))
         paths = ModulePaths(self._root, self._moved)
         paths.start()
@@ -101,12 +108,15 @@ class VirtualDevice:
         stack.enter_context(self._mode.values.used())
         stack.enter_context(self._mode)
         routing.calibrate(self._mode)
+        self._mode.updates = self._updates
         self._mode.saves = saves = Saves(self.ledger)
+        stack.enter_context(patched(saves.changes()))
         stack.enter_context(saves.hooks())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, problem: object, trace: object) -> bool:
         self._classify_modules()
+        self._updates.settle()
         self.ledger.close()
         self._stack.close()
         return kind is not None and issubclass(kind, Enough)
@@ -117,15 +127,17 @@ class VirtualDevice:
         Raises:
             CaptureError: no complete training step was.
         """
-        if not self._ends:
+        if not self._ends and not self._updates:
             raise CaptureError(
-                "virtual device: given a run without an optimizer's step on cuda; allowed is a training loop; move the "
-                "model to cuda and let an optimizer step"
+                "virtual device: given a run without a training step on cuda; allowed is a training loop; move the "
+                "model to cuda and let an optimizer step, or change its parameters after a backward"
             )
         return assemble(self.ledger, self.step_ends(), self._machine)
 
     def step_ends(self) -> list[int]:
-        """Number of ops up to the end of each step: a step ends with its last optimizer."""
+        """Number of ops up to the end of each step: with its last optimizer, or its last change by hand."""
+        if not self._ends:
+            return list(self._updates.ends)
         ends: list[int] = []
         seen: set[int] = set()
         for position, optimizer in self._ends:
@@ -142,11 +154,23 @@ class VirtualDevice:
 
     def _root(self, module: torch.nn.Module) -> None:
         self._classify(module)
-        if self._steps is None or not self._counts or self.steps_seen < self._steps:
+        self._updates.settle()
+        if not self._is_over():
             return
         self._evaluations += not torch.is_grad_enabled()
         if torch.is_grad_enabled() or self._evaluations > EVALUATIONS:
             raise Enough
+
+    def _backward_begins(self) -> None:
+        if self._is_over():
+            raise Enough
+
+    def _is_over(self) -> bool:
+        """Whether all steps that are wanted are done."""
+        if self._steps is None:
+            return False
+        waits = not self._counts and self._updates.owned
+        return self.steps_seen >= self._steps * (OWNED_UPDATES if waits else 1)
 
     def _moved(self, path: str) -> None:
         self._mode.path = path
@@ -183,6 +207,7 @@ class VirtualDevice:
 
     def _optimizer_ends(self, optimizer: Any) -> None:
         self._mode.optimizing = False
+        self._updates.optimizer_stepped()
         self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
         self._ends.append((len(self.ledger.ops), id(optimizer)))
         self._mode.forget_nodes()

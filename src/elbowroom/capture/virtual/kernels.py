@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from elbowroom.capture.virtual import recurrent, sparse
+from elbowroom.capture.virtual import ctc, grouped, recurrent, sparse
 from elbowroom.capture.virtual.layer_scratch import convolution_layout
 from elbowroom.capture.virtual.settings import CudnnModel
 
@@ -139,6 +139,8 @@ def of(cudnn: CudnnModel) -> dict[Any, Callable[..., Any]]:
         **KERNELS,
         **recurrent.KERNELS,
         **sparse.KERNELS,
+        **ctc.KERNELS,
+        **grouped.KERNELS,
         aten.cudnn_batch_norm.default: _cudnn_batch_norm(cudnn.batch_norm_reserve),
         aten._cudnn_rnn.default: recurrent.kernel(cudnn.rnn_reserve),
         aten._cudnn_rnn_backward.default: recurrent.backward_kernel,

@@ -13,7 +13,7 @@ import torch
 
 from elbowroom.capture.drafts import SaveDraft
 from elbowroom.capture.virtual import sparse
-from elbowroom.runtime._torch_compat import storage_key
+from elbowroom.runtime._torch_compat import storage_key, unwrapped
 from elbowroom.trace import Category, Part, Phase, RemarkKind
 
 BLOCK_BYTES = 512
@@ -140,6 +140,7 @@ class Ledger:
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Number of a tensor's storage; None where it is not on the device."""
+        tensor = unwrapped(tensor)
         if tensor.layout is not torch.strided:
             return None
         watch = self._live.get(storage_key(tensor.untyped_storage()))
@@ -149,6 +150,10 @@ class Ledger:
         """Numbers of the storages of tensors on the device, each once."""
         found = (self.number_of(tensor) for tensor in tensors)
         return tuple(dict.fromkeys(number for number in found if number is not None))
+
+    def live(self) -> set[int]:
+        """Numbers of the storages that tensors are on."""
+        return {watch.number for watch in self._live.values()}
 
     def classify(self, category: Category, tensors: Iterable[torch.Tensor]) -> None:
         """Say what storages are for."""

@@ -22,6 +22,7 @@ from elbowroom.capture.virtual.saves import Saves
 from elbowroom.capture.virtual.settings import Settings
 from elbowroom.capture.virtual.shapes import Shapes
 from elbowroom.capture.virtual.tensor import CPU, CUDA, HOME, META, Inside, home_of, is_virtual, meta_like, virtual
+from elbowroom.capture.virtual.updates import Updates
 from elbowroom.errors import CaptureError
 from elbowroom.runtime._torch_compat import (
     DispatchMode,
@@ -76,6 +77,7 @@ class VirtualMode(DispatchMode):
         self.path = ""
         self.optimizing = False
         self.saves: Saves | None = None
+        self.updates: Updates | None = None
         self.made_once: set[str] = set()
         self.phase_outside: Phase = "forward"
         self._specials = specials
@@ -193,6 +195,8 @@ class VirtualMode(DispatchMode):
         if not effects.views:
             new = tuple(number for number in ledger.numbers_of(results) if number >= storages)
             written = ledger.numbers_of(changed(effects, args, kwargs))
+            if self.updates is not None and not self.optimizing:
+                self.updates.written(written)
             ledger.ops[index] = ledger.ops[index]._replace(
                 writes=tuple(dict.fromkeys((*written, *new))),
                 arguments=described(args, kwargs),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elbowroom.capture.virtual import attention, casting, recurrent
+from elbowroom.capture.virtual import attention, casting, ctc, recurrent
 from elbowroom.capture.virtual.layer_scratch import layout_of
 from elbowroom.capture.virtual.tensor import CUDA
 from elbowroom.runtime._torch_compat import OpOverrides, below_autograd
@@ -208,6 +208,7 @@ ROUTES: dict[Any, Callable[..., Any]] = {
     aten.rms_norm.default: _rms_norm,
     aten.scaled_dot_product_attention.default: attention.attend,
     **recurrent.ROUTES,
+    **ctc.ROUTES,
 }
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from elbowroom.capture.drafts import SaveDraft
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.tensor import alias, is_virtual
-from elbowroom.runtime._torch_compat import storage_holders
+from elbowroom.runtime._torch_compat import storage_holders, top_hooks, without_top_hooks
 
 
 @final
@@ -30,6 +31,22 @@ class Saves:
     def hooks(self) -> AbstractContextManager[Any]:
         """Context in which saves are noted."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    def changes(self) -> list[tuple[Any, str, Any]]:
+        """What is patched in Python: torch.func, which refuses hooks while it works, finds none of these.
+
+        What it saves then is not noted as saved. Hooks that the script set are still refused.
+        """
+        disabled = torch.autograd.graph.disable_saved_tensors_hooks
+
+        @contextmanager
+        def disable(error_message: str) -> Iterator[None]:
+            hooks = top_hooks()
+            ours = hooks is not None and hooks[0] == self._pack
+            with without_top_hooks() if ours else nullcontext(), disabled(error_message):
+                yield
+
+        return [(torch.autograd.graph, "disable_saved_tensors_hooks", disable)]
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         if not is_virtual(tensor) or (tensor.is_leaf and tensor.requires_grad):

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from elbowroom.capture.virtual import attention_scratch, layer_scratch, recurrent, reductions, sorting_scratch, sparse
+from elbowroom.capture.virtual import (
+    attention_scratch,
+    ctc,
+    grouped,
+    layer_scratch,
+    recurrent,
+    reductions,
+    sorting_scratch,
+    sparse,
+)
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.reductions import partial_bytes
 from elbowroom.capture.virtual.settings import ConvolutionCall, Settings
@@ -316,4 +325,6 @@ RULES: dict[Any, Rule] = {
     **sorting_scratch.rules(),
     **recurrent.RULES,
     **sparse.RULES,
+    **ctc.RULES,
+    **grouped.RULES,
 }

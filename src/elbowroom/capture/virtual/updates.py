@@ -1,0 +1,160 @@
+"""Trainings without torch.optim: a step ends where parameters changed after a backward.
+
+What is trained are the leaves that a backward reached. They change by an op in place, on the leaf or on an alias of it
+(`p -= lr * p.grad`, `p.data.add_`, lists), by another storage (`p.data = ...`), or new leaves of the same shapes take
+their places (`w = (w - lr * w.grad).detach().requires_grad_()`). The step is over at the next forward or backward.
+
+Where an optimizer of torch steps, its steps are the training's: what else changes leaves, such as weights that are
+clipped, ends none. A script may change leaves by hand before it calls an optimizer for the first time, as adversarial
+training does. So the device waits longer where there is an optimizer, and counts these only if it never steps.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, final
+
+import torch
+
+from elbowroom.capture.virtual.ledger import Ledger
+from elbowroom.capture.virtual.tensor import gradient_of, is_virtual
+from elbowroom.runtime._torch_compat import around_backward, in_backward, leaves_below, unwrapped
+
+KEPT = ("parameter", "gradient", "buffer", "input")
+"""Categories that a storage keeps, whatever changes it."""
+
+
+@final
+class Leaf:
+    """A leaf that a backward reached: the tensor, and the storage that it was on."""
+
+    __slots__ = ("number", "reference", "shape")
+
+    def __init__(self, tensor: torch.Tensor, number: int) -> None:
+        self.reference = weakref.ref(tensor)
+        self.number = number
+        self.shape = tuple(tensor.shape)
+
+
+@final
+class Updates:
+    """Watches the leaves, and notes where steps end.
+
+    Args:
+        ledger: of the device.
+
+    Attributes:
+        ends: number of ops up to the end of each step.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ends: list[int] = []
+        self._ledger = ledger
+        self._leaves: dict[int, Leaf] = {}
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._backward_end = 0
+        self._changed_at: int | None = None
+        self._off = False
+
+    def __len__(self) -> int:
+        """How many steps there were."""
+        return len(self.ends)
+
+    @property
+    def owned(self) -> bool:
+        """Whether there is an optimizer of torch, with parameters on the device, that may be about to step."""
+        parameters = (each for one in self._optimizers for group in one.param_groups for each in group["params"])
+        return any(is_virtual(each) and each.is_cuda for each in parameters)
+
+    def changes(self, on_backward: Callable[[], None]) -> list[tuple[Any, str, Any]]:
+        """What is patched in Python: where backward begins, and where optimizers are made.
+
+        Args:
+            on_backward: called before each outermost backward, once the step before it is noted.
+        """
+        made = torch.optim.Optimizer.__init__
+
+        def before(outputs: Sequence[Any], inputs: Sequence[torch.Tensor]) -> None:
+            if not in_backward():
+                self._backward_begins(outputs, inputs)
+                on_backward()
+
+        def after() -> None:
+            if not in_backward() and not self._off:
+                self._backward_end = len(self._ledger.ops)
+                self._classify()
+
+        def initialise(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            made(optimizer, *args, **kwargs)
+            self._optimizers.add(optimizer)
+
+        return [*around_backward(before, after), (torch.optim.Optimizer, "__init__", initialise)]
+
+    def optimizer_stepped(self) -> None:
+        """An optimizer of torch made a step: the steps of the training are those of its optimizers."""
+        self._off = True
+        self.ends.clear()
+        self._leaves.clear()
+
+    def written(self, numbers: Iterable[int]) -> None:
+        """An op changed these storages."""
+        if self._leaves and any(number in self._leaves for number in numbers):
+            self._changed_at = len(self._ledger.ops)
+
+    def settle(self) -> None:
+        """A forward or a backward begins: the step before it is over, if leaves have changed."""
+        moved = [n for leaf in self._leaves.values() if (n := self._now(leaf)) not in (None, leaf.number)]
+        if moved:
+            self._changed_at = max(self._changed_at or 0, self._made_at(moved))
+        if self._changed_at is not None:
+            self._end(self._changed_at)
+
+    def _backward_begins(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor]) -> None:
+        if self._off:
+            return
+        self.settle()
+        found: dict[int, Leaf] = {}
+        for tensor in map(unwrapped, inputs or leaves_below(outputs)):
+            number = self._ledger.number_of(tensor) if is_virtual(tensor) and tensor.is_leaf else None
+            if number is not None:
+                found[number] = Leaf(tensor, number)
+        if _replaced(self._leaves, found):
+            self._end(self._made_at(found))
+        self._leaves.update(found)
+
+    def _now(self, leaf: Leaf) -> int | None:
+        tensor = leaf.reference()
+        return None if tensor is None else self._ledger.number_of(tensor)
+
+    def _made_at(self, numbers: Iterable[int]) -> int:
+        """Number of ops once the last of these storages was made."""
+        wanted = set(numbers)
+        events = reversed(self._ledger.events)
+        return next((op + 1 for op, number, size_bytes in events if number in wanted and size_bytes > 0), 0)
+
+    def _end(self, position: int) -> None:
+        ops = self._ledger.ops
+        if position > (self.ends[-1] if self.ends else 0):
+            self.ends.append(position)
+            for index in range(self._backward_end, position):
+                ops[index] = ops[index]._replace(phase="optimizer")
+            written = {number for line in ops[self._backward_end : position] for number in line.writes}
+            for number in written & self._ledger.live():
+                if self._ledger.storages[number].category not in KEPT:
+                    self._ledger.storages[number].category = "optimizer_state"
+        self._leaves.clear()
+        self._changed_at = None
+
+    def _classify(self) -> None:
+        """Say which storages are parameters and gradients."""
+        tensors = [tensor for leaf in self._leaves.values() if (tensor := leaf.reference()) is not None]
+        self._ledger.classify("parameter", tensors)
+        self._ledger.classify("gradient", (each for tensor in tensors if (each := gradient_of(tensor)) is not None))
+
+
+def _replaced(old: dict[int, Leaf], new: dict[int, Leaf]) -> bool:
+    """Whether other leaves of the same shapes are in the places of all that there were."""
+    if not old or not new or old.keys() & new.keys():
+        return False
+    return sorted(leaf.shape for leaf in old.values()) == sorted(leaf.shape for leaf in new.values())
