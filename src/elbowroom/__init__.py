@@ -29,6 +29,7 @@ from elbowroom.errors import (
     TierError,
     TierFailed,
     TierFull,
+    TimeOver,
     UsageError,
 )
 from elbowroom.machine import Link, Machine, Rate, Tier
@@ -61,6 +62,7 @@ __all__ = [
     "TierError",
     "TierFailed",
     "TierFull",
+    "TimeOver",
     "Timeline",
     "Trace",
     "UsageError",

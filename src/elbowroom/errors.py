@@ -6,6 +6,7 @@
     ├── InvalidPlan            a plan does not fit its trace, or would read a storage while it is away
     ├── Infeasible             no plan meets the budget; carries the least feasible one
     ├── CaptureError           a step could not be recorded
+    ├── TimeOver               a search had no answer yet when its time was over
     ├── RecomputeFailed        what was dropped could not be rebuilt with the same bits; no optimizer stepped with it
     ├── DeviceLost             the device does not answer any more in this process
     ├── UsageError             an argument of a command or a call is not allowed
@@ -60,6 +61,10 @@ class Infeasible(ElbowroomError):
 
 class CaptureError(ElbowroomError):
     """A training step could not be recorded."""
+
+
+class TimeOver(ElbowroomError):
+    """A search had no answer yet when its time was over."""
 
 
 class RecomputeFailed(ElbowroomError, RuntimeError):

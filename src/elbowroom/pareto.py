@@ -26,6 +26,7 @@ from elbowroom.simulate import simulate
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 from elbowroom.units import Budget
+from elbowroom.watch import ENDS, Watch
 
 POINTS = 9
 
@@ -126,7 +127,7 @@ def pareto(
         count: points a planner has at most, at least 2.
         budget: its amounts for the tiers below the device hold for all points; that of the device is not looked at.
         options: knobs of the planner, where there is one planner.
-        asked: further arguments of `elbowroom.plan`, such as min_size_bytes, allow and time_limit_s.
+        asked: further arguments of `elbowroom.plan`, such as min_size_bytes, allow, time_limit_s and watch.
 
     Raises:
         Infeasible: a planner meets no budget.
@@ -139,7 +140,7 @@ def pareto(
     kept, found = simulate(trace, machine), list[Point]()
     for planner in planners:
         ask = asking(trace, machine, budget, planner, options=options, **asked)
-        found += _points(_sampled(ask.weigh, kept.peak_reserved_bytes, count))
+        found += _points(_sampled(ask.weigh, kept.peak_reserved_bytes, count, asked.get("watch")))
     return Pareto(
         trace_id=trace.id,
         machine=machine.name,
@@ -149,22 +150,32 @@ def pareto(
     )
 
 
-def _sampled(ask: Ask, kept_peak_bytes: int, count: int) -> list[Weighed]:
+def _sampled(ask: Ask, kept_peak_bytes: int, count: int, watch: Watch | None) -> list[Weighed]:
     """Plans by rising budget: the least, that of keeping everything, and what halves the longest stretch between."""
     points = [lowest(ask)]
-    if points[0].plan.budget_bytes < kept_peak_bytes:
-        points.append(ask(kept_peak_bytes))
-    while 1 < len(points) < count:
-        stretches = [
-            (high.plan.budget_bytes - low.plan.budget_bytes) * max(1, low.step_ns - high.step_ns)
-            for low, high in pairwise(points)
-        ]
-        at = stretches.index(max(stretches))
-        low_bytes, high_bytes = points[at].plan.budget_bytes, points[at + 1].plan.budget_bytes
-        if high_bytes - low_bytes < 2:
-            break
-        points.insert(at + 1, ask((low_bytes + high_bytes) // 2))
+    try:
+        if points[0].plan.budget_bytes < kept_peak_bytes:
+            points.append(ask(kept_peak_bytes))
+        while 1 < len(points) < count and (halved := _halved(ask, points)):
+            points = halved
+    except ENDS as problem:
+        if watch is None:
+            raise
+        watch.ends_early(problem, f"the curve has {len(points)} of {count} points")
     return points
+
+
+def _halved(ask: Ask, points: Sequence[Weighed]) -> list[Weighed]:
+    """With one more where the curve says least; none where no budget lies between."""
+    stretches = [
+        (high.plan.budget_bytes - low.plan.budget_bytes) * max(1, low.step_ns - high.step_ns)
+        for low, high in pairwise(points)
+    ]
+    at = stretches.index(max(stretches))
+    low_bytes, high_bytes = points[at].plan.budget_bytes, points[at + 1].plan.budget_bytes
+    if high_bytes - low_bytes < 2:
+        return []
+    return [*points[: at + 1], ask((low_bytes + high_bytes) // 2), *points[at + 1 :]]
 
 
 def _points(sampled: Sequence[Weighed]) -> Iterator[Point]:

@@ -18,6 +18,7 @@ from elbowroom.machine import Machine
 from elbowroom.planners import asking
 from elbowroom.planners.least import Weighed, needed_bytes
 from elbowroom.trace import Trace
+from elbowroom.watch import Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,9 @@ class Within:
         return self.step_ns / self.kept_step_ns if self.step_ns is not None and self.kept_step_ns else None
 
 
-def within_slowdown(trace: Trace, machine: Machine, slowdown: float, planner: str) -> Within:
+def within_slowdown(
+    trace: Trace, machine: Machine, slowdown: float, planner: str, watch: Watch | None = None
+) -> Within:
     """Say what a step needs so that it is at most so much slower.
 
     Args:
@@ -55,8 +58,12 @@ def within_slowdown(trace: Trace, machine: Machine, slowdown: float, planner: st
         machine: where it runs; all of its device less what lies outside the allocator is the budget.
         slowdown: factor on the step time with everything kept.
         planner: who makes the plans.
+        watch: looks on.
+
+    Raises:
+        TimeOver: the time of `watch` is over.
     """
-    ask = asking(trace, machine, planner=planner)
+    ask = asking(trace, machine, planner=planner, watch=watch)
     kept, capacity_bytes = ask.kept(), machine.tiers[0].capacity_bytes
     budget_bytes = max(0, capacity_bytes - machine.outside_bytes)
     seen: dict[int, Weighed] = {}

@@ -24,6 +24,7 @@ ERRORS = {
     "TierError",
     "TierFailed",
     "TierFull",
+    "TimeOver",
     "UsageError",
 }
 

@@ -32,7 +32,7 @@ LEVELS: dict[str, set[str]] = {
         "ram",
         "rules",
     }
-    | {"timeline", "trace", "units"},
+    | {"timeline", "trace", "units", "watch"},
     "1": {"allocator", "checks", "estimate", "lanes", "largest", "lifetimes", "moves", "owners", "pareto", "planners"}
     | {"algorithms", "curves", "cycles", "differences", "driver", "rebuilds", "recipes", "schedule", "simulate"}
     | {"decided", "links", "selecting", "slowdown", "translate", "windows"},

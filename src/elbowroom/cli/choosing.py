@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from elbowroom.errors import UsageError
+from elbowroom.planners import DEFAULT_MEANS, DEFAULT_PLANNER
 
 
 def add_options(parser: argparse.ArgumentParser, means: str) -> None:
@@ -25,6 +26,13 @@ def add_options(parser: argparse.ArgumentParser, means: str) -> None:
 def allowed(given: str | None) -> list[str] | None:
     """The words of --allow; None where it is not given."""
     return None if given is None else [word.strip() for word in given.split(",") if word.strip()]
+
+
+def means(given: str | None, planner: str | None) -> Sequence[str] | None:
+    """The words of --allow for a verb that plans; without them those of a run, or all of a planner that is named."""
+    if given is not None or (planner and planner != DEFAULT_PLANNER):
+        return allowed(given)
+    return DEFAULT_MEANS
 
 
 def options(given: Sequence[str] | None) -> dict[str, str] | None:

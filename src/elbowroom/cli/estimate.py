@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from elbowroom.capture.facts import Facts
 from elbowroom.cli import output, scripts
+from elbowroom.cli.progress import progress
 from elbowroom.errors import UsageError
+from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
     from elbowroom.estimate import Estimate, Interval, Moment
@@ -38,9 +40,10 @@ def execute(arguments: argparse.Namespace) -> int:
     machines = scripts.machines_of(arguments.gpu)
     if arguments.out and len(machines) > 1:
         raise UsageError(f"--out: given with {len(machines)} GPUs; allowed is one: each has a trace of its own")
-    with scripts.progress() as say:
-        traces = _traces(script, machines, arguments, say)
-        answers = [_answer(*each, say) for each in zip(traces, machines, strict=True)]
+    with progress() as say:
+        watch = Watch(say, arguments.timeout)
+        traces = _traces(script, machines, arguments, watch)
+        answers = [_answer(*each, watch) for each in zip(traces, machines, strict=True)]
     if arguments.out:
         traces[0].save(arguments.out)
     if arguments.json:
@@ -53,7 +56,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _traces(
-    script: scripts.Script, machines: Sequence[Machine], arguments: argparse.Namespace, say: Callable[[str], None]
+    script: scripts.Script, machines: Sequence[Machine], arguments: argparse.Namespace, watch: Watch
 ) -> list[Trace]:
     """A trace for each GPU.
 
@@ -66,17 +69,17 @@ def _traces(
         trace = shared.get(facts)
         if trace is None:
             asked: set[str] = set()
-            trace = scripts.captured(script, machine, arguments, say, on_asked=asked.update)
+            trace = scripts.captured(script, machine, arguments, watch, on_asked=asked.update)
             if not asked:
                 shared[facts] = trace
         traces.append(trace)
     return traces
 
 
-def _answer(trace: Trace, machine: Machine, say: Callable[[str], None]) -> Estimate:
+def _answer(trace: Trace, machine: Machine, watch: Watch) -> Estimate:
     from elbowroom.estimate import estimate
 
-    say(f"replaying {len(trace.events)} allocations and frees on {machine.name}")
+    watch.say(f"replaying {len(trace.events)} allocations and frees on {machine.name}")
     return estimate(trace, machine)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from elbowroom.cli import output, scripts
 from elbowroom.cli.knobs import Knob, Range, find_knob
+from elbowroom.cli.progress import progress
 from elbowroom.errors import CaptureError, UsageError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def execute(arguments: argparse.Namespace) -> int:
     machine = scripts.machine_of(arguments.gpu)
     slowdown = _slowdown(arguments)
     knob = find_knob(vary, script.path, arguments.script_arguments)
-    with scripts.progress() as say:
+    with progress() as say:
         trials = Trials(script, machine, knob, arguments, say, slowdown)
         found = largest(
             trials.needed_bytes,

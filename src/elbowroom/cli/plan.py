@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elbowroom.cli import choosing, output, scripts
+from elbowroom.cli.progress import progress
 from elbowroom.cli.settings import DEFAULTS, settings_of
 from elbowroom.errors import Infeasible, UsageError
+from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
     from elbowroom.machine import Machine
@@ -28,12 +30,14 @@ DESCRIPTION = (
     "that could not be told."
 )
 CURVES = (".json", ".html", ".txt")
+PAGES = (".html", ".txt")
 
 
 def add(verbs: Any) -> None:
     """Add this verb to the parser."""
+    short = "plan a training inside a memory budget"
     parser = scripts.add_verb(
-        verbs, "plan", short="plan a training inside a memory budget", usage=USAGE, description=DESCRIPTION
+        verbs, "plan", short=short, usage=USAGE, description=DESCRIPTION, timeout_s=scripts.SEARCH_TIMEOUT_S
     )
     parser.add_argument("--gpu", metavar="NAME", help="GPU by name (`elbowroom machine --list`)")
     parser.add_argument(
@@ -44,9 +48,9 @@ def add(verbs: Any) -> None:
         "--slowdown", type=float, metavar="X", help="with --budget least: the step may take X times as long"
     )
     parser.add_argument("--planner", metavar="NAME", help=f"which planner makes it (default: {scripts.PLANNER})")
-    choosing.add_options(parser, "all")
+    choosing.add_options(parser, "swap,state, as in a run; of other planners than optimal all")
     parser.add_argument("--min-size", metavar="SIZE", help=f"keep smaller storages (default: {DEFAULTS['min_size']})")
-    parser.add_argument("--time-limit", type=float, metavar="S", help="seconds a planner may search")
+    parser.add_argument("--time-limit", type=float, metavar="S", help="seconds a planner may search for one plan")
     parser.add_argument("-o", "--out", metavar="FILE", help="write the plan to a file that `elbowroom run` reads")
     parser.add_argument("--trace", metavar="FILE", help="write the trace to a file: a second plan needs no capture")
     parser.add_argument("--report", metavar="FILE", help="write a report: .html, .trace.json or .txt")
@@ -61,19 +65,19 @@ def execute(arguments: argparse.Namespace) -> int:
     _check(arguments)
     script = scripts.script_of(arguments, "plan")
     asked = _asked(arguments)
-    with scripts.progress() as say:
-        trace, machine = _given(script, arguments, asked, say)
-        if arguments.trace:
-            trace.save(arguments.trace)
+    with progress() as say:
+        watch = Watch(say, arguments.timeout)
+        trace, machine = _given(script, arguments, asked, watch)
+        written = _kept(trace, arguments)
         try:
-            subject = _planned(trace, machine, asked, say)
+            subject = _planned(trace, machine, asked, watch)
         except Infeasible as problem:
             if arguments.json:
                 print(output.as_json(_infeasible(script.label, machine, problem)))
             raise
-        curve = _curve(trace, machine, asked, say) if arguments.pareto else None
-    _write(subject, curve, arguments)
-    _show(script.label, subject, as_json=arguments.json)
+        curve = _curve(trace, machine, asked, watch) if arguments.pareto and not watch.early else None
+    written += _write(subject, curve, arguments)
+    _show(script.label, subject, watch.early, written, as_json=arguments.json)
     return 0
 
 
@@ -99,69 +103,88 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
         "options": choosing.options(arguments.option),
         "include": arguments.include,
         "exclude": arguments.exclude,
-        "allow": choosing.allowed(arguments.allow),
+        "allow": choosing.means(arguments.allow, arguments.planner),
         "time_limit_s": arguments.time_limit,
     }
     return {name: value for name, value in asked.items() if value is not None}
 
 
 def _given(
-    script: scripts.Script, arguments: argparse.Namespace, asked: Mapping[str, Any], say: Callable[[str], None]
+    script: scripts.Script, arguments: argparse.Namespace, asked: Mapping[str, Any], watch: Watch
 ) -> tuple[Trace, Machine]:
     """The trace, read or captured, and the machine it is planned for: this computer, for a trace of its CPU."""
     from elbowroom.machine import Machine
-    from elbowroom.planners import MEANS
+    from elbowroom.planners import means_of
     from elbowroom.trace import Trace
 
     trace = Trace.load(script.path) if script.path.endswith(".json") else None
     if trace is not None and trace.device == "cpu" and not arguments.gpu:
         return trace, Machine.here(device="cpu")
     machine = scripts.machine_of(arguments.gpu)
-    parts_min_bytes = asked["min_size_bytes"] if "state" in asked.get("allow", MEANS) else None
-    return trace or scripts.captured(script, machine, arguments, say, parts_min_bytes=parts_min_bytes), machine
+    in_parts = "state" in means_of(asked["planner"], asked.get("allow"))
+    parts_min_bytes = asked["min_size_bytes"] if in_parts else None
+    return trace or scripts.captured(script, machine, arguments, watch, parts_min_bytes=parts_min_bytes), machine
 
 
-def _planned(trace: Trace, machine: Machine, asked: Mapping[str, Any], say: Callable[[str], None]) -> Subject:
+def _planned(trace: Trace, machine: Machine, asked: Mapping[str, Any], watch: Watch) -> Subject:
     from elbowroom.planners import plan
     from elbowroom.report import subject_of
     from elbowroom.simulate import simulate
 
-    say(f"planning {len(trace.storages)} storages for {asked['budget']}")
-    made = plan(trace, machine, **asked)
+    watch.say(f"planning {len(trace.storages)} storages for {asked['budget']}")
+    made = plan(trace, machine, **asked, watch=watch)
     return subject_of(trace, machine, made, simulate(trace, machine, made))
 
 
-def _curve(trace: Trace, machine: Machine, asked: Mapping[str, Any], say: Callable[[str], None]) -> Pareto:
+def _curve(trace: Trace, machine: Machine, asked: Mapping[str, Any], watch: Watch) -> Pareto:
     from elbowroom.pareto import pareto
     from elbowroom.selecting import selection
 
-    say("planning for other budgets")
+    watch.say("planning for other budgets")
     left = {name: value for name, value in asked.items() if name not in ("planner", "slowdown", "include", "exclude")}
     left["modules"] = selection(asked.get("include", ()), asked.get("exclude", ()))
-    return pareto(trace, machine, (asked["planner"],), **left)
+    return pareto(trace, machine, (asked["planner"],), watch=watch, **left)
 
 
-def _write(subject: Subject, curve: Pareto | None, arguments: argparse.Namespace) -> None:
+def _kept(trace: Trace, arguments: argparse.Namespace) -> list[tuple[str, str]]:
+    """Keep the trace where that was asked for; says what was written."""
+    if not arguments.trace:
+        return []
+    trace.save(arguments.trace)
+    return [("trace", arguments.trace)]
+
+
+def _write(subject: Subject, curve: Pareto | None, arguments: argparse.Namespace) -> list[tuple[str, str]]:
+    """Write the files that were asked for; what each is, and its name."""
     from elbowroom.report import report
 
+    written: list[tuple[str, str]] = []
     records = [r for r in (subject.trace, subject.machine, subject.plan, subject.simulated) if r is not None]
     if arguments.out and subject.plan is not None:
         subject.plan.save(arguments.out)
+        written.append(("plan", arguments.out))
     if arguments.report:
-        report(*records, *([] if curve is None else [curve]), out=Path(arguments.report))
-    if curve is not None and arguments.pareto.endswith(".json"):
+        # The curve has a page of its own where one is asked for.
+        of_curve = [curve] if curve is not None and not arguments.pareto.endswith(PAGES) else []
+        report(*records, *of_curve, out=Path(arguments.report))
+        written.append(("report", arguments.report))
+    if curve is None:
+        return written
+    if arguments.pareto.endswith(".json"):
         curve.save(arguments.pareto)
-    elif curve is not None:
+    else:
         report(*records, curve, out=Path(arguments.pareto))
+    return [*written, ("curve", arguments.pareto)]
 
 
-def _show(script: str, subject: Subject, *, as_json: bool) -> None:
+def _show(script: str, subject: Subject, early: str, written: Sequence[tuple[str, str]], *, as_json: bool) -> None:
     if as_json:
-        print(output.as_json({"script": script, "feasible": True, **figures(subject)}))
+        files = [{"what": what, "file": name} for what, name in written]
+        print(output.as_json({"script": script, "feasible": True, **figures(subject), "early": early, "files": files}))
         return
     from elbowroom.report.terminal import plan_rendered
 
-    output.console().print(plan_rendered(script, subject))
+    output.console().print(plan_rendered(script, subject, early=early, written=written))
 
 
 def _infeasible(script: str, machine: Machine, problem: Infeasible) -> dict[str, object]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from elbowroom.allocator.settings import set_in
 from elbowroom.capture.script import STEPS, TIMEOUT_S
 from elbowroom.capture.script.modules_found import module_file
-from elbowroom.cli import output
 from elbowroom.cli.settings import given_or_set
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
+from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
     from elbowroom.trace import Trace
@@ -30,11 +28,15 @@ AFTER = (
     "where it is not given, else it is this computer's GPU. PYTORCH_CUDA_ALLOC_CONF and CUDA_MODULE_LOADING count as "
     "in a run."
 )
+SEARCH_TIMEOUT_S = 3600
+"""Of the verbs that search, which look at a script more than once or plan it."""
 LOADING_VARIABLE = "CUDA_MODULE_LOADING"
 """EAGER has CUDA load all kernels at once, as it did before 11.7."""
 
 
-def add_verb(verbs: Any, name: str, *, short: str, usage: str, description: str) -> argparse.ArgumentParser:
+def add_verb(
+    verbs: Any, name: str, *, short: str, usage: str, description: str, timeout_s: float = TIMEOUT_S
+) -> argparse.ArgumentParser:
     """A parser of a verb, with what these verbs have in common.
 
     Args:
@@ -43,6 +45,7 @@ def add_verb(verbs: Any, name: str, *, short: str, usage: str, description: str)
         short: its line in the list of verbs.
         usage: how it is called.
         description: what it does.
+        timeout_s: seconds it may take where --timeout is not given.
     """
     parser: argparse.ArgumentParser = verbs.add_parser(
         name, help=short, usage=usage, description=description, epilog=AFTER, allow_abbrev=False
@@ -52,7 +55,11 @@ def add_verb(verbs: Any, name: str, *, short: str, usage: str, description: str)
     what.add_argument("-m", dest="module", metavar="NAME", help="a module in its place, run as python -m NAME")
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="steps to look at (default: %(default)s)")
     parser.add_argument(
-        "--timeout", type=float, default=TIMEOUT_S, metavar="S", help="seconds a run may take (default: %(default)s)"
+        "--timeout",
+        type=float,
+        default=timeout_s,
+        metavar="S",
+        help="seconds it may take (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="answer in JSON")
     return parser
@@ -127,22 +134,21 @@ def machine_of(given: str | None) -> Machine:
     return machines[0]
 
 
-def captured(
-    script: Script, machine: Machine, arguments: argparse.Namespace, say: Callable[[str], None], **options: Any
-) -> Trace:
+def captured(script: Script, machine: Machine, arguments: argparse.Namespace, watch: Watch, **options: Any) -> Trace:
     """The trace of a script on a virtual machine, as the options of these verbs say.
 
     Raises:
         CaptureError: it could not be captured.
+        TimeOver: no time is left.
     """
     what = f"{script.label} on a virtual {machine.name}"
-    say(f"{what}: starting")
+    watch.say(f"{what}: starting Python and importing torch")
     return script.capture(
         arguments.script_arguments,
         machine=machine,
         steps=arguments.steps,
-        timeout_s=arguments.timeout,
-        on_step=lambda steps: say(f"{what}: {steps} of {arguments.steps} steps"),
+        timeout_s=watch.left_s(),
+        on_phase=lambda phase: watch.say(f"{what}: {phase}"),
         **options,
     )
 
@@ -164,17 +170,3 @@ def script_of(arguments: argparse.Namespace, verb: str) -> Script:
     if not Path(path).is_file():
         raise UsageError(f"{verb}: given {path!r}, which is not there; allowed is the path of a script; check it")
     return Script(path=path)
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """On a terminal, a line that says what is being done and since when; elsewhere nothing."""
-    console = output.console(errors=True)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    from rich.text import Text
-
-    began = time.monotonic()
-    with console.status("") as status:
-        yield lambda what: status.update(Text(f"{what} ({time.monotonic() - began:.0f} s)"))

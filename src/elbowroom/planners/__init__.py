@@ -16,7 +16,7 @@ from elbowroom.planners.keep_all import keep_all
 from elbowroom.planners.least import checked_slowdown, least_plan
 from elbowroom.planners.lms import lms
 from elbowroom.planners.optimal import optimal
-from elbowroom.planners.problem import MEANS, Judge, Means, Planner, Problem, any_recompute
+from elbowroom.planners.problem import DEFAULT_MEANS, MEANS, SAME_BITS, Judge, Means, Planner, Problem, any_recompute
 from elbowroom.planners.recompute_blocks import recompute_blocks
 from elbowroom.planners.swap_all import swap_all
 from elbowroom.planners.swap_greedy import swap_greedy
@@ -27,8 +27,10 @@ from elbowroom.planners.vdnn import vdnn
 from elbowroom.selecting import EVERY, Selection, selected, selection
 from elbowroom.trace import Trace
 from elbowroom.units import Budget, parse_budget
+from elbowroom.watch import Watch
 
 __all__ = [
+    "DEFAULT_MEANS",
     "DEFAULT_PLANNER",
     "MEANS",
     "MIN_SIZE_BYTES",
@@ -41,6 +43,7 @@ __all__ = [
     "any_recompute",
     "asking",
     "check",
+    "means_of",
     "plan",
 ]
 
@@ -69,11 +72,12 @@ def plan(
     planner: str = DEFAULT_PLANNER,
     min_size_bytes: int = MIN_SIZE_BYTES,
     options: Mapping[str, object] | None = None,
-    allow: Sequence[Means] = MEANS,
+    allow: Sequence[Means] | None = None,
     time_limit_s: float = TIME_LIMIT_S,
     slowdown: float | None = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
+    watch: Watch | None = None,
 ) -> Plan:
     """Decide for every storage of a trace's last step whether to keep, to swap or to recompute it; `check`ed.
 
@@ -84,23 +88,31 @@ def plan(
             "auto" (what lies outside the allocator left out) or "least"; "host=20GiB,disk=90%" bound the tiers below.
         planner: a name in PLANNERS.
         min_size_bytes: storages below it are kept.
-        options: knobs of the planner by name, such as {"swapin_ahead": 4}; its function lists them.
-        allow: means that a plan may use, of those the planner knows: swap, recompute, state, algorithm (see `Problem`).
+        options: knobs of the planner by name.
+        allow: means a plan may use, of swap, recompute, state and algorithm (see `Problem`). None: of `optimal` those
+            that change no number (`SAME_BITS`), of any other planner all.
         time_limit_s: a planner that searches stops then with the best plan it has.
         slowdown: with the budget "least": the step may take so many times as long as with everything kept.
         include: only what these modules made may move: a glob on paths of modules such as "layer1.*", or several.
         exclude: what these modules made stays.
+        watch: looks on, and ends a search early with the best plan so far.
 
     Raises:
         Infeasible: no plan of this planner meets the budget; the message names the least that one does.
         UsageError: an argument is not allowed.
     """
     amounts, modules = parse_budget(budget), selection(include, exclude)
-    ask = asking(trace, machine, amounts, planner, min_size_bytes, options, allow, time_limit_s, modules=modules)
-    if slowdown is not None and not amounts.device.is_least:
-        raise UsageError(f"slowdown: given {slowdown} with budget {amounts.device}; allowed is it with 'least' only")
+    knobs = (min_size_bytes, options, allow, time_limit_s)
+    ask = asking(trace, machine, amounts, planner, *knobs, modules=modules, watch=watch)
+    return _planned(ask, machine, amounts, slowdown, watch)
+
+
+def _planned(ask: Asking, machine: Machine, amounts: Budget, slowdown: float | None, watch: Watch | None) -> Plan:
+    """The plan for a budget, or for the least one."""
     if amounts.device.is_least:
-        return least_plan(ask.weigh, ask.kept(), checked_slowdown(slowdown))
+        return least_plan(ask.weigh, ask.kept(), checked_slowdown(slowdown), watch)
+    if slowdown is not None:
+        raise UsageError(f"slowdown: given {slowdown} with budget {amounts.device}; allowed is it with 'least' only")
     return ask.plan(device_bytes(machine, amounts))
 
 
@@ -111,11 +123,12 @@ def asking(
     planner: str = DEFAULT_PLANNER,
     min_size_bytes: int = MIN_SIZE_BYTES,
     options: Mapping[str, object] | None = None,
-    allow: Sequence[Means] = MEANS,
+    allow: Sequence[Means] | None = None,
     time_limit_s: float = TIME_LIMIT_S,
     *,
     modules: Selection = EVERY,
     judge: Judge = any_recompute,
+    watch: Watch | None = None,
 ) -> Asking:
     """As `plan`, to ask for one device budget after the other; the amount that `budget` has for it is not looked at.
 
@@ -133,14 +146,17 @@ def asking(
         budget_bytes=0,
         min_size_bytes=min_size_bytes,
         tiers=lower,
-        allow=_allowed(allow),
+        allow=means_of(planner, allow),
         time_limit_s=_limit(time_limit_s),
         judge=judge,
     )
-    return Asking(problem, PLANNERS[planner], planner, options or {})
+    return Asking(problem, PLANNERS[planner], planner, options or {}, watch)
 
 
-def _allowed(allow: Sequence[Means]) -> tuple[Means, ...]:
+def means_of(planner: str, allow: Sequence[Means] | None = None) -> tuple[Means, ...]:
+    """The means that a planner may use, in one order; where None are asked for, see `plan`."""
+    if allow is None:
+        return SAME_BITS if planner == DEFAULT_PLANNER else MEANS
     if unknown := [means for means in allow if means not in MEANS]:
         raise UsageError(f"allow: given {unknown[0]!r}; allowed are {', '.join(MEANS)}; take any of them")
     return tuple(means for means in MEANS if means in allow)

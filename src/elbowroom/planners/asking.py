@@ -16,25 +16,40 @@ from elbowroom.planners.options import apply
 from elbowroom.planners.problem import Planner, Problem
 from elbowroom.simulate import simulate
 from elbowroom.timeline import Timeline
+from elbowroom.units import format_bytes
+from elbowroom.watch import Watch
 
 
 @final
 class Asking:
-    """A problem without its budget, and who is to solve it."""
+    """A problem without its budget, who is to solve it, and who looks on."""
 
-    def __init__(self, problem: Problem, planner: Planner, name: str, options: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        planner: Planner,
+        name: str,
+        options: Mapping[str, object],
+        watch: Watch | None = None,
+    ) -> None:
         self._problem = problem
         self._planner = planner
         self._name = name
         self._options = dict(options)
+        self._watch = watch or Watch()
+        self._asked = 0
 
     def plan(self, budget_bytes: int) -> Plan:
         """A plan within a budget that has passed `check`.
 
         Raises:
             Infeasible: the planner cannot meet it.
+            TimeOver: no time is left.
         """
-        problem = replace(self._problem, budget_bytes=budget_bytes)
+        limit_s = self._watch.left_s(self._problem.time_limit_s)
+        self._asked += 1
+        self._watch.say(f"planner {self._name}: plan {self._asked}, for {format_bytes(budget_bytes)}")
+        problem = replace(self._problem, budget_bytes=budget_bytes, time_limit_s=limit_s)
         try:
             made = self._make(problem)
         except Infeasible as found:

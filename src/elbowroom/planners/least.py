@@ -19,6 +19,8 @@ from typing import NamedTuple
 from elbowroom.errors import Infeasible, UsageError
 from elbowroom.plan import Plan
 from elbowroom.timeline import Timeline
+from elbowroom.units import format_bytes
+from elbowroom.watch import ENDS, Watch
 
 PRECISION = Fraction(1, 100)
 """The search ends when the budget is known to this part of the keep-all peak."""
@@ -57,13 +59,14 @@ def checked_slowdown(slowdown: float | None) -> float | None:
     return slowdown
 
 
-def least_plan(ask: Ask, kept: Weighed, slowdown: float | None) -> Plan:
+def least_plan(ask: Ask, kept: Weighed, slowdown: float | None, watch: Watch | None = None) -> Plan:
     """Search for the least budget.
 
     Args:
         ask: makes and weighs the plan for a budget in bytes; raises Infeasible.
         kept: the plan that keeps everything, its budget what that needs.
         slowdown: what the step may take, as a factor of what it takes with everything kept; None for any time.
+        watch: looks on; None: Ctrl-C goes on to the caller.
 
     Returns:
         The plan of the least budget that was found; its `budget_bytes` is that.
@@ -75,13 +78,19 @@ def least_plan(ask: Ask, kept: Weighed, slowdown: float | None) -> Plan:
     limit_ns = int(kept.step_ns * slowdown) if slowdown is not None else low.step_ns
     if low.step_ns <= limit_ns:
         return low.plan
-    high = ask(max(kept.plan.budget_bytes, low.plan.budget_bytes))
+    try:
+        high = ask(max(kept.plan.budget_bytes, low.plan.budget_bytes))
+    except ENDS as problem:
+        if watch is None:
+            raise
+        watch.ends_early(problem, f"no budget was found at which a step takes {slowdown} times as long; {_slow(low)}")
+        return low.plan
     if high.step_ns > limit_ns:
         raise UsageError(
             f"slowdown: given {slowdown}; planner {high.plan.planner!r} takes {high.step_ns / kept.step_ns:.3f} times "
             "as long even where everything fits; give at least that, or take a planner that looks at the budget"
         )
-    return _closed_in(ask, low, high, limit_ns, max(1, int(kept.plan.budget_bytes * PRECISION))).plan
+    return _closed_in(ask, low, high, limit_ns, max(1, int(kept.plan.budget_bytes * PRECISION)), watch).plan
 
 
 def needed_bytes(ask: Ask, kept: Weighed, slowdown: float, capacity_bytes: int) -> int:
@@ -107,11 +116,25 @@ def needed_bytes(ask: Ask, kept: Weighed, slowdown: float, capacity_bytes: int) 
     return _closed_in(ask, low, high, limit_ns, unit).plan.budget_bytes
 
 
-def _closed_in(ask: Ask, low: Weighed, high: Weighed, limit_ns: int, unit: int) -> Weighed:
+def _slow(low: Weighed) -> str:
+    return f"this is the plan for {format_bytes(low.plan.budget_bytes)}, the least that is feasible, which is too slow"
+
+
+def _closed_in(ask: Ask, low: Weighed, high: Weighed, limit_ns: int, unit: int, watch: Watch | None = None) -> Weighed:
     """What is fast enough for the least budget, between one that is too slow and one that is not."""
     in_the_middle = False
     while high.plan.budget_bytes - low.plan.budget_bytes > unit:
-        found = ask(_between(low, high, limit_ns, unit, in_the_middle=in_the_middle))
+        try:
+            found = ask(_between(low, high, limit_ns, unit, in_the_middle=in_the_middle))
+        except ENDS as problem:
+            if watch is None:
+                raise
+            watch.ends_early(
+                problem,
+                f"{format_bytes(high.plan.budget_bytes)} is fast enough, {format_bytes(low.plan.budget_bytes)} is not; "
+                "between them was not tried",
+            )
+            return high
         in_the_middle = not in_the_middle
         if found.step_ns > limit_ns:
             low = found

@@ -18,9 +18,15 @@ from elbowroom.rebuilds import Rebuild
 Judge = Callable[[Recompute], bool]
 Means = Literal["swap", "recompute", "state", "algorithm"]
 MEANS: tuple[Means, ...] = ("swap", "recompute", "state", "algorithm")
+DEFAULT_MEANS: tuple[Means, ...] = ("swap", "state")
+"""Those of a run, and of a plan that `elbowroom run` shall carry out, where none are asked for."""
+SAME_BITS: tuple[Means, ...] = ("swap", "recompute", "state")
+"""Those that change no number."""
 
 __all__ = [
+    "DEFAULT_MEANS",
     "MEANS",
+    "SAME_BITS",
     "Judge",
     "Means",
     "Planner",

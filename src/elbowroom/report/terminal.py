@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from elbowroom.pareto import Pareto
+from elbowroom.plan import Plan
 from elbowroom.report import figures
 from elbowroom.report.subject import Subject
 from elbowroom.trace import Category
@@ -44,22 +46,55 @@ def rendered(subject: Subject) -> RenderableType:
     return Group(*parts)
 
 
-def plan_rendered(script: str, subject: Subject) -> RenderableType:
-    """The answer of `elbowroom plan`: what is done, what it costs, and how much better it could be."""
-    plan, kept, line = subject.plan, subject.kept, subject.simulated
+def plan_rendered(
+    script: str, subject: Subject, *, early: str = "", written: Sequence[tuple[str, str]] = ()
+) -> RenderableType:
+    """The answer of `elbowroom plan`: what is done, what it costs, and how much better it could be.
+
+    Args:
+        script: what was planned.
+        subject: the plan, its trace and its timelines.
+        early: what a search that ended early did not try.
+        written: what was written: what each file is, and its name.
+    """
+    plan, name = subject.plan, subject.machine.name if subject.machine else ""
+    assert plan is not None
+    head = f"{script} on {name}: {_headline(subject)}"
+    sentences = (early, _too_much(subject), figures.decisions(subject), _numbers(plan), _bound(subject))
+    parts: list[RenderableType] = [Text(head, style="bold green")]
+    parts += [Text(sentence) for sentence in (*sentences, figures.machine(subject)) if sentence]
+    parts.append(_headlines(subject))
+    if written:
+        parts.append(Text("\nwritten: " + ", ".join(f"{file} ({what})" for what, file in written)))
+    return Group(*parts)
+
+
+def _headline(subject: Subject) -> str:
+    """Time and memory of the plan beside those of keeping everything: what the allocator reserves on either side."""
+    plan, line = subject.plan, subject.simulated
     assert plan is not None
     assert line is not None
-    before = kept or line
+    before = subject.kept or line
     slower = line.step_ns / before.step_ns if before.step_ns else 1.0
-    name = subject.machine.name if subject.machine else ""
-    head = (
-        f"{script} on {name}: a step of {format_ns(line.step_ns)} within {format_bytes(plan.budget_bytes)}, "
-        f"{slower:.3f} times as long as with everything kept, which takes {format_bytes(before.peak_device_bytes)}"
+    reserved_bytes = line.peak_reserved_bytes
+    more = f", {before.peak_reserved_bytes / reserved_bytes:.2f} times as much" if reserved_bytes else ""
+    return (
+        f"a step of {format_ns(line.step_ns)} within {format_bytes(plan.budget_bytes)}, {slower:.3f} times as long as "
+        f"with everything kept; it reserves {format_bytes(reserved_bytes)}, and everything kept reserves "
+        f"{format_bytes(before.peak_reserved_bytes)}{more}"
     )
-    sentences = (_too_much(subject), figures.decisions(subject), _bound(subject), figures.machine(subject))
-    parts: list[RenderableType] = [Text(head, style="bold green")]
-    parts += [Text(sentence) for sentence in sentences if sentence]
-    return Group(*parts, _headlines(subject))
+
+
+def _numbers(plan: Plan) -> str:
+    """Whether the numbers of the training change."""
+    if not plan.algorithms:
+        return "The numbers of the training are the same as without a plan."
+    count = len(plan.algorithms)
+    ops = "1 convolution runs" if count == 1 else f"{count} convolutions run"
+    return (
+        f"Numbers change: {ops} with another algorithm, which rounds differently; leave algorithm out of --allow to "
+        "keep every bit"
+    )
 
 
 def _too_much(subject: Subject) -> str:

@@ -9,7 +9,7 @@ from typing import Literal, TypedDict
 import torch
 
 from elbowroom.errors import UsageError
-from elbowroom.planners import MIN_SIZE_BYTES, PLANNERS, Means
+from elbowroom.planners import DEFAULT_MEANS, MIN_SIZE_BYTES, PLANNERS, Means
 from elbowroom.planners.options import checked
 from elbowroom.rules import shown
 from elbowroom.runtime.storages import alive_of
@@ -19,9 +19,6 @@ from elbowroom.units import parse_bytes
 MeansOfRuns = Means | Literal["gradient"]
 MEANS_OF_RUNS: tuple[MeansOfRuns, ...] = ("swap", "recompute", "state", "algorithm", "gradient")
 """What a run can carry out."""
-DEFAULT_MEANS: tuple[Means, ...] = ("swap", "state")
-
-
 CHOOSING = ("planner", "options", "include", "exclude")
 """Knobs that say what is to be done, as a plan does."""
 

@@ -1,7 +1,8 @@
 """The child process of capture_script(): runs one script on the virtual device and answers through files.
 
 `python -P -m elbowroom.capture.script.child FOLDER ORDER`. FOLDER has machine.json, ORDER is `script.Order` as JSON.
-Written there: steps (how many are done), then trace.json where there is one, then answer.json.
+Written there: steps (how many are done) and phase (what takes the time), then trace.json where there is one, then
+answer.json.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 from elbowroom.allocator.settings import VARIABLES
 from elbowroom.capture.script import faults
 from elbowroom.capture.script.constants import compiled
+from elbowroom.capture.script.phases import phase_of
 from elbowroom.capture.script.script import Order
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
@@ -60,7 +62,8 @@ def _capture(order: Order, folder: Path, asked: set[str]) -> faults.Fault | None
     target = Machine.load(folder / "machine.json")
     device = VirtualDevice(target, steps=order.steps, parts_min_bytes=order.parts_min_bytes)
     problem: BaseException | None = None
-    with _reporting(folder / "steps", lambda: device.steps_seen):
+    what = {"steps": lambda: str(device.steps_seen), "phase": lambda: phase_of(device, order.script, order.steps)}
+    with _reporting(folder, what):
         try:
             with device, _remarked(device):
                 _execute(code, order)
@@ -73,6 +76,7 @@ def _capture(order: Order, folder: Path, asked: set[str]) -> faults.Fault | None
         return faults.explained(problem, order.script, device.steps_seen)
     if not device.steps_seen:
         return faults.no_steps(order.script)
+    _write(folder / "phase", "writing the trace")
     device.trace().save(folder / "trace.json")
     return None
 
@@ -139,22 +143,30 @@ def _allocator_settings() -> set[tuple[str, str]]:
 
 
 @contextmanager
-def _reporting(path: Path, steps_seen: Callable[[], int]) -> Iterator[None]:
-    """Write the number of steps to a file now and then, for whoever waits."""
+def _reporting(folder: Path, what: Mapping[str, Callable[[], str]]) -> Iterator[None]:
+    """Write how far it is to files of these names now and then, for whoever waits."""
     done = threading.Event()
+    said: dict[str, str] = {}
 
     def report() -> None:
-        while not done.wait(_REPORT_S):
-            _write(path, str(steps_seen()))
+        for name, tell in what.items():
+            text = tell()
+            if said.get(name) != text:
+                said[name] = text
+                _write(folder / name, text)
 
-    thread = threading.Thread(target=report, daemon=True)
+    def repeat() -> None:
+        while not done.wait(_REPORT_S):
+            report()
+
+    thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
         yield
     finally:
         done.set()
         thread.join()
-        _write(path, str(steps_seen()))
+        report()
 
 
 def _write(path: Path, text: str) -> None:

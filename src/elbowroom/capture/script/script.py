@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from elbowroom.capture.script.modules_found import module_file
 from elbowroom.errors import CaptureError, FormatError, UsageError
@@ -60,6 +61,24 @@ class Order:
         return json.dumps(asdict(self))
 
 
+class Told(NamedTuple):
+    """Who is told how far a child is.
+
+    Attributes:
+        step: called with the number of steps done.
+        phase: called with what takes the time.
+        asked: called with what the script asked of the GPU beside its `Facts`.
+    """
+
+    step: Callable[[int], None]
+    phase: Callable[[str], None]
+    asked: Callable[[frozenset[str]], None]
+
+
+def _silent(_: object) -> None:
+    pass
+
+
 def capture_script(
     path: str | os.PathLike[str] | None = None,
     argv: Sequence[str] = (),
@@ -72,25 +91,24 @@ def capture_script(
     constants: Mapping[str, int | float] | None = None,
     on_step: Callable[[int], None] | None = None,
     on_asked: Callable[[frozenset[str]], None] | None = None,
+    on_phase: Callable[[str], None] | None = None,
     parts_min_bytes: int | None = None,
 ) -> Trace:
-    """Run a training script on a virtual GPU until it has done a few optimizer steps, and record what they do.
+    """Run a training script on a virtual GPU for a few optimizer steps; the trace of all that it does up to then.
 
     Args:
         path: the script, which is run as `python path` would be, from the working directory of now.
         argv: its arguments.
         machine: the GPU it shall believe to have: a name of the GPU database, or a Machine.
         module: in the place of a path, a dotted name, which is run as `python -m module` would be.
-        steps: optimizer steps to record; the second usually needs more than the first.
+        steps: optimizer steps to record.
         timeout_s: after so many seconds the script is ended.
         environment: variables that are set for the script, beside those of this process.
         constants: numbers that replace module-level ones of the script, by name.
         on_step: called with the number of steps done so far, whenever it grows.
         on_asked: called at the end with what the script asked of the GPU beside its `Facts`: "name", "memory".
+        on_phase: called with what takes the time now, such as "importing torch", whenever that changes.
         parts_min_bytes: carry out optimizers' steps in parts, as for `capture`, for states of at least so many bytes.
-
-    Returns:
-        The trace of everything the script did on the GPU up to the last of these steps.
 
     Raises:
         UsageError: there is no such script, GPU or constant.
@@ -98,7 +116,8 @@ def capture_script(
     """
     order = replace(_order(path, module, argv, steps, constants or {}), parts_min_bytes=parts_min_bytes)
     with tempfile.TemporaryDirectory(prefix="elbowroom-", ignore_cleanup_errors=True) as folder:
-        return _captured(order, _gpu(machine), Path(folder), dict(environment or {}), timeout_s, on_step, on_asked)
+        told = Told(on_step or _silent, on_phase or _silent, on_asked or _silent)
+        return _captured(order, _gpu(machine), Path(folder), dict(environment or {}), timeout_s, told)
 
 
 def _captured(
@@ -107,13 +126,12 @@ def _captured(
     folder: Path,
     environment: dict[str, str],
     timeout_s: float,
-    on_step: Callable[[int], None] | None,
-    on_asked: Callable[[frozenset[str]], None] | None,
+    told: Told,
 ) -> Trace:
     """What a child makes of an order in a folder of its own."""
     target.save(folder / "machine.json")
-    code = _run(order, folder, environment, timeout_s, on_step or (lambda _: None))
-    return _answer(order, folder, code, on_asked or (lambda _: None))
+    code = _run(order, folder, environment, timeout_s, told)
+    return _answer(order, folder, code, told.asked)
 
 
 def _order(
@@ -143,9 +161,7 @@ def _gpu(machine: str | Machine) -> Machine:
     return target
 
 
-def _run(
-    order: Order, folder: Path, environment: Mapping[str, str], timeout_s: float, on_step: Callable[[int], None]
-) -> int:
+def _run(order: Order, folder: Path, environment: Mapping[str, str], timeout_s: float, told: Told) -> int:
     """Run the child to its end; its exit code."""
     # -P: the working directory is no place to import elbowroom's own needs from; the script's folder is put there.
     command = [sys.executable, "-P", "-m", "elbowroom.capture.script.child", str(folder), order.argument()]
@@ -159,15 +175,13 @@ def _run(
             start_new_session=True,
         )
         try:
-            return _wait(child, order, folder, timeout_s, on_step)
+            return _wait(child, order, folder, timeout_s, told)
         finally:
             _end(child)
 
 
-def _wait(
-    child: subprocess.Popen[bytes], order: Order, folder: Path, timeout_s: float, on_step: Callable[[int], None]
-) -> int:
-    until, seen = time.monotonic() + timeout_s, 0
+def _wait(child: subprocess.Popen[bytes], order: Order, folder: Path, timeout_s: float, told: Told) -> int:
+    until, seen, phase = time.monotonic() + timeout_s, 0, ""
     while True:
         try:
             return child.wait(_POLL_S)
@@ -175,7 +189,11 @@ def _wait(
             now = _steps_seen(folder)
             if now > seen:
                 seen = now
-                on_step(seen)
+                told.step(seen)
+            doing = _text(folder / "phase")
+            if doing and doing != phase:
+                phase = doing
+                told.phase(phase)
         if time.monotonic() > until:
             raise CaptureError(
                 f"{order.label}: {seen} of {order.steps} steps were done after {timeout_s:g} s, the time limit; "
@@ -227,10 +245,15 @@ def _crash(code: int) -> str:
 
 
 def _steps_seen(folder: Path) -> int:
+    return int(_text(folder / "steps") or 0)
+
+
+def _text(path: Path) -> str:
+    """What a file says; "" where it is not there."""
     try:
-        return int((folder / "steps").read_text("ascii"))
+        return path.read_text("utf-8")
     except (OSError, ValueError):
-        return 0
+        return ""
 
 
 def _said(folder: Path) -> str:

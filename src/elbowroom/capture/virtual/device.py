@@ -57,6 +57,7 @@ class VirtualDevice:
 
     Attributes:
         steps_seen: steps that are complete.
+        evaluating: forwards without gradients since the last one with them.
         ledger: what is recorded.
     """
 
@@ -78,6 +79,7 @@ class VirtualDevice:
         self._ends: list[tuple[int, int]] = []
         self._updates = Updates(self.ledger)
         self._evaluations = 0
+        self.evaluating = 0
         self._stack = ExitStack()
         self._mode = VirtualMode(self.ledger, self.settings, SPECIALS, routing.ROUTES)
         self._roots: list[torch.nn.Module] = []
@@ -155,6 +157,7 @@ class VirtualDevice:
     def _root(self, module: torch.nn.Module) -> None:
         self._classify(module)
         self._updates.settle()
+        self.evaluating = 0 if torch.is_grad_enabled() else self.evaluating + 1
         if not self._is_over():
             return
         self._evaluations += not torch.is_grad_enabled()

@@ -1,0 +1,70 @@
+"""What a script does at the moment, for whoever waits for its estimate: which part takes the time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from elbowroom.capture.virtual import VirtualDevice
+
+IMPORTS = "<frozen importlib"
+LOADS = os.path.join("torch", "utils", "data")
+STARTING = "starting Python and importing torch"
+
+
+def phase_of(device: VirtualDevice, script: str, steps: int) -> str:
+    """What the main thread does now, such as "importing transformers" or "step 1 of 3".
+
+    Its frames are looked at before the first op on the GPU only: who holds a frame holds its variables, and would keep
+    the storages of a training beyond their time.
+
+    Args:
+        device: on which the script runs.
+        script: its path.
+        steps: optimizer steps that are to be recorded.
+    """
+    if not device.ledger.ops:
+        return _before_ops(script)
+    if device.evaluating:
+        return f"evaluating without gradients: {device.evaluating} forwards"
+    return f"step {min(device.steps_seen + 1, steps)} of {steps}"
+
+
+def _before_ops(script: str) -> str:
+    frames = list(_frames())
+    imported = _imported(frames)
+    if imported:
+        return f"importing {imported}"
+    what = "loading data" if any(LOADS in frame.f_code.co_filename for frame in frames) else "preparing"
+    return f"{what}, before the first op on the GPU{_line(frames, script)}"
+
+
+def _frames() -> Iterator[FrameType]:
+    """Frames of the main thread, the innermost first."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001  there is no other way
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _imported(frames: list[FrameType]) -> str:
+    """The outermost package that is being imported; "" where none is."""
+    names = [
+        str(frame.f_locals.get("name", ""))
+        for frame in frames
+        if frame.f_code.co_filename.startswith(IMPORTS) and frame.f_code.co_name == "_find_and_load"
+    ]
+    return names[-1].partition(".")[0] if names else ""
+
+
+def _line(frames: list[FrameType], script: str) -> str:
+    """Where in the script that is."""
+    for frame in frames:
+        if frame.f_code.co_filename == script:
+            return f" ({os.path.basename(script)}, line {frame.f_lineno})"
+    return ""

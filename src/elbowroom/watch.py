@@ -1,0 +1,77 @@
+"""Watch: what a search says while it runs, when it has to end, and what is known when it ends early."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import final
+
+from elbowroom.errors import TimeOver
+
+
+def silent(_: str) -> None:
+    """Say nothing."""
+
+
+@final
+class Watch:
+    """Looks on at one search, and ends it when its time is over.
+
+    A search that is given a watch ends with the best it has when the time is over or Ctrl-C is pressed, and says in
+    `early` what it did not try. Without one, Ctrl-C goes on to the caller.
+
+    Args:
+        say: called with what is being done now.
+        limit_s: seconds the search may take in all; None for any time.
+        clock: seconds that pass.
+
+    Attributes:
+        say: as given.
+        early: what is known and what was not tried, where the search ended early; "" where it did not.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], None] = silent,
+        limit_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.say = say
+        self.early = ""
+        self._limit_s = limit_s
+        self._clock = clock
+        self._until = None if limit_s is None else clock() + limit_s
+
+    def left_s(self, most: float = float("inf")) -> float:
+        """Seconds that are left, at most `most`.
+
+        Raises:
+            TimeOver: none are.
+        """
+        if self._until is None:
+            return most
+        left = self._until - self._clock()
+        if left <= 0:
+            raise self.over()
+        return min(most, left)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no time is left."""
+        return self._until is not None and self._clock() >= self._until
+
+    def over(self) -> TimeOver:
+        """What ends a search whose time is over."""
+        return TimeOver(
+            f"the time limit of {self._limit_s:g} s was reached before there was an answer; allowed is a longer one "
+            "(--timeout)"
+        )
+
+    def ends_early(self, problem: BaseException, known: str) -> None:
+        """Note that a search ends early, and what is known by then."""
+        why = "interrupted" if isinstance(problem, KeyboardInterrupt) else f"stopped after {self._limit_s:g} s"
+        self.early = f"{why}: {known}"
+
+
+ENDS: tuple[type[BaseException], ...] = (TimeOver, KeyboardInterrupt)
+"""What ends a search that is watched early."""
