@@ -53,12 +53,14 @@ def serve(request: dict[str, Any], answer: str) -> None:
 
 
 def define_torchvision_ops() -> None:
-    """torchvision's compiled ops are missing beside another version's CPU build: it imports once they are declared."""
+    """Declare torchvision's compiled ops where they cannot be loaded, so that it imports beside a CPU build of torch."""
     import torch
 
     try:
-        torch.ops.torchvision.nms  # noqa: B018
-    except AttributeError:
+        importlib.import_module("torchvision")
+    except ImportError:
+        return
+    except RuntimeError:  # operator torchvision::nms does not exist
         library = torch.library.Library("torchvision", "FRAGMENT")
         library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         globals()["_kept"] = library  # a library that dies takes its ops along

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn as nn
 
@@ -121,3 +122,32 @@ def test_a_gradient_that_is_sparse_can_be_stepped_with() -> None:
     trace = device.trace()
     assert {each.size_bytes for each in trace.storages if each.category == "gradient"} == {4 * 8 * 4, 4 * 8}
     assert "unsupported" not in {each.kind for each in trace.remarks}
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "reshaped": lambda tensor: tensor.view(32, 64),
+    "transposed": lambda tensor: tensor.t(),
+    "permuted": lambda tensor: tensor.view(8, 8, 32).permute(2, 0, 1),
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_backward_through_a_view_changed_in_place_copies_as_the_cuda_build_does(kind: str) -> None:
+    # given a view that an op in place changes, and a use of it
+    with VirtualDevice(H100, None) as device:
+        leaf = torch.empty(64, 32, device="cuda").requires_grad_()
+        changed = VIEWS[kind](leaf * 2)
+        added = torch.empty(changed.shape, device="cuda").requires_grad_()
+        changed += added
+        made = changed * 3
+        gradient = torch.empty_like(made)
+        first = len(device.ledger.events)
+        made.backward(gradient)
+        events = [(size > 0, number) for _, number, size in device.ledger.events[first:]]
+    # then its allocations (+) and frees (-) are those seen with the CUDA build of torch 2.11, in that order:
+    # gradient of * 3; its copy of the base's shape, after which it goes; two copies of CopySlices; gradients of both
+    names: dict[int, str] = {}
+    for _, number in events:
+        names.setdefault(number, "abcdefgh"[len(names)])
+    shown = " ".join(f"{'+' if is_alloc else '-'}{names[number]}" for is_alloc, number in events)
+    assert shown == "+a +b -a +c +d -b +e -c"

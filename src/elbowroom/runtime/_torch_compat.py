@@ -372,12 +372,6 @@ def grouping_changes(grouped: Any) -> list[tuple[Any, str, Any]]:
     return [(torch._C, "_group_tensors_by_device_and_dtype", grouped)]
 
 
-def next_node_names() -> tuple[str, ...]:
-    """Names of the autograd nodes that get the gradients of the one that runs now."""
-    node = torch._C._current_autograd_node()
-    return () if node is None else tuple("" if each is None else each.name() for each, _ in node.next_functions)
-
-
 def set_storage(
     tensor: torch.Tensor, storage: Any, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:

@@ -16,7 +16,7 @@ import torch
 from elbowroom.capture.virtual import dependent_shapes, recurrent
 from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.tensor import CPU, is_virtual, meta_like, virtual
-from elbowroom.runtime._torch_compat import in_backward, next_node_names, node_name, storage_holders, tensor_uses
+from elbowroom.runtime._torch_compat import in_backward, node_name, storage_holders, tensor_uses
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.mode import Special, VirtualMode
@@ -158,19 +158,6 @@ def _is_new(mode: VirtualMode, tensor: torch.Tensor) -> bool:
     return number is not None and number >= len(mode.ledger.storages) - 2
 
 
-def _goes_to_copy() -> bool:
-    names = next_node_names()
-    return len(names) == 1 and names[0].endswith("CopySlices")
-
-
-def _view(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Gradient of a view that was changed in place: CUDA's is a strided copy, a subclass's a view (variable.cpp)."""
-    if in_backward() and is_virtual(args[0]) and _goes_to_copy() and mode.from_engine():
-        made = mode.run(aten.clone.default, (args[0],), {"memory_format": torch.contiguous_format})
-        return mode.run(func, (made, *args[1:]), kwargs)
-    return mode.run(func, args, kwargs)
-
-
 def _is_pinned(_mode: VirtualMode, _func: Any, _args: Args, _kwargs: Kwargs) -> Any:
     return False
 
@@ -217,7 +204,6 @@ SPECIALS: dict[Any, Special] = {
     aten.add.Tensor: _add,
     **dict.fromkeys(IN_PLACE, _maybe_in_place),
     aten.scalar_tensor.default: _scalar_tensor,
-    aten.view.default: _view,
     **dependent_shapes.SPECIALS,
     aten._cudnn_rnn_flatten_weight.default: recurrent.flatten_weight,
     aten.is_pinned.default: _is_pinned,
