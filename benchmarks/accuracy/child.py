@@ -53,7 +53,7 @@ def serve(request: dict[str, Any], answer: str) -> None:
 
 
 def define_torchvision_ops() -> None:
-    """Declare torchvision's compiled ops where they cannot be loaded, so that it imports beside a CPU build of torch."""
+    """Declare torchvision's compiled ops where they cannot be loaded, so that the package imports."""
     import torch
 
     try:
