@@ -39,6 +39,7 @@ _FIELDS = (
     *("multiprocessors", "rates", "memory_bytes_per_s", "link", "context_bytes", "host_bytes", "disk_bytes"),
 )
 _EAGER_FIELDS = ("least_bytes", "most_bytes", "source")
+_OUTSIDE_FIELDS = ("least_bytes", "likely_bytes", "most_bytes", "source")
 _LINK_FIELDS = ("out_bytes_per_s", "back_bytes_per_s", "latency_ns", "source")
 _SIZES = "a number above 0, or a size such as '24124 MiB'"
 _NUMBERS = "a whole number above 0"
@@ -86,6 +87,22 @@ class Eager(NamedTuple):
 
     since: int
     least_bytes: int
+    most_bytes: int
+    source: str
+
+
+class Outside(NamedTuple):
+    """What a process takes outside torch's allocator where CUDA loads kernels at their first use.
+
+    Attributes:
+        since: the lowest compute capability it stands for, major * 10 + minor.
+        least_bytes, likely_bytes, most_bytes: the median of what was reported, and bounds of most reports.
+        source: of the three.
+    """
+
+    since: int
+    least_bytes: int
+    likely_bytes: int
     most_bytes: int
     source: str
 
@@ -191,13 +208,29 @@ def eager_of(where: str, capability: str, table: object, sources: Collection[str
     """
     row = _Row(where, table, sources, "")
     row.check_names(_EAGER_FIELDS)
+    since = _since(row, capability)
+    least, most = row.rising("least_bytes", "most_bytes")
+    return Eager(since, least, most, row.source)
+
+
+def outside_of(where: str, capability: str, table: object, sources: Collection[str]) -> Outside:
+    """The row of a compute capability, with least_bytes, likely_bytes, most_bytes and source.
+
+    Raises:
+        FormatError: the table is not of this form.
+    """
+    row = _Row(where, table, sources, "")
+    row.check_names(_OUTSIDE_FIELDS)
+    since = _since(row, capability)
+    least, likely, most = row.rising("least_bytes", "likely_bytes", "most_bytes")
+    return Outside(since, least, likely, most, row.source)
+
+
+def _since(row: _Row, capability: str) -> int:
     since = _capability(capability)
     if since is None:
         row.refuse("capability", capability, "major and minor, such as '8.0'")
-    least, most = row.needed("least_bytes", _size, _SIZES), row.needed("most_bytes", _size, _SIZES)
-    if least.value > most.value:
-        row.refuse("least_bytes", least.value, f"at most most_bytes, which is {most.value}")
-    return Eager(since, least.value, most.value, row.source)
+    return since
 
 
 def table_of(where: str, value: object) -> dict[str, object]:
@@ -293,6 +326,14 @@ class _Row:
         if figure is None:
             self.refuse(field, self.table.get(field), f"{allowed}: this one must be known")
         return figure
+
+    def rising(self, *fields: str) -> list[int]:
+        """Sizes that must be known, none less than the one before it."""
+        values = [self.needed(field, _size, _SIZES).value for field in fields]
+        for field, value, next_field, next_value in zip(fields, values, fields[1:], values[1:], strict=False):
+            if value > next_value:
+                self.refuse(field, value, f"at most {next_field}, which is {next_value}")
+        return values
 
     def text(self, field: str, default: str) -> str:
         """A name of at least one character."""

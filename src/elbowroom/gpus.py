@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from elbowroom.errors import FormatError, UsageError
-from elbowroom.gpu_table import GIVEN, Eager, Gpu, LinkKind, eager_of, gpu_of, link_of, table_of
+from elbowroom.gpu_table import GIVEN, Eager, Gpu, LinkKind, Outside, eager_of, gpu_of, link_of, outside_of, table_of
 from elbowroom.rules import shown
 
 MAX_TABLE_BYTES = 2**20
@@ -41,6 +41,7 @@ class Database(NamedTuple):
         gpus: by name, in the order of the file.
         names: name of a GPU by the key of its name, its title and its aliases.
         links: kinds of links by name.
+        outside: what a process takes outside the allocator, by rising compute capability.
         eager: what a process takes with all kernels loaded, by rising compute capability.
         sources: by key.
     """
@@ -48,6 +49,7 @@ class Database(NamedTuple):
     gpus: Mapping[str, Gpu]
     names: Mapping[str, str]
     links: Mapping[str, LinkKind]
+    outside: tuple[Outside, ...]
     eager: tuple[Eager, ...]
     sources: Mapping[str, Source]
 
@@ -110,6 +112,12 @@ def eager(compute_capability: int) -> Eager:
     return max((row for row in rows if row.since <= compute_capability), default=rows[0])
 
 
+def outside(compute_capability: int) -> Outside:
+    """What a process takes outside the allocator; of the oldest row for still older GPUs."""
+    rows = database().outside
+    return max((row for row in rows if row.since <= compute_capability), default=rows[0])
+
+
 def read(path: str) -> Gpu:
     """The GPU of a user's own file: its fields at the top level, or as one table [gpu.NAME].
 
@@ -135,6 +143,10 @@ def database() -> Database:
         name: link_of(f"{where}: links.{name}", name, row, sources)
         for name, row in table_of(where, content["links"]).items()
     }
+    outside = sorted(
+        outside_of(f"{where}: outside.{capability}", capability, row, sources)
+        for capability, row in table_of(where, content["outside"]).items()
+    )
     eager = sorted(
         eager_of(f"{where}: eager.{capability}", capability, row, sources)
         for capability, row in table_of(where, content["eager"]).items()
@@ -144,7 +156,7 @@ def database() -> Database:
         for name, row in table_of(where, content["gpu"]).items()
     }
     names = {key_of(alias): name for name, gpu in gpus.items() for alias in (name, gpu.title, *gpu.aliases)}
-    return Database(gpus, names, links, tuple(eager), sources)
+    return Database(gpus, names, links, tuple(outside), tuple(eager), sources)
 
 
 def _rows(path: str, content: dict[str, object]) -> Iterator[tuple[str, object]]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, Self, cast
 
-from elbowroom import gpus, nvml, rules
+from elbowroom import gpus, nvml, outside_measured, rules
 from elbowroom.errors import TierFailed, UsageError
 from elbowroom.files import Filed
 from elbowroom.gpu_table import DTYPES, GIVEN, Gpu, LinkKind
 from elbowroom.machine_probe import DiskRates, measure_disk, measure_memory
+from elbowroom.outside_measured import Outside
 from elbowroom.ram import capacity_bytes, free_bytes
 
 TierName = Literal["device", "host", "disk"]
@@ -27,12 +28,10 @@ ASSUMED_DISK = DiskRates(out_bytes_per_s=2**30, back_bytes_per_s=2**30, latency_
 ASSUMED_LINK = "pcie-3-x16"
 """Taken for a link to the host that is not known: the slowest that current GPUs have."""
 
-ASSUMED_CONTEXT_BYTES = 250 * 2**20
 ASSUMED_LIBRARIES_BYTES = 250 * 2**20
 ASSUMED_LIBRARIES_MOST_BYTES = 650 * 2**20
-"""Outside the allocator of a GPU: the context, and what cuBLAS, cuDNN and kernels that are loaded at their first use
-add to it. Contexts of 256 to 426 MiB and 287 MB after one small op were reported (docs/machines.md); a convolution net
-with cuDNN has 400 to 900 MiB in all."""
+"""What cuBLAS, cuDNN and kernels add to a context, where a context is all that is known: of a user's own table, or
+of what people reported of eager loading. Otherwise the whole is known by the GPU's generation (docs/machines.md)."""
 
 __all__ = ["ASSUMED_DISK", "TIERS", "Link", "Loading", "Machine", "Rate", "Tier", "TierName", "free_bytes"]
 
@@ -135,7 +134,7 @@ class Machine(Filed):
         RAM's capacity is what this process may hold (cgroup and resource limits counted), the disk's is what is free
         now. Disk rates are `ASSUMED_DISK` and the RAM's is 0, unless they are measured. A GPU is found through the
         driver, without torch; its link is that of its PCIe generation and lanes, and what the driver does not tell
-        comes from the GPU database.
+        comes from the GPU database. What lies outside the allocator is what was measured here, if it was.
 
         Args:
             measure: write and read 256 MiB in `spill_dir`, and copy in RAM, to have the real rates; about a second.
@@ -153,16 +152,21 @@ class Machine(Filed):
         rates, ram_bytes = measure_disk(directory) if measure else ASSUMED_DISK, capacity_bytes()
         found = nvml.first_device() if device == "auto" else None
         if found is not None:
-            gpu = gpus.known(found.name)
-            tiers = (_device(found.total_bytes), Tier(name="host", capacity_bytes=ram_bytes), disk)
-            links = (link_to_host(_link_of(found, gpu)), _to_disk("host", rates))
-            return cls._of_cuda("here", tiers, links, found.compute_capability, gpu)
+            return cls._here_with(found, Tier(name="host", capacity_bytes=ram_bytes), disk, rates)
         return cls(
             name="here",
             tiers=(_device(ram_bytes), disk),
             links=(_to_disk("device", rates),),
             memory_bytes_per_s=measure_memory() if measure else 0,
         )
+
+    @classmethod
+    def _here_with(cls, found: nvml.Device, host: Tier, disk: Tier, rates: DiskRates) -> Self:
+        gpu, known = gpus.known(found.name), outside_measured.of(found.name)
+        tiers = (_device(found.total_bytes), host, disk)
+        links = (link_to_host(_link_of(found, gpu)), _to_disk("host", rates))
+        machine = cls._of_cuda("here", tiers, links, found.compute_capability, gpu, outside_measured.loading())
+        return machine if known is None else machine.with_outside(known)
 
     @classmethod
     def of(cls, name: str | os.PathLike[str], *, loading: Loading = "lazy") -> Self:
@@ -207,19 +211,27 @@ class Machine(Filed):
         loading: Loading = "lazy",
     ) -> Self:
         rates = {} if gpu is None else {dtype: figure.value for dtype, figure in gpu.rates}
-        least, most = _context(gpu, compute_capability, loading)
+        least, likely, most = _outside(gpu, compute_capability, loading)
         return cls(
             name=name,
             tiers=tiers,
             links=links,
-            outside_bytes=(least + most) // 2 + ASSUMED_LIBRARIES_BYTES,
+            outside_bytes=likely,
             allocator="",
             flops_per_s=rates.get("float32", 0),
             memory_bytes_per_s=gpu.memory_bytes_per_s.value if gpu and gpu.memory_bytes_per_s else 0,
             compute_capability=compute_capability,
             multiprocessors=gpu.multiprocessors.value if gpu and gpu.multiprocessors else 0,
             rates=tuple(Rate(dtype=dtype, flops_per_s=rate) for dtype, rate in rates.items()),
-            outside_range_bytes=(least, most + ASSUMED_LIBRARIES_MOST_BYTES),
+            outside_range_bytes=(least, most),
+        )
+
+    def with_outside(self, measured: Outside) -> Self:
+        """This machine with what was measured outside the allocator: `elbowroom machine --measure` keeps it."""
+        return replace(
+            self,
+            outside_bytes=measured.outside_bytes,
+            outside_range_bytes=(measured.context_bytes, measured.most_bytes),
         )
 
     def __post_init__(self) -> None:
@@ -253,14 +265,17 @@ def gpu_of(name: str | os.PathLike[str]) -> Gpu:
     return gpus.read(path) if is_path else gpus.find(path)
 
 
-def _context(gpu: Gpu | None, compute_capability: int, loading: Loading) -> tuple[int, int]:
-    """Least and most bytes that a process takes before its work; the same where one figure is all that is known."""
-    known = gpu.context_bytes if gpu else None
-    if loading == "eager" and (known is None or known.source != GIVEN):
-        reported = gpus.eager(compute_capability)
-        return reported.least_bytes, reported.most_bytes
-    one = known.value if known else ASSUMED_CONTEXT_BYTES
-    return one, one
+def _outside(gpu: Gpu | None, compute_capability: int, loading: Loading) -> tuple[int, int, int]:
+    """Least, likely and most bytes that a process takes outside the allocator."""
+    given = gpu.context_bytes if gpu else None
+    if given is not None and given.source == GIVEN:
+        least = most = given.value
+    elif loading == "eager":
+        _, least, most, _ = gpus.eager(compute_capability)
+    else:
+        _, least, likely, most, _ = gpus.outside(compute_capability)
+        return least, likely, most
+    return least, (least + most) // 2 + ASSUMED_LIBRARIES_BYTES, most + ASSUMED_LIBRARIES_MOST_BYTES
 
 
 def _check_range(given: object, outside_bytes: int) -> None:

@@ -10,9 +10,11 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+Answer = TypeVar("Answer")
 _NAME_BYTES = 96
+_MOST_PROCESSES = 64
 _LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 
 
@@ -34,8 +36,29 @@ class Device(NamedTuple):
     pcie_lanes: int
 
 
+class Used(NamedTuple):
+    """Device memory in use.
+
+    Attributes:
+        all_bytes: of all processes together.
+        own_bytes: of this process; None where the driver does not tell, as for processes inside containers.
+    """
+
+    all_bytes: int
+    own_bytes: int | None
+
+
 def first_device() -> Device | None:
     """The first visible GPU; None where there is none, or the driver does not tell."""
+    return _asked(_device)
+
+
+def used() -> Used | None:
+    """Memory in use on the first visible GPU; None where there is none, or the driver does not tell."""
+    return _asked(_used)
+
+
+def _asked(ask: Callable[[ctypes.CDLL, ctypes.c_void_p], Answer]) -> Answer | None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     if not visible or visible.startswith("-"):
         return None
@@ -43,7 +66,7 @@ def first_device() -> Device | None:
         library = ctypes.CDLL(_LIBRARY)
         _call(library.nvmlInit_v2)
         try:
-            return _device(library, visible)
+            return ask(library, _handle(library, visible))
         finally:
             library.nvmlShutdown()
     except (OSError, AttributeError, _Refused):  # no library, an older one without a function, an error it answers
@@ -72,12 +95,39 @@ class _Memory2(ctypes.Structure):
     )
 
 
-def _device(library: ctypes.CDLL, visible: str) -> Device:
+class _Process(ctypes.Structure):
+    """nvmlProcessInfo_t, of drivers since 450."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+def _handle(library: ctypes.CDLL, visible: str) -> ctypes.c_void_p:
     handle = ctypes.c_void_p()
     if visible.isdecimal():
         _call(library.nvmlDeviceGetHandleByIndex_v2, ctypes.c_uint(int(visible)), ctypes.byref(handle))
     else:
         _call(library.nvmlDeviceGetHandleByUUID, visible.encode(), ctypes.byref(handle))
+    return handle
+
+
+def _used(library: ctypes.CDLL, handle: ctypes.c_void_p) -> Used:
+    memory = _Memory()
+    _call(library.nvmlDeviceGetMemoryInfo, handle, ctypes.byref(memory))
+    count, found = ctypes.c_uint(_MOST_PROCESSES), (_Process * _MOST_PROCESSES)()
+    try:
+        _call(library.nvmlDeviceGetComputeRunningProcesses_v2, handle, ctypes.byref(count), found)
+    except (AttributeError, _Refused):
+        return Used(memory.used, None)
+    own = [each.used for each in found[: count.value] if each.pid == os.getpid() and each.used < memory.total]
+    return Used(memory.used, own[0] if own else None)
+
+
+def _device(library: ctypes.CDLL, handle: ctypes.c_void_p) -> Device:
     name = ctypes.create_string_buffer(_NAME_BYTES)
     _call(library.nvmlDeviceGetName, handle, name, ctypes.c_uint(_NAME_BYTES))
     major, minor = ctypes.c_int(), ctypes.c_int()

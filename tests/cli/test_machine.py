@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from elbowroom import gpus, nvml
-from elbowroom.capture import link_probe
+from elbowroom.capture import link_probe, outside_probe
 from elbowroom.cli import main
 from elbowroom.machine import Machine
 from elbowroom.machine_probe import DiskRates
+from elbowroom.outside_measured import Outside
 
 GPU = nvml.Device("NVIDIA GeForce RTX 3090", 24124 * 2**20, 86, 4, 16)
 
 
 @pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(nvml, "first_device", lambda: None)
+    monkeypatch.setenv("ELBOWROOM_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def test_machine_describes_this_computer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -56,12 +60,44 @@ def test_the_link_of_a_gpu_is_measured_with_torch(
     monkeypatch.setattr(nvml, "first_device", lambda: GPU)
     monkeypatch.setattr(link_probe, "measure_link", lambda: link_probe.LinkRates(7, 8, 9))
     monkeypatch.setattr("elbowroom.machine.measure_disk", lambda _: DiskRates(3, 4, 5, True))
+    monkeypatch.setattr(outside_probe, "measure_outside", lambda: Outside(300, 420))
 
     assert main(["machine", "--measure", "--json"]) == 0
 
-    to_host, to_disk = json.loads(capsys.readouterr().out)["links"]
+    answer = json.loads(capsys.readouterr().out)
+    to_host, to_disk = answer["links"]
+    # what was measured outside the allocator counts now and from now on; 120 bytes of kernels may double
+    assert (answer["outside_bytes"], answer["outside_range_bytes"]) == (420, [300, 540])
+    assert (Machine.here().outside_bytes, Machine.here().outside_range_bytes) == (420, (300, 540))
     assert [to_host[name] for name in ("out_bytes_per_s", "back_bytes_per_s", "latency_ns")] == [7, 8, 9]
     assert [to_disk[name] for name in ("out_bytes_per_s", "back_bytes_per_s", "latency_ns")] == [3, 4, 5]
+
+
+def child(returncode: int, out: str, error: str = "") -> Callable[..., subprocess.CompletedProcess[str]]:
+    return lambda command, **_: subprocess.CompletedProcess(command, returncode, out, error)
+
+
+def test_the_childs_last_line_is_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", child(0, "a library's own words\n[5, 8]\n"))
+    assert outside_probe.measure_outside() == Outside(5, 8)
+
+
+def test_a_measurement_that_fails_says_why_and_what_is_needed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(nvml, "first_device", lambda: GPU)
+    monkeypatch.setattr(link_probe, "measure_link", lambda: link_probe.LinkRates(7, 8, 9))
+    monkeypatch.setattr(subprocess, "run", child(1, "", "torch sees no CUDA device\n"))
+
+    assert main(["machine", "--measure"]) == 2
+
+    said = " ".join(capsys.readouterr().err.split())
+    assert "could not be measured: torch sees no CUDA device; needed are a build of torch for CUDA" in said
+
+
+def test_a_gpu_is_described_with_what_lies_outside_the_allocator(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["machine", "t4"]) == 0
+    assert "Outside torch's allocator: 140.0 MiB (from 90.0 MiB to 330.0 MiB)" in capsys.readouterr().out
 
 
 def test_the_list_has_every_gpu_and_says_what_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import statistics
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +15,10 @@ from hypothesis import strategies as st
 
 from elbowroom import gpus
 from elbowroom.errors import FormatError, UsageError
-from elbowroom.gpu_table import ASSUMED, Figure, Gpu, LinkKind, eager_of
+from elbowroom.gpu_table import ASSUMED, Figure, Gpu, LinkKind, eager_of, outside_of
 
 GIB = 2**30
+OUTSIDE = Path(__file__).parents[2] / "benchmarks" / "accuracy" / "tables" / "outside.csv"
 ALL = list(gpus.database().gpus.values())
 NAMES = [gpu.name for gpu in ALL]
 MINE = """
@@ -77,7 +80,7 @@ def test_every_figure_has_a_source_that_is_listed(gpu: Gpu) -> None:
 def test_every_source_that_is_listed_is_used_and_has_a_title() -> None:
     used = {figure.source for gpu in ALL for figure in figures_of(gpu)}
     used |= {link.source for link in gpus.database().links.values()}
-    used |= {row.source for row in gpus.database().eager}
+    used |= {row.source for row in (*gpus.database().eager, *gpus.database().outside)}
     assert used == set(gpus.database().sources)
     for source in gpus.database().sources.values():
         assert source.title
@@ -342,3 +345,39 @@ def test_a_row_of_eager_loading_that_says_nothing_is_refused(
 ) -> None:
     with pytest.raises(FormatError, match=message):
         eager_of("gpus.toml: eager", capability, {**row, "source": "s"}, {"s"})
+
+
+def test_what_lies_outside_the_allocator_is_the_row_of_the_generation() -> None:
+    # rows begin at 3.0, 7.0, 7.5, 8.0, 8.6, 8.9, 9.0 and 12.0
+    capabilities = (10, 61, 70, 75, 80, 87, 89, 103, 121)
+    assert [gpus.outside(each).since for each in capabilities] == [30, 30, 70, 75, 80, 86, 89, 90, 120]
+
+
+def test_a_row_of_what_lies_outside_whose_sizes_do_not_rise_is_refused() -> None:
+    row: dict[str, object] = {"least_bytes": 1, "likely_bytes": 3, "most_bytes": 2, "source": "s"}
+    with pytest.raises(FormatError, match=r"likely_bytes: given 3; allowed is at most most_bytes, which is 2"):
+        outside_of("gpus.toml: outside", "8.0", row, {"s"})
+
+
+def test_nine_tenths_of_what_was_reported_lie_within_the_interval_of_their_generation() -> None:
+    with OUTSIDE.open() as file:
+        rows = list(csv.DictReader(file))
+    within = 0
+    for row in rows:
+        major, minor = row["compute_capability"].split(".")
+        known = gpus.outside(10 * int(major) + int(minor))
+        within += known.least_bytes <= int(row["outside_mib"]) * 2**20 <= known.most_bytes
+    assert len(rows) == 85
+    assert within >= 0.9 * len(rows)
+
+
+@pytest.mark.parametrize("row", [row.since for row in gpus.database().outside])
+def test_the_likely_bytes_outside_are_the_median_of_what_was_reported(row: int) -> None:
+    with OUTSIDE.open() as file:
+        found = [
+            int(each["outside_mib"])
+            for each in csv.DictReader(file)
+            if gpus.outside(int(each["compute_capability"].replace(".", ""))).since == row
+        ]
+    # rounded to 10 MiB in the table
+    assert abs(statistics.median(found) - gpus.outside(row).likely_bytes / 2**20) <= 5

@@ -28,6 +28,7 @@ LEVELS: dict[str, set[str]] = {
         "machine_probe",
         "nvml",
         "older",
+        "outside_measured",
         "plan",
         "ram",
         "rules",

@@ -1,8 +1,9 @@
 """SchedTune's table: 12 convolutional nets at 4 batch sizes on 5 GPUs, device memory as nvidia-smi shows it.
 
 Not given are optimizer, torch, CUDA and driver. Taken are 224 x 224 images, as the table's input bytes say, float32,
-SGD with momentum, and CUDA before 11.7, as the table is of 2022 at the latest: all kernels are loaded at once. The
-capture is one GPU's, the T4's; the machines differ in what lies outside the allocator.
+SGD with momentum, and CUDA before 11.7, as the table is of 2022 at the latest: all kernels are loaded at once. Before
+torch 2.0 (March 2023) optimizers took one tensor after the other, and zero_grad() kept gradients and filled them with
+zeros. The capture is one GPU's, the T4's; the machines differ in what lies outside the allocator.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ def train(*, model: str, batch: int) -> None:
     import torchvision
 
     net = getattr(torchvision.models, model)().to("cuda")
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, foreach=False)
     while True:
         images = torch.zeros(batch, 3, 224, 224).to("cuda")
         labels = torch.zeros(batch, dtype=torch.long).to("cuda")
         loss = torch.nn.functional.cross_entropy(net(images), labels)
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=False)
         loss.backward()
         optimizer.step()

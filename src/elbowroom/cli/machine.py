@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from elbowroom import gpus
+from elbowroom import gpus, nvml, outside_measured
 from elbowroom.cli import output
 from elbowroom.errors import UsageError
 from elbowroom.gpu_table import ASSUMED, GIVEN, Figure, Gpu
@@ -27,7 +27,7 @@ def add(verbs: Any) -> None:
     parser = verbs.add_parser("machine", help="what this computer has, or what is known of a GPU")
     parser.add_argument("name", nargs="?", help="a GPU, or the path of a .toml file (default: this computer)")
     parser.add_argument("--list", action="store_true", help="list the GPUs that are known")
-    parser.add_argument("--measure", action="store_true", help="measure the links instead of assuming usual rates")
+    parser.add_argument("--measure", action="store_true", help="measure links and memory outside the allocator")
     parser.add_argument("--spill-dir", metavar="DIR", help="directory of the disk tier (default: TMPDIR)")
     parser.add_argument("-o", "--out", metavar="FILE", help="write the machine to a file that other verbs read")
     parser.add_argument("--json", action="store_true", help="answer in JSON")
@@ -51,6 +51,8 @@ def execute(arguments: argparse.Namespace) -> int:
     console = output.console()
     console.print(_tiers(machine))
     console.print(_links(machine, how=_how(arguments, gpu)))
+    if machine.compute_capability:
+        console.print(_outside(machine))
     if gpu is not None:
         console.print(_sourced(gpu))
     return 0
@@ -74,9 +76,15 @@ def _here(arguments: argparse.Namespace) -> Machine:
     if not arguments.measure or not machine.compute_capability:
         return machine
     from elbowroom.capture.link_probe import measure_link
+    from elbowroom.capture.outside_probe import measure_outside
 
     measured = measure_link()._asdict()
-    return replace(machine, links=(replace(machine.links[0], **measured), *machine.links[1:]))
+    machine = replace(machine, links=(replace(machine.links[0], **measured), *machine.links[1:]))
+    outside = measure_outside()
+    found = nvml.first_device()
+    if found is not None:
+        outside_measured.keep(found.name, outside)
+    return machine.with_outside(outside)
 
 
 def _how(arguments: argparse.Namespace, gpu: Gpu | None) -> str:
@@ -214,6 +222,11 @@ def _tiers(machine: Machine) -> Table:
     for tier in machine.tiers:
         table.add_row(tier.name, format_bytes(tier.capacity_bytes))
     return table
+
+
+def _outside(machine: Machine) -> str:
+    least, most = map(format_bytes, machine.outside_range_bytes)
+    return f"\nOutside torch's allocator: {format_bytes(machine.outside_bytes)} (from {least} to {most})"
 
 
 def _links(machine: Machine, *, how: str) -> Table:

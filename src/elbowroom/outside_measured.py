@@ -1,0 +1,102 @@
+"""What a process takes on this computer's GPU outside torch's allocator: measured once, and kept for this user.
+
+One small JSON file in the user's cache folder: ELBOWROOM_CACHE_DIR, else XDG_CACHE_HOME or LOCALAPPDATA, else ~/.cache.
+A file that cannot be read, or holds something else, counts as no measurement.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Literal, NamedTuple, cast
+
+VARIABLE = "ELBOWROOM_CACHE_DIR"
+LOADING_VARIABLE = "CUDA_MODULE_LOADING"
+_MAGIC, _VERSION = "elbowroom.outside", 1
+_MAX_BYTES = 2**20
+_MOST = 2**50
+
+Key = tuple[str, str]
+
+
+class Outside(NamedTuple):
+    """Bytes outside the allocator.
+
+    Attributes:
+        context_bytes: before the first kernel.
+        outside_bytes: after a small training step.
+    """
+
+    context_bytes: int
+    outside_bytes: int
+
+    @property
+    def most_bytes(self) -> int:
+        """What a training with other kernels may take: as much again as kernels and libraries took."""
+        return self.outside_bytes + max(0, self.outside_bytes - self.context_bytes)
+
+
+def loading() -> Literal["lazy", "eager"]:
+    """When CUDA loads kernels in this environment."""
+    return "eager" if os.environ.get(LOADING_VARIABLE, "").upper() == "EAGER" else "lazy"
+
+
+def path() -> Path:
+    """The file."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named) / "outside.json"
+    base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "elbowroom" / "outside.json"
+
+
+def of(gpu: str) -> Outside | None:
+    """What was measured on a GPU of this name, with kernels loaded as they are now; None where nothing was."""
+    return _read().get((gpu, loading()))
+
+
+def keep(gpu: str, measured: Outside) -> Path:
+    """Keep a measurement in the place of an earlier one of the same GPU.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    known = _read() | {(gpu, loading()): measured}
+    rows = [{"gpu": name, "loading": when, **each._asdict()} for (name, when), each in sorted(known.items())]
+    file = path()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_name(f"{file.name}.{os.getpid()}")
+    beside.write_text(json.dumps({"magic": _MAGIC, "version": _VERSION, "measured": rows}, indent=1) + "\n", "utf-8")
+    beside.replace(file)
+    return file
+
+
+def _read() -> dict[Key, Outside]:
+    try:
+        with path().open("rb") as file:
+            content: object = json.loads(file.read(_MAX_BYTES))
+    except (OSError, ValueError, RecursionError, RuntimeError):  # RuntimeError: no home
+        return {}
+    if not isinstance(content, dict):
+        return {}
+    fields = cast("dict[str, object]", content)
+    rows = fields.get("measured")
+    if fields.get("magic") != _MAGIC or fields.get("version") != _VERSION or not isinstance(rows, list):
+        return {}
+    return dict(entry for row in cast("list[object]", rows) if (entry := _entry(row)))
+
+
+def _entry(row: object) -> tuple[Key, Outside] | None:
+    if not isinstance(row, dict):
+        return None
+    fields = cast("dict[str, object]", row)
+    gpu, when = fields.get("gpu"), fields.get("loading")
+    sizes = [fields.get(name) for name in Outside._fields]
+    if not isinstance(gpu, str) or not isinstance(when, str):
+        return None
+    if not all(type(size) is int and 0 <= size < _MOST for size in sizes):
+        return None
+    context_bytes, outside_bytes = cast("list[int]", sizes)
+    return ((gpu, when), Outside(context_bytes, outside_bytes)) if context_bytes <= outside_bytes else None
