@@ -380,6 +380,13 @@ def set_storage(
     changed.set_(storage, offset, shape, strides)
 
 
+REDUCE_TENSOR = "_reduce_ex_internal"
+"""The method of `Tensor` that says what pickle keeps of it: below what `Parameter` and subclasses add."""
+
+reduce_tensor: Callable[[torch.Tensor, int], Any] = torch.Tensor._reduce_ex_internal
+"""Its own way."""
+
+
 # A CUDA device under `within`. Checked on 2.11.0 (its CUDA build, on the rig).
 
 

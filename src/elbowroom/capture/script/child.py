@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elbowroom.allocator.settings import VARIABLES
-from elbowroom.capture.script import faults
+from elbowroom.capture.script import faults, files, savers
 from elbowroom.capture.script.constants import compiled
+from elbowroom.capture.script.overlay import Overlay
 from elbowroom.capture.script.phases import phase_of
 from elbowroom.capture.script.script import Order
 from elbowroom.errors import UsageError
@@ -61,6 +62,8 @@ def _capture(order: Order, folder: Path, asked: set[str]) -> faults.Fault | None
 
     target = Machine.load(folder / "machine.json")
     device = VirtualDevice(target, steps=order.steps, parts_min_bytes=order.parts_min_bytes)
+    overlay = Overlay(str(folder))
+    files.install(overlay, savers.install(overlay))
     problem: BaseException | None = None
     what = {"steps": lambda: str(device.steps_seen), "phase": lambda: phase_of(device, order.script, order.steps)}
     with _reporting(folder, what):

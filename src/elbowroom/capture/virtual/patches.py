@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.capture.virtual import attributes, generators
+from elbowroom.capture.virtual import attributes, generators, pickling
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.settings import Settings
 from elbowroom.capture.virtual.tensor import CUDA
@@ -301,4 +301,5 @@ def changes(settings: Settings, ledger: Ledger) -> list[Change]:
     found.append((torch, "_use_cudnn_rnn_flatten_weight", _say(True)))
     found += generators.changes()
     found += [*attributes.changes(), *grouping_changes(_grouped)]
+    found += pickling.changes(ledger)
     return found
