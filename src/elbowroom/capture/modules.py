@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, final
 
@@ -9,6 +10,13 @@ import torch
 
 from elbowroom.capture.module_hooks import ModuleHooks
 from elbowroom.runtime._torch_compat import never_compiled
+
+
+class _Stacks(threading.local):
+    """The running modules of each thread."""
+
+    def __init__(self) -> None:
+        self.stack: list[str] = []
 
 
 @final
@@ -23,7 +31,7 @@ class ModulePaths:
     def __init__(self, on_root: Callable[[torch.nn.Module], None], on_change: Callable[[str], None]) -> None:
         self._on_root = on_root
         self._on_change = on_change
-        self._stack: list[str] = []
+        self._threads = _Stacks()
         self._names: dict[int, str] = {}
         self._hooks = ModuleHooks(self._enter, self._leave)
 
@@ -34,25 +42,32 @@ class ModulePaths:
     def stop(self) -> None:
         """Remove the hooks."""
         self._hooks.remove()
-        self._stack.clear()
+        self._threads.stack.clear()
 
     def enter_root(self, module: torch.nn.Module) -> None:
         """The outermost module whose call began before the hooks were there."""
         self._enter(module, ())
 
+    def inherited(self) -> Callable[[], None]:
+        """What a new thread calls so that the modules that run in this one are around its own."""
+        stack = list(self._threads.stack)
+        return lambda: self._threads.stack.extend(stack)
+
     @never_compiled
     def _enter(self, module: torch.nn.Module, _args: Any) -> None:
-        if not self._stack:
+        stack = self._threads.stack
+        if not stack:
             root = type(module).__name__
             modules = module.named_modules(remove_duplicate=False)
             self._names = {id(child): f"{root}.{name}" if name else root for name, child in modules}
             self._on_root(module)
-        outer = self._stack[-1] if self._stack else ""
-        self._stack.append(self._names.get(id(module), f"{outer}.{type(module).__name__}"))
-        self._on_change(self._stack[-1])
+        outer = stack[-1] if stack else ""
+        stack.append(self._names.get(id(module), f"{outer}.{type(module).__name__}"))
+        self._on_change(stack[-1])
 
     @never_compiled
     def _leave(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
-        if self._stack:
-            self._stack.pop()
-            self._on_change(self._stack[-1] if self._stack else "")
+        stack = self._threads.stack
+        if stack:
+            stack.pop()
+            self._on_change(stack[-1] if stack else "")

@@ -15,6 +15,7 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._device import DeviceContext as DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Function = TypeVar("Function", bound=FunctionType)
@@ -153,6 +154,16 @@ _KEYS: dict[str, int] = {
 }
 _CUDA = _KEYS["CUDA"] & _KEYS["AutogradCUDA"] | _KEYS["AutocastCUDA"]
 _CPU = _KEYS["CPU"] & _KEYS["AutogradCPU"]
+
+
+def push_mode(mode: TorchDispatchMode) -> None:
+    """Put a mode on the stack of this thread; entering it twice would change what it notes for its end."""
+    torch._C._push_on_torch_dispatch_stack(mode)
+
+
+def pop_mode() -> None:
+    """Take the last mode off the stack of this thread."""
+    torch._C._pop_torch_dispatch_stack(None)
 
 
 def backend_of(tensor: torch.Tensor) -> str:
@@ -423,3 +434,25 @@ def step_cell(optimizer: torch.optim.Optimizer) -> Any:
     if not getattr(wrapper, "hooked", False) or "func" not in names:
         return None
     return wrapper.__closure__[names.index("func")]
+
+
+# Devices that Python asks for (capture/virtual/factories.py). Checked on 2.13.0.
+
+
+def device_constructors() -> set[Callable[..., Any]]:
+    """Functions of torch that `torch.set_default_device` gives a device."""
+    return torch.utils._device._device_constructors()
+
+
+def parse_to() -> tuple[Any, str]:
+    """Where the function lies that parses the arguments of `Module.to`."""
+    return torch._C._nn, "_parse_to"
+
+
+def same_builtin(function: Callable[..., Any], builtin: Callable[..., Any]) -> None:
+    """Have TorchScript take a function for one of torch's own."""
+    from torch.jit import _builtins
+
+    name = _builtins._find_builtin(builtin)
+    if name is not None:
+        _builtins._register_builtin(function, name)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Self, final
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from elbowroom.capture.in_parts import PartsWatch
 from elbowroom.capture.modules import ModulePaths
 from elbowroom.capture.observe import OptimizerWatch
-from elbowroom.capture.virtual import routing
+from elbowroom.capture.virtual import routing, threads
 from elbowroom.capture.virtual.assemble import assemble
 from elbowroom.capture.virtual.gradients import Accumulations
 from elbowroom.capture.virtual.ledger import Ledger
@@ -22,7 +23,7 @@ from elbowroom.capture.virtual.updates import Updates
 from elbowroom.capture.virtual.values import SPECIALS
 from elbowroom.errors import CaptureError
 from elbowroom.machine import Machine
-from elbowroom.runtime._torch_compat import allow_cuda_device, import_dynamo, lift_on_cpu
+from elbowroom.runtime._torch_compat import allow_cuda_device, import_dynamo, lift_on_cpu, pop_mode, push_mode
 from elbowroom.runtime.parts import Portion
 from elbowroom.trace import Trace
 
@@ -99,7 +100,7 @@ class VirtualDevice:
         stack.enter_context(patched([*changes(self.settings, self.ledger), *routing.changes()]))
         stack.enter_context(patched(self._updates.changes(self._backward_begins)))
         stack.enter_context(routing.installed(self._mode))
-        paths = ModulePaths(self._root, self._moved)
+        self._paths = paths = ModulePaths(self._root, self._moved)
         paths.start()
         stack.callback(paths.stop)
         watch = OptimizerWatch(self._optimizer_begins, self._optimizer_ends)
@@ -114,11 +115,32 @@ class VirtualDevice:
         self._mode.saves = saves = Saves(self.ledger)
         stack.enter_context(patched(saves.changes()))
         stack.enter_context(saves.hooks())
+        stack.enter_context(patched(threads.changes(self._other_thread, Enough)))
         return self
+
+    def _other_thread(self) -> Callable[[], AbstractContextManager[None]]:
+        """What a thread that is started now shall run in."""
+        inherit = self._paths.inherited()
+
+        @contextmanager
+        def on_device() -> Iterator[None]:
+            if self._mode.off or self._mode.saves is None:
+                yield
+                return
+            inherit()
+            push_mode(self._mode)
+            try:
+                with self._mode.saves.hooks():
+                    yield
+            finally:
+                pop_mode()
+
+        return on_device
 
     def __exit__(self, kind: type[BaseException] | None, problem: object, trace: object) -> bool:
         self._classify_modules()
         self._updates.settle()
+        self._mode.off = True
         self.ledger.close()
         self._stack.close()
         return kind is not None and issubclass(kind, Enough)

@@ -5,11 +5,13 @@ A storage is told apart by its StorageImpl and dies when torch drops it: a weak 
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple, final
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin
 
 from elbowroom.capture.drafts import SaveDraft
 from elbowroom.capture.virtual import sparse
@@ -91,6 +93,7 @@ class Ledger:
         self.asked: set[str] = set()
         self.allocated_bytes = 0
         self.peak_bytes = 0
+        self._lock = threading.RLock()  # a free may come while an allocation is noted, in the same thread too
         self._live: dict[int, _Watch] = {}
 
     def alloc(self, tensor: torch.Tensor, category: Category = "temporary") -> int | None:
@@ -114,18 +117,20 @@ class Ledger:
 
     def scratch(self, size_bytes: int, category: Category, dtype: str = "") -> int:
         """Note a storage that no tensor is on; `release` ends it."""
-        number = len(self.storages)
-        self.storages.append(StorageLine(size_bytes, category, dtype))
-        self.events.append((len(self.ops) - 1, number, size_bytes))
-        self.allocated_bytes += -size_bytes // BLOCK_BYTES * -BLOCK_BYTES
-        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+        with self._lock:
+            number = len(self.storages)
+            self.storages.append(StorageLine(size_bytes, category, dtype))
+            self.events.append((len(self.ops) - 1, number, size_bytes))
+            self.allocated_bytes += -size_bytes // BLOCK_BYTES * -BLOCK_BYTES
+            self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
         return number
 
     def release(self, number: int) -> None:
         """Note that a storage is given back."""
         size_bytes = self.storages[number].size_bytes
-        self.events.append((len(self.ops) - 1, number, -size_bytes))
-        self.allocated_bytes -= -size_bytes // BLOCK_BYTES * -BLOCK_BYTES
+        with self._lock:
+            self.events.append((len(self.ops) - 1, number, -size_bytes))
+            self.allocated_bytes -= -size_bytes // BLOCK_BYTES * -BLOCK_BYTES
 
     def empty_cache(self) -> None:
         """Note that the allocator gives its cache back to the driver here."""
@@ -141,7 +146,7 @@ class Ledger:
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Number of a tensor's storage; None where it is not on the device."""
         tensor = unwrapped(tensor)
-        if tensor.layout is not torch.strided:
+        if isinstance(tensor, UninitializedTensorMixin) or tensor.layout is not torch.strided:
             return None
         watch = self._live.get(storage_key(tensor.untyped_storage()))
         return None if watch is None else watch.number

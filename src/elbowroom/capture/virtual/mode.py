@@ -7,6 +7,7 @@ CUDA build would have allocated. An op on real CPU tensors runs as it is, so dat
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, final
 
@@ -16,12 +17,24 @@ from elbowroom.capture.operators import reads_bytes
 from elbowroom.capture.virtual import kernels, plausible, scratch
 from elbowroom.capture.virtual.compared import Compared
 from elbowroom.capture.virtual.effects import changed, compute_type, described, effects_of, moved_bytes
+from elbowroom.capture.virtual.factories import META_ASKED
 from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.ledger import Ledger, OpLine
 from elbowroom.capture.virtual.saves import Saves
 from elbowroom.capture.virtual.settings import Settings
 from elbowroom.capture.virtual.shapes import Shapes
-from elbowroom.capture.virtual.tensor import CPU, CUDA, HOME, META, Inside, home_of, is_virtual, meta_like, virtual
+from elbowroom.capture.virtual.tensor import (
+    CPU,
+    CUDA,
+    HOME,
+    LARGE_BYTES,
+    META,
+    Inside,
+    home_of,
+    is_virtual,
+    meta_like,
+    virtual,
+)
 from elbowroom.capture.virtual.updates import Updates
 from elbowroom.errors import CaptureError
 from elbowroom.runtime._torch_compat import (
@@ -38,9 +51,6 @@ from elbowroom.runtime._torch_compat import (
 from elbowroom.trace import Phase
 
 aten: Any = torch.ops.aten
-LARGE_BYTES = 2**20
-"""Float tensors of the host from this size on have no bytes: they are weights or made-up data."""
-
 FACTORIES = {
     aten.empty.memory_format,
     aten.empty_strided.default,
@@ -76,6 +86,7 @@ class VirtualMode(DispatchMode):
         self.settings = settings
         self.path = ""
         self.optimizing = False
+        self.off = False
         self.saves: Saves | None = None
         self.updates: Updates | None = None
         self.made_once: set[str] = set()
@@ -84,6 +95,7 @@ class VirtualMode(DispatchMode):
         self._routes = routes
         self._composite: dict[Any, bool] = {}
         self._quiet = 0
+        self._lock = threading.RLock()
         self.sole_uses = 0
         self.watch_adds: Callable[[int], None] | None = None
         self._path_of_node: dict[int, str] = {}
@@ -99,6 +111,8 @@ class VirtualMode(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given: dict[str, Any] = kwargs or {}
+        if self.off:
+            return func(*args, **given)
         special = self._specials.get(func)
         if special is not None:
             return special(self, func, args, given)
@@ -110,19 +124,25 @@ class VirtualMode(DispatchMode):
         if home is None:
             kwargs.pop("pin_memory", None)
             return func(*args, **kwargs)
-        if self._is_composite(func):
-            with self:
-                return self._routes.get(func, func.decompose)(*args, **kwargs)
-        made = self.note(func, args, kwargs, self._compute(func, args, kwargs, home))
-        if func not in self._taken_apart:
-            self.values.follow(func, args, kwargs, made)
-        return made
+        if home is META:
+            with Inside():
+                return func(*args, **kwargs)
+        with self._lock:
+            if self._is_composite(func):
+                with self:
+                    return self._routes.get(func, func.decompose)(*args, **kwargs)
+            made = self.note(func, args, kwargs, self._compute(func, args, kwargs, home))
+            if func not in self._taken_apart:
+                self.values.follow(func, args, kwargs, made)
+            return made
 
     # Where it runs
 
     def _home(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
         """The device of an op's results; None for an op that really runs on the host."""
         wanted = kwargs.get("device")
+        if wanted is not None and wanted.type == "meta" and META_ASKED.depth:
+            return META if any(map(is_virtual, tensors_in(args, kwargs))) else None
         if wanted is not None and wanted.type != "cpu":
             return CUDA  # C++ asks for "meta" where it means the device of a virtual tensor
         homes = {home for tensor in tensors_in(args, kwargs) if (home := home_of(tensor)) is not None}
@@ -176,8 +196,10 @@ class VirtualMode(DispatchMode):
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> Any:
         """Note an op and what it allocated; returns what it made."""
-        if self._quiet:
-            return made
+        with self._lock:
+            return made if self._quiet else self._noted(func, args, kwargs, made)
+
+    def _noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> Any:
         ledger = self.ledger
         if self.saves is not None:
             self.saves.tick()

@@ -9,10 +9,10 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.capture.virtual import attributes, generators, pickling
+from elbowroom.capture.virtual import attributes, factories, generators, pickling, types
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.settings import Settings
-from elbowroom.capture.virtual.tensor import CUDA
+from elbowroom.capture.virtual.tensor import CUDA, LARGE_BYTES, is_real_host
 from elbowroom.capture.virtual.values import as_virtual_cpu
 from elbowroom.runtime._torch_compat import grouping_changes, single_process_iterator
 
@@ -260,11 +260,11 @@ def _loading() -> list[Change]:
 
 
 def _parameters() -> list[Change]:
-    """Parameters made on the CPU have no bytes, and moving a module keeps the parameter objects."""
+    """Large parameters made on the CPU have no bytes."""
     made = torch.nn.Parameter.__new__
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-        if type(data) in (torch.Tensor, torch.nn.Parameter):
+        if type(data) in (torch.Tensor, torch.nn.Parameter) and is_real_host(data) and data.nbytes >= LARGE_BYTES:
             data = as_virtual_cpu(data)
         return made(cls, data, requires_grad)
 
@@ -300,6 +300,6 @@ def changes(settings: Settings, ledger: Ledger) -> list[Change]:
     found.append((torch, "compile", _uncompiled(ledger)))
     found.append((torch, "_use_cudnn_rnn_flatten_weight", _say(True)))
     found += generators.changes()
-    found += [*attributes.changes(), *grouping_changes(_grouped)]
+    found += [*attributes.changes(), *types.changes(), *factories.changes(), *grouping_changes(_grouped)]
     found += pickling.changes(ledger)
     return found

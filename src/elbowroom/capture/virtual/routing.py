@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elbowroom.capture.virtual import attention, casting, ctc, recurrent
+from elbowroom.capture.virtual.factories import META_ASKED
 from elbowroom.capture.virtual.layer_scratch import layout_of
 from elbowroom.capture.virtual.tensor import CUDA
 from elbowroom.runtime._torch_compat import OpOverrides, below_autograd
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from elbowroom.capture.virtual.patches import Change
 
 aten: Any = torch.ops.aten
+NO_DATA = (
+    "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of torch.nn.Module.to() "
+    "when moving module from meta to a different device."
+)
+"""What torch says."""
 MOST_BATCH_NORM_ROWS = 880_801
 """The largest batch cuDNN's batch norm trains on (Normalization.cpp)."""
 
@@ -145,8 +151,10 @@ def _to(
 ) -> torch.Tensor:
     """torch's own asks C++ for the current cuda device, which a CPU build does not have (TensorConversions.cpp)."""
     home = self.device
-    if device is not None and device.type != "meta":  # C++ asks for "meta" where it means the device of a virtual one
+    if device is not None and (device.type != "meta" or META_ASKED.depth):  # else C++ means the device of a virtual one
         home = CUDA if device.type == "cuda" else device
+    if self.device.type == "meta" != home.type:
+        raise NotImplementedError(NO_DATA)
     form = torch.preserve_format if memory_format is None else memory_format
     same = home == self.device and dtype in (None, self.dtype) and layout in (None, self.layout) and not copy
     if same and form in (torch.preserve_format, layout_of(self)):
@@ -227,6 +235,7 @@ def installed(mode: VirtualMode) -> Iterator[None]:
             overrides.put(op, "AutogradCUDA", route)
         for op, route in MOVES.items():
             overrides.put(op, "AutogradCPU", route)
+            overrides.put(op, "AutogradMeta", route)
         for op, kernel in casting.kernels():
             overrides.put(op, "AutocastCUDA", kernel)
         yield

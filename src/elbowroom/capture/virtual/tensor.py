@@ -30,6 +30,9 @@ META = torch.device("meta")
 HOME = "_home"
 """Attribute of a tensor that keeps its device, once it was found out: reading keys takes a microsecond."""
 
+LARGE_BYTES = 2**20
+"""Float tensors of the host from this size on have no bytes: they are weights or made-up data."""
+
 _GRAD: Callable[[torch.Tensor], Any] = torch.Tensor.grad.__get__  # pyright: ignore[reportAttributeAccessIssue]
 _ON_META: Callable[[torch.Tensor], bool] = torch.Tensor.is_meta.__get__  # pyright: ignore[reportAttributeAccessIssue]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -78,6 +81,11 @@ def home_of(tensor: torch.Tensor) -> torch.device | None:
 def is_virtual(value: Any) -> bool:
     """Whether it is a tensor of the virtual device, or of its host where that has no bytes."""
     return isinstance(value, torch.Tensor) and home_of(value) is not None
+
+
+def is_real_host(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies on the host and has its bytes."""
+    return home_of(tensor) is None and tensor.device.type == "cpu"
 
 
 class _Virtual(type):
