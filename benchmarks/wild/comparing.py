@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 
@@ -43,8 +44,9 @@ def compare_lines(plain: str, other: str, again: str | None = None) -> dict[str,
     third = lines_of(again) if again is not None else first
     varying = {line for a, b in zip(first, third, strict=False) if a != b for line in (a, b)} | set(first) ^ set(third)
     steady = [line for line in first if line not in varying]
-    shown = iter(second)
-    missing = [line for line in steady if line not in shown]  # in order
+    matched = difflib.SequenceMatcher(None, steady, second, autojunk=False).get_matching_blocks()
+    found = {n for block in matched for n in range(block.a, block.a + block.size)}
+    missing = [line for n, line in enumerate(steady) if n not in found]
     return {"lines": len(steady), "differing": len(missing), "first_differing": missing[:3]}
 
 
