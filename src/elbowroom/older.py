@@ -37,7 +37,7 @@ def _trace_of_1(content: Content) -> Content:
     columns, rows = table.get("columns"), table.get("rows")
     if not isinstance(columns, list) or not isinstance(rows, list):
         return content
-    longer = [_with_no_choices(row) for row in cast("list[object]", rows)]
+    longer: list[object] = [_with_no_choices(row) for row in cast("list[object]", rows)]
     return content | {"ops": table | {"columns": [*cast("list[object]", columns), "choices"], "rows": longer}}
 
 
@@ -55,8 +55,11 @@ def _trace_of_2(content: Content) -> Content:
 
 def _trace_of_3(content: Content) -> Content:
     """Before workspaces had intervals, and the emptying of the cache was recorded."""
-    workspaces = {"columns": ["storage", "least_bytes", "most_bytes"], "rows": []}
-    return content | {"workspaces": workspaces, "empties": []}
+    added: dict[str, object] = {
+        "workspaces": {"columns": ["storage", "least_bytes", "most_bytes"], "rows": []},
+        "empties": [],
+    }
+    return content | added
 
 
 def _as_it_is(content: Content) -> Content:

@@ -111,7 +111,7 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (
         Trace,
         {
-            "storages": (Storage(**(STORAGE | {"category": "workspace"})), Storage(**STORAGE)),
+            "storages": (Storage(**but(STORAGE, category="workspace")), Storage(**STORAGE)),
             "workspaces": (Workspace(storage=0, least_bytes=0, most_bytes=63),),
         },
         r"Trace\.workspaces\[0\]: given \(0, 63\); allowed is bounds of the storage's 64 bytes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ def test_a_ctc_loss_keeps_a_table_as_wide_as_its_longest_target(in_tensors: bool
         # given
         scores = torch.randn(ROWS, BATCH, LABELS, device="cuda").log_softmax(-1).requires_grad_()
         targets = torch.ones(BATCH, LONGEST, dtype=torch.long, device="cuda")
-        lengths: list[torch.Tensor] | list[tuple[int, ...]] = [(ROWS,) * BATCH, (LONGEST,) * BATCH]
+        lengths: list[Any] = [(ROWS,) * BATCH, (LONGEST,) * BATCH]
         if in_tensors:
             lengths = [torch.full((BATCH,), size, device="cuda") for size in (ROWS, LONGEST)]
         first = len(device.ledger.events)
@@ -78,7 +79,8 @@ def test_a_grouped_product_has_the_shape_of_its_groups(name: str, dtype: torch.d
         ends = torch.tensor([32, 64, 96, 128], dtype=torch.int32).cuda()
         made = [torch.randn(each, device="cuda", dtype=dtype, requires_grad=True) for each in (first, second)]
         # when
-        product = torch._grouped_mm(made[0], made[1], offs=None if name == "of stacks" else ends)
+        offsets = None if name == "of stacks" else ends
+        product = torch._grouped_mm(made[0], made[1], offs=offsets)  # pyright: ignore[reportPrivateImportUsage]
         # then
         assert tuple(product.shape) == shape
         # when

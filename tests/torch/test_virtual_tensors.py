@@ -41,15 +41,16 @@ def test_a_tensor_on_cuda_is_of_torchs_own_type_and_has_its_names() -> None:
         assert type(x).__module__ == "torch"
         assert type(weight) is nn.Parameter
         assert x.type() == "torch.cuda.FloatTensor"
-        assert isinstance(x, torch.cuda.FloatTensor)
-        assert not isinstance(x, torch.cuda.HalfTensor)
+        assert isinstance(x, torch.cuda.FloatTensor)  # pyright: ignore[reportAttributeAccessIssue]
+        assert not isinstance(x, torch.cuda.HalfTensor)  # pyright: ignore[reportAttributeAccessIssue]
         assert not isinstance(x, torch.FloatTensor)
         assert (x.is_cuda, x.is_cpu, x.is_meta, x.get_device()) == (True, False, False, 0)
 
 
 def test_tensors_are_made_and_converted_by_the_names_of_types() -> None:
     with device():
-        made = [torch.cuda.FloatTensor(2, 3), torch.cuda.LongTensor([1, 2]), torch.cuda.HalfTensor(torch.Size([4]))]
+        types: Any = torch.cuda
+        made = [types.FloatTensor(2, 3), types.LongTensor([1, 2]), types.HalfTensor(torch.Size([4]))]
         assert [(each.dtype, tuple(each.shape)) for each in made] == [
             (torch.float32, (2, 3)),
             (torch.int64, (2,)),
@@ -58,7 +59,7 @@ def test_tensors_are_made_and_converted_by_the_names_of_types() -> None:
         assert all(each.is_cuda for each in made)
         assert made[0].type("torch.cuda.HalfTensor").type() == "torch.cuda.HalfTensor"
         assert made[0].type(torch.FloatTensor).type() == "torch.FloatTensor"
-        assert torch.ones(3).type(torch.cuda.DoubleTensor).is_cuda
+        assert torch.ones(3).type(torch.cuda.DoubleTensor).is_cuda  # pyright: ignore[reportAttributeAccessIssue]
         assert made[0].type(torch.bfloat16).type() == "torch.cuda.BFloat16Tensor"
 
 
@@ -122,7 +123,7 @@ def test_a_default_device_is_where_new_tensors_are() -> None:
         torch.set_default_device(None)
         with torch.device("cuda"):
             assert torch.tensor([1.0]).is_cuda
-        torch.set_default_tensor_type(torch.cuda.FloatTensor)
+        torch.set_default_tensor_type(torch.cuda.FloatTensor)  # pyright: ignore[reportAttributeAccessIssue]
         assert torch.ones(2).is_cuda
         torch.set_default_tensor_type("torch.FloatTensor")
         assert not torch.ones(2).is_cuda
@@ -131,7 +132,7 @@ def test_a_default_device_is_where_new_tensors_are() -> None:
 def test_a_subclass_on_the_host_is_that_subclass_on_the_gpu() -> None:
     # given a tensor of a subclass with an attribute, on the host
     with device():
-        host = torch.randn(2, 100).as_subclass(Named)
+        host: Any = torch.randn(2, 100).as_subclass(Named)
         host.place = "image"
 
         # when it moves, is computed with and trained through

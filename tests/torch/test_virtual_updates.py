@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -65,9 +66,9 @@ def with_lists(times: int) -> None:
         net(batch()).pow(2).mean().backward()
         with torch.no_grad():
             gradients = [each.grad for each in net.parameters() if each.grad is not None]
-            torch._foreach_mul_(momenta, 0.9)
-            torch._foreach_add_(momenta, gradients)
-            torch._foreach_add_(list(net.parameters()), momenta, alpha=-0.1)
+            torch._foreach_mul_(momenta, 0.9)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_add_(momenta, gradients)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_add_(list(net.parameters()), momenta, alpha=-0.1)  # pyright: ignore[reportPrivateImportUsage]
         net.zero_grad()
 
 
@@ -284,10 +285,11 @@ def test_a_closure_that_is_called_often_makes_one_step() -> None:
 
 def test_torch_is_as_before_once_the_device_is_off() -> None:
     # given
-    before = torch.autograd._engine_run_backward, torch.optim.Optimizer.__init__
+    autograd: Any = torch.autograd
+    before = autograd._engine_run_backward, torch.optim.Optimizer.__init__
     # when
     with suppress(RuntimeError), VirtualDevice(H100, steps=2):
         in_place(1)
         raise RuntimeError
     # then
-    assert (torch.autograd._engine_run_backward, torch.optim.Optimizer.__init__) == before
+    assert (autograd._engine_run_backward, torch.optim.Optimizer.__init__) == before

@@ -57,7 +57,7 @@ def top_hooks() -> tuple[Any, Any] | None:
 @contextmanager
 def without_top_hooks() -> Iterator[None]:
     """Take the topmost pair of saved-tensor hooks of this thread off, and put it back at the end."""
-    functions: Any = torch._C._autograd
+    functions: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
     hooks = top_hooks()
     if hooks is not None:
         functions._pop_saved_tensors_default_hooks()
@@ -178,7 +178,7 @@ KEYS_OF_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     """What the wrappers of torch.func are around."""
-    functions = torch._C._functorch
+    functions = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     while functions.is_functorch_wrapped_tensor(tensor):
         tensor = functions.get_unwrapped(tensor)
     return tensor
@@ -204,9 +204,9 @@ class MetaKernels:
         torch._C._set_meta_in_tls_dispatch_include(True)
 
     def __exit__(self, *problem: object) -> None:
-        self._keys.__exit__(*problem)
-        self._dispatch.__exit__(*problem)
-        self._functions.__exit__(*problem)
+        contexts: list[Any] = [self._keys, self._dispatch, self._functions]
+        for context in contexts:
+            context.__exit__(*problem)
 
 
 def in_backward() -> bool:
@@ -441,12 +441,12 @@ def step_cell(optimizer: torch.optim.Optimizer) -> Any:
 
 def device_constructors() -> set[Callable[..., Any]]:
     """Functions of torch that `torch.set_default_device` gives a device."""
-    return torch.utils._device._device_constructors()
+    return torch.utils._device._device_constructors()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def parse_to() -> tuple[Any, str]:
     """Where the function lies that parses the arguments of `Module.to`."""
-    return torch._C._nn, "_parse_to"
+    return torch._C._nn, "_parse_to"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def same_builtin(function: Callable[..., Any], builtin: Callable[..., Any]) -> None:

@@ -41,7 +41,7 @@ def install(overlay: Overlay, others: Mapping[int, Any] | None = None) -> None:
     for table in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         table |= {replaced[id(each)] for each in table if id(each) in replaced}
     # The ways of shutil that go by file descriptors know one layer only.
-    vars(shutil)["_use_fd_functions"] = False
+    setattr(shutil, "_use_fd_functions", False)  # noqa: B010
     builtins.open = replaced[id(_real_open)]
     for module in list(sys.modules.values()):
         _take_over(module, replaced)

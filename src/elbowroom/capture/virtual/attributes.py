@@ -61,7 +61,7 @@ def _grad(self: torch.Tensor) -> torch.Tensor | None:
 
 
 def _set_data(self: torch.Tensor, value: torch.Tensor) -> None:
-    self.__dict__.pop(HOME, None)
+    vars(self).pop(HOME, None)
     _DATA.__set__(self, value)
 
 

@@ -112,7 +112,7 @@ def _bincount(args: Args, kwargs: Kwargs) -> torch.Tensor:
 def _repeat_interleave(args: Args, kwargs: Kwargs) -> torch.Tensor:
     """Each once, where the total is not said."""
     total = args[1] if len(args) > 1 else kwargs.get("output_size")
-    return _vector(args[0].numel() if total is None else total)
+    return _vector(args[0].numel() if total is None else total)  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def _index(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, final
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
 from elbowroom.capture.drafts import SaveDraft
 from elbowroom.capture.virtual import sparse

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 
@@ -33,7 +33,7 @@ HOME = "_home"
 LARGE_BYTES = 2**20
 """Float tensors of the host from this size on have no bytes: they are weights or made-up data."""
 
-_GRAD: Callable[[torch.Tensor], Any] = torch.Tensor.grad.__get__  # pyright: ignore[reportAttributeAccessIssue]
+_GRAD: Callable[[torch.Tensor], Any] = cast("Any", torch.Tensor.grad).__get__
 _ON_META: Callable[[torch.Tensor], bool] = torch.Tensor.is_meta.__get__  # pyright: ignore[reportAttributeAccessIssue]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -74,7 +74,7 @@ def home_of(tensor: torch.Tensor) -> torch.device | None:
         backend = backend_of(tensor) or backend_of(unwrapped(tensor))
         if not backend:
             return None
-        home = tensor.__dict__[HOME] = CUDA if backend == "CUDA" else CPU
+        home = tensor.__dict__[HOME] = CUDA if backend == "CUDA" else CPU  # pyright: ignore[reportIndexIssue]
     return home
 
 
@@ -105,7 +105,7 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def virtual(meta: torch.Tensor, home: torch.device) -> torch.Tensor:
     """A virtual tensor on the storage of a meta tensor."""
     made: torch.Tensor = as_subclass(torch.Tensor, meta, home)
-    made.__dict__[HOME] = home
+    made.__dict__[HOME] = home  # pyright: ignore[reportIndexIssue]
     return made
 
 
