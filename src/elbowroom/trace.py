@@ -26,8 +26,18 @@ Category = Literal[
     "workspace",
     "context",
 ]
-RemarkKind = Literal["unknown_op", "not_compared", "assumed_value", "workspace_model", "unsupported"]
-REMARK_KINDS: tuple[RemarkKind, ...] = ("unknown_op", "not_compared", "assumed_value", "workspace_model", "unsupported")
+RemarkKind = Literal[
+    "unknown_op", "not_compared", "assumed_value", "workspace_model", "unsupported", "ended_early", "kept_away"
+]
+REMARK_KINDS: tuple[RemarkKind, ...] = (
+    "unknown_op",
+    "not_compared",
+    "assumed_value",
+    "workspace_model",
+    "unsupported",
+    "ended_early",
+    "kept_away",
+)
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "other")
 CATEGORIES: tuple[Category, ...] = (
     "parameter",
@@ -217,8 +227,9 @@ class Remark:
 
     Attributes:
         kind: an op without a rule for its scratch memory, a value that was made up, a workspace whose size is a model,
-            or a call that was left out.
-        name: of the op or call.
+            a call that was left out, what ended a script before all its steps were recorded, or what an estimate kept
+            it from doing.
+        name: of the op or call, or what happened and where.
         count: how often.
     """
 

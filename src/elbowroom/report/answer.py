@@ -26,7 +26,11 @@ KINDS = {
     "assumed_value": "values the script asked for, which are not computed (numbers 0, masks all true)",
     "workspace_model": "workspaces whose size is a model",
     "unsupported": "left out",
+    "ended_early": "the script failed later, and the answer is of the steps before that",
+    "kept_away": "what the script wanted to do, and an estimate does not do",
 }
+_ONCE = ("ended_early", "kept_away")
+"""Kinds whose names are sentences."""
 _NAMES_SHOWN = 5
 
 
@@ -176,10 +180,14 @@ def _remarks(remarks: Mapping[Remark, None]) -> list[RenderableType]:
         of_kind = sorted((each for each in remarks if each.kind == kind), key=lambda each: -each.count)
         if not of_kind:
             continue
-        names = ", ".join(f"{each.name} ({each.count})" for each in of_kind[:_NAMES_SHOWN])
+        names = ", ".join(_named(each) for each in of_kind[:_NAMES_SHOWN])
         more = f" and {len(of_kind) - _NAMES_SHOWN} more" if len(of_kind) > _NAMES_SHOWN else ""
         lines.append(Text(f"  {meaning}: {names}{more}"))
     return [Text("\nRemarks", style="bold"), *lines] if lines else []
+
+
+def _named(remark: Remark) -> str:
+    return remark.name if remark.kind in _ONCE and remark.count == 1 else f"{remark.name} ({remark.count})"
 
 
 def search_rendered(

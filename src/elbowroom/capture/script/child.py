@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from elbowroom.allocator.settings import VARIABLES
 from elbowroom.capture.script import faults, files, savers
 from elbowroom.capture.script.constants import compiled
+from elbowroom.capture.script.on_cpu import hint
 from elbowroom.capture.script.overlay import Overlay
 from elbowroom.capture.script.phases import phase_of
 from elbowroom.capture.script.script import Order
@@ -70,18 +71,27 @@ def _capture(order: Order, folder: Path, asked: set[str]) -> faults.Fault | None
         try:
             with device, _remarked(device):
                 _execute(code, order)
-        except (Exception, SystemExit) as raised:  # noqa: BLE001  whatever the script raises is explained, not shown
+        except BaseException as raised:  # noqa: BLE001  whatever the script raises is explained, not shown
             problem = raised
     asked |= device.ledger.asked
     sys.stdout.flush()
     sys.stderr.flush()
     if problem is not None and not faults.is_regular_end(problem):
-        return faults.explained(problem, order.script, device.steps_seen)
+        if not device.steps_seen:
+            return faults.explained(problem, order.script)
+        device.ledger.remark("ended_early", faults.later(problem, order.script, device.steps_seen, order.steps))
     if not device.steps_seen:
-        return faults.no_steps(order.script)
+        return _no_steps(device, order)
     _write(folder / "phase", "writing the trace")
     device.trace().save(folder / "trace.json")
     return None
+
+
+def _no_steps(device: VirtualDevice, order: Order) -> faults.Fault:
+    if device.host_steps:
+        seen = faults.on_cpu(device.host_steps, device.host_tensors)
+        return faults.Fault(f"{order.script}: {seen}; {hint(order.script, order.arguments)}")
+    return faults.no_steps(order.script)
 
 
 def _code(order: Order) -> types.CodeType | faults.Fault:
@@ -91,7 +101,7 @@ def _code(order: Order) -> types.CodeType | faults.Fault:
     except (SyntaxError, ValueError) as problem:
         if isinstance(problem, UsageError):
             raise
-        return faults.explained(problem, order.script, 0)
+        return faults.explained(problem, order.script)
     except OSError as problem:
         raise UsageError(f"{order.script}: cannot be read: {problem.strerror}; check the path") from None
 

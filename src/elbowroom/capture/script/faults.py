@@ -42,15 +42,33 @@ def no_steps(script: str) -> Fault:
     )
 
 
-def explained(problem: BaseException, script: str, steps_seen: int) -> Fault:
-    """An exception of a script, explained."""
-    where = f"{script}:{_line_in(problem, script)}" if _line_in(problem, script) else script
-    after = f" after {steps_seen} {'step' if steps_seen == 1 else 'steps'}" if steps_seen else ""
+def on_cpu(steps: int, tensors: int) -> str:
+    """The script trained, and not on the GPU."""
+    what = f"{steps} optimizer {'step was' if steps == 1 else 'steps were'} made with {tensors} tensors on cpu"
+    return f"{what}, and nothing was on cuda; allowed is a script that trains on cuda"
+
+
+def explained(problem: BaseException, script: str) -> Fault:
+    """An exception of a script that ended it before its first step, explained."""
     for knows in (_exit, _missing_module, _missing_file, _on_the_gpu, _other):
         said = knows(problem)
         if said is not None:
-            return Fault(f"{where}: {said[0]}{after}; {said[1]}", show_output=knows in (_exit, _other))
+            return Fault(f"{_where(problem, script)}: {said[0]}; {said[1]}", show_output=knows in (_exit, _other))
     raise AssertionError("the last one knows everything")
+
+
+def later(problem: BaseException, script: str, steps_seen: int, wanted: int) -> str:
+    """What ended a script after some steps: where, what, and after how many."""
+    steps = f"after {steps_seen} of {max(steps_seen, wanted)} steps"
+    if isinstance(problem, SystemExit):
+        return f"{_where(problem, script)}: sys.exit({_short(_text_of(problem.code))}), {steps}"
+    text = _short(_text_of(problem))
+    return f"{_where(problem, script)}: {type(problem).__name__}{': ' if text else ''}{text}, {steps}"
+
+
+def _where(problem: BaseException, script: str) -> str:
+    line = _line_in(problem, script)
+    return f"{script}:{line}" if line else script
 
 
 def _exit(problem: BaseException) -> Said:
@@ -173,7 +191,15 @@ def _chain(problem: BaseException) -> Iterator[BaseException]:
 
 
 def _named(problem: BaseException) -> str:
-    return f"{type(problem).__name__}: {problem}"
+    return f"{type(problem).__name__}: {_text_of(problem)}"
+
+
+def _text_of(what: object) -> str:
+    """What an exception says, of which a part may be a tensor that cannot be shown."""
+    try:
+        return str(what)
+    except Exception:  # noqa: BLE001  it may be anything, and the message is about something else
+        return f"(a {type(what).__name__} that cannot be shown)"
 
 
 def _operator(problem: BaseException) -> str:
@@ -200,5 +226,5 @@ def _deeper(problem: BaseException) -> str:
 
 
 def _short(what: object) -> str:
-    text = " ".join(str(what).split())
+    text = " ".join(_text_of(what).split())
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

@@ -34,6 +34,9 @@ EVALUATIONS = 4
 OWNED_UPDATES = 40
 """As many steps by hand are waited for a step of an optimizer, for each step that is wanted."""
 
+HOST_STEPS = 10
+"""As many steps on the CPU are waited for the first op on the device, for each step that is wanted."""
+
 
 class Enough(BaseException):
     """The wanted steps are recorded; leaves a training script, and no `except Exception` in it catches it."""
@@ -59,6 +62,8 @@ class VirtualDevice:
     Attributes:
         steps_seen: steps that are complete.
         evaluating: forwards without gradients since the last one with them.
+        host_steps: calls of `step` of optimizers before anything was on the device.
+        host_tensors: parameters of these optimizers.
         ledger: what is recorded.
     """
 
@@ -81,6 +86,8 @@ class VirtualDevice:
         self._updates = Updates(self.ledger)
         self._evaluations = 0
         self.evaluating = 0
+        self.host_steps = 0
+        self.host_tensors = 0
         self._stack = ExitStack()
         self._mode = VirtualMode(self.ledger, self.settings, SPECIALS, routing.ROUTES)
         self._roots: list[torch.nn.Module] = []
@@ -230,8 +237,18 @@ class VirtualDevice:
         states = [each for found in values for each in found if isinstance(each, torch.Tensor)]
         self.ledger.part_ends(states, self._parts_min_bytes)
 
+    def _host_step_ends(self, optimizer: Any) -> None:
+        """A step on the CPU is none of the device. A script that does nothing else is left after a while."""
+        self.host_steps += 1
+        self.host_tensors = max(self.host_tensors, sum(len(group["params"]) for group in optimizer.param_groups))
+        if self._steps is not None and self.host_steps >= HOST_STEPS * self._steps:
+            raise Enough
+
     def _optimizer_ends(self, optimizer: Any) -> None:
         self._mode.optimizing = False
+        if not self.ledger.events:
+            self._host_step_ends(optimizer)
+            return
         self._updates.optimizer_stepped()
         self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
         self._ends.append((len(self.ledger.ops), id(optimizer)))

@@ -1,0 +1,109 @@
+"""How a script ends: later than the steps that count, on the CPU, or never."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elbowroom.capture.script import capture_script
+from elbowroom.capture.script.on_cpu import hint
+from elbowroom.errors import CaptureError
+from elbowroom.machine import Machine
+from elbowroom.trace import Trace
+
+A100 = Machine.of("a100-40gb")
+TRAINING = """
+import sys, torch
+device = "DEVICE"
+model = torch.nn.Linear(64, 64).to(device)
+optimizer = torch.optim.Adam(model.parameters())
+def train(steps):
+    for _ in range(steps):
+        model(torch.randn(8, 64, device=device)).sum().backward()
+        optimizer.step()
+"""
+
+
+def captured(folder: Path, text: str, *arguments: str, device: str = "cuda", **how: object) -> Trace:
+    path = folder / "train.py"
+    path.write_text(TRAINING.replace("DEVICE", device) + text)
+    return capture_script(path, arguments, machine=A100, **how)  # pyright: ignore[reportArgumentType]
+
+
+def ended(trace: Trace) -> list[str]:
+    return [remark.name.partition("train.py")[2] for remark in trace.remarks if remark.kind == "ended_early"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("raise ValueError('bad', torch.zeros(2, device=device))", "ValueError: ('bad', tensor("),
+        ("assert torch.zeros(2) is None, 'metric'", "AssertionError: metric"),
+        ("open('ck/best.pt', 'wb')", "FileNotFoundError: [Errno 2] No such file or directory: 'ck/best.pt'"),
+        ("import no_such_metric", "ModuleNotFoundError: No module named 'no_such_metric'"),
+        ("sys.exit(3)", "sys.exit(3)"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd", "Odd: (a Odd that cannot be"),
+    ],
+)
+def test_what_fails_after_steps_were_seen_is_a_remark(text: str, said: str, tmp_path: Path) -> None:
+    # when a script fails after two of three steps
+    trace = captured(tmp_path, f"train(2)\n{text}\n")
+
+    # then there is a trace of these two, which says what failed and in which line of the script
+    assert len(trace.steps) == 2
+    (remark,) = ended(trace)
+    line = len((tmp_path / "train.py").read_text().rstrip().splitlines())
+    assert remark.startswith(f":{line}: {said}")
+    assert remark.endswith(", after 2 of 3 steps")
+
+
+def test_a_script_that_ends_well_has_no_such_remark(tmp_path: Path) -> None:
+    assert ended(captured(tmp_path, "train(2)\nsys.exit(0)\n")) == []
+    assert ended(captured(tmp_path, "train(9)\nraise ValueError\n")) == []
+
+
+def test_a_failure_before_the_first_step_is_explained_whatever_it_holds(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"train\.py:\d+: the script failed with ValueError: \('bad loss', tensor\("):
+        captured(tmp_path, "raise ValueError('bad loss', torch.zeros((), device='cuda'))")
+
+
+def test_a_script_that_trains_on_the_cpu_is_told_so_with_its_own_option(tmp_path: Path) -> None:
+    # given a script that goes to cuda where --accel is given, and has an endless training
+    text = "import argparse\nargparse.ArgumentParser().add_argument('--accel', action='store_true')\ntrain(10**9)\n"
+
+    # then its tensors, 1 weight and 1 bias, are counted, and the option is named
+    said = r"train\.py: 30 optimizer steps were made with 2 tensors on cpu, and nothing was on cuda; .*mean --accel\?"
+    with pytest.raises(CaptureError, match=said):
+        captured(tmp_path, text, device="cpu")
+    with pytest.raises(CaptureError, match=r"1 optimizer step was made with 2 tensors on cpu, .*model\.to\(\"cuda\"\)"):
+        captured(tmp_path, "train(1)\n", device="cpu")
+
+
+def test_steps_on_the_cpu_before_a_training_on_the_gpu_are_none_of_it(tmp_path: Path) -> None:
+    trace = captured(tmp_path, "device = 'cpu'; train(4); device = 'cuda'; model.to(device); train(9)", device="cpu")
+
+    assert len(trace.steps) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "said"),
+    [
+        ("add('--no-cuda', action='store_true'); add('--device')", ["--no-cuda"], "leave out --no-cuda"),
+        ("add('--lr'); add('-d', '--device', default='cpu')", [], "did you mean --device cuda?"),
+        ("add('--device'); add('--use_cuda', action='store_true')", [], "did you mean --use_cuda?"),
+        ("add('--gpu', type=int)", ["--lr", "1"], "did you mean --gpu 0?"),
+        ("add('--device')", ["--device=cpu"], "it was given --device=cpu; give --device another value, such as cuda"),
+        ("click.option('--cuda/--no-cuda', is_flag=True)", [], "did you mean --cuda?"),
+        ("add('--lr')", [], 'move its model and data to the GPU, as in model.to("cuda")'),
+        ("def (:", [], 'move its model and data to the GPU, as in model.to("cuda")'),
+    ],
+)
+def test_the_hint_is_made_of_the_options_of_the_script(
+    options: str, arguments: list[str], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(options)
+
+    assert hint(str(path), arguments) == said
