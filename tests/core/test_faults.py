@@ -26,13 +26,13 @@ class UnsupportedOperatorException(RuntimeError):
         self.func = func
 
 
-def failing(raises: Callable[[], object], steps_seen: int = 0) -> faults.Fault:
+def failing(raises: Callable[[], object]) -> faults.Fault:
     """The explanation of what a script train.py that calls `raises` in its line 2 fails with."""
     names = {"raises": raises}
     try:
         exec(compile("# a script\nraises()\n", "train.py", "exec"), names)
     except BaseException as problem:  # noqa: BLE001  a script may raise anything
-        return faults.explained(problem, "train.py", steps_seen)
+        return faults.explained(problem, "train.py")
     raise AssertionError("it did not fail")
 
 
@@ -102,10 +102,10 @@ def test_a_failure_that_came_from_another_is_explained_by_that_one() -> None:
     assert "aten.masked_select.default gives a shape" in failing(wrapped).message
 
 
-def test_steps_that_were_done_are_said() -> None:
+def test_what_fails_later_is_said_in_a_line_with_the_steps_that_were_done() -> None:
     assert "KeyError: 'a' (raised in throw" in failing(throws(KeyError("a"))).message
-    assert ") after 1 step; " in failing(throws(KeyError("a")), 1).message
-    assert ") after 2 steps; " in failing(throws(KeyError("a")), 2).message
+    assert faults.later(KeyError("a"), "train.py", 1, 3) == "train.py: KeyError: 'a', after 1 of 3 steps"
+    assert faults.later(SystemExit(4), "train.py", 4, 3) == "train.py: sys.exit(4), after 4 of 4 steps"
 
 
 def test_the_output_of_the_script_is_shown_where_the_error_alone_does_not_say_enough() -> None:
@@ -130,9 +130,7 @@ def test_a_script_that_is_no_python_is_told_by_its_line() -> None:
     with pytest.raises(SyntaxError) as raised:
         compiled("a = 1\ndef (:\n", "train.py", {})
 
-    assert faults.explained(raised.value, "train.py", 0).message.startswith(
-        "train.py:2: the script failed with SyntaxErr"
-    )
+    assert faults.explained(raised.value, "train.py").message.startswith("train.py:2: the script failed with SyntaxErr")
 
 
 SCRIPT = """
