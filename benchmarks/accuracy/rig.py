@@ -11,7 +11,7 @@ import torch
 from benchmarks.accuracy.corpus import Line, read_history
 from benchmarks.accuracy.figures import digest, first_difference, numbered
 from elbowroom.allocator import Replay, replay
-from elbowroom.capture.virtual import ConvolutionCall, CudnnModel, VirtualDevice
+from elbowroom.capture.virtual import ConvolutionCall, CudnnModel, VirtualDevice, Wanted
 from elbowroom.machine import Machine, Tier
 
 Answer = dict[str, Any]
@@ -66,8 +66,8 @@ def cudnn_of(env: dict[str, str]) -> CudnnModel:
     text = env.get("FAKECUDNN_WORKSPACE", "0")
     if not text.startswith("x"):
         size_bytes = int(text)
-        return CudnnModel(workspace=lambda _: size_bytes)
-    return CudnnModel(workspace=lambda call: int(float(text[1:]) * _largest_bytes(call)))
+        return CudnnModel(workspace=lambda _: Wanted.exactly(size_bytes))
+    return CudnnModel(workspace=lambda call: Wanted.exactly(int(float(text[1:]) * _largest_bytes(call))))
 
 
 def _largest_bytes(call: ConvolutionCall) -> int:

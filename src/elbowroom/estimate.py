@@ -19,7 +19,7 @@ import numpy as np
 
 from elbowroom.allocator import replay
 from elbowroom.allocator.replay import Event
-from elbowroom.lifetimes import Ints
+from elbowroom.lifetimes import Ints, listed
 from elbowroom.machine import Machine
 from elbowroom.owners import Share, shares_of
 from elbowroom.trace import Category, Phase, Trace
@@ -193,6 +193,19 @@ def conv_workspaces(trace: Trace) -> frozenset[int]:
     return frozenset(found)
 
 
+def trials(trace: Trace) -> frozenset[int]:
+    """Workspaces that algorithms were tried in: given back right before the cache is emptied.
+
+    They take what room there is: where there is less, torch tries with less (Conv_v8.cpp), and nothing fails.
+    """
+    found: set[int] = set()
+    for place in trace.empties:
+        _, storage, size_bytes = trace.events[place - 1]
+        if place > 1 and size_bytes < 0 and trace.events[place - 2].storage == storage:
+            found.add(storage)
+    return frozenset(s for s in found if trace.storages[s].category == "workspace")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Played:
     """One replay; events are numbered as in the trace.
@@ -220,18 +233,20 @@ class _Case:
     Attributes:
         numbers: number in the trace of each event.
         settings: of the allocator; "exact" where blocks are what is requested.
+        tried: keys of what can do with less.
     """
 
     events: Sequence[Event]
     numbers: Ints
     settings: str
+    tried: frozenset[int]
     with_room: _Played
 
     def within(self, capacity_bytes: int) -> _Played:
         """The replay within so many bytes."""
         if 0 <= self.with_room.peak_reserved_bytes <= capacity_bytes:
             return self.with_room
-        return _play(self.events, self.numbers, self.settings, max(0, capacity_bytes))
+        return _play(self.events, self.numbers, self.settings, max(0, capacity_bytes), self.tried)
 
 
 def _three(trace: Trace, machine: Machine) -> tuple[_Case, _Case, _Case]:
@@ -264,7 +279,9 @@ def _case(trace: Trace, settings: str, other_bytes: Mapping[int, int]) -> _Case:
     """The events of a trace, some storages of which have other sizes; a size of 0 leaves a storage out."""
     events: list[Event] = []
     numbers: list[int] = []
-    empties = set(trace.empties) if settings != "exact" else set[int]()
+    exact, tried = settings == "exact", trials(trace)
+    empties = set(trace.empties) if not exact else set[int]()
+    other_bytes = {**other_bytes, **dict.fromkeys(tried, 0)} if exact else other_bytes
     for number, (_, storage, size_bytes) in enumerate(trace.events):
         if number in empties:
             events.append(("empty_cache",))
@@ -274,16 +291,19 @@ def _case(trace: Trace, settings: str, other_bytes: Mapping[int, int]) -> _Case:
             events.append(("alloc", storage, size) if size_bytes > 0 else ("free", storage))
             numbers.append(number)
     kept = np.array(numbers, np.int64)
-    return _Case(events=events, numbers=kept, settings=settings, with_room=_play(events, kept, settings, None))
+    with_room = _play(events, kept, settings, None, tried)
+    return _Case(events=events, numbers=kept, settings=settings, tried=tried, with_room=with_room)
 
 
-def _play(events: Sequence[Event], numbers: Ints, settings: str, capacity_bytes: int | None) -> _Played:
+def _play(
+    events: Sequence[Event], numbers: Ints, settings: str, capacity_bytes: int | None, tried: frozenset[int]
+) -> _Played:
     if not events:
         return _Played(peak_allocated_bytes=0, peak_reserved_bytes=0, peak_event=-1, failed_event=None, retries=0)
     if settings == "exact":
         return _play_exact(events, numbers, capacity_bytes)
     done = replay(events, settings, capacity_bytes)
-    failed = np.flatnonzero(done.out_of_memory)
+    failed = [place for place in listed(np.flatnonzero(done.out_of_memory)) if events[place][1] not in tried]
     # What follows a failure would not happen.
     end = int(failed[0]) + 1 if len(failed) else len(numbers)
     return _Played(

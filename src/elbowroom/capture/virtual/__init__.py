@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from elbowroom.capture.virtual.device import Enough, VirtualDevice
-from elbowroom.capture.virtual.settings import ConvolutionCall, CudnnModel
+from elbowroom.capture.virtual.settings import ConvolutionCall, CudnnModel, Wanted
 
-__all__ = ["ConvolutionCall", "CudnnModel", "Enough", "VirtualDevice"]
+__all__ = ["ConvolutionCall", "CudnnModel", "Enough", "VirtualDevice", "Wanted"]

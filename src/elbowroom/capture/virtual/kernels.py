@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from elbowroom.capture.virtual import ctc, grouped, recurrent, sparse
-from elbowroom.capture.virtual.layer_scratch import convolution_layout
+from elbowroom.capture.virtual.layouts import convolution_layout
 from elbowroom.capture.virtual.settings import CudnnModel
 
 aten: Any = torch.ops.aten

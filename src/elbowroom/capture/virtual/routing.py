@@ -14,7 +14,7 @@ import torch
 
 from elbowroom.capture.virtual import attention, casting, ctc, recurrent
 from elbowroom.capture.virtual.factories import META_ASKED
-from elbowroom.capture.virtual.layer_scratch import layout_of
+from elbowroom.capture.virtual.layouts import layout_of
 from elbowroom.capture.virtual.tensor import CUDA
 from elbowroom.runtime._torch_compat import OpOverrides, below_autograd
 

@@ -14,6 +14,7 @@ import torch
 
 from elbowroom.capture.virtual import (
     attention_scratch,
+    convolution_scratch,
     ctc,
     grouped,
     layer_scratch,
@@ -24,7 +25,7 @@ from elbowroom.capture.virtual import (
 )
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.reductions import partial_bytes
-from elbowroom.capture.virtual.settings import ConvolutionCall, Settings
+from elbowroom.capture.virtual.settings import Settings, Wanted
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.mode import VirtualMode
@@ -99,28 +100,34 @@ class Call:
         partial, counters = self.temp(made.partial_bytes), self.temp(made.counter_bytes)
         self.drop(counters, partial)
 
-    def convolution_workspace(self, input: Any, weight: Any, output: Any, which: str, channels_last: bool) -> None:
-        """What the model of cuDNN says that a convolution asks for."""
-        dtype, newer = self.args[0].dtype, self.facts.compute_capability >= 80
-        described = ConvolutionCall(
-            input_shape=input,
-            weight_shape=weight,
-            output_shape=output,
-            item_bytes=self.args[0].element_size(),
-            pass_=which,
-            channels_last=channels_last,
-            tensor_cores=dtype in (torch.float16, torch.bfloat16)
-            or (dtype is torch.float32 and newer and torch.backends.cudnn.allow_tf32),
-        )
-        wanted = self.cudnn.workspace(described)
-        if wanted:
+    def workspace(self, wanted: Wanted) -> None:
+        """A workspace of cuDNN, made and given back."""
+        if wanted.likely_bytes or wanted.most_bytes:
             self._mode.ledger.remark("workspace_model", "aten.convolution")
-        self.drop(self.temp(wanted, workspace=True))
+        number = self.temp(wanted.likely_bytes, workspace=True)
+        if number >= 0 and wanted.least_bytes < wanted.most_bytes:
+            self._mode.ledger.bounds[number] = (wanted.least_bytes, wanted.most_bytes)
+        self.drop(number)
+
+    def tried(self, size_bytes: int) -> None:
+        """Algorithms are tried in the room that there is, up to so many bytes; then the cache is emptied."""
+        ledger = self._mode.ledger
+        room_bytes = self._mode.settings.total_bytes - ledger.allocated_bytes
+        number = self.temp(min(size_bytes, max(0, room_bytes)), workspace=True)
+        if number >= 0 and size_bytes > 0:
+            ledger.bounds[number] = (0, ledger.storages[number].size_bytes)
+        self.drop(number)
+        ledger.empty_cache()
+
+    def is_new(self, name: str) -> bool:
+        """Whether it is seen for the first time in the process."""
+        found = name not in self._mode.made_once
+        self._mode.made_once.add(name)
+        return found
 
     def once(self, name: str, first_bytes: int, kept_bytes: int) -> None:
         """At the first use in the process: a short-lived block, then one that stays."""
-        if name not in self._mode.made_once:
-            self._mode.made_once.add(name)
+        if self.is_new(name):
             self.drop(self.temp(first_bytes))
             self._mode.ledger.scratch(kept_bytes, "workspace")
 
@@ -316,6 +323,7 @@ RULES: dict[Any, Rule] = {
     aten._foreach_norm.Scalar: _foreach_norm,
     aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
     **attention_scratch.rules(),
+    **convolution_scratch.rules(),
     **layer_scratch.rules(),
     aten.roll.default: _roll,
     aten.mse_loss.default: _pointwise_loss,
