@@ -71,7 +71,7 @@ def test_what_was_not_known_is_said_by_kind_the_most_frequent_first() -> None:
 
     assert "ops whose scratch memory is not known, taken to be none: mine.op7 (7), mine.op6 (6), mine.op5 (5)" in text
     assert "mine.op3 (3) and 2 more" in text
-    assert "(numbers 0, masks all true): aten.item (3)" in text
+    assert "assumed (docs/values.md): aten.item (3)" in text
     assert "left out: torch.compile (1)" in text
     assert "Remarks" not in text_of(rendered("train.py", [ANSWER], [[]]))
 

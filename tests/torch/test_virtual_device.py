@@ -134,10 +134,12 @@ def test_tensors_come_onto_it_by_every_way() -> None:
 def test_values_read_back_are_plausible_and_remarked() -> None:
     with device() as on:
         loss = nn.Linear(4, 1, device="cuda")(torch.empty(2**18, 4, device="cuda")).mean()
-        said = (loss.item(), f"{loss:.2f}", bool(torch.isfinite(loss).all()), bool(torch.isnan(loss).any()))
+        number = loss.item()
+        said = (f"{loss:.2f}", bool(torch.isfinite(loss).all()), bool(torch.isnan(loss).any()))
         host = loss.cpu()
 
-    assert said == (0.5, "0.50", True, False)
+    assert 0.25 <= number <= 0.75
+    assert said == (f"{number:.2f}", True, False)
     assert host.device.type == "cpu"
     assert on.ledger.remarks == {
         ("assumed_value", "aten.item"): 4,

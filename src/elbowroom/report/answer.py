@@ -23,7 +23,7 @@ NONE = "(no module)"
 KINDS = {
     "unknown_op": "ops whose scratch memory is not known, taken to be none",
     "not_compared": "ops never compared with a CUDA build, taken to make their results only if no rule says more",
-    "assumed_value": "values the script asked for, which are not computed (numbers 0, masks all true)",
+    "assumed_value": "values the script asked for, which are not computed but assumed (docs/values.md)",
     "workspace_model": "workspaces whose size is a model",
     "unsupported": "left out",
     "ended_early": "the script failed later, and the answer is of the steps before that",

@@ -92,7 +92,7 @@ def _said_tolist(self: torch.Tensor) -> Any:
 def _said_numpy(self: torch.Tensor, *, force: bool = False) -> Any:
     if home_of(self) is None:
         return _numpy(self, force=force)
-    known = None if KnownValues.current is None else KnownValues.current.of(self)
+    known = None if KnownValues.current is None else KnownValues.current.read(self)
     return (torch.zeros(self.shape, dtype=self.dtype, device=CPU) if known is None else known).numpy()
 
 

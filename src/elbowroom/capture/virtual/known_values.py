@@ -4,15 +4,19 @@ A value belongs to a storage: a real storage of the same bytes on the host stand
 there with the same offset, sizes and strides; so views need nothing, and a change in place changes the storage.
 An op whose inputs are all known is computed for real on the host, within the bounds below. An op that changes a storage
 and has an unknown input makes it unknown. The host's bytes count nothing: what the device allocates is as ever.
+
+What is not known and small is assumed once it is asked for, and small ops on it are computed as well: then
+probabilities sum to one, positions are in range, and what is said twice is the same. docs/values.md has the rules.
 """
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple, final
+from math import isqrt
+from typing import Any, NamedTuple, Protocol, final
+from zlib import crc32
 
 import torch
 
@@ -29,12 +33,20 @@ DRAWN_BYTES = 2**16
 """Random floats up to this size are drawn: masks come from them, and weights that nobody reads."""
 TOTAL_BYTES = 2**29
 """All values together take no more memory of the host."""
-TOTAL_NS = 60 * 10**9
-"""Computing values takes no more time."""
+ASSUMED_BYTES = 2**19
+"""Tensors up to this size are assumed where they are not known, and computed from what is assumed."""
+MULTIPLICATIONS = 2**20
+"""Ops that networks are made of are computed up to so many, about a tenth of a millisecond."""
+OP_WORK = 2**14
+"""What an op costs beside its elements, in elements: about 10 microseconds."""
+TOTAL_WORK = 2**35
+"""Elements of all ops that are computed, half a minute; a count, so that every computer stops at the same op."""
 
-NEVER = frozenset(("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot", "addbmm"))
-NEVER_PARTS = ("conv", "attention", "rnn", "lstm", "gru", "linalg", "fft", "cdist", "pool", "grid", "grouped_mm")
-"""Names of ops, and parts of them, that are never computed: what networks are made of."""
+HEAVY = frozenset(("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot", "addbmm"))
+HEAVY_PARTS = ("conv", "attention", "rnn", "lstm", "gru", "linalg", "chol", "fft", "cdist", "pool", "grid", "grouped")
+"""Names of ops, and parts of them, whose work is more than their elements."""
+NEVER = frozenset(("_amp_foreach_non_finite_check_and_unscale",))
+"""Ops whose results are always assumed: no gradient overflows, or steps would be skipped."""
 EMPTY = {
     aten.empty.memory_format,
     aten.empty_strided.default,
@@ -59,7 +71,18 @@ OVERWRITES = {
 """Ops that change all of a tensor, whatever was there."""
 
 
-Assume = Callable[["KnownValues", Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]], None]
+class Assumptions(Protocol):
+    """What values are given to what is not known."""
+
+    def result(
+        self, values: KnownValues, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]
+    ) -> None:
+        """Give values to what an op made or changed that could not be computed, or was computed from assumed values."""
+        ...
+
+    def drawn(self, count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+        """Values of one dimension; the same for the same seed."""
+        ...
 
 
 @final
@@ -72,12 +95,19 @@ class _Watch(weakref.ref[torch.UntypedStorage]):
 
 @final
 class _Entry:
-    """The value of one storage; not `certain` where anything that is not known had a part in it."""
+    """The value of one storage.
 
-    __slots__ = ("certain", "real", "watch")
+    Attributes:
+        real: its bytes; None where they are still to be assumed.
+        certain: whether nothing that is not known had a part in it.
+        seed: what is assumed depends on it.
+        watch: its reference.
+    """
 
-    def __init__(self, real: torch.UntypedStorage, certain: bool, watch: _Watch) -> None:
-        self.real, self.certain, self.watch = real, certain, watch
+    __slots__ = ("certain", "real", "seed", "watch")
+
+    def __init__(self, real: torch.UntypedStorage | None, certain: bool, seed: int, watch: _Watch) -> None:
+        self.real, self.certain, self.seed, self.watch = real, certain, seed, watch
 
 
 class Outcome(NamedTuple):
@@ -92,22 +122,22 @@ class KnownValues:
     """Values of virtual tensors, by storage.
 
     Args:
-        assume: may give values to what an op with unknown inputs made or changed.
+        assumptions: what values are given to what is not known.
 
     Attributes:
-        spent_ns: how long computing them took.
+        work: elements of the ops that were computed.
         held_bytes: what they take on the host.
     """
 
     current: KnownValues | None = None
     """Those of the virtual device that is on."""
 
-    def __init__(self, assume: Assume) -> None:
-        self._assume = assume
+    def __init__(self, assumptions: Assumptions) -> None:
+        self._assumptions = assumptions
         self._entries: dict[int, _Entry] = {}
         self._cannot: set[Any] = set()
         self._numbers = torch.Generator("cpu").manual_seed(0).get_state()
-        self.spent_ns = 0
+        self.work = 0
         self.held_bytes = 0
 
     # What is known
@@ -117,7 +147,12 @@ class KnownValues:
         if not is_virtual(tensor):
             return None if tensor.is_meta else tensor
         entry = self._entry(tensor)
-        return None if entry is None else self._seen(tensor, entry)
+        return None if entry is None or entry.real is None else self._seen(tensor, entry)
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """As `of`; a small tensor that is not known is assumed, and stays so. None where it is too large for that."""
+        known = self.of(tensor)
+        return known if known is not None or not _is_small(tensor) else self._assumed(tensor)
 
     def is_certain(self, tensor: torch.Tensor) -> bool:
         """Whether it is known, and not made of anything assumed."""
@@ -136,13 +171,14 @@ class KnownValues:
             placed = torch.zeros(size_bytes // tensor.element_size(), dtype=tensor.dtype, device=CPU)
             placed.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset())).copy_(real)
             real = placed
-        self._put(storage, real.untyped_storage(), certain)
+        self._put(storage, _Entry(real.untyped_storage(), certain, 0, _Watch(storage, self._died)))
         return True
 
     def alias(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
         """Let the bytes of `real` be those of a virtual tensor with the same offset, sizes and strides."""
         if self._may_have(tensor) and real.layout is torch.strided and not real.storage_offset():
-            self._put(tensor.untyped_storage(), real.untyped_storage(), True)
+            storage = tensor.untyped_storage()
+            self._put(storage, _Entry(real.untyped_storage(), True, 0, _Watch(storage, self._died)))
 
     def drop(self, tensor: torch.Tensor) -> None:
         """The value of its storage is not known any more."""
@@ -165,8 +201,23 @@ class KnownValues:
             return None
         return self._entries.get(storage_key(tensor.untyped_storage()))
 
+    def _assumed(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What is assumed of a small tensor: all of its storage, or if that is large, only this time."""
+        if tensor.layout is not torch.strided:
+            return None
+        storage = tensor.untyped_storage()
+        entry = self._entry(tensor)
+        seed = crc32(repr(tuple(tensor.shape)).encode()) if entry is None else entry.seed
+        if storage.nbytes() > ASSUMED_BYTES or not self._may_have(tensor):
+            return self._assumptions.drawn(tensor.numel(), tensor.dtype, seed).view(tensor.shape)
+        drawn = self._assumptions.drawn(storage.nbytes() // tensor.element_size(), tensor.dtype, seed)
+        made = _Entry(drawn.untyped_storage(), False, seed, _Watch(storage, self._died))
+        self._put(storage, made)
+        return self._seen(tensor, made)
+
     def _seen(self, tensor: torch.Tensor, entry: _Entry) -> torch.Tensor | None:
         made = torch.empty(0, dtype=tensor.dtype, device=CPU)
+        assert entry.real is not None
         try:
             set_storage(made, entry.real, int(tensor.storage_offset()), tensor.shape, tensor.stride())
         except RuntimeError:  # the virtual storage grew, or is read as another type
@@ -179,7 +230,7 @@ class KnownValues:
             return False
         size_bytes = tensor.untyped_storage().nbytes()
         most = FLOAT_BYTES if tensor.is_floating_point() else WHOLE_BYTES
-        return size_bytes < most and self.held_bytes + size_bytes <= TOTAL_BYTES and self.spent_ns < TOTAL_NS
+        return size_bytes < most and self.held_bytes + size_bytes <= TOTAL_BYTES
 
     def _fits(self, real: torch.Tensor, tensor: torch.Tensor, size_bytes: int) -> bool:
         return (
@@ -190,13 +241,11 @@ class KnownValues:
             and real.untyped_storage().nbytes() == size_bytes
         )
 
-    def _put(self, storage: torch.UntypedStorage, real: torch.UntypedStorage, certain: bool) -> None:
-        key = storage_key(storage)
+    def _put(self, storage: torch.UntypedStorage, entry: _Entry) -> None:
+        entry.watch.key = key = storage_key(storage)
         self._forget(key)
-        watch = _Watch(storage, self._died)
-        watch.key = key
-        self._entries[key] = _Entry(real, certain, watch)
-        self.held_bytes += real.nbytes()
+        self._entries[key] = entry
+        self.held_bytes += 0 if entry.real is None else entry.real.nbytes()
 
     def _died(self, watch: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(watch, _Watch)
@@ -206,78 +255,96 @@ class KnownValues:
 
     def _forget(self, key: int) -> None:
         entry = self._entries.pop(key, None)
-        if entry is not None:
+        if entry is not None and entry.real is not None:
             self.held_bytes -= entry.real.nbytes()
 
     # What ops do to it
 
-    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
-        """Give the results of an op their values, and change those of what it changes."""
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, path: str = "") -> None:
+        """Give the results of an op of the module `path` their values, and change those of what it changes."""
         effects = effects_of(func)
         if effects.views:
             return
         written = [each for each in changed(effects, args, kwargs) if is_virtual(each)]
         results = list(_flat((made,)))
-        if not self._followed(func, args, kwargs, results, written):
+        certain = self._followed(func, args, kwargs, results, written)
+        if certain is None:
             for tensor in written:
                 self.drop(tensor)
-            self._assume(self, func, args, kwargs, results)
+            self._leave_open(func, results, path)
+        if not certain:
+            self._assumptions.result(self, func, args, kwargs, results)
 
-    def computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome | None:
-        """What an op that changes nothing gives on the host; None where that is not known."""
-        if func in self._cannot or self.spent_ns >= TOTAL_NS:
+    def computed(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Iterable[torch.Tensor] = ()
+    ) -> Outcome | None:
+        """What an op that changes nothing gives on the host; None where that is not known and not small."""
+        if func in self._cannot or self.work >= TOTAL_WORK:
             return None
-        certain = self._certainty((*args, *kwargs.values()))
-        return None if certain is None else self._run(func, args, kwargs, certain)
+        given = list(_flat((*args, *kwargs.values())))
+        certain = self._certainty(given)
+        if certain is None or not (certain or all(map(_is_small, results))):
+            return None
+        self.work += OP_WORK + sum(each.numel() for each in (*given, *results))
+        found = self._run(func, args, kwargs)
+        if found is None or not (certain or _are_numbers(found)):
+            return None
+        return Outcome(found, certain)
 
     def _followed(
         self, func: Any, args: Any, kwargs: Any, results: list[torch.Tensor], written: list[torch.Tensor]
-    ) -> bool:
+    ) -> bool | None:
+        """Whether an op's results are certain; None where they were not computed."""
         if not written and not all(map(self._may_have, results)):
-            return False
+            return None
         if func in EMPTY:
             return self._emptied(results)
-        if not self._is_cheap(func, (*results, *written)):
-            return False
+        if not _is_cheap(func, args, (*results, *written)):
+            return None
         if func in OVERWRITES and not self._renew(args[0]):
-            return False
-        outcome = self.computed(func, args, kwargs)
+            return None
+        outcome = self.computed(func, args, kwargs, (*results, *written))
         if outcome is None:
-            return False
+            return None
         keys = {storage_key(tensor.untyped_storage()) for tensor in written}
         for key in keys & self._entries.keys():
             self._entries[key].certain &= outcome.certain
         for result, real in zip(results, _flat((outcome.found,)), strict=False):
             if storage_key(result.untyped_storage()) not in keys:
                 self.keep(result, real, outcome.certain)
-        return True
+        return outcome.certain
 
-    def _certainty(self, values: Iterable[Any]) -> bool | None:
-        """Whether all tensors are certain; None where one is not known."""
+    def _leave_open(self, func: Any, results: Iterable[torch.Tensor], path: str) -> None:
+        """Small results are assumed when they are asked for; the same op of the same module gives the same."""
+        for place, result in enumerate(results):
+            if is_virtual(result) and result.is_floating_point() and _is_small(result) and self._may_have(result):
+                seed = crc32(f"{path} {func} {place}".encode())
+                storage = result.untyped_storage()
+                self._put(storage, _Entry(None, False, seed, _Watch(storage, self._died)))
+
+    def _certainty(self, given: Iterable[torch.Tensor]) -> bool | None:
+        """Whether all tensors are certain; None where one is not known and cannot be assumed."""
         certain = True
-        for tensor in _flat(values):
+        for tensor in given:
             if is_virtual(tensor):
                 entry = self._entry(tensor)
-                if entry is None:
+                known = entry is not None and entry.real is not None
+                if not known and not _is_small(tensor):
                     return None
-                certain = certain and entry.certain
+                certain = certain and entry is not None and entry.certain
             elif tensor.is_meta:
                 return None
         return certain
 
-    def _run(self, func: Any, args: Any, kwargs: Any, certain: bool) -> Outcome | None:
-        begin = time.perf_counter_ns()
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         draws = torch.Tag.nondeterministic_seeded in func.tags
         try:
             with without_torch_function(), self._random() if draws else nullcontext():
-                return Outcome(func(*map(self._real, args), **self._keywords(kwargs)), certain)
+                return func(*map(self._real, args), **self._keywords(kwargs))
         except NotImplementedError:
             self._cannot.add(func)
-            return None
         except (RuntimeError, ValueError, TypeError, IndexError):  # its meta kernel says what is wrong
             return None
-        finally:
-            self.spent_ns += time.perf_counter_ns() - begin
 
     @contextmanager
     def _random(self) -> Iterator[None]:
@@ -297,29 +364,55 @@ class KnownValues:
         return True
 
     def _renew(self, target: torch.Tensor) -> bool:
-        """Make place for the value of a tensor that is about to be overwritten as a whole."""
-        if not is_virtual(target) or self._entry(target) is not None:
+        """Make place for the value of a tensor that is about to be overwritten, as a whole unless it is known."""
+        if not is_virtual(target):
             return True
+        entry = self._entry(target)
         whole = target.numel() * target.element_size() == target.untyped_storage().nbytes()
-        return whole and self.keep(target, torch.zeros((), dtype=target.dtype, device=CPU).expand(target.shape))
-
-    def _is_cheap(self, func: Any, made: Iterable[torch.Tensor]) -> bool:
-        name: str = func.__name__.partition(".")[0].rstrip("_")
-        if name in NEVER or any(part in name for part in NEVER_PARTS):
-            return False
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return True
-        return all(not each.is_floating_point() or _bytes(each) <= DRAWN_BYTES for each in made)
+        if entry is None or entry.real is None:
+            return whole and self.keep(target, torch.zeros((), dtype=target.dtype, device=CPU).expand(target.shape))
+        entry.certain = entry.certain or whole
+        return True
 
     def _real(self, value: Any) -> Any:
         if is_virtual(value):
-            return self.of(value)
+            return self.read(value)
         if isinstance(value, list | tuple):
             return type(value)(map(self._real, value)) if type(value) in (list, tuple) else value
         return CPU if isinstance(value, torch.device) else value
 
     def _keywords(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         return {name: self._real(value) for name, value in kwargs.items() if name != "pin_memory"}
+
+
+def _is_cheap(func: Any, args: Sequence[Any], made: Sequence[torch.Tensor]) -> bool:
+    name: str = func.__name__.partition(".")[0].rstrip("_")
+    if name in NEVER:
+        return False
+    if name in HEAVY or any(part in name for part in HEAVY_PARTS):
+        return _multiplications(name, list(_flat(args)), made) <= MULTIPLICATIONS
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return True
+    return all(not each.is_floating_point() or _bytes(each) <= DRAWN_BYTES for each in made)
+
+
+def _multiplications(name: str, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> int:
+    """About as many as an op does, at most: a product of matrices A B = C does sqrt(|A| |B| |C|), in elements."""
+    if "conv" in name and len(given) > 1:
+        weight = given[2] if "backward" in name else given[1]
+        out = given[0] if "backward" in name else made[0]
+        return out.numel() * weight.numel() // max(1, weight.shape[0])
+    elements = sum(each.numel() for each in (*given, *made)) // 3
+    return elements * isqrt(elements)
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return _bytes(tensor) <= ASSUMED_BYTES
+
+
+def _are_numbers(found: Any) -> bool:
+    """Whether nothing in the results of an op is NaN."""
+    return not any(each.is_floating_point() and bool(each.isnan().any()) for each in _flat((found,)))
 
 
 def _bytes(tensor: torch.Tensor) -> int:

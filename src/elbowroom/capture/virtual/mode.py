@@ -14,12 +14,13 @@ from typing import Any, final
 import torch
 
 from elbowroom.capture.operators import reads_bytes
-from elbowroom.capture.virtual import kernels, plausible, scratch
+from elbowroom.capture.virtual import kernels, scratch
 from elbowroom.capture.virtual.compared import Compared
 from elbowroom.capture.virtual.effects import changed, compute_type, described, effects_of, moved_bytes
 from elbowroom.capture.virtual.factories import META_ASKED
 from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.ledger import Ledger, OpLine
+from elbowroom.capture.virtual.plausible import Plausible
 from elbowroom.capture.virtual.saves import Saves
 from elbowroom.capture.virtual.settings import Settings
 from elbowroom.capture.virtual.shapes import Shapes
@@ -107,7 +108,8 @@ class VirtualMode(DispatchMode):
         self._blas = scratch.BlasWorkspaces(settings)
         self._compared = Compared()
         self._taken_apart: set[Any] = set()
-        self.values = KnownValues(plausible.assume)
+        self.plausible = Plausible()
+        self.values = KnownValues(self.plausible)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given: dict[str, Any] = kwargs or {}
@@ -133,7 +135,7 @@ class VirtualMode(DispatchMode):
                     return self._routes.get(func, func.decompose)(*args, **kwargs)
             made = self.note(func, args, kwargs, self._compute(func, args, kwargs, home))
             if func not in self._taken_apart:
-                self.values.follow(func, args, kwargs, made)
+                self.values.follow(func, args, kwargs, made, self.path)
             return made
 
     # Where it runs
@@ -244,6 +246,7 @@ class VirtualMode(DispatchMode):
     def forget_nodes(self) -> None:
         """A step is over: its autograd nodes are gone."""
         self._path_of_node.clear()
+        self.plausible.step()
 
     def blas(self) -> None:
         """An op asks cuBLAS for a handle, whose first use makes its workspace."""

@@ -1,37 +1,233 @@
-"""What is assumed of values that a network computes: nothing breaks a script, and nothing ends it early.
+"""What is assumed of values that a network computes: nothing breaks a script, and a loop that waits for one ends.
 
 docs/values.md has the rules.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any, final
 
 import torch
 
-from elbowroom.capture.virtual.known_values import KnownValues
+from elbowroom.capture.virtual.known_values import ASSUMED_BYTES, KnownValues
 from elbowroom.capture.virtual.tensor import CPU
 
 aten: Any = torch.ops.aten
-Rule = Callable[[KnownValues, tuple[Any, ...], dict[str, Any], list[torch.Tensor]], None]
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Rule = Callable[[Args, Kwargs, list[torch.Tensor]], list[torch.Tensor | None]]
+ASSUMED = 0.5
+"""A number that a network computes: its logarithm, reciprocal and exponential are harmless, and those of 1 - x."""
+SPREAD = 0.25
+"""Small tensors lie within so much of it: no two elements are alike, so deviations are not 0."""
+SEEDS = 1021
+"""Different tensors that may be assumed."""
+TURNS = 1000
+"""A place in a script that asks so often between two steps is in a loop that waits for another answer."""
+WAITED_FOR = (1e-9, 100.0)
+"""Numbers that it gets then in turn: converged, and far."""
 
 
-def assume(
-    values: KnownValues, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[torch.Tensor]
-) -> None:
-    """Assume values of what an op with unknown inputs made or changed, where a rule says something of them."""
-    rule = RULES.get(func)
-    if rule is not None:
-        rule(values, args, kwargs, results)
+@cache
+def _pool() -> torch.Tensor:
+    count = ASSUMED_BYTES // 2 + SEEDS
+    numbers = torch.Generator("cpu").manual_seed(0)
+    return torch.empty(count, device=CPU).uniform_(ASSUMED - SPREAD, ASSUMED + SPREAD, generator=numbers)
 
 
-def _finite_gradients(values: KnownValues, args: tuple[Any, ...], _: Any, __: list[torch.Tensor]) -> None:
-    """No gradient overflows."""
-    found = args[1]
-    values.keep(found, torch.zeros(found.shape, dtype=found.dtype, device=CPU), certain=False)
+@final
+class Plausible:
+    """What values are given to what is not known."""
+
+    def __init__(self) -> None:
+        self._turns: dict[tuple[Any, int], int] = {}
+
+    def result(self, values: KnownValues, func: Any, args: Args, kwargs: Kwargs, results: list[Any]) -> None:
+        """Values of what an op made or changed, where a rule says something of them."""
+        rule = RULES.get(func)
+        if rule is None:
+            return
+        changed = [args[1]] if func is _CHECK else results
+        for tensor, real in zip(changed, rule(args, kwargs, changed), strict=True):
+            if (real is not None and values.of(tensor) is None) or (func in FORCED and real is not None):
+                values.keep(tensor, real.to(tensor.dtype).expand(tensor.shape), certain=False)
+
+    def drawn(self, count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+        """Numbers around one half, integers 0, truth values false; the same for the same seed."""
+        if not (dtype.is_floating_point or dtype.is_complex):
+            return torch.zeros(count, dtype=dtype, device=CPU)
+        first = seed % SEEDS
+        return _pool()[first : first + count].to(dtype, copy=True)
+
+    def read(self, value: Any) -> Any:
+        """A number that a script reads: finite, and another one where a loop waits for it."""
+        if isinstance(value, float) and not math.isfinite(value):
+            value = ASSUMED
+        place = _reader()
+        if place is None:
+            return value
+        if isinstance(value, bool) and place.f_code.co_filename.startswith(VALIDATING):
+            return True
+        key = place.f_code, place.f_lasti
+        turn = self._turns[key] = self._turns.get(key, 0) + 1
+        return value if turn < TURNS else _another(value, turn)
+
+    def step(self) -> None:
+        """A step of the training is over."""
+        self._turns.clear()
 
 
+VALIDATING = tuple(str(Path(torch.__file__).parent / name) for name in ("distributions",))
+"""Where arguments are checked: they are as they should be, as in a script that runs."""
+
+
+def _reader() -> FrameType | None:
+    """The Python code that reads a number: what called into torch's dispatch."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
+        frame = frame.f_back
+    return None if frame is None else frame.f_back
+
+
+def _another(value: Any, turn: int) -> Any:
+    if isinstance(value, bool):
+        return value ^ bool(turn % 2)
+    return WAITED_FOR[turn % 2] if isinstance(value, float) else value + turn % 2
+
+
+# Rules: what an op gives whose inputs are not known. None where nothing is said.
+
+
+def _number(value: float) -> torch.Tensor:
+    return torch.tensor(value, device=CPU)
+
+
+def _size(args: Args, kwargs: Kwargs, place: int, default: int | None) -> tuple[int | None, int]:
+    """The dimension that an op works along, and its size; that of all dimensions where there is none."""
+    dim = args[place] if len(args) > place else kwargs.get("dim", default)
+    tensor = args[0]
+    if dim is None:
+        return None, tensor.numel()
+    return dim, tensor.shape[dim] if tensor.dim() else 1
+
+
+def _spread(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    """Positions in range, one after the other."""
+    return (torch.arange(tensor.numel(), device=CPU) % max(1, size)).view(tensor.shape)
+
+
+def _position(args: Args, kwargs: Kwargs, results: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    _, size = _size(args, kwargs, 1, None)
+    return [_spread(results[0], size)]
+
+
+def _position_beside(default: int | None, place: int) -> Rule:
+    """Positions beside values, as of `max(dim)`."""
+
+    def rule(args: Args, kwargs: Kwargs, results: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        if len(results) < 2:
+            return [None] * len(results)
+        _, size = _size(args, kwargs, place, default)
+        return [None, _spread(results[1], size)]
+
+    return rule
+
+
+def _order(default: int | None, place: int) -> Rule:
+    """Positions of which none comes twice along the dimension, as of `topk` and `sort`."""
+
+    def rule(args: Args, kwargs: Kwargs, results: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        places = results[1]
+        dim, _ = _size(args, kwargs, place, default)
+        if dim is None or not places.dim():
+            return [None, _number(0)]
+        shape = [1] * places.dim()
+        shape[dim] = places.shape[dim]
+        return [None, torch.arange(places.shape[dim], device=CPU).view(shape).expand(places.shape)]
+
+    return rule
+
+
+def _drawn_positions(args: Args, _: Kwargs, results: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    return [_spread(results[0], args[0].shape[-1])]
+
+
+def _half_of(args: Args, _: Kwargs, results: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    """How many are true: half of those that are counted."""
+    if args[0].dtype is not torch.bool:
+        return [None]
+    counted = args[0].numel() // max(1, results[0].numel())
+    return [_number(counted // 2)]
+
+
+def _constant(value: float) -> Rule:
+    return lambda _, __, results: [_number(value)] * len(results)
+
+
+def _compared(args: Args, _: Kwargs, results: list[torch.Tensor], equal: bool) -> list[torch.Tensor | None]:
+    """`x == x` is true; nothing is infinite."""
+    other = args[1]
+    if isinstance(other, float) and not math.isfinite(other):
+        return [_number(not equal)]
+    return [_number(equal) if other is args[0] else None]
+
+
+def _equals(args: Args, kwargs: Kwargs, results: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    return _compared(args, kwargs, results, True)
+
+
+def _differs(args: Args, kwargs: Kwargs, results: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    return _compared(args, kwargs, results, False)
+
+
+def _succeeds(_: Args, __: Kwargs, results: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    """A factorisation succeeds: its `info` is 0."""
+    return [_number(0) if each.dtype is torch.int32 and each is results[-1] else None for each in results]
+
+
+_CHECK = aten._amp_foreach_non_finite_check_and_unscale_.default
+FACTORISATIONS = (
+    aten.linalg_cholesky_ex.default,
+    aten.linalg_inv_ex.default,
+    aten._linalg_solve_ex.default,
+    aten.linalg_lu_factor_ex.default,
+    aten.linalg_ldl_factor_ex.default,
+)
+FORCED = {_CHECK, *FACTORISATIONS}
+"""Ops whose results are these also where they were computed from what is assumed."""
 RULES: dict[Any, Rule] = {
-    aten._amp_foreach_non_finite_check_and_unscale_.default: _finite_gradients,
+    _CHECK: _constant(0),
+    aten.argmax.default: _position,
+    aten.argmin.default: _position,
+    aten.max.dim: _position_beside(None, 1),
+    aten.min.dim: _position_beside(None, 1),
+    aten.median.dim: _position_beside(None, 1),
+    aten.nanmedian.dim: _position_beside(None, 1),
+    aten.mode.default: _position_beside(-1, 1),
+    aten.kthvalue.default: _position_beside(-1, 2),
+    aten.topk.default: _order(-1, 2),
+    aten.sort.default: _order(-1, 1),
+    aten.sort.stable: _order(-1, 3),
+    aten.multinomial.default: _drawn_positions,
+    aten.sum.default: _half_of,
+    aten.sum.dim_IntList: _half_of,
+    aten.count_nonzero.default: _half_of,
+    aten.count_nonzero.dim_IntList: _half_of,
+    aten.all.default: _constant(1),
+    aten.all.dim: _constant(1),
+    aten.all.dims: _constant(1),
+    aten.isnan.default: _constant(0),
+    aten.isinf.default: _constant(0),
+    aten.eq.Scalar: _equals,
+    aten.eq.Tensor: _equals,
+    aten.ne.Scalar: _differs,
+    aten.ne.Tensor: _differs,
+    **dict.fromkeys(FACTORISATIONS, _succeeds),
 }
+"""What is said of the results of an op."""

@@ -1,8 +1,6 @@
 """Ops whose results depend on values, which the virtual device does not have: a plausible answer, and a remark.
 
-What came from the host, and what is made of it alone, is known (known_values.py). Of the rest it is assumed: numbers
-read back are one half, integers 0, "are all ..." is true and every other test false, a mask lets everything through,
-and what is copied to the host is zeros.
+What came from the host, and what is made of it alone, is known (known_values.py). The rest is assumed (plausible.py).
 """
 
 from __future__ import annotations
@@ -24,27 +22,31 @@ if TYPE_CHECKING:
 aten: Any = torch.ops.aten
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
-ASSUMED = 0.5
-"""A number that a network computes: its logarithm, reciprocal and exponential are harmless, and those of 1 - x."""
 
 
 def _item(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     (tensor,) = args
-    known = mode.values.of(tensor)
-    if tensor.is_cuda and not mode.values.is_certain(tensor):
+    certain = mode.values.is_certain(tensor)
+    if tensor.is_cuda and not certain:
         mode.ledger.remark("assumed_value", "aten.item")
-    if known is not None:
-        return func(known)
-    if tensor.dtype is torch.bool:
-        return getattr(tensor, "answer", False)
-    return ASSUMED if tensor.dtype.is_floating_point else 0
+    known = mode.values.read(tensor)
+    value = func(torch.zeros((), dtype=tensor.dtype, device=CPU) if known is None else known)
+    return value if certain else mode.plausible.read(value)
 
 
-def _all(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    made = mode.run(func, args, kwargs)
-    if is_virtual(made):
-        made.answer = True
-    return made
+def _close(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    outcome = mode.values.computed(func, args, kwargs)
+    if outcome is not None and outcome.certain:
+        return outcome.found
+    mode.ledger.remark("assumed_value", "aten.allclose")
+    return True
+
+
+def _checked(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> None:
+    """Whether a factorisation succeeded: it did, where nobody knows."""
+    outcome = mode.values.computed(aten.any.default, args[:1], {})
+    if outcome is not None and outcome.certain:
+        func(mode.values.of(args[0]), *args[1:], **kwargs)
 
 
 def _equal(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -66,9 +68,9 @@ def _to_copy(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _read(mode: VirtualMode, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A copy on the host."""
-    known = mode.values.of(tensor)
     if not mode.values.is_certain(tensor):
         mode.ledger.remark("assumed_value", name)
+    known = mode.values.read(tensor)
     if known is not None:
         return aten._to_copy(known, dtype=dtype)
     return torch.zeros(tensor.shape, dtype=dtype, device=CPU)
@@ -195,8 +197,8 @@ STORE_ITEM = dis.opmap["STORE_SUBSCR"]
 
 SPECIALS: dict[Any, Special] = {
     aten._local_scalar_dense.default: _item,
-    aten.all.default: _all,
-    aten.all.dim: _all,
+    aten._linalg_check_errors.default: _checked,
+    aten.allclose.default: _close,
     aten.equal.default: _equal,
     aten._to_copy.default: _to_copy,
     aten.copy_.default: _copy,
