@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from elbowroom.capture.script import capture_script
+from elbowroom.capture.script.guard import OVER
 from elbowroom.capture.script.on_cpu import hint
 from elbowroom.errors import CaptureError
 from elbowroom.machine import Machine
@@ -107,3 +116,81 @@ def test_the_hint_is_made_of_the_options_of_the_script(
     path.write_text(options)
 
     assert hint(str(path), arguments) == said
+
+
+PROCESSES = """
+import os, subprocess, sys, time
+sleep = [sys.executable, "-S", "-c", "import time; time.sleep(600)", "TAG"]
+subprocess.Popen(sleep)
+subprocess.Popen(sleep, start_new_session=True)
+subprocess.Popen(["sh", "-c", '"$@" & exit 0', "sh", *sleep], start_new_session=True)
+print("started", flush=True)
+time.sleep(600)
+"""
+CALL = """
+import sys
+from elbowroom.capture.script import capture_script
+capture_script(sys.argv[1], machine="a100-40gb", timeout_s=float(sys.argv[2]))
+"""
+
+
+def tagged(tag: str) -> list[int]:
+    """Processes with a word in their command lines."""
+    found: list[int] = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if tag.encode() in (place / "cmdline").read_bytes():
+                found.append(int(place.name))
+    return found
+
+
+def waited(until: Callable[[], object]) -> bool:
+    """Whether something is so before a minute is over."""
+    return any(until() or time.sleep(0.05) for _ in range(1200))
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found under /proc, which is Linux")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGINT])
+def test_nothing_outlives_who_asked_however_that_ends(number: signal.Signals, tmp_path: Path) -> None:
+    # given a script that has processes of its own, some in sessions of their own, one of them an orphan
+    tag, temporary = f"tag-of-{tmp_path.name}-{number}", tmp_path / "temporary"
+    (tmp_path / "train.py").write_text(PROCESSES.replace("TAG", tag))
+    temporary.mkdir()
+    asking = subprocess.Popen(
+        [sys.executable, "-c", CALL, str(tmp_path / "train.py"), "600"],
+        env={**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path)},
+        stderr=subprocess.DEVNULL,
+    )
+    assert waited(lambda: len(tagged(tag)) == 3)
+
+    # when who asked for the estimate is ended
+    asking.send_signal(number)
+    asking.wait(60)
+
+    # then soon there is no process and no file of it
+    assert waited(lambda: not tagged(tag))
+    assert waited(lambda: not list(temporary.iterdir()))
+
+
+TIME_IS_OVER = f"import os, time; os.kill(os.getpid(), {OVER:d})\ntime.sleep(600)\n"
+"""As the guard says it, in a line of the script that is known."""
+
+
+def test_the_time_limit_leaves_an_answer_of_the_steps_that_were_done(tmp_path: Path) -> None:
+    trace = captured(tmp_path, f"train(2)\n{TIME_IS_OVER}", timeout_s=600)
+
+    assert len(trace.steps) == 2
+    assert re.fullmatch(r":\d+: the time limit \(600 s\), after 2 of 3 steps", ended(trace)[0])
+
+
+def test_where_the_time_went_is_said_where_there_is_no_step(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"print('reading')\n{TIME_IS_OVER}")
+
+    said = r"(?s)0 of 3 steps were done after 600 s, the time limit, in \S*train\.py:[23]; allowed is .*\n +reading"
+    with pytest.raises(CaptureError, match=said):
+        capture_script(tmp_path / "train.py", machine=A100, timeout_s=600)
+
+
+def test_a_script_is_left_when_its_time_is_over(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"0 of 3 steps were done after 0\.5 s, the time limit"):
+        captured(tmp_path, "import time\ntime.sleep(600)\n", timeout_s=0.5)

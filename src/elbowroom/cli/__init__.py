@@ -22,6 +22,10 @@ WITH_SCRIPT_ARGUMENTS = ("estimate", "largest", "plan")
 """Verbs that take a script's own words after --, behind their options."""
 
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as a shell has it: 128 and the number of the signal."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -35,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ElbowroomError as problem:
         print(f"elbowroom: {problem}", file=sys.stderr)
         return problem.exit_code
+    except KeyboardInterrupt:
+        print("\nelbowroom: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader of standard output went away (as `head` does): not an error, and nothing more to write.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,6 @@
 """The child process of capture_script(): runs one script on the virtual device and answers through files.
 
-`python -P -m elbowroom.capture.script.child FOLDER ORDER`. FOLDER has machine.json, ORDER is `script.Order` as JSON.
+guard.py calls it. FOLDER has machine.json, ORDER is `script.Order` as JSON.
 Written there: steps (how many are done) and phase (what takes the time), then trace.json where there is one, then
 answer.json.
 """
@@ -10,21 +10,24 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from elbowroom.allocator.settings import VARIABLES
 from elbowroom.capture.script import faults, files, savers
 from elbowroom.capture.script.constants import compiled
+from elbowroom.capture.script.guard import OVER
 from elbowroom.capture.script.on_cpu import hint
 from elbowroom.capture.script.overlay import Overlay
 from elbowroom.capture.script.phases import phase_of
-from elbowroom.capture.script.script import Order
+from elbowroom.capture.script.script import WRITING, Order
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
 
@@ -69,7 +72,7 @@ def _capture(order: Order, folder: Path, asked: set[str]) -> faults.Fault | None
     what = {"steps": lambda: str(device.steps_seen), "phase": lambda: phase_of(device, order.script, order.steps)}
     with _reporting(folder, what):
         try:
-            with device, _remarked(device):
+            with _limited(order), device, _remarked(device):
                 _execute(code, order)
         except BaseException as raised:  # noqa: BLE001  whatever the script raises is explained, not shown
             problem = raised
@@ -77,14 +80,38 @@ def _capture(order: Order, folder: Path, asked: set[str]) -> faults.Fault | None
     sys.stdout.flush()
     sys.stderr.flush()
     if problem is not None and not faults.is_regular_end(problem):
-        if not device.steps_seen:
-            return faults.explained(problem, order.script)
+        if not device.steps_seen and not (device.host_steps and isinstance(problem, faults.TimeIsOver)):
+            return _explained(problem, order)
         device.ledger.remark("ended_early", faults.later(problem, order.script, device.steps_seen, order.steps))
     if not device.steps_seen:
         return _no_steps(device, order)
-    _write(folder / "phase", "writing the trace")
+    _write(folder / "phase", WRITING)
     device.trace().save(folder / "trace.json")
     return None
+
+
+@contextmanager
+def _limited(order: Order) -> Iterator[None]:
+    """Have the guard's signal leave the script; it comes once."""
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(OVER, signal.SIG_IGN)
+        raise faults.TimeIsOver(f"{order.timeout_s:g} s")
+
+    signal.signal(OVER, leave)
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [OVER])
+        yield
+    finally:
+        signal.signal(OVER, signal.SIG_IGN)
+
+
+def _explained(problem: BaseException, order: Order) -> faults.Fault:
+    if isinstance(problem, faults.TimeIsOver):
+        place = faults.where(problem, order.script)
+        said = faults.over(0, order.steps, order.timeout_s, place)
+        return faults.Fault(f"{order.label}: {said}", show_output=True)
+    return faults.explained(problem, order.script)
 
 
 def _no_steps(device: VirtualDevice, order: Order) -> faults.Fault:
@@ -187,9 +214,3 @@ def _write(path: Path, text: str) -> None:
     temporary = path.with_suffix(".new")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
-    # Threads and workers that the script left behind are not waited for.
-    os._exit(0)

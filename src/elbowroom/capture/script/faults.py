@@ -42,6 +42,26 @@ def no_steps(script: str) -> Fault:
     )
 
 
+class TimeIsOver(BaseException):
+    """The time limit; leaves a script wherever it is, and no `except Exception` in it catches it."""
+
+
+def over(steps_seen: int, wanted: int, timeout_s: float, where: str = "") -> str:
+    """The time limit was reached before there was a step to answer for.
+
+    Args:
+        steps_seen: steps that were done.
+        wanted: steps that were to be recorded.
+        timeout_s: the limit.
+        where: the place in the script.
+    """
+    at = f", in {where}" if where else ""
+    return (
+        f"{steps_seen} of {wanted} steps were done after {timeout_s:g} s, the time limit{at}; allowed is a longer one "
+        "(--timeout) or fewer steps (--steps); if it prepares data first, give it a small part of them"
+    )
+
+
 def on_cpu(steps: int, tensors: int) -> str:
     """The script trained, and not on the GPU."""
     what = f"{steps} optimizer {'step was' if steps == 1 else 'steps were'} made with {tensors} tensors on cpu"
@@ -53,20 +73,23 @@ def explained(problem: BaseException, script: str) -> Fault:
     for knows in (_exit, _missing_module, _missing_file, _on_the_gpu, _other):
         said = knows(problem)
         if said is not None:
-            return Fault(f"{_where(problem, script)}: {said[0]}; {said[1]}", show_output=knows in (_exit, _other))
+            return Fault(f"{where(problem, script)}: {said[0]}; {said[1]}", show_output=knows in (_exit, _other))
     raise AssertionError("the last one knows everything")
 
 
 def later(problem: BaseException, script: str, steps_seen: int, wanted: int) -> str:
     """What ended a script after some steps: where, what, and after how many."""
     steps = f"after {steps_seen} of {max(steps_seen, wanted)} steps"
+    if isinstance(problem, TimeIsOver):
+        return f"{where(problem, script)}: the time limit ({problem}), {steps}"
     if isinstance(problem, SystemExit):
-        return f"{_where(problem, script)}: sys.exit({_short(_text_of(problem.code))}), {steps}"
+        return f"{where(problem, script)}: sys.exit({_short(_text_of(problem.code))}), {steps}"
     text = _short(_text_of(problem))
-    return f"{_where(problem, script)}: {type(problem).__name__}{': ' if text else ''}{text}, {steps}"
+    return f"{where(problem, script)}: {type(problem).__name__}{': ' if text else ''}{text}, {steps}"
 
 
-def _where(problem: BaseException, script: str) -> str:
+def where(problem: BaseException, script: str) -> str:
+    """The place in a script that an exception came through."""
     line = _line_in(problem, script)
     return f"{script}:{line}" if line else script
 

@@ -1,7 +1,7 @@
 """capture_script(): a training script, unchanged, on the virtual device, in a child process with a time limit.
 
 The child answers through files in a temporary directory: the trace, or what went wrong. Whatever the script prints,
-crashes or leaves running stays in the child; its process group is ended with it.
+crashes or leaves running stays in the child; a guard (guard.py) ends all of its processes with it, or with us.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from elbowroom.capture.script import guard
+from elbowroom.capture.script.faults import over
 from elbowroom.capture.script.modules_found import module_file
 from elbowroom.errors import CaptureError, FormatError, UsageError
 from elbowroom.machine import Machine
@@ -27,7 +29,12 @@ from elbowroom.trace import Trace
 TIMEOUT_S = 900
 STEPS = 3
 
+GRACE_S = 10.0
+"""A script whose time is over has so long to be left; to write its trace it has as long as that takes."""
+WRITING = "writing the trace"
+
 _POLL_S = 0.1
+_GUARD_S = 20.0
 _SAID_LINES = 12
 
 
@@ -41,6 +48,7 @@ class Order:
         arguments: its words.
         steps: optimizer steps to record.
         constants: numbers that replace module-level ones.
+        timeout_s: the time limit, for messages.
         parts_min_bytes: as for the virtual device.
     """
 
@@ -48,6 +56,7 @@ class Order:
     arguments: tuple[str, ...]
     steps: int
     constants: Mapping[str, int | float]
+    timeout_s: float = TIMEOUT_S
     module: str = ""
     parts_min_bytes: int | None = None
 
@@ -102,7 +111,7 @@ def capture_script(
         machine: the GPU it shall believe to have: a name of the GPU database, or a Machine.
         module: in the place of a path, a dotted name, which is run as `python -m module` would be.
         steps: optimizer steps to record.
-        timeout_s: after so many seconds the script is ended.
+        timeout_s: after so many seconds the script is ended, and the trace is of the steps that were done.
         environment: variables that are set for the script, beside those of this process.
         constants: numbers that replace module-level ones of the script, by name.
         on_step: called with the number of steps done so far, whenever it grows.
@@ -112,12 +121,13 @@ def capture_script(
 
     Raises:
         UsageError: there is no such script, GPU or constant.
-        CaptureError: the script failed, did no step, or was not done in time; the message says which and what to do.
+        CaptureError: the script failed, did no step, or did none in time; the message says which and what to do.
     """
-    order = replace(_order(path, module, argv, steps, constants or {}), parts_min_bytes=parts_min_bytes)
+    order = _order(path, module, argv, steps, constants or {})
+    order = replace(order, parts_min_bytes=parts_min_bytes, timeout_s=timeout_s)
     with tempfile.TemporaryDirectory(prefix="elbowroom-", ignore_cleanup_errors=True) as folder:
         told = Told(on_step or _silent, on_phase or _silent, on_asked or _silent)
-        return _captured(order, _gpu(machine), Path(folder), dict(environment or {}), timeout_s, told)
+        return _captured(order, _gpu(machine), Path(folder), dict(environment or {}), told)
 
 
 def _captured(
@@ -125,12 +135,11 @@ def _captured(
     target: Machine,
     folder: Path,
     environment: dict[str, str],
-    timeout_s: float,
     told: Told,
 ) -> Trace:
     """What a child makes of an order in a folder of its own."""
     target.save(folder / "machine.json")
-    code = _run(order, folder, environment, timeout_s, told)
+    code = _run(order, folder, environment, told)
     return _answer(order, folder, code, told.asked)
 
 
@@ -161,52 +170,66 @@ def _gpu(machine: str | Machine) -> Machine:
     return target
 
 
-def _run(order: Order, folder: Path, environment: Mapping[str, str], timeout_s: float, told: Told) -> int:
+def _run(order: Order, folder: Path, environment: Mapping[str, str], told: Told) -> int:
     """Run the child to its end; its exit code."""
     # -P: the working directory is no place to import elbowroom's own needs from; the script's folder is put there.
-    command = [sys.executable, "-P", "-m", "elbowroom.capture.script.child", str(folder), order.argument()]
+    command = [sys.executable, "-P", guard.__file__, str(folder), order.argument()]
     with (folder / "output").open("wb") as output:
         child = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
             start_new_session=True,
         )
         try:
-            return _wait(child, order, folder, timeout_s, told)
+            _wait(child, order, folder, told)
         finally:
             _end(child)
+    return int(_text(folder / "code") or -signal.SIGKILL)
 
 
-def _wait(child: subprocess.Popen[bytes], order: Order, folder: Path, timeout_s: float, told: Told) -> int:
-    until, seen, phase = time.monotonic() + timeout_s, 0, ""
+def _wait(child: subprocess.Popen[bytes], order: Order, folder: Path, told: Told) -> None:
+    until, seen, phase, asked = time.monotonic() + order.timeout_s, 0, "", False
     while True:
-        try:
-            return child.wait(_POLL_S)
-        except subprocess.TimeoutExpired:
-            now = _steps_seen(folder)
-            if now > seen:
-                seen = now
-                told.step(seen)
-            doing = _text(folder / "phase")
-            if doing and doing != phase:
-                phase = doing
-                told.phase(phase)
-        if time.monotonic() > until:
-            raise CaptureError(
-                f"{order.label}: {seen} of {order.steps} steps were done after {timeout_s:g} s, the time limit; "
-                "allowed is a longer one (--timeout) or fewer steps (--steps); if it prepares data first, give it a "
-                f"small part of them{_said(folder)}"
-            )
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_POLL_S)
+            return
+        now = _steps_seen(folder)
+        if now > seen:
+            seen = now
+            told.step(seen)
+        doing = _text(folder / "phase")
+        if doing and doing != phase:
+            phase = doing
+            told.phase(phase)
+        if time.monotonic() < until or (asked and phase == WRITING):
+            continue
+        if asked:
+            raise CaptureError(f"{order.label}: {over(seen, order.steps, order.timeout_s)}{_said(folder)}")
+        asked, until = True, time.monotonic() + GRACE_S
+        _ask_to_end(child)
+
+
+def _ask_to_end(child: subprocess.Popen[bytes]) -> None:
+    """Have the script's process leave the script, and answer with what it has by then."""
+    assert child.stdin is not None
+    with suppress(BrokenPipeError):
+        child.stdin.write(guard.END)
+        child.stdin.flush()
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the child and what it started: they are a process group of their own."""
-    with suppress(ProcessLookupError, PermissionError):  # all of it has ended
+    """Have the guard end the script and what it started; it is a process group of its own."""
+    assert child.stdin is not None
+    with suppress(BrokenPipeError):
+        child.stdin.close()
+    try:
+        child.wait(_GUARD_S)
+    except subprocess.TimeoutExpired:  # something hangs in the kernel
         os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+        child.wait()
 
 
 def _answer(order: Order, folder: Path, code: int, on_asked: Callable[[frozenset[str]], None]) -> Trace:
@@ -232,7 +255,7 @@ def _crash(code: int) -> str:
             f"its process ended with exit code {code} and without a word to elbowroom; allowed is a script that ends "
             "by itself; look for os._exit or exec in it"
         )
-    name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+    name = {each.value: each.name for each in signal.Signals}.get(-code, f"signal {-code}")
     if name == "SIGKILL":
         return (
             "its process was killed (SIGKILL), as a computer does that runs out of memory; allowed is what fits into "
