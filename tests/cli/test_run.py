@@ -58,7 +58,7 @@ def test_a_script_trains_inside_a_budget_with_the_same_numbers(folder: Path) -> 
     assert inside.stdout == plain.stdout
     assert (inside.returncode, plain.returncode) == (0, 0)
     figures = json.loads((folder / "figures.json").read_text())
-    head, columns, kept, swapped, step = inside.stderr.splitlines()
+    head, columns, kept, swapped, step, held = inside.stderr.splitlines()
     assert head.startswith("elbowroom: budget 32.0 MiB, planned peak ")
     assert head.endswith(" (5 steps, 0 mismatches)")
     assert columns.split() == ["storages", "size"]
@@ -68,6 +68,12 @@ def test_a_script_trains_inside_a_budget_with_the_same_numbers(folder: Path) -> 
     assert f": {4 * figures['swaps']:.1f} MiB out and {4 * figures['swaps']:.1f} MiB back, stall " in step
     assert figures["budget_bytes"] == 32 * 2**20
     assert 0 < figures["measured_peak_allocated_bytes"] <= 32 * 2**20
+    assert figures["measured_peak_bytes"] == figures["measured_peak_allocated_bytes"] < figures["keep_all_bytes"]
+    assert (figures["over_budget_bytes"], [kind["inputs"] for kind in figures["kinds"]]) == (
+        0,
+        ["Sequential(4096x256)"],
+    )
+    assert held.startswith("  keeping everything takes ")
     assert [step["mode"] for step in figures["steps"]] == ["observe", "plan", "plan", "plan", "plan"]
     assert all(step["swapped_out_bytes"] > 0 for step in figures["steps"])
     assert "measured" in (folder / "page.html").read_text("utf-8")
@@ -132,3 +138,27 @@ def test_means_are_allowed_on_the_command_line(folder: Path) -> None:
     wrong = python(folder, "-m", "elbowroom", "run", "--allow", "swap,fly", "train.py")
     assert wrong.returncode == 2
     assert "given allow='fly'; allowed are swap, recompute, state, algorithm, gradient" in wrong.stderr
+
+
+# The second step has twice the rows of the first one: it is observed too, and is the last one.
+SHAPES = SCRIPT.replace("data = torch.randn(4096, 256)", "").replace(
+    "    loss = model(data)", "    loss = model(torch.randn(4096 + 4096 * _, 256))"
+)
+
+
+def test_what_was_held_beyond_the_budget_is_said_with_an_exit_code_of_its_own(folder: Path) -> None:
+    # given a budget that has room for the first step, not for the second one
+    (folder / "train.py").write_text(SHAPES.replace("range(5)", "range(2)"))
+    options = ["--budget", "32MiB", "--json", "figures.json", "--spill-dir", str(folder)]
+
+    # when
+    inside = python(folder, "-m", "elbowroom", "run", *options, "train.py")
+
+    # then
+    figures = json.loads((folder / "figures.json").read_text())
+    held = [kind["measured_peak_allocated_bytes"] for kind in figures["kinds"]]
+    assert inside.returncode == 3, inside.stderr
+    assert [kind["inputs"] for kind in figures["kinds"]] == ["Sequential(8192x256)", "Sequential(4096x256)"]
+    assert held[1] <= 2**25 < held[0] == 2**25 + figures["over_budget_bytes"]
+    assert "THE BUDGET WAS NOT HELD: " in inside.stderr
+    assert "it fits" not in inside.stderr

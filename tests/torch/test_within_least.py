@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import elbowroom as er
-from tests.torch.helpers import Training, assert_equal, assert_swapped, needs, ordinary, train, train_within
+from tests.torch.helpers import (
+    MIN_SIZE_BYTES,
+    Training,
+    assert_equal,
+    assert_swapped,
+    needs,
+    ordinary,
+    train,
+    train_within,
+)
 
 ROWS, COLUMNS = 128, 64
 TENSOR_BYTES = 4 * ROWS * COLUMNS
@@ -47,20 +57,47 @@ def test_a_budget_is_met_that_only_holds_where_storages_go_between_two_ticks() -
     assert room.simulated.peak_allocated_bytes <= least - TENSOR_BYTES
 
 
-def refused_at_one_byte() -> int:
+def refused_at(budget_bytes: int) -> int:
     """What is then named as the least. The error itself would keep the frames of the training alive."""
     try:
-        train_within(waves, budget=1)
+        train_within(waves, budget=budget_bytes)
     except er.Infeasible as problem:
         return problem.least_feasible_bytes
-    raise AssertionError("a training fits into one byte")
+    raise AssertionError("a training fits into less than the least")
 
 
 def test_the_least_budget_that_is_named_counts_what_goes_between_two_ticks() -> None:
     # when
-    named = refused_at_one_byte()
+    named = refused_at(needs(waves)[0] - 2 * TENSOR_BYTES - 2 * MIN_SIZE_BYTES)
     # then it is lower than that of an observed step, and can be met
     assert named <= needs(waves)[0] - TENSOR_BYTES
     outcome, room = train_within(waves, budget=named)
     assert_equal(outcome, train(waves))
     assert_swapped(room)
+
+
+def test_a_budget_that_no_plan_could_meet_is_refused_after_one_step() -> None:
+    # given
+    steps = 0
+
+    def counted() -> Training:
+        training = waves()
+        (step,) = [training.step]
+
+        def one(number: int) -> Tensor:
+            nonlocal steps
+            steps += 1
+            return step(number)
+
+        training.step = one
+        return training
+
+    # when
+    with pytest.raises(er.Infeasible) as refused:
+        train_within(counted, budget=1)
+    # then: what is named is enough, if not the very least
+    assert steps == 2, "the second one is refused where it begins"
+    named = refused.value.least_feasible_bytes
+    del refused
+    outcome, _ = train_within(waves, budget=named)
+    assert_equal(outcome, train(waves))

@@ -7,6 +7,7 @@ autograd would have held it. When the original died says from where on only auto
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import final
 
 import torch
@@ -394,6 +395,11 @@ class Assembly:
             at_peak=at_peak,
             outside_bytes=outside_bytes,
         )
+
+    def peak_allocated_bytes(self) -> int:
+        """What was measured: the most that was allocated on the device at once."""
+        level = accumulate(change for _, _, change in self._changes)
+        return max(level, default=0)
 
     def _storage_of(self, entry: Entry) -> int | None:
         saved = self._by_entry.get(id(entry))

@@ -19,12 +19,14 @@ from elbowroom.trace import Trace
 if TYPE_CHECKING:
     from elbowroom.runtime.room import Room
 
+HELD_MORE = 3
+"""Exit code of a run whose script ended well, and that was measured to hold more than its budget."""
 USAGE = "elbowroom run [--budget BUDGET] [options] [-m] script.py [ARGS]"
 EPILOG = (
     "Budgets: 8GiB, 8GB (decimal), 90%, auto (what is free now, less a margin), or per tier as in "
     "device=8GiB,disk=200GiB. Settings not given here are taken from ELBOWROOM_BUDGET, ELBOWROOM_SPILL_DIR and "
     "ELBOWROOM_MIN_SIZE, then from [tool.elbowroom] in pyproject.toml. A step ends when an optimizer's step() returns. "
-    "The exit code is the script's."
+    "The exit code is the script's; 3 where that is 0 and more than the budget was held, 1 where no plan meets it."
 )
 
 
@@ -83,7 +85,9 @@ def execute(arguments: argparse.Namespace) -> int:
         launch.execute(command, outcome)
     if outcome.room is not None and not outcome.failed:
         _conclude(outcome.room, arguments)
-    return outcome.exit_code()
+    code = outcome.exit_code()
+    held_more = outcome.room is not None and not outcome.failed and outcome.room.over_bytes
+    return HELD_MORE if held_more and not code else code
 
 
 def _conclude(room: Room, arguments: argparse.Namespace) -> None:
@@ -102,9 +106,14 @@ def _conclude(room: Room, arguments: argparse.Namespace) -> None:
 def figures(room: Room) -> dict[str, object]:
     """The figures of a run for programs, bytes and nanoseconds."""
     return {
-        "budget_bytes": room.plan.budget_bytes if room.plan else None,
+        "budget_bytes": room.budget_bytes,
+        "keep_all_bytes": room.kinds.keep_all_bytes,
+        "planned_peak_bytes": room.planned_peak_bytes,
+        "measured_peak_bytes": room.held_bytes,
+        "over_budget_bytes": room.over_bytes,
         "swaps": len(room.plan.swaps) if room.plan else 0,
         "simulated_peak_allocated_bytes": room.simulated.peak_allocated_bytes if room.simulated else None,
-        "measured_peak_allocated_bytes": room.measured.peak_allocated_bytes if room.measured else None,
+        "measured_peak_allocated_bytes": room.kinds.measured_peak_bytes or room.held_bytes,
+        "kinds": room.kinds.rows(),
         "steps": [asdict(step) for step in room.steps],
     }

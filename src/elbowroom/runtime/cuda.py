@@ -127,6 +127,18 @@ class CudaResidence(Residence):
         self._has_limit = has_limit
         self._limit_bytes: int | None = None
         self._share = 1.0
+        self._peak_bytes, self._most_bytes = self._reserved("peak"), 0
+
+    def _reserved(self, which: str) -> int:
+        return (
+            torch.cuda.memory_stats_as_nested_dict(self._device).get("reserved_bytes", {}).get("all", {}).get(which, 0)
+        )
+
+    def most_bytes(self) -> int:
+        peak_bytes = self._reserved("peak")  # the user may have it begin anew
+        found = peak_bytes if peak_bytes != self._peak_bytes else self._reserved("current")
+        self._most_bytes = max(self._most_bytes, found - held_bytes())
+        return self._most_bytes
 
     def beyond(self, budget_bytes: int) -> int:
         reserved = torch.cuda.memory_stats_as_nested_dict(self._device)["reserved_bytes"]["all"]["current"]

@@ -4,14 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from elbowroom.decided import Decided, decided
 from elbowroom.runtime.entries import Counters
+from elbowroom.runtime.kinds import Kinds
 from elbowroom.runtime.known import Known
 from elbowroom.units import format_bytes, format_ns
 
 Mode = Literal["observe", "plan", "keep"]
+
+
+class Held(Protocol):
+    """What is told of memory: see Records."""
+
+    @property
+    def kinds(self) -> Kinds:
+        """Of steps."""
+        ...
+
+    @property
+    def held_bytes(self) -> int:
+        """The most."""
+        ...
+
+    @property
+    def over_bytes(self) -> int:
+        """Beyond the budget."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,28 +74,41 @@ def of_step(mode: Mode, step_ns: int, counters: Counters, mismatches: int, *, ch
     )
 
 
-def summary(budget_bytes: int, known: Known, steps: Sequence[StepFigures], count: int) -> str:
+def summary(head: str, planned_bytes: int, known: Known, steps: Sequence[StepFigures], count: int) -> list[str]:
     """One line, and where storages are moved or dropped a table of them.
 
     Args:
-        budget_bytes: what the run was allowed.
+        head: it begins with this.
+        planned_bytes: what the plans of all kinds of steps hold at most.
         known: the kind of step that ran last.
         steps: figures, the last step's last.
         count: how many steps ended.
     """
     last, plan = steps[-1], known.plan
-    peak = f"budget {format_bytes(budget_bytes)}, planned peak {format_bytes(known.schedule.peak_allocated_bytes)}"
-    if not (plan.swaps or plan.recomputes or plan.algorithms):
-        return f"elbowroom: {peak}: it fits, nothing is moved ({count} steps)"
+    head = f"{head}, planned peak {format_bytes(planned_bytes)}"
+    if not any(step.mode == "plan" for step in steps) and not (plan.swaps or plan.recomputes or plan.algorithms):
+        fits = "it fits, nothing is moved" if planned_bytes <= plan.budget_bytes else "nothing is moved"
+        return [f"{head}: {fits} ({count} steps)"]
     found = decided(known.trace, plan)
     rows = [("", "storages", "size"), *((s.what, str(s.storages), format_bytes(s.size_bytes)) for s in found.shares)]
-    return "\n".join(
-        [
-            f"elbowroom: {peak} ({count} steps, {sum(step.mismatches for step in steps)} mismatches)",
-            *_table(rows),
-            f"  the last step took {format_ns(last.step_ns)}: {', '.join(_in_step(found, last))}",
-        ]
-    )
+    return [
+        f"{head} ({count} steps, {sum(step.mismatches for step in steps)} mismatches)",
+        *_table(rows),
+        f"  the last step took {format_ns(last.step_ns)}: {', '.join(_in_step(found, last))}",
+    ]
+
+
+def held(records: Held) -> Iterator[str]:
+    """What was measured, and what of it was too much."""
+    kept, most = records.kinds.keep_all_bytes, records.held_bytes
+    if kept:
+        so_much = f", at most {format_bytes(most)} were held" if most else ""
+        yield f"  keeping everything takes {format_bytes(kept)}{so_much}"
+    if records.over_bytes:
+        yield (
+            f"  THE BUDGET WAS NOT HELD: {format_bytes(records.over_bytes)} more than it were, in steps that are "
+            "observed, the first of each kind, or by what ran between steps"
+        )
 
 
 def _in_step(found: Decided, last: StepFigures) -> Iterator[str]:

@@ -18,17 +18,23 @@ from elbowroom.runtime.asked import Asked
 from elbowroom.runtime.beside import Beside
 from elbowroom.runtime.calls import Calls
 from elbowroom.runtime.compiled_backward import CompiledBackward
+from elbowroom.runtime.floor import floor_bytes
 from elbowroom.runtime.given import Given, course_of_moved
+from elbowroom.runtime.kinds import Kinds
 from elbowroom.runtime.known import Known, Saved, Wanted, known_of
 from elbowroom.runtime.layer_choices import LayerChoices
 from elbowroom.runtime.nearby import Nearby
 from elbowroom.runtime.rates import with_rates_of
 from elbowroom.runtime.recomputing import Planned, Recomputing
-from elbowroom.runtime.reserving import Course, course_of, course_within, exploring, without
+from elbowroom.runtime.reserving import Course, course_of, course_within, exploring, keeping_bytes, without
 from elbowroom.runtime.verdicts import Verdicts
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 from elbowroom.units import Budget
+
+MAX_EXPLORED = 2
+"""Kinds of steps that no plan was found for, of which the next step is to show more; where shapes change each time, no
+step of the kind may come, and the training would go on beyond its budget."""
 
 MAX_OBSERVATIONS = 8
 """A kind of step that keeps turning out differently is observed so often; after that its rest is swapped."""
@@ -70,8 +76,10 @@ class Learner:
         self._recomputing = recomputing
         self._compiled_backward = CompiledBackward()
         self.layers = layers
+        self.kinds = Kinds()
         self._unmet: dict[Hashable, Trace] = {}
         self._explored: set[Hashable] = set()
+        self._met: set[Hashable] = set()
         self._known: dict[Hashable, list[Known]] = {}
         self._nearby = Nearby(self._known, asked.min_size_bytes)
         self._beside = Beside()
@@ -172,16 +180,14 @@ class Learner:
         """
         assembly = Assembly(recording, self._tier)
         trace = assembly.trace()
-        self._recomputing.recorded(recording.compiled, self._given and self._given.plan)
-        self._compiled_backward.recorded(recording.compiled_backward)
-        self.machine = with_rates_of(self.machine, recording.happenings)
-        self._observations[key] = self._observations.get(key, 0) + 1
+        held = steady(trace) if first else trace  # its memory is rounded up
+        self._recorded(key, recording, assembly.peak_allocated_bytes(), held)
         if self._given is not None and self._given.plan.recomputes:
             if not first:  # which may make states, or weights
                 self._unmet[key] = trace
             return None
-        trace = self.layers.offered(steady(trace) if first else trace)  # its memory is rounded up
-        machine = self.machine
+        hopeless = self._hopeless(held, sum(each.size_bytes for each in held.storages[len(trace.storages) :]))
+        trace, machine = self.layers.offered(held), self.machine
 
         def planned(found: Callable[[], Known | None]) -> Known | None:
             known = found()
@@ -194,27 +200,43 @@ class Learner:
             self._learnt(key, known)
             return known
 
-        return self._beside.make(key, lambda: self._planned(key, trace, machine, assembly.clear, first=first), planned)
+        again = first and not hopeless
+        work = partial(self._planned, key, trace, machine, assembly.clear, again=again, hopeless=hopeless)
+        return self._beside.make(key, work, planned)
+
+    def _recorded(self, key: Hashable, recording: Recording, held_bytes: int, trace: Trace) -> None:
+        """Learn from an observed step what is no plan."""
+        self._recomputing.recorded(recording.compiled, self._given and self._given.plan)
+        self._compiled_backward.recorded(recording.compiled_backward)
+        self.machine = with_rates_of(self.machine, recording.happenings)
+        self.kinds.recorded(key, held_bytes, keeping_bytes(trace, self.machine))
+        self._observations[key] = self._observations.get(key, 0) + 1
+
+    def _hopeless(self, trace: Trace, unsure_bytes: int) -> bool:
+        """Whether no plan of any means could meet the budget; of what a trace holds, so much may not be there."""
+        least_bytes = floor_bytes(trace, self._asked.min_size_bytes) - unsure_bytes
+        return least_bytes > self.budget_bytes + self._asked.managed_bytes and "algorithm" not in self._asked.allow
 
     def _planned(
-        self, key: Hashable, trace: Trace, machine: Machine, clear: Collection[int], *, first: bool
+        self, key: Hashable, trace: Trace, machine: Machine, clear: Collection[int], *, again: bool, hopeless: bool
     ) -> Known | None:
-        """What to do after an observed step; None where that can only be told after another one."""
+        """What to do after an observed step; None where that can only be told after another one, `again`."""
         try:
             return self._plan(trace, machine, clear)
         except (Infeasible, InvalidPlan) as problem:
-            if self._given is None and self._recomputing.would_help(trace, machine, None):
+            if not hopeless and self._given is None and self._recomputing.would_help(trace, machine, None):
                 return None
             why = self._verdicts.refused(key, problem) if isinstance(problem, Infeasible) else problem
-            known = self._exploring(key, trace, machine)
-            if known is None and not first:
+            known = None if hopeless else self._exploring(key, trace, machine)
+            if known is None and not again:
                 raise why from None
             return known
 
     def _exploring(self, key: Hashable, trace: Trace, machine: Machine) -> Known | None:
         """What the next step is to do where no plan for the observed one meets the budget; None where it did so."""
         course = exploring(trace, machine, self._budget, self._asked) if self._given is None else None
-        if course is None or key in self._explored:
+        unmet = [other for other in self._explored if other not in self._met]
+        if course is None or key in self._explored or len(unmet) >= MAX_EXPLORED:
             return None
         self._explored.add(key)
         return replace(known_of(trace, course, machine, self.budget_bytes), in_parts=bool(trace.parts))
@@ -223,6 +245,7 @@ class Learner:
         """Put what was learnt in the place of what was known of the same kind."""
         kinds = [kind for kind in self._known.get(key, []) if kind.schedule.saved != known.schedule.saved]
         self._known[key] = [*kinds, known]
+        self.kinds.of(key).planned_peak_bytes = known.course.peak_bytes
         self._nearby.learnt(key)
         wanted = self._wanted.get(key)
         if wanted is not None and wanted.found(known):
@@ -246,10 +269,12 @@ class Learner:
         self._recomputing.recorded(recording.compiled, self._given and self._given.plan)
         self._compiled_backward.recorded(recording.compiled_backward)
         line = assembly.timeline(known.trace.id, self.machine.outside_bytes)
+        self.kinds.recorded(key, line.peak_allocated_bytes, 0)
         if known.refined and (known.plan.swaps or known.plan.recomputes or known.plan.algorithms):
             return known, line
         self.machine = with_rates_of(self.machine, recording.happenings)
         trace = with_idle_of(assembly.trace(), known.trace)
+        self.kinds.of(key).keep_all_bytes = keeping_bytes(trace or assembly.trace(), self.machine)
         was_refined, known.refined = known.refined, True
         if trace is None and not was_refined:
             self.surprised(key, known.schedule.saved)
@@ -271,6 +296,7 @@ class Learner:
                     return other
                 raise self._verdicts.refused(key, problem) from None
             better.refined = True
+            self._met.add(key)
             better.wants_calls = self._given is None and self._recomputing.would_help(trace, machine, better.course)
             return better
 

@@ -112,6 +112,10 @@ class Residence(ABC):
     def so_far(self, budget_bytes: int) -> SoFar:
         """What the device has been asked for. Costs some microseconds."""
 
+    def most_bytes(self) -> int:
+        """What an allocator was measured to hold at most since this room opened; 0 where nobody counts."""
+        return 0
+
     def beyond(self, budget_bytes: int) -> int:  # noqa: ARG002 - where nothing is counted exactly
         """By how many bytes it holds more than a budget allows."""
         return 0

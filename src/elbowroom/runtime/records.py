@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Hashable
 
 from elbowroom.errors import DeviceLost
 from elbowroom.machine import Machine
@@ -11,6 +12,7 @@ from elbowroom.plan import Plan
 from elbowroom.runtime import figures
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.figures import StepFigures
+from elbowroom.runtime.kinds import Kinds, beyond
 from elbowroom.runtime.known import Known
 from elbowroom.runtime.learning import Learner
 from elbowroom.runtime.lost import loss_of
@@ -51,9 +53,10 @@ class Records:
         self.beyond_bytes = 0
         self._settled = self._told_of_beyond = False
 
-    def _keep(self, step: StepFigures, *, settled: bool) -> None:
-        """A step has ended; `settled` is one that followed the last plan of its kind."""
+    def _keep(self, step: StepFigures, key: Hashable, followed: Known | None, *, settled: bool) -> None:
+        """A step of this signature has ended; `settled` is one that followed the last plan of its kind."""
         self._settled = settled
+        self._learner.kinds.ended(key, followed)
         self.steps.append(step)
         self._steps_ended += 1
         if len(self.steps) > 2 * STEPS_KEPT:
@@ -73,6 +76,26 @@ class Records:
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+    @property
+    def kinds(self) -> Kinds:
+        """What each kind of step holds."""
+        return self._learner.kinds
+
+    @property
+    def planned_peak_bytes(self) -> int:
+        """What the plans of all kinds of steps hold at most, of what the budget counts; 0 where there is none."""
+        return self.kinds.planned_peak_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What the training was measured to hold at most, of what the budget counts."""
+        return self._executor.residence.most_bytes() or self.kinds.measured_peak_bytes
+
+    @property
+    def over_bytes(self) -> int:
+        """By how much more than the budget was held, as measured; 0 where that is less than a part in a hundred."""
+        return beyond(self.held_bytes, self.budget_bytes) if self._steps_ended else 0
 
     def loss(self) -> DeviceLost | None:
         """What to raise if the device is lost, of which nothing is asked from then on."""
@@ -109,14 +132,11 @@ class Records:
         self._measure_next = True
 
     def summary(self) -> str:
-        """For people: what the run kept, swapped and recomputed."""
-        if not self.steps or self._last is None:
-            seen = f"{self._steps_ended} steps, no plan yet" if self.steps else "no training step was seen"
-            return f"elbowroom: budget {format_bytes(self.budget_bytes)}; {seen}"
-        told = figures.summary(self.budget_bytes, self._last, self.steps, self._steps_ended)
-        if self.beyond_bytes:
-            told += (
-                f"\n  up to {format_bytes(self.beyond_bytes)} beyond the budget where a step began: first steps of a "
-            )
-            told += "kind, which are observed, or what ran between steps"
-        return told
+        """For people: what the run held, kept, swapped and recomputed."""
+        head = f"elbowroom: budget {format_bytes(self.budget_bytes)}"
+        if not self._steps_ended:
+            return f"{head}; no training step was seen"
+        lines = [f"{head}; {self._steps_ended} steps, no plan yet"]
+        if self._last is not None:
+            lines = figures.summary(head, self.planned_peak_bytes, self._last, self.steps, self._steps_ended)
+        return "\n".join([*lines, *figures.held(self), *self.kinds.told()])

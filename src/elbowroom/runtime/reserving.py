@@ -18,7 +18,7 @@ from elbowroom.cycles import Cycle, Limited, cycle, early_waits, waits_at_saves
 from elbowroom.errors import Infeasible
 from elbowroom.lifetimes import last_step, listed
 from elbowroom.machine import Machine
-from elbowroom.moves import moves_of_plan, need, tiers_of_plan
+from elbowroom.moves import moves_of_plan, need, peak_in_one_go, tiers_of_plan
 from elbowroom.plan import Plan
 from elbowroom.planners import Asking, Judge, Means, any_recompute, asking
 from elbowroom.planners.confirming import LIMIT_BYTES, lowest
@@ -266,6 +266,13 @@ def course_of(
     if found is None and (made.swaps or made.recomputes) and machine.allocator != "exact":
         found = _emptying(trace, machine, [made], budget_bytes, clear)
     return found or first
+
+
+def keeping_bytes(trace: Trace, machine: Machine) -> int:
+    """What a budget counts of a step that keeps everything, at most."""
+    nothing = Plan(trace_id=trace.id, planner="keep", budget_bytes=machine.tiers[0].capacity_bytes)
+    in_one_go = peak_in_one_go(last_step(trace)) if trace.device != "cpu" else 0  # there each parameter is by itself
+    return max(next(_courses(trace, machine, nothing)).peak_bytes, in_one_go)
 
 
 def _courses(trace: Trace, machine: Machine, made: Plan) -> Iterator[Course]:

@@ -252,7 +252,7 @@ class Room(Records, Director, Conductor):
             self._learner.held_more(self._key, was, saved)
         step_ns, counters = self._end_ns - self._begin_ns, self._executor.counters
         step = figures.of_step(self._mode, step_ns, counters, self._mismatches, checked=not without)
-        self._keep(step, settled=was is not None and was.refined)
+        self._keep(step, self._key, was, settled=was is not None and was.refined)
         self._learn()
 
     def _learn(self) -> None:
