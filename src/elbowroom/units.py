@@ -1,6 +1,7 @@
 """Bytes and nanoseconds to text and back, and budgets. The only file that formats either.
 
-On screen bytes are in KiB, MiB, GiB (powers of 1024). Given ones may be decimal too: 8GB is 8,000,000,000 bytes.
+On screen bytes are in KiB, MiB, GiB (powers of 1024). Given ones may be decimal too: 8GB is 8,000,000,000 bytes. A
+letter alone is a power of 1024, as in 8G, which is what schedulers and containers take it for.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 UNITS: dict[str, int] = {
     **{f"{prefix}ib": 1024**power for prefix, power in _POWERS.items() if prefix},
     **{f"{prefix}b": 1000**power for prefix, power in _POWERS.items()},
+    **{prefix: 1024**power for prefix, power in _POWERS.items() if prefix},
 }
 """Bytes of each unit, by its name in lower case."""
 
 AUTO_MARGIN = Fraction(1, 10)
 """The part of the free bytes that a budget of `auto` leaves alone: for what other programs come to need meanwhile."""
 
-_NUMBER = re.compile(r"(\d{1,20}(?:\.\d{0,20})?)\s*([a-z%]*)", re.ASCII)
-_SIZES = "a number of bytes, or a number with KiB, MiB, GiB, TiB (powers of 1024) or kB, MB, GB, TB (powers of 1000)"
+_NUMBER = re.compile(r"(\d{1,20}(?:\.\d{0,20})?(?:e\d{1,2})?)\s*([a-z%]*)", re.ASCII)
+_SIZES = "8GiB, 8G (powers of 1024), 8GB (powers of 1000) or bytes, as in 8e9"
 _BUDGETS = (
-    "a size such as 8GiB, a share such as 90%, auto, or one of these per tier as in "
+    "a size such as 8GiB or 8GB, a share such as 90%, auto, or one of these per tier as in "
     "device=8GiB,host=24GiB,pinned=4GiB,disk=200GiB"
 )
 
@@ -46,7 +48,7 @@ def parse_bytes(value: str | int) -> int:
         return value
     found = _NUMBER.fullmatch(value.strip().lower()) if isinstance(value, str) else None
     unit = found[2] if found else None
-    if not found or (unit and unit not in UNITS) or (not unit and "." in found[1]):
+    if not found or (unit and unit not in UNITS) or (not unit and "." in found[1] and "e" not in found[1]):
         raise UsageError(f"size: given {shown(value)}; allowed is {_SIZES}; write for example 8GiB")
     size_bytes = int(Fraction(found[1]) * UNITS[unit or "b"])
     if size_bytes > MAX_INT:

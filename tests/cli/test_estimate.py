@@ -400,3 +400,32 @@ def test_the_way_that_cuda_loads_kernels_comes_from_the_environment() -> None:
 
     assert scripts.machines_of("t4", {"CUDA_MODULE_LOADING": "EAGER"}) == [replace(eager, allocator="")]
     assert scripts.machines_of("t4", {"CUDA_MODULE_LOADING": "LAZY"}) == [replace(Machine.of("t4"), allocator="")]
+
+
+def test_a_trace_is_estimated_and_what_is_no_script_is_not_run(
+    script: str, captures: Callable[..., Captures], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = captures(lambda _: 10 * GIB)
+    assert main(["estimate", script, "--gpu", "a100-40gb", "-o", "trace.json"]) == 0
+    capsys.readouterr()
+
+    assert main(["estimate", "trace.json", "--gpu", "rtx2080ti", "--json"]) == 0
+    found = answer(capsys)
+    assert (found["script"], found["estimates"][0]["peak_allocated_bytes"]["likely"]) == ("trace.json", 10 * GIB)
+    assert len(asked.calls) == 1
+
+    Path("other.json").write_text('{"a": 1}')
+    assert main(["estimate", "other.json", "--gpu", "rtx2080ti"]) == 2
+    assert capsys.readouterr().err.startswith("elbowroom: other.json: ")
+    for verb, name in (("largest", "trace.json"), ("estimate", "job.sh")):
+        Path("job.sh").write_text("python train.py")
+        assert main([verb, name, "--gpu", "rtx2080ti"]) == 2
+        assert f"{verb}: given '{name}', which is no Python script by its name" in capsys.readouterr().err
+    assert len(asked.calls) == 1
+
+
+def test_a_trace_of_a_cpu_is_no_estimate_of_a_gpu(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    replace(trace_of(GIB), device="cpu").save("trace.json")
+
+    assert main(["estimate", "trace.json", "--gpu", "rtx2080ti"]) == 2
+    assert "given a trace of device cpu; allowed is one of a GPU" in capsys.readouterr().err

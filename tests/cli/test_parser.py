@@ -100,11 +100,43 @@ def test_help_and_version_import_neither_torch_nor_rich(words: list[str]) -> Non
 
 
 def test_no_verb_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as leaving:
-        main([])
-
-    assert leaving.value.code == 2
+    assert main([]) == 2
     assert "required: VERB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["estimat", "train.py"], "given 'estimat'; allowed is one of estimate, largest, "),
+        (["estimat", "train.py"], "; did you mean estimate?"),
+        (["plan", "train.py", "--buget", "8G"], "given '--buget', which is no option here; "),
+        (["plan", "train.py", "--buget", "8G"], "did you mean --budget? The script's own arguments follow after --"),
+        (["estimate", "train.py", "--side", "4"], "`elbowroom estimate --help` lists. The script's own"),
+        (["estimate", "train.py", "--side", "4"], "arguments follow after --, as in -- --side 4"),
+        (["largest", "train.py", "--vari", "b=1..8"], "did you mean --vary?"),
+        (["machine", "--lst"], "given '--lst', which is no option here; "),
+        (["plan", "train.py", "--gpu"], "--gpu: expected one argument; `elbowroom plan --help` says what is allowed"),
+    ],
+)
+def test_a_word_that_is_not_allowed_is_named_with_what_was_meant(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
+
+
+def test_an_interrupt_is_one_line_and_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.machine, "execute", interrupted)
+
+    assert main(["machine"]) == 130
+    assert capsys.readouterr() == ("", "\nelbowroom: interrupted\n")
 
 
 def test_an_error_of_elbowroom_is_one_message_and_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

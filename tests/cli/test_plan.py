@@ -167,7 +167,7 @@ def test_the_curve_is_written_as_data_or_as_a_page(script: str) -> None:
     ("words", "message"),
     [
         (["--gpu", "rtx4090,a100-40gb"], "--gpu: given 2 GPUs; allowed is one here; run it once for each"),
-        (["--planner", "best"], "planner: given 'best'; allowed is one of keep_all, "),
+        (["--planner", "best"], "--planner: given 'best'; allowed is one of keep_all, "),
         (["--option", "x"], "--option: given 'x'; allowed is NAME=VALUE; write for example swapin_ahead=4"),
         (["--option", "x=1", "--planner", "keep_all"], "options: given 'x' for planner 'keep_all'; it has none"),
         (["--allow", "swap,magic"], "allow: given 'magic'; allowed are swap, recompute, state, algorithm"),
@@ -233,3 +233,14 @@ def test_a_slowdown_that_cannot_be_is_refused(
 ) -> None:
     assert main(["largest", script, "--vary", "batch_size=1..8", "--gpu", "rtx4090", *words]) == 2
     assert capsys.readouterr().err.startswith(f"elbowroom: {message}")
+
+
+def test_what_cannot_be_planned_is_said_before_the_capture(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(capture_module, "capture_script", None)
+
+    assert main(["plan", script, "--gpu", "rtx3060", "--budget", "12GiB"]) == 2
+    assert "which is less than the number a card is sold with; write auto" in capsys.readouterr().err
+    assert main(["plan", script, "--gpu", "rtx3060", "--planner", "best"]) == 2
+    assert "--planner: given 'best'; allowed is one of keep_all, " in capsys.readouterr().err

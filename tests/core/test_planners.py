@@ -126,7 +126,8 @@ def test_a_problem_says_what_every_lower_tier_may_hold(monkeypatch: pytest.Monke
         (
             "2TB",
             "budget: given 1.82 TiB for the device of machine 'test', which has 931.32 GiB (1000000000000 bytes), 0 B "
-            "of them outside the allocator; allowed is at most what it has; write auto for what is free",
+            "of them outside the allocator; allowed is at most what it has, which is less than the number a "
+            "card is sold with; write auto for what is free",
         ),
         (
             "10,host=1GiB",

@@ -26,6 +26,12 @@ from elbowroom.units import AUTO, Amount, Budget, format_bytes, format_ns, parse
         ("1.0009kB", 1000),  # 1000.9 bytes, the rest dropped
         (" 2 TiB ", 2_199_023_255_552),  # 2 * 1024**4
         ("17B", 17),
+        ("8G", 8_589_934_592),  # as 8GiB
+        ("8g", 8_589_934_592),
+        ("512M", 536_870_912),  # as 512MiB
+        ("12 GB", 12_000_000_000),
+        ("1e9", 1_000_000_000),
+        ("1.5e9", 1_500_000_000),
         ("1234", 1234),
         (1234, 1234),
         (0, 0),
@@ -40,10 +46,11 @@ def test_sizes_are_read_in_powers_of_1024_and_of_1000(text: str | int, size_byte
     [
         "",
         "GiB",
-        "8G",
+        "8X",
+        "1e999",
         "-1",
         "-8GiB",
-        "1e9",
+        "1e",
         "nan",
         "inf",
         "8 GiB 3",

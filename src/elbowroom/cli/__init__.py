@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from elbowroom.cli import demo, estimate, largest, machine, plan, report, run, scripts
+from elbowroom.cli.parser import Parser
 from elbowroom.errors import ElbowroomError
 
 __all__ = ["main"]
@@ -20,7 +21,6 @@ VERBS = (estimate, largest, plan, run, report, machine, demo)
 
 WITH_SCRIPT_ARGUMENTS = ("estimate", "largest", "plan")
 """Verbs that take a script's own words after --, behind their options."""
-
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as a shell has it: 128 and the number of the signal."""
@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, or that of the error, whose message is on standard error.
     """
     words, script_arguments = scripts.split_at_dashes(sys.argv[1:] if argv is None else argv, WITH_SCRIPT_ARGUMENTS)
-    arguments = _parser().parse_args(words, argparse.Namespace(script_arguments=script_arguments))
     try:
+        arguments = _parser().parsed(words, argparse.Namespace(script_arguments=script_arguments))
         return arguments.execute(arguments)
     except ElbowroomError as problem:
         print(f"elbowroom: {problem}", file=sys.stderr)
@@ -48,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="elbowroom",
         description="Training that does not fit in memory, made to fit.",
         epilog="`elbowroom VERB --help` says more about each verb.",
@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in VERBS:
         verb.add(verbs)
+    parser.has_verbs(verbs)
     return parser
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from elbowroom.machine import Machine
     from elbowroom.trace import Trace
 
-USAGE = "elbowroom estimate (script.py | -m MODULE) [--gpu NAME[,NAME...]] [options] [-- ARGS]"
+USAGE = "elbowroom estimate (script.py | trace.json | -m MODULE) [--gpu NAME[,NAME...]] [options] [-- ARGS]"
 DESCRIPTION = (
     "Runs a training script on a virtual GPU (no GPU needed, nothing is computed) for a few steps, and says whether it "
     "fits, what it needs and what holds the memory. Exit code 0: it fits every GPU that was named; 1: it does not; 2: "
@@ -62,6 +62,8 @@ def _traces(
 
     One capture stands for all GPUs with the same facts, unless the script asked for what tells them apart.
     """
+    if script.path.endswith(scripts.RECORD):
+        return [_recorded(script.path)] * len(machines)
     traces: list[Trace] = []
     shared: dict[Facts, Trace] = {}
     for machine in machines:
@@ -74,6 +76,22 @@ def _traces(
                 shared[facts] = trace
         traces.append(trace)
     return traces
+
+
+def _recorded(path: str) -> Trace:
+    """A trace that was written before.
+
+    Raises:
+        UsageError: it is of a CPU.
+    """
+    from elbowroom.trace import Trace
+
+    trace = Trace.load(path)
+    if not trace.device.startswith("cuda"):
+        raise UsageError(
+            f"{path}: given a trace of device {trace.device}; allowed is one of a GPU; estimate the script in its place"
+        )
+    return trace
 
 
 def _answer(trace: Trace, machine: Machine, watch: Watch) -> Estimate:

@@ -36,7 +36,6 @@ def add(verbs: Any) -> None:
     parser.add_argument(
         "--vary",
         metavar="NAME=A..B",
-        required=True,
         help="what to vary; arg:NAME, env:NAME or const:NAME says what it is",
     )
     parser.add_argument("--multiple-of", type=int, default=1, metavar="M", help="look at multiples of M only")
@@ -51,6 +50,8 @@ def execute(arguments: argparse.Namespace) -> int:
     from elbowroom.largest import largest
 
     script = scripts.script_of(arguments, "largest")
+    if arguments.vary is None:
+        raise UsageError("largest: given no --vary; allowed is one; write for example --vary batch_size=1..4096")
     vary = Range.of(arguments.vary)
     machine = scripts.machine_of(arguments.gpu)
     slowdown = _slowdown(arguments)

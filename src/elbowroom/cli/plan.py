@@ -83,8 +83,11 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """What would fail after minutes of capture fails before it."""
+    from elbowroom.planners import PLANNERS
     from elbowroom.report import ENDINGS
 
+    if arguments.planner and arguments.planner not in PLANNERS:
+        raise UsageError(f"--planner: given {arguments.planner!r}; allowed is one of {', '.join(PLANNERS)}")
     if arguments.report and not arguments.report.endswith(ENDINGS):
         raise UsageError(f"--report: given {arguments.report!r}; allowed are names ending in {', '.join(ENDINGS)}")
     if arguments.pareto and not arguments.pareto.endswith(CURVES):
@@ -115,12 +118,15 @@ def _given(
     """The trace, read or captured, and the machine it is planned for: this computer, for a trace of its CPU."""
     from elbowroom.machine import Machine
     from elbowroom.planners import means_of
+    from elbowroom.planners.budgets import device_bytes
     from elbowroom.trace import Trace
+    from elbowroom.units import parse_budget
 
-    trace = Trace.load(script.path) if script.path.endswith(".json") else None
+    trace = Trace.load(script.path) if script.path.endswith(scripts.RECORD) else None
     if trace is not None and trace.device == "cpu" and not arguments.gpu:
         return trace, Machine.here(device="cpu")
     machine = scripts.machine_of(arguments.gpu)
+    device_bytes(machine, parse_budget(asked["budget"]))
     in_parts = "state" in means_of(asked["planner"], asked.get("allow"))
     parts_min_bytes = asked["min_size_bytes"] if in_parts else None
     return trace or scripts.captured(script, machine, arguments, watch, parts_min_bytes=parts_min_bytes), machine

@@ -32,9 +32,7 @@ EPILOG = (
 
 def add(verbs: Any) -> None:
     """Add this verb to the parser."""
-    parser = verbs.add_parser(
-        "run", help="run a training script inside a memory budget", usage=USAGE, epilog=EPILOG, allow_abbrev=False
-    )
+    parser = verbs.add_parser("run", help="run a training script inside a memory budget", usage=USAGE, epilog=EPILOG)
     parser.add_argument("--budget", help=f"memory the training may hold (default: {DEFAULTS['budget']})")
     parser.add_argument("--plan", metavar="FILE", help="a plan to run instead of making one")
     parser.add_argument("--trace", metavar="FILE", help="the trace that the plan was made from, if not by a run")

@@ -30,6 +30,11 @@ AFTER = (
 )
 SEARCH_TIMEOUT_S = 3600
 """Of the verbs that search, which look at a script more than once or plan it."""
+RECORD = ".json"
+OF_TRACES = ("estimate", "plan")
+"""Verbs that take a trace in the place of a script."""
+NO_SCRIPTS = (RECORD, ".ipynb", ".sh", ".yaml", ".yml", ".toml", ".txt", ".md")
+"""Endings of what people have beside a script, which would be run as Python otherwise."""
 LOADING_VARIABLE = "CUDA_MODULE_LOADING"
 """EAGER has CUDA load all kernels at once, as it did before 11.7."""
 
@@ -48,7 +53,7 @@ def add_verb(
         timeout_s: seconds it may take where --timeout is not given.
     """
     parser: argparse.ArgumentParser = verbs.add_parser(
-        name, help=short, usage=usage, description=description, epilog=AFTER, allow_abbrev=False
+        name, help=short, usage=usage, description=description, epilog=AFTER, takes_script_arguments=True
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("script", nargs="?", help="the training script, as it is")
@@ -169,4 +174,12 @@ def script_of(arguments: argparse.Namespace, verb: str) -> Script:
         )
     if not Path(path).is_file():
         raise UsageError(f"{verb}: given {path!r}, which is not there; allowed is the path of a script; check it")
+    if path.endswith(RECORD) and verb in OF_TRACES:
+        return Script(path=path)
+    if path.endswith(NO_SCRIPTS):
+        traces = ", or a trace (.json) that `elbowroom estimate -o` wrote" if verb in OF_TRACES else ""
+        raise UsageError(
+            f"{verb}: given {path!r}, which is no Python script by its name; allowed is a script (.py){traces}; name "
+            "the script that trains, its own arguments after --"
+        )
     return Script(path=path)

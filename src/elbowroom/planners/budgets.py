@@ -26,7 +26,7 @@ def device_bytes(machine: Machine, budget: Budget) -> int:
         raise UsageError(
             f"budget: given {format_bytes(resolved)} for the device of machine {machine.name!r}, which has "
             f"{_bytes(capacity)}, {format_bytes(machine.outside_bytes)} of them outside the allocator; allowed is at "
-            "most what it has; write auto for what is free"
+            "most what it has, which is less than the number a card is sold with; write auto for what is free"
         )
     return resolved
 
