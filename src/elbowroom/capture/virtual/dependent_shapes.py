@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from elbowroom.capture.virtual.known_values import Outcome
 from elbowroom.capture.virtual.tensor import CPU, CUDA, META, is_virtual, meta_like, virtual
 
 if TYPE_CHECKING:
@@ -134,6 +135,33 @@ def _expanded(mode: VirtualMode, mask: torch.Tensor) -> list[torch.Tensor]:
     with mode:
         return list(aten.nonzero(mask).unbind(1))
 
+
+def _nms(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Boxes that a detector keeps: sorted, compared in bits of 64, and those kept selected (nms_kernel.cu)."""
+    boxes, scores = args[0], args[1]
+    if not is_virtual(boxes) or not boxes.is_cuda:
+        return func(*args, **kwargs)
+    outcome = mode.values.computed(func, args, kwargs)
+    with mode:
+        order = scores.sort(stable=True, dim=0, descending=True)[1]
+        ordered = boxes.index_select(0, order).contiguous()
+        count = len(boxes)
+        bits = ordered.new_empty(count * -(-count // 64), dtype=torch.int64)
+        kept = ordered.new_zeros(count, dtype=torch.bool)
+        _set_kept(mode, kept, order, outcome)
+        del bits
+        return order.masked_select(kept)
+
+
+def _set_kept(mode: VirtualMode, kept: torch.Tensor, order: torch.Tensor, outcome: Outcome | None) -> None:
+    mode.values.drop(kept)
+    places = mode.values.of(order)
+    if outcome is not None and places is not None:
+        mode.values.keep(kept, torch.isin(places, outcome.found), outcome.certain)
+
+
+BY_NAME: dict[str, Special] = {"torchvision::nms": _nms}
+"""Ops of other libraries, which are there once these are imported."""
 
 SPECIALS: dict[Any, Special] = {
     aten.nonzero.default: _by_value(_nonzero),

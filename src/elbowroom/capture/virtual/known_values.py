@@ -208,7 +208,7 @@ class KnownValues:
         storage = tensor.untyped_storage()
         entry = self._entry(tensor)
         seed = crc32(repr(tuple(tensor.shape)).encode()) if entry is None else entry.seed
-        if storage.nbytes() > ASSUMED_BYTES or not self._may_have(tensor):
+        if storage.nbytes() > ASSUMED_BYTES or tensor.dtype is torch.bool or not self._may_have(tensor):
             return self._assumptions.drawn(tensor.numel(), tensor.dtype, seed).view(tensor.shape)
         drawn = self._assumptions.drawn(storage.nbytes() // tensor.element_size(), tensor.dtype, seed)
         made = _Entry(drawn.untyped_storage(), False, seed, _Watch(storage, self._died))
@@ -323,13 +323,13 @@ class KnownValues:
                 self._put(storage, _Entry(None, False, seed, _Watch(storage, self._died)))
 
     def _certainty(self, given: Iterable[torch.Tensor]) -> bool | None:
-        """Whether all tensors are certain; None where one is not known and cannot be assumed."""
+        """Whether all tensors are certain; None where one is not known and cannot be assumed, as truth values."""
         certain = True
         for tensor in given:
             if is_virtual(tensor):
                 entry = self._entry(tensor)
                 known = entry is not None and entry.real is not None
-                if not known and not _is_small(tensor):
+                if not known and not (_is_small(tensor) and tensor.dtype is not torch.bool):
                     return None
                 certain = certain and entry is not None and entry.certain
             elif tensor.is_meta:

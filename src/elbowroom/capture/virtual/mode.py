@@ -16,6 +16,7 @@ import torch
 from elbowroom.capture.operators import reads_bytes
 from elbowroom.capture.virtual import kernels, scratch
 from elbowroom.capture.virtual.compared import Compared
+from elbowroom.capture.virtual.dependent_shapes import BY_NAME
 from elbowroom.capture.virtual.effects import changed, compute_type, described, effects_of, moved_bytes
 from elbowroom.capture.virtual.factories import META_ASKED
 from elbowroom.capture.virtual.known_values import KnownValues
@@ -116,6 +117,8 @@ class VirtualMode(DispatchMode):
         if self.off:
             return func(*args, **given)
         special = self._specials.get(func)
+        if special is None and func.namespace != "aten":
+            special = BY_NAME.get(func.name())
         if special is not None:
             return special(self, func, args, given)
         return self.run(func, args, given)
@@ -182,6 +185,9 @@ class VirtualMode(DispatchMode):
         self.ledger.remark("unknown_op", str(func))
         known = decomposition_of(func)
         if known is None:
+            outcome = self.values.computed(func, args, kwargs)
+            if outcome is not None:
+                return _as_meta(outcome.found)
             raise CaptureError(
                 f"{func}: given an op that has no meta kernel and no decomposition; allowed are ops with either; "
                 "register one with torch.library.register_fake"
@@ -288,6 +294,12 @@ def _seen_as_meta(value: Any) -> Any:
     if isinstance(value, list | tuple) and any(isinstance(each, torch.Tensor) for each in value):
         return [_seen_as_meta(each) for each in value]
     return None if isinstance(value, torch.Generator) else value
+
+
+def _as_meta(made: Any) -> Any:
+    if isinstance(made, torch.Tensor):
+        return meta_like(made)
+    return type(made)(map(_as_meta, made)) if type(made) in (list, tuple) else made
 
 
 def _wrapped(made: Any, home: torch.device) -> Any:
