@@ -2,7 +2,8 @@
 
 Digits of scikit-learn as MNIST's idx files, images of noise in folders, text of Python's own sources, and language
 models of a few hundred thousand parameters with random weights. Needs numpy, pillow, scikit-learn, and transformers for
-the models.
+the models,
+diffusers for one.
 """
 
 from __future__ import annotations
@@ -278,6 +279,178 @@ def vit(root: Path) -> None:
     ViTImageProcessor().save_pretrained(root)
 
 
+def facades(root: Path) -> None:
+    """train, val and test: pictures of two halves, side by side."""
+    rng = random()
+    for part, count in (("train", 10), ("val", 6), ("test", 2)):
+        for number in range(count):
+            image(root / f"{part}/{number}.jpg", (512, 256), rng)
+
+
+def captions(root: Path) -> None:
+    """Pictures and metadata.jsonl with a text for each, as the library datasets reads a folder of pictures."""
+    rng = random()
+    for number in range(12):
+        image(root / f"train/{number}.jpg", (160, 128), rng)
+    rows = [{"file_name": f"{number}.jpg", "text": sentence(rng)} for number in range(12)]
+    _jsonl(root / "train/metadata.jsonl", rows)
+
+
+def planetoid(root: Path) -> None:
+    """ind.cora.*: a graph of 2,708 papers in the pickles that Planetoid has."""
+    import pickle
+
+    from scipy import sparse
+
+    rng = random()
+    words = sparse.csr_matrix((rng.random((2708, 1433)) < 0.012).astype(np.float32))
+    kinds = np.eye(7, dtype=np.int32)[np.arange(2708) % 7]
+    cited = rng.integers(0, 2708, (2708, 2))
+    parts: dict[str, Any] = {
+        "x": words[:140],
+        "y": kinds[:140],
+        "allx": words[:1708],
+        "ally": kinds[:1708],
+        "tx": words[1708:],
+        "ty": kinds[1708:],
+        "graph": {paper: [int(other) for other in row] for paper, row in enumerate(cited)},
+    }
+    for name, part in parts.items():
+        (root / f"ind.cora.{name}").write_bytes(pickle.dumps(part))
+    (root / "ind.cora.test.index").write_text("".join(f"{n}\n" for n in range(1708, 2708)))
+
+
+def graphs(root: Path) -> None:
+    """MUTAG and PROTEINS as TUDataset reads them: 188 graphs of 10 to 40 nodes."""
+    rng = random()
+    for name, labels in (("MUTAG", 7), ("PROTEINS", 3)):
+        sizes = rng.integers(10, 40, 188)
+        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]) + 1
+        pairs_of = [rng.integers(0, size, (2 * size, 2)) + start for size, start in zip(sizes, starts, strict=True)]
+        edges = np.concatenate([each[each[:, 0] != each[:, 1]] for each in pairs_of])
+        lines = {
+            "A": [f"{a}, {b}" for a, b in np.concatenate([edges, edges[:, ::-1]])],
+            "graph_indicator": np.repeat(np.arange(1, 189), sizes),
+            "graph_labels": rng.integers(0, 2, 188) * 2 - 1,
+            "node_labels": rng.integers(0, labels, sizes.sum()),
+        }
+        for kind, rows in lines.items():
+            (root / name).mkdir(exist_ok=True)
+            (root / f"{name}/{name}_{kind}.txt").write_text("".join(f"{row}\n" for row in rows))
+
+
+def ett(root: Path) -> None:
+    """ETTh1.csv: seven series of 14,400 hours."""
+    hours = np.datetime64("2016-07-01T00") + np.arange(14_400)
+    values = np.sin(np.arange(14_400)[:, None] / (5 + np.arange(7))) + random().normal(0, 0.1, (14_400, 7))
+    rows = [
+        f"{str(h).replace('T', ' ')}:00:00," + ",".join(f"{v:.4f}" for v in row)
+        for h, row in zip(hours, values, strict=True)
+    ]
+    (root / "ETTh1.csv").write_text("date,HUFL,HULL,MUFL,MULL,LUFL,LULL,OT\n" + "\n".join(rows) + "\n")
+
+
+def scored(root: Path) -> None:
+    """Pairs of sentences with a score, as the library datasets reads them: train, validation and test."""
+    rng = random()
+    for part, count in (("train", 128), ("validation", 32), ("test", 32)):
+        rows = [
+            {"sentence1": sentence(rng), "sentence2": sentence(rng), "score": float(rng.random())} for _ in range(count)
+        ]
+        _jsonl(root / f"{part}.jsonl", rows)
+
+
+def instructions(root: Path) -> None:
+    """train.jsonl: instructions with an input and an output, and the same as a text."""
+    rng = random()
+    rows = [
+        {"instruction": sentence(rng), "input": "", "output": sentence(rng), "text": sentence(rng, 40, 80)}
+        for _ in range(96)
+    ]
+    _jsonl(root / "train.jsonl", rows)
+
+
+def talks(root: Path) -> None:
+    """train.jsonl: prompts that are conversations."""
+    rng = random()
+    _jsonl(root / "train.jsonl", [{"prompt": [{"role": "user", "content": sentence(rng)}]} for _ in range(64)])
+
+
+def lego(root: Path) -> None:
+    """transforms_*.json and pictures with four channels, as NeRF's synthetic scenes have."""
+    rng = random()
+    for part, count in (("train", 6), ("val", 2), ("test", 9)):
+        poses = [np.linalg.qr(rng.normal(size=(4, 4)))[0].tolist() for _ in range(count)]
+        frames = [{"file_path": f"./{part}/r_{n}", "transform_matrix": pose} for n, pose in enumerate(poses)]
+        (root / f"transforms_{part}.json").write_text(json.dumps({"camera_angle_x": 0.69, "frames": frames}))
+        for number in range(count):
+            picture(root / f"{part}/r_{number}.png", (80, 80), rng)
+
+
+def picture(path: Path, size: tuple[int, int], rng: np.random.Generator) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(rng.integers(0, 256, (8, 8, 4), dtype=np.uint8), "RGBA").resize(size).save(path)
+
+
+def shapes(root: Path) -> None:
+    """Clouds of 400 points of two kinds, with a label for each point, as ShapeNet's part segmentation has."""
+    rng = random()
+    (root / "synsetoffset2category.txt").write_text("Airplane\t02691156\nChair\t03001627\n")
+    names = [f"shape_data/{kind}/{n}" for kind in ("02691156", "03001627") for n in range(40)]
+    for name in names:
+        _, kind, number = name.split("/")
+        for folder, values, ending in (
+            ("points", rng.normal(size=(400, 3)), "pts"),
+            ("points_label", rng.integers(1, 5, (400, 1)), "seg"),
+        ):
+            path = root / kind / folder / f"{number}.{ending}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.savetxt(path, values, fmt="%.5f" if ending == "pts" else "%d")
+    (root / "train_test_split").mkdir(exist_ok=True)
+    for part in ("train", "test"):
+        (root / f"train_test_split/shuffled_{part}_file_list.json").write_text(json.dumps(names))
+
+
+def diffusion(root: Path) -> None:
+    """A Stable Diffusion of tiny parts."""
+    from diffusers import AutoencoderKL, DDPMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+    letters = [chr(n) for n in range(33, 127)]
+    names = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    (root / "made").mkdir()
+    (root / "made/vocab.json").write_text(json.dumps({name: n for n, name in enumerate(names)}))
+    (root / "made/merges.txt").write_text("#version: 0.2\n")
+    tokens = CLIPTokenizer(str(root / "made/vocab.json"), str(root / "made/merges.txt"), model_max_length=77)
+    text = CLIPTextConfig(
+        vocab_size=len(names), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    blocks = ("CrossAttnDownBlock2D", "DownBlock2D"), ("UpBlock2D", "CrossAttnUpBlock2D")
+    network = UNet2DConditionModel(
+        sample_size=16,
+        layers_per_block=1,
+        block_out_channels=(32, 64),
+        down_block_types=blocks[0],
+        up_block_types=blocks[1],
+        cross_attention_dim=32,
+        attention_head_dim=8,
+    )
+    halves = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
+    coder = AutoencoderKL(block_out_channels=(32, 64), latent_channels=4, **halves)
+    StableDiffusionPipeline(
+        vae=coder,
+        text_encoder=CLIPTextModel(text),
+        tokenizer=tokens,
+        unet=network,
+        scheduler=DDPMScheduler(),
+        safety_checker=None,  # type: ignore[arg-type]
+        feature_extractor=None,  # type: ignore[arg-type]
+        requires_safety_checker=False,
+    ).save_pretrained(root)
+
+
 MAKERS: dict[str, Callable[[Path], None]] = {
     "mnist": mnist,
     "cifar": cifar,
@@ -295,4 +468,15 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "gpt2": gpt2,
     "t5": t5,
     "vit": vit,
+    "facades": facades,
+    "captions": captions,
+    "planetoid": planetoid,
+    "graphs": graphs,
+    "ett": ett,
+    "scored": scored,
+    "instructions": instructions,
+    "talks": talks,
+    "lego": lego,
+    "shapes": shapes,
+    "diffusion": diffusion,
 }

@@ -31,17 +31,19 @@ class Done:
             "exit_code": self.exit_code,
             "seconds": round(self.seconds, 1),
             "peak_rss_bytes": self.peak_rss_bytes,
-            **({} if self.exit_code == 0 else {"said": last_lines(self.errors or self.output)}),
+            **({} if self.exit_code == 0 else {"said": said(self.errors or self.output)}),
         }
 
 
-def last_lines(text: str, count: int = 6) -> list[str]:
-    """The last lines that are not empty, each cut where it is long."""
-    return [line[:300] for line in text.replace("\r", "\n").splitlines() if line.strip()][-count:]
+def said(text: str, count: int = 6) -> list[str]:
+    """What elbowroom itself said, and the last lines that are not empty; each cut where it is long."""
+    lines = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
+    own = [line for line in lines[:-count] if line.startswith("elbowroom:")]
+    return [line[:600] for line in own + lines[-count:]]
 
 
 def environment_of(source: Path, home: Path, temporary: Path, extra: dict[str, str]) -> dict[str, str]:
-    """No network, no screen, a home of its own, one thread less to wait for."""
+    """No network, no screen, a home of its own, one thread less to wait for; PYTHONPATH of extra comes last."""
     kept = {key: value for key, value in os.environ.items() if key in ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")}
     own = {
         "HOME": str(home),
@@ -59,7 +61,8 @@ def environment_of(source: Path, home: Path, temporary: Path, extra: dict[str, s
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "COLUMNS": "160",
     }
-    return {**kept, **own, **extra}
+    path = os.pathsep.join(filter(None, (own["PYTHONPATH"], extra.get("PYTHONPATH"))))
+    return {**kept, **own, **extra, "PYTHONPATH": path}
 
 
 def run_command(command: list[str], folder: Path, environment: dict[str, str], limit_s: float) -> Done:

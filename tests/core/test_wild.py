@@ -12,6 +12,7 @@ from benchmarks.wild.comparing import compare_lines, compare_weights
 from benchmarks.wild.manifest import HERE, read_all, read_manifest
 from benchmarks.wild.page import table
 from benchmarks.wild.sandbox import differences
+from benchmarks.wild.trial import environment_of, said
 
 TRAINS = """
 import torch
@@ -105,3 +106,13 @@ def test_a_manifest_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('repo = "x"\n')
     with pytest.raises(ValueError, match=r"given \['repo'\]"):
         read_manifest(tmp_path / "a.toml")
+
+
+def test_what_elbowroom_said_is_kept_with_the_last_lines() -> None:
+    lines = ["elbowroom: it fails, because of this", *(f"line {n}" for n in range(9))]
+    assert said("\n".join(lines), 2) == [lines[0], "line 7", "line 8"]
+
+
+def test_a_manifest_adds_to_the_python_path(tmp_path: Path) -> None:
+    path = environment_of(tmp_path / "src", tmp_path, tmp_path, {"PYTHONPATH": "/theirs"})["PYTHONPATH"].split(":")
+    assert path[-2:] == [str(tmp_path / "src"), "/theirs"]

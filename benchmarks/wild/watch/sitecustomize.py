@@ -2,6 +2,7 @@
 
 Python imports this module by its name before it runs a script, so the script stays as it is. The digest reads memory
 without a call of torch that anything could see. ELBOWROOM_WILD_DIGEST names the file; without it nothing is done.
+With ELBOWROOM_WILD_UNCHECKED, torchvision takes small data for the real data whose checksums it knows.
 """
 
 import ctypes
@@ -70,6 +71,12 @@ def seed_torch(module: Any) -> None:
     module.manual_seed(0)
 
 
+def trust_files(module: Any) -> None:
+    module.check_integrity = lambda path, *_: os.path.isfile(path)
+
+
+if os.environ.get("ELBOWROOM_WILD_UNCHECKED"):
+    sys.meta_path.insert(0, AfterImport({"torchvision.datasets.utils": trust_files}))
 if os.environ.get("ELBOWROOM_WILD_DIGEST"):
     import random
 
