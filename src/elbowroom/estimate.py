@@ -77,7 +77,7 @@ class Estimate:
         peak_allocated: most bytes in live blocks, over the whole trace, as torch.cuda.max_memory_allocated has it.
         peak_reserved: most bytes the allocator holds where there is room for everything.
         peak_reserved_within_bytes: the same within the capacity; where it does not fit, up to the failure.
-        peak_device: `peak_reserved` and `outside`, as nvidia-smi would show it.
+        peak_device: what is reserved within the capacity (where it fits) and `outside`, as nvidia-smi would show it.
         needed_bytes: least capacity in which no allocation fails, to `NEED_PRECISION`; the cache emptied as needed.
         steps: recorded steps.
         peak: where the allocated peak is, the first time.
@@ -119,7 +119,7 @@ class Estimate:
 
     @property
     def peak_device_bytes(self) -> int:
-        """Reserved peak and what lies outside the allocator."""
+        """What is reserved and what lies outside the allocator, at the most."""
         return self.peak_device.likely_bytes
 
     @property
@@ -146,7 +146,7 @@ def estimate(trace: Trace, machine: Machine) -> Estimate:
     reserved = _interval([played.peak_reserved_bytes for played in free])
     held = _held(trace, free[0].peak_event)
     modules, other_modules_bytes = shares_of(trace, held)
-    needed_bytes = _needed(cases[0], within, capacity_bytes - outside.likely_bytes) + outside.likely_bytes
+    needed_bytes = _needed(cases, within, capacity_bytes - outside.likely_bytes) + outside.likely_bytes
     return Estimate(
         machine=machine.name,
         capacity_bytes=capacity_bytes,
@@ -157,7 +157,7 @@ def estimate(trace: Trace, machine: Machine) -> Estimate:
         peak_allocated=_interval([played.peak_allocated_bytes for played in free]),
         peak_reserved=reserved,
         peak_reserved_within_bytes=within.peak_reserved_bytes,
-        peak_device=Interval(*(a + b for a, b in zip(reserved, outside, strict=True))),
+        peak_device=_device(cases, capacity_bytes, outside),
         needed_bytes=needed_bytes,
         steps=len(trace.steps),
         peak=_moment(trace, free[0].peak_event),
@@ -180,7 +180,10 @@ def moment_label(moment: Moment) -> str:
 
 
 def conv_workspaces(trace: Trace) -> frozenset[int]:
-    """Storages that a convolution takes and gives back inside itself: the workspaces whose size cuDNN decides."""
+    """Storages that a convolution takes and gives back inside itself: the workspaces whose size cuDNN decides.
+
+    None of them makes a training fail: where there is no room, torch takes an algorithm with less (Conv_v8.cpp).
+    """
     made: dict[int, int] = {}
     found: set[int] = set()
     for op, storage, size_bytes in trace.events:
@@ -196,7 +199,7 @@ def conv_workspaces(trace: Trace) -> frozenset[int]:
 def trials(trace: Trace) -> frozenset[int]:
     """Workspaces that algorithms were tried in: given back right before the cache is emptied.
 
-    They take what room there is: where there is less, torch tries with less (Conv_v8.cpp), and nothing fails.
+    They take what room there is: where there is less, torch tries with less (Conv_v8.cpp).
     """
     found: set[int] = set()
     for place in trace.empties:
@@ -233,20 +236,20 @@ class _Case:
     Attributes:
         numbers: number in the trace of each event.
         settings: of the allocator; "exact" where blocks are what is requested.
-        tried: keys of what can do with less.
+        spared: storages that a convolution can do without: where they fail, torch takes another algorithm.
     """
 
     events: Sequence[Event]
     numbers: Ints
     settings: str
-    tried: frozenset[int]
+    spared: frozenset[int]
     with_room: _Played
 
     def within(self, capacity_bytes: int) -> _Played:
         """The replay within so many bytes."""
         if 0 <= self.with_room.peak_reserved_bytes <= capacity_bytes:
             return self.with_room
-        return _play(self.events, self.numbers, self.settings, max(0, capacity_bytes), self.tried)
+        return _play(self.events, self.numbers, self.settings, max(0, capacity_bytes), self.spared)
 
 
 def _three(trace: Trace, machine: Machine) -> tuple[_Case, _Case, _Case]:
@@ -279,9 +282,9 @@ def _case(trace: Trace, settings: str, other_bytes: Mapping[int, int]) -> _Case:
     """The events of a trace, some storages of which have other sizes; a size of 0 leaves a storage out."""
     events: list[Event] = []
     numbers: list[int] = []
-    exact, tried = settings == "exact", trials(trace)
+    exact, spared = settings == "exact", conv_workspaces(trace)
     empties = set(trace.empties) if not exact else set[int]()
-    other_bytes = {**other_bytes, **dict.fromkeys(tried, 0)} if exact else other_bytes
+    other_bytes = {**other_bytes, **dict.fromkeys(trials(trace), 0)} if exact else other_bytes
     for number, (_, storage, size_bytes) in enumerate(trace.events):
         if number in empties:
             events.append(("empty_cache",))
@@ -291,19 +294,19 @@ def _case(trace: Trace, settings: str, other_bytes: Mapping[int, int]) -> _Case:
             events.append(("alloc", storage, size) if size_bytes > 0 else ("free", storage))
             numbers.append(number)
     kept = np.array(numbers, np.int64)
-    with_room = _play(events, kept, settings, None, tried)
-    return _Case(events=events, numbers=kept, settings=settings, tried=tried, with_room=with_room)
+    with_room = _play(events, kept, settings, None, spared)
+    return _Case(events=events, numbers=kept, settings=settings, spared=spared, with_room=with_room)
 
 
 def _play(
-    events: Sequence[Event], numbers: Ints, settings: str, capacity_bytes: int | None, tried: frozenset[int]
+    events: Sequence[Event], numbers: Ints, settings: str, capacity_bytes: int | None, spared: frozenset[int]
 ) -> _Played:
     if not events:
         return _Played(peak_allocated_bytes=0, peak_reserved_bytes=0, peak_event=-1, failed_event=None, retries=0)
     if settings == "exact":
         return _play_exact(events, numbers, capacity_bytes)
     done = replay(events, settings, capacity_bytes)
-    failed = [place for place in listed(np.flatnonzero(done.out_of_memory)) if events[place][1] not in tried]
+    failed = [place for place in listed(np.flatnonzero(done.out_of_memory)) if events[place][1] not in spared]
     # What follows a failure would not happen.
     end = int(failed[0]) + 1 if len(failed) else len(numbers)
     return _Played(
@@ -330,9 +333,22 @@ def _play_exact(events: Sequence[Event], numbers: Ints, capacity_bytes: int | No
     )
 
 
-def _needed(case: _Case, within: _Played, room_bytes: int) -> int:
+def _device(cases: tuple[_Case, _Case, _Case], capacity_bytes: int, outside: Interval) -> Interval:
+    """What is held on the device at the most: within its capacity where it fits, else with room for everything."""
+    likely, low, high = (
+        next(played.peak_reserved_bytes for played in (case.within(room_bytes), case.with_room) if played.fits)
+        for case, room_bytes in zip(
+            cases, (capacity_bytes - each for each in (outside[1], outside[0], outside[2])), strict=True
+        )
+    )
+    found = sorted((likely, low, high))
+    return Interval(found[0] + outside.low_bytes, likely + outside.likely_bytes, found[2] + outside.high_bytes)
+
+
+def _needed(cases: tuple[_Case, _Case, _Case], within: _Played, room_bytes: int) -> int:
     """Least room in which nothing fails, to `NEED_PRECISION`; on the same side of `room_bytes` as the verdict."""
-    too_small, enough = case.with_room.peak_allocated_bytes - 1, case.with_room.peak_reserved_bytes
+    case, low, _ = cases
+    too_small, enough = low.with_room.peak_allocated_bytes - 1, case.with_room.peak_reserved_bytes
     if within.fits:
         # It would do the same in no more than what it came to hold.
         enough = within.peak_reserved_bytes

@@ -183,9 +183,9 @@ def test_a_workspace_with_an_interval_of_its_own_is_taken_from_its_least_to_its_
 
     # 20 + 100 + 60 MiB, and a workspace of 10, 30 or 500
     assert answer.peak_allocated == Interval(190 * MIB, 210 * MIB, 680 * MIB)
-    # 210 MiB fit into 600, 680 do not
+    # 210 MiB fit into 600, 680 do not: the convolution runs with less then
     assert estimate(trace, gpu(600)).fits
-    assert not estimate(trace, gpu(600)).sure
+    assert estimate(trace, gpu(600)).sure
 
 
 def test_an_emptied_cache_is_not_held_where_the_next_allocation_comes() -> None:

@@ -15,12 +15,12 @@ from elbowroom.machine import Machine, Tier
 from tests.torch.virtual_gpu import H100
 
 MIB = 2**20
-TRIED, TAKEN = 8 * MIB, 3 * MIB
+MOST, TRIED, TAKEN = 16 * MIB, 8 * MIB, 3 * MIB
 Told = list[tuple[str, int]]
 
 
 def taken(_call: ConvolutionCall) -> Wanted:
-    return Wanted(likely_bytes=TAKEN, least_bytes=MIB, most_bytes=5 * MIB, tried_bytes=TRIED)
+    return Wanted(likely_bytes=TAKEN, least_bytes=MIB, most_bytes=TRIED, tried_bytes=MOST)
 
 
 @pytest.fixture(autouse=True)
@@ -137,15 +137,16 @@ def test_a_trial_takes_what_room_there_is_and_never_makes_a_training_fail() -> N
         tier = Tier(name="device", capacity_bytes=capacity_bytes)
         return estimate(trace, Machine(name="gpu", tiers=(tier,), links=(), allocator=""))
 
-    # then what the weights and the chosen algorithm take is enough; without these it fails
+    # then what the tensors take is enough; what the chosen algorithm takes can be spared too
     assert len(trials(trace)) == 2  # of the forward pass, and of the weight's gradient
     assert on_gpu(2 * MIB + 20 * MIB).fits
-    assert not on_gpu(TAKEN).fits
+    assert on_gpu(2 * MIB).fits
+    assert not on_gpu(MIB).fits
 
 
 def test_the_bounds_of_a_workspace_are_in_the_trace() -> None:
     bounds = [(each.least_bytes, each.most_bytes) for each in trained().trace().workspaces]
-    assert bounds == [(0, TRIED), (MIB, 5 * MIB)] * 2
+    assert bounds == [(0, MOST), (MIB, TRIED)] * 2
 
 
 def test_a_depthwise_convolution_in_float_needs_no_workspace() -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from elbowroom.capture import capture
 from elbowroom.capture.virtual import CudnnModel, VirtualDevice
-from elbowroom.capture.virtual.settings import no_workspace
+from elbowroom.capture.virtual.cudnn_workspaces import no_workspace
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Machine
 from elbowroom.trace import Trace

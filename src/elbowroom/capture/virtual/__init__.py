@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from elbowroom.capture.virtual.cudnn_workspaces import ConvolutionCall, Wanted
 from elbowroom.capture.virtual.device import Enough, VirtualDevice
-from elbowroom.capture.virtual.settings import ConvolutionCall, CudnnModel, Wanted
+from elbowroom.capture.virtual.settings import CudnnModel
 
 __all__ = ["ConvolutionCall", "CudnnModel", "Enough", "VirtualDevice", "Wanted"]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from elbowroom.capture.virtual.cudnn_workspaces import ConvolutionCall
 from elbowroom.capture.virtual.layouts import convolution_layout, in_layout, layout_of
 from elbowroom.capture.virtual.reductions import partial_bytes
-from elbowroom.capture.virtual.settings import ConvolutionCall
 from elbowroom.runtime._torch_compat import in_backward
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _workspace(call: Call, shapes: Shapes, which: str, read: tuple[torch.Tensor,
     wanted = call.cudnn.workspace(described)
     aligned = tuple(map(_alignment, read))
     if cudnn.benchmark and call.is_new(f"{described} {settings} {aligned} {cudnn.allow_tf32} {in_backward()}"):
-        call.tried(wanted.tried_bytes)
+        call.tried(wanted.most_bytes, wanted.tried_bytes)
     call.workspace(wanted)
 
 

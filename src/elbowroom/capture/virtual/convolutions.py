@@ -2,8 +2,8 @@
 
 Computes: for each pass of a convolution (forward, gradient of the input, gradient of the weight) the algorithms of
 cuDNN that apply, their arithmetic, their traffic and their workspace; for backward the pairs of its two passes. Only
-those are offered that are faster than every one with less workspace. The first is what the trace holds: an implicit
-product, with the workspace that `CudnnModel` gives it.
+those are offered that are faster than every one with less workspace. The first is what the trace holds, with the
+workspace that `CudnnModel` gives it.
 Reference: cuDNN developer guide, cudnnConvolutionFwdAlgo_t (which algorithms there are, what they store, which shapes
 they take); Chetlur et al. (arXiv:1410.0759): implicit and explicit products; Lavin and Gray (arXiv:1509.09308):
 Winograd's F(2x2, 3x3) and F(4x4, 3x3) with 2.25 and 4 times less arithmetic; Mathieu et al. (arXiv:1312.5851): FFT;
@@ -35,6 +35,13 @@ NVIDIA Volta GPUs", IEEE Access 7, 2019)."""
 
 TRANSFORMS = 2
 """Transformed data is written once and read once."""
+
+
+WINOGRAD_WEIGHTS, WINOGRAD_LESS = 36, 4.0
+"""Of F(4x4, 3x3): numbers for a pair of channels, and how many times less arithmetic."""
+
+PLAIN = ("float32", "float64")
+"""What is computed without tensor cores, in the layout that tensors have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +89,19 @@ def choices(line: OpLine, workspace_bytes: int, machine: Machine) -> tuple[Choic
         return ()
     combined: list[Choice] = [Choice(name="", duration_ns=0, workspace_bytes=0)]
     for each in passes:
-        recorded = Choice(
-            name="implicit_precomp_gemm", duration_ns=_implicit_ns(each, machine), workspace_bytes=workspace_bytes
-        )
-        combined = [_then(before, after) for before in combined for after in (recorded, *_algorithms(each, machine))]
+        after = (_recorded(each, workspace_bytes, machine), *_algorithms(each, machine))
+        combined = [_then(before, choice) for before in combined for choice in after]
     return (combined[0], *_front(combined[0], combined[1:]))
+
+
+def _recorded(each: Pass, workspace_bytes: int, machine: Machine) -> Choice:
+    """What it was recorded with: Winograd's transforms where the workspace holds those of the weights, else indices."""
+    transforms = WINOGRAD_WEIGHTS * each.inputs * each.outputs * each.item_bytes
+    if each.dtype == "float32" and each.kernel == (3, 3) and each.dense and workspace_bytes > transforms:
+        return _transformed("winograd_nonfused", each, WINOGRAD_LESS, workspace_bytes, machine)
+    return Choice(
+        name="implicit_precomp_gemm", duration_ns=_implicit_ns(each, machine), workspace_bytes=workspace_bytes
+    )
 
 
 def _then(first: Choice, second: Choice) -> Choice:
@@ -171,7 +186,7 @@ def _pass(
         dense=not any(each != 1 for each in (*stride, *dilation)),
         item_bytes=item,
         dtype=line.dtype,
-        layout_bytes=workspace_bytes,
+        layout_bytes=0 if line.dtype in PLAIN else workspace_bytes,
     )
 
 
@@ -199,7 +214,8 @@ def _algorithms(each: Pass, machine: Machine) -> Iterator[Choice]:
     if each.kernel == (3, 3):
         yield _transformed("winograd", each, 2.25, 16 * weights * each.item_bytes, machine)
         tiles = prod(ceil(extent / 4) for extent in each.positions)
-        yield _transformed("winograd_nonfused", each, 4.0, 36 * (maps * tiles + weights) * 4, machine)
+        transformed = WINOGRAD_WEIGHTS * (maps * tiles + weights) * 4
+        yield _transformed("winograd_nonfused", each, WINOGRAD_LESS, transformed, machine)
     if max(each.kernel) > 1 and max(each.positions) <= 256:
         yield from _by_fft(each, maps, weights, machine)
 

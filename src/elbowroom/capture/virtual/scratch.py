@@ -23,9 +23,10 @@ from elbowroom.capture.virtual import (
     sorting_scratch,
     sparse,
 )
+from elbowroom.capture.virtual.cudnn_workspaces import Wanted
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.reductions import partial_bytes
-from elbowroom.capture.virtual.settings import Settings, Wanted
+from elbowroom.capture.virtual.settings import Settings
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.mode import VirtualMode
@@ -109,13 +110,13 @@ class Call:
             self._mode.ledger.bounds[number] = (wanted.least_bytes, wanted.most_bytes)
         self.drop(number)
 
-    def tried(self, size_bytes: int) -> None:
+    def tried(self, likely_bytes: int, most_bytes: int) -> None:
         """Algorithms are tried in the room that there is, up to so many bytes; then the cache is emptied."""
         ledger = self._mode.ledger
-        room_bytes = self._mode.settings.total_bytes - ledger.allocated_bytes
-        number = self.temp(min(size_bytes, max(0, room_bytes)), workspace=True)
-        if number >= 0 and size_bytes > 0:
-            ledger.bounds[number] = (0, ledger.storages[number].size_bytes)
+        room_bytes = max(0, self._mode.settings.total_bytes - ledger.allocated_bytes)
+        number = self.temp(min(likely_bytes, room_bytes), workspace=True)
+        if number >= 0:
+            ledger.bounds[number] = (0, min(most_bytes, room_bytes))
         self.drop(number)
         ledger.empty_cache()
 

@@ -4,80 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import prod
-from typing import NamedTuple, Self
 
 from elbowroom.capture.facts import Facts
+from elbowroom.capture.virtual.cudnn_workspaces import ConvolutionCall, Wanted, usual_workspace
 from elbowroom.machine import Machine
 
 MIB = 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConvolutionCall:
-    """One pass of a convolution that cuDNN runs.
-
-    Attributes:
-        input_shape, weight_shape, output_shape: of the forward convolution.
-        item_bytes: bytes of an element.
-        pass_: "forward", "input" (gradient of the input) or "weight" (gradient of the weight).
-        channels_last: whether the tensors are in the layout of tensor cores.
-        tensor_cores: whether the call may use them: half precision, or float32 as TF32 from capability 8.0 on.
-        stride, dilation: of the spatial dimensions; one number stands for all.
-        groups: parts whose channels do not mix.
-        compute_capability: of the GPU, major * 10 + minor.
-        deterministic: whether only algorithms that give the same bits again are allowed.
-        benchmark: whether the fastest of all algorithms is taken, not the one that is thought to be.
-    """
-
-    input_shape: tuple[int, ...]
-    weight_shape: tuple[int, ...]
-    output_shape: tuple[int, ...]
-    item_bytes: int
-    pass_: str
-    channels_last: bool = False
-    tensor_cores: bool = False
-    stride: tuple[int, ...] = (1,)
-    dilation: tuple[int, ...] = (1,)
-    groups: int = 1
-    compute_capability: int = 90
-    deterministic: bool = False
-    benchmark: bool = False
-
-
-class Wanted(NamedTuple):
-    """Workspace of one pass.
-
-    Attributes:
-        likely_bytes, least_bytes, most_bytes: of the algorithm that runs.
-        tried_bytes: of the hungriest algorithm that `cudnn.benchmark` tries.
-    """
-
-    likely_bytes: int
-    least_bytes: int
-    most_bytes: int
-    tried_bytes: int
-
-    @classmethod
-    def exactly(cls, size_bytes: int) -> Self:
-        """So much, whatever the algorithm."""
-        return cls(size_bytes, size_bytes, size_bytes, size_bytes)
-
-
-def no_workspace(_call: ConvolutionCall) -> Wanted:
-    """As in a test against a cuDNN that needs none."""
-    return Wanted.exactly(0)
-
-
-def layout_workspace(call: ConvolutionCall) -> Wanted:
-    """Copies of all three tensors in the layout of tensor cores, where they have another one: stated, not measured.
-
-    Kernels of other kinds (implicit products) need none, or next to none; a Winograd or FFT kernel may need more.
-    """
-    if call.channels_last or not call.tensor_cores:
-        return Wanted.exactly(0)
-    copies = sum(prod(shape) for shape in (call.input_shape, call.weight_shape, call.output_shape)) * call.item_bytes
-    return Wanted(copies, 0, 2 * copies, 2 * copies)
 
 
 def no_reserve(_shape: tuple[int, ...], _item_bytes: int) -> int:
@@ -125,13 +57,13 @@ class CudnnModel:
     """Bytes that cuDNN asks for.
 
     Attributes:
-        workspace: of a convolution call.
+        workspace: of a convolution call; cudnn_workspaces.py has the usual model.
         batch_norm_reserve: kept from a batch norm's forward to its backward, by the input's shape and element bytes.
         dropout_state_bytes: states of the random generator of RNN dropout.
         rnn_workspace, rnn_reserve: of a recurrent network.
     """
 
-    workspace: Callable[[ConvolutionCall], Wanted] = layout_workspace
+    workspace: Callable[[ConvolutionCall], Wanted] = usual_workspace
     batch_norm_reserve: Callable[[tuple[int, ...], int], int] = no_reserve
     dropout_state_bytes: int = MIB
     rnn_workspace: Callable[[RecurrentCall], int] = gate_workspace

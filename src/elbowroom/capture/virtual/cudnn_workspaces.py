@@ -1,0 +1,153 @@
+"""What cuDNN's convolutions ask for as workspace: a model with bounds, as its own rules are not public.
+
+Computes: of one pass, the likely workspace, and the least and most among the algorithms that apply.
+Reference: cuDNN developer guide, cudnnConvolutionFwdAlgo_t (which algorithms there are, which shapes they take and what
+they store); Lavin and Gray (arXiv:1509.09308), Winograd's F(4x4, 3x3): 36 numbers for each tile of 4 x 4 outputs and
+each channel, and 36 for each pair of channels; Mathieu et al. (arXiv:1312.5851), FFT of tiles of 32 x 32.
+
+Without tensor cores (float32 up to Volta and Turing, or with TF32 switched off) convolutions of 3 x 3 without stride
+and dilation run by Winograd's transforms, where there are enough channels; all else by implicit products that store
+indices only. Formulas are the documented ones. From measured tables come two things: from how many channels on, and
+that nothing above 2 GiB is taken. They were chosen on SchedTune's VGGs, on V100 and T4 (docs/accuracy.md).
+On tensor cores tensors in the plain layout are copied into theirs; in theirs, partial sums at most are stored.
+When right: docs/accuracy.md has the measured tables. Ignores: batch and machine in what cuDNN thinks is fastest.
+Cost: constant for a call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import NamedTuple, Self
+
+MOST_BYTES = 2**31
+"""No algorithm with a larger workspace was seen to be chosen."""
+
+CHANNELS = 128
+"""The fewest input and output channels from which transforms are likely."""
+
+TURING, TURING_CHANNELS = 75, 64
+MAXWELL = 50
+"""Compute capability from which on there is Winograd's algorithm."""
+
+TILE, TRANSFORMED = 4, 6
+FFT_TILE = 32
+INDEX_BYTES, SUM_BYTES = 4, 4
+COPIES = 2
+"""Times the copies in another layout that are taken at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionCall:
+    """One pass of a convolution that cuDNN runs.
+
+    Attributes:
+        input_shape, weight_shape, output_shape: of the forward convolution.
+        item_bytes: bytes of an element.
+        pass_: "forward", "input" (gradient of the input) or "weight" (gradient of the weight).
+        channels_last: whether the tensors are in the layout of tensor cores.
+        tensor_cores: whether the call may use them: half precision, or float32 as TF32 from capability 8.0 on.
+        stride, dilation: of the spatial dimensions; one number stands for all.
+        groups: parts whose channels do not mix.
+        compute_capability: of the GPU, major * 10 + minor.
+        deterministic: whether only algorithms that give the same bits again are allowed.
+        benchmark: whether the fastest of all algorithms is taken, not the one that is thought to be.
+    """
+
+    input_shape: tuple[int, ...]
+    weight_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    item_bytes: int
+    pass_: str
+    channels_last: bool = False
+    tensor_cores: bool = False
+    stride: tuple[int, ...] = (1,)
+    dilation: tuple[int, ...] = (1,)
+    groups: int = 1
+    compute_capability: int = 90
+    deterministic: bool = False
+    benchmark: bool = False
+
+
+class Wanted(NamedTuple):
+    """Workspace of one pass.
+
+    Attributes:
+        likely_bytes, least_bytes, most_bytes: of the algorithm that runs.
+        tried_bytes: of the hungriest algorithm that `cudnn.benchmark` tries.
+    """
+
+    likely_bytes: int
+    least_bytes: int
+    most_bytes: int
+    tried_bytes: int
+
+    @classmethod
+    def exactly(cls, size_bytes: int) -> Self:
+        """So much, whatever the algorithm."""
+        return cls(size_bytes, size_bytes, size_bytes, size_bytes)
+
+
+def no_workspace(_call: ConvolutionCall) -> Wanted:
+    """As in a test against a cuDNN that needs none."""
+    return Wanted.exactly(0)
+
+
+def usual_workspace(call: ConvolutionCall) -> Wanted:
+    """What a pass asks for, as far as it is known."""
+    indices = INDEX_BYTES * call.weight_shape[1] * prod(call.weight_shape[2:])
+    if call.tensor_cores:
+        return _on_tensor_cores(call, indices)
+    transforms = winograd_bytes(call)
+    likely = transforms if 0 < transforms < MOST_BYTES and _channels(call) >= _enough(call) else indices
+    others = [each for each in (transforms, fft_bytes(call), column_bytes(call)) if each < MOST_BYTES]
+    return Wanted(likely, 0, max(likely, *others), max(likely, transforms, fft_bytes(call), column_bytes(call)))
+
+
+def _on_tensor_cores(call: ConvolutionCall, indices: int) -> Wanted:
+    shapes = {"forward": call.output_shape, "input": call.input_shape, "weight": call.weight_shape}
+    sums = SUM_BYTES * prod(shapes[call.pass_])
+    if call.channels_last:
+        return Wanted(indices, 0, max(indices, sums), max(indices, sums))
+    copies = sum(map(prod, shapes.values())) * call.item_bytes
+    return Wanted(copies, 0, COPIES * copies, max(COPIES * copies, winograd_bytes(call)))
+
+
+def _channels(call: ConvolutionCall) -> int:
+    return min(call.weight_shape[:2])
+
+
+def _enough(call: ConvolutionCall) -> int:
+    return TURING_CHANNELS if call.compute_capability == TURING else CHANNELS
+
+
+def _is_dense(call: ConvolutionCall) -> bool:
+    plain = all(each == 1 for each in (*call.stride, *call.dilation))
+    return plain and call.groups == 1 and len(call.weight_shape) == 4 and call.item_bytes <= 4
+
+
+def winograd_bytes(call: ConvolutionCall) -> int:
+    """Transformed inputs, outputs and weights, in float32; 0 where the algorithm does not apply."""
+    if not _is_dense(call) or call.weight_shape[2:] != (3, 3) or call.compute_capability < MAXWELL:
+        return 0
+    outputs, inputs = call.weight_shape[:2]
+    tiles = call.input_shape[0] * prod(ceil(extent / TILE) for extent in call.output_shape[2:])
+    return SUM_BYTES * TRANSFORMED**2 * (tiles * (inputs + outputs) + inputs * outputs)
+
+
+def fft_bytes(call: ConvolutionCall) -> int:
+    """Half of a complex spectrum for each tile of each map, and each pair of channels; 0 where it does not apply."""
+    window = call.weight_shape[2:]
+    if not _is_dense(call) or max(window) == 1 or max(window) > FFT_TILE:
+        return 0
+    outputs, inputs = call.weight_shape[:2]
+    fresh = [FFT_TILE - extent + 1 for extent in window]
+    tiles = call.input_shape[0] * prod(ceil(e / f) for e, f in zip(call.output_shape[2:], fresh, strict=True))
+    points = FFT_TILE * (FFT_TILE // 2 + 1)
+    return 2 * SUM_BYTES * points * (tiles * (inputs + outputs) + inputs * outputs)
+
+
+def column_bytes(call: ConvolutionCall) -> int:
+    """The matrix of windows of one image: of an explicit product."""
+    window = call.weight_shape[1] * call.groups * prod(call.weight_shape[2:])
+    return call.item_bytes * window * prod(call.output_shape[2:])
