@@ -280,3 +280,20 @@ def test_sparse_optimizers_work_on_rows_and_say_that_they_coalesce(
     assert max(int(each[1:]) for each in found.split()) == VALUES
     told = {name: count for (what, name), count in device.ledger.remarks.items() if what == "unsupported"}
     assert told == {SAID: 2}
+
+
+def test_a_number_to_the_power_of_a_tensor_becomes_a_tensor_of_eight_bytes() -> None:
+    x = on_device(300)
+    assert made_by(lambda x: 10.0**x, x) == "a1200 a8 f8"
+    assert made_by(lambda x: 2**x, x) == "a1200 a8 f8"
+    assert made_by(lambda x: 1**x, x) == "a1200"
+
+
+def test_plain_attention_in_half_holds_the_query_in_float_and_makes_its_weights_in_half_too() -> None:
+    # given five dimensions, which no fused kernel takes
+    x = on_device(2, 1, 3, 4, 8, dtype=torch.half)
+    found = made_by(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), x, x, x)
+    # then three are cast and two scaled; after the product and the softmax, the weights in half, the result in both
+    cast_and_scaled = "a768 a768 a768 a768 a768"
+    softmax = f"a384 a{WORKSPACE} f768 a384 a96 a24 a4 f4 f24 f96 f384"
+    assert found == f"{cast_and_scaled} {softmax} a192 a768 a384 f768 f384 f768 f768 f768 f768 f192"

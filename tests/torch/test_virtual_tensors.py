@@ -198,3 +198,17 @@ def test_scripts_of_torchscript_are_compiled_as_without_the_device() -> None:
             return x + torch.zeros(4, device=x.device)
 
         assert torch.jit.script(padded)(torch.ones(4, device="cuda")).is_cuda
+
+
+def test_a_tensor_or_a_module_goes_where_another_tensor_is() -> None:
+    with device():
+        x = torch.zeros(3, device="cuda", dtype=torch.half)
+        host: Any = torch.ones(5)
+        moved = [host.to(x), host.type_as(x), host.to(tensor=x)]
+        assert [each.type() for each in moved] == ["torch.cuda.HalfTensor"] * 3
+        assert x.to(host).type() == x.type_as(host).type() == "torch.FloatTensor"
+        assert nn.Linear(3, 3).to(x).weight.type() == "torch.cuda.HalfTensor"
+        assert host.to(host.double()).type() == "torch.DoubleTensor"
+        # a second copy is made where it is asked for, as VideoMAE's position embeddings do
+        copied = host.type_as(x).to(device=x.device, copy=True)
+        assert copied.is_cuda

@@ -72,14 +72,16 @@ def _plain(
 ) -> torch.Tensor:
     """Two products and a softmax, in float (attention.cpp: _scaled_dot_product_attention_math).
 
-    C++'s own would add the mask out of place, as it does for tensors of a subclass.
+    C++'s own would add the mask out of place, as it does for tensors of a subclass. It holds the query in float up to
+    its end, and returns the weights too, in the dtype of the query.
     """
     dtype = query.dtype
     if dtype in HALVES:
         query, key, value = query.float(), key.float(), value.float()
         mask = None if mask is None else mask.float()
+    unscaled = query
     factor = (query.shape[-1] ** -0.5 if scale is None else scale) ** 0.5
-    query = query * factor
+    query = unscaled * factor
     if causal:
         allowed = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         mask = _as_bias(allowed, query)
@@ -93,8 +95,10 @@ def _plain(
     weights = aten._safe_softmax(weights, -1)
     if dropout > 0:
         weights = torch.dropout(weights, dropout, True)
+    returned = weights.to(dtype)
     made = torch.matmul(weights, value).to(dtype)
-    del weights, value, key, query, mask
+    del weights, value, key, query, mask, unscaled
+    del returned
     return made
 
 

@@ -15,6 +15,7 @@ from typing import Any, final
 
 import torch
 
+from elbowroom.capture.virtual.tensor import is_virtual
 from elbowroom.runtime._torch_compat import DeviceContext, device_constructors, parse_to, same_builtin
 
 Change = tuple[Any, str, Any]
@@ -75,8 +76,10 @@ def _mover(function: Callable[..., Any], first: int) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def asked(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > first and type(args[first]) is int:
-            args = (*args[:first], _given(args[first]), *args[first + 1 :])
+        if len(args) > first:
+            args = (*args[:first], *_place(args[first]), *args[first + 1 :])
+        if isinstance(kwargs.get("tensor"), torch.Tensor):
+            args = (*args, *_place(kwargs.pop("tensor")))
         if type(kwargs.get("device")) is int:
             kwargs["device"] = _given(kwargs["device"])
         if _any_meta(args[first:], kwargs):
@@ -85,6 +88,18 @@ def _mover(function: Callable[..., Any], first: int) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return asked
+
+
+def _place(value: Any) -> tuple[Any, ...]:
+    """A device as C++ takes it, alone or with a dtype: C++ knows not which device a virtual tensor is on."""
+    if isinstance(value, torch.Tensor) and is_virtual(value):
+        return value.device, value.dtype
+    return (_given(value),)
+
+
+def _type_as(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`Tensor.type_as`."""
+    return self.to(other)
 
 
 def _any_meta(args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -139,6 +154,7 @@ def changes() -> list[Change]:
     for name in METHODS:
         function = getattr(torch.Tensor, name)
         made.append((torch.Tensor, name, _mover(function, 1) if name in ("to", "cuda") else _factory(function)))
+    made.append((torch.Tensor, "type_as", _type_as))
     made.append((torch, "device", device))
     made.append((DeviceContext, "__torch_function__", _in_context(DeviceContext.__torch_function__)))
     made.append((*parse_to(), _mover(getattr(*parse_to()), 0)))

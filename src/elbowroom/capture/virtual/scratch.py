@@ -288,6 +288,13 @@ def _roll(call: Call) -> None:
     call.out(0)
 
 
+def _number_to_power(call: Call) -> None:
+    """The number becomes a tensor of 8 bytes, if it is not 1 (Pow.cpp); rig."""
+    call.out(0)
+    if call.args[0] != 1:
+        call.temp(8)
+
+
 def _embedding_bag(call: Call) -> None:
     """Sizes and positions of bags before the result (EmbeddingBag.cu; rig)."""
     call.out(2, 1, 0)
@@ -332,6 +339,7 @@ RULES: dict[Any, Rule] = {
     aten._embedding_bag.default: _embedding_bag,
     aten._embedding_bag_forward_only.default: _embedding_bag,
     **sorting_scratch.rules(),
+    aten.pow.Scalar: _number_to_power,
     **recurrent.RULES,
     **sparse.RULES,
     **ctc.RULES,
