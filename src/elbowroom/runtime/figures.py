@@ -102,7 +102,7 @@ def held(records: Held) -> Iterator[str]:
     """What was measured, and what of it was too much."""
     kept, most = records.kinds.keep_all_bytes, records.held_bytes
     if kept:
-        so_much = f", at most {format_bytes(most)} were held" if most else ""
+        so_much = f"; measured were at most {format_bytes(most)}" if most else ""
         yield f"  keeping everything takes {format_bytes(kept)}{so_much}"
     if records.over_bytes:
         yield (

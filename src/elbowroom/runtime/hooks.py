@@ -121,6 +121,7 @@ class Hooks:
 
     Attributes:
         out: whether autograd does not call them.
+        read: whether a saved tensor was read back since somebody unset this.
     """
 
     def __init__(self, executor: Executor, director: Director, min_size_bytes: int) -> None:
@@ -133,6 +134,7 @@ class Hooks:
         self._below: tuple[Any, Any] | None = None
         self._thread = 0
         self.out = True
+        self.read = False
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -230,6 +232,7 @@ class Hooks:
     @never_compiled
     def unpack(self, packed: Packed) -> torch.Tensor:
         """The saved tensor again, bit for bit. Raises RuntimeError where it was changed in place, as autograd does."""
+        self.read = True
         if type(packed) is Handle:
             if self._director.watched or modes_on():
                 with self._director.aside(), no_dispatch():

@@ -3,14 +3,17 @@
 Note: [Steps]
 A step ends with an optimizer's step; what follows without saving anything for backward (a second optimizer, logging,
 zero_grad) still belongs to it. So the end is acted on late: when the next outermost module is called, or the next
-large tensor saved. A step is told apart by its signature (known.py); where a known step turns out differently midway,
-another known one with the same beginning takes over, and if there is none the rest is swapped as in an observed step,
-counted, and said once; the next step with that signature is observed again.
+large tensor saved. Where no optimizer of torch steps, that call is the end, if parameters have changed after a backward
+by then (updates.py); and an optimizer that calls a closure ends one before each call but the first. A step is told
+apart by its signature (known.py); where a known step turns out differently midway, another known one with the same
+beginning takes over, and if there is none the rest is swapped as in an observed step, counted, and said once; the next
+step with that signature is observed again.
 
 Note: [Recordings]
 A recording ends in the optimizer's step and another begins at the earliest with the next module call. A profiler range
 that is open when torch's profiler stops and another one starts would be written, at its end, into memory of the first:
-so no range of the user's may span both. Several optimizers may step in one step: how many do is learnt from the first.
+so no range of the user's may span both, and no recording begins in the call in which one ends. Several optimizers may
+step in one step: how many do is learnt from the first.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from elbowroom.capture.recorder import Recorder, Recording, live_ram_bytes
 from elbowroom.capture.reserved import Reserved
 from elbowroom.errors import Infeasible
 from elbowroom.runtime import figures
-from elbowroom.runtime._torch_compat import keywords_of_call, never_compiled
+from elbowroom.runtime._torch_compat import in_backward, keywords_of_call, never_compiled
 from elbowroom.runtime.entries import Entry, Observer
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.figures import Mode
@@ -52,6 +55,7 @@ from elbowroom.runtime.step_recomputes import StepRecomputes
 from elbowroom.runtime.storages import dtype_name
 from elbowroom.runtime.surprises import NO_STEP, Surprises
 from elbowroom.runtime.unhooked import Unhooked
+from elbowroom.runtime.updates import Updates
 from elbowroom.schedule import Action
 
 
@@ -81,6 +85,8 @@ class Room(Records, Director, Conductor):
         self._unhooked = Unhooked(self._hooks, executor.residence, learner.budget_bytes)
         self._root_hook = ModuleHooks(self._on_root)
         self._watch: OptimizerWatch | None = None
+        self._updates = Updates()
+        self._in_optimizer = self._just_stopped = False
 
     # Life
 
@@ -104,6 +110,9 @@ class Room(Records, Director, Conductor):
             with once:
                 self._recomputes.forward_ends()
                 self._recording = self._recording or self._stop_recording()
+            if not failed and self._updated():
+                self._mark_end()
+                self._root_hook.remove()
             if self._optimizer_ran and not failed:
                 with suppress(Infeasible):  # the training is through: a plan for its next step is not missed
                     self._end_step()
@@ -121,11 +130,15 @@ class Room(Records, Director, Conductor):
     def end_step(self) -> None:
         """Say that a step of the training ends here, where no torch.optim.Optimizer says so."""
         if self._running:
-            self._recomputes.forward_ends()
-            self._recomputes.verify()
-            if self._recording is None:
-                self._recording = self._stop_recording()
-            self._mark_end()
+            self._updates.active = False
+            self._ends_here()
+
+    def _ends_here(self) -> None:
+        self._recomputes.forward_ends()
+        self._recomputes.verify()
+        if self._recording is None:
+            self._recording = self._stop_recording()
+        self._mark_end()
 
     def _mark_end(self) -> None:
         self._optimizer_ran = True
@@ -146,13 +159,31 @@ class Room(Records, Director, Conductor):
         """An outermost module is called: the first of a step that trains begins it."""
         if self._optimizer_ran:
             self._end_step()
+        elif torch.is_grad_enabled() and self._updated():
+            self._ends_unseen()
         if not self._running and torch.is_grad_enabled():
             keywords = keywords_of_call()
             self._begin_step(module, signature(module, args, keywords), details(args, keywords))
 
+    def _updated(self) -> bool:
+        """Whether the step is over though no optimizer of torch says so; asked where a forward begins, or all ends."""
+        if not (self._running and self._hooks.read) or self._optimizer_ran or in_backward():
+            return False
+        if not (self._updates.active or self._in_optimizer):
+            return False
+        self._hooks.read = False  # until the next backward there is nothing to be seen
+        with self.aside():
+            return self._in_optimizer or self._updates.changed()
+
+    def _ends_unseen(self) -> None:
+        """The step ended where parameters changed, which is seen only now, as the next forward begins."""
+        self._just_stopped = self._recorder is not None
+        self._ends_here()
+        self._end_step()
+
     def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
         known = self._learner.expected(key)
-        self._root_hook.remove()
+        self._await_updates(root)
         others = key != self._key or known is not self._last
         self._running, self._key, self._current = True, key, known
         self._saved = []
@@ -169,13 +200,16 @@ class Room(Records, Director, Conductor):
             self._moving(True)
             if not self._steps_ended:
                 self._executor.residence.training_begins(root)
-            learns = not (self._recomputes.records_calls or self._learner.plans_beside(key))
+            learns = not (self._recomputes.records_calls or self._learner.plans_beside(key) or self._just_stopped)
             self._recorder = self._observing.record(root) if learns else None
+            if learns and self._recorder is None:
+                self._surprises.profiled()
         else:
             self._mode = "plan" if known.moves else "keep"
             self._moving(known.moves)
-            if known.records(self._measure_next):
+            if known.records(self._measure_next) and not self._just_stopped:
                 self._recorder = start_recorder(self._executor, self._reserved, root)
+        self._just_stopped = False
         self._now_watched()
         chosen = known.chosen if known is not None else {}
         self._learner.layers.begin(root, chosen, recorded=self._recorder is not None)
@@ -183,8 +217,17 @@ class Room(Records, Director, Conductor):
         self._states.in_parts = self._learner.in_parts if self._current is None else self._current.in_parts
         self._states.begin_step()
         plain = known is not None and known.runs_as_ever and self._recorder is None and self._learner.only(key)
+        plain = plain and not self._root_hook.installed
         self._unhooked.begin(known, details, plain=plain)
         self._begin_ns = time.perf_counter_ns()
+
+    def _await_updates(self, root: torch.nn.Module | None) -> None:
+        """A step begins: where no optimizer says when it ends, or one runs it, each forward is looked at."""
+        self._hooks.read = False
+        if self._updates.active:
+            self._updates.begin(root, self.device)
+        if not (self._updates.active or self._in_optimizer):
+            self._root_hook.remove()
 
     def _begin_memory(self, known: Known | None, *, others: bool) -> None:
         """Make room for a step; `others`: for other storages than those of the step before.
@@ -215,6 +258,7 @@ class Room(Records, Director, Conductor):
             (self._executor.residence.begin if moving else self._executor.residence.end)()
 
     def _optimizer_begins(self, optimizer: Any) -> None:
+        self._in_optimizer = True
         self._states.meets(optimizer)
         if self._running:
             self._recomputes.forward_ends()
@@ -225,6 +269,7 @@ class Room(Records, Director, Conductor):
 
     def _optimizer_ends(self, optimizer: Any) -> None:
         optimizer_ended(self._recorder, optimizer)
+        self._in_optimizer = self._updates.active = False
         self._optimizer_steps += 1
         if self._optimizer_steps >= self._learner.optimizer_steps(self._key):
             self.end_step()
@@ -300,6 +345,8 @@ class Room(Records, Director, Conductor):
             return None
         if self._optimizer_ran:
             self._end_step()
+        elif self._hooks.read and self._updated():
+            self._ends_unseen()
         if not self._running:
             self._begin_step(None, None)
         n, current = len(self._saved), self._current

@@ -11,8 +11,14 @@ import torch
 from elbowroom.units import format_bytes
 
 NO_STEP = (
-    "elbowroom: no optimizer stepped, so every large saved storage was swapped all the time and nothing was planned; "
-    "call room.end_step() after each update of the weights that no torch.optim.Optimizer makes"
+    "elbowroom: no step of a training ended, as no optimizer stepped and no parameter changed after a backward: every "
+    "large saved storage was swapped all the time, and nothing was planned"
+)
+
+PROFILED = (
+    "elbowroom: torch's profiler is in use, and only one can be: no step can be observed, so that every large saved "
+    "storage is swapped in each step until the profiler stops, and nothing is planned or measured. Start it after the "
+    "third step, such as with schedule=torch.profiler.schedule(wait=3, warmup=1, active=2). Said once"
 )
 
 OBSERVED_AGAIN = "the rest of the step is swapped whole, and the next such step is observed again"
@@ -24,12 +30,18 @@ class Surprises:
 
     def __init__(self) -> None:
         self._warned = False
-        self._told_of_subclass = self._told_of_device = self._told_of_more = False
+        self._told_of_subclass = self._told_of_device = self._told_of_more = self._told_of_profiler = False
 
     def save(self, n: int, expected: Sequence[tuple[int, str]], found: tuple[int, str]) -> None:
         """The n-th saved storage has other (bytes, dtype) than expected, or none was expected any more."""
         wanted = f"{expected[0][0]} bytes of {expected[0][1]}" if expected else "nothing more"
         self._warn(f"saved storage {n} of a step has {found[0]} bytes of {found[1]} where its plan expects {wanted}")
+
+    def profiled(self) -> None:
+        """A step is to be observed while torch's profiler is in the user's use."""
+        if not self._told_of_profiler:
+            self._told_of_profiler = True
+            warnings.warn(PROFILED, RuntimeWarning, stacklevel=6)
 
     def lies_there(self, more_bytes: int) -> None:
         """Where a step begins, so much more lies on the device than when its plan was made."""
