@@ -60,7 +60,15 @@ class Infeasible(ElbowroomError):
 
 
 class CaptureError(ElbowroomError):
-    """A training step could not be recorded."""
+    """A training step could not be recorded.
+
+    Attributes:
+        ours: whether elbowroom failed, and not the script.
+    """
+
+    def __init__(self, message: str, *, ours: bool = False) -> None:
+        super().__init__(message)
+        self.ours = ours
 
 
 class TimeOver(ElbowroomError):

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from elbowroom.cli import demo, estimate, largest, machine, plan, report, run, scripts
+from elbowroom.cli import demo, estimate, failures, largest, machine, plan, report, run, scripts
 from elbowroom.cli.parser import Parser
-from elbowroom.errors import ElbowroomError
+from elbowroom.errors import CaptureError, ElbowroomError
 
 __all__ = ["main"]
 
@@ -32,12 +32,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, or that of the error, whose message is on standard error.
     """
-    words, script_arguments = scripts.split_at_dashes(sys.argv[1:] if argv is None else argv, WITH_SCRIPT_ARGUMENTS)
+    given = list(sys.argv[1:] if argv is None else argv)
+    words, script_arguments = scripts.split_at_dashes(given, WITH_SCRIPT_ARGUMENTS)
     try:
         arguments = _parser().parsed(words, argparse.Namespace(script_arguments=script_arguments))
         return arguments.execute(arguments)
     except ElbowroomError as problem:
         print(f"elbowroom: {problem}", file=sys.stderr)
+        if isinstance(problem, CaptureError) and problem.ours:
+            print(failures.how_to_report(given), file=sys.stderr)
         return problem.exit_code
     except KeyboardInterrupt:
         print("\nelbowroom: interrupted", file=sys.stderr)
@@ -46,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of standard output went away (as `head` does): not an error, and nothing more to write.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as problem:  # noqa: BLE001  what nobody expected is shown with how to report it
+        return failures.show(problem, given)
 
 
 def _parser() -> Parser:

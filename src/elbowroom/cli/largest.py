@@ -157,7 +157,9 @@ class Trials:
                 constants=turned.constants,
             )
         except CaptureError as problem:
-            raise CaptureError(f"with {self.knob.label} = {value}{self._guessed()}: {problem}") from problem
+            raise CaptureError(
+                f"with {self.knob.label} = {value}{self._guessed()}: {problem}", ours=problem.ours
+            ) from problem
 
     def _looked_at(self) -> str:
         verdicts = {value: answer.fits for value, answer in self.answers.items() if self.slowdown is None}

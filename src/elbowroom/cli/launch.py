@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from elbowroom.capture.script.faults import of_elbowroom
+from elbowroom.cli.failures import how_to_report
 from elbowroom.errors import ElbowroomError, UsageError
 
 
@@ -72,6 +74,8 @@ def as_python_would(command: Command) -> Iterator[Outcome]:
         outcome.code, outcome.failed = 1, True
         shown = problem.with_traceback(of_the_script(problem.__traceback__))
         sys.excepthook(type(shown), shown, shown.__traceback__)
+        if of_elbowroom(problem):
+            print(how_to_report(argv[1:]), file=sys.stderr)
     finally:
         sys.argv, sys.path[0] = argv, first
 

@@ -21,11 +21,11 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from elbowroom.allocator.settings import VARIABLES
-from elbowroom.capture.script import faults, files, savers
+from elbowroom.capture.script import faults, files, kept_away, landlock, savers
 from elbowroom.capture.script.constants import compiled
 from elbowroom.capture.script.guard import OVER
 from elbowroom.capture.script.on_cpu import hint
-from elbowroom.capture.script.overlay import Overlay
+from elbowroom.capture.script.overlay import SYSTEM, Overlay
 from elbowroom.capture.script.phases import phase_of
 from elbowroom.capture.script.script import WRITING, Order
 from elbowroom.errors import UsageError
@@ -40,6 +40,7 @@ _REPORT_S = 0.2
 def main(folder: str, argument: str) -> None:
     """Carry out an order."""
     order = Order(**json.loads(argument))
+    landlock.write_only_in([folder, *SYSTEM, *_caches(order)])
     asked: set[str] = set()
     try:
         problem = _capture(order, Path(folder), asked)
@@ -49,6 +50,7 @@ def main(folder: str, argument: str) -> None:
         "problem": problem.message if problem else "",
         "usage": bool(problem and problem.usage),
         "show_output": bool(problem and problem.show_output),
+        "ours": bool(problem and problem.ours),
         "asked": sorted(asked),
     }
     _write(Path(folder) / "answer.json", json.dumps(answer))
@@ -66,8 +68,10 @@ def _capture(order: Order, folder: Path, asked: set[str]) -> faults.Fault | None
 
     target = Machine.load(folder / "machine.json")
     device = VirtualDevice(target, steps=order.steps, parts_min_bytes=order.parts_min_bytes)
-    overlay = Overlay(str(folder))
+    overlay = Overlay(str(folder), _caches(order))
     files.install(overlay, savers.install(overlay))
+    refused: list[str] = []
+    kept_away.Watcher(_own(folder, order), network=order.network, refused=refused.append).start()
     problem: BaseException | None = None
     what = {"steps": lambda: str(device.steps_seen), "phase": lambda: phase_of(device, order.script, order.steps)}
     with _reporting(folder, what):
@@ -77,6 +81,8 @@ def _capture(order: Order, folder: Path, asked: set[str]) -> faults.Fault | None
         except BaseException as raised:  # noqa: BLE001  whatever the script raises is explained, not shown
             problem = raised
     asked |= device.ledger.asked
+    for each in refused:
+        device.ledger.remark("kept_away", each)
     sys.stdout.flush()
     sys.stderr.flush()
     if problem is not None and not faults.is_regular_end(problem):
@@ -119,6 +125,17 @@ def _no_steps(device: VirtualDevice, order: Order) -> faults.Fault:
         seen = faults.on_cpu(device.host_steps, device.host_tensors)
         return faults.Fault(f"{order.script}: {seen}; {hint(order.script, order.arguments)}")
     return faults.no_steps(order.script)
+
+
+def _caches(order: Order) -> list[str]:
+    """Where what is downloaded is kept, by a script that may."""
+    return [os.path.expanduser("~/.cache")] if order.network else []
+
+
+def _own(folder: Path, order: Order) -> tuple[str, ...]:
+    """Folders in which files change: by their names, and without symbolic links."""
+    named = [str(folder), *SYSTEM, *_caches(order)]
+    return tuple(dict.fromkeys([*named, *map(os.path.realpath, named)]))
 
 
 def _code(order: Order) -> types.CodeType | faults.Fault:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+from elbowroom.capture.script.kept_away import NO_NETWORK, NO_WRITE
+from elbowroom.errors import ElbowroomError
+
 _SHOWN = 400  # characters of the script's own message
+_LINES = 12  # of a traceback, at its beginning and at its end
+PACKAGE = str(Path(__file__).parents[2]) + os.sep
 
 
 class Fault(NamedTuple):
@@ -16,11 +23,13 @@ class Fault(NamedTuple):
         message: for the user.
         usage: whether an argument was wrong, rather than the script.
         show_output: whether the last lines of the script's output help.
+        ours: whether elbowroom failed, and not the script.
     """
 
     message: str
     usage: bool = False
     show_output: bool = False
+    ours: bool = False
 
 
 Said = tuple[str, str] | None
@@ -70,11 +79,33 @@ def on_cpu(steps: int, tensors: int) -> str:
 
 def explained(problem: BaseException, script: str) -> Fault:
     """An exception of a script that ended it before its first step, explained."""
-    for knows in (_exit, _missing_module, _missing_file, _on_the_gpu, _other):
+    for knows in (_exit, _elsewhere, _missing_module, _missing_file, _on_the_gpu, _other):
         said = knows(problem)
         if said is not None:
-            return Fault(f"{where(problem, script)}: {said[0]}; {said[1]}", show_output=knows in (_exit, _other))
+            shown = f"\n{_shown(problem, script)}" if knows in (_other, _missing_module) else ""
+            ours = knows is _other and of_elbowroom(problem)
+            message = f"{where(problem, script)}: {said[0]}; {said[1]}{shown}"
+            return Fault(message, show_output=knows in (_exit, _other), ours=ours)
     raise AssertionError("the last one knows everything")
+
+
+def of_elbowroom(problem: BaseException) -> bool:
+    """Whether a line of elbowroom raised an exception, and not to say that something is not allowed or has no room."""
+    if isinstance(problem, ElbowroomError | MemoryError) or type(problem).__name__ == "OutOfMemoryError":
+        return False
+    frames = traceback.extract_tb(problem.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(PACKAGE)
+
+
+def _shown(problem: BaseException, script: str) -> str:
+    """The traceback as python shows it to whoever runs the script, cut in the middle where it is long."""
+    trace = problem.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != script:
+        trace = trace.tb_next
+    lines = "".join(traceback.format_exception(problem.with_traceback(trace or problem.__traceback__))).splitlines()
+    if len(lines) > 2 * _LINES:
+        lines = [*lines[:_LINES], f"  ... {len(lines) - 2 * _LINES} lines ...", *lines[-_LINES:]]
+    return "\n".join(f"    {line if len(line) <= _SHOWN else line[:_SHOWN] + '...'}" for line in lines)
 
 
 def later(problem: BaseException, script: str, steps_seen: int, wanted: int) -> str:
@@ -108,6 +139,28 @@ def _exit(problem: BaseException) -> Said:
         f"the script exited with {code}",
         "allowed is a script that trains until it is stopped or done; run it with the arguments it needs",
     )
+
+
+_NO_NETWORK = (NO_NETWORK, "outgoing traffic has been disabled", "OfflineModeIsEnabled", "in offline mode")
+
+
+def _elsewhere(problem: BaseException) -> Said:
+    """What an estimate keeps a script from."""
+    refused = _first_with(problem, _NO_NETWORK)
+    if refused is not None:
+        return (
+            f"it needs the network, which an estimate does not use ({_short(refused)})",
+            "allowed is what is on this computer; run the script once, so that what it downloads is kept here, or let "
+            "it use the network with --network",
+        )
+    refused = _first_with(problem, (NO_WRITE,))
+    if refused is not None:
+        return (
+            f"it writes a file past Python's own calls ({_short(refused)})",
+            "allowed are writes by open(), os and the libraries of docs/safety.md, which an estimate keeps from your "
+            "files; leave this one out where the variable ELBOWROOM_ESTIMATE is set",
+        )
+    return None
 
 
 def _missing_module(problem: BaseException) -> Said:
@@ -191,10 +244,13 @@ def _on_the_gpu(problem: BaseException) -> Said:
 
 
 def _other(problem: BaseException) -> Said:
+    if of_elbowroom(problem):
+        said = _short(problem) or "no message"
+        return f"elbowroom failed with {type(problem).__name__}: {said}{_deeper(problem)}", "that is not the script's"
     return (
         f"the script failed with {type(problem).__name__}: {_short(problem) or 'no message'}{_deeper(problem)}",
         "allowed is a script that trains; run it as it is to see whether it does (on a CPU if it can); if it does, "
-        "please report this, with the lines above",
+        "please report this, with the lines below",
     )
 
 

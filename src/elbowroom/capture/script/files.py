@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, final
 
+from elbowroom.capture.script.kept_away import through_opener
 from elbowroom.capture.script.overlay import Overlay, error
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -86,7 +87,8 @@ def _opener() -> Callable[..., Any]:
     ) -> Any:
         if opener is None and not isinstance(file, int):
             opener = functools.partial(os.open, mode=0o666)  # the one of the overlay; the file keeps its name
-        return _real_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
+        with through_opener():
+            return _real_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
 
     return opened
 

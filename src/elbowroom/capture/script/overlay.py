@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import posixpath
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from os import O_CREAT, O_EXCL, O_RDONLY, O_TRUNC, O_WRONLY, fsdecode, fspath, strerror
 from os import chmod as _chmod
@@ -56,9 +57,10 @@ class Overlay:
 
     Args:
         folder: a folder of the estimate. Paths in it, and in `SYSTEM`, are taken as they are.
+        others: further folders of that kind.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, others: Sequence[str] = ()) -> None:
         self.folder = posixpath.abspath(folder)
         self.upper = f"{self.folder}/written"
         self.working = _getcwd()
@@ -66,7 +68,7 @@ class Overlay:
         self._lower: dict[str, str | None] = {}
         self._parents: dict[str, str] = {}
         self._touched = False
-        self._own = (self.folder, *SYSTEM)
+        self._own = (self.folder, *SYSTEM, *others)
         with suppress(FileExistsError):
             _mkdir(self.upper)
 
@@ -216,6 +218,13 @@ class Overlay:
             else:
                 _copy(place, above, status, given)
             return above
+
+    def filling(self, name: str) -> str:
+        """Where to have a folder in which files are written; it is made where it is not there."""
+        with self.lock:
+            self._parents.clear()
+            self._folders(name)
+            return self.above(name)
 
     def changing(self, name: str, given: Any) -> str:
         """Where to change what is there, its times or mode say; its content stays."""

@@ -1,4 +1,4 @@
-"""Libraries that open files below Python: they get the path that the overlay has for it."""
+"""Libraries that open files below Python: they get the path that the overlay has for it. Loggers start no run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
+from elbowroom.capture.script.kept_away import loggers_off
 from elbowroom.capture.script.overlay import Overlay
+from elbowroom.capture.script.safetensors_opened import opener
 
 Wrapper = Callable[[Overlay, Any], Any]
+
+READ, ANEW, KEEP, FOLDER = "read", "anew", "keep", "folder"
+"""What a library does with a path: reads it; writes it anew; changes what is there; writes files in it."""
+_SIDES = ("-wal", "-shm", "-journal")
+"""Files beside a database of SQLite that belong to it."""
 
 
 def is_path(what: Any) -> bool:
@@ -20,14 +27,58 @@ def is_path(what: Any) -> bool:
     return isinstance(what, str | bytes | os.PathLike)
 
 
-def to_write(overlay: Overlay, path: Any, flags: int = os.O_WRONLY | os.O_CREAT) -> Any:
-    """Where a library shall write; the content that is there is kept unless the flags cut it off."""
+def given_to(overlay: Overlay, path: Any, use: str) -> Any:
+    """The path that a library shall have for one of the script's.
+
+    Args:
+        overlay: the layers.
+        path: of the script.
+        use: what the library does with it.
+    """
+    if not is_path(path):
+        return path
+    if use == READ:
+        return overlay.reading(path)
     name = overlay.target(path)
-    return os.fspath(path) if name is None else overlay.writing(name, flags, path)
+    if name is None:
+        return os.fspath(path)
+    if use == FOLDER:
+        return overlay.filling(name)
+    return overlay.writing(name, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if use == ANEW else 0), path)
 
 
-def _torch_save(_: Overlay, save: Any) -> Any:
-    """Through a file object, as the writer of paths is C++."""
+def at(index: int, use: str) -> Wrapper:
+    """Functions whose argument at a position is a path, for one use."""
+
+    def wrapper(overlay: Overlay, function: Any) -> Any:
+        @functools.wraps(function, updated=())
+        def called(*args: Any, **how: Any) -> Any:
+            if len(args) > index:
+                args = (*args[:index], given_to(overlay, args[index], use), *args[index + 1 :])
+            return function(*args, **how)
+
+        return called
+
+    return wrapper
+
+
+def with_mode(overlay: Overlay, initialise: Any) -> Any:
+    """`__init__` of classes like `open`: a path, then a mode."""
+
+    @functools.wraps(initialise)
+    def made(self: Any, path: Any, mode: Any = "r", *args: Any, **how: Any) -> None:
+        use = READ if mode in (None, "r") else ANEW if mode.startswith("w") else KEEP
+        initialise(self, given_to(overlay, path, use), mode, *args, **how)
+
+    return made
+
+
+def _static(wrapper: Wrapper) -> Wrapper:
+    return lambda overlay, function: staticmethod(wrapper(overlay, function))
+
+
+def _through_a_file(overlay: Overlay, save: Any) -> Any:  # noqa: ARG001  a Wrapper
+    """`torch.save` and the like: through a file object, as their writers of paths are C++."""
 
     @functools.wraps(save)
     def saved(obj: Any, f: Any, *args: Any, **how: Any) -> Any:
@@ -39,20 +90,65 @@ def _torch_save(_: Overlay, save: Any) -> Any:
     return saved
 
 
-def _first_read(overlay: Overlay, function: Any) -> Any:
-    """A function whose first argument is a path that it reads."""
+def _sqlite(overlay: Overlay, connect: Any) -> Any:
+    """Databases, with what lies beside them; also named by a URI."""
 
-    @functools.wraps(function)
-    def reads(path: Any, *args: Any, **how: Any) -> Any:
-        return function(overlay.reading(path) if is_path(path) else path, *args, **how)
+    @functools.wraps(connect)
+    def connected(database: Any, *args: Any, **how: Any) -> Any:
+        if not is_path(database) or os.fspath(database) in ("", b"", ":memory:", b":memory:"):
+            return connect(database, *args, **how)
+        text = os.fsdecode(database)
+        scheme = "file:" if how.get("uri") and text.startswith("file:") else ""
+        path, question, options = text[len(scheme) :].partition("?") if scheme else (text, "", "")
+        if not path or path == ":memory:" or "mode=memory" in options:
+            return connect(database, *args, **how)
+        use = READ if "mode=ro" in options or "immutable=1" in options else KEEP
+        for side in _SIDES:
+            if use == KEEP and os.path.exists(path + side):
+                given_to(overlay, path + side, KEEP)
+        return connect(f"{scheme}{given_to(overlay, path, use)}{question}{options}", *args, **how)
 
-    return reads
+    return connected
+
+
+def _off(name: str) -> Wrapper:
+    """A logger's call that starts a run: it is made with what turns it off."""
+
+    def wrapper(_: Overlay, start: Any) -> Any:
+        @functools.wraps(start)
+        def started(*args: Any, **how: Any) -> Any:
+            return start(*args, **loggers_off(name, how))
+
+        return started
+
+    return wrapper
+
+
+def _ignored(_: Overlay, function: Any) -> Any:
+    return functools.wraps(function)(lambda *_args, **_how: None)
 
 
 SAVERS: dict[str, dict[str, Wrapper]] = {
-    "torch": {"save": _torch_save, "load": _first_read},
+    "torch": {"save": _through_a_file, "load": at(0, READ)},
+    "torch.jit": {"save": _through_a_file, "load": at(0, READ)},
+    "safetensors": {"serialize_file": at(1, ANEW), "safe_open": opener},
+    "tokenizers": {"Tokenizer.save": at(1, ANEW), "Tokenizer.from_file": _static(at(0, READ))},
+    "tokenizers.models": {"Model.save": at(1, FOLDER)},
+    "h5py": {"File.__init__": with_mode},
+    "soundfile": {"SoundFile.__init__": with_mode},
+    "sqlite3": {"connect": _sqlite},
+    "pyarrow": {"memory_map": at(0, READ)},
+    "pyarrow.parquet": {"write_table": at(1, ANEW), "read_table": at(0, READ)},
+    "cv2": {"imwrite": at(0, ANEW), "imread": at(0, READ)},
+    "lmdb": {"open": at(0, FOLDER)},
+    "torchvision.io.image": {"write_file": at(0, ANEW), "read_file": at(0, READ)},
+    "SimpleITK": {"WriteImage": at(1, ANEW), "ReadImage": at(0, READ)},
+    "wandb": {"init": _off("wandb")},
+    "swanlab": {"init": _off("swanlab")},
+    "neptune": {"init_run": _off("neptune")},
+    "mlflow": {"set_tracking_uri": _ignored},
 }
-"""By module, its functions that take paths."""
+"""By module, its functions, or methods of its classes, that take paths or start runs."""
 
 
 def install(overlay: Overlay) -> Mapping[int, Any]:
@@ -76,11 +172,15 @@ def install(overlay: Overlay) -> Mapping[int, Any]:
 
 def _changed(module: Any, wrappers: Mapping[str, Wrapper], overlay: Overlay) -> dict[int, Any]:
     replaced: dict[int, Any] = {}
-    for attribute, wrapper in wrappers.items():
-        real = getattr(module, attribute, None)
+    for path, wrapper in wrappers.items():
+        holder, _, attribute = path.rpartition(".")
+        place = getattr(module, holder, None) if holder else module
+        real = getattr(place, attribute, None)
         if real is not None:
-            replaced[id(real)] = wrapper(overlay, real)
-            setattr(module, attribute, replaced[id(real)])
+            made = wrapper(overlay, real)
+            setattr(place, attribute, made)
+            if place is module:
+                replaced[id(real)] = made
     return replaced
 
 
@@ -90,12 +190,16 @@ class Arrivals(importlib.abc.MetaPathFinder):
 
     def __init__(self, waiting: Mapping[str, Callable[[Any], Any]]) -> None:
         self._waiting = dict(waiting)
+        self._looking: set[str] = set()
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002  the protocol's
-        arrived = self._waiting.pop(fullname, None)
-        if arrived is None:
+        if fullname not in self._waiting or fullname in self._looking:
             return None
-        spec = importlib.util.find_spec(fullname)
+        self._looking.add(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._looking.discard(fullname)
         loader: Any = spec.loader if spec is not None else None
         if loader is None:
             return spec
@@ -103,7 +207,9 @@ class Arrivals(importlib.abc.MetaPathFinder):
 
         def executed(module: Any) -> None:
             run(module)
-            arrived(module)
+            arrived = self._waiting.pop(fullname, None)
+            if arrived is not None:
+                arrived(module)
 
         loader.exec_module = executed
         return spec

@@ -15,12 +15,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from elbowroom.capture.script import guard
 from elbowroom.capture.script.faults import over
+from elbowroom.capture.script.kept_away import surroundings
 from elbowroom.capture.script.modules_found import module_file
 from elbowroom.errors import CaptureError, FormatError, UsageError
 from elbowroom.machine import Machine
@@ -50,6 +51,7 @@ class Order:
         constants: numbers that replace module-level ones.
         timeout_s: the time limit, for messages.
         parts_min_bytes: as for the virtual device.
+        network: whether it may use the network.
     """
 
     script: str
@@ -59,6 +61,7 @@ class Order:
     timeout_s: float = TIMEOUT_S
     module: str = ""
     parts_min_bytes: int | None = None
+    network: bool = False
 
     @property
     def label(self) -> str:
@@ -83,6 +86,16 @@ class Told(NamedTuple):
     phase: Callable[[str], None]
     asked: Callable[[frozenset[str]], None]
 
+    @classmethod
+    def of(
+        cls,
+        step: Callable[[int], None] | None,
+        phase: Callable[[str], None] | None,
+        asked: Callable[[frozenset[str]], None] | None,
+    ) -> Told:
+        """Who is there is told."""
+        return cls(step or _silent, phase or _silent, asked or _silent)
+
 
 def _silent(_: object) -> None:
     pass
@@ -102,6 +115,7 @@ def capture_script(
     on_asked: Callable[[frozenset[str]], None] | None = None,
     on_phase: Callable[[str], None] | None = None,
     parts_min_bytes: int | None = None,
+    network: bool = False,
 ) -> Trace:
     """Run a training script on a virtual GPU for a few optimizer steps; the trace of all that it does up to then.
 
@@ -118,27 +132,27 @@ def capture_script(
         on_asked: called at the end with what the script asked of the GPU beside its `Facts`: "name", "memory".
         on_phase: called with what takes the time now, such as "importing torch", whenever that changes.
         parts_min_bytes: carry out optimizers' steps in parts, as for `capture`, for states of at least so many bytes.
+        network: let the script use the network, as to download data; it is refused otherwise (docs/safety.md).
 
     Raises:
         UsageError: there is no such script, GPU or constant.
-        CaptureError: the script failed, did no step, or did none in time; the message says which and what to do.
+        CaptureError: the script did no step, or none in time; the message says why and what to do.
     """
-    order = _order(path, module, argv, steps, constants or {})
-    order = replace(order, parts_min_bytes=parts_min_bytes, timeout_s=timeout_s)
+    order = _order(path, module, argv, steps, constants or {}, parts_min_bytes, timeout_s, network)
     with tempfile.TemporaryDirectory(prefix="elbowroom-", ignore_cleanup_errors=True) as folder:
-        told = Told(on_step or _silent, on_phase or _silent, on_asked or _silent)
-        return _captured(order, _gpu(machine), Path(folder), dict(environment or {}), told)
+        return _captured(order, _gpu(machine), Path(folder), environment or {}, Told.of(on_step, on_phase, on_asked))
 
 
 def _captured(
     order: Order,
     target: Machine,
     folder: Path,
-    environment: dict[str, str],
+    environment: Mapping[str, str],
     told: Told,
 ) -> Trace:
     """What a child makes of an order in a folder of its own."""
     target.save(folder / "machine.json")
+    (folder / "tmp").mkdir()
     code = _run(order, folder, environment, told)
     return _answer(order, folder, code, told.asked)
 
@@ -149,6 +163,9 @@ def _order(
     argv: Sequence[str],
     steps: int,
     constants: Mapping[str, int | float],
+    parts_min_bytes: int | None,
+    timeout_s: float,
+    network: bool,
 ) -> Order:
     if (path is None) == (module is None):
         raise UsageError("capture: given a path and a module, or neither; allowed is one of them; leave the other out")
@@ -157,7 +174,16 @@ def _order(
         raise UsageError(f"capture: given the script {script!r}, which is not there; allowed is the path of a file")
     if type(steps) is not int or steps < 1:
         raise UsageError(f"capture: given steps={steps!r}; allowed is an int of at least 1; 3 are usually enough")
-    return Order(script=script, arguments=tuple(argv), steps=steps, constants=dict(constants), module=module or "")
+    return Order(
+        script=script,
+        arguments=tuple(argv),
+        steps=steps,
+        constants=dict(constants),
+        timeout_s=timeout_s,
+        module=module or "",
+        parts_min_bytes=parts_min_bytes,
+        network=network,
+    )
 
 
 def _gpu(machine: str | Machine) -> Machine:
@@ -180,7 +206,7 @@ def _run(order: Order, folder: Path, environment: Mapping[str, str], told: Told)
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
+            env={**os.environ, **surroundings(str(folder), network=order.network), **environment},
             start_new_session=True,
         )
         try:
@@ -240,7 +266,7 @@ def _answer(order: Order, folder: Path, code: int, on_asked: Callable[[frozenset
     if answer["usage"]:
         raise UsageError(answer["problem"])
     if answer["problem"]:
-        raise CaptureError(answer["problem"] + (_said(folder) if answer["show_output"] else ""))
+        raise CaptureError(answer["problem"] + (_said(folder) if answer["show_output"] else ""), ours=answer["ours"])
     on_asked(frozenset(answer["asked"]))
     try:
         return Trace.load(folder / "trace.json")
