@@ -71,6 +71,7 @@ class Captures:
         on_step: Callable[[int], None] | None = None,
         on_phase: Callable[[str], None] | None = None,
         on_asked: Callable[[frozenset[str]], None] | None = None,
+        network: bool = False,
     ) -> Trace:
         self.calls.append(
             {
@@ -80,6 +81,7 @@ class Captures:
                 "machine": machine,
                 "steps": steps,
                 "timeout_s": timeout_s,
+                "network": network,
             }
         )
         given = [*argv, *(environment or {}).values(), *(constants or {}).values()]

@@ -17,11 +17,12 @@ SOURCES = Path(__file__).parents[2] / "src"
 
 # A change here is a change of what users type: keep it small, and say it in the CHANGELOG.
 OPTIONS = {
-    "estimate": ["--gpu", "--json", "--out", "--steps", "--timeout", "-m", "script"],
+    "estimate": ["--gpu", "--json", "--network", "--out", "--steps", "--timeout", "-m", "script"],
     "largest": [
         "--gpu",
         "--json",
         "--multiple-of",
+        "--network",
         "--planner",
         "--steps",
         "--timeout",
@@ -31,8 +32,10 @@ OPTIONS = {
         "script",
     ],
     "plan": [
-        *("--allow", "--budget", "--exclude", "--gpu", "--include", "--json", "--min-size", "--option", "--out"),
+        *("--allow", "--budget", "--exclude", "--gpu", "--include", "--json", "--min-size", "--network"),
         *(
+            "--option",
+            "--out",
             "--pareto",
             "--planner",
             "--report",

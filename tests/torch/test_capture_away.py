@@ -150,6 +150,16 @@ with connection:
 assert connection.execute("select count(*) from trials").fetchone() == (1,)
 connection.close()
 assert sqlite3.connect("file:study.db?mode=ro", uri=True).execute("select count(*) from trials").fetchone() == (1,)
+Path("written.py").write_text("VALUE = 3")
+os.makedirs("made/inner")
+Path("made/inner/deep.py").write_text("VALUE = 4")
+sys.path.append(".")
+import importlib.util, written
+from made.inner import deep
+spec = importlib.util.spec_from_file_location("named", "made/inner/deep.py")
+named = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(named)
+assert (written.VALUE, deep.VALUE, named.VALUE) == (3, 4, 4)
 os.chdir("runs"); Path("here.txt").write_text("1"); os.chdir(".."); assert Path("runs/here.txt").exists()
 """
 

@@ -91,7 +91,15 @@ def test_a_script_runs_as_main_with_its_own_folder_first(tmp_path: Path) -> None
         ("import no_such_package", r"train\.py:1: it imports no_such_package, .*; .*install no_such_package"),
         ("x = 1\nraise KeyError('lr')", r"train\.py:2: the script failed with KeyError: 'lr'"),
         ("def (:", r"train\.py:1: the script failed with SyntaxError"),
-        ("import os; print('bye', flush=True); os._exit(3)", r"exit code 3 and without a word.*\n +bye"),
+        ("import os; print('bye', flush=True); os._exit(3)", r"train\.py:1: the script exited with code 3; .*\n +bye"),
+        (
+            "import threading, os, time; threading.Thread(target=os._exit, args=[3]).start(); time.sleep(60)",
+            r"exit code 3 and without a word",
+        ),
+        (
+            "import os, sys; os.execv(sys.executable, ['python', '-c', ''])",
+            r"train\.py:1: it puts another program in its place \(\S+, by os\.exec\); .*ELBOWROOM_ESTIMATE",
+        ),
         ("import os; os.abort()", r"its process crashed \(SIGABRT\); allowed are scripts"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", r"was killed \(SIGKILL\), .*runs out of memory"),
     ],

@@ -155,6 +155,7 @@ class Trials:
                 timeout_s=given.timeout,
                 environment=turned.environment,
                 constants=turned.constants,
+                network=given.network,
             )
         except CaptureError as problem:
             raise CaptureError(

@@ -66,6 +66,7 @@ def add_verb(
         metavar="S",
         help="seconds it may take (default: %(default)s)",
     )
+    parser.add_argument("--network", action="store_true", help="let the script use the network, to download its data")
     parser.add_argument("--json", action="store_true", help="answer in JSON")
     return parser
 
@@ -154,6 +155,7 @@ def captured(script: Script, machine: Machine, arguments: argparse.Namespace, wa
         steps=arguments.steps,
         timeout_s=watch.left_s(),
         on_phase=lambda phase: watch.say(f"{what}: {phase}"),
+        network=arguments.network,
         **options,
     )
 

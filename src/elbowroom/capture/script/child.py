@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elbowroom.allocator.settings import VARIABLES
-from elbowroom.capture.script import faults, files, kept_away, landlock, savers
+from elbowroom.capture.script import faults, files, kept_away, landlock, savers, written_modules
 from elbowroom.capture.script.constants import compiled
 from elbowroom.capture.script.guard import OVER
 from elbowroom.capture.script.on_cpu import hint
@@ -70,6 +70,7 @@ def _capture(order: Order, folder: Path, asked: set[str]) -> faults.Fault | None
     device = VirtualDevice(target, steps=order.steps, parts_min_bytes=order.parts_min_bytes)
     overlay = Overlay(str(folder), _caches(order))
     files.install(overlay, savers.install(overlay))
+    written_modules.install(overlay)
     refused: list[str] = []
     kept_away.Watcher(_own(folder, order), network=order.network, refused=refused.append).start()
     problem: BaseException | None = None
@@ -172,7 +173,19 @@ def _execute(code: types.CodeType, order: Order) -> None:
     else:
         sys.path.insert(0, str(Path(order.script).resolve().parent))
         sys.argv = [order.script, *order.arguments]
+    setattr(os, "_exit", _leaving(os.getpid(), os._exit))  # noqa: B010  a name that scripts use
     exec(code, module.__dict__)  # the user's own script, which they asked to be run
+
+
+def _leaving(process: int, leave: Callable[[int], Any]) -> Callable[[int], Any]:
+    """`os._exit` that ends the script and not this process, which has an answer to give."""
+
+    def left(code: int) -> Any:
+        if os.getpid() != process or threading.current_thread() is not threading.main_thread():
+            leave(code)
+        raise SystemExit(code)
+
+    return left
 
 
 def _place(module: types.ModuleType, name: str) -> None:

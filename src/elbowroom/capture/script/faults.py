@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from elbowroom.capture.script.kept_away import NO_NETWORK, NO_WRITE
+from elbowroom.capture.script.kept_away import NO_NETWORK, NO_WRITE, Replaced
 from elbowroom.errors import ElbowroomError
 
 _SHOWN = 400  # characters of the script's own message
@@ -146,6 +146,12 @@ _NO_NETWORK = (NO_NETWORK, "outgoing traffic has been disabled", "OfflineModeIsE
 
 def _elsewhere(problem: BaseException) -> Said:
     """What an estimate keeps a script from."""
+    if isinstance(problem, Replaced):
+        return (
+            f"it puts another program in its place ({problem}, by os.exec)",
+            "allowed is a script that trains in its own process; leave this out where the variable ELBOWROOM_ESTIMATE "
+            "is set, or estimate what it starts",
+        )
     refused = _first_with(problem, _NO_NETWORK)
     if refused is not None:
         return (

@@ -18,6 +18,11 @@ from contextlib import contextmanager, suppress
 from os import getcwd as _getcwd
 from typing import Any, final
 
+
+class Replaced(BaseException):
+    """A script puts another program in the place of its process (`os.exec`); that one would train for real."""
+
+
 VARIABLE = "ELBOWROOM_ESTIMATE"
 """Is 1 for a script that is estimated."""
 NO_NETWORK = "an estimate does not use the network"
@@ -87,8 +92,10 @@ class Watcher:
         self._own = own
         self._refused = refused
         self._resolving = False
+        self._process = os.getpid()
         self._events: dict[str, Callable[[tuple[Any, ...]], None]] = {
             "open": self._opens,
+            "os.exec": self._replaces,
             "os.symlink": self._links,
             **dict.fromkeys(_CHANGES, self._changes),
         }
@@ -105,6 +112,10 @@ class Watcher:
         check = self._events.get(event)
         if check is not None:
             check(arguments)
+
+    def _replaces(self, arguments: tuple[Any, ...]) -> None:
+        if os.getpid() == self._process:
+            raise Replaced(os.fsdecode(arguments[0]))
 
     # Files
 

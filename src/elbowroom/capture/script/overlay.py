@@ -168,6 +168,14 @@ class Overlay:
         name = self.name(absolute, follow=follow)
         return absolute if self.is_own(name) else self.place(name)
 
+    def written(self, path: Any) -> str | None:
+        """Where the upper layer has a folder, None where it has none."""
+        if not self._touched:
+            return None
+        absolute = self.absolute(path)
+        above = self.above(absolute if self.is_own(absolute) else self.name(absolute))
+        return above if _is_folder(above) else None
+
     def entries(self, path: Any) -> list[str] | None:
         """Names in a folder that has some in both layers; None where one layer has them all: see `reading`."""
         if not self._touched:

@@ -279,7 +279,7 @@ def _crash(code: int) -> str:
     if code >= 0:
         return (
             f"its process ended with exit code {code} and without a word to elbowroom; allowed is a script that ends "
-            "by itself; look for os._exit or exec in it"
+            "by itself; look for what ends its process, such as os._exit in a thread"
         )
     name = {each.value: each.name for each in signal.Signals}.get(-code, f"signal {-code}")
     if name == "SIGKILL":

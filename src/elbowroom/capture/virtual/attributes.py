@@ -77,10 +77,19 @@ def _said_get_device(self: torch.Tensor) -> int:
 
 
 def _said_data_ptr(self: torch.Tensor) -> int:
-    """No address, but one number for each storage and offset."""
+    """An address that stands for one: where nothing else is."""
     if home_of(self) is None:
         return _data_ptr(self)
-    return storage_key(self.untyped_storage()) + int(self.storage_offset()) * self.element_size()
+    return _address(self.untyped_storage()) + int(self.storage_offset()) * self.element_size()
+
+
+def _said_storage_ptr(self: torch.UntypedStorage) -> int:
+    return _address(self) if self.device.type == "meta" else _storage_ptr(self)
+
+
+def _address(storage: torch.UntypedStorage) -> int:
+    """One for each storage, a GiB or more from the next, as libraries compare the areas of tensors."""
+    return (storage_key(storage) % 2**33) * 2**30
 
 
 def _said_tolist(self: torch.Tensor) -> Any:
@@ -115,6 +124,8 @@ def _formatted(self: torch.Tensor, spec: str) -> str:
 
 _get_device, _data_ptr, _tolist, _numpy = Tensor.get_device, Tensor.data_ptr, Tensor.tolist, Tensor.numpy
 _repr, _format = Tensor.__repr__, Tensor.__format__
+_Storage: Any = torch.UntypedStorage
+_storage_ptr = _Storage.data_ptr
 
 
 def changes() -> list[Change]:
@@ -133,4 +144,4 @@ def changes() -> list[Change]:
         "__repr__": _described,
         "__format__": _formatted,
     }
-    return [(Tensor, name, value) for name, value in found.items()]
+    return [*((Tensor, name, value) for name, value in found.items()), (_Storage, "data_ptr", _said_storage_ptr)]

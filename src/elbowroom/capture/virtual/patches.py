@@ -299,6 +299,7 @@ def changes(settings: Settings, ledger: Ledger) -> list[Change]:
     found.append((rnn, "get_cudnn_mode", modes.__getitem__))
     found.append((torch, "compile", _uncompiled(ledger)))
     found.append((torch, "_use_cudnn_rnn_flatten_weight", _say(True)))
+    found.append((torch._C, "_cuda_getCurrentRawStream", _say(0)))  # asked for as bitsandbytes is imported
     found += generators.changes()
     found += [*attributes.changes(), *types.changes(), *factories.changes(), *grouping_changes(_grouped)]
     found += pickling.changes(ledger)
