@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -63,8 +64,18 @@ def table(rows: Iterable[dict[str, Any]], causes: dict[str, str]) -> list[str]:
     return [
         "| script | estimate | reserved, likely | s | alone: s, RSS | within 60 % | within 35 % | cause |",
         "|---|---|---|---|---|---|---|---|",
-        *(_line(row, causes.get(row["script"], "")) for row in rows),
+        *(_line(row, causes.get(row["script"]) or own_words(row)) for row in rows),
     ]
+
+
+def own_words(row: dict[str, Any]) -> str:
+    """What was said where there is no right answer; "" where there is one."""
+    found = row.get("estimate", {})
+    if "not_tried" in row or found.get("outcome", "answered") in ("answered", "refused"):
+        return row.get("not_tried", "")
+    own = [line for line in found.get("said", []) if line.startswith("elbowroom:")]
+    said = (own or found.get("said") or [""])[-1].removeprefix("elbowroom: ")
+    return re.sub(r"\s+", " ", said.partition("; allowed")[0]).replace("|", "\\|")[:300]
 
 
 def _line(row: dict[str, Any], cause: str) -> str:

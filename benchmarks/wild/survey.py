@@ -57,7 +57,13 @@ def try_script(survey: Survey, script: Script) -> dict[str, Any]:
             row["runs"] = _within_budgets(survey, script, (plain, weights))
     except (OSError, RuntimeError) as error:
         row["not_tried"] = f"{type(error).__name__}: {error}"
-    return {**row, "seconds": round(time.monotonic() - start, 1)}
+    return json.loads(_without_places(json.dumps(row), survey)) | {"seconds": round(time.monotonic() - start, 1)}
+
+
+def _without_places(text: str, survey: Survey) -> str:
+    """A text without the folders of this computer."""
+    below = re.sub(re.escape(str(survey.work)) + r"/\w+/(user/work|user|tmp)?/?", "", text)
+    return re.sub(r"[^\s\"'(]*/site-packages/", "site-packages/", below)
 
 
 def _sandbox(survey: Survey, script: Script) -> Sandbox:

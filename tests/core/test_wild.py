@@ -10,7 +10,7 @@ import pytest
 from benchmarks.wild.__main__ import main
 from benchmarks.wild.comparing import compare_lines, compare_weights
 from benchmarks.wild.manifest import HERE, read_all, read_manifest
-from benchmarks.wild.page import table
+from benchmarks.wild.page import own_words, table
 from benchmarks.wild.sandbox import differences
 from benchmarks.wild.trial import environment_of, said
 
@@ -116,3 +116,10 @@ def test_what_elbowroom_said_is_kept_with_the_last_lines() -> None:
 def test_a_manifest_adds_to_the_python_path(tmp_path: Path) -> None:
     path = environment_of(tmp_path / "src", tmp_path, tmp_path, {"PYTHONPATH": "/theirs"})["PYTHONPATH"].split(":")
     assert path[-2:] == [str(tmp_path / "src"), "/theirs"]
+
+
+def test_a_row_without_a_right_answer_says_why_in_the_words_that_were_printed() -> None:
+    said = ["elbowroom: train.py:3: the script failed; allowed is a script that trains", "last line"]
+    assert own_words({"estimate": {"outcome": "failed", "said": said}}) == "train.py:3: the script failed"
+    assert own_words({"estimate": {"outcome": "answered"}}) == ""
+    assert own_words({"not_tried": "no data"}) == "no data"
