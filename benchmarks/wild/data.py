@@ -451,6 +451,19 @@ def diffusion(root: Path) -> None:
     ).save_pretrained(root)
 
 
+def resnet50d(root: Path) -> None:
+    """Random weights of timm's ResNet-50-D where the hub's cache has the trained ones."""
+    import timm
+    from safetensors.torch import save_file
+
+    kept = root / "models--timm--resnet50d.ra2_in1k"
+    snapshot = kept / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (kept / "refs").mkdir()
+    (kept / "refs/main").write_text("0" * 40)
+    save_file(timm.create_model("resnet50d").state_dict(), snapshot / "model.safetensors")
+
+
 MAKERS: dict[str, Callable[[Path], None]] = {
     "mnist": mnist,
     "cifar": cifar,
@@ -479,4 +492,5 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "lego": lego,
     "shapes": shapes,
     "diffusion": diffusion,
+    "resnet50d": resnet50d,
 }
