@@ -384,7 +384,7 @@ def lego(root: Path) -> None:
         frames = [{"file_path": f"./{part}/r_{n}", "transform_matrix": pose} for n, pose in enumerate(poses)]
         (root / f"transforms_{part}.json").write_text(json.dumps({"camera_angle_x": 0.69, "frames": frames}))
         for number in range(count):
-            picture(root / f"{part}/r_{number}.png", (80, 80), rng)
+            picture(root / f"{part}/r_{number}.png", (200, 200), rng)
 
 
 def picture(path: Path, size: tuple[int, int], rng: np.random.Generator) -> None:
