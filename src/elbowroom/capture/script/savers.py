@@ -62,15 +62,21 @@ def at(index: int, use: str) -> Wrapper:
     return wrapper
 
 
-def with_mode(overlay: Overlay, initialise: Any) -> Any:
-    """`__init__` of classes like `open`: a path, then a mode."""
+def with_mode(index: int) -> Wrapper:
+    """Functions like `open`: a path at a position, then a mode."""
 
-    @functools.wraps(initialise)
-    def made(self: Any, path: Any, mode: Any = "r", *args: Any, **how: Any) -> None:
-        use = READ if mode in (None, "r") else ANEW if mode.startswith("w") else KEEP
-        initialise(self, given_to(overlay, path, use), mode, *args, **how)
+    def wrapper(overlay: Overlay, function: Any) -> Any:
+        @functools.wraps(function, updated=())
+        def called(*args: Any, **how: Any) -> Any:
+            mode = (args[index + 1] if len(args) > index + 1 else how.get("mode")) or "r"
+            use = READ if mode in ("r", "rb") else ANEW if mode.startswith("w") else KEEP
+            if len(args) > index:
+                args = (*args[:index], given_to(overlay, args[index], use), *args[index + 1 :])
+            return function(*args, **how)
 
-    return made
+        return called
+
+    return wrapper
 
 
 def _static(wrapper: Wrapper) -> Wrapper:
@@ -130,14 +136,19 @@ def _ignored(_: Overlay, function: Any) -> Any:
 
 SAVERS: dict[str, dict[str, Wrapper]] = {
     "torch": {"save": _through_a_file, "load": at(0, READ)},
-    "torch.jit": {"save": _through_a_file, "load": at(0, READ)},
+    "torch.jit": {
+        "save": _through_a_file,
+        "load": at(0, READ),
+        "ScriptModule.save": at(1, ANEW),
+        "RecursiveScriptModule.save": at(1, ANEW),
+    },
     "safetensors": {"serialize_file": at(1, ANEW), "safe_open": opener},
     "tokenizers": {"Tokenizer.save": at(1, ANEW), "Tokenizer.from_file": _static(at(0, READ))},
     "tokenizers.models": {"Model.save": at(1, FOLDER)},
-    "h5py": {"File.__init__": with_mode},
-    "soundfile": {"SoundFile.__init__": with_mode},
+    "h5py": {"File.__init__": with_mode(1)},
+    "soundfile": {"SoundFile.__init__": with_mode(1)},
     "sqlite3": {"connect": _sqlite},
-    "pyarrow": {"memory_map": at(0, READ)},
+    "pyarrow": {"memory_map": with_mode(0), "OSFile": with_mode(0)},
     "pyarrow.parquet": {"write_table": at(1, ANEW), "read_table": at(0, READ)},
     "cv2": {"imwrite": at(0, ANEW), "imread": at(0, READ)},
     "lmdb": {"open": at(0, FOLDER)},

@@ -1,0 +1,165 @@
+"""Libraries that open files below Python are given the path of the right layer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from elbowroom.capture.script import savers
+from elbowroom.capture.script.kept_away import loggers_off, surroundings
+from elbowroom.capture.script.overlay import Overlay
+from elbowroom.capture.script.safetensors_opened import opener
+from elbowroom.capture.script.savers import ANEW, FOLDER, KEEP, READ, Arrivals, at, given_to, with_mode
+
+
+@pytest.fixture
+def overlay(tmp_path: Path) -> Overlay:
+    (tmp_path / "old.bin").write_bytes(b"old")
+    (tmp_path / "own").mkdir()
+    return Overlay(str(tmp_path / "own"))
+
+
+def test_a_library_reads_below_until_the_file_is_written_and_above_from_then_on(
+    overlay: Overlay, tmp_path: Path
+) -> None:
+    old, above = str(tmp_path / "old.bin"), f"{overlay.upper}{tmp_path}/old.bin"
+
+    assert given_to(overlay, old, READ) == old
+    assert given_to(overlay, old, KEEP) == above
+    assert Path(above).read_bytes() == b"old"
+    assert given_to(overlay, old, ANEW) == above
+    assert given_to(overlay, old, READ) == above
+    Path(given_to(overlay, tmp_path / "new", FOLDER), "x").write_bytes(b"x")
+    assert Path(overlay.reading(tmp_path / "new" / "x")).read_bytes() == b"x"
+    assert (tmp_path / "old.bin").read_bytes() == b"old"
+    assert not (tmp_path / "new").exists()
+    assert given_to(overlay, 7, ANEW) == 7
+
+
+@pytest.mark.parametrize(
+    ("mode", "kept"),
+    [("r", None), (None, None), ("a", b"old"), ("r+", b"old"), ("w", b""), ("wb", b"")],
+)
+def test_the_mode_says_whether_a_file_is_read_kept_or_written_anew(
+    mode: str | None, kept: bytes | None, overlay: Overlay, tmp_path: Path
+) -> None:
+    opens = with_mode(0)(overlay, lambda path, mode=None: (path, mode))
+
+    for found in (opens(str(tmp_path / "old.bin"), mode), opens(str(tmp_path / "old.bin"), mode=mode)):
+        path, _ = found
+        assert path.startswith(overlay.upper) == (kept is not None)
+        assert Path(path).read_bytes() == (b"old" if kept is None else kept)
+
+
+def test_a_path_by_position_is_replaced_and_nothing_else(overlay: Overlay, tmp_path: Path) -> None:
+    saves = at(1, ANEW)(overlay, lambda *args, **how: (args, how))
+
+    (what, path, more), how = saves("what", tmp_path / "new.bin", 3, a=1)
+
+    assert (what, path, more, how) == ("what", f"{overlay.upper}{tmp_path}/new.bin", 3, {"a": 1})
+    assert saves("what") == (("what",), {})
+
+
+def test_a_module_is_changed_when_it_arrives_and_not_when_it_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a module that is looked for before it is imported, as libraries do to know what is installed
+    (tmp_path / "a_saver_of_ours.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    arrived: list[ModuleType] = []
+    finder = Arrivals({"a_saver_of_ours": arrived.append, "nobody_has_this": arrived.append})
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    import importlib.util
+
+    assert importlib.util.find_spec("a_saver_of_ours") is not None
+    assert importlib.util.find_spec("nobody_has_this") is None
+    assert arrived == []
+
+    module = importlib.import_module("a_saver_of_ours")
+
+    assert arrived == [module]
+    monkeypatch.delitem(sys.modules, "a_saver_of_ours")
+
+
+class _Moved:
+    """Stands for a tensor: knows where it was moved to."""
+
+    def __init__(self, place: object = "cpu") -> None:
+        self.place = place
+
+    def to(self, place: object) -> _Moved:
+        return _Moved(place)
+
+
+def test_tensors_of_safetensors_come_to_the_gpu_by_way_of_the_cpu(overlay: Overlay, tmp_path: Path) -> None:
+    # given a stand-in for the library
+    calls: list[Any] = []
+
+    class File:
+        keys = staticmethod(lambda: ["a"])
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def get_tensor(self, name: str) -> _Moved:
+            return _Moved()
+
+        def get_tensors(self) -> dict[str, _Moved]:
+            return {"a": _Moved()}
+
+        def get_slice(self, name: str) -> Any:
+            return _Sliced()
+
+    def real(*args: Any, **how: Any) -> File:
+        calls.append((args, how))
+        return File()
+
+    safe_open = opener(overlay, real)
+
+    # when a file is opened for the GPU
+    with safe_open(tmp_path / "m", framework="pt", device="cuda:0") as file:
+        found = [file.get_tensor("a"), file.get_tensors()["a"], file.get_slice("a")[0:2]]
+        names = file.keys()
+
+    # then it was opened for the CPU, and what is read is moved
+    assert calls == [((tmp_path / "m", "pt"), {})]
+    assert [each.place for each in found] == ["cuda:0"] * 3
+    assert names == ["a"]
+    assert isinstance(safe_open(tmp_path / "m", "pt"), File)
+    assert calls[-1] == ((tmp_path / "m", "pt"), {"device": "cpu"})
+
+
+class _Sliced:
+    def __getitem__(self, what: object) -> _Moved:
+        return _Moved()
+
+
+def test_databases_are_copied_with_what_lies_beside_them(overlay: Overlay, tmp_path: Path) -> None:
+    seen: list[str] = []
+    connect = savers.SAVERS["sqlite3"]["connect"](overlay, lambda database, **_: seen.append(str(database)))
+    for name in ("a.db", "a.db-wal"):
+        (tmp_path / name).write_bytes(b"x")
+
+    connect(tmp_path / "a.db")
+    connect(":memory:")
+    connect("")
+    connect(f"file:{tmp_path}/a.db?mode=ro", uri=True)
+    connect("file::memory:?cache=shared", uri=True)
+
+    above = f"{overlay.upper}{tmp_path}/a.db"
+    assert seen == [above, ":memory:", "", f"file:{above}?mode=ro", "file::memory:?cache=shared"]
+    assert Path(f"{above}-wal").read_bytes() == b"x"
+
+
+def test_loggers_and_hubs_are_off_and_scripts_can_ask() -> None:
+    assert loggers_off("wandb", {"mode": "online", "a": 1}) == {"mode": "disabled", "a": 1}
+    assert loggers_off("another", {"a": 1}) == {"a": 1}
+    found = surroundings("/tmp/x")
+    assert (found["ELBOWROOM_ESTIMATE"], found["TMPDIR"], found["HF_HUB_OFFLINE"]) == ("1", "/tmp/x/tmp", "1")
+    assert "HF_HUB_OFFLINE" not in surroundings("/tmp/x", network=True)
+    assert found["WANDB_MODE"] == "disabled"
