@@ -13,7 +13,7 @@ from benchmarks.accuracy.runner import child
 from benchmarks.accuracy.tables.row import Row
 
 Record = dict[str, Any]
-TABLES = ("schedtune", "litgpt", "qwen", "torchtune", "torchtitan", "detectron2")
+TABLES = ("schedtune", "segmentation", "xmem", "litgpt", "qwen", "torchtune", "torchtitan", "detectron2")
 STEPS = 2
 """Optimizer states are there in the second step; sizes do not change."""
 
@@ -46,7 +46,7 @@ def run(*, table: str, spec: Record, rows: list[Record]) -> Record:
     import torch
 
     from elbowroom.capture.virtual import VirtualDevice
-    from elbowroom.estimate import estimate
+    from elbowroom.estimate import Interval, estimate
     from elbowroom.machine import Machine
 
     torch.set_num_threads(1)
@@ -60,6 +60,7 @@ def run(*, table: str, spec: Record, rows: list[Record]) -> Record:
         found = estimate(trace, Machine.of(given["gpu"], loading=loading))
         row = {key: value for key, value in given.items() if key not in ("spec", "reason")}
         peaks = {"allocated": found.peak_allocated, "reserved": found.peak_reserved, "device": found.peak_device}
+        peaks["within"] = Interval(*(a - b for a, b in zip(found.peak_device, found.outside, strict=True)))
         row |= {"estimate": {level: list(peak) for level, peak in peaks.items()}}
         row |= {"fits": found.fits, "sure": found.sure, "needed_bytes": found.needed_bytes}
         if loading == "eager":

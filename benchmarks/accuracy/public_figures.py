@@ -33,9 +33,21 @@ def public_summary(records: Sequence[Record]) -> Record:
         "failed": [record["id"] for record in records if "error" in record],
         "families": {name: {"level": _level(name, measured), **_of_rows(members)} for name, members in told.items()},
         "all": _of_rows(everything) if everything else None,
+        "rivals": _rivals(measured),
         "out_of_memory": _verdicts(rows),
         "left_out": _left_out(records),
     }
+
+
+def _rivals(measured: Sequence[Record]) -> Record:
+    """Errors of what other tools predicted, by family and tool; and of ours on the same rows."""
+    found: Record = {}
+    for family in dict.fromkeys(row["family"] for row in measured if row.get("rivals")):
+        rows = [row for row in measured if row["family"] == family]
+        told = {tool: [(row["rivals"][tool], row["measured_bytes"]) for row in rows] for tool in rows[0]["rivals"]}
+        told["elbowroom"] = [(row["estimate"][row["level"]][1], row["measured_bytes"]) for row in rows]
+        found[family] = {tool: spread([error_of(*pair) for pair in pairs]) for tool, pairs in told.items()}
+    return found
 
 
 def as_estimated(row: Record) -> Told:
@@ -103,7 +115,19 @@ def public_table(public: Record) -> str:
         cells += [f"{row['median']:.1%}", f"{row['p95']:.1%}", f"{row['worst']:+.1%}", f"{row['median_signed']:+.1%}"]
         cells += [f"{row[f'{share}_share']:.1%}" for share in ("under", "above_interval", "below_interval")]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", _verdict_line(public["out_of_memory"]), "", _left_out_table(public["left_out"])])
+    parts = [_rival_table(public.get("rivals", {})), _verdict_line(public["out_of_memory"])]
+    return "\n\n".join(["\n".join(lines), *filter(None, parts), _left_out_table(public["left_out"])])
+
+
+def _rival_table(rivals: Record) -> str:
+    if not rivals:
+        return ""
+    lines = ["| rows of | predicted by | rows | median | p95 | worst | under by > 1 % |", "|---|" + "---|" * 6]
+    for family, tools in rivals.items():
+        for tool, row in tools.items():
+            cells = [family, tool, str(row["n"]), f"{row['median']:.1%}", f"{row['p95']:.1%}", f"{row['worst']:+.1%}"]
+            lines.append(f"| {' | '.join(cells)} | {row['under_share']:.1%} |")
+    return "\n".join(lines)
 
 
 def _verdict_line(told: Record) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import json
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,24 +32,34 @@ Record = dict[str, Any]
 
 
 def write(out: Path) -> None:
-    """Read OUT/*.jsonl, write the result file and the document's tables."""
+    """Read OUT/*.jsonl, write the result file and the document's tables.
+
+    What OUT has no records of is kept from the newest result file, with its versions.
+    """
     kinds = {kind: [*read_records(out / f"{kind}.jsonl").values()] for kind in KINDS}
-    result: Record = {
-        "case": "accuracy",
-        "versions": {**_versions(), "python": platform.python_version(), "commit": commit()},
-        "settings": SETTINGS,
-        "rig": summary(kinds["rig"]),
-        "baselines": {BASELINES[kind]: _beside(kinds["rig"], kinds[kind]) for kind in BASELINES if kinds[kind]},
-        "snapshots": [_short(record) for record in kinds["snapshots"]],
-        "cases": [_short(record) for record in kinds["rig"]],
-    }
+    made = {**_versions(), "python": platform.python_version(), "commit": commit()}
+    result: Record = _newest() if not kinds["rig"] else {"case": "accuracy", "versions": made, "settings": SETTINGS}
+    if kinds["rig"]:
+        result["rig"] = summary(kinds["rig"])
+        result["cases"] = [_short(record) for record in kinds["rig"]]
+        found = {BASELINES[kind]: _beside(kinds["rig"], kinds[kind]) for kind in BASELINES if kinds[kind]}
+        result["baselines"] = found
+    if kinds["snapshots"] or "snapshots" not in result:
+        result["snapshots"] = [_short(record) for record in kinds["snapshots"]]
     if kinds["public"]:
-        result["public"] = public_summary(kinds["public"])
+        result["public"] = {**public_summary(kinds["public"]), "versions": made}
     path = RESULTS / f"accuracy_{datetime.date.today():%Y%m%d}.json"
     write_result(path, result)
     if DOCUMENT.exists():
         write_between(DOCUMENT, START, END, tables(result))
     print(tables(result))
+
+
+def _newest() -> Record:
+    files = sorted(RESULTS.glob("accuracy_*.json"))
+    if not files:
+        raise SystemExit("table: given no records of kind rig, and no earlier result file; run the kind rig first")
+    return json.loads(files[-1].read_text())
 
 
 def _beside(rig: Sequence[Record], other: Sequence[Record]) -> Record:
@@ -82,8 +93,13 @@ def tables(result: Record) -> str:
         parts.append(snapshot_table(result["snapshots"]))
     if "public" in result:
         parts.append(public_table(result["public"]))
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    return "\n\n".join([*parts, f"Made with {versions}."])
+        parts.append(_made_with("The measured tables were made", result["public"].get("versions", {})))
+    return "\n\n".join([*filter(None, parts), _made_with("Made", result["versions"])])
+
+
+def _made_with(what: str, versions: Record) -> str:
+    told = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return f"{what} with {told}." if told else ""
 
 
 def rig_table(rig: Record) -> str:

@@ -228,6 +228,18 @@ def test_rows_that_ran_out_of_memory_and_rows_left_out_are_counted() -> None:
     assert "| nets | 1 | device | 0.0% | 0.0% | +0.0% | +0.0% | 0.0% | 0.0% | 0.0% |" in text
 
 
+def test_what_other_tools_predicted_stands_beside_our_estimate_of_the_same_rows() -> None:
+    # given two rows of 100 bytes: a rival said 90 and 80, we said 110 and 100
+    rows = [row("a", 100, [0, 110, 0], [0, 0, 0], rivals={"DNNMem": 90})]
+    rows.append(row("b", 100, [0, 100, 0], [0, 0, 0], rivals={"DNNMem": 80}))
+
+    told = public_summary([{"id": "x", "rows": rows}])
+
+    assert told["rivals"]["nets"]["DNNMem"]["median"] == 0.15
+    assert told["rivals"]["nets"]["elbowroom"]["median"] == 0.05
+    assert "| nets | DNNMem | 2 | 15.0% | 20.0% | -20.0% | 100.0% |" in public_table(told)
+
+
 def test_a_line_cut_short_by_an_interruption_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "rig.jsonl"
     path.write_text(json.dumps({"id": "a", "n": 1}) + "\n" + json.dumps({"id": "a", "n": 2}) + '\n{"id": "b", "n')

@@ -70,6 +70,7 @@ def test_on_tensor_cores_tensors_in_the_plain_layout_are_copied() -> None:
     plain = replace(HEAD, tensor_cores=True, item_bytes=2, compute_capability=80)
     last = replace(plain, channels_last=True)
 
+    # half precision
     tensors = 2 * 2048 * 64 * 128 + 512 * 2048 * 9 + 2 * 512 * 64 * 128
     assert usual_workspace(plain)[:3] == (2 * tensors, 0, 4 * tensors)
     assert usual_workspace(last).likely_bytes < 2**20
@@ -82,3 +83,11 @@ def test_bounds_are_in_order(pass_: str, tensor_cores: bool) -> None:
     wanted = usual_workspace(replace(HEAD, pass_=pass_, tensor_cores=tensor_cores))
 
     assert 0 <= wanted.least_bytes <= wanted.likely_bytes <= wanted.most_bytes <= wanted.tried_bytes
+
+
+def test_float32_on_tensor_cores_may_be_transformed_as_well() -> None:
+    call = replace(HEAD, tensor_cores=True, compute_capability=86)
+
+    copies = 4 * (2 * 2048 * 64 * 128 + 512 * 2048 * 9 + 2 * 512 * 64 * 128)
+    assert usual_workspace(call).likely_bytes == copies
+    assert usual_workspace(call).most_bytes == max(2 * copies, winograd_bytes(call))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.accuracy.tables import litgpt, qwen, torchtune
+from benchmarks.accuracy.tables import litgpt, qwen, segmentation, torchtune, xmem
 
 GB = 10**9
 
@@ -107,3 +107,34 @@ def test_compiled_rows_are_left_out_and_the_one_of_full_sequences_is_not(tmp_pat
     assert packed.measured_bytes == 60 * 2**30
     assert "lengths are not given" in baseline.reason
     assert "torch.compile" in compiled.reason
+
+
+def test_a_row_of_the_segmentation_models_says_the_job(tmp_path: Path) -> None:
+    found = {row.id: row for row in segmentation.rows(tmp_path)}
+
+    half = found["segmentation-city-PSPNet-R-101h-512"]
+    assert (half.measured_bytes, half.rounded_to_bytes) == (round(5.34 * 2**30), 2**30 // 100)
+    assert half.spec == {
+        "method": "PSPNet",
+        "depth": "R-101",
+        "size": [512, 1024],
+        "batch": 2,
+        "classes": 19,
+        "half": True,
+        "plain": False,
+    }
+
+
+def test_the_old_log_softmax_has_the_gradient_of_the_new_one() -> None:
+    logits = torch.randn(2, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+
+    assert torch.autograd.gradcheck(segmentation.LogSoftmax.apply, (logits,))  # pyright: ignore[reportPrivateImportUsage]
+
+
+def test_runs_of_xmem_come_with_what_others_predicted_and_those_out_of_memory_without_a_figure(tmp_path: Path) -> None:
+    found = {row.id: row for row in xmem.rows(tmp_path)}
+
+    ran, failed = found["xmem-VGG16-Adagrad-b480-rtx3060"], found["xmem-VGG16-SGD-b657-rtx4060"]
+    assert (ran.measured_bytes, ran.level) == (9_730_785_280, "within")
+    assert ran.rivals == {"xMem": 9_787_408_384, "DNNMem": 7_233_077_248, "SchedTune": 10_677_167_063}
+    assert failed.measured_bytes is None

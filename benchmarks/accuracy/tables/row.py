@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-Level = Literal["allocated", "reserved", "device"]
+Level = Literal["allocated", "reserved", "within", "device"]
 GB, GIB, MIB = 10**9, 2**30, 2**20
 
 
@@ -21,11 +21,12 @@ class Row:
         family: rows that are summed up together.
         model: rows of one model are never learnt from when another of it is judged.
         gpu: by its name in the GPU database.
-        level: what the source measured.
+        level: what the source measured; "within" is what is reserved within the capacity.
         measured_bytes: None where it ran out of memory.
         rounded_to_bytes: the unit of the last digit that the source gives.
         spec: arguments of the table's `train`; empty where the job cannot be run again.
         reason: why it cannot.
+        rivals: what other tools predicted, in bytes, where the source says so.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Row:
     rounded_to_bytes: int = 0
     spec: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
+    rivals: dict[str, int] = field(default_factory=dict)
 
 
 def lines(path: Path) -> Iterator[list[str]]:

@@ -2,22 +2,75 @@
 
 The parts are written again from the settings in its configurations (configs/_base_/models): what counts is which
 tensors live when. Layers are named as in the papers; nothing of mmsegmentation is imported.
+
+segmentation.csv has the column "Mem (GB)" of its model zoo (configs/{fcn,pspnet,deeplabv3,upernet}/README.md), which
+docs/model_zoo.md explains: torch.cuda.max_memory_allocated, the most of four V100s, cudnn.benchmark off. Taken is that
+a GB is 1024 MiB, as its logs count MiB; and a torch of 2020, whose log-softmax kept its input too.
 """
 
 # Shapes: N images, C channels, H height, W width, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.accuracy.tables.row import GIB, Row, lines
+
 BLOCKS = {"R-18": (2, 2, 2, 2), "R-50": (3, 4, 6, 3), "R-101": (3, 4, 23, 3)}
 POOLS = (1, 2, 3, 6)
 BUCKET_BYTES = 25 * 2**20
 """DistributedDataParallel of that time copies gradients into buckets of this size."""
+
+
+CAPTURED_ON = "v100"
+
+
+def rows(_folder: Path) -> Iterator[Row]:
+    """The rows of segmentation.csv beside this module."""
+    for data_set, classes, method, backbone, height, width, images, memory in lines(
+        Path(__file__).with_name("segmentation.csv")
+    ):
+        half, plain = backbone.endswith("h"), backbone.endswith("b")
+        yield Row(
+            id=f"segmentation-{data_set}-{method}-{backbone}-{height}",
+            family="mmsegmentation, float16" if half else "mmsegmentation",
+            model=method,
+            gpu="v100",
+            level="allocated",
+            measured_bytes=round(float(memory) * GIB),
+            rounded_to_bytes=GIB // 10 ** len(memory.split(".")[1]),
+            spec={
+                "method": method,
+                "depth": backbone.rstrip("bh"),
+                "size": [int(height), int(width)],
+                "batch": int(images),
+                "classes": int(classes),
+                "half": half,
+                "plain": plain,
+            },
+        )
+
+
+class LogSoftmax(torch.autograd.Function):
+    """Over channels; input and result are kept for backward, as torch before 1.12 did (derivatives.yaml)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NKHW: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        found_NKHW = torch.log_softmax(logits_NKHW, 1)
+        ctx.save_for_backward(logits_NKHW, found_NKHW)
+        return found_NKHW
+
+    @staticmethod
+    def backward(ctx: Any, grad_NKHW: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        logits_NKHW, found_NKHW = ctx.saved_tensors
+        backward: Any = getattr(torch.ops.aten, "_log_softmax_backward_data")  # noqa: B009  it has no public name
+        return backward(grad_NKHW, found_NKHW, 1, logits_NKHW.dtype)
 
 
 def conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, dilation: int = 1) -> nn.Sequential:
@@ -205,8 +258,9 @@ class Segmenter(nn.Module):
         return [self.loss(self.head(stages), labels_NHW), 0.4 * self.loss(self.aside(stages), labels_NHW)]
 
     def loss(self, logits_NKHW: Tensor, labels_NHW: Tensor) -> Tensor:
-        logits_NKHW = resized(logits_NKHW, labels_NHW.shape[1:], self.aligned)
-        each_NHW = functional.cross_entropy(logits_NKHW, labels_NHW, reduction="none", ignore_index=255)
+        logits_NKHW = resized(logits_NKHW.float(), labels_NHW.shape[1:], self.aligned)
+        found_NKHW: Any = LogSoftmax.apply(logits_NKHW)
+        each_NHW = functional.nll_loss(found_NKHW, labels_NHW, reduction="none", ignore_index=255)
         found = logits_NKHW.topk(1, dim=1)[1].transpose(0, 1)
         found.eq(labels_NHW.unsqueeze(0).expand_as(found))
         return each_NHW.mean()

@@ -9,7 +9,8 @@ Without tensor cores (float32 up to Volta and Turing, or with TF32 switched off)
 and dilation run by Winograd's transforms, where there are enough channels; all else by implicit products that store
 indices only. Formulas are the documented ones. From measured tables come two things: from how many channels on, and
 that nothing above 2 GiB is taken. They were chosen on SchedTune's VGGs, on V100 and T4 (docs/accuracy.md).
-On tensor cores tensors in the plain layout are copied into theirs; in theirs, partial sums at most are stored.
+On tensor cores tensors in the plain layout are copied into theirs; in theirs, partial sums at most are stored. Float32
+may be transformed there too.
 When right: docs/accuracy.md has the measured tables. Ignores: batch and machine in what cuDNN thinks is fastest.
 Cost: constant for a call.
 """
@@ -110,7 +111,9 @@ def _on_tensor_cores(call: ConvolutionCall, indices: int) -> Wanted:
     if call.channels_last:
         return Wanted(indices, 0, max(indices, sums), max(indices, sums))
     copies = sum(map(prod, shapes.values())) * call.item_bytes
-    return Wanted(copies, 0, COPIES * copies, max(COPIES * copies, winograd_bytes(call)))
+    transforms = winograd_bytes(call) if call.item_bytes == SUM_BYTES else 0
+    most = max(COPIES * copies, transforms if transforms < MOST_BYTES else 0)
+    return Wanted(copies, 0, most, max(most, transforms))
 
 
 def _channels(call: ConvolutionCall) -> int:
