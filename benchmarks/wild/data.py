@@ -287,6 +287,15 @@ def facades(root: Path) -> None:
             image(root / f"{part}/{number}.jpg", (512, 256), rng)
 
 
+def unpaired(root: Path) -> None:
+    """train/A, train/B, test/A and test/B: pictures of two kinds that do not belong together."""
+    rng = random()
+    for part, count in (("train", 6), ("test", 6)):
+        for kind in "AB":
+            for number in range(count):
+                image(root / f"{part}/{kind}/{number}.jpg", (256, 256), rng)
+
+
 def captions(root: Path) -> None:
     """Pictures and metadata.jsonl with a text for each, as the library datasets reads a folder of pictures."""
     rng = random()
@@ -482,6 +491,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "t5": t5,
     "vit": vit,
     "facades": facades,
+    "unpaired": unpaired,
     "captions": captions,
     "planetoid": planetoid,
     "graphs": graphs,
