@@ -14,7 +14,7 @@ import pytest
 
 from elbowroom.allocator.settings import VARIABLES
 from elbowroom.cli import main, scripts
-from elbowroom.errors import CaptureError, UsageError
+from elbowroom.errors import CaptureError, TimeOver, UsageError
 from elbowroom.machine import Machine
 from elbowroom.trace import Event, Op, Phase, Remark, Step, Storage, Trace
 
@@ -354,14 +354,32 @@ def test_where_not_even_the_smallest_fits_the_exit_code_is_1(
     assert "not even the constant batch_size = 1 fits: it needs 21." in out
 
 
-def test_a_knob_that_changes_nothing_is_questioned(
+def test_a_knob_that_changes_nothing_is_said_with_an_exit_code_of_its_own(
     script: str, captures: Callable[..., Captures], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    captures(lambda _: GIB)
+    made = captures(lambda _: GIB)
 
-    assert main(["largest", script, "--vary", "batch_size=1..8", "--gpu", "t4"]) == 0
+    assert main(["largest", script, "--vary", "batch_size=1..800", "--gpu", "t4"]) == 2
     out = " ".join(capsys.readouterr().out.split())
-    assert "no two values differ in what they need: does the script use it?" in out
+    assert "the constant batch_size has no effect: the captures of 1, 2 and 800 are the same; does the script" in out
+    assert made.values == [1, 2, 800]
+    assert main(["largest", script, "--vary", "batch_size=1..800", "--gpu", "t4", "--json"]) == 2
+    found = answer(capsys)
+    assert (found["changes_anything"], found["same_from"], found["largest"]["value"]) == (False, 1, 800)
+
+
+def test_a_knob_that_stops_mattering_is_said(
+    script: str, captures: Callable[..., Captures], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given a data set of 6 samples
+    captures(lambda value: min(value, 6) * GIB)
+
+    assert main(["largest", script, "--vary", "batch_size=1,2,4,8,16,32", "--gpu", "t4"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "every value of the constant batch_size up to 32 fits; beyond 8 it has no effect: the captures of 8" in out
+    assert main(["largest", script, "--vary", "batch_size=1,2,4,8,16,32", "--gpu", "t4", "--json"]) == 0
+    found = answer(capsys)
+    assert (found["changes_anything"], found["same_from"], found["largest"]["value"]) == (True, 8, 32)
 
 
 def test_a_name_that_was_guessed_and_changes_nothing_is_refused(
@@ -370,7 +388,50 @@ def test_a_name_that_was_guessed_and_changes_nothing_is_refused(
     captures(lambda _: GIB)
 
     assert main(["largest", script, "--vary", "depth=1..8", "--gpu", "t4"]) == 2
-    assert "tried as the argument --depth, and no two values differ in what they need" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "tried as the argument --depth, and it has no effect: the captures of 1, 2 and 8 are the same" in err
+
+
+def test_a_value_with_which_the_script_fails_ends_the_range_and_its_error_is_said(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def capture(*_: object, constants: Mapping[str, int], **__: object) -> Trace:
+        if constants["batch_size"] > 5:
+            raise CaptureError("train.py: ValueError: batch too big (train.py, line 9)")
+        return trace_of(constants["batch_size"] * GIB)
+
+    monkeypatch.setattr(capture_module, "capture_script", capture)
+
+    assert main(["largest", script, "--vary", "batch_size=1..64", "--gpu", "t4"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "that fits is 5: it needs 5." in out
+    assert "; with 6 the script fails: with the constant batch_size = 6 (batch_size is the constant" in out
+    assert "ValueError: batch too big (train.py, line 9)" in out
+    assert main(["largest", script, "--vary", "batch_size=1..64", "--gpu", "t4", "--json"]) == 0
+    found = answer(capsys)
+    assert (found["largest"]["value"], found["next"], found["failed"]["value"]) == (5, None, 6)
+
+
+@pytest.mark.parametrize(("end", "said"), [(KeyboardInterrupt, "interrupted: "), (TimeOver("x"), "stopped after ")])
+def test_a_search_that_is_ended_early_says_the_best_so_far(
+    end: BaseException, said: str, script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given a third capture that is interrupted, or for which no time is left
+    made: list[int] = []
+
+    def capture(*_: object, constants: Mapping[str, int], **__: object) -> Trace:
+        made.append(constants["batch_size"])
+        if len(made) == 3:
+            raise end
+        return trace_of(constants["batch_size"] * GIB)
+
+    monkeypatch.setattr(capture_module, "capture_script", capture)
+
+    assert main(["largest", script, "--vary", "batch_size=1..64", "--gpu", "a100-80gb", "--json"]) == 0
+    found = answer(capsys)
+    assert (found["largest"]["value"], len(made)) == (2, 3)
+    assert found["early"].startswith(said)
+    assert found["early"].endswith(": 2 fits; nothing above it was tried")
 
 
 def test_a_failure_at_a_value_names_the_value_and_how_it_was_given(

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elbowroom.errors import UsageError
-from elbowroom.largest import Largest, Probe, largest
+from elbowroom.errors import CaptureError, TimeOver, UsageError
+from elbowroom.largest import Largest, Probe, largest, largest_of
+from elbowroom.watch import Watch
 
 
 def search(
-    need: Callable[[int], int], capacity: int, least: int = 1, most: int = 4096, multiple_of: int = 1
+    need: Callable[[int], int], capacity: int, least: int = 1, most: int = 4096, multiple_of: int = 1, **others: Any
 ) -> Largest:
-    return largest(need, capacity, least=least, most=most, multiple_of=multiple_of)
+    return largest(need, capacity, least=least, most=most, multiple_of=multiple_of, **others)
 
 
 def test_a_linear_need_takes_four_probes_and_the_last_two_are_the_answer_and_its_successor() -> None:
@@ -65,12 +67,103 @@ def test_a_need_that_is_flat_at_first_and_rises_later_is_found_in_few_probes() -
     assert len(found.probes) <= 8
 
 
-def test_a_knob_that_changes_nothing_is_told_apart() -> None:
-    found = search(lambda _: 7, 10)
+def test_a_knob_that_changes_nothing_takes_three_probes() -> None:
+    # given captures that are all the same: 1, 2 and the end of the range say so
+    found = search(lambda _: 7, 10, same=lambda *_: True)
 
-    assert found.is_flat
-    assert found.fits == Probe(4096, 7)
-    assert not search(lambda value: value, 10).is_flat
+    assert (found.has_no_effect, found.same_from, found.fits) == (True, 1, Probe(4096, 7))
+    assert [probe.value for probe in found.probes] == [1, 2, 4096]
+    flat = search(lambda _: 7, 10)
+    assert (flat.has_no_effect, flat.same_from) == (False, None)
+
+
+def test_a_knob_that_stops_mattering_is_told_with_where_and_in_few_probes() -> None:
+    # given 512 samples: a batch holds no more, whatever is asked for
+    held = {value: min(value, 512) for value in range(1, 4_000_001)}
+    found = search(held.__getitem__, 10**6, most=4_000_000, same=lambda one, other: held[one] == held[other])
+
+    assert found.same_from is not None
+    assert 512 <= found.same_from < 4_000_000
+    assert (found.has_no_effect, found.fits, found.too_large) == (False, Probe(4_000_000, 512), None)
+    assert len(found.probes) <= 9
+
+
+def test_a_flat_part_that_ends_is_no_end_of_the_effect() -> None:
+    # given a need that is the same up to 50: the end of the range differs, and so the search goes on
+    found = search(lambda value: max(1000, 20 * value), 5000, same=lambda one, other: max(one, other) <= 50)
+
+    assert (found.fits, found.same_from) == (Probe(250, 5000), None)
+
+
+def test_a_value_with_which_the_training_fails_is_too_large_and_its_reason_is_kept() -> None:
+    def need(value: int) -> int:
+        if value > 300:
+            raise CaptureError(f"{value} is more than there are")
+        return value
+
+    found = search(need, 10**6)
+
+    assert found.fits is not None
+    assert found.failed is not None
+    assert found.too_large is None
+    assert found.fits.value <= 300 < found.failed.value <= 303  # one part in a hundred apart
+    assert len(found.probes) <= 9
+    assert found.failed.problem == f"{found.failed.value} is more than there are"
+    with pytest.raises(CaptureError, match="301 is more"):
+        search(need, 10**6, least=301)
+
+
+def test_a_huge_range_is_searched_to_a_hundredth_in_at_most_22_probes() -> None:
+    # given needs that no curve follows: a step at a value that a list draws
+    drawn = random.Random(0)
+    for _ in range(200):
+        last = int(4_000_000 ** drawn.random())
+        found = search(lambda value, last=last: 1 if value <= last else 100, 10, most=4_000_000)
+
+        assert found.fits is not None
+        assert found.fits.value <= last <= found.fits.value * 1.01
+        assert len(found.probes) <= 22
+
+
+def test_values_of_a_list_are_halved() -> None:
+    looked: list[int] = []
+
+    def need(value: int) -> int:
+        looked.append(value)
+        return 100 + 7 * value
+
+    found = largest_of((8, 16, 64, 256, 1024), need, 1000)
+
+    assert (found.fits, found.too_large) == (Probe(64, 548), Probe(256, 1892))
+    assert looked == [8, 64, 256]
+
+
+@pytest.mark.parametrize("end", ["time", "interrupt"])
+def test_a_search_that_ends_early_has_the_best_so_far(end: str) -> None:
+    # given a clock that goes on by 10 s with each probe, and 35 s
+    now = [0.0]
+    watch = Watch(limit_s=35, clock=lambda: now[0])
+
+    def need(value: int) -> int:
+        watch.left_s()
+        if end == "interrupt" and now[0] >= 30:
+            raise KeyboardInterrupt
+        now[0] += 10
+        return value * value
+
+    found = search(need, 10_000, watch=watch)
+
+    assert found.fits is not None
+    assert len(found.probes) == (3 if end == "interrupt" else 4)
+    assert found.early.startswith("interrupted: " if end == "interrupt" else "stopped after 35 s: ")
+    assert f"{found.fits.value} fits" in found.early
+
+
+def test_a_search_that_ends_before_anything_is_known_says_so() -> None:
+    watch = Watch(limit_s=1, clock=iter([0.0, 5.0]).__next__)
+
+    with pytest.raises(TimeOver):
+        search(lambda value: int(watch.left_s()) + value, 10, watch=watch)
 
 
 def test_steps_of_the_allocator_do_not_mislead_it() -> None:
@@ -93,13 +186,16 @@ def test_whatever_grows_is_searched_right_and_no_value_is_looked_at_twice(seed: 
 
     found = search(need.__getitem__, capacity, most=most)
 
-    fitting = [value for value in range(1, most + 1) if need[value] <= capacity]
-    assert (found.fits.value if found.fits else 0) == (fitting[-1] if fitting else 0)
-    assert (found.too_large is None) == (len(fitting) == most)
+    last = sum(need[value] <= capacity for value in range(1, most + 1))
+    fits = found.fits.value if found.fits else 0
+    assert (found.too_large is None) == (last == most)
     if found.too_large:
-        assert found.too_large.value == (fitting[-1] if fitting else 0) + 1
+        # the value after it, or one that is a hundredth away
+        assert fits <= last < found.too_large.value <= max(fits + 1, fits * 101 // 100)
+    else:
+        assert fits == most
     values = [probe.value for probe in found.probes]
-    assert len(values) == len(set(values)) <= 5 * most.bit_length() + 4
+    assert len(values) == len(set(values)) <= 22
 
 
 @pytest.mark.parametrize(("least", "most", "multiple_of"), [(5, 4, 1), (-1, 4, 1), (1, 7, 8), (1, 4, 0)])

@@ -15,8 +15,8 @@ from elbowroom.errors import UsageError
 
 Kind = Literal["arg", "env", "const"]
 KINDS: dict[Kind, str] = {"arg": "argument", "env": "environment variable", "const": "constant"}
-_FORM = re.compile(r"(?:(arg|env|const):)?([^=]+)=(\d+)\.\.(\d+)")
-_ALLOWED = "NAME=A..B with whole numbers, NAME alone or as arg:NAME, env:NAME or const:NAME"
+_FORM = re.compile(r"(?:(arg|env|const):)?([^=]+)=(?:(\d+)\.\.(\d+)|(\d+(?:,\d+)+))")
+_ALLOWED = "NAME=A..B or NAME=A,B,C with whole numbers, NAME alone or as arg:NAME, env:NAME or const:NAME"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,27 +73,38 @@ class Knob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """`--vary`, taken apart."""
+    """`--vary`, taken apart.
+
+    Attributes:
+        kind: what it is in the script; None where that is to be found out.
+        name: as given.
+        least: smallest value.
+        most: largest value.
+        values: the only values, in rising order; () for all from least to most.
+    """
 
     kind: Kind | None
     name: str
     least: int
     most: int
+    values: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, text: str) -> Range:
-        """Read NAME=A..B.
+        """Read NAME=A..B or NAME=A,B,C.
 
         Raises:
             UsageError: it is not of this form.
         """
         found = _FORM.fullmatch(text.strip())
-        if not found or int(found[3]) > int(found[4]):
+        values = tuple(sorted({int(each) for each in found[5].split(",")})) if found and found[5] else ()
+        least, most = (values[0], values[-1]) if values else map(int, found.group(3, 4)) if found else (1, 0)
+        if not found or least > most:
             raise UsageError(
                 f"--vary: given {text!r}; allowed is {_ALLOWED}, A at most B; write for example batch_size=1..4096"
             )
         kind: Kind | None = found[1]  # pyright: ignore[reportAssignmentType]
-        return cls(kind=kind, name=found[2].strip(), least=int(found[3]), most=int(found[4]))
+        return cls(kind=kind, name=found[2].strip(), least=least, most=most, values=values)
 
 
 def find_knob(vary: Range, script: str, arguments: Sequence[str]) -> Knob:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
 from elbowroom.cli import output, scripts
 from elbowroom.cli.knobs import Knob, Range, find_knob
 from elbowroom.cli.progress import progress
 from elbowroom.errors import CaptureError, UsageError
+from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
     from elbowroom.estimate import Estimate
@@ -18,21 +18,23 @@ if TYPE_CHECKING:
     from elbowroom.slowdown import Within
     from elbowroom.trace import Trace
 
-USAGE = "elbowroom largest (script.py | -m MODULE) --vary NAME=A..B [--gpu NAME] [options] [-- ARGS]"
+USAGE = "elbowroom largest (script.py | -m MODULE) --vary NAME=(A..B | A,B,C) [--gpu NAME] [options] [-- ARGS]"
 DESCRIPTION = (
     "Finds the largest value of an argument, environment variable or constant of a training script with which it fits "
     "a GPU, by a few runs on a virtual one, and says what the next value needs. Exit code 0: found; 1: not even the "
-    "smallest value fits; 2: that could not be told. With --within 1.2x, storages may be swapped and recomputed, as "
-    "`elbowroom plan` does, as long as the step takes at most 1.2 times what the same step, with the same value, would "
-    "take on the same GPU with memory for everything. Both do the same work, so that is the slowdown of each sample, "
-    "pixel or token; the answer also has the step time divided by the value."
+    "smallest value fits; 2: that could not be told, as where the value changes nothing. With --within 1.2x, storages "
+    "may be swapped and recomputed, as `elbowroom plan` does, as long as the step takes at most 1.2 times what the "
+    "same step, with the same value, would take on the same GPU with memory for everything. Both do the same work, so "
+    "that is the slowdown of each sample, pixel or token; the answer also has the step time divided by the value."
 )
 
 
 def add(verbs: Any) -> None:
     """Add this verb to the parser."""
     short = "find the largest batch size, resolution or length that fits"
-    parser = scripts.add_verb(verbs, "largest", short=short, usage=USAGE, description=DESCRIPTION)
+    parser = scripts.add_verb(
+        verbs, "largest", short=short, usage=USAGE, description=DESCRIPTION, timeout_s=scripts.SEARCH_TIMEOUT_S
+    )
     parser.add_argument(
         "--vary",
         metavar="NAME=A..B",
@@ -47,31 +49,36 @@ def add(verbs: Any) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Search, and say what was found."""
-    from elbowroom.largest import largest
-
     script = scripts.script_of(arguments, "largest")
     if arguments.vary is None:
         raise UsageError("largest: given no --vary; allowed is one; write for example --vary batch_size=1..4096")
     vary = Range.of(arguments.vary)
+    if vary.values and arguments.multiple_of != 1:
+        raise UsageError("--multiple-of: given with a list of values; allowed is it with a range; leave it out")
     machine = scripts.machine_of(arguments.gpu)
     slowdown = _slowdown(arguments)
     knob = find_knob(vary, script.path, arguments.script_arguments)
     with progress() as say:
-        trials = Trials(script, machine, knob, arguments, say, slowdown)
-        found = largest(
-            trials.needed_bytes,
-            machine.tiers[0].capacity_bytes,
-            least=vary.least,
-            most=vary.most,
-            multiple_of=arguments.multiple_of,
-        )
-    if found.is_flat and knob.guessed:
+        trials = Trials(script, machine, knob, arguments, Watch(say, arguments.timeout), slowdown)
+        found = _searched(trials, vary, arguments.multiple_of)
+    if found.has_no_effect and knob.guessed:
         raise UsageError(
-            f"--vary: {knob.how}, and no two values differ in what they need; allowed are arguments, environment "
+            f"--vary: {knob.how}, and it has no effect: {trials.the_same(found)}; allowed are arguments, environment "
             "variables and constants of the script; write arg:NAME, env:NAME or const:NAME to say which it is"
         )
     _show(trials, found, as_json=arguments.json)
-    return 0 if found.fits else 1
+    return 2 if found.has_no_effect else 0 if found.fits else 1
+
+
+def _searched(trials: Trials, vary: Range, multiple_of: int) -> Largest:
+    from elbowroom.largest import largest, largest_of
+
+    capacity_bytes = trials.machine.tiers[0].capacity_bytes
+    need, same, watch = trials.needed_bytes, trials.is_same, trials.watch
+    if vary.values:
+        return largest_of(vary.values, need, capacity_bytes, same=same, watch=watch)
+    least, most = vary.least, vary.most
+    return largest(need, capacity_bytes, least=least, most=most, multiple_of=multiple_of, same=same, watch=watch)
 
 
 def _slowdown(arguments: argparse.Namespace) -> float | None:
@@ -111,7 +118,7 @@ class Trials:
         machine: Machine,
         knob: Knob,
         arguments: argparse.Namespace,
-        say: Callable[[str], None],
+        watch: Watch,
         slowdown: float | None = None,
     ) -> None:
         self.script = script
@@ -120,47 +127,64 @@ class Trials:
         self.slowdown = slowdown
         self.answers: dict[int, Estimate] = {}
         self.planned: dict[int, Within] = {}
+        self.watch = watch
         self._arguments = arguments
-        self._say = say
+        self._marks: dict[int, int] = {}
 
     def needed_bytes(self, value: int) -> int:
         """What the script needs with a value.
 
         Raises:
             CaptureError: it could not be captured; the message names the value.
+            TimeOver: the time is over.
         """
         from elbowroom.estimate import estimate
 
         trace = self._captured(value)
+        self._marks[value] = hash(trace.events)
         self.answers[value] = estimate(trace, self.machine)
         if self.slowdown is None:
             return self.answers[value].needed_bytes
         from elbowroom.slowdown import within_slowdown
 
-        self._say(f"{self._looked_at()}planning for {self.knob.name} = {value}")
+        self.watch.say(f"{self._looked_at()}planning for {self.knob.name} = {value}")
         planner = self._arguments.planner or scripts.PLANNER
-        self.planned[value] = within_slowdown(trace, self.machine, self.slowdown, planner)
+        self.planned[value] = within_slowdown(trace, self.machine, self.slowdown, planner, self.watch)
         return self.planned[value].needed_bytes
 
-    def _captured(self, value: int) -> Trace:
+    def is_same(self, one: int, other: int) -> bool:
+        """Whether the captures with two values have the same allocations and frees, byte for byte."""
+        return self._marks[one] == self._marks[other]
 
-        given = self._arguments
-        self._say(f"{self._looked_at()}now {self.knob.name} = {value}")
+    def the_same(self, found: Largest) -> str:
+        """Which values have the same capture, in words."""
+        looked = sorted({probe.value for probe in found.probes if probe.value >= (found.same_from or 0)})
+        values = ", ".join(map(str, looked[:-1]))
+        return f"the captures of {values} and {looked[-1]} are the same"
+
+    def _captured(self, value: int) -> Trace:
+        given, what = self._arguments, f"{self._looked_at()}now {self.knob.name} = {value}"
+        self.watch.say(what)
         turned = self.knob.turned(given.script_arguments, value)
         try:
-            return self.script.capture(
+            trace = self.script.capture(
                 turned.arguments,
                 machine=self.machine,
                 steps=given.steps,
-                timeout_s=given.timeout,
+                timeout_s=self.watch.left_s(),
                 environment=turned.environment,
                 constants=turned.constants,
+                on_phase=lambda phase: self.watch.say(f"{what}: {phase}"),
                 network=given.network,
             )
         except CaptureError as problem:
+            if self.watch.is_over:
+                raise self.watch.over() from problem
             raise CaptureError(
                 f"with {self.knob.label} = {value}{self._guessed()}: {problem}", ours=problem.ours
             ) from problem
+        self.watch.left_s()  # what a limit cut short is no answer of this value
+        return trace
 
     def _looked_at(self) -> str:
         verdicts = {value: answer.fits for value, answer in self.answers.items() if self.slowdown is None}
@@ -187,6 +211,7 @@ def _show(trials: Trials, found: Largest, *, as_json: bool) -> None:
             found,
             trials.machine.name,
             trials.planned,
+            same="" if found.same_from is None else trials.the_same(found),
         )
     )
 
@@ -201,8 +226,11 @@ def figures(trials: Trials, found: Largest) -> dict[str, object]:
         "capacity_bytes": found.capacity_bytes,
         "largest": None if found.fits is None else found.fits._asdict(),
         "next": None if found.too_large is None else found.too_large._asdict(),
-        "changes_anything": not found.is_flat,
-        "captures": len(found.probes),
+        "failed": None if found.failed is None else found.failed._asdict(),
+        "changes_anything": not found.has_no_effect,
+        "same_from": found.same_from,
+        "early": found.early,
+        "captures": len(found.probes) + (found.failed is not None),
         "within": trials.slowdown,
         "probes": [_probe(trials, value) for value, _ in found.probes],
     }

@@ -198,6 +198,7 @@ def search_rendered(
     found: Largest,
     machine: str,
     planned: Mapping[int, Within] | None = None,
+    same: str = "",
 ) -> RenderableType:
     """The answer of a search, and every value that was looked at.
 
@@ -209,11 +210,17 @@ def search_rendered(
         found: the outcome.
         machine: name of the GPU.
         planned: by value what plans make of it, where the search was for what can be planned.
+        same: which values have the same capture, where that ended the search.
     """
     parts: list[RenderableType] = [Text(f"{how}\n")] if how else []
-    parts.append(
-        Text(f"{script} on {machine}: {outcome(label, found)}", style="bold green" if found.fits else "bold red")
-    )
+    style = "bold yellow" if found.has_no_effect else "bold green" if found.fits else "bold red"
+    parts.append(Text(f"{script} on {machine}: {outcome(label, found, same)}", style=style))
+    if found.early:
+        parts.append(Text(found.early))
+    return Group(*parts, _looked_at(found, answers, planned))
+
+
+def _looked_at(found: Largest, answers: Mapping[int, Estimate], planned: Mapping[int, Within] | None) -> Table:
     table = plain_table(title=f"\n{len(found.probes)} values were looked at")
     names = ("value", "needs at least", "peak allocated", "peak reserved", "verdict")
     for name in (*names, *(PLANNED if planned else ())):
@@ -228,7 +235,7 @@ def search_rendered(
             Text(_short_verdict(answer), style=_style(answer)),
             *(_planned_cells(value, planned[value]) if planned else ()),
         )
-    return Group(*parts, table)
+    return table
 
 
 PLANNED = ("with a plan", "step time", "per value", "slowdown")
@@ -243,7 +250,7 @@ def _planned_cells(value: int, planned: Within) -> tuple[str, ...]:
     return needed, format_ns(planned.step_ns), per_value, f"{planned.slowdown:.3f}"
 
 
-def outcome(label: str, found: Largest) -> str:
+def outcome(label: str, found: Largest, same: str = "") -> str:
     """What a search found, in a sentence or two."""
     capacity = format_bytes(found.capacity_bytes)
     if found.fits is None:
@@ -251,9 +258,22 @@ def outcome(label: str, found: Largest) -> str:
         least, needed_bytes = found.too_large
         return f"not even {label} = {least} fits: it needs {format_bytes(needed_bytes)}, the GPU has {capacity}"
     value, needed_bytes = found.fits
-    said = f"the largest value of {label} that fits is {value}: it needs {format_bytes(needed_bytes)} of {capacity}"
-    if found.too_large is None:
-        flat = "; no two values differ in what they need: does the script use it?" if found.is_flat else ""
-        return f"{said}; that is the end of the range{flat}"
-    following, more_bytes = found.too_large
-    return f"{said}; {following} would need {format_bytes(more_bytes)}"
+    need = f"it needs {format_bytes(needed_bytes)} of {capacity}"
+    if found.has_no_effect:
+        return f"{label} has no effect: {same}; does the script set it itself, or not use it? With every value {need}"
+    if found.same_from is not None:
+        beyond = f"beyond {found.same_from} it has no effect: {same}"
+        return f"every value of {label} up to {value} fits; {beyond}; {need}"
+    return f"the largest value of {label} that fits is {value}: {need}{_following(found)}"
+
+
+def _following(found: Largest) -> str:
+    """What comes after the largest value."""
+    assert found.fits is not None
+    value, after = found.fits.value, found.too_large
+    if found.failed is not None and (after is None or found.failed.value < after.value):
+        return f"; with {found.failed.value} the script fails: {found.failed.problem}"
+    if after is not None:
+        between = "" if after.value == value + 1 or found.early else " (between them was not looked)"
+        return f"; {after.value} would need {format_bytes(after.needed_bytes)}{between}"
+    return "" if found.early else "; that is the end of the range"
