@@ -160,9 +160,9 @@ def test_a_linear_step_allocates_what_the_cuda_build_does() -> None:
     found = events_of(lambda net, x: net(x).sum().backward(), setup)  # type: ignore[misc]
 
     # then: the output 64 * 512 * 4, the sum 4; 64 * 512 elements are summed by blocks of 4 * 512 values, one launch;
-    # its gradient 4; of the weight 256 * 512 * 4 and the bias 512 * 4, whose expanded gradient is copied first
+    # its gradient 4; of the weight 256 * 512 * 4, a copy of the expanded gradient for that product, the bias 512 * 4
     sizes = [size for what, size in found if what == "a"]
-    assert sizes == [131_072, 4, 4, 524_288, 2_048]
+    assert sizes == [131_072, 4, 4, 524_288, 131_072, 2_048]
 
 
 def test_dropout_saves_a_mask_of_one_byte_an_element() -> None:

@@ -293,6 +293,11 @@ def has_kernel_for(op: Any, key: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
 
 
+def with_kernel_of_all(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call an op's kernel for all devices, so that a mode that is on sees the ops that it calls."""
+    return op._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+
+
 def in_place_list_ops() -> frozenset[Any]:
     """Overloads of `_foreach_` and `_fused_` ops that change their arguments and return nothing."""
     found: set[Any] = set()

@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 
 from elbowroom.capture.operators import reads_bytes
-from elbowroom.capture.virtual import kernels, scratch
+from elbowroom.capture.virtual import kernels, scratch, unknown_ops
 from elbowroom.capture.virtual.compared import Compared
 from elbowroom.capture.virtual.dependent_shapes import BY_NAME
 from elbowroom.capture.virtual.effects import changed, compute_type, described, effects_of, moved_bytes
@@ -38,7 +38,6 @@ from elbowroom.capture.virtual.tensor import (
     virtual,
 )
 from elbowroom.capture.virtual.updates import Updates
-from elbowroom.errors import CaptureError
 from elbowroom.runtime._torch_compat import (
     DispatchMode,
     backward_code,
@@ -49,6 +48,7 @@ from elbowroom.runtime._torch_compat import (
     next_node_number,
     node_number,
     views,
+    with_kernel_of_all,
 )
 from elbowroom.trace import Phase
 
@@ -62,6 +62,15 @@ FACTORIES = {
     aten.rand.default,
     aten.randn.default,
 }
+MADE_OF_OPS = {
+    aten.affine_grid_generator.default,
+    aten.affine_grid_generator_backward.default,
+    aten._pack_padded_sequence.default,
+    aten._pack_padded_sequence_backward.default,
+    aten._pad_packed_sequence.default,
+}
+"""Ops whose one kernel for all devices calls other ops, which are noted as CUDA's would be."""
+
 Special = Callable[["VirtualMode", Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -136,6 +145,9 @@ class VirtualMode(DispatchMode):
             if self._is_composite(func):
                 with self:
                     return self._routes.get(func, func.decompose)(*args, **kwargs)
+            if func in MADE_OF_OPS:
+                with self:
+                    return with_kernel_of_all(func, args, kwargs)
             made = self.note(func, args, kwargs, self._compute(func, args, kwargs, home))
             if func not in self._taken_apart:
                 self.values.follow(func, args, kwargs, made, self.path)
@@ -174,7 +186,9 @@ class VirtualMode(DispatchMode):
             try:
                 with Inside():
                     return kernel(*args, **kwargs)
-            except NotImplementedError:
+            except RuntimeError as problem:
+                if not unknown_ops.lacks_kernel(problem):
+                    raise
                 return self._decomposed(func, args, kwargs)
 
         if func in self._settled:
@@ -182,16 +196,16 @@ class VirtualMode(DispatchMode):
         return _wrapped(self._shapes.make(func, args, kwargs, compute), home)
 
     def _decomposed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.ledger.remark("unknown_op", str(func))
         known = decomposition_of(func)
         if known is None:
             outcome = self.values.computed(func, args, kwargs)
             if outcome is not None:
+                self.ledger.remark("unknown_op", str(func))
                 return _as_meta(outcome.found)
-            raise CaptureError(
-                f"{func}: given an op that has no meta kernel and no decomposition; allowed are ops with either; "
-                "register one with torch.library.register_fake"
-            )
+            made, said = unknown_ops.run(func, args, kwargs)
+            self.ledger.remark("unknown_op", said)
+            return made
+        self.ledger.remark("unknown_op", str(func))
         self._taken_apart.add(func)
         self._quiet += 1
         try:

@@ -15,7 +15,7 @@ import torch
 from elbowroom.capture.virtual import attention, casting, ctc, recurrent
 from elbowroom.capture.virtual.factories import META_ASKED
 from elbowroom.capture.virtual.layouts import layout_of
-from elbowroom.capture.virtual.tensor import CUDA
+from elbowroom.capture.virtual.tensor import CUDA, is_real_host
 from elbowroom.runtime._torch_compat import OpOverrides, below_autograd
 
 if TYPE_CHECKING:
@@ -151,8 +151,10 @@ def _to(
 ) -> torch.Tensor:
     """torch's own asks C++ for the current cuda device, which a CPU build does not have (TensorConversions.cpp)."""
     home = self.device
-    if device is not None and (device.type != "meta" or META_ASKED.depth):  # else C++ means the device of a virtual one
+    if device is not None and (device.type != "meta" or META_ASKED.depth):
         home = CUDA if device.type == "cuda" else device
+    elif device is not None and is_real_host(self):  # C++ means the device of a virtual tensor
+        home = CUDA
     if self.device.type == "meta" != home.type:
         raise NotImplementedError(NO_DATA)
     form = torch.preserve_format if memory_format is None else memory_format

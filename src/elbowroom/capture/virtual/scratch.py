@@ -181,8 +181,29 @@ def allocate(mode: VirtualMode, func: Any, args: Any, kwargs: Any, results: Resu
 
 
 def _blas(call: Call) -> None:
-    """cublas: results first, then the handle's workspace (Blas.cpp, CublasHandlePool.cpp; rig)."""
+    """cublas: results, copies of matrices that it cannot read, the handle's workspace (Blas.cpp; rig)."""
     call.out(*range(len(call.results)))
+    first = 1 if call.func in (aten.addmm.default, aten.baddbmm.default) else 0
+    for matrix in reversed(call.args[first : first + 2]):
+        if not _is_read_by_blas(matrix):
+            call.temp(matrix.numel() * matrix.element_size())
+    call.blas()
+
+
+def _is_read_by_blas(matrix: torch.Tensor) -> bool:
+    """Whether rows or columns lie one after the other: a gradient that was expanded does not (CUDABlas.cpp)."""
+    (rows, columns), (down, across) = matrix.shape[-2:], matrix.stride()[-2:]
+    by_columns = down == 1 and across >= max(1, rows)
+    by_rows = across == 1 and down >= max(1, columns)
+    return by_columns or by_rows or (matrix.is_contiguous() and 0 not in (down, across)) or matrix.numel() < 2
+
+
+def _gemv(call: Call) -> None:
+    """A product with a vector, which is copied where it was expanded (Blas.cpp; rig)."""
+    call.out(0)
+    vector = call.args[-1]
+    if vector.stride() == (0,) and vector.numel() > 1:
+        call.temp(vector.numel() * vector.element_size())
     call.blas()
 
 
@@ -305,6 +326,7 @@ RULES: dict[Any, Rule] = {
     aten.addmm.default: _addmm,
     aten.bmm.default: _blas,
     aten.baddbmm.default: _blas,
+    aten.mv.default: _gemv,
     aten.native_dropout.default: _native_dropout,
     aten.nll_loss2d_forward.default: _nll_loss2d,
     aten.sum.default: _sum,

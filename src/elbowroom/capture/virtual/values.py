@@ -90,14 +90,17 @@ def _lift(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 def _add(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Two gradients of one tensor: the engine adds in place what nobody else holds, but for tensors of a subclass.
 
-    input_buffer.cpp: `can_accumulate_inplace`. The CUDA build's tensors are of no subclass.
+    It does not where backward is to be differentiated. input_buffer.cpp: `can_accumulate_inplace`. The CUDA build's
+    tensors are of no subclass.
     """
     first, second = args[0], args[1]
     if (
         kwargs
         or not in_backward()
+        or torch.is_grad_enabled()
         or not is_virtual(first)
         or not is_virtual(second)
+        or (first.shape, first.dtype) != (second.shape, second.dtype)
         or not mode.from_engine()
         or not _is_sole(mode, first)
     ):
@@ -128,6 +131,7 @@ IN_PLACE_NODES: dict[str, set[Any]] = {
     "SortBackward0": {aten.scatter.src},
     "TopkBackward0": {aten.scatter.src},
     "GatherBackward0": {aten.scatter_add.default},
+    "IndexSelectBackward0": {aten.index_add.default},
     "BinaryCrossEntropyWithLogitsBackward0": {aten.sub.Tensor, aten.mul.Tensor},
 }
 """Autograd nodes that work in place but for tensors of a subclass, and the ops that then are (FunctionsManual.cpp)."""
@@ -136,6 +140,7 @@ IN_PLACE: dict[Any, Any] = {
     aten.index_put.default: aten.index_put_.default,
     aten.scatter.src: aten.scatter_.src,
     aten.scatter_add.default: aten.scatter_add_.default,
+    aten.index_add.default: aten.index_add_.default,
     aten.sub.Tensor: aten.sub_.Tensor,
     aten.mul.Tensor: aten.mul_.Tensor,
 }
