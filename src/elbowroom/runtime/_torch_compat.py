@@ -293,6 +293,27 @@ def has_kernel_for(op: Any, key: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
 
 
+def dense_chunks(tensors: Any, size_bytes: int) -> Iterator[list[torch.Tensor]]:
+    """Tensors of one dtype together, up to so many bytes, as DataParallel sends them."""
+    from torch._utils import _take_tensors
+
+    return _take_tensors(tensors, size_bytes)
+
+
+def flattened(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """One tensor of all, as DataParallel makes it."""
+    from torch._utils import _flatten_dense_tensors
+
+    return _flatten_dense_tensors(tensors)
+
+
+def unflattened(flat: torch.Tensor, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Its parts, with the shapes of these."""
+    from torch._utils import _unflatten_dense_tensors
+
+    return _unflatten_dense_tensors(flat, tensors)
+
+
 def with_kernel_of_all(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call an op's kernel for all devices, so that a mode that is on sees the ops that it calls."""
     return op._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.capture.virtual import attributes, factories, generators, pickling, types
+from elbowroom.capture.virtual import attributes, factories, flex, generators, pickling, replicas, types
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.settings import Settings
 from elbowroom.capture.virtual.tensor import CUDA, LARGE_BYTES, is_real_host
@@ -276,14 +276,29 @@ def _flattens(tensor: torch.Tensor) -> bool:
     return tensor.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
 
 
-def _uncompiled(ledger: Ledger) -> Callable[..., Any]:
-    """torch.compile gives back what it is given: what its kernels allocate is not followed, which a remark says."""
+COMPILED = "torch.compile (as eager, which holds as much or more; pools of CUDA graphs are not counted)"
+
+
+def _uncompiled(ledger: Ledger) -> list[Change]:
+    """torch.compile gives back what it is given: what its kernels allocate is not followed, which a remark says.
+
+    A module knows itself as the original of what was compiled of it, as scripts ask for that.
+    """
 
     def compile_not(model: Any = None, **_options: Any) -> Any:
-        ledger.remark("unsupported", "torch.compile (estimated without it)")
-        return (lambda decorated: decorated) if model is None else model
+        ledger.remark("unsupported", COMPILED)
+        if isinstance(model, torch.nn.Module):
+            vars(model)["_orig_mod"] = model
+        return (lambda decorated: compile_not(decorated)) if model is None else model
 
-    return compile_not
+    def compile_itself(self: torch.nn.Module, *_args: Any, **_options: Any) -> None:
+        compile_not(self)
+
+    return [
+        (torch, "compile", compile_not),
+        (torch.nn.Module, "compile", compile_itself),
+        (torch.compiler, "cudagraph_mark_step_begin", _say(None)),
+    ]
 
 
 def changes(settings: Settings, ledger: Ledger) -> list[Change]:
@@ -297,7 +312,7 @@ def changes(settings: Settings, ledger: Ledger) -> list[Change]:
     found += [(torch.backends.cudnn, name, value) for name, value in cudnn.items()]
     modes = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
     found.append((rnn, "get_cudnn_mode", modes.__getitem__))
-    found.append((torch, "compile", _uncompiled(ledger)))
+    found += [*_uncompiled(ledger), *replicas.changes(ledger), *flex.changes(ledger)]
     found.append((torch, "_use_cudnn_rnn_flatten_weight", _say(True)))
     found.append((torch._C, "_cuda_getCurrentRawStream", _say(0)))  # asked for as bitsandbytes is imported
     found += generators.changes()

@@ -169,6 +169,11 @@ def _is_pinned(_mode: VirtualMode, _func: Any, _args: Args, _kwargs: Kwargs) -> 
     return False
 
 
+def _is_left_aligned(_mode: VirtualMode, _func: Any, _args: Args, _kwargs: Kwargs) -> Any:
+    """Whether an encoder may make a nested tensor of its padded input: the sizes of its rows are not known."""
+    return False
+
+
 def _pin(_mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> Any:
     return args[0]
 
@@ -214,5 +219,6 @@ SPECIALS: dict[Any, Special] = {
     **dependent_shapes.SPECIALS,
     aten._cudnn_rnn_flatten_weight.default: recurrent.flatten_weight,
     aten.is_pinned.default: _is_pinned,
+    aten._nested_tensor_from_mask_left_aligned.default: _is_left_aligned,
     aten._pin_memory.default: _pin,
 }
