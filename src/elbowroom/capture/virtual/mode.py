@@ -200,7 +200,7 @@ class VirtualMode(DispatchMode):
         if known is None:
             outcome = self.values.computed(func, args, kwargs)
             if outcome is not None:
-                self.ledger.remark("unknown_op", str(func))
+                self.ledger.remark("unknown_op", unknown_ops.ON_HOST.format(func))
                 return _as_meta(outcome.found)
             made, said = unknown_ops.run(func, args, kwargs)
             self.ledger.remark("unknown_op", said)

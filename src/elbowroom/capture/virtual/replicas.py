@@ -79,7 +79,7 @@ def _run(
     if replicas == 1:
         return module(*inputs, **named)
     ledger.remark("unsupported", f"DataParallel on {devices} devices (this is what the first of them holds)")
-    parameters = dict(module.named_parameters())
+    parameters: dict[str, torch.Tensor] = dict(module.named_parameters())
     if torch.is_grad_enabled():
         parameters = dict(zip(parameters, _Replicated.apply(*parameters.values()), strict=True))
     made = torch.func.functional_call(module, parameters, inputs, named)

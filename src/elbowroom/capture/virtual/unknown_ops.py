@@ -20,6 +20,7 @@ from elbowroom.runtime._torch_compat import no_dispatch, schema_of, without_torc
 HOST_BYTES = 2**28
 """More than this is not made on the host for the sake of an op's form."""
 ASSUMED = 0.5
+ON_HOST = "{} (run on the host for the form of its results)"
 NO_FAKE = ("fake impl", "fake tensor", "FakeTensor", "meta tensors", "Meta tensors", "meta device", "new_dynamic_size")
 """Words of what torch says of an op that has no kernel for tensors without bytes, or one that asks for values."""
 
@@ -37,7 +38,7 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, 
     """
     found = _on_host(func, args, kwargs)
     if found is not None:
-        return found, f"{func} (run on the host for the form of its results)"
+        return found, ON_HOST.format(func)
     return _like_first(func, args, kwargs), f"{func} (no fake kernel: results taken to be like its first tensor)"
 
 
