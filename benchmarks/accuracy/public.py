@@ -42,28 +42,42 @@ def _record(table: str, rows: list[Row], limit_s: int) -> Record:
 
 
 def run(*, table: str, spec: Record, rows: list[Record]) -> Record:
-    """One job, captured once and estimated for each GPU it was measured on."""
+    """One job, captured once for each kind of GPU it was measured on, and estimated for each."""
     import torch
 
     from elbowroom.capture.virtual import VirtualDevice
-    from elbowroom.estimate import Interval, estimate
     from elbowroom.machine import Machine
+    from elbowroom.trace import Trace
 
     torch.set_num_threads(1)
     module = importlib.import_module(f"benchmarks.accuracy.tables.{table}")
-    with VirtualDevice(Machine.of(getattr(module, "CAPTURED_ON", rows[0]["gpu"])), STEPS) as device:
-        module.train(**spec)
-    trace = device.trace()
-    loading = getattr(module, "LOADING", "lazy")
+    alike: dict[str, str] = getattr(module, "CAPTURED_ON", {})
+    traces: dict[str, Trace] = {}
     done: list[Record] = []
     for given in rows:
-        found = estimate(trace, Machine.of(given["gpu"], loading=loading))
-        row = {key: value for key, value in given.items() if key not in ("spec", "reason")}
-        peaks = {"allocated": found.peak_allocated, "reserved": found.peak_reserved, "device": found.peak_device}
-        peaks["within"] = Interval(*(a - b for a, b in zip(found.peak_device, found.outside, strict=True)))
-        row |= {"estimate": {level: list(peak) for level, peak in peaks.items()}}
-        row |= {"fits": found.fits, "sure": found.sure, "needed_bytes": found.needed_bytes}
-        if loading == "eager":
-            row["lazy_device_bytes"] = list(estimate(trace, Machine.of(row["gpu"])).peak_device)
-        done.append(row)
-    return {"rows": done, "remarks": [[each.kind, each.name, each.count] for each in trace.remarks]}
+        kind = alike.get(given["gpu"], given["gpu"])
+        if kind not in traces:
+            with VirtualDevice(Machine.of(kind), STEPS) as device:
+                module.train(**spec)
+            traces[kind] = device.trace()
+        done.append(_estimated(given, traces[kind], getattr(module, "LOADING", "lazy")))
+    remarks = {(each.kind, each.name): each.count for trace in traces.values() for each in trace.remarks}
+    return {"rows": done, "remarks": [[kind, name, count] for (kind, name), count in remarks.items()]}
+
+
+def _estimated(given: Record, trace: Any, loading: Any) -> Record:
+    """A row with its estimate."""
+    from elbowroom.estimate import estimate
+    from elbowroom.machine import Machine
+
+    found = estimate(trace, Machine.of(given["gpu"], loading=loading))
+    within = [a - b for a, b in zip(found.peak_device, found.outside, strict=True)]
+    peaks = {"allocated": found.peak_allocated, "reserved": found.peak_reserved, "device": found.peak_device}
+    row = {key: value for key, value in given.items() if key not in ("spec", "reason")}
+    row |= {"estimate": {"within": within, **{level: list(peak) for level, peak in peaks.items()}}}
+    row |= {"fits": found.fits, "sure": found.sure, "needed_bytes": found.needed_bytes}
+    if loading == "eager":
+        lazily = Machine.of(given["gpu"])
+        outside = (lazily.outside_range_bytes[0], lazily.outside_bytes, lazily.outside_range_bytes[1])
+        row["lazy_device_bytes"] = [a + b for a, b in zip(within, outside, strict=True)]
+    return row

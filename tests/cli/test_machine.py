@@ -53,6 +53,19 @@ def test_machine_says_whether_rates_were_measured(capsys: pytest.CaptureFixture[
     assert "device to disk" in out
 
 
+def test_a_measurement_without_a_gpu_says_what_was_not_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given no driver, and a disk that is not waited for
+    monkeypatch.setattr("elbowroom.nvml.first_device", lambda: None)
+    monkeypatch.setattr("elbowroom.machine.measure_disk", lambda _: DiskRates(3, 4, 5, True))
+
+    assert main(["machine", "--measure"]) == 0
+
+    said = " ".join(capsys.readouterr().out.split())
+    assert "not measured, as the driver's library (NVML) shows no NVIDIA GPU on this computer" in said
+
+
 def test_the_link_of_a_gpu_is_measured_with_torch(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,9 +28,6 @@ BUCKET_BYTES = 25 * 2**20
 """DistributedDataParallel of that time copies gradients into buckets of this size."""
 
 
-CAPTURED_ON = "v100"
-
-
 def rows(_folder: Path) -> Iterator[Row]:
     """The rows of segmentation.csv beside this module."""
     for data_set, classes, method, backbone, height, width, images, memory in lines(

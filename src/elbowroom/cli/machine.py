@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 UNKNOWN = "unknown"
+NO_GPU = (
+    "\nOutside torch's allocator: not measured, as the driver's library (NVML) shows no NVIDIA GPU on this computer"
+)
 BFLOAT16_SINCE = 80
 """Tensor cores of earlier compute capabilities do not have it."""
 
@@ -53,6 +56,8 @@ def execute(arguments: argparse.Namespace) -> int:
     console.print(_links(machine, how=_how(arguments, gpu)))
     if machine.compute_capability:
         console.print(_outside(machine))
+    elif arguments.measure:
+        console.print(NO_GPU)
     if gpu is not None:
         console.print(_sourced(gpu))
     return 0

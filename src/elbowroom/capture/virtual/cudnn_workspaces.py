@@ -3,12 +3,13 @@
 Computes: of one pass, the likely workspace, and the least and most among the algorithms that apply.
 Reference: cuDNN developer guide, cudnnConvolutionFwdAlgo_t (which algorithms there are, which shapes they take and what
 they store); Lavin and Gray (arXiv:1509.09308), Winograd's F(4x4, 3x3): 36 numbers for each tile of 4 x 4 outputs and
-each channel, and 36 for each pair of channels; Mathieu et al. (arXiv:1312.5851), FFT of tiles of 32 x 32.
+each channel, and 36 for each pair of channels; F(2x2, 3x3): 16 for each tile of 2 x 2; Mathieu et al.
+(arXiv:1312.5851), FFT of tiles of 32 x 32.
 
 Without tensor cores (float32 up to Volta and Turing, or with TF32 switched off) convolutions of 3 x 3 without stride
 and dilation run by Winograd's transforms, where there are enough channels; all else by implicit products that store
 indices only. Formulas are the documented ones. From measured tables come two things: from how many channels on, and
-that nothing above 2 GiB is taken. They were chosen on SchedTune's VGGs, on V100 and T4 (docs/accuracy.md).
+that nothing above 2 GiB is likely. They were chosen on SchedTune's VGGs, on V100 and T4 (docs/accuracy.md).
 On tensor cores tensors in the plain layout are copied into theirs; in theirs, partial sums at most are stored. Float32
 may be transformed there too.
 When right: docs/accuracy.md has the measured tables. Ignores: batch and machine in what cuDNN thinks is fastest.
@@ -31,7 +32,7 @@ TURING, TURING_CHANNELS = 75, 64
 MAXWELL = 50
 """Compute capability from which on there is Winograd's algorithm."""
 
-TILE, TRANSFORMED = 4, 6
+TILE = 4
 FFT_TILE = 32
 INDEX_BYTES, SUM_BYTES = 4, 4
 COPIES = 2
@@ -101,8 +102,9 @@ def usual_workspace(call: ConvolutionCall) -> Wanted:
         return _on_tensor_cores(call, indices)
     transforms = winograd_bytes(call)
     likely = transforms if 0 < transforms < MOST_BYTES and _channels(call) >= _enough(call) else indices
-    others = [each for each in (transforms, fft_bytes(call), column_bytes(call)) if each < MOST_BYTES]
-    return Wanted(likely, 0, max(likely, *others), max(likely, transforms, fft_bytes(call), column_bytes(call)))
+    others = fft_bytes(call), column_bytes(call)
+    most = max(likely, _most_transforms(call), *(each for each in others if each < MOST_BYTES))
+    return Wanted(likely, 0, most, max(most, transforms, *others))
 
 
 def _on_tensor_cores(call: ConvolutionCall, indices: int) -> Wanted:
@@ -111,9 +113,15 @@ def _on_tensor_cores(call: ConvolutionCall, indices: int) -> Wanted:
     if call.channels_last:
         return Wanted(indices, 0, max(indices, sums), max(indices, sums))
     copies = sum(map(prod, shapes.values())) * call.item_bytes
-    transforms = winograd_bytes(call) if call.item_bytes == SUM_BYTES else 0
-    most = max(COPIES * copies, transforms if transforms < MOST_BYTES else 0)
-    return Wanted(copies, 0, most, max(most, transforms))
+    if call.item_bytes < SUM_BYTES:
+        return Wanted(copies, 0, COPIES * copies, COPIES * copies)
+    most = max(COPIES * copies, _most_transforms(call))
+    return Wanted(copies, 0, most, max(most, winograd_bytes(call)))
+
+
+def _most_transforms(call: ConvolutionCall) -> int:
+    """The larger transforms of two, F(4x4, 3x3) and F(2x2, 3x3), as far as they stay below twice what was seen."""
+    return max(each if each < 2 * MOST_BYTES else 0 for each in (winograd_bytes(call), winograd_bytes(call, 2)))
 
 
 def _channels(call: ConvolutionCall) -> int:
@@ -129,13 +137,13 @@ def _is_dense(call: ConvolutionCall) -> bool:
     return plain and call.groups == 1 and len(call.weight_shape) == 4 and call.item_bytes <= 4
 
 
-def winograd_bytes(call: ConvolutionCall) -> int:
+def winograd_bytes(call: ConvolutionCall, tile: int = TILE) -> int:
     """Transformed inputs, outputs and weights, in float32; 0 where the algorithm does not apply."""
     if not _is_dense(call) or call.weight_shape[2:] != (3, 3) or call.compute_capability < MAXWELL:
         return 0
     outputs, inputs = call.weight_shape[:2]
-    tiles = call.input_shape[0] * prod(ceil(extent / TILE) for extent in call.output_shape[2:])
-    return SUM_BYTES * TRANSFORMED**2 * (tiles * (inputs + outputs) + inputs * outputs)
+    tiles = call.input_shape[0] * prod(ceil(extent / tile) for extent in call.output_shape[2:])
+    return SUM_BYTES * (tile + 2) ** 2 * (tiles * (inputs + outputs) + inputs * outputs)
 
 
 def fft_bytes(call: ConvolutionCall) -> int:
