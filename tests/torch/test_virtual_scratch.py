@@ -297,3 +297,27 @@ def test_plain_attention_in_half_holds_the_query_in_float_and_makes_its_weights_
     cast_and_scaled = "a768 a768 a768 a768 a768"
     softmax = f"a384 a{WORKSPACE} f768 a384 a96 a24 a4 f4 f24 f96 f384"
     assert found == f"{cast_and_scaled} {softmax} a192 a768 a384 f768 f384 f768 f768 f768 f768 f192"
+
+
+def test_a_batch_norm_of_torchs_own_in_channels_last_gathers_its_statistics_from_parts() -> None:
+    def trained(x: torch.Tensor) -> Any:
+        given = x.contiguous(memory_format=torch.channels_last)
+        weight = torch.ones(64, device="cuda")
+        return aten.native_batch_norm(given, weight, weight, None, None, True, 0.1, 1e-5)
+
+    # given 8 * 28 * 28 rows, 16 * 16 to a block: 25 blocks, each with 4 floats a channel; 2 columns of blocks
+    found = made_by(trained, on_device(8, 64, 28, 28, dtype=torch.bfloat16)).split()
+    # then
+    assert found[3:7] == ["a256", "a256", f"a{4 * 64 * 25 * 4}", "a8"]
+    # given rows for fewer than 8 blocks
+    found = made_by(trained, on_device(2, 64, 8, 8, dtype=torch.bfloat16)).split()
+    # then
+    assert not any(each.startswith("a8") for each in found)
+
+
+def test_tensors_of_two_dtypes_are_put_together_under_autocast_without_casting_them_first() -> None:
+    def together(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return torch.cat([x, y])
+
+    assert made_by(together, on_device(30, dtype=torch.bfloat16), on_device(20)) == "a200"

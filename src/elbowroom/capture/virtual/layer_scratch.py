@@ -62,13 +62,53 @@ def _norm_backward(call: Call, mask: list[bool]) -> None:
     call.drop(*reversed(whole), copy, first)
 
 
+def batch_norm(call: Call) -> None:
+    """torch's own; in channels_last the statistics of many rows are gathered from parts (Normalization.cuh; rig).
+
+    Those of volumes in channels_last are reduced in a way that is not modelled.
+    """
+    call.out(0, 1, 2)
+    if call.args[5] and call.args[0].dim() < 5 and _channels_last(call.args[0]):
+        _parts_of_statistics(call, 4)
+
+
 def batch_norm_backward(call: Call) -> None:
-    """torch's own on a matrix: two sums, weight's and bias's gradients, then the input's (Normalization.cu; rig)."""
+    """torch's own in channels_last: two sums, the gradients of weight, bias and input (Normalization.cuh; rig)."""
     input = call.args[1]
-    if input.dim() == 2 and len(call.results) == 3:
+    if _channels_last(input) and len(call.results) == 3:
         sums = [call.temp(input.shape[1] * partial_bytes(input.dtype)) for _ in range(2)]
-        call.out(1, 2, 0)
+        call.out(1, 2)
+        call.drop(*reversed(_parts_of_statistics(call, 2)))
+        call.out(0)
         call.drop(*reversed(sums))
+
+
+def _channels_last(input: torch.Tensor) -> bool:
+    """Whether the kernels for channels_last take it, as they do matrices (batch_norm_use_channels_last_kernels)."""
+    if input.is_contiguous():
+        return input.stride(1) == 1
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return input.dim() in formats and input.is_contiguous(memory_format=formats[input.dim()])
+
+
+def _parts_of_statistics(call: Call, values: int) -> list[int]:
+    """What blocks of a grid find, so many values of a channel each, and how many are done (flexible_launch_configs)."""
+    input = call.args[0]
+    channels = input.shape[1]
+    rows = input.numel() // max(channels, 1)
+    width = min(_power_of_two(channels), 32)
+    height = min(_power_of_two(-(-rows // 16)), 512 // width)
+    if width * height != 512:
+        width = min(_power_of_two(channels), 512 // height)
+    blocks = min(-(-rows // (height * 16)), 128)
+    if blocks < 8:
+        return []
+    return [call.temp(values * channels * blocks * partial_bytes(input.dtype)), call.temp(-(-channels // width) * 4)]
+
+
+def _power_of_two(number: int) -> int:
+    """The largest that is not above it."""
+    return 1 << max(number.bit_length() - 1, 0)
 
 
 def softmax_backward(call: Call) -> None:
@@ -113,6 +153,7 @@ def rules() -> dict[Any, Any]:
         aten._fused_rms_norm.default: rms_norm,
         aten._fused_rms_norm_backward.default: rms_norm_backward,
         aten.native_layer_norm_backward.default: layer_norm_backward,
+        aten.native_batch_norm.default: batch_norm,
         aten.native_batch_norm_backward.default: batch_norm_backward,
         aten._softmax_backward_data.default: softmax_backward,
     }
