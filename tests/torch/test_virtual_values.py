@@ -134,3 +134,35 @@ def test_a_loss_can_be_put_into_logarithms_and_reciprocals() -> None:
         value = loss.item()
 
     assert math.isfinite(math.exp(value) + math.log(value) + math.log10(1 / value) + math.log(1 - value))
+
+
+def test_lists_that_change_in_place_stay_known() -> None:
+    # given a small network on known data, and an optimizer that updates lists of tensors
+    def losses(device: str) -> list[float]:
+        torch.manual_seed(3)
+        net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4)).to(device)
+        optimizer = torch.optim.Adam(net.parameters(), foreach=True)
+        x, found = torch.randn(4, 8).to(device), []
+        for _ in range(3):
+            loss = net(x).pow(2).mean()
+            found.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return found
+
+    wanted = losses("cpu")
+    with on_device() as device:
+        found = losses("cuda")
+
+    # then its losses are those of a real run
+    assert found == pytest.approx(wanted, rel=1e-5)
+    assert assumed(device) == []
+
+
+def test_a_computation_leaves_the_number_of_threads() -> None:
+    before = torch.get_num_threads()
+    with on_device():
+        torch.arange(10).cuda().sum().item()
+
+    assert torch.get_num_threads() == before

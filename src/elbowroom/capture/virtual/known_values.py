@@ -27,7 +27,7 @@ from elbowroom.runtime._torch_compat import set_storage, storage_key, without_to
 aten: Any = torch.ops.aten
 WHOLE_BYTES = 2**24
 """Integer and bool storages up to this size have values."""
-FLOAT_BYTES = 2**20
+FLOAT_BYTES = 2**22
 """Float storages up to this size have values; larger ones of the host have no bytes either."""
 DRAWN_BYTES = 2**16
 """Random floats up to this size are drawn: masks come from them, and weights that nobody reads."""
@@ -35,8 +35,8 @@ TOTAL_BYTES = 2**29
 """All values together take no more memory of the host."""
 ASSUMED_BYTES = 2**19
 """Tensors up to this size are assumed where they are not known, and computed from what is assumed."""
-MULTIPLICATIONS = 2**20
-"""Ops that networks are made of are computed up to so many, about a tenth of a millisecond."""
+MULTIPLICATIONS = 2**22
+"""Ops that networks are made of are computed up to so many, less than a millisecond."""
 OP_WORK = 2**14
 """What an op costs beside its elements, in elements: about 10 microseconds."""
 TOTAL_WORK = 2**35
@@ -286,10 +286,8 @@ class KnownValues:
         if certain is None or not (certain or all(map(_is_small, results))):
             return None
         self.work += OP_WORK + sum(each.numel() for each in (*given, *results))
-        found = self._run(func, args, kwargs)
-        if found is None or not (certain or _are_numbers(found)):
-            return None
-        return Outcome(found, certain)
+        outcome = self._run(func, args, kwargs, certain)
+        return outcome if outcome is None or certain or _are_numbers(outcome.found) else None
 
     def _followed(
         self, func: Any, args: Any, kwargs: Any, results: list[torch.Tensor], written: list[torch.Tensor]
@@ -336,13 +334,14 @@ class KnownValues:
                 return None
         return certain
 
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run(self, func: Any, args: Any, kwargs: Any, certain: bool) -> Outcome | None:
         draws = torch.Tag.nondeterministic_seeded in func.tags
         try:
-            with without_torch_function(), self._random() if draws else nullcontext():
-                return func(*map(self._real, args), **self._keywords(kwargs))
+            with without_torch_function(), _one_thread(), self._random() if draws else nullcontext():
+                return Outcome(func(*map(self._real, args), **self._keywords(kwargs)), certain)
         except NotImplementedError:
             self._cannot.add(func)
+            return None
         except (RuntimeError, ValueError, TypeError, IndexError):  # its meta kernel says what is wrong
             return None
 
@@ -383,6 +382,17 @@ class KnownValues:
 
     def _keywords(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         return {name: self._real(value) for name, value in kwargs.items() if name != "pin_memory"}
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small ops take longer on several threads, where these have to be woken up."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
 
 
 def _is_cheap(func: Any, args: Sequence[Any], made: Sequence[torch.Tensor]) -> bool:
