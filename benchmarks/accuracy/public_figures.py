@@ -110,8 +110,9 @@ def public_table(public: Record) -> str:
     lines = [f"{head}| above the interval | below it |", "|---|" + "---|" * 9]
     rows = dict(public["families"])
     others = {name: rows.pop(name) for name in (LAZY, KNOWN) if name in rows}
-    for name, row in [*rows.items(), ("**all**", {"level": "", **public["all"]}), *others.items()]:
-        cells = [name, str(row["n"]), row["level"]]
+    every = [("**all**", {"level": "", **public["all"]})] if public["all"] else []
+    for name, row in [*rows.items(), *every, *others.items()]:
+        cells = [f"{name} (kept from {row['kept']})" if "kept" in row else name, str(row["n"]), row["level"]]
         cells += [f"{row['median']:.1%}", f"{row['p95']:.1%}", f"{row['worst']:+.1%}", f"{row['median_signed']:+.1%}"]
         cells += [f"{row[f'{share}_share']:.1%}" for share in ("under", "above_interval", "below_interval")]
         lines.append(f"| {' | '.join(cells)} |")

@@ -47,12 +47,25 @@ def write(out: Path) -> None:
     if kinds["snapshots"] or "snapshots" not in result:
         result["snapshots"] = [_short(record) for record in kinds["snapshots"]]
     if kinds["public"]:
-        result["public"] = {**public_summary(kinds["public"]), "versions": made}
+        older: Record | None = result.get("public") and {"versions": result["versions"], **result["public"]}
+        result["public"] = with_older({**public_summary(kinds["public"]), "versions": made}, older)
     path = RESULTS / f"accuracy_{datetime.date.today():%Y%m%d}.json"
     write_result(path, result)
     if DOCUMENT.exists():
         write_between(DOCUMENT, START, END, tables(result))
     print(tables(result))
+
+
+def with_older(public: Record, older: Record | None) -> Record:
+    """Figures of public tables, with those of an earlier file for families that were not run again."""
+    kept = {name: row for name, row in (older or {}).get("families", {}).items() if name not in public["families"]}
+    if older is None or not kept:
+        return public
+    when = older.get("versions", {}).get("commit", "an earlier run")
+    families = {**public["families"], **{name: {"kept": when, **row} for name, row in kept.items()}}
+    tables = {row["table"] for row in public["left_out"]}
+    left_out = [*public["left_out"], *(row for row in older["left_out"] if row["table"] not in tables)]
+    return {**public, "families": families, "all": None, "left_out": left_out}
 
 
 def _newest() -> Record:

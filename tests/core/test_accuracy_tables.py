@@ -15,7 +15,7 @@ from benchmarks.accuracy.figures import digest, error_of, figures, first_differe
 from benchmarks.accuracy.figures import summary as summed
 from benchmarks.accuracy.public_figures import KNOWN, LAZY, known_outside, public_summary, public_table
 from benchmarks.accuracy.runner import read_records
-from benchmarks.accuracy.table import END, START, tables
+from benchmarks.accuracy.table import END, START, tables, with_older
 from benchmarks.results import replace_between
 
 RIG = Path(__file__).parents[1] / "data" / "rig"
@@ -226,6 +226,20 @@ def test_rows_that_ran_out_of_memory_and_rows_left_out_are_counted() -> None:
     assert "Of 2 rows that ran out of memory, 1 are said to; of 1 that did not, 1 are said to fit." in text
     assert "| 2 | t | no settings |" in text
     assert "| nets | 1 | device | 0.0% | 0.0% | +0.0% | +0.0% | 0.0% | 0.0% | 0.0% |" in text
+
+
+def test_families_that_were_not_run_again_are_kept_and_said_to_be() -> None:
+    # given a family that was run, and another one in an earlier file
+    new = public_summary([{"id": "x", "rows": [row("a", 100, [90, 100, 110], [0, 0, 0])]}])
+    old = public_summary([{"id": "x", "rows": [row("a", 100, [90, 120, 130], [0, 0, 0], family="words")]}])
+
+    both = with_older(new, {**old, "versions": {"commit": "abc"}})
+
+    assert (both["families"]["nets"], both["families"]["words"]["median"]) == (new["families"]["nets"], 0.2)
+    text = public_table(both)
+    assert "| words (kept from abc) | 1 |" in text
+    assert "**all**" not in text
+    assert with_older(new, None) == new
 
 
 def test_what_other_tools_predicted_stands_beside_our_estimate_of_the_same_rows() -> None:

@@ -57,6 +57,7 @@ def trained() -> VirtualDevice:
     return on
 
 
+H100_BLAS_BYTES = 32 * MIB
 RUN = [("alloc", TAKEN), ("free", TAKEN)]
 FIRST = [("alloc", TRIED), ("free", TRIED), ("empty", 0), *RUN]
 
@@ -155,3 +156,26 @@ def test_a_depthwise_convolution_in_float_needs_no_workspace() -> None:
         found = told(on, lambda: layer(x))
 
     assert found == []
+
+
+def test_without_cudnn_the_windows_of_one_image_are_columns() -> None:
+    # given 3 x 8 x 8 images in pairs: 6 x 6 windows of 3 x 3
+    torch.backends.cudnn.enabled = False
+    try:
+        with device() as on:
+            layer, x = nn.Conv2d(3, 8, 3, bias=False).cuda(), torch.zeros(2, 3, 8, 8, device="cuda", requires_grad=True)
+            torch.zeros(4, 4, device="cuda") @ torch.zeros(4, 4, device="cuda")  # cuBLAS has its workspace
+            begin = len(on.ledger.events)
+            y = layer(x)
+            forward = [size for *_, size in on.ledger.events[begin:]]
+            grad = torch.zeros_like(y)
+            begin = len(on.ledger.events)
+            y.backward(grad)
+            backward = [size for *_, size in on.ledger.events[begin:] if abs(size) > 0]
+    finally:
+        torch.backends.cudnn.enabled = True
+
+    columns = 3 * 9 * 36 * 4
+    assert forward == [2 * 8 * 36 * 4, columns, -columns]
+    assert [size for size in backward if size > 0 and size != H100_BLAS_BYTES] == [2 * 3 * 64 * 4, columns, 8 * 27 * 4]
+    assert on.ledger.empties == []

@@ -8,12 +8,13 @@ operation, shapes, dtype, layout, settings, alignment of their tensors, and thre
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from elbowroom.capture.virtual.cudnn_workspaces import ConvolutionCall
-from elbowroom.capture.virtual.layouts import convolution_layout, in_layout, layout_of
+from elbowroom.capture.virtual.layouts import bytes_of, convolution_layout, in_layout, layout_of
 from elbowroom.capture.virtual.reductions import partial_bytes
 from elbowroom.runtime._torch_compat import in_backward
 
@@ -30,6 +31,9 @@ def convolution(call: Call) -> None:
     """cuDNN wants all in one layout, and asks for a workspace (Convolution.cpp, ConvShared.cpp; rig)."""
     input, weight = call.args[:2]
     layout = convolution_layout(input, weight)
+    if not torch.backends.cudnn.enabled:
+        _native(call)
+        return
     copy = in_layout(call, input, layout)
     call.out(0)
     if _is_depthwise(input, weight, call.args[8]):
@@ -39,6 +43,47 @@ def convolution(call: Call) -> None:
     shapes = tuple(input.shape), tuple(weight.shape), tuple(call.results[0].shape)
     _workspace(call, shapes, "forward", (input, weight), call.args[3:9])
     call.drop(weights, copy)
+
+
+def _native(call: Call) -> None:
+    """Without cuDNN, torch's own: the windows of one image as columns, and a product (ConvolutionMM2d.cu; rig).
+
+    Compared were one and two dimensions. With dilation or groups, or transposed, there are columns as well, and copies
+    that are left out here.
+    """
+    input, weight = call.args[:2]
+    stride, padding = call.args[3:5]
+    call.out(0)
+    if _is_depthwise(input, weight, call.args[8]):
+        return
+    plain = all(each == 1 for each in (*weight.shape[2:], *stride)) and not any(padding)
+    columns = -1 if plain else call.temp(_column_bytes(weight, call.results[0]))
+    call.blas()
+    call.drop(columns)
+
+
+def _native_backward(call: Call) -> None:
+    """Columns again, for whichever gradient; the bias's comes before the weight's (ConvolutionMM2d.cu; rig)."""
+    grad, input, weight = call.args[:3]
+    mask = call.args[10]
+    if _is_depthwise(input, weight, call.args[9]):
+        _depthwise_backward(call)
+        return
+    copy = in_layout(call, grad, torch.contiguous_format)
+    others = reversed(range(int(mask[0]), len(call.results)))
+    if mask[0]:
+        call.out(0)
+    else:
+        call.out(*others)
+    columns = call.temp(_column_bytes(weight, grad))
+    call.blas()
+    call.out(*others)
+    call.drop(columns, copy)
+
+
+def _column_bytes(weight: torch.Tensor, output: torch.Tensor) -> int:
+    """Of one image: each window of its input, for each position of its output."""
+    return bytes_of(weight) // max(1, weight.shape[0]) * prod(output.shape[2:])
 
 
 def _is_depthwise(input: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
@@ -62,6 +107,9 @@ def convolution_backward(call: Call) -> None:
     """The two gradients by cuDNN; that of the bias is a sum over all but the channels (Convolution.cpp; rig)."""
     grad, input, weight = call.args[:3]
     mask = call.args[10]
+    if not torch.backends.cudnn.enabled:
+        _native_backward(call)
+        return
     if _is_depthwise(input, weight, call.args[9]):
         _depthwise_backward(call)
     else:
