@@ -85,6 +85,12 @@ def find(name: str) -> Gpu:
     return gpu
 
 
+def title_of(name: str) -> str:
+    """What the driver calls a GPU of the table; of another one, its name."""
+    known = database().gpus.get(name)
+    return name if known is None else known.title
+
+
 def nearest(name: str) -> tuple[str, ...]:
     """Names of the GPUs whose name, title or alias is most like this one, the most alike first."""
     names = database().names

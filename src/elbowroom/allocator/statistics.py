@@ -101,7 +101,7 @@ class Replay:
             **_by_pool("requested_bytes", active[1], active[2]),
             **_by_pool("segment", reserved[:, 2], in_large),
             **_by_pool("reserved_bytes", reserved[:, 1], in_large),
-            **_inactive_split(self._device),
+            **inactive_split(self._device),
             "num_alloc_retries": len(log.retries),
             "num_ooms": len(log.failed),
             "num_device_alloc": int((reserved[:, 1] > 0).sum()),
@@ -168,7 +168,7 @@ def _figures(name: str, changes: Ints) -> dict[str, int]:
     }
 
 
-def _inactive_split(device: Device) -> dict[str, int]:
+def inactive_split(device: Device) -> dict[str, int]:
     """Free blocks that cannot be given back, as others of their segment are in use; none with expandable segments."""
     sizes: list[list[int]] = [
         []

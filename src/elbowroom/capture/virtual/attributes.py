@@ -13,10 +13,15 @@ import torch
 
 from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.tensor import CPU, HOME, META, Inside, gradient_of, home_of
-from elbowroom.runtime._torch_compat import storage_key
+from elbowroom.runtime._torch_compat import storage_key, without_torch_function
 
 Tensor = torch.Tensor
 Change = tuple[Any, str, Any]
+
+
+NO_NUMPY = "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+NO_NUMPY_GRAD = "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+"""What torch says."""
 
 
 class Asked:
@@ -99,27 +104,39 @@ def _said_tolist(self: torch.Tensor) -> Any:
 
 
 def _said_numpy(self: torch.Tensor, *, force: bool = False) -> Any:
-    if home_of(self) is None:
+    home = home_of(self)
+    if home is None:
         return _numpy(self, force=force)
+    if home.type == "cuda" and not force:
+        raise TypeError(NO_NUMPY)
+    if self.requires_grad and not force:
+        raise RuntimeError(NO_NUMPY_GRAD)
     known = None if KnownValues.current is None else KnownValues.current.read(self)
     return (torch.zeros(self.shape, dtype=self.dtype, device=CPU) if known is None else known).numpy()
 
 
 def _described(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
-    """What `repr` gives."""
+    """What `repr` gives: known values, and those that are assumed of a single number."""
     home = home_of(self)
     if home is None:
         return _repr(self, tensor_contents=tensor_contents)
-    if not self.dim():
-        return f"tensor({self.item()}, device='{home}')"
-    return f"tensor(..., device='{home}', size={tuple(self.shape)}, dtype={self.dtype})"
+    known = None if KnownValues.current is None else KnownValues.current.of(self.detach())
+    if self.dim() and known is None:
+        begin = f"tensor(..., device='{home}', size={tuple(self.shape)}, dtype={self.dtype}"
+    else:
+        with without_torch_function():
+            shown = torch.tensor(self.item(), dtype=self.dtype, device=CPU) if known is None else known
+        begin = _repr(shown)[:-1] + f", device='{home}'"
+    node = self.grad_fn
+    ends = f", grad_fn=<{type(node).__name__}>" if node is not None else ", requires_grad=True" * self.requires_grad
+    return f"{begin}{ends})"
 
 
 def _formatted(self: torch.Tensor, spec: str) -> str:
     """What `format` gives."""
     if home_of(self) is None:
         return _format(self, spec)
-    return format(self.item(), spec) if not self.dim() else _described(self)
+    return format(self.item(), spec) if not self.dim() else object.__format__(self, spec)
 
 
 _get_device, _data_ptr, _tolist, _numpy = Tensor.get_device, Tensor.data_ptr, Tensor.tolist, Tensor.numpy

@@ -36,6 +36,19 @@ class Generator(_OF_TORCH, metaclass=_Kind):
     def device(self) -> torch.device:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._home
 
+    def get_state(self) -> torch.Tensor:
+        """On cuda its seed and its offset, 16 bytes."""
+        if self._home.type != "cuda":
+            return super().get_state()
+        return torch.tensor([self.initial_seed() % 2**63, 0], dtype=torch.int64, device="cpu").view(torch.uint8)
+
+    def set_state(self, new_state: torch.Tensor) -> Generator:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self._home.type != "cuda":
+            super().set_state(new_state)
+            return self
+        self.manual_seed(int(new_state.view(torch.int64)[0]))
+        return self
+
     def clone_state(self) -> Generator:
         made = Generator(self._home)
         made.set_state(self.get_state())

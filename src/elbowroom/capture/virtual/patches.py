@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import Any, final
+from typing import Any
 
 import torch
 
-from elbowroom.capture.virtual import attributes, factories, flex, generators, pickling, replicas, types
+from elbowroom.capture.virtual import attributes, cuda_build, factories, flex, generators, pickling, replicas, streams, types
+from elbowroom.capture.virtual.cuda_build import say
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.settings import Settings
-from elbowroom.capture.virtual.tensor import CUDA, LARGE_BYTES, is_real_host
+from elbowroom.capture.virtual.tensor import LARGE_BYTES, is_real_host
 from elbowroom.capture.virtual.values import as_virtual_cpu
 from elbowroom.runtime._torch_compat import grouping_changes, single_process_iterator
 
@@ -35,197 +35,6 @@ def patched(changes: list[Change]) -> Iterator[None]:
                 setattr(holder, name, value)
             else:
                 delattr(holder, name)
-
-
-@final
-class _Event:
-    """A CUDA event of a device on which everything is over at once."""
-
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None: ...
-
-    def record(self, _stream: Any = None) -> None: ...
-
-    def wait(self, _stream: Any = None) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, _end: Any) -> float:
-        return 1.0
-
-
-@final
-class _Stream:
-    """The one stream there is."""
-
-    device = CUDA
-    device_index = 0
-    stream_id = 0
-    cuda_stream = 0
-
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None: ...
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_problem: object) -> None: ...
-
-    def wait_stream(self, _stream: Any) -> None: ...
-
-    def wait_event(self, _event: Any) -> None: ...
-
-    def record_event(self, _event: Any = None) -> _Event:
-        return _Event()
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def is_capturing(self) -> bool:
-        return False
-
-
-@contextmanager
-def _nothing(*_args: Any, **_kwargs: Any) -> Iterator[None]:
-    yield
-
-
-def _say(value: Any) -> Callable[..., Any]:
-    return lambda *_args, **_kwargs: value
-
-
-class _Properties(SimpleNamespace):
-    """What `torch.cuda.get_device_properties` gives; notes when the script looks at what tells GPUs of a kind apart."""
-
-    def __init__(self, settings: Settings, ledger: Ledger) -> None:
-        major, minor = divmod(settings.facts.compute_capability, 10)
-        super().__init__(
-            major=major,
-            minor=minor,
-            multi_processor_count=settings.facts.multiprocessors,
-            warp_size=32,
-            max_threads_per_multi_processor=2048,
-            regs_per_multiprocessor=65536,
-            is_integrated=0,
-            is_multi_gpu_board=0,
-            gcnArchName="",
-            L2_cache_size=50 * 2**20,
-            shared_memory_per_block=48 * 1024,
-            shared_memory_per_block_optin=227 * 1024,
-            uuid="",
-        )
-        self._settings, self._ledger = settings, ledger
-
-    @property
-    def name(self) -> str:
-        self._ledger.asked.add("name")
-        return self._settings.name
-
-    @property
-    def total_memory(self) -> int:
-        self._ledger.asked.add("memory")
-        return self._settings.total_bytes
-
-
-def _memory(settings: Settings, ledger: Ledger) -> list[Change]:
-    def free_and_total(*_args: Any) -> tuple[int, int]:
-        ledger.asked.add("memory")
-        return max(settings.total_bytes - ledger.allocated_bytes, 0), settings.total_bytes
-
-    def statistics(*_args: Any, **_kwargs: Any) -> dict[str, int]:
-        now = {f"{kind}_bytes.all.current": ledger.allocated_bytes for kind in ("allocated", "reserved", "active")}
-        peak = {f"{kind}_bytes.all.peak": ledger.peak_bytes for kind in ("allocated", "reserved", "active")}
-        return {**now, **peak, "num_alloc_retries": 0, "num_ooms": 0}
-
-    def reset(*_args: Any, **_kwargs: Any) -> None:
-        ledger.peak_bytes = ledger.allocated_bytes
-
-    now, peak = (lambda *_: ledger.allocated_bytes), (lambda *_: ledger.peak_bytes)
-    held: dict[str, Any] = {
-        "mem_get_info": free_and_total,
-        "memory_allocated": now,
-        "memory_reserved": now,
-        "memory_cached": now,
-        "max_memory_allocated": peak,
-        "max_memory_reserved": peak,
-        "max_memory_cached": peak,
-        "memory_stats": statistics,
-        "memory_summary": _say(""),
-        "reset_peak_memory_stats": reset,
-        "reset_max_memory_allocated": reset,
-        "empty_cache": _say(None),
-        "set_per_process_memory_fraction": _say(None),
-    }
-    return [(holder, name, value) for name, value in held.items() for holder in (torch.cuda, torch.cuda.memory)]
-
-
-def _queries(settings: Settings, ledger: Ledger) -> list[Change]:
-    properties = _Properties(settings, ledger)
-    said: dict[str, Any] = {
-        "is_available": _say(True),
-        "is_initialized": _say(True),
-        "is_bf16_supported": _say(settings.facts.compute_capability >= 80),
-        "device_count": _say(1),
-        "current_device": _say(0),
-        "get_device_name": lambda *_args, **_kwargs: properties.name,
-        "get_device_capability": _say(divmod(settings.facts.compute_capability, 10)),
-        "get_device_properties": _say(properties),
-        "get_arch_list": _say([f"sm_{settings.facts.compute_capability}"]),
-        "can_device_access_peer": _say(False),
-        "init": _say(None),
-        "_lazy_init": _say(None),
-        "set_device": _say(None),
-        "synchronize": _say(None),
-        "ipc_collect": _say(None),
-        "utilization": _say(100),
-    }
-    random = _random()
-    changes: list[Change] = [(torch.cuda, name, value) for name, value in (said | _streams() | random).items()]
-    changes += [(torch.cuda.random, name, value) for name, value in random.items() if name in vars(torch.cuda.random)]
-    return changes + _accelerator()
-
-
-def _random() -> dict[str, Any]:
-    return {
-        "manual_seed": _say(None),
-        "manual_seed_all": _say(None),
-        "seed": _say(None),
-        "seed_all": _say(None),
-        "initial_seed": _say(0),
-        "get_rng_state": _say(torch.zeros(16, dtype=torch.uint8)),
-        "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)],
-        "set_rng_state": _say(None),
-        "set_rng_state_all": _say(None),
-    }
-
-
-def _streams() -> dict[str, Any]:
-    return {
-        "Event": _Event,
-        "Stream": _Stream,
-        "is_current_stream_capturing": _say(False),
-        "current_stream": lambda *_: _Stream(),
-        "default_stream": lambda *_: _Stream(),
-        "set_stream": _say(None),
-        "stream": _nothing,
-        "device": _nothing,
-        "device_of": _nothing,
-    }
-
-
-def _accelerator() -> list[Change]:
-    said: dict[str, Any] = {
-        "is_available": _say(True),
-        "current_accelerator": _say(torch.device("cuda")),
-        "device_count": _say(1),
-        "current_device_index": _say(0),
-        "current_device_idx": _say(0),
-        "current_stream": lambda *_: _Stream(),
-        "synchronize": _say(None),
-    }
-    return [(torch.accelerator, name, value) for name, value in said.items()]
 
 
 def _grouped(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
@@ -297,24 +106,37 @@ def _uncompiled(ledger: Ledger) -> list[Change]:
     return [
         (torch, "compile", compile_not),
         (torch.nn.Module, "compile", compile_itself),
-        (torch.compiler, "cudagraph_mark_step_begin", _say(None)),
+        (torch.compiler, "cudagraph_mark_step_begin", say(None)),
     ]
+
+
+def _profiling() -> Callable[..., None]:
+    """torch's profiler of the host alone: a build for the CPU has no events of cuda, and warns at each op."""
+    begin = torch.autograd.profiler.profile.__init__
+
+    def init(self: Any, *args: Any, **how: Any) -> None:
+        begin(self, *args, **how | {"use_device": None})
+
+    return init
 
 
 def changes(settings: Settings, ledger: Ledger) -> list[Change]:
     """Everything that is changed while the device is on."""
     from torch.backends.cudnn import rnn
 
-    found: list[Change] = [*_queries(settings, ledger), *_memory(settings, ledger), *_loading()]
+    found: list[Change] = [*cuda_build.changes(settings, ledger), *streams.changes(), *_loading()]
     if settings.fake_host:
         found += _parameters()
-    cudnn: dict[str, Any] = {"is_acceptable": _flattens, "is_available": _say(True), "version": _say(91900)}
+    cudnn: dict[str, Any] = {"is_acceptable": _flattens, "is_available": say(True), "version": say(91900)}
     found += [(torch.backends.cudnn, name, value) for name, value in cudnn.items()]
     modes = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
     found.append((rnn, "get_cudnn_mode", modes.__getitem__))
     found += [*_uncompiled(ledger), *replicas.changes(ledger), *flex.changes(ledger)]
-    found.append((torch, "_use_cudnn_rnn_flatten_weight", _say(True)))
-    found.append((torch._C, "_cuda_getCurrentRawStream", _say(0)))  # asked for as bitsandbytes is imported
+    found.append((torch, "_use_cudnn_rnn_flatten_weight", say(True)))
+    found.append((torch._C, "_cuda_getCurrentRawStream", say(0)))  # asked for as bitsandbytes is imported
+    found.append((torch, "compile", _uncompiled(ledger)))
+    found.append((torch, "_use_cudnn_rnn_flatten_weight", say(True)))
+    found.append((torch.autograd.profiler.profile, "__init__", _profiling()))
     found += generators.changes()
     found += [*attributes.changes(), *types.changes(), *factories.changes(), *grouping_changes(_grouped)]
     found += pickling.changes(ledger)

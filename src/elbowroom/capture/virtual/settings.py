@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from elbowroom.capture.facts import Facts
 from elbowroom.capture.virtual.cudnn_workspaces import ConvolutionCall, Wanted, usual_workspace
+from elbowroom.gpus import title_of
 from elbowroom.machine import Machine
 
 MIB = 2**20
@@ -78,6 +79,7 @@ class Settings:
         facts: of the GPU; all that rules may read of it.
         total_bytes: its memory.
         name: what torch.cuda.get_device_name() says.
+        allocator: its settings, as in PYTORCH_ALLOC_CONF.
         cudnn: what cuDNN asks for.
         cublas_handles: handles that ask for a workspace: one of the thread that runs forward, one of backward's.
         fake_host: parameters and large float tensors made on the CPU have no bytes either.
@@ -86,6 +88,7 @@ class Settings:
     facts: Facts = field(default_factory=Facts)
     total_bytes: int = 80 * 2**30
     name: str = "virtual"
+    allocator: str = ""
     cudnn: CudnnModel = field(default_factory=CudnnModel)
     cublas_handles: int = 2
     fake_host: bool = True
@@ -101,7 +104,8 @@ class Settings:
         return cls(
             facts=Facts.of(machine),
             total_bytes=machine.tiers[0].capacity_bytes,
-            name=machine.name,
+            name=title_of(machine.name),
+            allocator=machine.allocator,
             cudnn=cudnn,
             fake_host=fake_host,
             cublas_handles=cublas_handles,

@@ -178,6 +178,10 @@ def _pin(_mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> Any:
     return args[0]
 
 
+def _on_stream(_mode: VirtualMode, _func: Any, _args: Args, _kwargs: Kwargs) -> Any:
+    """`record_stream`: nothing is waited for, as all streams share one pool."""
+
+
 def as_virtual_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """A real CPU tensor without its bytes; the value of a small one is known."""
     made = virtual(meta_like(tensor), CPU)
@@ -221,4 +225,5 @@ SPECIALS: dict[Any, Special] = {
     aten.is_pinned.default: _is_pinned,
     aten._nested_tensor_from_mask_left_aligned.default: _is_left_aligned,
     aten._pin_memory.default: _pin,
+    aten.record_stream.default: _on_stream,
 }

@@ -1,0 +1,47 @@
+"""The private names of torch below torch.cuda and torch.accelerator, which a build without CUDA lacks or leaves empty.
+
+The Python of these modules is the same in every build; what it calls in C++ has these names. Checked on 2.11.0 (its
+CUDA build, on the rig) and 2.13.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+Change = tuple[Any, str, Any]
+
+
+def cuda_changes(functions: Mapping[str, Any]) -> list[Change]:
+    """Functions of C++ by their name without what all begin with, such as "memoryStats"."""
+    return [(torch._C, f"_cuda_{name}", function) for name, function in functions.items()]
+
+
+def accelerator_changes(functions: Mapping[str, Any], accelerator: torch.device) -> list[Change]:
+    """The same below torch.accelerator; which device it is."""
+    found: list[Change] = [(torch._C, f"_accelerator_{name}", function) for name, function in functions.items()]
+    return [*found, (torch._C, "_get_accelerator", lambda *_: accelerator)]
+
+
+def build_changes(runtime: Any, properties: Any, select: Any, cuda_version: str) -> list[Change]:
+    """What says that a build has CUDA: its runtime, what gives the properties of a device, and what selects one."""
+    return [
+        (torch.cuda, "_cudart", runtime),
+        (torch.cuda, "_get_device_properties", properties),
+        (torch.cuda, "_exchange_device", select),
+        (torch.cuda, "_maybe_exchange_device", select),
+        (torch.cuda, "_initialized", True),
+        (torch._C, "_has_cuda", True),
+        (torch._C, "_has_cudnn", True),
+        (torch._C, "_is_flash_attention_available", lambda: True),
+        (torch.version, "cuda", cuda_version),
+    ]
+
+
+def range_changes(marks: Any) -> list[Change]:
+    """What stands for NVTX."""
+    from torch.cuda import nvtx
+
+    return [(nvtx, "_nvtx", marks)]
