@@ -482,3 +482,16 @@ def same_builtin(function: Callable[..., Any], builtin: Callable[..., Any]) -> N
     name = _builtins._find_builtin(builtin)
     if name is not None:
         _builtins._register_builtin(function, name)
+
+
+def uninitialized_changes(functions: list[Any]) -> list[tuple[Any, str, Any]]:
+    """The attribute, with its new value, that names what may be done with a parameter that has no shape yet."""
+    from torch.nn.parameter import UninitializedTensorMixin
+
+    kind: Any = UninitializedTensorMixin
+    return [(kind, "_allowed_methods", [*kind._allowed_methods, *functions])]
+
+
+def variable_functions() -> Any:
+    """Where torch.nn looks up recurrent networks, whose names in torch are those of other functions."""
+    return torch._VF

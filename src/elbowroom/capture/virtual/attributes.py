@@ -100,7 +100,7 @@ def _address(storage: torch.UntypedStorage) -> int:
 def _said_tolist(self: torch.Tensor) -> Any:
     if home_of(self) is None:
         return _tolist(self)
-    return self.cpu().tolist() if self.dim() else self.item()
+    return _said_numpy(self, force=True).tolist() if self.dim() else self.item()
 
 
 def _said_numpy(self: torch.Tensor, *, force: bool = False) -> Any:
@@ -126,7 +126,7 @@ def _described(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
     else:
         with without_torch_function():
             shown = torch.tensor(self.item(), dtype=self.dtype, device=CPU) if known is None else known
-        begin = _repr(shown)[:-1] + f", device='{home}'"
+        begin = _repr(shown)[:-1] + f", device='{home}'" * (home.type == "cuda")
     node = self.grad_fn
     ends = f", grad_fn=<{type(node).__name__}>" if node is not None else ", requires_grad=True" * self.requires_grad
     return f"{begin}{ends})"

@@ -77,7 +77,7 @@ def described(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ..
 
 def _described(argument: Any) -> Any:
     if isinstance(argument, torch.Tensor):
-        return tuple(argument.shape)
+        return tuple(argument.size())
     if isinstance(argument, list | tuple):
         return [_described(each) for each in argument]
     return argument if isinstance(argument, bool | int | float) else None

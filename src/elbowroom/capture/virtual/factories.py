@@ -16,11 +16,19 @@ from typing import Any, final
 import torch
 
 from elbowroom.capture.virtual.tensor import is_virtual
-from elbowroom.runtime._torch_compat import DeviceContext, device_constructors, parse_to, same_builtin
+from elbowroom.runtime._torch_compat import (
+    DeviceContext,
+    device_constructors,
+    parse_to,
+    same_builtin,
+    uninitialized_changes,
+)
 
 Change = tuple[Any, str, Any]
 LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
 METHODS = ("to", "cuda", "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided")
+OTHERS: dict[Any, tuple[str, ...]] = {torch: ("normal",), torch.fft: ("fftfreq", "rfftfreq")}
+"""Functions with a keyword `device` that are not among torch's constructors."""
 _Device = torch.device
 
 
@@ -49,7 +57,7 @@ def is_meta(device: Any) -> bool:
 
 def _given(value: Any) -> Any:
     """A device as C++ takes it."""
-    return _Device("cuda", value) if type(value) is int else value
+    return _Device("cuda", 0) if type(value) is int else value
 
 
 def _factory(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,6 +65,8 @@ def _factory(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def asked(*args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) in (list, tuple):
+            args = (_without_tensors(args[0]), *args[1:])
         device = kwargs.get("device")
         if device is None:
             return function(*args, **kwargs)
@@ -69,6 +79,17 @@ def _factory(function: Callable[..., Any]) -> Callable[..., Any]:
 
     same_builtin(asked, function)
     return asked
+
+
+def _without_tensors(data: Any) -> Any:
+    """Data with numbers for the tensors in them that have no bytes."""
+    if type(data) in (list, tuple):
+        return type(data)(map(_without_tensors, data)) if any(map(_may_be_tensor, data)) else data
+    return data.tolist() if is_virtual(data) else data
+
+
+def _may_be_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | list | tuple)
 
 
 def _mover(function: Callable[..., Any], first: int) -> Callable[..., Any]:
@@ -120,12 +141,11 @@ class _Kind(type):
 
 
 class device(metaclass=_Kind):  # noqa: N801  it stands for torch.device
-    """`torch.device`, which takes a number as well."""
+    """`torch.device`, which takes a number as well; the one GPU stands for any of several."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and not kwargs:
-            return _Device(_given(args[0]))
-        return _Device(*args, **kwargs)
+        made = _Device(_given(args[0])) if len(args) == 1 and not kwargs else _Device(*args, **kwargs)
+        return _Device("cuda", 0) if made.type == "cuda" and made.index else made
 
 
 device.__module__ = "torch"
@@ -151,11 +171,14 @@ def changes() -> list[Change]:
         function = getattr(torch, name, None)
         if function is not None and (name in LIKE or function in device_constructors()):
             made.append((torch, name, _factory(function)))
+    for holder, names in OTHERS.items():
+        made += [(holder, name, _factory(getattr(holder, name))) for name in names]
     for name in METHODS:
         function = getattr(torch.Tensor, name)
         made.append((torch.Tensor, name, _mover(function, 1) if name in ("to", "cuda") else _factory(function)))
     made.append((torch.Tensor, "type_as", _type_as))
     made.append((torch, "device", device))
     made.append((DeviceContext, "__torch_function__", _in_context(DeviceContext.__torch_function__)))
+    made += uninitialized_changes([value for holder, _, value in made if holder is torch.Tensor])
     made.append((*parse_to(), _mover(getattr(*parse_to()), 0)))
     return made

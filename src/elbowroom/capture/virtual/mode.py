@@ -35,6 +35,7 @@ from elbowroom.capture.virtual.tensor import (
     home_of,
     is_virtual,
     meta_like,
+    plain,
     virtual,
 )
 from elbowroom.capture.virtual.updates import Updates
@@ -153,6 +154,10 @@ class VirtualMode(DispatchMode):
                 self.values.follow(func, args, kwargs, made, self.path)
             return made
 
+    def item(self, tensor: torch.Tensor) -> Any:
+        """The number in a tensor, where C++ asks past modes: `torch.tensor([x, y])` of tensors on cuda does."""
+        return self.__torch_dispatch__(torch.ops.aten._local_scalar_dense.default, (), (tensor,))
+
     # Where it runs
 
     def _home(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
@@ -193,6 +198,7 @@ class VirtualMode(DispatchMode):
 
         if func in self._settled:
             return _wrapped(compute(), home)
+        args = tuple(map(_plain, args))
         return _wrapped(self._shapes.make(func, args, kwargs, compute), home)
 
     def _decomposed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -300,6 +306,15 @@ def _for_meta(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any,
     if kwargs.get("device") is not None:
         kwargs["device"] = META
     return tuple(map(_seen_as_meta, args)), kwargs
+
+
+def _plain(value: Any) -> Any:
+    """A virtual tensor of a user's subclass as one of torch's: meta kernels call methods, which it may have changed."""
+    if isinstance(value, torch.Tensor):
+        return plain(value)
+    if isinstance(value, list | tuple) and any(isinstance(each, torch.Tensor) for each in value):
+        return [_plain(each) for each in value]
+    return value
 
 
 def _seen_as_meta(value: Any) -> Any:

@@ -8,13 +8,23 @@ from typing import Any
 
 import torch
 
-from elbowroom.capture.virtual import attributes, cuda_build, factories, flex, generators, pickling, replicas, streams, types
+from elbowroom.capture.virtual import (
+    attributes,
+    cuda_build,
+    factories,
+    flex,
+    generators,
+    pickling,
+    replicas,
+    streams,
+    types,
+)
 from elbowroom.capture.virtual.cuda_build import say
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.settings import Settings
-from elbowroom.capture.virtual.tensor import LARGE_BYTES, is_real_host
+from elbowroom.capture.virtual.tensor import is_real_host, is_virtual
 from elbowroom.capture.virtual.values import as_virtual_cpu
-from elbowroom.runtime._torch_compat import grouping_changes, single_process_iterator
+from elbowroom.runtime._torch_compat import grouping_changes, single_process_iterator, variable_functions
 
 Change = tuple[Any, str, Any]
 
@@ -69,15 +79,41 @@ def _loading() -> list[Change]:
 
 
 def _parameters() -> list[Change]:
-    """Large parameters made on the CPU have no bytes."""
+    """Parameters made on the CPU have no bytes: one that had would meet inputs without, whose gradients have none.
+
+    The values of small ones are known.
+    """
     made = torch.nn.Parameter.__new__
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-        if type(data) in (torch.Tensor, torch.nn.Parameter) and is_real_host(data) and data.nbytes >= LARGE_BYTES:
+        if type(data) in (torch.Tensor, torch.nn.Parameter) and is_real_host(data) and data.is_floating_point():
             data = as_virtual_cpu(data)
         return made(cls, data, requires_grad)
 
     return [(torch.nn.Parameter, "__new__", staticmethod(new))]
+
+
+def _recurrent() -> list[Change]:
+    """Recurrent networks on the host, whose C++ compares the devices of inputs and weights itself."""
+
+    def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            lists = [each for each in args if isinstance(each, list | tuple)]
+            if any(map(is_virtual, [weight for each in lists for weight in each])):
+                args = tuple(map(_without_bytes, args))
+            return function(*args)
+
+        return run
+
+    functions = variable_functions()
+    names = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    return [(functions, name, on_host(getattr(functions, name))) for name in names]
+
+
+def _without_bytes(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return as_virtual_cpu(value) if value.is_floating_point() and is_real_host(value) else value
+    return [_without_bytes(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _flattens(tensor: torch.Tensor) -> bool:
@@ -126,15 +162,12 @@ def changes(settings: Settings, ledger: Ledger) -> list[Change]:
 
     found: list[Change] = [*cuda_build.changes(settings, ledger), *streams.changes(), *_loading()]
     if settings.fake_host:
-        found += _parameters()
+        found += [*_parameters(), *_recurrent()]
     cudnn: dict[str, Any] = {"is_acceptable": _flattens, "is_available": say(True), "version": say(91900)}
     found += [(torch.backends.cudnn, name, value) for name, value in cudnn.items()]
     modes = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
     found.append((rnn, "get_cudnn_mode", modes.__getitem__))
     found += [*_uncompiled(ledger), *replicas.changes(ledger), *flex.changes(ledger)]
-    found.append((torch, "_use_cudnn_rnn_flatten_weight", say(True)))
-    found.append((torch._C, "_cuda_getCurrentRawStream", say(0)))  # asked for as bitsandbytes is imported
-    found.append((torch, "compile", _uncompiled(ledger)))
     found.append((torch, "_use_cudnn_rnn_flatten_weight", say(True)))
     found.append((torch.autograd.profiler.profile, "__init__", _profiling()))
     found += generators.changes()

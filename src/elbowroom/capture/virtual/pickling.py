@@ -32,10 +32,11 @@ class SavedStorage:
         size_bytes: its size.
         home: its device.
         value: its bytes, where they are known for certain.
+        source: a tensor on it: `copy.copy` makes a tensor of what was reduced without writing it.
     """
 
-    def __init__(self, size_bytes: int, home: str, value: torch.Tensor | None) -> None:
-        self.size_bytes, self.home, self.value = size_bytes, home, value
+    def __init__(self, size_bytes: int, home: str, value: torch.Tensor | None, source: torch.Tensor) -> None:
+        self.size_bytes, self.home, self.value, self.source = size_bytes, home, value, source
 
     def __reduce__(self) -> Any:
         return loaded_storage, (self.size_bytes, self.home, self.value)
@@ -48,7 +49,7 @@ def _saved_storage(tensor: torch.Tensor, home: torch.device) -> SavedStorage:
     storage = tensor.untyped_storage()
     known = _saved.get(storage_key(storage))
     if known is None or (known.size_bytes, known.home) != (storage.nbytes(), str(home)):
-        made = SavedStorage(storage.nbytes(), str(home), _value_of(tensor))
+        made = SavedStorage(storage.nbytes(), str(home), _value_of(tensor), tensor)
         known = _saved[storage_key(storage)] = made
     return known
 
@@ -105,18 +106,20 @@ def loaded_storage(size_bytes: int, home: str, value: torch.Tensor | None = None
 
 
 def loaded_tensor(
-    storage: LoadedStorage,
+    storage: LoadedStorage | SavedStorage,
     dtype: torch.dtype,
     offset: int,
     size: Sequence[int],
     stride: Sequence[int],
     requires_grad: bool,
 ) -> torch.Tensor:
-    """Make a tensor on a loaded storage."""
+    """Make a tensor on a loaded storage, or on the one that was to be saved."""
+    bytes_ = storage.source if isinstance(storage, SavedStorage) else storage.bytes
+    home = torch.device(storage.home)
     with no_dispatch(), torch.no_grad():
         made = torch.empty(0, dtype=dtype, device=META)
-        set_storage(made, storage.bytes.untyped_storage(), offset, tuple(size), tuple(stride))
-    found = made if storage.home.type == "meta" else virtual(made, storage.home)
+        set_storage(made, bytes_.untyped_storage(), offset, tuple(size), tuple(stride))
+    found = made if home.type == "meta" else virtual(made, home)
     return found.requires_grad_() if requires_grad else found
 
 

@@ -238,6 +238,7 @@ def installed(mode: VirtualMode) -> Iterator[None]:
         for op, route in MOVES.items():
             overrides.put(op, "AutogradCPU", route)
             overrides.put(op, "AutogradMeta", route)
+        overrides.put(aten._local_scalar_dense.default, "CUDA", mode.item)
         for op, kernel in casting.kernels():
             overrides.put(op, "AutocastCUDA", kernel)
         yield

@@ -116,7 +116,15 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     return virtual(detached, home_of(tensor) or CUDA)
 
 
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """It, where it is of torch's own type; else a tensor of that type on its storage, for meta kernels only."""
+    if type(tensor) in _PLAIN:
+        return tensor
+    with Inside():
+        return torch.Tensor.detach(tensor)
+
+
 def meta_like(tensor: torch.Tensor) -> torch.Tensor:
     """A meta tensor of the same shape, strides and dtype."""
     with no_dispatch():
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=META)

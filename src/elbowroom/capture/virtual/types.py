@@ -23,7 +23,6 @@ DTYPES: dict[str, torch.dtype] = {
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _type: Any = torch.Tensor.type
-_as: Any = torch.Tensor.type_as
 
 
 class _Kind(type):
@@ -76,13 +75,6 @@ def _type_of(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, 
     return self.to(device, DTYPES[short], non_blocking=non_blocking)
 
 
-def _type_as(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """`Tensor.type_as`."""
-    if home_of(self) is None and home_of(other) is None:
-        return _as(self, other)
-    return self.to(device=other.device, dtype=other.dtype)
-
-
 def _set_default(kind: Any) -> None:
     """`torch.set_default_tensor_type`."""
     place, _, short = _name(kind).rpartition(".")
@@ -96,6 +88,5 @@ def changes() -> list[Change]:
     return [
         *found,
         (torch.Tensor, "type", _type_of),
-        (torch.Tensor, "type_as", _type_as),
         (torch, "set_default_tensor_type", _set_default),
     ]

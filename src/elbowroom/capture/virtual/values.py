@@ -26,6 +26,8 @@ Kwargs = dict[str, Any]
 
 def _item(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     (tensor,) = args
+    if not is_virtual(tensor):
+        return func(*args)
     certain = mode.values.is_certain(tensor)
     if tensor.is_cuda and not certain:
         mode.ledger.remark("assumed_value", "aten.item")

@@ -1,0 +1,135 @@
+"""Groups of processes on the virtual device: this process is the only one that is there, whatever the size of the group.
+
+`init_process_group` makes a group whose other processes have the same tensors: a reduction leaves them, a gathering
+copies what is here. So DistributedDataParallel runs as it is, with its buckets. NCCL's own buffers are not counted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from elbowroom.capture.virtual.ledger import Ledger
+from elbowroom.runtime._torch_compat_device import done_work
+
+Change = tuple[Any, str, Any]
+NAME = "elbowroom"
+Tensors = Sequence[torch.Tensor]
+
+
+def changes(ledger: Ledger) -> list[Change]:
+    """What is changed of torch.distributed, where it is built."""
+    if not torch.distributed.is_available():
+        return []
+    from torch.distributed import distributed_c10d
+
+    dist = torch.distributed
+    _register()
+    found = {
+        "init_process_group": _init(dist.init_process_group, ledger),
+        "get_backend": lambda *_args, **_how: _Asked.backend,
+        "is_nccl_available": lambda: True,
+    }
+    return [(place, name, value) for name, value in found.items() for place in (dist, distributed_c10d)]
+
+
+class _Asked:
+    """The backend that the script asked for."""
+
+    backend = "nccl"
+
+
+def _init(function: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
+    def init(backend: str | None = None, init_method: str | None = None, *args: Any, **how: Any) -> None:
+        given = dict(zip(("timeout", "world_size", "rank"), args, strict=False)) | how
+        size, rank = (_number(given, name) for name in ("world_size", "rank"))
+        _Asked.backend = str(backend or "nccl").rpartition(":")[2]
+        if size > 1:
+            ledger.remark("unsupported", f"{size} processes (estimated is one of them, without the buffers of NCCL)")
+        function(NAME, store=torch.distributed.HashStore(), world_size=max(size, 1), rank=max(rank, 0))
+
+    return init
+
+
+def _number(given: dict[str, Any], name: str) -> int:
+    value = given.get(name, -1)
+    return int(os.environ.get(name.upper(), -1)) if value < 0 else int(value)
+
+
+def _register() -> None:
+    """Have torch know the backend."""
+    if NAME not in torch.distributed.Backend.backend_list:
+        make: Any = _made
+        torch.distributed.Backend.register_backend(NAME, make, devices=["cpu", "cuda"])
+
+
+def _made(_store: Any, rank: int, size: int, _timeout: Any) -> Any:
+    """A group; its class is made here, as not every build of torch has its base."""
+
+    class Group(torch.distributed.ProcessGroup):
+        """A group of processes of which one is there."""
+
+        def size(self) -> int:
+            return size
+
+        def rank(self) -> int:
+            return rank
+
+        def getBackendName(self) -> str:  # noqa: N802  torch's name
+            return NAME
+
+    for name, function in _collectives(rank).items():
+        setattr(Group, name, function)
+    return Group(rank, size)
+
+
+def _collectives(rank: int) -> dict[str, Callable[..., Any]]:
+    """What a group can do, by the names of all versions of torch."""
+
+    def stay(_: Any, tensors: Any = None, *_rest: Any, **_how: Any) -> Any:
+        return done_work(tensors if tensors is not None else [torch.zeros(1, device="cpu")])
+
+    def barrier(_: Any, *_rest: Any, **_how: Any) -> Any:
+        return stay(None)
+
+    def gather_lists(_: Any, outputs: Sequence[Tensors], inputs: Tensors, *_rest: Any, **_how: Any) -> Any:
+        for targets, source in zip(outputs, inputs, strict=False):
+            for target in targets:
+                target.copy_(source)
+        return done_work(outputs)
+
+    def gather(_: Any, output: torch.Tensor, source: torch.Tensor, *_rest: Any, **_how: Any) -> Any:
+        flat = source.reshape(1, -1)
+        output.view(-1, flat.shape[1]).copy_(flat) if flat.numel() else output
+        return done_work([output])
+
+    def scatter_lists(_: Any, outputs: Tensors, inputs: Sequence[Tensors], *_rest: Any, **_how: Any) -> Any:
+        for target, sources in zip(outputs, inputs, strict=False):
+            target.copy_(sources[rank])
+        return done_work(outputs)
+
+    def scatter(_: Any, output: torch.Tensor, source: torch.Tensor, *_rest: Any, **_how: Any) -> Any:
+        if output.numel():
+            output.view(-1).copy_(source.reshape(-1, output.numel())[rank])
+        return done_work([output])
+
+    def exchange(_: Any, output: Any, source: Any, *_rest: Any, **_how: Any) -> Any:
+        pairs = [(output, source)] if isinstance(output, torch.Tensor) else zip(output, source, strict=True)
+        for target, given in pairs:
+            if target.shape == given.shape:
+                target.copy_(given)
+        return done_work(output if isinstance(output, list) else [output])
+
+    names: dict[Callable[..., Any], tuple[str, ...]] = {
+        stay: ("allreduce", "allreduce_coalesced", "broadcast", "reduce", "send", "recv", "recv_anysource"),
+        barrier: ("barrier", "monitored_barrier"),
+        gather_lists: ("allgather", "gather"),
+        gather: ("_allgather_base", "all_gather_into_tensor", "all_gather_single"),
+        scatter_lists: ("reduce_scatter", "scatter"),
+        scatter: ("_reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_single"),
+        exchange: ("alltoall", "alltoall_base", "all_to_all_single"),
+    }
+    return {name: function for function, all_names in names.items() for name in all_names}
