@@ -486,10 +486,8 @@ def same_builtin(function: Callable[..., Any], builtin: Callable[..., Any]) -> N
 
 def uninitialized_changes(functions: list[Any]) -> list[tuple[Any, str, Any]]:
     """The attribute, with its new value, that names what may be done with a parameter that has no shape yet."""
-    from torch.nn.parameter import UninitializedTensorMixin
-
-    kind: Any = UninitializedTensorMixin
-    return [(kind, "_allowed_methods", [*kind._allowed_methods, *functions])]
+    kinds: tuple[Any, ...] = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
+    return [(kind, "_allowed_methods", [*kind._allowed_methods, *functions]) for kind in kinds]
 
 
 def variable_functions() -> Any:

@@ -15,6 +15,7 @@ from elbowroom.capture.virtual import (
     flex,
     generators,
     pickling,
+    processes,
     replicas,
     streams,
     types,
@@ -170,7 +171,7 @@ def changes(settings: Settings, ledger: Ledger) -> list[Change]:
     found += [*_uncompiled(ledger), *replicas.changes(ledger), *flex.changes(ledger)]
     found.append((torch, "_use_cudnn_rnn_flatten_weight", say(True)))
     found.append((torch.autograd.profiler.profile, "__init__", _profiling()))
-    found += generators.changes()
+    found += [*generators.changes(), *processes.changes(ledger)]
     found += [*attributes.changes(), *types.changes(), *factories.changes(), *grouping_changes(_grouped)]
     found += pickling.changes(ledger)
     return found

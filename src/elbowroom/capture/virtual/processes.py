@@ -1,4 +1,4 @@
-"""Groups of processes on the virtual device: this process is the only one that is there, whatever the size of the group.
+"""Groups of processes on the virtual device: this process is the only one there, whatever the size of the group.
 
 `init_process_group` makes a group whose other processes have the same tensors: a reduction leaves them, a gathering
 copies what is here. So DistributedDataParallel runs as it is, with its buckets. NCCL's own buffers are not counted.
@@ -49,14 +49,15 @@ def _init(function: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
         _Asked.backend = str(backend or "nccl").rpartition(":")[2]
         if size > 1:
             ledger.remark("unsupported", f"{size} processes (estimated is one of them, without the buffers of NCCL)")
-        function(NAME, store=torch.distributed.HashStore(), world_size=max(size, 1), rank=max(rank, 0))
+        dist: Any = torch.distributed
+        function(NAME, store=dist.HashStore(), world_size=max(size, 1), rank=max(rank, 0))
 
     return init
 
 
 def _number(given: dict[str, Any], name: str) -> int:
     value = given.get(name, -1)
-    return int(os.environ.get(name.upper(), -1)) if value < 0 else int(value)
+    return int(os.environ.get(name.upper()) or -1) if value < 0 else int(value)
 
 
 def _register() -> None:
@@ -81,55 +82,62 @@ def _made(_store: Any, rank: int, size: int, _timeout: Any) -> Any:
         def getBackendName(self) -> str:  # noqa: N802  torch's name
             return NAME
 
-    for name, function in _collectives(rank).items():
-        setattr(Group, name, function)
-    return Group(rank, size)
+    for function, names in COLLECTIVES.items():
+        for name in names:
+            setattr(Group, name, function)
+    made: Any = Group
+    return made(rank, size)
 
 
-def _collectives(rank: int) -> dict[str, Callable[..., Any]]:
-    """What a group can do, by the names of all versions of torch."""
+def _stay(_: Any, tensors: Any = None, *_rest: Any, **_how: Any) -> Any:
+    """Every process has the same tensors, and a reduction of them is taken to be what is here."""
+    return done_work(tensors if tensors is not None else [torch.zeros(1, device="cpu")])
 
-    def stay(_: Any, tensors: Any = None, *_rest: Any, **_how: Any) -> Any:
-        return done_work(tensors if tensors is not None else [torch.zeros(1, device="cpu")])
 
-    def barrier(_: Any, *_rest: Any, **_how: Any) -> Any:
-        return stay(None)
+def _barrier(_: Any, *_rest: Any, **_how: Any) -> Any:
+    return _stay(None)
 
-    def gather_lists(_: Any, outputs: Sequence[Tensors], inputs: Tensors, *_rest: Any, **_how: Any) -> Any:
-        for targets, source in zip(outputs, inputs, strict=False):
-            for target in targets:
-                target.copy_(source)
-        return done_work(outputs)
 
-    def gather(_: Any, output: torch.Tensor, source: torch.Tensor, *_rest: Any, **_how: Any) -> Any:
-        flat = source.reshape(1, -1)
-        output.view(-1, flat.shape[1]).copy_(flat) if flat.numel() else output
-        return done_work([output])
+def _gather_lists(_: Any, outputs: Sequence[Tensors], inputs: Tensors, *_rest: Any, **_how: Any) -> Any:
+    for targets, source in zip(outputs, inputs, strict=False):
+        for target in targets:
+            target.copy_(source)
+    return done_work(outputs)
 
-    def scatter_lists(_: Any, outputs: Tensors, inputs: Sequence[Tensors], *_rest: Any, **_how: Any) -> Any:
-        for target, sources in zip(outputs, inputs, strict=False):
-            target.copy_(sources[rank])
-        return done_work(outputs)
 
-    def scatter(_: Any, output: torch.Tensor, source: torch.Tensor, *_rest: Any, **_how: Any) -> Any:
-        if output.numel():
-            output.view(-1).copy_(source.reshape(-1, output.numel())[rank])
-        return done_work([output])
+def _gather(_: Any, output: torch.Tensor, source: torch.Tensor, *_rest: Any, **_how: Any) -> Any:
+    if source.numel():
+        output.view(-1, source.numel()).copy_(source.reshape(1, -1))
+    return done_work([output])
 
-    def exchange(_: Any, output: Any, source: Any, *_rest: Any, **_how: Any) -> Any:
-        pairs = [(output, source)] if isinstance(output, torch.Tensor) else zip(output, source, strict=True)
-        for target, given in pairs:
-            if target.shape == given.shape:
-                target.copy_(given)
-        return done_work(output if isinstance(output, list) else [output])
 
-    names: dict[Callable[..., Any], tuple[str, ...]] = {
-        stay: ("allreduce", "allreduce_coalesced", "broadcast", "reduce", "send", "recv", "recv_anysource"),
-        barrier: ("barrier", "monitored_barrier"),
-        gather_lists: ("allgather", "gather"),
-        gather: ("_allgather_base", "all_gather_into_tensor", "all_gather_single"),
-        scatter_lists: ("reduce_scatter", "scatter"),
-        scatter: ("_reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_single"),
-        exchange: ("alltoall", "alltoall_base", "all_to_all_single"),
-    }
-    return {name: function for function, all_names in names.items() for name in all_names}
+def _scatter_lists(group: Any, outputs: Tensors, inputs: Sequence[Tensors], *_rest: Any, **_how: Any) -> Any:
+    for target, sources in zip(outputs, inputs, strict=False):
+        target.copy_(sources[group.rank()])
+    return done_work(outputs)
+
+
+def _scatter(group: Any, output: torch.Tensor, source: torch.Tensor, *_rest: Any, **_how: Any) -> Any:
+    if output.numel():
+        output.view(-1).copy_(source.reshape(-1, output.numel())[group.rank()])
+    return done_work([output])
+
+
+def _exchange(_: Any, output: Any, source: Any, *_rest: Any, **_how: Any) -> Any:
+    one = isinstance(output, torch.Tensor)
+    for target, given in [(output, source)] if one else zip(output, source, strict=True):
+        if target.shape == given.shape:
+            target.copy_(given)
+    return done_work([output] if one else output)
+
+
+COLLECTIVES: dict[Callable[..., Any], tuple[str, ...]] = {
+    _stay: ("allreduce", "allreduce_coalesced", "broadcast", "reduce", "send", "recv", "recv_anysource"),
+    _barrier: ("barrier", "monitored_barrier"),
+    _gather_lists: ("allgather", "gather"),
+    _gather: ("_allgather_base", "all_gather_into_tensor", "all_gather_single"),
+    _scatter_lists: ("reduce_scatter", "scatter"),
+    _scatter: ("_reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_single"),
+    _exchange: ("alltoall", "alltoall_base", "all_to_all_single"),
+}
+"""What a group can do, by the names of all versions of torch."""

@@ -1,0 +1,49 @@
+"""Groups of processes on the virtual device: one process of them is there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel
+
+from elbowroom.capture.virtual import VirtualDevice
+from tests.torch.virtual_gpu import H100
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.filterwarnings("ignore:.*torch.distributed:FutureWarning")
+def test_a_process_of_a_group_trains_with_its_buckets(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    # given what torchrun sets, and a network of 512 * 512 + 512 floats
+    for name, value in {"RANK": "0", "WORLD_SIZE": str(size)}.items():
+        monkeypatch.setenv(name, value)
+    with VirtualDevice(H100, None) as on:
+        dist.init_process_group("nccl", init_method="env://")
+        try:
+            assert (dist.get_backend(), dist.get_world_size(), dist.get_rank()) == ("nccl", size, 0)
+            network = DistributedDataParallel(nn.Linear(512, 512).cuda(), device_ids=[0])
+            optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+            for _ in range(3):
+                network(torch.randn(64, 512).cuda()).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+            # then there are its weights and gradients, and a bucket as large as these
+            assert on.steps_seen == 3
+            buckets = [each.size_bytes for each in on.ledger.storages if each.size_bytes == (512 * 512 + 512) * 4]
+            assert buckets
+
+            # and what is gathered is what is here, for every process
+            here = torch.ones(3, device="cuda")
+            lists = [torch.zeros(3, device="cuda") for _ in range(size)]
+            dist.all_gather(lists, here)
+            assert all(each.tolist() == [1.0, 1.0, 1.0] for each in lists)
+            objects: list[object] = [None] * size
+            dist.all_gather_object(objects, {"loss": 2})
+            assert objects == [{"loss": 2}] * size
+            dist.barrier()
+        finally:
+            dist.destroy_process_group()
+        said = [name for kind, name in on.ledger.remarks if "processes" in name]
+        assert len(said) == (size > 1)
