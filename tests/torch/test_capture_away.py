@@ -99,6 +99,9 @@ for place in [buffer, *places, "from_file.pt", "old_format.pt"]:
     optimizer.load_state_dict(found["optimizer"])
     buffer.seek(0)
 pickle.dump(model, open("model.pickle", "wb"))
+first, second = torch.empty(1000, device="cuda"), torch.empty(1000, device="cuda")
+assert abs(first.data_ptr() - second.data_ptr()) >= 4000  # areas do not overlap, as those who save weights check
+assert first[5:].data_ptr() - 20 == first.data_ptr() == first.untyped_storage().data_ptr()
 assert pickle.load(open("model.pickle", "rb")).weight.is_cuda
 assert os.path.islink("link.pt") and os.path.samefile("link.pt", "best.pt")
 """

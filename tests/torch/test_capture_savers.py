@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
-from elbowroom.capture.script import savers
+from elbowroom.capture.script import safetensors_opened, savers
 from elbowroom.capture.script.kept_away import loggers_off, surroundings
 from elbowroom.capture.script.overlay import Overlay
 from elbowroom.capture.script.safetensors_opened import opener
 from elbowroom.capture.script.savers import ANEW, FOLDER, KEEP, READ, Arrivals, at, given_to, with_mode
+from elbowroom.capture.virtual import tensor
 
 
 @pytest.fixture
@@ -163,3 +166,40 @@ def test_loggers_and_hubs_are_off_and_scripts_can_ask() -> None:
     assert (found["ELBOWROOM_ESTIMATE"], found["TMPDIR"], found["HF_HUB_OFFLINE"]) == ("1", "/tmp/x/tmp", "1")
     assert "HF_HUB_OFFLINE" not in surroundings("/tmp/x", network=True)
     assert found["WANDB_MODE"] == "disabled"
+
+
+def save(*args: Any) -> None:
+    """Stands for `safetensors.torch.save_file`."""
+    SAVED.append(args)
+
+
+SAVED: list[Any] = []
+_TYPES = {"F32": torch.float32, "I64": torch.int64}
+
+
+def test_large_tensors_of_the_virtual_gpu_are_holes_in_a_file_of_safetensors(
+    overlay: Overlay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given two tensors, of which the large one stands for one of the virtual GPU
+    monkeypatch.setattr(safetensors_opened, "LARGE_BYTES", 1000)
+    tensors = {"count": torch.tensor(7), "weight": torch.ones(100, 1000)}
+    monkeypatch.setattr(tensor, "is_virtual", lambda each: each is tensors["weight"])
+    path = tmp_path / "own" / "m.safetensors"
+    save_file = safetensors_opened.saver(overlay, save)
+
+    save_file(tensors, path, {"a": "b"})
+
+    # then the file is what the format says: an int64 of 8 bytes, then 100,000 numbers of 4 bytes, as zeros
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    assert json.loads(content[8 : 8 + length]) == {
+        "__metadata__": {"a": "b"},
+        "count": {"dtype": "I64", "shape": [], "data_offsets": [0, 8]},
+        "weight": {"dtype": "F32", "shape": [100, 1000], "data_offsets": [8, 400_008]},
+    }
+    assert content[8 + length :] == (7).to_bytes(8, "little") + bytes(400_000)
+    assert SAVED == []
+
+    # and the library itself writes where little of it is virtual
+    save_file({"count": tensors["count"]}, path)
+    assert [({"count": tensors["count"]}, path, None)] == SAVED

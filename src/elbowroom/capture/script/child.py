@@ -116,6 +116,7 @@ def _limited(order: Order) -> Iterator[None]:
 def _explained(problem: BaseException, order: Order) -> faults.Fault:
     if isinstance(problem, faults.TimeIsOver):
         place = faults.where(problem, order.script)
+        place = place if place != order.script else "what comes before its first line (importing torch)"
         said = faults.over(0, order.steps, order.timeout_s, place)
         return faults.Fault(f"{order.label}: {said}", show_output=True)
     return faults.explained(problem, order.script)

@@ -1,7 +1,16 @@
-"""Files of safetensors: read to the CPU, and moved from there, as the library copies to a GPU below PyTorch."""
+"""Files of safetensors: read to the CPU and moved from there, as the library copies to a GPU below PyTorch.
+
+Large tensors of the virtual GPU are written as holes (https://github.com/huggingface/safetensors has the format: the
+length of a header, the header in JSON, the tensors' bytes), so that a checkpoint of billions of numbers takes neither
+time nor room; they are read as zeros.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
+import os
+from collections.abc import Mapping
 from typing import Any, Self, final
 
 from elbowroom.capture.script.overlay import Overlay
@@ -17,6 +26,55 @@ def opener(overlay: Overlay, real: Any) -> Any:
         return Opened(real(overlay.reading(filename), framework, **how), device)
 
     return safe_open
+
+
+LARGE_BYTES = 2**26
+"""Files with so many bytes of virtual tensors have holes."""
+_SMALL_BYTES = 2**16
+"""A tensor up to this size is written as the library does, with the values that are assumed for it."""
+
+
+def saver(_: Overlay, save: Any) -> Any:
+    """What stands for `safetensors.torch.save_file`."""
+
+    @functools.wraps(save)
+    def save_file(
+        tensors: Mapping[str, Any], filename: Any, metadata: Mapping[str, str] | None = None, **how: Any
+    ) -> None:
+        from elbowroom.capture.virtual.tensor import is_virtual
+
+        if sum(tensor.nbytes for tensor in tensors.values() if is_virtual(tensor)) < LARGE_BYTES:
+            save(tensors, filename, metadata, **how)
+            return
+        names = {dtype: name for name, dtype in save.__globals__["_TYPES"].items()}
+        with open(filename, "wb") as file:
+            _write(file, tensors, names, metadata)
+
+    return save_file
+
+
+def _write(file: Any, tensors: Mapping[str, Any], names: Mapping[Any, str], metadata: Mapping[str, str] | None) -> None:
+    """Write a file with holes, the tensors with the largest elements first."""
+    import torch
+
+    from elbowroom.capture.virtual.tensor import is_virtual
+
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    ordered = sorted(tensors.items(), key=lambda each: (-each[1].element_size(), each[0]))
+    end = 0
+    for name, tensor in ordered:
+        place = [end, end + tensor.nbytes]
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
+        end = place[1]
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for _, tensor in ordered:
+        if is_virtual(tensor) and tensor.nbytes > _SMALL_BYTES:
+            file.seek(tensor.nbytes, os.SEEK_CUR)
+        else:
+            file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    file.truncate(8 + len(text) + end)
 
 
 @final

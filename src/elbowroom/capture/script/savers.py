@@ -12,7 +12,7 @@ from typing import Any, final
 
 from elbowroom.capture.script.kept_away import loggers_off
 from elbowroom.capture.script.overlay import Overlay
-from elbowroom.capture.script.safetensors_opened import opener
+from elbowroom.capture.script.safetensors_opened import opener, saver
 
 Wrapper = Callable[[Overlay, Any], Any]
 
@@ -143,6 +143,7 @@ SAVERS: dict[str, dict[str, Wrapper]] = {
         "RecursiveScriptModule.save": at(1, ANEW),
     },
     "safetensors": {"serialize_file": at(1, ANEW), "safe_open": opener},
+    "safetensors.torch": {"save_file": saver},
     "tokenizers": {"Tokenizer.save": at(1, ANEW), "Tokenizer.from_file": _static(at(0, READ))},
     "tokenizers.models": {"Model.save": at(1, FOLDER)},
     "h5py": {"File.__init__": with_mode(1)},
