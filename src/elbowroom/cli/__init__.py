@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from elbowroom.cli import demo, estimate, failures, largest, machine, plan, report, run, scripts
+from elbowroom.cli import demo, estimate, failures, largest, launchers, machine, plan, report, run, scripts
 from elbowroom.cli.parser import Parser
 from elbowroom.errors import CaptureError, ElbowroomError
 
@@ -33,8 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, or that of the error, whose message is on standard error.
     """
     given = list(sys.argv[1:] if argv is None else argv)
-    words, script_arguments = scripts.split_at_dashes(given, WITH_SCRIPT_ARGUMENTS)
     try:
+        launched = launchers.without_launcher(given, WITH_SCRIPT_ARGUMENTS)
+        os.environ.update(launched.environment)
+        words, script_arguments = scripts.split_at_dashes(launched.words, WITH_SCRIPT_ARGUMENTS)
         arguments = _parser().parsed(words, argparse.Namespace(script_arguments=script_arguments))
         return arguments.execute(arguments)
     except ElbowroomError as problem:
