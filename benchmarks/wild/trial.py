@@ -60,6 +60,7 @@ def environment_of(source: Path, home: Path, temporary: Path, extra: dict[str, s
         "KINETO_LOG_LEVEL": "5",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "COLUMNS": "160",
+        "OMP_NUM_THREADS": "1",
     }
     path = os.pathsep.join(filter(None, (own["PYTHONPATH"], extra.get("PYTHONPATH"))))
     return {**kept, **own, **extra, "PYTHONPATH": path}
