@@ -19,7 +19,8 @@ from elbowroom.capture.virtual.streams import CUDA_TYPE, Stream
 from elbowroom.runtime._torch_compat_device import accelerator_changes, build_changes, cuda_changes, range_changes
 
 Change = tuple[Any, str, Any]
-CUDA_VERSION = "12.8"
+CUDA_VERSION = "13.0" if torch.__version__ >= "2.11" else "12.8"
+"""Of the build that PyPI has: torchvision refuses to be imported beside another major version than its own."""
 
 
 def say(value: Any) -> Callable[..., Any]:
