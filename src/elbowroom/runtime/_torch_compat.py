@@ -34,6 +34,11 @@ def no_dispatch() -> AbstractContextManager[None]:
     return torch._C._DisableTorchDispatch()
 
 
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether anything is called before or after the forward of this one module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def schemas_of(name: str) -> list[Any]:
     """Declarations of all overloads of an operator such as "aten::add" that the dispatcher has."""
     found = torch._C._jit_get_schemas_for_operator(name) if "::" in name else []

@@ -8,7 +8,7 @@ outermost context ends.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -94,6 +94,16 @@ def forget() -> None:
         _cache.pop(next(iter(_cache)))
 
 
+def cached() -> Mapping[int, tuple[weakref.ref[Any], torch.Tensor]]:
+    """The 16-bit copies that are kept, each with its parameter, by the parameter's id."""
+    return _cache
+
+
+def keep(parameter: torch.Tensor, cast: torch.Tensor) -> None:
+    """Keep the 16-bit copy of a parameter until the outermost context ends."""
+    _cache[id(parameter)] = (weakref.ref(parameter), cast)
+
+
 def _lower(op: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with without_autocast():
@@ -174,5 +184,5 @@ def _to(dtype: torch.dtype, value: Any) -> Any:
     if known is not None and known[0]() is value:
         return known[1]
     made = value.to(dtype)
-    _cache[id(value)] = (weakref.ref(value), made)
+    keep(value, made)
     return made

@@ -62,6 +62,8 @@ def _known(lengths: torch.Tensor) -> list[int] | None:
     """The values of lengths; None where they are not known."""
     values = KnownValues.current
     found = lengths if values is None else values.of(lengths)
+    if values is not None:
+        values.reads += 1
     return None if found is None else found.flatten().tolist()
 
 

@@ -17,6 +17,7 @@ from elbowroom.capture.virtual.gradients import Accumulations
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.mode import VirtualMode
 from elbowroom.capture.virtual.patches import changes, patched
+from elbowroom.capture.virtual.repeats import Repeats
 from elbowroom.capture.virtual.saves import Saves
 from elbowroom.capture.virtual.settings import CudnnModel, Settings
 from elbowroom.capture.virtual.updates import Updates
@@ -65,6 +66,7 @@ class VirtualDevice:
         host_steps: calls of `step` of optimizers before anything was on the device.
         host_tensors: parameters of these optimizers.
         ledger: what is recorded.
+        repeats: forwards without gradients that were noted again and not run.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class VirtualDevice:
         self._stack = ExitStack()
         self._mode = VirtualMode(self.ledger, self.settings, SPECIALS, routing.ROUTES)
         self._roots: list[torch.nn.Module] = []
+        self.repeats = Repeats(self._mode, self._root)
         self._parts = PartsWatch(parts_min_bytes, self._part_begins, self._part_ends)
         self._parts_min_bytes = parts_min_bytes or 0
         self._accumulations = None if parts_min_bytes is None else Accumulations(self.ledger, parts_min_bytes)
@@ -120,7 +123,7 @@ class VirtualDevice:
         routing.calibrate(self._mode)
         self._mode.updates = self._updates
         self._mode.saves = saves = Saves(self.ledger)
-        stack.enter_context(patched(saves.changes()))
+        stack.enter_context(patched([*saves.changes(), *self.repeats.changes()]))
         stack.enter_context(saves.hooks())
         stack.enter_context(patched(threads.changes(self._other_thread, Enough)))
         return self

@@ -98,6 +98,7 @@ class _Entry:
     """The value of one storage.
 
     Attributes:
+        reads: how often anybody asked for values, and not only for what ops make of them.
         real: its bytes; None where they are still to be assumed.
         certain: whether nothing that is not known had a part in it.
         seed: what is assumed depends on it.
@@ -138,6 +139,7 @@ class KnownValues:
         self._cannot: set[Any] = set()
         self._numbers = torch.Generator("cpu").manual_seed(0).get_state()
         self.work = 0
+        self.reads = 0
         self.held_bytes = 0
 
     # What is known
@@ -151,6 +153,10 @@ class KnownValues:
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """As `of`; a small tensor that is not known is assumed, and stays so. None where it is too large for that."""
+        self.reads += 1
+        return self._read(tensor)
+
+    def _read(self, tensor: torch.Tensor) -> torch.Tensor | None:
         known = self.of(tensor)
         return known if known is not None or not _is_small(tensor) else self._assumed(tensor)
 
@@ -279,6 +285,12 @@ class KnownValues:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Iterable[torch.Tensor] = ()
     ) -> Outcome | None:
         """What an op that changes nothing gives on the host; None where that is not known and not small."""
+        self.reads += 1
+        return self._computed(func, args, kwargs, results)
+
+    def _computed(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Iterable[torch.Tensor]
+    ) -> Outcome | None:
         if func in self._cannot or self.work >= TOTAL_WORK:
             return None
         given = list(_flat((*args, *kwargs.values())))
@@ -301,7 +313,7 @@ class KnownValues:
             return None
         if func in OVERWRITES and not self._renew(args[0]):
             return None
-        outcome = self.computed(func, args, kwargs, (*results, *written))
+        outcome = self._computed(func, args, kwargs, (*results, *written))
         if outcome is None:
             return None
         keys = {storage_key(tensor.untyped_storage()) for tensor in written}
@@ -375,7 +387,7 @@ class KnownValues:
 
     def _real(self, value: Any) -> Any:
         if is_virtual(value):
-            return self.read(value)
+            return self._read(value)
         if isinstance(value, list | tuple):
             return type(value)(map(self._real, value)) if type(value) in (list, tuple) else value
         return CPU if isinstance(value, torch.device) else value

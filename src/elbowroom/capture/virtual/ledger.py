@@ -110,10 +110,14 @@ class Ledger:
         if not size_bytes:
             return None
         number = self.scratch(size_bytes, category, str(tensor.dtype)[6:])
-        watch = _Watch(storage, self._died)
-        watch.key, watch.number = key, number
-        self._live[key] = watch
+        self.adopt(storage, number)
         return number
+
+    def adopt(self, storage: torch.UntypedStorage, number: int) -> None:
+        """Note the end of a storage that was noted under this number."""
+        watch = _Watch(storage, self._died)
+        watch.key, watch.number = storage_key(storage), number
+        self._live[watch.key] = watch
 
     def scratch(self, size_bytes: int, category: Category, dtype: str = "") -> int:
         """Note a storage that no tensor is on; `release` ends it."""
@@ -159,6 +163,10 @@ class Ledger:
     def live(self) -> set[int]:
         """Numbers of the storages that tensors are on."""
         return {watch.number for watch in self._live.values()}
+
+    def are_live(self, numbers: frozenset[int]) -> bool:
+        """Whether tensors are on all of these storages."""
+        return numbers <= self.live()
 
     def classify(self, category: Category, tensors: Iterable[torch.Tensor]) -> None:
         """Say what storages are for."""
