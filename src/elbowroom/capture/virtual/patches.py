@@ -17,6 +17,7 @@ from elbowroom.capture.virtual import (
     pickling,
     processes,
     replicas,
+    sparse,
     streams,
     types,
 )
@@ -173,5 +174,6 @@ def changes(settings: Settings, ledger: Ledger) -> list[Change]:
     found.append((torch.autograd.profiler.profile, "__init__", _profiling()))
     found += [*generators.changes(), *processes.changes(ledger)]
     found += [*attributes.changes(), *types.changes(), *factories.changes(), *grouping_changes(_grouped)]
+    found.append((torch, "sparse_coo_tensor", sparse.on_device(torch.sparse_coo_tensor)))
     found += pickling.changes(ledger)
     return found

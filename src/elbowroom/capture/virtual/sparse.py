@@ -6,6 +6,7 @@ there were, the most that there can be.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,47 @@ def _add_(tensor: torch.Tensor, other: Any, *, alpha: Any = 1) -> torch.Tensor:
     return tensor if sparse and tensor.layout is torch.strided else aten.add_.Tensor(tensor, other, alpha=alpha)
 
 
+def _to_copy(tensor: torch.Tensor, *, dtype: torch.dtype | None = None, **others: Any) -> torch.Tensor:
+    """Of a sparse tensor, both parts: its meta kernel gives one of no rows."""
+    if tensor.layout is not torch.sparse_coo:
+        return aten._to_copy.default(tensor, dtype=dtype, **others)
+    values, places = parts_of(tensor)
+    return _made(tensor, torch.empty_like(places), torch.empty_like(values, dtype=dtype), tensor.is_coalesced())
+
+
+def _to_dense(tensor: torch.Tensor, dtype: torch.dtype | None = None, _: bool | None = None) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="meta")
+
+
+def _mm(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """A sparse matrix times a dense one is dense."""
+    if first.layout is not torch.sparse_coo or second.layout is not torch.strided:
+        return aten.mm.default(first, second)
+    return torch.empty((first.shape[0], second.shape[1]), dtype=second.dtype, device="meta")
+
+
+def _sparse_addmm(_added: Any, first: torch.Tensor, second: torch.Tensor, **_factors: Any) -> torch.Tensor:
+    return torch.empty((first.shape[0], second.shape[1]), dtype=second.dtype, device="meta")
+
+
+def on_device(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`torch.sparse_coo_tensor`, whose C++ asks for the current cuda device: its parts go there first."""
+
+    @functools.wraps(make)
+    def made(indices: Any = None, values: Any = None, *args: Any, device: Any = None, **others: Any) -> torch.Tensor:
+        if device is None or torch.device(device).type != "cuda" or indices is None:
+            return make(indices, values, *args, device=device, **others)
+        indices, values = torch.as_tensor(indices).to(device), torch.as_tensor(values).to(device)
+        return make(indices, values, *args, **others)
+
+    return made
+
+
 KERNELS: dict[Any, Callable[..., Any]] = {
+    aten._to_copy.default: _to_copy,
+    aten._to_dense.default: _to_dense,
+    aten.mm.default: _mm,
+    aten._sparse_addmm.default: _sparse_addmm,
     aten.clone.default: _clone,
     aten.add_.Tensor: _add_,
     aten._coalesce.default: _coalesce,

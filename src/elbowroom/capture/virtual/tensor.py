@@ -125,6 +125,23 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def meta_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A meta tensor of the same shape, strides and dtype."""
+    """A meta tensor of the same shape, strides and dtype, or of the same places and values."""
+    if tensor.layout is torch.sparse_coo:
+        return _sparse_meta_like(tensor)
     with no_dispatch():
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=META)
+
+
+def _sparse_meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    with no_dispatch():
+        return torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default(
+            tensor.sparse_dim(),
+            tensor.dense_dim(),
+            tensor.shape,
+            torch.empty_like(tensor._indices(), device=META),
+            torch.empty_like(tensor._values(), device=META),
+            dtype=tensor.dtype,
+            layout=torch.sparse_coo,
+            device=META,
+            is_coalesced=tensor.is_coalesced(),
+        )
