@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.results import RESULTS, ROOT, newest_results, write_between
 
-from .manifest import HERE
+from .manifest import HERE, read_all
 
 PAGE = ROOT / "docs" / "wild.md"
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
@@ -21,12 +21,12 @@ def write_page(page: Path = PAGE) -> None:
     result = newest_results(RESULTS)["wild"]
     rows = result["scripts"]
     causes = tomllib.loads((HERE / "causes" / "causes.toml").read_text("utf-8"))
-    write_between(page, "<!-- figures -->", "<!-- figures end -->", "\n".join(figures(rows, result)))
+    write_between(page, "<!-- figures -->", "<!-- figures end -->", "\n".join(figures(rows, result, len(read_all()))))
     write_between(page, "<!-- scripts -->", "<!-- scripts end -->", "\n".join(table(rows, causes)))
 
 
-def figures(rows: list[dict[str, Any]], result: dict[str, Any]) -> list[str]:
-    """What the results come to."""
+def figures(rows: list[dict[str, Any]], result: dict[str, Any], listed: int) -> list[str]:
+    """What the results come to, of as many scripts as the manifests list."""
     estimates = [row["estimate"] for row in rows if "estimate" in row]
     right = [each for each in estimates if each["outcome"] in ("answered", "refused")]
     runs = [run for row in rows for run in row.get("runs", [])]
@@ -38,7 +38,7 @@ def figures(rows: list[dict[str, Any]], result: dict[str, Any]) -> list[str]:
     return [
         "| what | figure |",
         "|---|---|",
-        f"| scripts | {len(rows)} |",
+        f"| scripts of the manifests, and of these tried | {listed}, {len(rows)} |",
         f"| estimates with the right answer | {len(right)} of {len(estimates)} ({_share(right, estimates)}) |",
         f"| of these: a refusal that says why | {sum(each['outcome'] == 'refused' for each in estimates)} |",
         f"| seconds of an estimate: median, longest | {_median(seconds):.0f}, {max(seconds, default=0):.0f} |",
@@ -69,9 +69,9 @@ def table(rows: Iterable[dict[str, Any]], causes: dict[str, str]) -> list[str]:
 
 
 def own_words(row: dict[str, Any]) -> str:
-    """What was said where there is no right answer; "" where there is one."""
+    """What was said where there is no figure; "" where there is one."""
     found = row.get("estimate", {})
-    if "not_tried" in row or found.get("outcome", "answered") in ("answered", "refused"):
+    if "not_tried" in row or found.get("outcome", "answered") == "answered":
         return row.get("not_tried", "")
     own = [line for line in found.get("said", []) if line.startswith("elbowroom:")]
     said = (own or found.get("said") or [""])[-1].removeprefix("elbowroom: ")
