@@ -89,6 +89,11 @@ def test_a_script_that_trains_on_the_cpu_is_told_so_with_its_own_option(tmp_path
     with pytest.raises(CaptureError, match=r"1 optimizer step was made with 2 tensors on cpu, .*model\.to\(\"cuda\"\)"):
         captured(tmp_path, "train(1)\n", device="cpu")
 
+    # and a loss whose backward makes constants is no training on the GPU
+    policy = "torch.distributions.Categorical(model(torch.randn(4, 64)).softmax(-1)).log_prob(torch.zeros(4)).mean()"
+    with pytest.raises(CaptureError, match="1 optimizer step was made with 2 tensors on cpu"):
+        captured(tmp_path, f"{policy}.backward()\noptimizer.step()\n", device="cpu")
+
 
 def test_steps_on_the_cpu_before_a_training_on_the_gpu_are_none_of_it(tmp_path: Path) -> None:
     trace = captured(tmp_path, "device = 'cpu'; train(4); device = 'cuda'; model.to(device); train(9)", device="cpu")

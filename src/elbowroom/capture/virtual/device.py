@@ -249,7 +249,8 @@ class VirtualDevice:
 
     def _optimizer_ends(self, optimizer: Any) -> None:
         self._mode.optimizing = False
-        if not self.ledger.events:
+        # A backward on the CPU makes some constants on the device, as C++ takes meta tensors for its own.
+        if not any(op.phase == "forward" and (op.reads or op.writes) for op in self.ledger.ops):
             self._host_step_ends(optimizer)
             return
         self._updates.optimizer_stepped()
