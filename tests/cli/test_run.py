@@ -94,7 +94,9 @@ def test_a_budget_no_plan_can_meet_is_one_message_and_exit_code_1(folder: Path) 
     done = python(folder, "-m", "elbowroom", "run", "train.py")
 
     assert done.returncode == 1
-    assert done.stderr.startswith("elbowroom: budget: given 1.0 MiB")
+    # 8 x (256 x 256 + 256) floats are 2.0 MiB
+    assert done.stderr.startswith("elbowroom: budget: given 1.0 MiB (1048576 bytes); the parameters and buffers of Seq")
+    assert done.stdout == "", "no step has begun"
     assert "Traceback" not in done.stderr
 
 
@@ -162,3 +164,51 @@ def test_what_was_held_beyond_the_budget_is_said_with_an_exit_code_of_its_own(fo
     assert held[1] <= 2**25 < held[0] == 2**25 + figures["over_budget_bytes"]
     assert "THE BUDGET WAS NOT HELD: " in inside.stderr
     assert "it fits" not in inside.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (
+            ["-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py", "7"],
+            "torchrun --nproc-per-node 2 -m elbowroom run --budget 1GiB train.py 7",
+        ),
+        (
+            ["/usr/bin/accelerate", "launch", "--cpu", "train.py"],
+            "accelerate launch --cpu -m elbowroom run --budget 1GiB train.py",
+        ),
+        (
+            ["fabric", "run", "--devices", "2", "train.py"],
+            "torchrun --nproc-per-node 1 -m elbowroom run --budget 1GiB train.py",
+        ),
+    ],
+)
+def test_a_launcher_is_refused_with_the_command_to_use(folder: Path, words: list[str], instead: str) -> None:
+    done = python(folder, "-m", "elbowroom", "run", "--budget", "1GiB", *words)
+
+    assert done.returncode == 2
+    assert done.stderr.rstrip().endswith(instead)
+
+
+def test_training_in_processes_of_its_own_is_no_silent_success(folder: Path) -> None:
+    (folder / "starts.py").write_text("import subprocess, sys; subprocess.run([sys.executable, '-c', '1', 'train.py'])")
+
+    done = python(folder, "-m", "elbowroom", "run", "--budget", "1GiB", "starts.py")
+
+    assert done.returncode == 3
+    assert "started 'train.py' in 1 processes of its own, which are outside the budget" in done.stderr
+
+
+def test_storages_of_small_models_may_leave(folder: Path) -> None:
+    # given outputs of 512 KiB, below the 1 MiB that storages of large models have at least
+    (folder / "train.py").write_text(SCRIPT.replace("randn(4096, 256)", "randn(512, 256)"))
+    options = ["--json", "figures.json", "--spill-dir", str(folder)]
+    plain = python(folder, "-m", "elbowroom", "run", "--budget", "1GiB", *options, "train.py")
+    needed = json.loads((folder / "figures.json").read_text())["keep_all_bytes"]
+
+    # when
+    inside = python(folder, "-m", "elbowroom", "run", "--budget", str(needed * 3 // 4), *options, "train.py")
+
+    # then
+    assert (inside.returncode, inside.stdout) == (0, plain.stdout), inside.stderr
+    assert json.loads((folder / "figures.json").read_text())["swaps"] > 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elbowroom.cli import choosing, launch, output
-from elbowroom.cli.settings import DEFAULTS, settings_of
+from elbowroom.cli import choosing, launch, output, started
+from elbowroom.cli.settings import DEFAULTS, Settings, settings_of
 from elbowroom.errors import UsageError
 from elbowroom.plan import Plan
 from elbowroom.report import ENDINGS
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from elbowroom.runtime.room import Room
 
 HELD_MORE = 3
-"""Exit code of a run whose script ended well, and that was measured to hold more than its budget."""
+"""Exit code of a run whose script ended well, and that held more than its budget, or trained outside of it."""
 USAGE = "elbowroom run [--budget BUDGET] [options] [-m] script.py [ARGS]"
 EPILOG = (
     "Budgets: 8GiB, 8GB (decimal), 90%, auto (what is free now, less a margin), or per tier as in "
@@ -38,7 +39,7 @@ def add(verbs: Any) -> None:
     parser.add_argument("--trace", metavar="FILE", help="the trace that the plan was made from, if not by a run")
     parser.add_argument("--report", metavar="FILE", help=f"write a report at the end: {', '.join(ENDINGS)}")
     parser.add_argument("--spill-dir", metavar="DIR", help="directory of the disk tier (default: TMPDIR)")
-    parser.add_argument("--min-size", metavar="SIZE", help=f"keep smaller storages (default: {DEFAULTS['min_size']})")
+    parser.add_argument("--min-size", metavar="SIZE", help="keep smaller storages (default: follows the budget)")
     parser.add_argument("--planner", metavar="NAME", help="which planner makes the plans")
     choosing.add_options(parser, "swap,state")
     parser.add_argument("--gds", action="store_true", help="to the disk past the host, by GPUDirect Storage (CUDA)")
@@ -51,10 +52,27 @@ def add(verbs: Any) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the script; its own exit and errors go on to whoever started us."""
-    settings = settings_of({name: getattr(arguments, name) for name in DEFAULTS})
+    settings = settings_of({name: getattr(arguments, name) for name in DEFAULTS}, min_size=None)
+    started.refuse(arguments.command, _options_of(arguments), is_module=arguments.is_module)
     command = launch.Command.of(arguments.command, is_module=arguments.is_module)
     if arguments.report and not arguments.report.endswith(ENDINGS):
         raise UsageError(f"--report: given {arguments.report!r}; allowed are names ending in {', '.join(ENDINGS)}")
+    room = _room(arguments, settings)
+    children = started.Children()
+    with launch.as_python_would(command) as outcome, room as inside:
+        outcome.room = inside
+        launch.execute(command, outcome)
+    children.close()
+    if outcome.room is not None and not outcome.failed:
+        _conclude(outcome.room, arguments)
+    code = outcome.exit_code()
+    if outcome.room is None or outcome.failed or code:
+        return code
+    return HELD_MORE if outcome.room.over_bytes or _trained_outside(outcome.room, children, command) else 0
+
+
+def _room(arguments: argparse.Namespace, settings: Settings) -> AbstractContextManager[Room]:
+    """What the script runs in."""
     plan = Plan.load(arguments.plan) if arguments.plan else None
     # torch reads it once, on import: storages of 2 MiB and more then begin at a page and go to disk without a copy.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -63,7 +81,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     allowed = choosing.allowed(arguments.allow)
     means: dict[str, Any] = {} if allowed is None else {"allow": allowed}
-    room = within(
+    return within(
         arguments.budget if plan else settings.budget,
         plan=plan,
         trace=Trace.load(arguments.trace) if arguments.trace else None,
@@ -78,14 +96,25 @@ def execute(arguments: argparse.Namespace) -> int:
         managed=arguments.managed or 0,
         **means,
     )
-    with launch.as_python_would(command) as outcome, room as inside:
-        outcome.room = inside
-        launch.execute(command, outcome)
-    if outcome.room is not None and not outcome.failed:
-        _conclude(outcome.room, arguments)
-    code = outcome.exit_code()
-    held_more = outcome.room is not None and not outcome.failed and outcome.room.over_bytes
-    return HELD_MORE if held_more and not code else code
+
+
+def _options_of(arguments: argparse.Namespace) -> list[str]:
+    """Of this command line, what each process of a launcher is to get."""
+    given = (("--budget", arguments.budget), ("--spill-dir", arguments.spill_dir), ("--allow", arguments.allow))
+    return [word for name, value in given if value for word in (name, value)]
+
+
+def _trained_outside(room: Room, children: started.Children, command: launch.Command) -> bool:
+    """Whether the script seems to have trained in other processes, which is said: no budget holds there."""
+    same = [script for script in children.scripts if Path(script).name == Path(command.target).name]
+    found = same or ([] if room.steps else children.scripts)
+    if found:
+        print(
+            f"elbowroom: the script started {found[0]!r} in {len(found)} processes of its own, which are outside the "
+            "budget: have what starts them run `python -m elbowroom run --budget BUDGET SCRIPT` in each",
+            file=sys.stderr,
+        )
+    return bool(found)
 
 
 def _conclude(room: Room, arguments: argparse.Namespace) -> None:

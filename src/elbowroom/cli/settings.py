@@ -28,16 +28,19 @@ class Settings:
     Attributes:
         budget: as `elbowroom.units.parse_budget` reads it.
         spill_dir: directory of the disk tier; None for the system's temporary directory.
-        min_size_bytes: smaller storages are kept.
+        min_size_bytes: smaller storages are kept; None where it is to follow the budget.
     """
 
     budget: str
     spill_dir: str | None
-    min_size_bytes: int
+    min_size_bytes: int | None
 
 
 def settings_of(
-    given: Mapping[str, str | None], environment: Mapping[str, str] | None = None, directory: Path | None = None
+    given: Mapping[str, str | None],
+    environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+    min_size: str | None = DEFAULTS["min_size"],
 ) -> Settings:
     """Find every setting in the first place that has it.
 
@@ -45,6 +48,7 @@ def settings_of(
         given: from the command line, by the names of `DEFAULTS`; None where it was not given.
         environment: variables ELBOWROOM_BUDGET and so on; the process's where None.
         directory: where pyproject.toml is looked for; the working directory where None.
+        min_size: its default.
 
     Raises:
         UsageError: a value that is not allowed, with the place it came from, or an unknown name in pyproject.toml.
@@ -55,13 +59,13 @@ def settings_of(
         ({name: given.get(name) for name in DEFAULTS}, "the command line"),
         ({name: environment.get(PREFIX + name.upper()) for name in DEFAULTS}, "the environment"),
         (_table(path), f"[{TABLE}] of {path}"),
-        (DEFAULTS, "the defaults"),
+        ({**DEFAULTS, "min_size": min_size}, "the defaults"),
     ]
     found = {name: _first(name, places) for name in DEFAULTS}
     return Settings(
         budget=_checked(found["budget"], parse_budget)[0],
         spill_dir=found["spill_dir"][0],
-        min_size_bytes=_checked(found["min_size"], parse_bytes)[1],
+        min_size_bytes=None if found["min_size"][0] is None else _checked(found["min_size"], parse_bytes)[1],
     )
 
 

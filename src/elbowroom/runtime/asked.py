@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypedDict
 
 import torch
@@ -21,6 +21,14 @@ MEANS_OF_RUNS: tuple[MeansOfRuns, ...] = ("swap", "recompute", "state", "algorit
 """What a run can carry out."""
 CHOOSING = ("planner", "options", "include", "exclude")
 """Knobs that say what is to be done, as a plan does."""
+
+
+FOLLOWS = 0
+"""In place of a least size: it follows the budget."""
+SHARE = 4096
+"""Of a budget, what a storage has at least that may leave: all that lie below it are a small part of a training."""
+LEAST_BYTES = 4096
+"""What the disk reads and writes at once."""
 
 
 class Knobs(TypedDict, total=False):
@@ -65,13 +73,18 @@ class Asked:
     gds: bool = False
     managed_bytes: int = 0
 
+    def with_budget(self, budget_bytes: int) -> Asked:
+        """With a least size that follows the budget, where none was given: small models have small storages."""
+        follows = min(MIN_SIZE_BYTES, max(LEAST_BYTES, budget_bytes // SHARE))
+        return self if self.min_size_bytes else replace(self, min_size_bytes=follows)
+
     def selection(self) -> Selection:
         """Of modules. Patterns may match any that exists: not every kind of step calls all of them."""
         known = live_modules() if self.include or self.exclude else ()
         return selection(self.include, self.exclude, known)
 
 
-def asked(min_size_bytes: int, knobs: Knobs, *, has_plan: bool) -> Asked:
+def asked(min_size_bytes: int | None, knobs: Knobs, *, has_plan: bool) -> Asked:
     """The knobs as `elbowroom.within` takes them.
 
     Raises:
@@ -86,7 +99,7 @@ def asked(min_size_bytes: int, knobs: Knobs, *, has_plan: bool) -> Asked:
         )
     min_size, name = knobs.get("min_size"), knobs.get("planner")
     size_bytes = min_size_bytes if min_size is None else parse_bytes(min_size)
-    if type(size_bytes) is not int or size_bytes < 1:
+    if size_bytes is not None and (type(size_bytes) is not int or size_bytes < 1):
         raise UsageError(f"within: given min_size_bytes={size_bytes!r}; allowed is an int of at least 1")
     if name is not None and name not in PLANNERS:
         raise UsageError(f"planner: given {shown(name)}; allowed is one of {', '.join(PLANNERS)}")
@@ -97,7 +110,7 @@ def asked(min_size_bytes: int, knobs: Knobs, *, has_plan: bool) -> Asked:
         )
     chosen = selection(knobs.get("include", ()), knobs.get("exclude", ()))
     return Asked(
-        min_size_bytes=size_bytes,
+        min_size_bytes=size_bytes or (MIN_SIZE_BYTES if has_plan else FOLLOWS),
         allow=_allowed_to_plans(allow),
         gradients="gradient" in allow,
         planner=name,

@@ -8,17 +8,19 @@ from dataclasses import replace
 from functools import partial
 from typing import final
 
+import torch
+
 from elbowroom.capture.assemble import Assembly
 from elbowroom.capture.recorder import Recording
 from elbowroom.capture.steady import steady, with_idle_of
 from elbowroom.errors import Infeasible, InvalidPlan
 from elbowroom.machine import Machine, TierName
 from elbowroom.planners import check
+from elbowroom.runtime import floor
 from elbowroom.runtime.asked import Asked
 from elbowroom.runtime.beside import Beside
 from elbowroom.runtime.calls import Calls
 from elbowroom.runtime.compiled_backward import CompiledBackward
-from elbowroom.runtime.floor import floor_bytes
 from elbowroom.runtime.given import Given, course_of_moved
 from elbowroom.runtime.kinds import Kinds
 from elbowroom.runtime.known import Known, Saved, Wanted, known_of
@@ -212,9 +214,14 @@ class Learner:
         self.kinds.recorded(key, held_bytes, keeping_bytes(trace, self.machine))
         self._observations[key] = self._observations.get(key, 0) + 1
 
+    def refuse_hopeless(self, root: torch.nn.Module | None, device: torch.device) -> None:
+        """Raise Infeasible before the first step if the parameters of the model alone are more than the budget."""
+        if root is not None:
+            floor.refuse_parameters(root, self.budget_bytes + self._asked.managed_bytes, device)
+
     def _hopeless(self, trace: Trace, unsure_bytes: int) -> bool:
         """Whether no plan of any means could meet the budget; of what a trace holds, so much may not be there."""
-        least_bytes = floor_bytes(trace, self._asked.min_size_bytes) - unsure_bytes
+        least_bytes = floor.floor_bytes(trace, self._asked.min_size_bytes) - unsure_bytes
         return least_bytes > self.budget_bytes + self._asked.managed_bytes and "algorithm" not in self._asked.allow
 
     def _planned(
