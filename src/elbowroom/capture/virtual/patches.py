@@ -133,10 +133,12 @@ def _uncompiled(ledger: Ledger) -> list[Change]:
     """
 
     def compile_not(model: Any = None, **_options: Any) -> Any:
+        if model is None:
+            return compile_not
         ledger.remark("unsupported", COMPILED)
         if isinstance(model, torch.nn.Module):
             vars(model)["_orig_mod"] = model
-        return (lambda decorated: compile_not(decorated)) if model is None else model
+        return model
 
     def compile_itself(self: torch.nn.Module, *_args: Any, **_options: Any) -> None:
         compile_not(self)
