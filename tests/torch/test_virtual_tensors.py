@@ -212,3 +212,20 @@ def test_a_tensor_or_a_module_goes_where_another_tensor_is() -> None:
         # a second copy is made where it is asked for, as VideoMAE's position embeddings do
         copied = host.type_as(x).to(device=x.device, copy=True)
         assert copied.is_cuda
+
+
+@pytest.mark.parametrize("place", ["cuda", "cuda:0", torch.device("cuda"), {"cpu": "cuda:0"}])
+def test_a_file_with_values_is_loaded_onto_the_gpu(place: Any, tmp_path: Any) -> None:
+    # given a checkpoint of the host, written before
+    torch.save({"weight": torch.arange(3.0)}, tmp_path / "best.pt")
+    with device() as on:
+        loaded = torch.load(tmp_path / "best.pt", map_location=place)["weight"]
+
+        # then it is on the GPU with its values, and takes a block there
+        assert loaded.is_cuda
+        assert loaded.tolist() == [0.0, 1.0, 2.0]
+        assert on.ledger.allocated_bytes == 512
+
+        # and so is what the GPU wrote
+        torch.save(nn.Linear(2, 2).cuda().state_dict(), tmp_path / "new.pt")
+        assert torch.load(tmp_path / "new.pt", map_location=place)["weight"].is_cuda

@@ -53,3 +53,18 @@ def done_work(result: Any) -> Any:
     future: Any = torch.futures.Future()
     future.set_result(result)
     return importlib.import_module("torch._C._distributed_c10d")._create_work_from_future(future)
+
+
+_utils: Any = importlib.import_module("torch._utils")
+rebuild_tensor: Any = _utils._rebuild_tensor
+"""Makes a tensor on a storage that was loaded."""
+
+
+def rebuild_change(function: Any) -> Change:
+    """What stands for it."""
+    return _utils, "_rebuild_tensor", function
+
+
+def untyped(storage: Any) -> torch.UntypedStorage:
+    """The bytes behind a storage of either kind."""
+    return getattr(storage, "_untyped_storage", storage)

@@ -18,6 +18,7 @@ from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.tensor import CPU, CUDA, HOME, META, home_of, virtual
 from elbowroom.runtime._torch_compat import REDUCE_TENSOR, no_dispatch, reduce_tensor, set_storage, storage_key
+from elbowroom.runtime._torch_compat_device import rebuild_change, rebuild_tensor, untyped
 
 _place: ContextVar[Any] = ContextVar("map_location", default=None)
 _ledgers: list[Ledger] = []
@@ -101,7 +102,9 @@ def loaded_storage(size_bytes: int, home: str, value: torch.Tensor | None = None
     if made.home.type == "cuda" and _ledgers:
         _ledgers[-1].alloc(bytes_)
     if value is not None and KnownValues.current is not None:
-        KnownValues.current.alias(bytes_, value)
+        real = KnownValues.current.of(value)  # which `map_location` may have put on the GPU
+        if real is not None:
+            KnownValues.current.alias(bytes_, real)
     return made
 
 
@@ -164,6 +167,31 @@ def _mapped(size_bytes: int, home: str) -> torch.device:
     return _device(place)
 
 
+WANTED = "_elbowroom_wanted"
+"""Attribute of a storage with bytes that is wanted on the GPU: tensors on it are made there."""
+
+
+def _to(self: torch.UntypedStorage, *args: Any, **how: Any) -> Any:
+    """`UntypedStorage.to`."""
+    device = how.get("device", args[0] if args else None)
+    if device is None or _device(device).type != "cuda":
+        return _storage_to(self, *args, **how)
+    vars(self)[WANTED] = True
+    return self
+
+
+def _to_cuda(self: torch.UntypedStorage, *_args: Any, **_how: Any) -> Any:
+    return _to(self, device=CUDA)
+
+
+def _rebuilt(storage: Any, *layout: Any) -> torch.Tensor:
+    made = rebuild_tensor(storage, *layout)
+    return made.to(CUDA) if WANTED in vars(untyped(storage)) else made
+
+
+_storage_to: Any = torch.UntypedStorage.to
+
+
 def changes(ledger: Ledger) -> list[tuple[Any, str, Any]]:
     """What is changed of torch while the device is on."""
     load = torch.load
@@ -179,6 +207,9 @@ def changes(ledger: Ledger) -> list[tuple[Any, str, Any]]:
             _place.reset(before)
 
     return [
+        (torch.UntypedStorage, "to", _to),
+        (torch.UntypedStorage, "cuda", _to_cuda),
+        rebuild_change(_rebuilt),
         (torch.Tensor, REDUCE_TENSOR, _reduced),
         (torch.Tensor, "__getstate__", _state),
         (torch, "load", loaded),
