@@ -94,9 +94,8 @@ def test_a_budget_no_plan_can_meet_is_one_message_and_exit_code_1(folder: Path) 
     done = python(folder, "-m", "elbowroom", "run", "train.py")
 
     assert done.returncode == 1
-    # 8 x (256 x 256 + 256) floats are 2.0 MiB
-    assert done.stderr.startswith("elbowroom: budget: given 1.0 MiB (1048576 bytes); the parameters and buffers of Seq")
-    assert done.stdout == "", "no step has begun"
+    assert done.stderr.startswith("elbowroom: budget: given 1.0 MiB")
+    assert len(done.stdout.splitlines()) == 1, "it is known after one step"
     assert "Traceback" not in done.stderr
 
 

@@ -1,4 +1,4 @@
-"""What a step holds however its storages move: a budget below that is refused before it, or once one step was seen.
+"""What a step holds however its storages move: a budget below that is refused as soon as one step was seen.
 
 Computes: per op, what is allocated when every storage that may leave is away but those that the op itself uses.
 Ignores: that copies take time, and where the runtime has control: it is no budget to give, but any below is too small.
@@ -9,14 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
-import torch
 
-from elbowroom.errors import Infeasible
 from elbowroom.lifetimes import SWAPPABLE, LastStep, last_step, listed
-from elbowroom.runtime._torch_compat import storage_key
-from elbowroom.runtime.storages import storage_of
 from elbowroom.trace import Trace
-from elbowroom.units import format_bytes
 
 
 def floor_bytes(trace: Trace, min_size_bytes: int) -> int:
@@ -37,24 +32,6 @@ def floor_bytes(trace: Trace, min_size_bytes: int) -> int:
     used = np.array([_used_bytes(step, op, movable) for op in range(step.first_op, step.end_op)], np.int64)
     fullest = np.maximum.reduceat(held, step.point_of[:-1])
     return int((fullest + used).max())
-
-
-def refuse_parameters(root: torch.nn.Module, budget_bytes: int, device: torch.device) -> None:
-    """Raise Infeasible where the parameters and buffers of a model, which never move, are more than a budget."""
-    tensors = [tensor for found in (root.parameters(), root.buffers()) for tensor in found if tensor.device == device]
-    storages = [storage for storage in map(storage_of, tensors) if storage is not None]
-    held_bytes = sum({storage_key(each): each.nbytes() for each in storages}.values())
-    if held_bytes <= budget_bytes:
-        return
-    gradients_bytes = sum(t.numel() * t.element_size() for t in tensors if t.requires_grad)
-    raise Infeasible(
-        f"budget: given {format_bytes(budget_bytes)} ({budget_bytes} bytes); the parameters and buffers of "
-        f"{type(root).__name__} are {format_bytes(held_bytes)} and never move, and their gradients will be "
-        f"{format_bytes(gradients_bytes)}: no step has begun. Give more than both; what is enough is told after the "
-        "first step, or before it by `elbowroom plan --budget least`",
-        budget_bytes=budget_bytes,
-        least_feasible_bytes=held_bytes + gradients_bytes,
-    )
 
 
 def _movable(step: LastStep, min_size_bytes: int) -> frozenset[int]:

@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import final
 
-import torch
-
 from elbowroom.capture.assemble import Assembly
 from elbowroom.capture.recorder import Recording
 from elbowroom.capture.steady import steady, with_idle_of
@@ -213,11 +211,6 @@ class Learner:
         self.machine = with_rates_of(self.machine, recording.happenings)
         self.kinds.recorded(key, held_bytes, keeping_bytes(trace, self.machine))
         self._observations[key] = self._observations.get(key, 0) + 1
-
-    def refuse_hopeless(self, root: torch.nn.Module | None, device: torch.device) -> None:
-        """Raise Infeasible before the first step if the parameters of the model alone are more than the budget."""
-        if root is not None:
-            floor.refuse_parameters(root, self.budget_bytes + self._asked.managed_bytes, device)
 
     def _hopeless(self, trace: Trace, unsure_bytes: int) -> bool:
         """Whether no plan of any means could meet the budget; of what a trace holds, so much may not be there."""

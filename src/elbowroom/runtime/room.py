@@ -199,7 +199,6 @@ class Room(Records, Director, Conductor):
             self._mode = "observe"
             self._moving(True)
             if not self._steps_ended:
-                self._learner.refuse_hopeless(root, self.device)
                 self._executor.residence.training_begins(root)
             learns = not (self._recomputes.records_calls or self._learner.plans_beside(key) or self._just_stopped)
             self._recorder = self._observing.record(root) if learns else None
