@@ -339,7 +339,7 @@ class KnownValues:
             if is_virtual(tensor):
                 entry = self._entry(tensor)
                 known = entry is not None and entry.real is not None
-                if not known and not (_is_small(tensor) and tensor.dtype is not torch.bool):
+                if not known and not _is_open(tensor):
                     return None
                 certain = certain and entry is not None and entry.certain
             elif tensor.is_meta:
@@ -430,6 +430,11 @@ def _multiplications(name: str, given: Sequence[torch.Tensor], made: Sequence[to
 
 def _is_small(tensor: torch.Tensor) -> bool:
     return _bytes(tensor) <= ASSUMED_BYTES
+
+
+def _is_open(tensor: torch.Tensor) -> bool:
+    """Whether its values are assumed before an op is computed; whether something is true is not."""
+    return tensor.layout is torch.strided and tensor.dtype is not torch.bool and _is_small(tensor)
 
 
 def _are_numbers(found: Any) -> bool:

@@ -29,7 +29,9 @@ SPREAD = 0.25
 SEEDS = 1021
 """Different tensors that may be assumed."""
 TURNS = 1000
-"""A place in a script that asks so often between two steps is in a loop that waits for another answer."""
+"""A place in a script that reads so many numbers between two steps is in a loop that waits for another one."""
+ASKED = 4000
+"""And one that asks so often whether something is true: a generation asks once for each token."""
 WAITED_FOR = (1e-9, 100.0)
 """Numbers that it gets then in turn: converged, and far."""
 
@@ -76,7 +78,7 @@ class Plausible:
             return True
         key = place.f_code, place.f_lasti
         turn = self._turns[key] = self._turns.get(key, 0) + 1
-        return value if turn < TURNS else _another(value, turn)
+        return value if turn < (ASKED if isinstance(value, bool) else TURNS) else _another(value, turn)
 
     def step(self) -> None:
         """A step of the training is over."""
