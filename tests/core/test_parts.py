@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -169,10 +170,9 @@ def test_swap_states_moves_states_only_where_saves_are_not_enough() -> None:
 def test_parts_are_in_the_file_of_a_trace_and_an_older_one_has_none() -> None:
     trace = trained()
     assert decode(encode(trace), Trace).parts == trace.parts
-    older = encode(replace(trace, parts=())).replace(b'"version":3', b'"version":2')
-    without = older.replace(b',"parts":{"columns":["first_op","end_op","storages"],"rows":[]}', b"")
-    assert without != older
-    assert decode(without, Trace) == replace(trace, parts=())
+    content = json.loads(encode(replace(trace, parts=())))
+    older = {name: value for name, value in content.items() if name not in ("parts", "workspaces", "empties")}
+    assert decode(json.dumps(older | {"version": 2}).encode(), Trace) == replace(trace, parts=())
 
 
 def test_parts_that_overlap_or_name_what_is_not_there_are_refused() -> None:
