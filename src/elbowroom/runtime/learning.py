@@ -215,7 +215,8 @@ class Learner:
     def _hopeless(self, trace: Trace, unsure_bytes: int) -> bool:
         """Whether no plan of any means could meet the budget; of what a trace holds, so much may not be there."""
         least_bytes = floor.floor_bytes(trace, self._asked.min_size_bytes) - unsure_bytes
-        return least_bytes > self.budget_bytes + self._asked.managed_bytes and "algorithm" not in self._asked.allow
+        counted = self.machine.allocator == "exact" and "algorithm" not in self._asked.allow
+        return counted and least_bytes > self.budget_bytes
 
     def _planned(
         self, key: Hashable, trace: Trace, machine: Machine, clear: Collection[int], *, again: bool, hopeless: bool
