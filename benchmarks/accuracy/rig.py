@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,9 @@ def run(
     lines = numbered([("a" if size > 0 else "f", number, abs(size)) for _, number, size in events])
     ops = [f"{ledger.ops[op].name} [{ledger.ops[op].phase}] {ledger.ops[op].module}" for op, _, _ in events]
     with_room = replayed(device, spec["env"])
+    places = replayed_marks(device, marks)
     return {
-        "simulated": peaks(with_room, marks),
+        "simulated": peaks(with_room, places),
         "equal": digest(lines) == sha256 if sha256 else None,
         "events": len(lines),
         "alloc_bytes": sum(size for what, _, size in lines if what == "a"),
@@ -45,7 +47,7 @@ def run(
         "compared": forms(device, marks[1]),
         "capability": device.settings.facts.compute_capability,
         "remarks": {f"{kind}: {name}": count for (kind, name), count in ledger.remarks.items()},
-        "verdicts": [{"id": each["id"], **verdict(replayed(device, each["env"]), marks)} for each in capacities],
+        "verdicts": [{"id": each["id"], **verdict(replayed(device, each["env"]), places)} for each in capacities],
     }
 
 
@@ -94,11 +96,17 @@ def trained(spec: dict[str, Any]) -> tuple[VirtualDevice, list[int]]:
 
 def replayed(device: VirtualDevice, env: dict[str, str]) -> Replay:
     """The device's events in the allocator, with the settings and the room of `env`."""
-    return replay(
-        [("alloc", key, size) if size > 0 else ("free", key) for _, key, size in device.ledger.events],
-        env.get("PYTORCH_CUDA_ALLOC_CONF", ""),
-        int(env["FAKECUDA_CAPACITY"]),
-    )
+    events: list[Any] = []
+    emptied = set(device.ledger.empties)
+    for number, (_, key, size) in enumerate(device.ledger.events):
+        events += [("empty_cache",)] if number in emptied else []
+        events.append(("alloc", key, size) if size > 0 else ("free", key))
+    return replay(events, env.get("PYTORCH_CUDA_ALLOC_CONF", ""), int(env["FAKECUDA_CAPACITY"]))
+
+
+def replayed_marks(device: VirtualDevice, marks: list[int]) -> list[int]:
+    """The same places among the events that are replayed, of which emptying the cache is one."""
+    return [mark + bisect_left(device.ledger.empties, mark) for mark in marks]
 
 
 def forms(device: VirtualDevice, first_event: int) -> list[str]:

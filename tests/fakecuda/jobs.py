@@ -123,6 +123,7 @@ class Job:
         precision = spec.get("precision", "fp32")
         dtype = STATIC_DTYPE.get(precision)
         self.device = torch.device("cuda")
+        torch.backends.cudnn.benchmark = bool(spec.get("cudnn_benchmark"))
         self.nets = [self._net(each, dtype) for each in spec.get("gan", [spec.get("model")])]
         for prefix in spec.get("freeze", []):
             for name, parameter in self.nets[0].named_parameters():
