@@ -323,7 +323,7 @@ def test_a_saved_tensor_that_was_changed_in_place_is_refused_as_autograd_does(
 def quiet() -> Iterator[None]:
     """A step unlike the others, and one without an end, are each said once, by a warning: here they are meant."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "elbowroom: (saved storage|no optimizer)", RuntimeWarning)
+        warnings.filterwarnings("ignore", "elbowroom: (saved storage|no step of a training)", RuntimeWarning)
         yield
 
 

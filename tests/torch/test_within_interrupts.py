@@ -80,7 +80,7 @@ def finish_anyway(training: Training, steps: int = STEPS) -> Outcome:
 def quiet() -> Iterator[None]:
     """A step that broke off and the next one look like one step that nobody planned for, which is said once."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "elbowroom: (saved storage|no optimizer)", RuntimeWarning)
+        warnings.filterwarnings("ignore", "elbowroom: (saved storage|no step of a training)", RuntimeWarning)
         yield
 
 

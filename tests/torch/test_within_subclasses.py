@@ -157,7 +157,9 @@ def test_tensors_that_do_not_say_what_they_wrap_stay_and_are_counted_and_said_on
 # In-place changes, which the tensors inside do not count
 
 
-@pytest.mark.filterwarnings("ignore:elbowroom. (saved storage|no optimizer):RuntimeWarning")  # as the mistake is unlike
+@pytest.mark.filterwarnings(
+    "ignore:elbowroom. (saved storage|no step of a training):RuntimeWarning"
+)  # as the mistake is unlike
 @pytest.mark.parametrize("when", ["observe", "plan"])
 def test_a_wrapping_tensor_that_was_changed_in_place_is_refused_as_autograd_does(when: str) -> None:
     # given
