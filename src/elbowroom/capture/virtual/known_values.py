@@ -53,7 +53,9 @@ EMPTY = {
     aten.empty_like.default,
     aten.new_empty.default,
     aten.new_empty_strided.default,
+    aten._efficientzerotensor.default,
 }
+"""Ops whose results are taken for zeros; the last one, of forward derivatives, gives a tensor without bytes."""
 OVERWRITES = {
     aten.copy_.default,
     aten.fill_.Scalar,
