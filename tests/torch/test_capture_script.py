@@ -109,26 +109,10 @@ def test_a_script_that_fails_is_one_message(text: str, said: str, tmp_path: Path
         capture_script(script(tmp_path, text), machine=A100)
 
 
-FAILURES = {
-    "torch.ops.mine.scan(x)": r"train\.py:\d+: the operator mine\.scan\S* has no fake implementation, .*register_fake",
-    "torch.cuda.CUDAGraph()": r"train\.py:\d+: it uses a part of CUDA that the virtual GPU does not have",
-    "torch.distributed.init_process_group('nccl', init_method='tcp://127.0.0.1:29511', rank=0, world_size=1)": (
-        r"train\.py:\d+: it trains in several processes .*; allowed is one process on one GPU"
-    ),
-}
-CUSTOM = """
-import torch
-library = torch.library.Library("mine", "DEF")
-library.define("scan(Tensor x) -> Tensor")
-library.impl("scan", lambda x: x.clone(), "CUDA")
-x = torch.randn(8, 8, device="cuda")
-"""
-
-
-@pytest.mark.parametrize("line", list(FAILURES))
-def test_what_cannot_be_known_without_values_or_a_kernel_is_explained(line: str, tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match=f"(?s){FAILURES[line]}"):
-        capture_script(script(tmp_path, f"{CUSTOM}{line}\n"), machine=A100)
+def test_a_part_of_cuda_that_the_virtual_gpu_does_not_have_is_named(tmp_path: Path) -> None:
+    said = r"train\.py:\d+: it uses a part of CUDA that the virtual GPU does not have"
+    with pytest.raises(CaptureError, match=f"(?s){said}"):
+        capture_script(script(tmp_path, "import torch\ntorch.cuda.CUDAGraph()\n"), machine=A100)
 
 
 def test_a_module_runs_as_python_m_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from elbowroom.capture.steady import steady, with_idle_of
 from elbowroom.errors import Infeasible, InvalidPlan
 from elbowroom.machine import Machine, TierName
 from elbowroom.planners import check
-from elbowroom.runtime import floor
 from elbowroom.runtime.asked import Asked
 from elbowroom.runtime.beside import Beside
 from elbowroom.runtime.calls import Calls
@@ -186,7 +185,6 @@ class Learner:
             if not first:  # which may make states, or weights
                 self._unmet[key] = trace
             return None
-        hopeless = self._hopeless(held, sum(each.size_bytes for each in held.storages[len(trace.storages) :]))
         trace, machine = self.layers.offered(held), self.machine
 
         def planned(found: Callable[[], Known | None]) -> Known | None:
@@ -200,8 +198,7 @@ class Learner:
             self._learnt(key, known)
             return known
 
-        again = first and not hopeless
-        work = partial(self._planned, key, trace, machine, assembly.clear, again=again, hopeless=hopeless)
+        work = partial(self._planned, key, trace, machine, assembly.clear, again=first)
         return self._beside.make(key, work, planned)
 
     def _recorded(self, key: Hashable, recording: Recording, held_bytes: int, trace: Trace) -> None:
@@ -212,23 +209,17 @@ class Learner:
         self.kinds.recorded(key, held_bytes, keeping_bytes(trace, self.machine))
         self._observations[key] = self._observations.get(key, 0) + 1
 
-    def _hopeless(self, trace: Trace, unsure_bytes: int) -> bool:
-        """Whether no plan of any means could meet the budget; of what a trace holds, so much may not be there."""
-        least_bytes = floor.floor_bytes(trace, self._asked.min_size_bytes) - unsure_bytes
-        counted = self.machine.allocator == "exact" and "algorithm" not in self._asked.allow
-        return counted and least_bytes > self.budget_bytes
-
     def _planned(
-        self, key: Hashable, trace: Trace, machine: Machine, clear: Collection[int], *, again: bool, hopeless: bool
+        self, key: Hashable, trace: Trace, machine: Machine, clear: Collection[int], *, again: bool
     ) -> Known | None:
         """What to do after an observed step; None where that can only be told after another one, `again`."""
         try:
             return self._plan(trace, machine, clear)
         except (Infeasible, InvalidPlan) as problem:
-            if not hopeless and self._given is None and self._recomputing.would_help(trace, machine, None):
+            if self._given is None and self._recomputing.would_help(trace, machine, None):
                 return None
             why = self._verdicts.refused(key, problem) if isinstance(problem, Infeasible) else problem
-            known = None if hopeless else self._exploring(key, trace, machine)
+            known = self._exploring(key, trace, machine)
             if known is None and not again:
                 raise why from None
             return known
