@@ -20,7 +20,7 @@ __all__ = ["rig"]
     [
         ("residual net", ("swap",), 0.6),
         ("language model of two blocks", ("swap", "state"), 0.7),
-        ("volume net", ("swap",), 0.7),
+        ("volume net", ("swap",), 0.75),
     ],
 )
 def test_a_plan_for_a_gpu_that_was_not_there_is_run_on_one(
