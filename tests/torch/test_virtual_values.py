@@ -128,6 +128,32 @@ def test_drawing_on_the_device_leaves_the_random_numbers_of_the_host_alone() -> 
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_parameters_of_the_host_are_drawn_from_the_scripts_own_numbers() -> None:
+    def drawn() -> list[list[float]]:
+        torch.manual_seed(3)
+        net = torch.nn.Sequential(torch.nn.Linear(200, 100), torch.nn.Embedding(10, 4), torch.nn.LSTM(8, 8))
+        torch.nn.init.trunc_normal_(next(net.parameters()))
+        return [*(each.tolist() for each in net.parameters()), torch.rand(4).tolist()]
+
+    wanted = drawn()
+    with on_device():
+        found = drawn()
+
+    # then each is the same, and so is what is drawn after them
+    assert found == wanted
+
+
+def test_small_parameters_of_the_host_get_gradients_from_inputs_without_bytes() -> None:
+    with on_device():
+        # given parameters below 1 MiB, and an input of 8 MB
+        layer = torch.nn.Linear(500, 500)
+        # when
+        layer(torch.randn(4000, 500)).relu().pow(2).sum().backward()
+        # then
+        assert layer.weight.grad is not None
+        assert layer.weight.grad.device == layer.weight.device == torch.device("cpu")
+
+
 def test_a_loss_can_be_put_into_logarithms_and_reciprocals() -> None:
     with on_device():
         loss = torch.nn.Linear(8, 8).cuda()(torch.randn(4, 8).cuda()).pow(2).mean()

@@ -21,7 +21,7 @@ from zlib import crc32
 import torch
 
 from elbowroom.capture.virtual.effects import changed, effects_of
-from elbowroom.capture.virtual.tensor import CPU, is_virtual
+from elbowroom.capture.virtual.tensor import CPU, LARGE_BYTES, home_of, is_virtual
 from elbowroom.runtime._torch_compat import set_storage, storage_key, without_torch_function
 
 aten: Any = torch.ops.aten
@@ -30,7 +30,7 @@ WHOLE_BYTES = 2**24
 FLOAT_BYTES = 2**22
 """Float storages up to this size have values; larger ones of the host have no bytes either."""
 DRAWN_BYTES = 2**16
-"""Random floats up to this size are drawn: masks come from them, and weights that nobody reads."""
+"""Random floats of the device up to this size are drawn: masks come from them, and weights that nobody reads."""
 TOTAL_BYTES = 2**29
 """All values together take no more memory of the host."""
 ASSUMED_BYTES = 2**19
@@ -300,7 +300,9 @@ class KnownValues:
         if certain is None or not (certain or all(map(_is_small, results))):
             return None
         self.work += OP_WORK + sum(each.numel() for each in (*given, *results))
-        outcome = self._run(func, args, kwargs, certain)
+        draws = torch.Tag.nondeterministic_seeded in func.tags and not _on_host((*given, *results))
+        with self._random() if draws else nullcontext():
+            outcome = self._run(func, args, kwargs, certain)
         return outcome if outcome is None or certain or _are_numbers(outcome.found) else None
 
     def _followed(
@@ -349,9 +351,8 @@ class KnownValues:
         return certain
 
     def _run(self, func: Any, args: Any, kwargs: Any, certain: bool) -> Outcome | None:
-        draws = torch.Tag.nondeterministic_seeded in func.tags
         try:
-            with without_torch_function(), _one_thread(), self._random() if draws else nullcontext():
+            with without_torch_function(), _one_thread():
                 return Outcome(func(*map(self._real, args), **self._keywords(kwargs)), certain)
         except NotImplementedError:
             self._cannot.add(func)
@@ -361,7 +362,7 @@ class KnownValues:
 
     @contextmanager
     def _random(self) -> Iterator[None]:
-        """Draw from numbers of our own: those of the host are the user's."""
+        """Draw on the device from numbers of our own: those of the host are the user's."""
         before = torch.default_generator.get_state()
         torch.default_generator.set_state(self._numbers)
         try:
@@ -417,7 +418,13 @@ def _is_cheap(func: Any, args: Sequence[Any], made: Sequence[torch.Tensor]) -> b
         return _multiplications(name, list(_flat(args)), made) <= MULTIPLICATIONS
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return True
-    return all(not each.is_floating_point() or _bytes(each) <= DRAWN_BYTES for each in made)
+    most = LARGE_BYTES if _on_host(made) else DRAWN_BYTES
+    return all(not each.is_floating_point() or _bytes(each) <= most for each in made)
+
+
+def _on_host(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether any is on the host without its bytes: what is drawn there is drawn from the script's own numbers."""
+    return any(home_of(each) == CPU for each in tensors)
 
 
 def _multiplications(name: str, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> int:

@@ -24,7 +24,7 @@ from elbowroom.capture.virtual import (
 from elbowroom.capture.virtual.cuda_build import say
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.settings import Settings
-from elbowroom.capture.virtual.tensor import LARGE_BYTES, is_real_host, is_virtual
+from elbowroom.capture.virtual.tensor import is_real_host, is_virtual
 from elbowroom.capture.virtual.values import as_virtual_cpu
 from elbowroom.runtime._torch_compat import grouping_changes, single_process_iterator, variable_functions
 
@@ -81,11 +81,14 @@ def _loading() -> list[Change]:
 
 
 def _parameters() -> list[Change]:
-    """Large parameters made on the CPU have no bytes."""
+    """Parameters made on the CPU have no bytes: one that had would meet inputs without, whose gradients have none.
+
+    The values of small ones are known, and drawn from the script's own numbers.
+    """
     made = torch.nn.Parameter.__new__
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-        if type(data) in (torch.Tensor, torch.nn.Parameter) and is_real_host(data) and data.nbytes >= LARGE_BYTES:
+        if type(data) in (torch.Tensor, torch.nn.Parameter) and is_real_host(data) and data.is_floating_point():
             data = as_virtual_cpu(data)
         return made(cls, data, requires_grad)
 
