@@ -40,10 +40,11 @@ def write(out: Path) -> None:
     made = {**_versions(), "python": platform.python_version(), "commit": commit()}
     result: Record = _newest() if not kinds["rig"] else {"case": "accuracy", "versions": made, "settings": SETTINGS}
     if kinds["rig"]:
+        result |= {name: kept for name, kept in _newest().items() if name in ("baselines", "snapshots", "public")}
         result["rig"] = summary(kinds["rig"])
         result["cases"] = [_short(record) for record in kinds["rig"]]
         found = {BASELINES[kind]: _beside(kinds["rig"], kinds[kind]) for kind in BASELINES if kinds[kind]}
-        result["baselines"] = found
+        result["baselines"] = found or result.get("baselines", {})
     if kinds["snapshots"] or "snapshots" not in result:
         result["snapshots"] = [_short(record) for record in kinds["snapshots"]]
     if kinds["public"]:
