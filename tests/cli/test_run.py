@@ -95,7 +95,7 @@ def test_a_budget_no_plan_can_meet_is_one_message_and_exit_code_1(folder: Path) 
 
     assert done.returncode == 1
     assert done.stderr.startswith("elbowroom: budget: given 1.0 MiB")
-    assert len(done.stdout.splitlines()) == 1, "it is known after one step"
+    assert len(done.stdout.splitlines()) == 2, "it is known after two steps"
     assert "Traceback" not in done.stderr
 
 

@@ -324,7 +324,7 @@ def test_a_trace_is_the_same_after_its_file_was_written_and_read(net_trace: er.T
     budget = peak - 8 * MIN_SIZE_BYTES
     mine = er.plan(net_trace, machine, budget, min_size_bytes=MIN_SIZE_BYTES)
     assert mine == er.plan(found, machine, budget, min_size_bytes=MIN_SIZE_BYTES)
-    assert mine.swaps != ()
+    assert mine.swaps or mine.recomputes, "which of them is quicker was measured"
     assert er.simulate(found, machine, mine).peak_allocated_bytes <= budget
 
 

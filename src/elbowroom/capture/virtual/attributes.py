@@ -98,8 +98,11 @@ def _address(storage: torch.UntypedStorage) -> int:
 
 
 def _said_tolist(self: torch.Tensor) -> Any:
-    if home_of(self) is None:
+    home = home_of(self)
+    if home is None:
         return _tolist(self)
+    if home.type == "cuda":
+        return self.detach().cpu().tolist()  # which says what is assumed
     return _said_numpy(self, force=True).tolist() if self.dim() else self.item()
 
 
