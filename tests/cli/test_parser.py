@@ -130,18 +130,6 @@ def test_a_word_that_is_not_allowed_is_named_with_what_was_meant(
     assert said in err
 
 
-def test_an_interrupt_is_one_line_and_its_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(_: object) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli.machine, "execute", interrupted)
-
-    assert main(["machine"]) == 130
-    assert capsys.readouterr() == ("", "\nelbowroom: interrupted\n")
-
-
 def test_an_error_of_elbowroom_is_one_message_and_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["report", "nowhere.json"])
 

@@ -53,13 +53,18 @@ def at(index: int, use: str) -> Wrapper:
     def wrapper(overlay: Overlay, function: Any) -> Any:
         @functools.wraps(function, updated=())
         def called(*args: Any, **how: Any) -> Any:
-            if len(args) > index:
-                args = (*args[:index], given_to(overlay, args[index], use), *args[index + 1 :])
-            return function(*args, **how)
+            return function(*_with_path(overlay, args, index, use), **how)
 
         return called
 
     return wrapper
+
+
+def _with_path(overlay: Overlay, args: tuple[Any, ...], index: int, use: str) -> tuple[Any, ...]:
+    """Arguments of which the one at a position, if it is there, is a path into the right layer."""
+    if len(args) <= index:
+        return args
+    return (*args[:index], given_to(overlay, args[index], use), *args[index + 1 :])
 
 
 def with_mode(index: int) -> Wrapper:
@@ -70,9 +75,7 @@ def with_mode(index: int) -> Wrapper:
         def called(*args: Any, **how: Any) -> Any:
             mode = (args[index + 1] if len(args) > index + 1 else how.get("mode")) or "r"
             use = READ if mode in ("r", "rb") else ANEW if mode.startswith("w") else KEEP
-            if len(args) > index:
-                args = (*args[:index], given_to(overlay, args[index], use), *args[index + 1 :])
-            return function(*args, **how)
+            return function(*_with_path(overlay, args, index, use), **how)
 
         return called
 
