@@ -36,18 +36,24 @@ class Leaf:
         looked_at: whether its bits are to be compared.
     """
 
-    __slots__ = ("_bits", "_place", "_reference", "_version")
+    __slots__ = ("_bits", "_gradient", "_place", "_reference", "_version")
 
     def __init__(self, tensor: torch.Tensor, *, looked_at: bool) -> None:
         self._reference = weakref.ref(tensor)
         self._version = version_of(tensor)
         self._place = _place_of(tensor)
+        self._gradient = _gradient_of(tensor)
         self._bits = _bits_of(tensor) if looked_at else None
 
     @property
     def gone(self) -> bool:
         """Whether nobody has it any more."""
         return self._reference() is None
+
+    def trained(self) -> bool:
+        """Whether it is there, and has got a gradient since."""
+        tensor = self._reference()
+        return tensor is not None and _gradient_of(tensor) != self._gradient
 
     def changed(self) -> bool:
         """Whether it is another one by now."""
@@ -83,16 +89,23 @@ class Updates:
     def changed(self) -> bool:
         """Whether the step is over: parameters have changed, and no optimizer that has them is waited for."""
         with torch.no_grad(), no_dispatch():
-            replaced = bool(self._leaves) and all(leaf.gone for leaf in self._leaves)
-            if not replaced and not any(leaf.changed() for leaf in self._leaves):
+            if not self._replaced() and not any(leaf.changed() for leaf in self._leaves):
                 return False
         self._waited += 1
         return self._waited > PATIENCE or not alive_of(torch.optim.Optimizer)
+
+    def _replaced(self) -> bool:
+        """Whether there are others in their places: those that are left, of other models too, are not trained."""
+        return any(leaf.gone for leaf in self._leaves) and not any(leaf.trained() for leaf in self._leaves)
 
 
 def _trained(tensors: Iterable[object], device: torch.device) -> list[torch.Tensor]:
     found = [each for each in tensors if isinstance(each, torch.Tensor) and each.requires_grad and each.is_leaf]
     return [each for each in found if each.device == device]
+
+
+def _gradient_of(tensor: torch.Tensor) -> tuple[int, int] | None:
+    return None if tensor.grad is None else (id(tensor.grad), version_of(tensor.grad))
 
 
 def _place_of(tensor: torch.Tensor) -> int:
