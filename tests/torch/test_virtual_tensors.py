@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 from typing import Any
 
@@ -198,6 +199,34 @@ def test_scripts_of_torchscript_are_compiled_as_without_the_device() -> None:
             return x + torch.zeros(4, device=x.device)
 
         assert torch.jit.script(padded)(torch.ones(4, device="cuda")).is_cuda
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripts_of_sparse_tensors_are_compiled_too() -> None:
+    with device():
+
+        def sparse(indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            return torch.sparse_coo_tensor(indices, values, [4])
+
+        assert torch.jit.script(sparse)(torch.tensor([[0, 2]]), torch.ones(2)).is_sparse
+
+
+def test_afterwards_torchscript_knows_the_functions_that_it_knew_before() -> None:
+    table = importlib.import_module("torch.jit._builtins")._get_builtin_table()
+    before = dict(table)
+    with device():
+        torch.zeros(4, device="cuda")
+    assert {key: name for key, name in table.items() if name.startswith("aten::zeros")} == {
+        key: name for key, name in before.items() if name.startswith("aten::zeros")
+    }
+
+
+def test_a_parameter_has_no_attribute_that_its_owner_did_not_set() -> None:
+    # as those who make one again hand on all that it has
+    with device():
+        weight = nn.Linear(3, 2).cuda().weight
+        again = nn.Parameter(weight.to("meta"), **vars(weight), requires_grad=weight.requires_grad)
+        assert again.is_meta
 
 
 def test_a_tensor_or_a_module_goes_where_another_tensor_is() -> None:

@@ -480,15 +480,6 @@ def parse_to() -> tuple[Any, str]:
     return torch._C._nn, "_parse_to"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def same_builtin(function: Callable[..., Any], builtin: Callable[..., Any]) -> None:
-    """Have TorchScript take a function for one of torch's own."""
-    from torch.jit import _builtins
-
-    name = _builtins._find_builtin(builtin)
-    if name is not None:
-        _builtins._register_builtin(function, name)
-
-
 def uninitialized_changes(functions: list[Any]) -> list[tuple[Any, str, Any]]:
     """The attribute, with its new value, that names what may be done with a parameter that has no shape yet."""
     kinds: tuple[Any, ...] = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)

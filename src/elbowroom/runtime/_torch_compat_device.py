@@ -7,7 +7,8 @@ CUDA build, on the rig) and 2.13.0.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -48,6 +49,25 @@ def range_changes(marks: Any) -> list[Change]:
     return [(nvtx, "_nvtx", marks)]
 
 
+@contextmanager
+def scripted_as(pairs: Iterable[tuple[Any, Any]]) -> Iterator[None]:
+    """TorchScript compiles a new function as the op that the old one is.
+
+    It finds ops by the `id` of their function, in a table that it makes at its first use.
+
+    Args:
+        pairs: (new, old) functions; an old one that is no op of TorchScript is passed over.
+    """
+    table = _builtins._get_builtin_table()
+    added = {id(new): table[id(old)] for new, old in pairs if id(old) in table and id(new) not in table}
+    table.update(added)
+    try:
+        yield
+    finally:
+        for each in added:
+            del table[each]
+
+
 def done_work(result: Any) -> Any:
     """A collective that is over, with what it gave."""
     future: Any = torch.futures.Future()
@@ -55,6 +75,7 @@ def done_work(result: Any) -> Any:
     return importlib.import_module("torch._C._distributed_c10d")._create_work_from_future(future)
 
 
+_builtins: Any = importlib.import_module("torch.jit._builtins")
 _utils: Any = importlib.import_module("torch._utils")
 rebuild_tensor: Any = _utils._rebuild_tensor
 """Makes a tensor on a storage that was loaded."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from elbowroom.capture.virtual.known_values import KnownValues
-from elbowroom.capture.virtual.tensor import CPU, HOME, META, Inside, gradient_of, home_of
+from elbowroom.capture.virtual.tensor import CPU, META, Inside, gradient_of, home_of
 from elbowroom.runtime._torch_compat import storage_key, without_torch_function
 
 Tensor = torch.Tensor
@@ -65,12 +65,6 @@ def _grad(self: torch.Tensor) -> torch.Tensor | None:
     return gradient_of(self)
 
 
-def _set_data(self: torch.Tensor, value: torch.Tensor) -> None:
-    vars(self).pop(HOME, None)
-    _DATA.__set__(self, value)
-
-
-_DATA: Any = Tensor.data
 _GRAD: Any = Tensor.grad
 
 
@@ -156,7 +150,6 @@ def changes() -> list[Change]:
         "is_cpu": property(_said_is_cpu),
         "is_meta": property(_said_is_meta),
         "grad": property(_grad, _GRAD.__set__, _GRAD.__delete__),
-        "data": property(_DATA.__get__, _set_data),
         "get_device": _said_get_device,
         "data_ptr": _said_data_ptr,
         "tolist": _said_tolist,

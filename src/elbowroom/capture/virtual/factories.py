@@ -20,7 +20,6 @@ from elbowroom.runtime._torch_compat import (
     DeviceContext,
     device_constructors,
     parse_to,
-    same_builtin,
     uninitialized_changes,
 )
 
@@ -77,7 +76,6 @@ def _factory(function: Callable[..., Any]) -> Callable[..., Any]:
                 return function(*args, **kwargs)
         return function(*args, **kwargs)
 
-    same_builtin(asked, function)
     return asked
 
 

@@ -28,7 +28,6 @@ from elbowroom.capture.virtual.shapes import Shapes
 from elbowroom.capture.virtual.tensor import (
     CPU,
     CUDA,
-    HOME,
     LARGE_BYTES,
     META,
     Inside,
@@ -333,7 +332,7 @@ def _as_meta(made: Any) -> Any:
 
 def _wrapped(made: Any, home: torch.device) -> Any:
     if isinstance(made, torch.Tensor):
-        return made if HOME in made.__dict__ else virtual(made, home)
+        return made if is_virtual(made) else virtual(made, home)
     if isinstance(made, list | tuple):
         return (
             type(made)(_wrapped(each, home) for each in made)

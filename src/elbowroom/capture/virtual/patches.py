@@ -27,6 +27,7 @@ from elbowroom.capture.virtual.settings import Settings
 from elbowroom.capture.virtual.tensor import is_real_host, is_virtual
 from elbowroom.capture.virtual.values import as_virtual_cpu
 from elbowroom.runtime._torch_compat import grouping_changes, single_process_iterator, variable_functions
+from elbowroom.runtime._torch_compat_device import scripted_as
 
 Change = tuple[Any, str, Any]
 
@@ -35,18 +36,23 @@ Change = tuple[Any, str, Any]
 def patched(changes: list[Change]) -> Iterator[None]:
     """Set attributes, and put the old ones back at the end."""
     before: list[tuple[Any, str, Any, bool]] = []
-    try:
-        for holder, name, value in changes:
-            own = name in vars(holder)
-            before.append((holder, name, getattr(holder, name, None), own))
-            setattr(holder, name, value)
-        yield
-    finally:
-        for holder, name, value, own in reversed(before):
-            if own:
+    with scripted_as([(value, getattr(holder, name, None)) for holder, name, value in changes]):
+        try:
+            for holder, name, value in changes:
+                own = name in vars(holder)
+                before.append((holder, name, getattr(holder, name, None), own))
                 setattr(holder, name, value)
-            else:
-                delattr(holder, name)
+            yield
+        finally:
+            _put_back(before)
+
+
+def _put_back(before: list[tuple[Any, str, Any, bool]]) -> None:
+    for holder, name, value, own in reversed(before):
+        if own:
+            setattr(holder, name, value)
+        else:
+            delattr(holder, name)
 
 
 def _grouped(lists: Any, with_indices: bool = False) -> dict[Any, Any]:

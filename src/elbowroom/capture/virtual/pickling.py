@@ -16,7 +16,7 @@ import torch
 
 from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.ledger import Ledger
-from elbowroom.capture.virtual.tensor import CPU, CUDA, HOME, META, home_of, virtual
+from elbowroom.capture.virtual.tensor import CPU, CUDA, META, home_of, virtual
 from elbowroom.runtime._torch_compat import REDUCE_TENSOR, no_dispatch, reduce_tensor, set_storage, storage_key
 from elbowroom.runtime._torch_compat_device import rebuild_change, rebuild_tensor, untyped
 
@@ -73,14 +73,6 @@ def _reduced(tensor: torch.Tensor, protocol: int) -> Any:
     storage = _saved_storage(tensor, home)
     layout = (int(tensor.storage_offset()), tuple(tensor.size()), tensor.stride())
     return loaded_tensor, (storage, tensor.dtype, *layout, tensor.requires_grad)
-
-
-def _state(self: torch.Tensor) -> Any:
-    """What pickle keeps of a tensor's own attributes: not what is noted of it here."""
-    state = object.__getstate__(self)
-    if type(state) is dict and HOME in state:
-        return {name: value for name, value in state.items() if name != HOME} or None
-    return state
 
 
 @final
@@ -211,7 +203,6 @@ def changes(ledger: Ledger) -> list[tuple[Any, str, Any]]:
         (torch.UntypedStorage, "cuda", _to_cuda),
         rebuild_change(_rebuilt),
         (torch.Tensor, REDUCE_TENSOR, _reduced),
-        (torch.Tensor, "__getstate__", _state),
         (torch, "load", loaded),
         (torch.serialization, "load", loaded),
     ]

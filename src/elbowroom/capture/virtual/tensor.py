@@ -27,8 +27,6 @@ from elbowroom.runtime._torch_compat import (
 CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 META = torch.device("meta")
-HOME = "_home"
-"""Attribute of a tensor that keeps its device, once it was found out: reading keys takes a microsecond."""
 
 LARGE_BYTES = 2**20
 """Float tensors of the host from this size on have no bytes: they are weights or made-up data."""
@@ -69,13 +67,8 @@ def home_of(tensor: torch.Tensor) -> torch.device | None:
         with without_torch_function():
             if not _ON_META(tensor):
                 return None
-    home = tensor.__dict__.get(HOME)
-    if home is None:
-        backend = backend_of(tensor) or backend_of(unwrapped(tensor))
-        if not backend:
-            return None
-        home = tensor.__dict__[HOME] = CUDA if backend == "CUDA" else CPU  # pyright: ignore[reportIndexIssue]
-    return home
+    backend = backend_of(tensor) or backend_of(unwrapped(tensor))
+    return None if not backend else CUDA if backend == "CUDA" else CPU
 
 
 def is_virtual(value: Any) -> bool:
@@ -104,9 +97,7 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def virtual(meta: torch.Tensor, home: torch.device) -> torch.Tensor:
     """A virtual tensor on the storage of a meta tensor."""
-    made: torch.Tensor = as_subclass(torch.Tensor, meta, home)
-    made.__dict__[HOME] = home  # pyright: ignore[reportIndexIssue]
-    return made
+    return as_subclass(torch.Tensor, meta, home)
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
