@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from elbowroom.capture.arrivals import Arrivals
 from elbowroom.capture.script import safetensors_opened, savers
 from elbowroom.capture.script.kept_away import loggers_off, surroundings
 from elbowroom.capture.script.overlay import Overlay
 from elbowroom.capture.script.safetensors_opened import opener
-from elbowroom.capture.script.savers import ANEW, FOLDER, KEEP, READ, Arrivals, at, given_to, with_mode
+from elbowroom.capture.script.savers import ANEW, FOLDER, KEEP, READ, at, given_to, with_mode
 from elbowroom.capture.virtual import tensor
 
 

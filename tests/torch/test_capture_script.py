@@ -89,6 +89,13 @@ def test_a_script_runs_as_main_with_its_own_folder_first(tmp_path: Path) -> None
         ),
         ("open('missing.bin')", r"train\.py:1: it needs 'missing\.bin': No such file or directory; .*stand-in"),
         ("import no_such_package", r"train\.py:1: it imports no_such_package, .*; .*install no_such_package"),
+        ("import flash_attn", r"it imports flash_attn, .*CUDA's compiler; .*attn_implementation=\"sdpa\""),
+        ("raise ImportError('FlashAttention2 has been toggled on')", r"FlashAttention2 .*scaled_dot_product_attention"),
+        (
+            "import argparse\np = argparse.ArgumentParser()\np.add_argument('--enable_xformers', action='store_true')\n"
+            "import xformers",
+            r"train\.py:4: it imports xformers, .*the script's own --enable_xformers",
+        ),
         ("x = 1\nraise KeyError('lr')", r"train\.py:2: the script failed with KeyError: 'lr'"),
         ("def (:", r"train\.py:1: the script failed with SyntaxError"),
         ("import os; print('bye', flush=True); os._exit(3)", r"train\.py:1: the script exited with code 3; .*\n +bye"),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from elbowroom.capture.script.kept_away import NO_NETWORK, NO_WRITE, Replaced
+from elbowroom.capture.script.missing import advice
 from elbowroom.errors import ElbowroomError
 
 _SHOWN = 400  # characters of the script's own message
@@ -79,10 +81,11 @@ def on_cpu(steps: int, tensors: int) -> str:
 
 def explained(problem: BaseException, script: str) -> Fault:
     """An exception of a script that ended it before its first step, explained."""
-    for knows in (_exit, _elsewhere, _missing_module, _missing_file, _on_the_gpu, _other):
+    missing_module = partial(_missing_module, script=script)
+    for knows in (_exit, _elsewhere, missing_module, _missing_file, _on_the_gpu, _other):
         said = knows(problem)
         if said is not None:
-            shown = f"\n{_shown(problem, script)}" if knows in (_other, _missing_module) else ""
+            shown = f"\n{_shown(problem, script)}" if knows in (_other, missing_module) else ""
             ours = knows is _other and of_elbowroom(problem)
             message = f"{where(problem, script)}: {said[0]}; {said[1]}{shown}"
             return Fault(message, show_output=knows in (_exit, _other), ours=ours)
@@ -169,14 +172,13 @@ def _elsewhere(problem: BaseException) -> Said:
     return None
 
 
-def _missing_module(problem: BaseException) -> Said:
+def _missing_module(problem: BaseException, script: str) -> Said:
     if not isinstance(problem, ImportError):
         return None
     name = problem.name or "a package"
     return (
         f"it imports {name}, and that failed: {_short(problem)}",
-        f"allowed is what can be imported here; install {name.partition('.')[0]} into the environment of elbowroom "
-        "(a build for the CPU does)",
+        f"allowed is what can be imported here; {advice(name, _text_of(problem), script)}",
     )
 
 
@@ -221,7 +223,10 @@ _ON_THE_GPU = (
         "the library's PyTorch implementation for the estimate",
     ),
     _OnTheGpu(
-        ("access data pointer", "doesn't have storage", "Pointer argument", "access the storage of"),
+        (
+            *("access data pointer", "doesn't have storage", "Pointer argument", "access the storage of"),
+            *("data is not allocated", "must be CUDA", "must be a CUDA tensor", "must be on CUDA"),
+        ),
         "a kernel or a library asked for the memory of a tensor on the GPU ({said})",
         "allowed are operators that PyTorch knows; wrap the kernel with torch.library.custom_op and register_fake, or "
         "turn it off for the estimate",

@@ -46,6 +46,7 @@ def surroundings(folder: str, *, network: bool = False) -> dict[str, str]:
         "TMPDIR": temporary,
         "TEMP": temporary,
         "TMP": temporary,
+        "TORCH_EXTENSIONS_DIR": os.path.join(folder, "extensions"),
         "WANDB_MODE": "disabled",
         "WANDB_SILENT": "true",
         "MLFLOW_TRACKING_URI": f"file://{folder}/mlruns",

@@ -26,17 +26,17 @@ def hint(script: str, arguments: Sequence[str]) -> str:
         arguments: its words.
     """
     given = {word.partition("=")[0]: word for word in arguments if word.startswith("-")}
-    options = _options(script)
+    known = options(script)
     for word in given:
         if _plain(word) in AGAINST:
             return f"leave out {word}"
-    wanted = [name for name in FOR if name in options and options[name][0] not in given]
+    wanted = [name for name in FOR if name in known and known[name][0] not in given]
     if wanted:
-        option, takes_value = options[wanted[0]]
+        option, takes_value = known[wanted[0]]
         return f"did you mean {option}{' ' + _VALUES.get(wanted[0], 'cuda') if takes_value else ''}?"
     for name in FOR:
-        if name in options:
-            word = options[name][0]
+        if name in known:
+            word = known[name][0]
             return f"it was given {given[word]}; give {word} another value, such as {_VALUES.get(name, 'cuda')}"
     return 'move its model and data to the GPU, as in model.to("cuda")'
 
@@ -45,7 +45,7 @@ def _plain(option: str) -> str:
     return option.lstrip("-").replace("_", "-")
 
 
-def _options(script: str) -> dict[str, tuple[str, bool]]:
+def options(script: str) -> dict[str, tuple[str, bool]]:
     """Options that a script names, by their plain names: as it writes them, and whether they take a value."""
     found: dict[str, tuple[str, bool]] = {}
     for path in (script, *_beside(script)):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, final
+from typing import Any
 
+from elbowroom.capture.arrivals import Arrivals
 from elbowroom.capture.script.kept_away import loggers_off
 from elbowroom.capture.script.overlay import Overlay
 from elbowroom.capture.script.safetensors_opened import opener, saver
@@ -197,34 +196,3 @@ def _changed(module: Any, wrappers: Mapping[str, Wrapper], overlay: Overlay) -> 
             if place is module:
                 replaced[id(real)] = made
     return replaced
-
-
-@final
-class Arrivals(importlib.abc.MetaPathFinder):
-    """Does something with modules once they are imported."""
-
-    def __init__(self, waiting: Mapping[str, Callable[[Any], Any]]) -> None:
-        self._waiting = dict(waiting)
-        self._looking: set[str] = set()
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002  the protocol's
-        if fullname not in self._waiting or fullname in self._looking:
-            return None
-        self._looking.add(fullname)
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._looking.discard(fullname)
-        loader: Any = spec.loader if spec is not None else None
-        if loader is None:
-            return spec
-        run = loader.exec_module
-
-        def executed(module: Any) -> None:
-            run(module)
-            arrived = self._waiting.pop(fullname, None)
-            if arrived is not None:
-                arrived(module)
-
-        loader.exec_module = executed
-        return spec

@@ -20,6 +20,7 @@ from elbowroom.capture.virtual.patches import changes, patched
 from elbowroom.capture.virtual.repeats import Repeats
 from elbowroom.capture.virtual.saves import Saves
 from elbowroom.capture.virtual.settings import CudnnModel, Settings
+from elbowroom.capture.virtual.triton_kernels import Kernels
 from elbowroom.capture.virtual.updates import Updates
 from elbowroom.capture.virtual.values import SPECIALS
 from elbowroom.errors import CaptureError
@@ -125,6 +126,7 @@ class VirtualDevice:
         self._mode.saves = saves = Saves(self.ledger)
         stack.enter_context(patched([*saves.changes(), *self.repeats.changes()]))
         stack.enter_context(saves.hooks())
+        Kernels(self._mode, stack, patched)
         stack.enter_context(patched(threads.changes(self._other_thread, Enough)))
         return self
 

@@ -17,7 +17,7 @@ from elbowroom.capture.operators import reads_bytes
 from elbowroom.capture.virtual import kernels, scratch, unknown_ops
 from elbowroom.capture.virtual.compared import Compared
 from elbowroom.capture.virtual.dependent_shapes import BY_NAME
-from elbowroom.capture.virtual.effects import changed, compute_type, described, effects_of, moved_bytes
+from elbowroom.capture.virtual.effects import bytes_of, changed, compute_type, described, effects_of, moved_bytes
 from elbowroom.capture.virtual.factories import META_ASKED
 from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.ledger import Ledger, OpLine
@@ -253,6 +253,23 @@ class VirtualMode(DispatchMode):
                 moved_bytes=moved_bytes(func, _name(func), given, results, args, kwargs),
             )
         return made
+
+    def launch(self, name: str, read: list[torch.Tensor], written: list[torch.Tensor]) -> None:
+        """Note a kernel that torch does not know: what it reads, and what it changes; it allocates nothing."""
+        with self._lock:
+            if self.saves is not None:
+                self.saves.tick()
+            backward = in_backward()
+            phase: Phase = "backward" if backward else "optimizer" if self.optimizing else self.phase_outside
+            numbers = self.ledger.numbers_of(written)
+            if self.updates is not None and not self.optimizing:
+                self.updates.written(numbers)
+            moved = sum(map(bytes_of, (*read, *written)))
+            reads, dtype = self.ledger.numbers_of(read), str(read[0].dtype)[6:]
+            line = OpLine(name, self._path(backward), phase, reads, numbers, dtype=dtype, moved_bytes=moved)
+            self.ledger.ops.append(line)
+            for tensor in written:
+                self.values.drop(tensor)
 
     def _form(self, func: Any, tensors: list[torch.Tensor]) -> str:
         """An op's form, with a remark where no such one was compared with the CUDA build."""

@@ -1,0 +1,81 @@
+"""Libraries that a script imports and that are not there: what to install, or what to use in their place."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from elbowroom.capture.script.on_cpu import options
+
+
+class Library(NamedTuple):
+    """One that is not had by a plain `pip install` on a computer without a GPU, or that has a launcher.
+
+    Attributes:
+        next: what to do.
+        words: parts of the names of options that turn it on.
+    """
+
+    next: str
+    words: tuple[str, ...] = ()
+
+
+_TO_BUILD = "it is built with CUDA's compiler; for the estimate "
+_ATTENTION = Library(
+    _TO_BUILD + "have the script use PyTorch's attention, which runs the same kernel and holds as much: "
+    'attn_implementation="sdpa" in transformers, F.scaled_dot_product_attention elsewhere',
+    ("flash", "attn"),
+)
+_FUSED = Library(
+    _TO_BUILD + "use what PyTorch has of it: torch.optim with fused=True, nn.LayerNorm and nn.RMSNorm, torch.autocast",
+    ("apex", "fused", "opt-level"),
+)
+_SCANS = Library(
+    _TO_BUILD + "use a version in PyTorch, such as transformers' MambaForCausalLM, which takes one where this library "
+    "is not there and holds more: an upper bound",
+    ("mamba", "fused", "fast-path"),
+)
+_TRITON = Library("install it: its wheel for Linux needs no GPU to be imported, and an estimate runs no kernel of it")
+LIBRARIES: dict[str, Library] = {
+    "flash_attn": _ATTENTION,
+    "flash_attn_interface": _ATTENTION,
+    "sageattention": _ATTENTION,
+    "xformers": Library(
+        _TO_BUILD + "have the script use F.scaled_dot_product_attention, which holds as much; in diffusers leave out "
+        "enable_xformers_memory_efficient_attention()",
+        ("xformers", "memory-efficient"),
+    ),
+    "apex": _FUSED,
+    "amp_C": _FUSED,
+    "transformer_engine": Library(_TO_BUILD + "use PyTorch's layers in bfloat16, an upper bound", ("fp8", "engine")),
+    "mamba_ssm": _SCANS,
+    "causal_conv1d": _SCANS,
+    "selective_scan_cuda": _SCANS,
+    "triton": _TRITON,
+    "liger_kernel": Library(
+        "install liger-kernel and triton: their wheels for Linux need no GPU, and an estimate runs no kernel of them",
+        ("liger",),
+    ),
+    "mpi4py": Library(
+        "deepspeed asks for it where no launcher said which process it is; put the launcher before the script: "
+        "`elbowroom estimate deepspeed train.py`"
+    ),
+}
+"""By the name that is imported."""
+
+
+def advice(name: str, text: str, script: str) -> str:
+    """What is to be done about a library that could not be imported.
+
+    Args:
+        name: of the module.
+        text: of the exception, as some libraries raise one that names no module.
+        script: its path, whose own options are searched.
+    """
+    package = name.partition(".")[0]
+    if package not in LIBRARIES and "FlashAttention" in text:
+        package = "flash_attn"
+    known = LIBRARIES.get(package)
+    if known is None:
+        return f"install {package} into the environment of elbowroom (a build for the CPU does)"
+    named = [word for plain, (word, _) in options(script).items() if any(each in plain for each in known.words)]
+    return known.next + (f" (see the script's own {', '.join(named[:3])})" if named else "")
