@@ -133,7 +133,9 @@ print("started", flush=True)
 time.sleep(600)
 """
 CALL = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore these
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from elbowroom.capture.script import capture_script
 capture_script(sys.argv[1], machine="a100-40gb", timeout_s=float(sys.argv[2]))
 """
@@ -166,11 +168,15 @@ def test_nothing_outlives_who_asked_however_that_ends(number: signal.Signals, tm
         env={**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path)},
         stderr=subprocess.DEVNULL,
     )
-    assert waited(lambda: len(tagged(tag)) == 3)
+    try:
+        assert waited(lambda: len(tagged(tag)) == 3)
 
-    # when who asked for the estimate is ended
-    asking.send_signal(number)
-    asking.wait(60)
+        # when who asked for the estimate is ended
+        asking.send_signal(number)
+        asking.wait(60)
+    finally:
+        asking.kill()
+        asking.wait()
 
     # then soon there is no process and no file of it
     assert waited(lambda: not tagged(tag))

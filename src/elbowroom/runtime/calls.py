@@ -21,7 +21,7 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.capture.operators import operator
+from elbowroom.capture.operators import operator, reads_bytes
 from elbowroom.runtime._torch_compat import schema_of, storage_key
 from elbowroom.runtime._torch_compat_calls import (
     BackwardApart,
@@ -98,6 +98,15 @@ class Call:
     flags: tuple[Any, ...] = ()
     results: dict[int, Source] = field(default_factory=dict[int, Source])
     unfit: str = ""
+
+    @property
+    def of_form(self) -> bool:
+        """Whether it takes only shape and type of its tensor arguments: their bytes need not be there."""
+        return not reads_bytes(self.name)
+
+    def used(self) -> list[View]:
+        """The tensors whose bytes it reads or writes."""
+        return [] if self.of_form else list(views_of((self.args, self.kwargs)))
 
 
 @dataclass(slots=True, eq=False)

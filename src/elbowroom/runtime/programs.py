@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elbowroom.capture.operators import UNFILLED, reads_bytes
+from elbowroom.capture.operators import UNFILLED
 from elbowroom.lifetimes import LastStep, op_label
 from elbowroom.plan import Plan, Recompute
 from elbowroom.recipes.tables import RANDOM, STATISTICS
@@ -165,7 +165,7 @@ def check_filled(calls: Sequence[Call], needed: set[Source]) -> None:
     for call in calls:
         written = {view.source for view in _written(call)}
         unfilled -= written
-        if reads_bytes(call.name) and any(view.source in unfilled for view in views_of((call.args, call.kwargs))):
+        if any(view.source in unfilled for view in call.used()):
             raise Impossible(f"{call.name} reads what no call has written")
         if call.name.removeprefix("aten.") in UNFILLED:
             unfilled.update(call.results.values())
@@ -188,7 +188,7 @@ def _inputs(calls: Sequence[Call]) -> tuple[list[Source], list[Source]]:
     copied: dict[Source, None] = {}
     for call in calls:
         statistics = {view.source for view in _statistics(call)}
-        for view in views_of((call.args, call.kwargs)):
+        for view in call.used():
             if view.source in statistics:
                 copied[view.source] = None
             elif view.source not in made:
@@ -215,7 +215,7 @@ def _dying(calls: Sequence[Call], stay: set[Source]) -> tuple[tuple[Source, ...]
     """By call, what is made or read by then and not needed any more."""
     last: dict[Source, int] = {}
     for at, call in enumerate(calls):
-        used = [view.source for view in views_of((call.args, call.kwargs))]
+        used = [view.source for view in call.used()]
         last.update((source, at) for source in (*used, *call.results.values()))
     dies: list[list[Source]] = [[] for _ in calls]
     for source, at in last.items():

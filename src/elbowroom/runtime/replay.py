@@ -47,8 +47,8 @@ def replay(
             if at in program.states:
                 set_generator_state(device, states[program.states[at]])
             with torch.set_grad_enabled(call.with_grad):
-                given = _Given(program, entry, device, made)
-                result = call.op(*given.value(call.args), **given.value(call.kwargs))
+                given = (_Form if call.of_form else _Given)(program, entry, device, made)
+                result = call.op(*given.value(call.args), **given.named(call.kwargs))
                 for place, tensor in enumerate(tensors_of(result)):
                     if place in call.results:
                         made[call.results[place]] = tensor.untyped_storage()
@@ -69,21 +69,26 @@ class _Given:
     ) -> None:
         self._program = program
         self._entry = entry
-        self._device = device
+        self.device = device
         self._made = made
+
+    def named(self, kept: Mapping[str, Any]) -> dict[str, Any]:
+        """What to give for the recorded keyword arguments."""
+        return self.value(dict(kept))
 
     def value(self, kept: Any) -> Any:
         """What to give for one recorded argument."""
         if isinstance(kept, View):
-            return self._tensor(kept)
+            return self.tensor(kept)
         if isinstance(kept, dict):
             return {name: self.value(each) for name, each in kept.items()}  # pyright: ignore[reportUnknownVariableType]
         if isinstance(kept, (list, tuple)):
             return type(kept)(self.value(each) for each in kept)  # pyright: ignore[reportUnknownVariableType]
         return kept
 
-    def _tensor(self, view: View) -> torch.Tensor:
-        tensor = torch.empty(0, dtype=view.dtype, device=self._device)
+    def tensor(self, view: View) -> torch.Tensor:
+        """A tensor on the storage that the recorded one was on."""
+        tensor = torch.empty(0, dtype=view.dtype, device=self.device)
         set_storage(tensor, self._storage(view.source), view.offset, view.shape, view.stride)
         return tensor.requires_grad_() if view.requires_grad else tensor
 
@@ -94,6 +99,19 @@ class _Given:
             if source in self._program.copied:
                 found = self._made[source] = found.clone()
         return found
+
+
+class _Form(_Given):
+    """Arguments of a call that reads none of their bytes: a storage that was dropped too need not come back for it."""
+
+    def named(self, kept: Mapping[str, Any]) -> dict[str, Any]:
+        """With the device, which its tensors do not tell."""
+        given = super().named(kept)
+        return given if given.get("device") is not None else {**given, "device": self.device}
+
+    def tensor(self, view: View) -> torch.Tensor:
+        """A tensor of its shape, strides and type, without bytes."""
+        return torch.empty_strided(view.shape, view.stride, dtype=view.dtype, device="meta")
 
 
 def _owned(source: Source) -> torch.UntypedStorage:
