@@ -202,6 +202,16 @@ def test_scripts_of_torchscript_are_compiled_as_without_the_device() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_a_script_makes_beside_a_weight_of_the_host_lies_on_the_host() -> None:
+    def beside(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.zeros(1024, device=x.device)
+
+    with device() as on:
+        made = torch.jit.script(beside)(nn.Linear(1024, 1024).weight)
+        assert (made.is_cuda, on.ledger.allocated_bytes) == (False, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_scripts_of_sparse_tensors_are_compiled_too() -> None:
     with device():
 

@@ -164,8 +164,10 @@ class VirtualMode(DispatchMode):
         wanted = kwargs.get("device")
         if wanted is not None and wanted.type == "meta" and META_ASKED.depth:
             return META if any(map(is_virtual, tensors_in(args, kwargs))) else None
+        if wanted is not None and wanted.type == "meta" and not self.ledger.peak_bytes:
+            return CPU  # C++ means the device of a virtual tensor, and none has been on cuda so far
         if wanted is not None and wanted.type != "cpu":
-            return CUDA  # C++ asks for "meta" where it means the device of a virtual tensor
+            return CUDA
         homes = {home for tensor in tensors_in(args, kwargs) if (home := home_of(tensor)) is not None}
         if homes:
             return CPU if wanted is not None or CUDA not in homes else CUDA
