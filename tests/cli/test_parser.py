@@ -49,8 +49,8 @@ OPTIONS = {
         ),
     ],
     "run": [
-        *("--allow", "--budget", "--exclude", "--gds", "--include", "--json", "--managed", "--min-size", "--option"),
-        *("--plan", "--planner", "--report", "--spill-dir", "--trace", "-m", "command"),
+        *("--allow", "--budget", "--exclude", "--gds", "--include", "--json", "--managed", "--min-size"),
+        *("--no-check", "--option", "--plan", "--planner", "--report", "--spill-dir", "--trace", "-m", "command"),
     ],
     "report": ["--json", "--out", "records"],
     "machine": ["--json", "--list", "--measure", "--out", "--spill-dir", "name"],

@@ -178,8 +178,18 @@ def test_what_was_held_beyond_the_budget_is_said_with_an_exit_code_of_its_own(fo
         ),
         (
             ["fabric", "run", "--devices", "2", "train.py"],
-            "torchrun --nproc-per-node 1 -m elbowroom run --budget 1GiB train.py",
+            "env LT_CLI_USED=1 LT_DEVICES=2 torchrun --nproc-per-node 2 -m elbowroom run --budget 1GiB train.py",
         ),
+        (["torchrun", "--module", "train", "x"], "torchrun -m elbowroom run --budget 1GiB -m train x"),
+        (
+            ["deepspeed", "--num_gpus", "2", "train.py", "x"],
+            "torchrun --nproc-per-node 2 -m elbowroom run --budget 1GiB train.py x",
+        ),
+        (
+            ["mpirun", "-n", "2", "python", "train.py"],
+            "mpirun -n 2 python -m elbowroom run --budget 1GiB train.py",
+        ),
+        (["python", "train.py", "7"], "elbowroom run --budget 1GiB train.py 7"),
     ],
 )
 def test_a_launcher_is_refused_with_the_command_to_use(folder: Path, words: list[str], instead: str) -> None:

@@ -41,6 +41,14 @@ def line(name: str, *arguments: Any, dtype: str = "float32", moved_bytes: int = 
     return OpLine(name, "", "forward", (), (), arguments, dtype, moved_bytes)
 
 
+def test_a_gpu_of_unknown_rates_takes_no_time_for_arithmetic() -> None:
+    # given attention, whose work has a rate of its own
+    unknown = replace(GPU, flops_per_s=0, memory_bytes_per_s=0, rates=())
+    heads = (1, 8, 1024, 64)
+    attention = line("aten._scaled_dot_product_flash_attention", heads, heads, heads, 0.0, True, dtype="bfloat16")
+    assert duration_ns(attention, 10**12, unknown) == LAUNCH_NS
+
+
 def test_an_op_takes_no_less_than_its_launch_and_a_view_nothing() -> None:
     assert duration_ns(line("aten.relu", (4,), moved_bytes=32), 0, GPU) == LAUNCH_NS
     assert duration_ns(line("aten.view", moved_bytes=0), 0, GPU) == 0

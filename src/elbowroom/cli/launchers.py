@@ -63,7 +63,7 @@ def without_launcher(words: Sequence[str], verbs: Sequence[str]) -> Launched:
     name = _NAMES.get(given[at + 1], "torchrun") if is_module else Path(given[at]).name
     rest = [each for each in given[at + 1 + is_module :] if each != "--"]
     options, target = _split(rest, given[at])
-    return Launched([*given[:at], *target], _environment(name, dict(_read(options))))
+    return Launched([*given[:at], *target], _environment(name, dict(read(options))))
 
 
 def _place(words: Sequence[str]) -> int | None:
@@ -93,7 +93,7 @@ def _split(words: list[str], launcher: str) -> tuple[list[str], list[str]]:
     )
 
 
-def _read(options: Sequence[str]) -> Iterator[tuple[str, str]]:
+def read(options: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Options with their values, without dashes; "" for a flag."""
     for at, word in enumerate(options):
         if word.startswith("--"):
@@ -102,9 +102,16 @@ def _read(options: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield name.replace("_", "-"), value or ("" if after.startswith("-") else after)
 
 
+def told_by_fabric(options: Mapping[str, str]) -> dict[str, str]:
+    """Variables by which `fabric run` hands its options on."""
+    names = {**TOLD["fabric"], "accelerator": "LT_ACCELERATOR", "num-nodes": "LT_NUM_NODES"}
+    given = {name: options[option] for option, name in names.items() if options.get(option)}
+    return {"LT_CLI_USED": "1", "LT_DEVICES": str(count(options, PROCESSES)), **given}
+
+
 def _environment(launcher: str, options: Mapping[str, str]) -> dict[str, str]:
-    local = _count(options, PROCESSES)
-    size = local * _count(options, NODES)
+    local = count(options, PROCESSES)
+    size = local * count(options, NODES)
     told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
     told |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(local)}
     alone = launcher == "accelerate" and size == 1  # which starts one process without a group
@@ -118,7 +125,7 @@ def _environment(launcher: str, options: Mapping[str, str]) -> dict[str, str]:
     return variables
 
 
-def _count(options: Mapping[str, str], names: Sequence[str]) -> int:
+def count(options: Mapping[str, str], names: Sequence[str]) -> int:
     """How many an option says; 1 where it is not given, or a word such as "gpu" or "auto"."""
     said = next((options[name] for name in names if name in options), "1").rpartition(":")[2]
     return max(int(said), 1) if said.isdigit() else 1

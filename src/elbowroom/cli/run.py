@@ -18,6 +18,7 @@ from elbowroom.report import ENDINGS
 from elbowroom.trace import Trace
 
 if TYPE_CHECKING:
+    from elbowroom.runtime.beforehand import Child
     from elbowroom.runtime.room import Room
 
 HELD_MORE = 3
@@ -44,6 +45,12 @@ def add(verbs: Any) -> None:
     choosing.add_options(parser, "swap,state")
     parser.add_argument("--gds", action="store_true", help="to the disk past the host, by GPUDirect Storage (CUDA)")
     parser.add_argument("--managed", metavar="SIZE", help="so much beyond the budget may lie in managed memory (CUDA)")
+    parser.add_argument(
+        "--check",
+        action=argparse.BooleanOptionalAction,
+        help="look at the script on a virtual GPU before it starts, as estimate does, and say where its budget is too "
+        "small; without, that is done beside its first step; --no-check: not at all (CUDA)",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures of all steps to a file, - is standard output")
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is a module, as in python -m")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py [ARGS]", help="what to run")
@@ -61,6 +68,7 @@ def execute(arguments: argparse.Namespace) -> int:
     children = started.Children()
     with launch.as_python_would(command) as outcome, room as inside:
         outcome.room = inside
+        _check(inside, command, arguments.check)
         launch.execute(command, outcome)
     children.close()
     if outcome.room is not None and not outcome.failed:
@@ -96,6 +104,42 @@ def _room(arguments: argparse.Namespace, settings: Settings) -> AbstractContextM
         managed=arguments.managed or 0,
         **means,
     )
+
+
+def _check(room: Room, command: launch.Command, asked: bool | None) -> None:
+    """Have a child look whether the budget can be met: beside the training's start, or before it where that is asked.
+
+    Raises:
+        Infeasible: it cannot, for certain.
+        UsageError: it is asked for, and cannot be told.
+    """
+    of_many = int(os.environ.get("WORLD_SIZE", "1") or 1) > 1
+    if asked is False or (asked is None and (of_many or room.device.type != "cuda")):
+        return
+    path, module = (None, command.target) if command.is_module else (command.target, None)
+    try:
+        child = room.ask_beforehand(path, module, command.arguments, beside=not asked)
+    except UsageError:
+        if asked:
+            raise
+        return
+    if asked:
+        _wait_for(child)
+
+
+def _wait_for(child: Child) -> None:
+    """Say what is known before the script starts."""
+    verdict = child.wait()
+    if verdict.refuses and not verdict.assumed:
+        raise child.refusal(verdict)
+    told = f"check: the script starts, as its budget is not refused for certain: {verdict.why}"
+    if verdict.refuses:
+        told = (
+            f"check: too small a budget, if the script does what it did on a virtual GPU, where {len(verdict.assumed)} "
+            f"kinds of values were assumed ({', '.join(verdict.assumed[:3])}); it ends in its first step if that does. "
+            f"{verdict.message}"
+        )
+    print(f"elbowroom: {told}", file=sys.stderr)
 
 
 def _options_of(arguments: argparse.Namespace) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
+from elbowroom.cli import launchers
 from elbowroom.errors import UsageError
 
 MODULES = {
@@ -19,12 +20,15 @@ MODULES = {
     "lightning_fabric.cli": "fabric run",
 }
 PROGRAMS = {"torchrun": "torchrun", "accelerate": "accelerate", "fabric": "fabric", "deepspeed": "deepspeed"}
-WITHOUT_MODULES = ("fabric", "fabric run", "deepspeed")
+OF_TORCHRUN = ("fabric", "fabric run", "deepspeed")
 """Those that start no module, as `-m` would: torchrun does the same for their scripts."""
+OF_PROGRAMS = ("mpirun", "mpiexec", "srun")
+"""Those that start a program, such as python."""
+PYTHON = ("python", "python3")
 
 
 def refuse(words: Sequence[str], options: Sequence[str], *, is_module: bool) -> None:
-    """Raise UsageError with the command to use where a launcher is to be run.
+    """Raise UsageError with the command to use where a launcher, or python, is to be run.
 
     Args:
         words: the command line of what is to be run.
@@ -32,25 +36,57 @@ def refuse(words: Sequence[str], options: Sequence[str], *, is_module: bool) -> 
         is_module: whether the first word is a module.
     """
     words = words[1:] if words and words[0] == "--" else words
-    name = None
-    if words:
-        name = MODULES.get(words[0]) if is_module else PROGRAMS.get(Path(words[0]).name)
-    if name is None:
+    if not words or (not is_module and Path(words[0]).is_file() and words[0].endswith(".py")):
         return
-    command = shlex.join(_other_way_round(name, words[1:], options))
-    raise UsageError(
-        f"run: given the launcher {words[0]!r}, which starts the training in processes of its own, and a budget is one "
-        f"process's; have it start elbowroom in each of them: {command}"
+    name = MODULES.get(words[0]) if is_module else PROGRAMS.get(Path(words[0]).name)
+    if name is not None:
+        raise _launched(words[0], _other_way_round(name, words[1:], options))
+    if not is_module and Path(words[0]).name in OF_PROGRAMS and (at := _python_in(words)) is not None:
+        raise _launched(words[0], [*words[: at + 1], *_inside(options), *words[at + 1 :]])
+    if not is_module and _python_in(words) == 0:
+        command = shlex.join(["elbowroom", "run", *options, *words[1:]])
+        raise UsageError(
+            f"run: given {words[0]!r}; allowed is a script, which this Python runs, or -m and a module; leave the word "
+            f"out: {command}"
+        )
+
+
+def _launched(launcher: str, command: Sequence[str]) -> UsageError:
+    return UsageError(
+        f"run: given the launcher {launcher!r}, which starts the training in processes of its own, and a budget is one "
+        f"process's; have it start elbowroom in each of them: {shlex.join(command)}"
     )
 
 
 def _other_way_round(name: str, words: Sequence[str], options: Sequence[str]) -> list[str]:
     """The launcher, and elbowroom before the script."""
-    at = next((n for n, word in enumerate(words) if word.endswith(".py")), len(words))
-    mine, script = list(words[:at]), list(words[at:]) or ["SCRIPT"]
-    if name in WITHOUT_MODULES:
-        name, mine = "torchrun", ["--nproc-per-node", "1"]
-    return [*name.split(), *mine, "-m", "elbowroom", "run", *options, *script]
+    mine, script = _split(words)
+    if name not in OF_TORCHRUN:
+        return [*name.split(), *mine, *_inside(options), *script]
+    given = dict(launchers.read(mine))
+    told = [f"{variable}={value}" for variable, value in launchers.told_by_fabric(given).items()]
+    around = ["env", *told] if name.startswith("fabric") else []
+    processes = str(launchers.count(given, launchers.PROCESSES))
+    return [*around, "torchrun", "--nproc-per-node", processes, *_inside(options), *script]
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The launcher's own words; and the script, or -m and the module, with its own."""
+    for at, word in enumerate(words):
+        if word.endswith(".py"):
+            return list(words[:at]), list(words[at:])
+        if word in ("-m", "--module"):
+            return list(words[:at]), ["-m", *words[at + 1 :]]
+    return list(words), ["SCRIPT"]
+
+
+def _inside(options: Sequence[str]) -> list[str]:
+    return ["-m", "elbowroom", "run", *options]
+
+
+def _python_in(words: Sequence[str]) -> int | None:
+    """Where python stands that is to run a script or a module."""
+    return next((at for at, word in enumerate(words) if Path(word).name in PYTHON), None)
 
 
 @final

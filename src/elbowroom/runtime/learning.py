@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -11,10 +11,11 @@ from typing import final
 from elbowroom.capture.assemble import Assembly
 from elbowroom.capture.recorder import Recording
 from elbowroom.capture.steady import steady, with_idle_of
-from elbowroom.errors import Infeasible, InvalidPlan
+from elbowroom.errors import Infeasible, InvalidPlan, UsageError
 from elbowroom.machine import Machine, TierName
 from elbowroom.planners import check
 from elbowroom.runtime.asked import Asked
+from elbowroom.runtime.beforehand import Question
 from elbowroom.runtime.beside import Beside
 from elbowroom.runtime.calls import Calls
 from elbowroom.runtime.compiled_backward import CompiledBackward
@@ -88,6 +89,44 @@ class Learner:
         self._after: dict[Saved, Saved] = {}
         self._previous: Saved = ()
         self._optimizer_steps: dict[Hashable, int] = {}
+
+    def question(self, path: str | None, module: str | None, arguments: Sequence[str], *, beside: bool) -> Question:
+        """Whether a script fits into the budget with the means of this run: Note: [Beforehand] in beforehand.py.
+
+        Args:
+            path: of the script; None where it is a module.
+            module: its dotted name.
+            arguments: its words.
+            beside: whether the training goes on meanwhile.
+
+        Raises:
+            UsageError: what this run is to do cannot be told beforehand.
+        """
+        asked = self._asked
+        unknown = {
+            "RAM as the device": self.machine.allocator == "exact",
+            "a plan": self._given is not None,
+            "include or exclude": bool(asked.include or asked.exclude),
+            "managed memory": bool(asked.managed_bytes),
+        }
+        if found := [what for what, is_so in unknown.items() if is_so]:
+            raise UsageError(
+                f"run: given {found[0]} and --check; allowed is a CUDA device with torch's own allocator and a plan "
+                f"that the run makes of all modules; leave --check out: a budget that is too small is then told after "
+                "two steps"
+            )
+        return Question(
+            path=path,
+            module=module,
+            arguments=tuple(arguments),
+            budget_bytes=self.budget_bytes,
+            allow=asked.allow,
+            gradients=asked.gradients,
+            min_size_bytes=asked.min_size_bytes,
+            planner=asked.planner,
+            options=asked.options,
+            beside=beside,
+        )
 
     @property
     def in_parts(self) -> bool:

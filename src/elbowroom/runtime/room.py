@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any, final
@@ -41,6 +41,7 @@ from elbowroom.capture.reserved import Reserved
 from elbowroom.errors import Infeasible
 from elbowroom.runtime import figures
 from elbowroom.runtime._torch_compat import in_backward, keywords_of_call, never_compiled
+from elbowroom.runtime.beforehand import Child
 from elbowroom.runtime.entries import Entry, Observer
 from elbowroom.runtime.executor import Executor
 from elbowroom.runtime.figures import Mode
@@ -87,6 +88,7 @@ class Room(Records, Director, Conductor):
         self._watch: OptimizerWatch | None = None
         self._updates = Updates()
         self._in_optimizer = self._just_stopped = False
+        self.foretold: Child | None = None
 
     # Life
 
@@ -98,9 +100,21 @@ class Room(Records, Director, Conductor):
         self._hooks.open()
         self._await_root()
 
+    def ask_beforehand(self, path: str | None, module: str | None, arguments: Sequence[str], *, beside: bool) -> Child:
+        """Have a script looked at beside the training; it is refused as soon as that is known: see Learner.question."""
+        self.foretold = Child(self._learner.question(path, module, arguments, beside=beside), self.machine)
+        return self.foretold
+
+    def _known_by_itself(self) -> None:
+        """Ask no longer beforehand."""
+        if self.foretold is not None:
+            self.foretold.close()
+            self.foretold = None
+
     def close(self, *, failed: bool) -> None:
         """Take the hooks out, and end the last step. Saved tensors that still exist can be read back afterwards."""
         self._hooks.close()
+        self._known_by_itself()
         if self._watch is not None:
             self._watch.close()
         self._root_hook.remove()
@@ -312,6 +326,8 @@ class Room(Records, Director, Conductor):
         if recording is not None and whole:
             self._learn_from(recording)
         self._last = self._current or self._last
+        if self._current is not None and self._current.course.peak_bytes <= self.budget_bytes:
+            self._known_by_itself()
 
     def _learn_from(self, recording: Recording) -> None:
         if self._mode == "observe":
@@ -375,6 +391,8 @@ class Room(Records, Director, Conductor):
 
     def before_read(self, entry: Entry) -> None:
         """Do what the plan says to do before this saved tensor is read."""
+        if self.foretold is not None:
+            self.foretold.confirm(self._saved)
         if self._observing.held:
             self._observing.tick()
         if self._recorder is not None:

@@ -93,7 +93,7 @@ def _argument_bytes(line: OpLine, position: int) -> int:
 
 
 def _arithmetic_ns(line: OpLine, work: int, machine: Machine) -> int:
-    if not work:
+    if not work or not machine.flops_per_s:
         return 0
     position = CAUSAL.get(line.name)
     if position is None:

@@ -1,0 +1,69 @@
+"""Budgets that are refused before a step has ended are refused by the training itself: on the CUDA build of PyTorch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import elbowroom as er
+from elbowroom.planners.floor import floor_bytes
+from tests.fakecuda.test_within_peaks import on_the_rig, rig
+from tests.fakecuda.within_models import MODELS
+
+__all__ = ["rig"]
+
+SOURCES = Path(__file__).parents[2] / "src"
+
+SCRIPT = """
+import torch
+from torch import nn
+model = nn.Sequential(*[nn.Sequential(nn.Linear(1024, 1024), nn.GELU()) for _ in range(6)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(9):
+    loss = model(torch.zeros(4096, 1024, device="cuda")).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, flush=True)
+"""
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(
+    "model", ["perceptron in micro-batches", "plane net", "language model", "many rows first", "adversarial nets"]
+)
+def test_what_is_refused_beforehand_is_refused_by_the_training(rig: Path, model: str) -> None:
+    # given one byte less than what a step holds at least, as a capture says
+    torch.manual_seed(0)
+    trace = er.capture(MODELS[model], machine=er.Machine.of("h100-sxm"), steps=3, in_parts=True)
+    floor = floor_bytes(trace, 2**20)
+    # when
+    found = on_the_rig(rig, {"model": model, "budget_bytes": floor - 1, "steps": 8}, "beforehand.py")
+    # then
+    assert found["least_feasible_bytes"] > floor
+
+
+def run(rig: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "FAKECUDA_CAPACITY": str(8 << 30), "FAKECUDA_BACKING": "0"}
+    command = [str(rig / "fake_torch.sh"), "-m", "elbowroom", "run", *options, "train.py"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
+
+
+@pytest.mark.timeout(0)
+def test_a_check_answers_before_the_script_starts(rig: Path, tmp_path: Path) -> None:
+    # when the budget has no room for the parameters
+    before, without = (run(rig, tmp_path, "--budget", "20MiB", option) for option in ("--check", "--no-check"))
+    # then
+    assert (before.returncode, before.stdout) == (1, "")
+    assert before.stderr.startswith("elbowroom: budget: given 20.0 MiB")
+    assert before.stderr.rstrip().endswith("no step of the training has ended.")
+    assert (without.returncode, without.stdout[:4]) == (1, "0\n1\n"), without.stderr
+    # and where it fits, it runs
+    fits = run(rig, tmp_path, "--budget", "2GiB", "--check")
+    assert (fits.returncode, len(fits.stdout.splitlines())) == (0, 9), fits.stderr
+    assert "check: the script starts, as its budget is not refused for certain" in fits.stderr

@@ -1,0 +1,171 @@
+"""An answer to too small a budget before a step has ended, from a capture of the script on a virtual GPU."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import elbowroom as er
+from elbowroom.runtime.beforehand import Child, Question, Verdict, verdict_of
+from elbowroom.trace import Remark
+from tests.fakecuda.within_models import MODELS
+
+MIB = 2**20
+GPU = er.Machine.of("a100-40gb")
+QUESTION = Question(
+    path="train.py",
+    module=None,
+    arguments=(),
+    budget_bytes=MIB,
+    allow=("swap", "state"),
+    gradients=False,
+    min_size_bytes=MIB,
+    planner=None,
+    options={},
+)
+
+# Two outputs of 32 MiB are there in every forward: the second layer's, and what it is made of.
+SCRIPT = """
+import torch
+from torch import nn
+model = nn.Sequential(*[nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()) for _ in range(4)]).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range({steps}):
+    loss = model(torch.zeros({rows}, 1024, device="cuda")).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def trace_of(model: str) -> er.Trace:
+    torch.manual_seed(0)
+    return er.capture(MODELS[model], machine=GPU, steps=3, in_parts=True)
+
+
+def answered(folder: Path, text: str, budget_bytes: int) -> tuple[Child, Verdict]:
+    path = folder / "train.py"
+    path.write_text(text)
+    child = Child(replace(QUESTION, path=str(path), budget_bytes=budget_bytes, beside=False), GPU)
+    try:
+        return child, child.wait()
+    finally:
+        child.close()
+
+
+def test_a_script_that_cannot_fit_is_refused_with_a_budget_that_is_enough(tmp_path: Path) -> None:
+    # given
+    script = SCRIPT.format(steps=9, rows="8192")
+    # when
+    child, verdict = answered(tmp_path, script, 8 * MIB)
+    # then the least is at least what one layer reads and makes
+    assert verdict.refuses, verdict.why
+    assert verdict.assumed == ()
+    assert verdict.least_feasible_bytes > 64 * MIB
+    assert "budget: given 8.0 MiB" in str(child.refusal(verdict))
+    assert str(child.refusal(verdict)).endswith("no step of the training has ended.")
+    # and the budget that it names is refused by nobody
+    assert not answered(tmp_path, script, verdict.least_feasible_bytes)[1].refuses
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (SCRIPT.format(steps=2, rows="8192"), "the script ended after 2 steps"),
+        (SCRIPT.format(steps=9, rows="8192 - 1024 * step"), "its steps are not alike"),
+        ("raise SystemExit(3)", "the script exited with code 3"),
+    ],
+)
+def test_what_is_not_sure_is_no_refusal(tmp_path: Path, text: str, why: str) -> None:
+    verdict = answered(tmp_path, text, 8 * MIB)[1]
+    assert not verdict.refuses
+    assert why in verdict.why
+
+
+def test_values_of_the_network_that_a_script_reads_are_said() -> None:
+    trace = trace_of("perceptron")
+    remark = Remark(kind="assumed_value", name="aten.item", count=3)
+    assert verdict_of(replace(trace, remarks=(remark,)), GPU, QUESTION).assumed == ("aten.item",)
+
+
+@pytest.mark.parametrize("allow", [("swap",), ("swap", "state"), ("swap", "recompute", "state")])
+def test_no_budget_that_a_plan_meets_is_refused(allow: tuple[str, ...]) -> None:
+    # given the least budget that is named for less
+    trace = trace_of("language model of two blocks")
+    asked = replace(QUESTION, allow=allow)
+    refused = verdict_of(trace, GPU, asked)
+    assert refused.refuses, refused.why
+    # then
+    verdict = verdict_of(trace, GPU, replace(asked, budget_bytes=refused.least_feasible_bytes))
+    assert not verdict.refuses
+
+
+def test_gradients_count_as_movable_only_where_they_may_move() -> None:
+    trace = trace_of("many rows first")
+    kept, moved = (verdict_of(trace, GPU, replace(QUESTION, gradients=may)) for may in (False, True))
+    # sixteen gradients of 4 MiB are there when the layer with the most rows runs backward
+    assert kept.least_feasible_bytes > moved.least_feasible_bytes + 32 * MIB
+
+
+class Answered:
+    """In place of a child: what it has said."""
+
+    def __init__(self, saved: tuple[tuple[tuple[int, str], ...], ...]) -> None:
+        self.confirm: Any = Child.confirm.__get__(self)
+        self.refusal: Any = Child.refusal.__get__(self)
+        self._question = QUESTION
+        self._saved = saved
+        self.closed = False
+
+    def verdict(self) -> Verdict:
+        return Verdict(why="", message="too small.", least_feasible_bytes=9, assumed=("aten.item",), saved=self._saved)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def steps_within(saved: tuple[tuple[tuple[int, str], ...], ...], budget: str) -> tuple[int, Answered]:
+    """Steps that end in a room for which this was said beforehand; layers that save two outputs of 4 MiB."""
+    model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh()) for _ in range(2)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, child, ended = torch.randn(4096, 256), Answered(saved), 0
+    with er.within(budget, min_size_bytes=MIB) as room:
+        room.foretold = child  # pyright: ignore[reportAttributeAccessIssue]
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            ended += 1
+    return ended, child
+
+
+def test_a_training_that_saves_what_was_foretold_ends_in_its_first_backward() -> None:
+    saved = tuple([(4 * MIB, "float32")] * 3)
+    with pytest.raises(er.Infeasible, match=r"^too small. A capture .* no step of the training has ended.$"):
+        steps_within((saved, saved), "1GiB")
+
+
+def test_a_training_that_saves_something_else_goes_on_and_asks_no_more_once_it_has_a_plan() -> None:
+    saved = ((4 * MIB, "float32"), (8 * MIB, "float32"), (4 * MIB, "float32"))
+    ended, child = steps_within((saved, saved), "1GiB")
+    assert (ended, child.closed) == (3, True)
+
+
+def test_who_wants_no_answer_any_more_leaves_nothing_behind(tmp_path: Path) -> None:
+    # given a script that takes for ever
+    path = tmp_path / "train.py"
+    path.write_text("import time\ntime.sleep(1000)\n")
+    child = Child(replace(QUESTION, path=str(path)), GPU)
+    began_s = time.monotonic()
+    assert child.verdict() is None
+    # when
+    child.close()
+    # then
+    assert time.monotonic() - began_s < 100
+    assert child.verdict() is None
