@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from elbowroom.capture.virtual import VirtualDevice
+from elbowroom.capture.virtual import VirtualDevice, known_values
 from tests.torch.virtual_gpu import H100
 
 
@@ -192,3 +192,20 @@ def test_a_computation_leaves_the_number_of_threads() -> None:
         torch.arange(10).cuda().sum().item()
 
     assert torch.get_num_threads() == before
+
+
+def test_small_values_stay_known_where_all_others_have_taken_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given nothing left for values
+    monkeypatch.setattr(known_values, "TOTAL_WORK", 0)
+    monkeypatch.setattr(known_values, "TOTAL_BYTES", 0)
+    with VirtualDevice(H100):
+        times = torch.linspace(0, 1, 11, device="cuda")
+        # when a solver goes through the times in smaller steps
+        now, steps = times[0], 0
+        for end in times[1:]:
+            while now < end:
+                before, now = now, min(now + 0.03, times[-1])
+                steps += 1
+            assert before <= end <= now
+        # then it ends where it would
+        assert steps == 34

@@ -32,7 +32,9 @@ FLOAT_BYTES = 2**22
 DRAWN_BYTES = 2**16
 """Random floats of the device up to this size are drawn: masks come from them, and weights that nobody reads."""
 TOTAL_BYTES = 2**29
-"""All values together take no more memory of the host."""
+"""All values together take no more memory of the host, but for the smallest."""
+FREE_BYTES = 2**12
+"""Counts, times and flags up to this size have values whatever the others take."""
 ASSUMED_BYTES = 2**19
 """Tensors up to this size are assumed where they are not known, and computed from what is assumed."""
 MULTIPLICATIONS = 2**22
@@ -40,7 +42,10 @@ MULTIPLICATIONS = 2**22
 OP_WORK = 2**14
 """What an op costs beside its elements, in elements: about 10 microseconds."""
 TOTAL_WORK = 2**35
-"""Elements of all ops that are computed, half a minute; a count, so that every computer stops at the same op."""
+"""Elements of all ops that are computed, half a minute; a count, so that every computer stops at the same op.
+
+Small ops on what is certain go on: times and counts that loops end on come from them.
+"""
 
 HEAVY = frozenset(("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot", "addbmm"))
 HEAVY_PARTS = ("conv", "attention", "rnn", "lstm", "gru", "linalg", "chol", "fft", "cdist", "pool", "grid", "grouped")
@@ -238,7 +243,7 @@ class KnownValues:
             return False
         size_bytes = tensor.untyped_storage().nbytes()
         most = FLOAT_BYTES if tensor.is_floating_point() else WHOLE_BYTES
-        return size_bytes < most and self.held_bytes + size_bytes <= TOTAL_BYTES
+        return size_bytes < most and (size_bytes <= FREE_BYTES or self.held_bytes + size_bytes <= TOTAL_BYTES)
 
     def _fits(self, real: torch.Tensor, tensor: torch.Tensor, size_bytes: int) -> bool:
         return (
@@ -293,13 +298,16 @@ class KnownValues:
     def _computed(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Iterable[torch.Tensor]
     ) -> Outcome | None:
-        if func in self._cannot or self.work >= TOTAL_WORK:
+        if func in self._cannot:
             return None
         given = list(_flat((*args, *kwargs.values())))
         certain = self._certainty(given)
         if certain is None or not (certain or all(map(_is_small, results))):
             return None
-        self.work += OP_WORK + sum(each.numel() for each in (*given, *results))
+        work = OP_WORK + sum(each.numel() for each in (*given, *results))
+        if self.work >= TOTAL_WORK and not (certain and work < 2 * OP_WORK):
+            return None
+        self.work += work
         draws = torch.Tag.nondeterministic_seeded in func.tags and not _on_host((*given, *results))
         with self._random() if draws else nullcontext():
             outcome = self._run(func, args, kwargs, certain)
