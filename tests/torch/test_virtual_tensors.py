@@ -268,3 +268,56 @@ def test_a_file_with_values_is_loaded_onto_the_gpu(place: Any, tmp_path: Any) ->
         # and so is what the GPU wrote
         torch.save(nn.Linear(2, 2).cuda().state_dict(), tmp_path / "new.pt")
         assert torch.load(tmp_path / "new.pt", map_location=place)["weight"].is_cuda
+
+
+def test_a_storage_is_where_its_tensors_are() -> None:
+    with device():
+        x = torch.zeros(8, device="cuda")
+        storages = [each.untyped_storage() for each in (x, x[2:], nn.Linear(2, 2).weight, torch.ones(3))]
+        assert [str(each.device) for each in storages] == ["cuda:0", "cuda:0", "cpu", "cpu"]
+        assert [each.is_cuda for each in storages] == [True, True, False, False]
+        assert str(torch.empty(3, device="meta").untyped_storage().device) == "meta"
+        assert x[2:].data_ptr() - storages[0].data_ptr() == 8
+
+
+def test_a_storage_that_is_emptied_and_filled_again_is_another_block() -> None:
+    # given a tensor of 1 MiB
+    with device() as on:
+        x = torch.zeros(2**18, device="cuda")
+        storage = x.untyped_storage()
+
+        # when its storage is given back, comes again, and grows, as sharded weights do
+        sizes = [on.ledger.allocated_bytes]
+        for size in (0, 2**20, 2**21):
+            storage.resize_(size)
+            sizes.append(on.ledger.allocated_bytes)
+        grown = torch.empty(0, device="cuda").resize_(2**18)
+        grown.resize_(2**19)
+
+        # then it is counted as what it is; a new block is there before the old one goes
+        assert sizes == [2**20, 0, 2**20, 2**21]
+        assert on.ledger.allocated_bytes == 2 * 2**21
+        assert [size // 2**20 for _, _, size in on.ledger.events] == [1, -1, 1, 2, -1, 1, 2, -1]
+        assert str(storage.device) == "cuda:0"
+
+
+def test_memory_of_the_host_is_page_locked_in_name() -> None:
+    with device() as on:
+        x = torch.arange(6.0)
+        pinned, large = x.pin_memory(), torch.empty(2**20, pin_memory=True)
+        assert (pinned.is_pinned(), large.is_pinned(), x.is_pinned()) == (True, True, False)
+        assert pinned is not x
+        assert pinned.tolist() == x.tolist()
+        assert pinned.pin_memory() is pinned
+        assert pinned.cuda(non_blocking=True).tolist() == x.tolist()
+        with pytest.raises(RuntimeError, match=r"cannot pin 'torch\.cuda\.FloatTensor'"):
+            x.cuda().pin_memory()
+        assert on.ledger.allocated_bytes == 0
+
+
+def test_a_shared_tensor_stays_where_it_is() -> None:
+    with device():
+        layer = nn.Linear(600, 600).share_memory()
+        assert layer.weight.is_shared()
+        assert str(layer.cuda().share_memory().weight.device) == "cuda:0"
+        assert torch.ones(3).share_memory_().is_shared()

@@ -166,6 +166,11 @@ def push_mode(mode: TorchDispatchMode) -> None:
     torch._C._push_on_torch_dispatch_stack(mode)
 
 
+def fakes_tensors() -> bool:
+    """Whether torch works with tensors that are only shapes: its FakeTensorMode comes after all other modes."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
 def pop_mode() -> None:
     """Take the last mode off the stack of this thread."""
     torch._C._pop_torch_dispatch_stack(None)
@@ -179,6 +184,10 @@ def backend_of(tensor: torch.Tensor) -> str:
 
 KEYS_OF_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 """Marks a wrapper of tensors on cuda, which has no storage, for `backend_of`."""
+
+
+MAKE_WRAPPER = "_make_wrapper_subclass"
+"""The method of `Tensor` that makes one without bytes for a class with `__torch_dispatch__`; no public one does."""
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:

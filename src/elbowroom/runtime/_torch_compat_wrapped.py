@@ -31,6 +31,13 @@ base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
 """The tensor that this one is a view of, None where it is none; there is no public name for it in Python."""
 
 
+def jagged_attention() -> Any:
+    """The module that chooses the kernel of attention on jagged tensors; it has functions of torch.backends.cuda."""
+    from torch.nested._internal import sdpa
+
+    return sdpa
+
+
 def adds_no_dispatch(kind: type) -> bool:
     """Whether ops on a subclass are those on plain tensors: it leaves `__torch_dispatch__` as it was."""
     return getattr(kind, "__torch_dispatch__", None) is torch._C._disabled_torch_dispatch_impl

@@ -6,10 +6,13 @@ arguments. cuDNN is assumed to be the one that comes with torch, and newer than 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.backends import cuda as switches
+
+from elbowroom.runtime._torch_compat_wrapped import jagged_attention
 
 aten: Any = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
@@ -122,6 +125,24 @@ def choose(
         if takes[name](query, key, value, mask, dropout, causal, grouped):
             return name
     return "math"
+
+
+def changes() -> list[tuple[Any, str, Any]]:
+    """What is patched in Python: scripts and jagged tensors ask torch.backends.cuda whether a kernel takes tensors.
+
+    C++ answers no in a build for the CPU.
+    """
+    takes = {"flash": _flash_takes, "efficient": _efficient_takes, "cudnn": _cudnn_takes}
+
+    def asked(name: str) -> Callable[..., bool]:
+        def can_use(params: Any, debug: bool = False) -> bool:
+            given = (params.query, params.key, params.value, params.attn_mask, params.dropout)
+            return takes[name](*given, params.is_causal, params.enable_gqa)
+
+        return can_use
+
+    found = {f"can_use_{name}_attention": asked(name) for name in takes}
+    return [(place, name, value) for name, value in found.items() for place in (switches, jagged_attention())]
 
 
 def _flash_takes(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, grouped: bool) -> bool:

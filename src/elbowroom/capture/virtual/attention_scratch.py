@@ -58,6 +58,38 @@ def efficient_backward(call: Call) -> None:
     call.drop(delta, workspace, copy)
 
 
+def packed_efficient_backward(call: Call) -> None:
+    """The same for sequences in a row, one batch of all; each has its part of the accumulators (rig)."""
+    grad, query, key, value = call.args[:4]
+    _, N, H, D = query.shape
+    copy = -1 if grad.is_contiguous() else call.temp(grad.numel() * grad.element_size())
+    call.out(0, 1, 2)
+    rows = N * H * FLOAT
+    product = call.temp(N * H * value.shape[3] * FLOAT) if query.dtype is torch.float32 else -1
+    flat = call.temp(rows) if product >= 0 else -1
+    delta = call.temp(rows)
+    call.drop(flat, product)
+    starts, longest, longest_key = call.args[6], call.args[8], call.args[9]
+    B, S, T = (key.shape[0], N, key.shape[1]) if starts is None else (starts.numel() - 1, longest, longest_key)
+    workspace = call.temp(B * H * _efficient_elements(S, T, D, query.dtype, call) * FLOAT)
+    call.drop(delta, workspace, copy)
+
+
+def packed_flash_backward(call: Call) -> None:
+    """As `flash_backward`, of sequences in a row, each with 128 rows to spare (flash_api.cpp: mha_varlen_bwd; rig)."""
+    query, key, starts = call.args[1], call.args[2], call.args[6]
+    if starts is None:
+        return
+    N, H, D = query.shape
+    rows = N + 128 * (starts.numel() - 1)
+    call.out(0, 1, 2)
+    sums = call.temp(H * rows * FLOAT)
+    gradient = call.temp(H * rows * _flash_size(D) * FLOAT)
+    expanded = key.shape[0] * H * D * query.element_size() if key.shape[1] != H else 0
+    first, second = call.temp(expanded), call.temp(expanded)
+    call.drop(second, first, gradient, sums)
+
+
 def _efficient_elements(S: int, T: int, D: int, dtype: torch.dtype, call: Call) -> int:
     """Floats for each batch and head: blocks of the queries' gradient, each with a lock and a counter."""
     if D <= 64:
@@ -146,6 +178,8 @@ def rules() -> dict[Any, Any]:
         aten._scaled_dot_product_efficient_attention_backward.default: efficient_backward,
         aten._scaled_dot_product_flash_attention.default: flash,
         aten._scaled_dot_product_flash_attention_backward.default: flash_backward,
+        aten._efficient_attention_backward.default: packed_efficient_backward,
+        aten._flash_attention_backward.default: packed_flash_backward,
         aten._scaled_dot_product_cudnn_attention.default: cudnn,
         aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_backward,
     }

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from elbowroom.capture.virtual.known_values import KnownValues
-from elbowroom.capture.virtual.tensor import CPU, META, Inside, gradient_of, home_of
-from elbowroom.runtime._torch_compat import storage_key, without_torch_function
+from elbowroom.capture.virtual.storages import address_of
+from elbowroom.capture.virtual.tensor import CPU, META, AsMeta, gradient_of, home_of
+from elbowroom.capture.virtual.wrappers import is_wrapper
+from elbowroom.runtime._torch_compat import without_torch_function
 
 Tensor = torch.Tensor
 Change = tuple[Any, str, Any]
@@ -40,7 +42,7 @@ _device, _is_cuda, _is_cpu, _is_meta = map(_getter, ("device", "is_cuda", "is_cp
 def _said_device(self: torch.Tensor) -> torch.device:
     """Where it is; inside meta kernels, on "meta"."""
     found: torch.device = _device(self)
-    if found.type != "meta" or Inside.here.depth:
+    if found.type != "meta" or AsMeta.here.depth:
         return found
     return home_of(self) or META
 
@@ -56,7 +58,7 @@ def _said_is_cpu(self: torch.Tensor) -> bool:
 
 
 def _said_is_meta(self: torch.Tensor) -> bool:
-    return _is_meta(self) and (Inside.here.depth > 0 or home_of(self) is None)
+    return _is_meta(self) and (AsMeta.here.depth > 0 or home_of(self) is None)
 
 
 def _grad(self: torch.Tensor) -> torch.Tensor | None:
@@ -77,18 +79,9 @@ def _said_get_device(self: torch.Tensor) -> int:
 
 def _said_data_ptr(self: torch.Tensor) -> int:
     """An address that stands for one: where nothing else is."""
-    if home_of(self) is None:
+    if home_of(self) is None or is_wrapper(self):
         return _data_ptr(self)
-    return _address(self.untyped_storage()) + int(self.storage_offset()) * self.element_size()
-
-
-def _said_storage_ptr(self: torch.UntypedStorage) -> int:
-    return _address(self) if self.device.type == "meta" else _storage_ptr(self)
-
-
-def _address(storage: torch.UntypedStorage) -> int:
-    """One for each storage, a GiB or more from the next, as libraries compare the areas of tensors."""
-    return (storage_key(storage) % 2**33) * 2**30
+    return address_of(self.untyped_storage()) + int(self.storage_offset()) * self.element_size()
 
 
 def _said_tolist(self: torch.Tensor) -> Any:
@@ -138,8 +131,6 @@ def _formatted(self: torch.Tensor, spec: str) -> str:
 
 _get_device, _data_ptr, _tolist, _numpy = Tensor.get_device, Tensor.data_ptr, Tensor.tolist, Tensor.numpy
 _repr, _format = Tensor.__repr__, Tensor.__format__
-_Storage: Any = torch.UntypedStorage
-_storage_ptr = _Storage.data_ptr
 
 
 def changes() -> list[Change]:
@@ -157,4 +148,4 @@ def changes() -> list[Change]:
         "__repr__": _described,
         "__format__": _formatted,
     }
-    return [*((Tensor, name, value) for name, value in found.items()), (_Storage, "data_ptr", _said_storage_ptr)]
+    return [(Tensor, name, value) for name, value in found.items()]

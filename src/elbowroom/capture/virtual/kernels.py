@@ -116,6 +116,19 @@ def _efficient_attention(
     return (out, saved, *state)
 
 
+def _packed_efficient_attention(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """Of sequences in a row. Seed and offset lie on the host."""
+    out, saved, seed, _offset, *longest = aten._efficient_attention_forward.default(*args, **kwargs)
+    state = [seed.new_empty((0,)) for _ in range(2)]
+    return (out, saved, *state, *longest)
+
+
+def _packed_efficient_attention_backward(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """A gradient of the bias only where there is one."""
+    found = aten._efficient_attention_backward.default(*args, **kwargs)
+    return found if args[4] is not None else (*found[:3], found[0].new_empty((0,)))
+
+
 def _flash_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -184,5 +197,7 @@ KERNELS: dict[Any, Callable[..., Any]] = {
     aten.native_dropout.default: _native_dropout,
     aten._scaled_dot_product_efficient_attention.default: _efficient_attention,
     aten._scaled_dot_product_flash_attention.default: _flash_attention,
+    aten._efficient_attention_forward.default: _packed_efficient_attention,
+    aten._efficient_attention_backward.default: _packed_efficient_attention_backward,
     aten.native_dropout_backward.default: _native_dropout_backward,
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, final
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[repor
 
 from elbowroom.capture.drafts import SaveDraft
 from elbowroom.capture.virtual import sparse
+from elbowroom.capture.virtual.wrappers import is_wrapper, parts_of
 from elbowroom.runtime._torch_compat import storage_key, unwrapped
 from elbowroom.trace import Category, Part, Phase, RemarkKind
 
@@ -95,11 +96,12 @@ class Ledger:
         self.peak_bytes = 0
         self._lock = threading.RLock()  # a free may come while an allocation is noted, in the same thread too
         self._live: dict[int, _Watch] = {}
+        self._emptied: dict[int, int] = {}
 
     def alloc(self, tensor: torch.Tensor, category: Category = "temporary") -> int | None:
-        """Note the storage of a new tensor, both of a sparse one; nothing where it is known already or empty."""
-        if tensor.layout is not torch.strided:
-            for part in sparse.parts_of(tensor):
+        """Note the storage of a new tensor, all of one that has several; nothing where it is known already or empty."""
+        if is_wrapper(tensor) or tensor.layout is not torch.strided:
+            for part in _with_bytes(tensor):
                 self.alloc(part, category)
             return None
         storage = tensor.untyped_storage()
@@ -118,6 +120,28 @@ class Ledger:
         watch = _Watch(storage, self._died)
         watch.key, watch.number = storage_key(storage), number
         self._live[watch.key] = watch
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Note that a storage has another size now, which is another block; FSDP gives weights back so.
+
+        One that was given back is of the same category when it is there again.
+        """
+        key, size_bytes = storage_key(storage), storage.nbytes()
+        watch = self._live.pop(key, None)
+        if watch is not None:
+            self._emptied[key] = watch.number
+        if size_bytes and key in self._emptied:
+            line = self.storages[self._emptied.pop(key)]
+            self.adopt(storage, self.scratch(size_bytes, line.category, line.dtype))
+        if watch is not None:
+            self.release(watch.number)
+
+    def grown(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note those of these whose storages are larger than they were."""
+        for tensor in tensors:
+            number, storage = self.number_of(tensor), tensor.untyped_storage()
+            if number is not None and storage.nbytes() != self.storages[number].size_bytes:
+                self.resized(storage)
 
     def scratch(self, size_bytes: int, category: Category, dtype: str = "") -> int:
         """Note a storage that no tensor is on; `release` ends it."""
@@ -160,6 +184,10 @@ class Ledger:
         found = (self.number_of(tensor) for tensor in tensors)
         return tuple(dict.fromkeys(number for number in found if number is not None))
 
+    def knows(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage is on the device."""
+        return storage_key(storage) in self._live
+
     def live(self) -> set[int]:
         """Numbers of the storages that tensors are on."""
         return {watch.number for watch in self._live.values()}
@@ -171,7 +199,7 @@ class Ledger:
     def classify(self, category: Category, tensors: Iterable[torch.Tensor]) -> None:
         """Say what storages are for."""
         for tensor in tensors:
-            for part in (tensor,) if tensor.layout is torch.strided else sparse.parts_of(tensor):
+            for part in _with_bytes(tensor):
                 number = self.number_of(part)
                 if number is not None:
                     self.storages[number].category = category
@@ -196,3 +224,9 @@ class Ledger:
     def close(self) -> None:
         """Stop watching: what dies from here on is not part of the record."""
         self._live.clear()
+
+
+def _with_bytes(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The plain tensors that have the bytes of a tensor."""
+    for part in parts_of(tensor):
+        yield from (part,) if part.layout is torch.strided else sparse.parts_of(part)

@@ -25,11 +25,13 @@ from elbowroom.capture.virtual.plausible import Plausible
 from elbowroom.capture.virtual.saves import Saves
 from elbowroom.capture.virtual.settings import Settings
 from elbowroom.capture.virtual.shapes import Shapes
+from elbowroom.capture.virtual.storages import pinned
 from elbowroom.capture.virtual.tensor import (
     CPU,
     CUDA,
     LARGE_BYTES,
     META,
+    AsMeta,
     Inside,
     home_of,
     is_virtual,
@@ -42,6 +44,7 @@ from elbowroom.runtime._torch_compat import (
     DispatchMode,
     backward_code,
     decomposition_of,
+    fakes_tensors,
     has_kernel_for,
     in_backward,
     in_place_list_ops,
@@ -50,6 +53,7 @@ from elbowroom.runtime._torch_compat import (
     views,
     with_kernel_of_all,
 )
+from elbowroom.runtime._torch_compat_wrapped import adds_no_dispatch
 from elbowroom.trace import Phase
 
 aten: Any = torch.ops.aten
@@ -70,6 +74,9 @@ MADE_OF_OPS = {
     aten._pad_packed_sequence.default,
 }
 """Ops whose one kernel for all devices calls other ops, which are noted as CUDA's would be."""
+
+GROWS = ("aten.resize_", "aten.resize_as_")
+"""Ops that may give a tensor's storage another size."""
 
 Special = Callable[["VirtualMode", Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -125,6 +132,11 @@ class VirtualMode(DispatchMode):
         given: dict[str, Any] = kwargs or {}
         if self.off:
             return func(*args, **given)
+        if fakes_tensors():
+            with AsMeta():
+                return func(*args, **given)
+        if types and not all(map(adds_no_dispatch, types)):
+            return NotImplemented  # Note: [Wrappers] in wrappers.py
         special = self._specials.get(func)
         if special is None and func.namespace != "aten":
             special = BY_NAME.get(func.name())
@@ -136,8 +148,8 @@ class VirtualMode(DispatchMode):
         """One op: for real, or without bytes."""
         home = self._home(func, args, kwargs)
         if home is None:
-            kwargs.pop("pin_memory", None)
-            return func(*args, **kwargs)
+            locked = kwargs.pop("pin_memory", None)
+            return pinned(func(*args, **kwargs)) if locked else func(*args, **kwargs)
         if home is META:
             with Inside():
                 return func(*args, **kwargs)
@@ -149,6 +161,8 @@ class VirtualMode(DispatchMode):
                 with self:
                     return with_kernel_of_all(func, args, kwargs)
             made = self.note(func, args, kwargs, self._compute(func, args, kwargs, home))
+            if kwargs.get("pin_memory"):
+                pinned(made)
             if func not in self._taken_apart:
                 self.values.follow(func, args, kwargs, made, self.path)
             return made
@@ -245,7 +259,10 @@ class VirtualMode(DispatchMode):
         scratch.allocate(self, func, args, kwargs, results)
         if not effects.views:
             new = tuple(number for number in ledger.numbers_of(results) if number >= storages)
-            written = ledger.numbers_of(changed(effects, args, kwargs))
+            targets = list(changed(effects, args, kwargs))
+            if _name(func) in GROWS:
+                ledger.grown(targets)
+            written = ledger.numbers_of(targets)
             if self.updates is not None and not self.optimizing:
                 self.updates.written(written)
             ledger.ops[index] = ledger.ops[index]._replace(

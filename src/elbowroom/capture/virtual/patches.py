@@ -18,8 +18,10 @@ from elbowroom.capture.virtual import (
     processes,
     replicas,
     sparse,
+    storages,
     streams,
     types,
+    wrappers,
 )
 from elbowroom.capture.virtual.cuda_build import say
 from elbowroom.capture.virtual.ledger import Ledger
@@ -68,7 +70,7 @@ def _grouped(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
 
 
 def _loading() -> list[Change]:
-    """DataLoaders stay in this process, where no worker could inherit half a device; pinning is a no-op."""
+    """DataLoaders stay in this process, where no worker could inherit half a device."""
     from torch.utils.data import DataLoader
 
     def iterate(self: Any) -> Any:
@@ -79,11 +81,7 @@ def _loading() -> list[Change]:
         finally:
             vars(self).update(held)
 
-    return [
-        (DataLoader, "_get_iterator", iterate),
-        (torch.Tensor, "pin_memory", lambda self, device=None: self),
-        (torch.Tensor, "is_pinned", lambda self, device=None: False),
-    ]
+    return [(DataLoader, "_get_iterator", iterate)]
 
 
 def _parameters() -> list[Change]:
@@ -181,7 +179,14 @@ def changes(settings: Settings, ledger: Ledger) -> list[Change]:
     found.append((torch, "_use_cudnn_rnn_flatten_weight", say(True)))
     found.append((torch.autograd.profiler.profile, "__init__", _profiling()))
     found += [*generators.changes(), *processes.changes(ledger)]
-    found += [*attributes.changes(), *types.changes(), *factories.changes(), *grouping_changes(_grouped)]
+    found += [
+        *attributes.changes(),
+        *types.changes(),
+        *wrappers.changes(),
+        *storages.changes(ledger),
+        *factories.changes(),
+        *grouping_changes(_grouped),
+    ]
     found.append((torch, "sparse_coo_tensor", sparse.on_device(torch.sparse_coo_tensor)))
     found += pickling.changes(ledger)
     return found

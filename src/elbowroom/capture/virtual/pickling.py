@@ -17,6 +17,7 @@ import torch
 from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.tensor import CPU, CUDA, META, home_of, virtual
+from elbowroom.capture.virtual.wrappers import is_wrapper
 from elbowroom.runtime._torch_compat import REDUCE_TENSOR, no_dispatch, reduce_tensor, set_storage, storage_key
 from elbowroom.runtime._torch_compat_device import rebuild_change, rebuild_tensor, untyped
 
@@ -68,7 +69,7 @@ def _value_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def _reduced(tensor: torch.Tensor, protocol: int) -> Any:
     """What pickle makes of a tensor."""
     home = home_of(tensor)
-    if home is None or tensor.layout is not torch.strided:
+    if home is None or is_wrapper(tensor) or tensor.layout is not torch.strided:
         return reduce_tensor(tensor, protocol)
     storage = _saved_storage(tensor, home)
     layout = (int(tensor.storage_offset()), tuple(tensor.size()), tensor.stride())

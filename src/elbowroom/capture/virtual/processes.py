@@ -82,6 +82,14 @@ def _made(_store: Any, rank: int, size: int, _timeout: Any) -> Any:
         def getBackendName(self) -> str:  # noqa: N802  torch's name
             return NAME
 
+        def _set_group_name(self, name: str) -> None:
+            self.known_as = name
+
+        @property
+        def group_name(self) -> str:
+            """By which device meshes and functional collectives find it."""
+            return self.known_as
+
     for function, names in COLLECTIVES.items():
         for name in names:
             setattr(Group, name, function)

@@ -224,7 +224,7 @@ ROUTES: dict[Any, Callable[..., Any]] = {
 
 def changes() -> list[Change]:
     """What must be patched in Python."""
-    return [(torch, "clear_autocast_cache", casting.clear_cache)]
+    return [(torch, "clear_autocast_cache", casting.clear_cache), *attention.changes()]
 
 
 @contextmanager
@@ -238,6 +238,7 @@ def installed(mode: VirtualMode) -> Iterator[None]:
         for op, route in MOVES.items():
             overrides.put(op, "AutogradCPU", route)
             overrides.put(op, "AutogradMeta", route)
+            overrides.put(op, "AutogradNestedTensor", route)
         overrides.put(aten._local_scalar_dense.default, "CUDA", mode.item)
         for op, kernel in casting.kernels():
             overrides.put(op, "AutocastCUDA", kernel)

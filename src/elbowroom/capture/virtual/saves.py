@@ -12,7 +12,9 @@ import torch
 from elbowroom.capture.drafts import SaveDraft
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.tensor import alias, is_virtual
+from elbowroom.capture.virtual.wrappers import is_wrapper
 from elbowroom.runtime._torch_compat import storage_holders, top_hooks, without_top_hooks
+from elbowroom.runtime.wrapped import taken_apart
 
 
 @final
@@ -48,9 +50,13 @@ class Saves:
 
         return [(torch.autograd.graph, "disable_saved_tensors_hooks", disable)]
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _pack(self, tensor: torch.Tensor) -> Any:
         if not is_virtual(tensor) or (tensor.is_leaf and tensor.requires_grad):
             return tensor
+        apart = taken_apart(tensor) if is_wrapper(tensor) else None
+        if apart is not None:
+            parts, rebuild = apart
+            return rebuild, {name: self._pack_part(part) for name, part in parts.items()}
         number = self._ledger.number_of(tensor)
         if number is None or self._ledger.storages[number].category in ("parameter", "buffer"):
             return tensor
@@ -66,7 +72,14 @@ class Saves:
             self._watched.setdefault(number, []).append(weakref.ref(packed))
         return packed
 
-    def _unpack(self, packed: torch.Tensor) -> torch.Tensor:
+    def _pack_part(self, part: torch.Tensor) -> Any:
+        """A tensor inside another. Positions stay themselves: torch tells the sizes of jagged tensors apart by them."""
+        return self._pack(part) if part.is_floating_point() or part.is_complex() else part
+
+    def _unpack(self, packed: Any) -> torch.Tensor:
+        if type(packed) is tuple:
+            rebuild, parts = packed
+            return rebuild({name: self._unpack(part) for name, part in parts.items()})
         number = self._ledger.number_of(packed) if is_virtual(packed) else None
         saved = None if number is None else self._by_storage.get(number)
         if saved is not None and (not saved.read_at or saved.read_at[-1] != len(self._ledger.ops)):

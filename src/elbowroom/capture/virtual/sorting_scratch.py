@@ -62,10 +62,24 @@ def _pairs(call: Call, count: int, key_bytes: int, key_bits: int) -> int:
     return pairs_bytes(count, key_bytes, key_bits, call.facts.compute_capability)
 
 
+def index(call: Call) -> None:
+    """Positions of 4 bytes become those of 8 (IndexingUtils.h: expandTensors; rig)."""
+    copies = _wide_positions(call)
+    call.out(0)
+    call.drop(*reversed(copies))
+
+
+def _wide_positions(call: Call) -> list[int]:
+    given = [each for each in call.args[1] if each is not None and each.dtype is torch.int32]
+    return [call.temp(each.numel() * INDEX) for each in given]
+
+
 def index_put(call: Call) -> None:
     """With accumulate: linear positions, sorted (Indexing.cu: index_put_with_sort_kernel; rig)."""
     given: tuple[Any, ...] = (*call.args, False)
     target, indices, values, accumulate = given[:4]
+    call.out(*range(len(call.results)))
+    wide = _wide_positions(call)
     if not accumulate or any(each is not None and each.dtype is torch.bool for each in indices):
         return
     present = [each for each in indices if each is not None]
@@ -80,6 +94,7 @@ def index_put(call: Call) -> None:
             linear = position
         else:
             call.drop(position)
+    call.drop(*reversed(wide))
     elements = 1
     for dim in range(len(indices), target.dim()):
         elements *= target.shape[dim]
@@ -192,6 +207,7 @@ def rules() -> dict[Any, Any]:
     """The ops of this file."""
     aten: Any = torch.ops.aten
     return {
+        aten.index.Tensor: index,
         aten.index_put.default: index_put,
         aten.index_put_.default: index_put,
         aten.embedding.default: embedding,

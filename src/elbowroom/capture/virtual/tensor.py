@@ -23,10 +23,14 @@ from elbowroom.runtime._torch_compat import (
     unwrapped,
     without_torch_function,
 )
+from elbowroom.runtime._torch_compat_wrapped import wraps_others
+from elbowroom.runtime.wrapped import inside
 
 CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 META = torch.device("meta")
+HOME = "_elbowroom_home"
+"""Attribute of a storage that keeps its device, where no ledger knows it."""
 
 LARGE_BYTES = 2**20
 """Float tensors of the host from this size on have no bytes: they are weights or made-up data."""
@@ -40,22 +44,32 @@ class _Depth(threading.local):
     depth = 0
 
 
-@final
-class Inside:
-    """Context in which meta kernels run: virtual tensors say there that they are meta tensors, as kernels expect."""
+class AsMeta:
+    """Context in which virtual tensors say that they are meta tensors, as C++ takes them."""
 
     here = _Depth()
+
+    def __enter__(self) -> None:
+        AsMeta.here.depth += 1
+
+    def __exit__(self, *problem: object) -> None:
+        AsMeta.here.depth -= 1
+
+
+@final
+class Inside:
+    """Context in which meta kernels run, which expect meta tensors."""
 
     def __init__(self) -> None:
         self._kernels = MetaKernels()
 
     def __enter__(self) -> None:
-        Inside.here.depth += 1
+        AsMeta.here.depth += 1
         self._kernels.__enter__()
 
     def __exit__(self, *problem: object) -> None:
         self._kernels.__exit__(*problem)
-        Inside.here.depth -= 1
+        AsMeta.here.depth -= 1
 
 
 def home_of(tensor: torch.Tensor) -> torch.device | None:
@@ -68,7 +82,16 @@ def home_of(tensor: torch.Tensor) -> torch.device | None:
             if not _ON_META(tensor):
                 return None
     backend = backend_of(tensor) or backend_of(unwrapped(tensor))
-    return None if not backend else CUDA if backend == "CUDA" else CPU
+    if backend:
+        return CUDA if backend == "CUDA" else CPU
+    return None if type(tensor) in _PLAIN else _home_inside(tensor)
+
+
+def _home_inside(tensor: torch.Tensor) -> torch.device | None:
+    """Device of what a tensor wraps: C++ makes a DTensor with no key of any."""
+    if not wraps_others(tensor):
+        return None
+    return next((home for part in inside(tensor) if (home := home_of(part)) is not None), None)
 
 
 def is_virtual(value: Any) -> bool:
@@ -97,7 +120,10 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def virtual(meta: torch.Tensor, home: torch.device) -> torch.Tensor:
     """A virtual tensor on the storage of a meta tensor."""
-    return as_subclass(torch.Tensor, meta, home)
+    made: torch.Tensor = as_subclass(torch.Tensor, meta, home)
+    if home is not CUDA:
+        vars(made.untyped_storage())[HOME] = home
+    return made
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:

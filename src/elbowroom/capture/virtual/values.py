@@ -167,8 +167,8 @@ def _is_new(mode: VirtualMode, tensor: torch.Tensor) -> bool:
     return number is not None and number >= len(mode.ledger.storages) - 2
 
 
-def _is_pinned(_mode: VirtualMode, _func: Any, _args: Args, _kwargs: Kwargs) -> Any:
-    return False
+def _is_pinned(_mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> Any:
+    return args[0].is_pinned()
 
 
 def _is_left_aligned(_mode: VirtualMode, _func: Any, _args: Args, _kwargs: Kwargs) -> Any:
@@ -177,7 +177,7 @@ def _is_left_aligned(_mode: VirtualMode, _func: Any, _args: Args, _kwargs: Kwarg
 
 
 def _pin(_mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> Any:
-    return args[0]
+    return args[0].pin_memory()
 
 
 def _on_stream(_mode: VirtualMode, _func: Any, _args: Args, _kwargs: Kwargs) -> Any:
