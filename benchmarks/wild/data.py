@@ -220,15 +220,20 @@ def tokenizer(root: Path, *, chat: bool = False) -> Any:
     return made
 
 
-def bert(root: Path) -> None:
+def bert(root: Path, hidden: int = 128) -> None:
     """A BERT of two layers."""
     from transformers import BertConfig, BertForMaskedLM
 
     names = len(tokenizer(root))
     config = BertConfig(
-        vocab_size=names, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=256
+        vocab_size=names, hidden_size=hidden, num_hidden_layers=2, num_attention_heads=2, intermediate_size=2 * hidden
     )
     BertForMaskedLM(config).save_pretrained(root)
+
+
+def bert_wide(root: Path) -> None:
+    """A BERT of two layers of the usual width, for embeddings of 768."""
+    bert(root, 768)
 
 
 def llama(root: Path) -> None:
@@ -370,13 +375,31 @@ def scored(root: Path) -> None:
 
 
 def instructions(root: Path) -> None:
-    """train.jsonl: instructions with an input and an output, and the same as a text."""
+    """train.jsonl: instructions with an input and an output, the same as a text, and as a query with its response."""
     rng = random()
     rows = [
         {"instruction": sentence(rng), "input": "", "output": sentence(rng), "text": sentence(rng, 40, 80)}
         for _ in range(96)
     ]
-    _jsonl(root / "train.jsonl", rows)
+    _jsonl(root / "train.jsonl", [{**row, "query": row["instruction"], "response": row["output"]} for row in rows])
+
+
+IXI = (
+    *("020-Guys-0700", "066-Guys-0731", "092-HH-1436", "130-HH-1528", "134-Guys-0780", "173-HH-1590", "175-HH-1570"),
+    *("249-Guys-1072", "253-HH-1694", "314-IOP-0889", "342-Guys-0909", "344-Guys-0905", "385-HH-2078", "409-Guys-0960"),
+    *("574-IOP-1156", "577-HH-2661", "584-Guys-1129", "585-Guys-1130", "607-Guys-1097", "609-HH-2600"),
+)
+"""Numbers of the images of the IXI data set that MONAI's tutorials of classification name."""
+
+
+def volumes(root: Path) -> None:
+    """IXI*-T1.nii.gz of noise, with the names of the IXI data set."""
+    import nibabel
+
+    rng = random()
+    for name in IXI:
+        noise = rng.integers(0, 1000, (64, 64, 48), dtype=np.int16)
+        nibabel.save(nibabel.Nifti1Image(noise, np.eye(4)), root / f"IXI{name}-T1.nii.gz")
 
 
 def talks(root: Path) -> None:
@@ -486,6 +509,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "glue": glue,
     "texts": texts,
     "bert": bert,
+    "bert_wide": bert_wide,
     "llama": llama,
     "gpt2": gpt2,
     "t5": t5,
@@ -498,6 +522,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "ett": ett,
     "scored": scored,
     "instructions": instructions,
+    "volumes": volumes,
     "talks": talks,
     "lego": lego,
     "shapes": shapes,

@@ -95,6 +95,13 @@ def test_a_script_that_trains_on_the_cpu_is_told_so_with_its_own_option(tmp_path
         captured(tmp_path, f"{policy}.backward()\noptimizer.step()\n", device="cpu")
 
 
+def test_a_script_that_trains_other_tensors_than_parameters_on_the_cpu_is_told_so(tmp_path: Path) -> None:
+    weights = "model, scale = torch.nn.Linear(512, 512), torch.ones(512).requires_grad_()\n"
+    (tmp_path / "train.py").write_text(f"import torch\n{weights}torch.dot(model(torch.randn(512)), scale).backward()\n")
+    with pytest.raises(CaptureError, match=r"train\.py:3: it trains tensors on cpu, .*\.to\(\"cuda\"\)"):
+        capture_script(str(tmp_path / "train.py"), machine="a100-40gb")
+
+
 def test_steps_on_the_cpu_before_a_training_on_the_gpu_are_none_of_it(tmp_path: Path) -> None:
     trace = captured(tmp_path, "device = 'cpu'; train(4); device = 'cuda'; model.to(device); train(9)", device="cpu")
 

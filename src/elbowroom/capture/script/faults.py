@@ -238,6 +238,11 @@ _ON_THE_GPU = (
         "(CUDA graphs and NVTX ranges change nothing in what is allocated by ops)",
     ),
     _OnTheGpu(
+        ("expected device cpu but got meta", "expected device meta but got cpu"),
+        "it trains tensors on cpu, beside weights there that have no bytes in an estimate ({said})",
+        'allowed is a script that trains on cuda; move its model and data to the GPU, as in model.to("cuda")',
+    ),
+    _OnTheGpu(
         ("have NCCL built in", "init_process_group", "Default process group"),
         "it trains in several processes ({said})",
         "allowed is one process on one GPU; run it without init_process_group for the estimate: what is left is the "
