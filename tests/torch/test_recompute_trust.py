@@ -225,8 +225,8 @@ def test_a_given_plan_goes_on_without_what_was_rebuilt_wrong() -> None:
 
 
 def test_a_number_that_changes_later_is_an_error_before_an_optimizer_steps() -> None:
-    # given a factor that changes from the 8th step on: observed, calls and proofs are over
-    module = Changing(8)
+    # given a factor in all that can be recomputed, from the 8th step on another: observed, calls and proofs are over
+    module = ChangingThroughout(8)
     weights: list[Tensor] = []
 
     def setup() -> Training:
