@@ -20,19 +20,20 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
+from elbowroom.capture.script import capture_script
 from elbowroom.errors import ElbowroomError, Infeasible
 from elbowroom.machine import Machine
 from elbowroom.planners.floor import floor_bytes
+from elbowroom.runtime.asked import Asked
+from elbowroom.runtime.asked import asked as checked
+from elbowroom.runtime.lowering import means_of, restricted, with_means
+from elbowroom.runtime.reserving import course_within
+from elbowroom.trace import Trace
 from elbowroom.units import Amount, Budget
-from elbowroom.windows import accumulates
-
-if TYPE_CHECKING:
-    from elbowroom.runtime.asked import Asked
-    from elbowroom.trace import Part, Trace
 
 STEPS = 3
 BEHIND = 10
@@ -192,8 +193,6 @@ def _step_back(niceness: int) -> None:
 
 
 def _answer(question: Question, machine: Machine) -> Verdict:
-    from elbowroom.capture.script import capture_script
-
     trace = capture_script(
         question.path,
         question.arguments,
@@ -212,8 +211,10 @@ def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
         return Verdict(why=f"the script ended after {len(kinds)} steps")
     if len(set(kinds[1:])) > 1:
         return Verdict(why="its steps are not alike")
-    trace = replace(trace, parts=tuple(part for part in trace.parts if _may_be_away(trace, part, question)))
-    least_sure_bytes = floor_bytes(trace, 1 if "recompute" in question.allow else question.min_size_bytes)
+    means = (*question.allow, *(["gradient"] if question.gradients else []))
+    least_sure_bytes = floor_bytes(
+        restricted(trace, means), 1 if "recompute" in question.allow else question.min_size_bytes
+    )
     if question.budget_bytes >= least_sure_bytes:
         return Verdict(why=f"a step holds {least_sure_bytes} bytes at least, and may fit")
     refused = _refused(trace, machine, question)
@@ -229,11 +230,6 @@ def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
     )
 
 
-def _may_be_away(trace: Trace, part: Part, question: Question) -> bool:
-    """Whether a run would have control around a part, for what it names."""
-    return question.gradients if accumulates(trace, part) else "state" in question.allow
-
-
 def _saved_in_steps(trace: Trace, min_size_bytes: int) -> list[Saved]:
     """What each step saves, of what a run looks at."""
     found: list[Saved] = []
@@ -245,22 +241,19 @@ def _saved_in_steps(trace: Trace, min_size_bytes: int) -> list[Saved]:
 
 def _refused(trace: Trace, machine: Machine, question: Question) -> Infeasible | None:
     """What planning for the budget ends in; None where a plan meets it."""
-    from elbowroom.runtime.reserving import course_within
-
-    budget = Budget(device=Amount(size_bytes=question.budget_bytes))
+    asked, budget = _asked(question), Budget(device=Amount(size_bytes=question.budget_bytes))
+    shown = restricted(trace, means_of(asked))
     try:
-        course_within(trace, machine, budget, _asked(question), clear=range(len(trace.ops) + 1))
+        course_within(shown, machine, budget, asked, clear=range(len(trace.ops) + 1))
     except Infeasible as problem:
-        return problem
+        return with_means(problem, trace, machine, budget, asked)
     return None
 
 
 def _asked(question: Question) -> Asked:
-    from elbowroom.runtime.asked import asked
-
     allow: Any = (*question.allow, *(["gradient"] if question.gradients else []))
     knobs: Any = {"allow": allow, "planner": question.planner, "options": question.options}
-    return asked(question.min_size_bytes, knobs, has_plan=False)
+    return checked(question.min_size_bytes, knobs, has_plan=False)
 
 
 if __name__ == "__main__":

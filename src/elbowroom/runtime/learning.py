@@ -23,6 +23,7 @@ from elbowroom.runtime.given import Given, course_of_moved
 from elbowroom.runtime.kinds import Kinds
 from elbowroom.runtime.known import Known, Saved, Wanted, known_of
 from elbowroom.runtime.layer_choices import LayerChoices
+from elbowroom.runtime.lowering import with_means
 from elbowroom.runtime.nearby import Nearby
 from elbowroom.runtime.rates import with_rates_of
 from elbowroom.runtime.recomputing import Planned, Recomputing
@@ -260,8 +261,14 @@ class Learner:
             why = self._verdicts.refused(key, problem) if isinstance(problem, Infeasible) else problem
             known = self._exploring(key, trace, machine)
             if known is None and not again:
-                raise why from None
+                raise self._helped(why, trace, machine) from None
             return known
+
+    def _helped(self, why: Infeasible | InvalidPlan, trace: Trace, machine: Machine) -> Infeasible | InvalidPlan:
+        """With the means that would help, where there are some."""
+        if isinstance(why, InvalidPlan) or self._given is not None:
+            return why
+        return with_means(why, trace, machine, self._budget, self._asked)
 
     def _exploring(self, key: Hashable, trace: Trace, machine: Machine) -> Known | None:
         """What the next step is to do where no plan for the observed one meets the budget; None where it did so."""
@@ -325,7 +332,7 @@ class Learner:
             except Infeasible as problem:
                 if other := self._instead(key, known, alike, machine, clear):
                     return other
-                raise self._verdicts.refused(key, problem) from None
+                raise self._helped(self._verdicts.refused(key, problem), trace, machine) from None
             better.refined = True
             self._met.add(key)
             better.wants_calls = self._given is None and self._recomputing.would_help(trace, machine, better.course)
