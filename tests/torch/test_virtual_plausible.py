@@ -131,11 +131,44 @@ def test_a_loop_that_waits_for_a_truth_value_ends(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(plausible, "ASKED", 20)
     turns = 0
     with VirtualDevice(H100, None):
-        while not bool(computed(1, 2).sum() > 1e9):
+        while not bool(computed(1, 2).sum().long() == 77):
             turns += 1
             assert turns < 30
 
     assert 19 <= turns <= 21
+
+
+@pytest.mark.parametrize(
+    "far",
+    [
+        lambda norm: norm.mean() > 1e-9,
+        lambda norm: norm.gt(1e-9).any(),
+        lambda norm: ~(norm < 1e-9).all(),
+        lambda norm: torch.gt(norm.mean(), 1e-9, out=torch.empty((), dtype=torch.bool, device="cuda")),
+    ],
+)
+def test_an_iteration_until_numbers_are_close_ends_sooner(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plausible, "COMPARED", 20)
+    turns = 0
+    with VirtualDevice(H100, None):
+        while far(computed(4, 2)):
+            turns += 1
+            assert turns < 30
+
+    assert 19 <= turns <= 21
+
+
+def test_a_loop_until_a_number_stays_as_it_is_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given an iteration whose numbers grow, and are compared on the host
+    monkeypatch.setattr(plausible, "TURNS", 20)
+    turns, before, now = 0, math.inf, 0.0
+    with VirtualDevice(H100, None):
+        while abs(now - before) > 1e-6:
+            turns += 1
+            before, now = now, (computed(1, 2).sum() * turns).item()
+            assert turns < 30
+
+    assert 20 <= turns <= 22
 
 
 def test_a_loop_that_waits_for_a_small_number_ends(monkeypatch: pytest.MonkeyPatch) -> None:

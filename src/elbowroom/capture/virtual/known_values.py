@@ -11,6 +11,7 @@ probabilities sum to one, positions are in range, and what is said twice is the 
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -78,6 +79,23 @@ OVERWRITES = {
 """Ops that change all of a tensor, whatever was there."""
 
 
+COMPARISONS = frozenset(("lt", "le", "gt", "ge"))
+OF_COMPARISONS = frozenset(
+    (
+        "all",
+        "any",
+        "logical_and",
+        "logical_or",
+        "logical_not",
+        "logical_xor",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_not",
+    )
+)
+"""Ops that say of comparisons what these say of numbers."""
+
+
 class Assumptions(Protocol):
     """What values are given to what is not known."""
 
@@ -106,16 +124,18 @@ class _Entry:
 
     Attributes:
         reads: how often anybody asked for values, and not only for what ops make of them.
+        compares: whether it says how numbers compare that are not known.
         real: its bytes; None where they are still to be assumed.
         certain: whether nothing that is not known had a part in it.
         seed: what is assumed depends on it.
         watch: its reference.
     """
 
-    __slots__ = ("certain", "real", "seed", "watch")
+    __slots__ = ("certain", "compares", "real", "seed", "watch")
 
     def __init__(self, real: torch.UntypedStorage | None, certain: bool, seed: int, watch: _Watch) -> None:
         self.real, self.certain, self.seed, self.watch = real, certain, seed, watch
+        self.compares = False
 
 
 class Outcome(NamedTuple):
@@ -173,6 +193,11 @@ class KnownValues:
             return not tensor.is_meta
         entry = self._entry(tensor)
         return entry is not None and entry.certain
+
+    def compares(self, tensor: torch.Tensor) -> bool:
+        """Whether it says how numbers compare that are not known."""
+        entry = self._entry(tensor)
+        return entry is not None and entry.compares
 
     def keep(self, tensor: torch.Tensor, real: torch.Tensor, certain: bool = True) -> bool:
         """Let `real` be the value of a tensor that is alone on its storage; False where that is out of bounds."""
@@ -287,6 +312,19 @@ class KnownValues:
             self._leave_open(func, results, path)
         if not certain:
             self._assumptions.result(self, func, args, kwargs, results)
+            self._mark(func, args, results)
+
+    def _mark(self, func: Any, args: tuple[Any, ...], results: Iterable[torch.Tensor]) -> None:
+        """Note results that say how numbers compare."""
+        name = _name(func)
+        if name in COMPARISONS:
+            found = args[0].is_floating_point()
+        else:
+            found = name in OF_COMPARISONS and any(is_virtual(each) and self.compares(each) for each in _flat(args))
+        for result in results:
+            entry = self._entry(result) if found else None
+            if entry is not None:
+                entry.compares = True
 
     def computed(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Iterable[torch.Tensor] = ()
@@ -309,9 +347,9 @@ class KnownValues:
             return None
         self.work += work
         draws = torch.Tag.nondeterministic_seeded in func.tags and not _on_host((*given, *results))
-        with self._random() if draws else nullcontext():
+        with without_torch_function(), _one_thread(), self._random() if draws else nullcontext():
             outcome = self._run(func, args, kwargs, certain)
-        return outcome if outcome is None or certain or _are_numbers(outcome.found) else None
+            return outcome if outcome is None or certain or _are_numbers(outcome.found) else None
 
     def _followed(
         self, func: Any, args: Any, kwargs: Any, results: list[torch.Tensor], written: list[torch.Tensor]
@@ -360,8 +398,7 @@ class KnownValues:
 
     def _run(self, func: Any, args: Any, kwargs: Any, certain: bool) -> Outcome | None:
         try:
-            with without_torch_function(), _one_thread():
-                return Outcome(func(*map(self._real, args), **self._keywords(kwargs)), certain)
+            return Outcome(func(*map(self._real, args), **self._keywords(kwargs)), certain)
         except NotImplementedError:
             self._cannot.add(func)
             return None
@@ -418,8 +455,13 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(count)
 
 
+def _name(func: Any) -> str:
+    """Of an op, without its overload and what says that it works in place."""
+    return func.__name__.partition(".")[0].rstrip("_")
+
+
 def _is_cheap(func: Any, args: Sequence[Any], made: Sequence[torch.Tensor]) -> bool:
-    name: str = func.__name__.partition(".")[0].rstrip("_")
+    name = _name(func)
     if name in NEVER:
         return False
     if name in HEAVY or any(part in name for part in HEAVY_PARTS):
@@ -455,8 +497,9 @@ def _is_open(tensor: torch.Tensor) -> bool:
 
 
 def _are_numbers(found: Any) -> bool:
-    """Whether nothing in the results of an op is NaN."""
-    return not any(each.is_floating_point() and bool(each.isnan().any()) for each in _flat((found,)))
+    """Whether nothing in the results of an op is NaN: the largest of numbers and a NaN is a NaN."""
+    floats = [each for each in _flat((found,)) if each.is_floating_point() and each.numel()]
+    return not any(math.isnan(aten.max.default(each if each.itemsize > 1 else each.half())) for each in floats)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

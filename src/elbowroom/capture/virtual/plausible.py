@@ -32,6 +32,10 @@ TURNS = 1000
 """A place in a script that reads so many numbers between two steps is in a loop that waits for another one."""
 ASKED = 4000
 """And one that asks so often whether something is true: a generation asks once for each token."""
+COMPARED = 300
+"""And one that asks so often how numbers compare: an iteration that goes on until they are close."""
+BLOCK = 50
+"""As many reads in a row get one answer then, and the next ones another: what is close stays so for a while."""
 WAITED_FOR = (1e-9, 100.0)
 """Numbers that it gets then in turn: converged, and far."""
 
@@ -73,8 +77,13 @@ class Plausible:
         first = seed % SEEDS
         return _pool()[first : first + count].to(dtype, copy=True)
 
-    def read(self, value: Any) -> Any:
-        """A number that a script reads: finite, and another one where a loop waits for it."""
+    def read(self, value: Any, *, compares: bool = False) -> Any:
+        """A number that a script reads: finite, and another one where a loop waits for it.
+
+        Args:
+            value: what it would be.
+            compares: whether it says how numbers compare.
+        """
         if isinstance(value, float) and not math.isfinite(value):
             value = ASSUMED
         place = _reader()
@@ -84,7 +93,8 @@ class Plausible:
             return True
         key = place.f_code, place.f_lasti
         turn = self._turns[key] = self._turns.get(key, 0) + 1
-        return value if turn < (ASKED if isinstance(value, bool) else TURNS) else _another(value, turn)
+        most = TURNS if not isinstance(value, bool) else COMPARED if compares else ASKED
+        return value if turn < most else _another(value, (turn - most) // BLOCK % 2)
 
     def step(self) -> None:
         """A step of the training is over."""
@@ -103,10 +113,10 @@ def _reader() -> FrameType | None:
     return None if frame is None else frame.f_back
 
 
-def _another(value: Any, turn: int) -> Any:
+def _another(value: Any, block: int) -> Any:
     if isinstance(value, bool):
-        return value ^ bool(turn % 2)
-    return WAITED_FOR[turn % 2] if isinstance(value, float) else value + turn % 2
+        return value ^ (not block)
+    return WAITED_FOR[block] if isinstance(value, float) else value + 1 - block
 
 
 # Rules: what an op gives whose inputs are not known. None where nothing is said.

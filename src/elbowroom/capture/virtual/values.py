@@ -33,7 +33,7 @@ def _item(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
         mode.ledger.remark("assumed_value", "aten.item")
     known = mode.values.read(tensor)
     value = func(torch.zeros((), dtype=tensor.dtype, device=CPU) if known is None else known)
-    return value if certain else mode.plausible.read(value)
+    return value if certain else mode.plausible.read(value, compares=mode.values.compares(tensor))
 
 
 def _close(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
