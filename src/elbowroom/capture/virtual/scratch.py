@@ -182,8 +182,11 @@ def allocate(mode: VirtualMode, func: Any, args: Any, kwargs: Any, results: Resu
 
 def _blas(call: Call) -> None:
     """cublas: results, copies of matrices that it cannot read, the handle's workspace (Blas.cpp; rig)."""
-    call.out(*range(len(call.results)))
     first = 1 if call.func in (aten.addmm.default, aten.baddbmm.default) else 0
+    if call.args[first].layout is not torch.strided:
+        sparse.product(call, *call.args[first : first + 2])
+        return
+    call.out(*range(len(call.results)))
     for matrix in reversed(call.args[first : first + 2]):
         if not _is_read_by_blas(matrix):
             call.temp(matrix.numel() * matrix.element_size())

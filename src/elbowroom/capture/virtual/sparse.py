@@ -75,6 +75,38 @@ def _to_copy(tensor: torch.Tensor, *, dtype: torch.dtype | None = None, **others
     return _made(tensor, torch.empty_like(places), torch.empty_like(values, dtype=dtype), tensor.is_coalesced())
 
 
+def _detach(tensor: torch.Tensor) -> torch.Tensor:
+    """The same places and values: its meta kernel forgets them."""
+    if tensor.layout is not torch.sparse_coo:
+        return aten.detach.default(tensor)
+    values, places = parts_of(tensor)
+    return _made(tensor, places, values, tensor.is_coalesced())
+
+
+def _t(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.sparse_coo:
+        return aten.t.default(tensor)
+    return _turned(tensor, 0, tensor.dim() - 1)
+
+
+def _transpose(tensor: torch.Tensor, first: int, second: int) -> torch.Tensor:
+    if tensor.layout is not torch.sparse_coo:
+        return aten.transpose.int(tensor, first, second)
+    return _turned(tensor, first % tensor.dim(), second % tensor.dim())
+
+
+def _turned(tensor: torch.Tensor, first: int, second: int) -> torch.Tensor:
+    """A copy, whose rows are not in order (TensorShape.cpp: transpose)."""
+    values, places = parts_of(tensor)
+    shape = list(tensor.shape)
+    shape[first], shape[second] = shape[second], shape[first]
+    given: dict[str, Any] = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": "meta"}
+    parts = torch.empty_like(places), torch.empty_like(values)
+    return aten._sparse_coo_tensor_with_dims_and_tensors.default(
+        tensor.sparse_dim(), tensor.dense_dim(), shape, *parts, **given, is_coalesced=first == second
+    )
+
+
 def _to_dense(tensor: torch.Tensor, dtype: torch.dtype | None = None, _: bool | None = None) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="meta")
 
@@ -104,6 +136,9 @@ def on_device(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 
 KERNELS: dict[Any, Callable[..., Any]] = {
+    aten.detach.default: _detach,
+    aten.t.default: _t,
+    aten.transpose.int: _transpose,
     aten._to_copy.default: _to_copy,
     aten._to_dense.default: _to_dense,
     aten.mm.default: _mm,
@@ -123,4 +158,43 @@ def _coalesce_rule(call: Call) -> None:
         call.temp(places.shape[1] * places.element_size())
 
 
-RULES: dict[Any, Callable[[Call], None]] = {aten._coalesce.default: _coalesce_rule}
+def _turn_rule(call: Call) -> None:
+    """Both parts are copied, and then one row of places while two are exchanged (rig)."""
+    call.out(0)
+    tensor = call.args[0]
+    if tensor.layout is torch.sparse_coo:
+        _, places = parts_of(tensor)
+        call.temp(places.shape[1] * places.element_size())
+
+
+def product(call: Call, matrix: torch.Tensor, dense: torch.Tensor) -> None:
+    """A sparse matrix times a dense one: where rows begin, columns as int32, a copy by columns (SparseBlasImpl.cpp).
+
+    What cuSPARSE asks for beside these is not known, and small.
+    """
+    values, places = parts_of(matrix)
+    count = places.shape[1]
+    with Inside():
+        coalesced = aten.is_coalesced.default(matrix)
+    if not coalesced:
+        call.unsupported(SAID)
+        sorting = [call.temp(count * places.element_size()) for _ in range(3)]
+        call.drop(call.temp(2 * count * places.element_size()), *reversed(sorting))
+        call.temp(places.numel() * places.element_size() + values.numel() * values.element_size())
+    call.out(0)
+    call.temp((matrix.shape[0] + 1) * 4)
+    call.drop(call.temp(count * 4))
+    call.temp(count * 4)
+    call.temp(dense.numel() * dense.element_size())
+
+
+def _addmm_rule(call: Call) -> None:
+    product(call, *call.args[1:3])
+
+
+RULES: dict[Any, Callable[[Call], None]] = {
+    aten._coalesce.default: _coalesce_rule,
+    aten._sparse_addmm.default: _addmm_rule,
+    aten.t.default: _turn_rule,
+    aten.transpose.int: _turn_rule,
+}

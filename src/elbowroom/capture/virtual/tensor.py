@@ -15,6 +15,7 @@ from typing import Any, cast, final
 
 import torch
 
+from elbowroom.errors import CaptureError
 from elbowroom.runtime._torch_compat import (
     MetaKernels,
     as_subclass,
@@ -32,6 +33,10 @@ META = torch.device("meta")
 HOME = "_elbowroom_home"
 """Attribute of a storage that keeps its device, where no ledger knows it."""
 
+NO_LAYOUT = (
+    "given a tensor of layout {}; allowed are dense ones and sparse ones of layout torch.sparse_coo; for the estimate "
+    "put .to_sparse_coo() in the place of .to_sparse_csr(): the same values with 8 more bytes for each"
+)
 LARGE_BYTES = 2**20
 """Float tensors of the host from this size on have no bytes: they are weights or made-up data."""
 
@@ -145,6 +150,8 @@ def meta_like(tensor: torch.Tensor) -> torch.Tensor:
     """A meta tensor of the same shape, strides and dtype, or of the same places and values."""
     if tensor.layout is torch.sparse_coo:
         return _sparse_meta_like(tensor)
+    if tensor.layout is not torch.strided:
+        raise CaptureError(f"virtual device: {NO_LAYOUT.format(tensor.layout)}")
     with no_dispatch():
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=META)
 
