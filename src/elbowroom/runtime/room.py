@@ -56,6 +56,7 @@ from elbowroom.runtime.step_recomputes import StepRecomputes
 from elbowroom.runtime.storages import dtype_name
 from elbowroom.runtime.surprises import NO_STEP, Surprises
 from elbowroom.runtime.unhooked import Unhooked
+from elbowroom.runtime.unrecorded import Levels
 from elbowroom.runtime.updates import Updates
 from elbowroom.schedule import Action
 
@@ -89,6 +90,7 @@ class Room(Records, Director, Conductor):
         self._updates = Updates()
         self._in_optimizer = self._just_stopped = False
         self.foretold: Child | None = None
+        self._levels: Levels | None = None
 
     # Life
 
@@ -156,6 +158,7 @@ class Room(Records, Director, Conductor):
 
     def _mark_end(self) -> None:
         self._optimizer_ran = True
+        self._look()
         self._unhooked.mark_end()
         self._states.end_step()
         self._limit.lift()
@@ -218,6 +221,7 @@ class Room(Records, Director, Conductor):
             self._recorder = self._observing.record(root) if learns else None
             if learns and self._recorder is None:
                 self._surprises.profiled()
+                self._levels = Levels(self._executor)
         else:
             self._mode = "plan" if known.moves else "keep"
             self._moving(known.moves)
@@ -279,6 +283,7 @@ class Room(Records, Director, Conductor):
             self._observing.tick()
             self._settle()
             self._recomputes.verify()
+            self._look()
             optimizer_began(self._recorder)
 
     def _optimizer_ends(self, optimizer: Any) -> None:
@@ -315,6 +320,9 @@ class Room(Records, Director, Conductor):
         self._learn()
 
     def _learn(self) -> None:
+        if self._levels is not None:
+            self._learner.kinds.recorded(self._key, self._levels.held_bytes, self._levels.keep_all_bytes)
+            self._levels = None
         whole = self._learner.optimizers_stepped(self._key, self._optimizer_steps)
         recording = self._recording or self._stop_recording()
         self._recording = None
@@ -365,6 +373,7 @@ class Room(Records, Director, Conductor):
             self._ends_unseen()
         if not self._running:
             self._begin_step(None, None)
+        self._look()
         n, current = len(self._saved), self._current
         saved = storage.nbytes(), dtype_name(tensor.dtype)
         self._saved.append(saved)
@@ -381,6 +390,11 @@ class Room(Records, Director, Conductor):
             self._following.entries.append(entry)
         return entry
 
+    def _look(self) -> None:
+        """Where a step is not recorded, look at what it holds."""
+        if self._levels is not None:
+            self._levels.tick()
+
     def stays(self, tensor: torch.Tensor) -> None:
         """See Director."""
         self.passed[self._surprises.stays(tensor, self.device)] += 1
@@ -391,6 +405,7 @@ class Room(Records, Director, Conductor):
 
     def before_read(self, entry: Entry) -> None:
         """Do what the plan says to do before this saved tensor is read."""
+        self._look()
         if self.foretold is not None:
             self.foretold.confirm(self._saved)
         if self._observing.held:
