@@ -24,7 +24,7 @@ from . import manifest
 from .data import make_all
 from .fetching import fetch_all
 from .page import write_page
-from .survey import Survey, try_script
+from .survey import ENDED, Survey, try_script
 
 
 def main(words: list[str] | None = None) -> None:
@@ -107,6 +107,7 @@ def brief(row: dict[str, Any]) -> str:
         parts += [" | ".join(found["said"][-2:])] if found["outcome"] in ("failed", "late") and "said" in found else []
     for run in row.get("runs", []):
         same = "same" if run["weights"]["same"] and not run["lines"]["differing"] else "DIFFERS"
+        same = same if run["exit_code"] in ENDED else "refused"
         parts.append(f"{run['share'] or 'plenty'}: {run['exit_code']} {same} {run['seconds']} s")
     return "; ".join(parts)
 

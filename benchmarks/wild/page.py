@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.results import RESULTS, ROOT, newest_results, write_between
 
 from .manifest import HERE, read_all
+from .survey import ENDED
 
 PAGE = ROOT / "docs" / "wild.md"
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
@@ -30,7 +31,7 @@ def figures(rows: list[dict[str, Any]], result: dict[str, Any], listed: int) -> 
     estimates = [row["estimate"] for row in rows if "estimate" in row]
     right = [each for each in estimates if each["outcome"] in ("answered", "refused")]
     runs = [run for row in rows for run in row.get("runs", [])]
-    ended = [run for run in runs if run["exit_code"] == 0]
+    ended = [run for run in runs if run["exit_code"] in ENDED]
     steps = sum(run["weights"]["steps"] for run in ended)
     changed = sum(len(each["files_changed"]) for each in estimates)
     commits = sorted({row[key] for row in rows for key in ("estimate_commit", "runs_commit") if key in row})
@@ -44,6 +45,7 @@ def figures(rows: list[dict[str, Any]], result: dict[str, Any], listed: int) -> 
         f"| seconds of an estimate: median, longest | {_median(seconds):.0f}, {max(seconds, default=0):.0f} |",
         f"| files of the user that an estimate changed | {changed} |",
         f"| runs within a budget that ended | {len(ended)} of {len(runs)} |",
+        f"| of these: held more than the budget, and said so | {sum(run['exit_code'] == ENDED[1] for run in ended)} |",
         f"| of these: printed another line | {sum(bool(run['lines']['differing']) for run in ended)} |",
         f"| of these: had other weights after a step | {sum(not run['weights']['same'] for run in ended)} |",
         f"| steps whose weights were compared | {steps} |",
@@ -104,8 +106,9 @@ def _within(run: dict[str, Any] | None) -> str:
     """`same` where lines and weights are; the least budget where the share was refused."""
     if run is None:
         return ""
-    if run["exit_code"] != 0:
+    if run["exit_code"] not in ENDED:
         return "refused" if run["exit_code"] is not None else "late"
     same = run["weights"]["same"] and not run["lines"]["differing"]
     least = f", least {_size(int(run['budget']))}" if "refused" in run else ""
-    return f"{'same' if same else '**differs**'}{least}"
+    more = ", held more" if run["exit_code"] == ENDED[1] else ""
+    return f"{'same' if same else '**differs**'}{least}{more}"

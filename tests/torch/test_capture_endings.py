@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -212,3 +216,23 @@ def test_where_the_time_went_is_said_where_there_is_no_step(tmp_path: Path) -> N
 def test_a_script_is_left_when_its_time_is_over(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"0 of 3 steps were done after 0\.5 s, the time limit"):
         captured(tmp_path, "import time\ntime.sleep(600)\n", timeout_s=0.5)
+
+
+def test_a_script_can_ask_the_terminal_for_its_size_and_reads_nothing_from_it(tmp_path: Path) -> None:
+    # given an estimate that is asked for from a terminal of 30 lines of 90 characters
+    (tmp_path / "train.py").write_text("import os\nraise ValueError(os.popen('stty size').read().split())")
+    (tmp_path / "waits.py").write_text("input()")
+    main, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 90, 0, 0))
+
+    def said(name: str) -> str:
+        command = [sys.executable, "-m", "elbowroom", "estimate", "--gpu", "t4", str(tmp_path / name)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(command, stdin=terminal, capture_output=True, text=True, env=environment, check=False)
+        return done.stderr
+
+    # then it is told so, and does not wait for a key
+    assert "['30', '90']" in said("train.py")
+    assert "EOFError" in said("waits.py")
+    os.close(terminal)
+    os.close(main)

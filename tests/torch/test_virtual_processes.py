@@ -47,3 +47,35 @@ def test_a_process_of_a_group_trains_with_its_buckets(monkeypatch: pytest.Monkey
             dist.destroy_process_group()
         said = [name for kind, name in on.ledger.remarks if "processes" in name]
         assert len(said) == (size > 1)
+
+
+def _worker(rank: int, size: int, steps: int) -> None:
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method="tcp://localhost:12345", world_size=size, rank=rank)
+    network = DistributedDataParallel(nn.Linear(512, 512).cuda(rank), device_ids=[rank])
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for _ in range(steps):
+        network(torch.randn(64, 512).cuda(rank)).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.filterwarnings("ignore:.*torch.distributed:FutureWarning")
+def test_the_first_of_the_processes_that_a_script_spawns_trains_here(size: int) -> None:
+    with VirtualDevice(H100, None) as on:
+        torch.multiprocessing.spawn(_worker, args=(size, 3), nprocs=size)
+        assert on.steps_seen == 3
+        assert torch.multiprocessing.start_processes(_worker, (size, 1), size, join=False).join()
+    assert sum("processes" in name for _, name in on.ledger.remarks) == (size > 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.distributed:FutureWarning")
+def test_weights_that_a_group_hands_round_before_there_is_a_gradient_end_no_step() -> None:
+    with VirtualDevice(H100, None) as on:
+        dist.init_process_group("nccl", world_size=1, rank=0)
+        try:
+            DistributedDataParallel(nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)).cuda(), device_ids=[0])
+        finally:
+            dist.destroy_process_group()
+    assert on.steps_seen == 0

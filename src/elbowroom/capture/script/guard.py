@@ -23,6 +23,8 @@ from contextlib import suppress
 from types import FrameType
 
 END = b"e"
+TERMINAL = "ELBOWROOM_TERMINAL"
+"""Variable with the path of the terminal that an estimate is asked for from, if any."""
 OVER = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (7 if hasattr(signal, "SIGRTMIN") else 0)
 """The signal that tells a script's process that its time is over; one that scripts do not use."""
 
@@ -67,9 +69,19 @@ def _become_script(guard: int) -> None:
     if os.getppid() != guard:
         os._exit(1)
     signal.pthread_sigmask(signal.SIG_BLOCK, [OVER])  # until there is a handler
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    _take_input()
+
+
+def _take_input() -> None:
+    """Nothing can be read, so that no script waits for keys; a terminal can still be asked for its size."""
+    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  it stays open
+    terminal = os.environ.pop(TERMINAL, os.devnull)
+    try:
+        shown = os.open(terminal, (os.O_RDONLY if terminal == os.devnull else os.O_WRONLY) | os.O_NOCTTY)
+    except OSError:
+        shown = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(shown, 0)
+    os.close(shown)
 
 
 def _watch(child: int, wake: int) -> tuple[bool, int]:

@@ -75,6 +75,8 @@ def advice(name: str, text: str, script: str) -> str:
     if package not in LIBRARIES and "FlashAttention" in text:
         package = "flash_attn"
     known = LIBRARIES.get(package)
+    if known is None and text.startswith("cannot import name"):
+        return f"the {package} that is installed here has no such name; install the version the script was written for"
     if known is None:
         return f"install {package} into the environment of elbowroom (a build for the CPU does)"
     named = [word for plain, (word, _) in options(script).items() if any(each in plain for each in known.words)]

@@ -206,7 +206,7 @@ def _run(order: Order, folder: Path, environment: Mapping[str, str], told: Told)
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **surroundings(str(folder), network=order.network), **environment},
+            env={**os.environ, **surroundings(str(folder), network=order.network), **environment, **_terminal()},
             start_new_session=True,
         )
         try:
@@ -214,6 +214,13 @@ def _run(order: Order, folder: Path, environment: Mapping[str, str], told: Told)
         finally:
             _end(child)
     return int(_text(folder / "code") or -signal.SIGKILL)
+
+
+def _terminal() -> dict[str, str]:
+    """Where the terminal is, whose size scripts ask for (`stty size`) to draw bars of progress."""
+    with suppress(OSError, ValueError, AttributeError):
+        return {guard.TERMINAL: os.ttyname(sys.stdin.fileno())}
+    return {}
 
 
 def _wait(child: subprocess.Popen[bytes], order: Order, folder: Path, told: Told) -> None:

@@ -109,7 +109,6 @@ class VirtualDevice:
         stack = self._stack
         stack.callback(lift_on_cpu, lift_on_cpu(True))
         stack.enter_context(patched([*changes(self.settings, self.ledger), *routing.changes()]))
-        stack.enter_context(patched(self._updates.changes(self._backward_begins)))
         stack.enter_context(routing.installed(self._mode))
         self._paths = paths = ModulePaths(self._root, self._moved)
         paths.start()
@@ -122,6 +121,7 @@ class VirtualDevice:
         stack.enter_context(self._mode.values.used())
         stack.enter_context(self._mode)
         routing.calibrate(self._mode)
+        stack.enter_context(patched(self._updates.changes(self._backward_begins)))
         self._mode.updates = self._updates
         self._mode.saves = saves = Saves(self.ledger)
         stack.enter_context(patched([*saves.changes(), *self.repeats.changes()]))

@@ -1,5 +1,6 @@
 """Groups of processes on the virtual device: this process is the only one there, whatever the size of the group.
 
+`torch.multiprocessing.spawn` calls the first of its processes here, where the virtual device is.
 `init_process_group` makes a group whose other processes have the same tensors: a reduction leaves them, a gathering
 copies what is here. So DistributedDataParallel runs as it is, with its buckets. NCCL's own buffers are not counted.
 """
@@ -7,8 +8,9 @@ copies what is here. So DistributedDataParallel runs as it is, with its buckets.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -17,13 +19,17 @@ from elbowroom.runtime._torch_compat_device import done_work
 
 Change = tuple[Any, str, Any]
 NAME = "elbowroom"
+OTHERS = "{} processes (estimated is one of them, without the buffers of NCCL)"
 Tensors = Sequence[torch.Tensor]
 
 
 def changes(ledger: Ledger) -> list[Change]:
-    """What is changed of torch.distributed, where it is built."""
+    """What is changed of torch.multiprocessing, and of torch.distributed where it is built."""
+    started = _started(ledger)
+    places = (torch.multiprocessing, sys.modules[torch.multiprocessing.start_processes.__module__])
+    spawned = [(place, "start_processes", started) for place in places]
     if not torch.distributed.is_available():
-        return []
+        return spawned
     from torch.distributed import distributed_c10d
 
     dist = torch.distributed
@@ -33,7 +39,32 @@ def changes(ledger: Ledger) -> list[Change]:
         "get_backend": lambda *_args, **_how: _Asked.backend,
         "is_nccl_available": lambda: True,
     }
-    return [(place, name, value) for name, value in found.items() for place in (dist, distributed_c10d)]
+    return [*spawned, *((place, name, value) for name, value in found.items() for place in (dist, distributed_c10d))]
+
+
+@final
+class _Done:
+    """Processes that have ended, as `start_processes(join=False)` gives them."""
+
+    processes: tuple[Any, ...] = ()
+
+    def join(self, *_args: Any, **_how: Any) -> bool:
+        return True
+
+    def pids(self) -> list[int]:
+        return []
+
+
+def _started(ledger: Ledger) -> Callable[..., Any]:
+    """What stands for `start_processes` and `spawn`: the first of the processes runs here, on the virtual GPU."""
+
+    def start(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, *_rest: Any, **_how: Any) -> _Done | None:
+        if nprocs > 1:
+            ledger.remark("unsupported", OTHERS.format(nprocs))
+        fn(0, *args)
+        return None if join else _Done()
+
+    return start
 
 
 class _Asked:
@@ -48,7 +79,7 @@ def _init(function: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
         size, rank = (_number(given, name) for name in ("world_size", "rank"))
         _Asked.backend = str(backend or "nccl").rpartition(":")[2]
         if size > 1:
-            ledger.remark("unsupported", f"{size} processes (estimated is one of them, without the buffers of NCCL)")
+            ledger.remark("unsupported", OTHERS.format(size))
         dist: Any = torch.distributed
         function(NAME, store=dist.HashStore(), world_size=max(size, 1), rank=max(rank, 0))
 
