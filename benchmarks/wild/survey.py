@@ -183,12 +183,12 @@ def _within(
     figures = made.temporary / "figures.json"
     words = ["-m", "elbowroom", "run", "--budget", budget, "--json", str(figures)]
     done, weights = _run(survey, script, made, words)
+    read = json.loads(figures.read_text()) if figures.exists() else {}
     plain, plain_weights = alone
     lines = comparing.compare_lines(plain.output, done.output)
     if lines["differing"] and done.exit_code in ENDED:
         again, _ = _run(survey, script, _sandbox(survey, script), [])
         lines = comparing.compare_lines(plain.output, done.output, again.output)
-    read = json.loads(figures.read_text()) if figures.exists() else {}
     found = _figures(read)
     row = {
         "budget": budget,

@@ -123,3 +123,8 @@ def test_a_row_without_a_right_answer_says_why_in_the_words_that_were_printed() 
     assert own_words({"estimate": {"outcome": "failed", "said": said}}) == "train.py:3: the script failed"
     assert own_words({"estimate": {"outcome": "answered"}}) == ""
     assert own_words({"not_tried": "no data"}) == "no data"
+
+
+def test_times_of_other_lengths_are_no_other_lines() -> None:
+    found = compare_lines("epoch 1 | time:  9.95s | loss 2.5", "epoch 1 | time: 10.02s | loss 2.5")
+    assert (found["lines"], found["differing"]) == (1, 0)
