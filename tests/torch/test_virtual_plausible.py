@@ -245,3 +245,19 @@ def test_a_sparse_tensor_has_no_assumed_value() -> None:
         )
         assert device._mode.values.read(sparse) is None
         assert device._mode.values.computed(torch.ops.aten.neg.default, (sparse,), {}) is None
+
+
+def test_a_router_gives_each_expert_as_many_tokens() -> None:
+    # given choices of 2 of 8 experts for so many tokens that neither they nor their masks are small
+    tokens, experts, chosen = 40_000, 8, 2
+    counts: list[int] = []
+    with VirtualDevice(H100, None):
+        logits = torch.empty(tokens, experts, device="cuda") @ torch.empty(experts, experts, device="cuda")
+        _, places = torch.softmax(logits, -1).topk(chosen)
+        masks = F.one_hot(places, experts).permute(2, 1, 0)
+        # when each expert is given its tokens
+        for expert in range(experts):
+            _, own = torch.where(masks[expert])
+            counts.append(own.numel())
+    # then each choice is one row: 40,000 x 2 / 8
+    assert counts == [10_000] * experts

@@ -340,7 +340,7 @@ class KnownValues:
             return None
         given = list(_flat((*args, *kwargs.values())))
         certain = self._certainty(given)
-        if certain is None or not (certain or all(map(_is_small, results))):
+        if certain is None or not (certain or all(map(_is_small, results)) or self._is_of_positions(given, results)):
             return None
         work = OP_WORK + sum(each.numel() for each in (*given, *results))
         if self.work >= TOTAL_WORK and not (certain and work < 2 * OP_WORK):
@@ -350,6 +350,14 @@ class KnownValues:
         with without_torch_function(), _one_thread(), self._random() if draws else nullcontext():
             outcome = self._run(func, args, kwargs, certain)
             return outcome if outcome is None or certain or _are_numbers(outcome.found) else None
+
+    def _is_of_positions(self, given: Iterable[torch.Tensor], results: Iterable[torch.Tensor]) -> bool:
+        """Whether an op makes integers and masks of such that were assumed, as a router's choices: these stay alike."""
+        return all(
+            not (each.is_floating_point() or each.is_complex()) and (made or self.of(each) is not None)
+            for made, tensors in ((True, results), (False, given))
+            for each in tensors
+        )
 
     def _followed(
         self, func: Any, args: Any, kwargs: Any, results: list[torch.Tensor], written: list[torch.Tensor]

@@ -158,16 +158,21 @@ def _position_beside(default: int | None, place: int) -> Rule:
 
 
 def _order(default: int | None, place: int) -> Rule:
-    """Positions of which none comes twice along the dimension, as of `topk` and `sort`."""
+    """Positions of which none comes twice along the dimension, as of `topk` and `sort`.
+
+    Each row begins one further on: a router that chooses experts so gives each as many tokens.
+    """
 
     def rule(args: Args, kwargs: Kwargs, results: list[torch.Tensor]) -> list[torch.Tensor | None]:
         places = results[1]
-        dim, _ = _size(args, kwargs, place, default)
-        if dim is None or not places.dim():
+        dim, size = _size(args, kwargs, place, default)
+        if dim is None or not places.dim() or not places.numel():
             return [None, _number(0)]
-        shape = [1] * places.dim()
-        shape[dim] = places.shape[dim]
-        return [None, torch.arange(places.shape[dim], device=CPU).view(shape).expand(places.shape)]
+        kept = places.shape[dim]
+        rows = torch.arange(places.numel() // kept, device=CPU).unsqueeze(1)
+        turned = (rows + torch.arange(kept, device=CPU)) % size
+        others = [each for at, each in enumerate(places.shape) if at != dim % places.dim()]
+        return [None, turned.view(*others, kept).movedim(-1, dim)]
 
     return rule
 
