@@ -255,6 +255,7 @@ def test_a_router_gives_each_expert_as_many_tokens() -> None:
         logits = torch.empty(tokens, experts, device="cuda") @ torch.empty(experts, experts, device="cuda")
         _, places = torch.softmax(logits, -1).topk(chosen)
         masks = F.one_hot(places, experts).permute(2, 1, 0)
+        assert torch.greater(masks.sum(dim=(-1, -2)), 0).nonzero().flatten().tolist() == [*range(experts)]
         # when each expert is given its tokens
         for expert in range(experts):
             _, own = torch.where(masks[expert])
