@@ -10,6 +10,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+import elbowroom
 from elbowroom.capture import capture
 from elbowroom.capture.virtual import CudnnModel, VirtualDevice
 from elbowroom.capture.virtual.cudnn_workspaces import no_workspace
@@ -389,3 +390,20 @@ def test_an_lstm_cell_is_two_products_and_one_kernel_that_keeps_its_gates() -> N
 
     products, gates, states = [("a", 65536)] * 2, [("a", 65536)], [("a", 16384)] * 2
     assert events_of(work, setup) == products + gates + states
+
+
+def test_a_script_that_holds_itself_to_a_budget_is_estimated_without_it() -> None:
+    before = elbowroom.within
+    with VirtualDevice(H100) as device:
+        model = nn.Linear(512, 512).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with elbowroom.within("1KiB", allow=("swap", "recompute"), measure=True) as room:
+            for _ in range(3):
+                model(torch.randn(64, 512, device="cuda")).sum().backward()
+                optimizer.step()
+            room.measure_next_step()
+        assert (room.plan, room.over_bytes) == (None, 0)
+        assert "on a virtual GPU" in room.summary()
+        assert device.steps_seen == 3
+    assert elbowroom.within is before
+    assert any("without a budget" in name for _, name in device.ledger.remarks)

@@ -21,6 +21,7 @@ from elbowroom.capture.virtual import (
     storages,
     streams,
     types,
+    unmanaged,
     wrappers,
 )
 from elbowroom.capture.virtual.cuda_build import say
@@ -188,5 +189,5 @@ def changes(settings: Settings, ledger: Ledger) -> list[Change]:
         *grouping_changes(_grouped),
     ]
     found.append((torch, "sparse_coo_tensor", sparse.on_device(torch.sparse_coo_tensor)))
-    found += pickling.changes(ledger)
+    found += [*pickling.changes(ledger), *unmanaged.changes(ledger)]
     return found
