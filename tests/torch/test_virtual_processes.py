@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -64,9 +66,10 @@ def _worker(rank: int, size: int, steps: int) -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.distributed:FutureWarning")
 def test_the_first_of_the_processes_that_a_script_spawns_trains_here(size: int) -> None:
     with VirtualDevice(H100, None) as on:
-        torch.multiprocessing.spawn(_worker, args=(size, 3), nprocs=size)
+        processes: Any = torch.multiprocessing
+        processes.spawn(_worker, args=(size, 3), nprocs=size)
         assert on.steps_seen == 3
-        assert torch.multiprocessing.start_processes(_worker, (size, 1), size, join=False).join()
+        assert processes.start_processes(_worker, (size, 1), size, join=False).join()
     assert sum("processes" in name for _, name in on.ledger.remarks) == (size > 1)
 
 
