@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import elbowroom as er
+from elbowroom.capture.recorder import live_ram_bytes
+from elbowroom.runtime.known import Known
+from elbowroom.runtime.learning import Learner
+from elbowroom.runtime.memory import RamResidence
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Training,
@@ -101,3 +107,31 @@ def test_a_budget_that_no_plan_could_meet_is_refused_after_two_steps() -> None:
     del refused
     outcome, _ = train_within(waves, budget=named)
     assert_equal(outcome, train(waves))
+
+
+def test_a_plan_that_reserved_more_than_its_budget_is_made_again_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given an allocator that holds 3 MiB more than the budget until a plan is made again
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8)])
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(4096, 256)
+    planned: list[int] = []
+    with er.within(live_ram_bytes() + 30 * 2**20, min_size_bytes=2**20) as room:
+        again: list[int] = []
+        made = Learner.reserved_more
+
+        def reserved_more(self: Learner, key: Hashable, known: Known, more_bytes: int) -> None:
+            again.append(known.course.peak_bytes)
+            made(self, key, known, more_bytes)
+
+        monkeypatch.setattr(Learner, "reserved_more", reserved_more)
+        monkeypatch.setattr(RamResidence, "beyond", lambda _self, _budget: 0 if again else 3 * 2**20)
+        # when
+        for _ in range(9):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            planned.append(room.planned_peak_bytes)
+    # then what is followed from there on holds so much less
+    assert len(again) == 1
+    assert planned[-1] <= again[0] - 3 * 2**20
+    assert [step.mismatches for step in room.steps] == [0] * 9

@@ -31,7 +31,7 @@ from elbowroom.runtime.reserving import Course, course_of, course_within, explor
 from elbowroom.runtime.verdicts import Verdicts
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
-from elbowroom.units import Budget
+from elbowroom.units import Amount, Budget
 
 MAX_EXPLORED = 2
 """Kinds of steps that no plan was found for, of which the next step is to show more; where shapes change each time, no
@@ -39,6 +39,9 @@ step of the kind may come, and the training would go on beyond its budget."""
 
 MAX_OBSERVATIONS = 8
 """A kind of step that keeps turning out differently is observed so often; after that its rest is swapped."""
+
+MOST_CORRECTIONS = 2
+"""Times that a kind of step is planned again because it reserved more than its budget."""
 
 SURE_SHARE = 0.8
 """Of the budget: where a first step needs less, the later ones surely fit too; else one more is recorded."""
@@ -87,6 +90,7 @@ class Learner:
         self._verdicts = Verdicts()
         self._observations: dict[Hashable, int] = {}
         self._wanted: dict[Hashable, Wanted] = {}
+        self._reserved_more: dict[Hashable, int] = {}
         self._after: dict[Saved, Saved] = {}
         self._previous: Saved = ()
         self._optimizer_steps: dict[Hashable, int] = {}
@@ -191,6 +195,27 @@ class Learner:
         """A step has held more than the budget allows: one that followed another kind's plan gets its own."""
         if known is not None and known.shared:
             self._wanted[key] = Wanted(saved, whole=True)
+
+    def reserved_more(self, key: Hashable, known: Known, more_bytes: int) -> None:
+        """A settled step left so much more reserved than the budget: plan again, for less by what was not played.
+
+        Storages that stay lie where the steps before the plan put them, beside other holes than was played.
+        """
+        tried = self._reserved_more.get(key, 0)
+        is_ours = self._given is None and known.rebuilder is None and not (known.shared or known.chosen)
+        if not is_ours or tried == MOST_CORRECTIONS or self._beside.under_way(key):
+            return
+        self._reserved_more[key] = tried + 1
+        less = Amount(size_bytes=max(1, known.course.peak_bytes - more_bytes))
+        trace, machine = known.trace, self.machine
+
+        def work() -> Known | None:
+            with suppress(Infeasible, InvalidPlan):
+                course = self._swaps(trace, machine, budget=replace(self._budget, device=less))
+                return replace(known_of(trace, course, machine, self.budget_bytes), refined=True)
+            return None
+
+        self._beside.make(key, work, lambda made: self._follows(key, made()))
 
     def optimizer_steps(self, key: Hashable) -> int:
         """How many optimizers step in a step of this signature, 1 until one has been seen."""
@@ -452,12 +477,14 @@ class Learner:
             self._given.holds(course.peak_bytes, self.budget_bytes)
         return known_of(trace, course, machine, self.budget_bytes)
 
-    def _swaps(self, trace: Trace, machine: Machine, clear: Collection[int] = ()) -> Course:
-        """A plan without recomputes."""
+    def _swaps(
+        self, trace: Trace, machine: Machine, clear: Collection[int] = (), budget: Budget | None = None
+    ) -> Course:
+        """A plan without recomputes; for the budget of the run if no other is given."""
         asked = without(self._asked, "recompute")
         asked = asked if trace.parts else without(asked, "state")
         with self._compiled_backward.named():
-            return course_within(trace, machine, self._budget, asked, clear=clear)
+            return course_within(trace, machine, budget or self._budget, asked, clear=clear)
 
     def close(self) -> None:
         """No plan is made any more."""

@@ -80,6 +80,7 @@ class Room(Records, Director, Conductor):
         self._surprises = Surprises()
         self._begin_ns = self._end_ns = 0
         self._running = self._optimizer_ran = self._gives_back = False
+        self._left_beyond = 0
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._states = States(executor, self, min_size_bytes)
         self._following = Following(executor, self._recomputes, self._states.entry_of)
@@ -158,6 +159,8 @@ class Room(Records, Director, Conductor):
 
     def _mark_end(self) -> None:
         self._optimizer_ran = True
+        if self._mode == "plan":
+            self._left_beyond = self._executor.residence.beyond(self.budget_bytes)
         self._look()
         self._unhooked.mark_end()
         self._states.end_step()
@@ -204,8 +207,7 @@ class Room(Records, Director, Conductor):
         others = key != self._key or known is not self._last
         self._running, self._key, self._current = True, key, known
         self._saved = []
-        self._mismatches = 0
-        self._optimizer_steps = 0
+        self._mismatches = self._optimizer_steps = self._left_beyond = 0
         self._recording = None
         self._begin_memory(known, others=others)
         if known is None or known.records(self._measure_next):
@@ -317,6 +319,8 @@ class Room(Records, Director, Conductor):
         step_ns, counters = self._end_ns - self._begin_ns, self._executor.counters
         step = figures.of_step(self._mode, step_ns, counters, self._mismatches, checked=not without)
         self._keep(step, self._key, was, settled=was is not None and was.refined)
+        if was is not None and was is self._current and was.moves and was.refined and self._left_beyond:
+            self._learner.reserved_more(self._key, was, self._left_beyond)
         self._learn()
 
     def _learn(self) -> None:
