@@ -61,7 +61,7 @@ def test_a_check_answers_before_the_script_starts(rig: Path, tmp_path: Path) -> 
     # then
     assert (before.returncode, before.stdout) == (1, "")
     assert before.stderr.startswith("elbowroom: budget: given 20.0 MiB")
-    assert before.stderr.rstrip().endswith("no step of the training has ended.")
+    assert before.stderr.rstrip().endswith("before the training has shown it.")
     assert (without.returncode, without.stdout[:4]) == (1, "0\n1\n"), without.stderr
     # and where it fits, it runs
     fits = run(rig, tmp_path, "--budget", "2GiB", "--check")

@@ -68,7 +68,7 @@ def test_a_script_that_cannot_fit_is_refused_with_a_budget_that_is_enough(tmp_pa
     assert verdict.assumed == ()
     assert verdict.least_feasible_bytes > 64 * MIB
     assert "budget: given 8.0 MiB" in str(child.refusal(verdict))
-    assert str(child.refusal(verdict)).endswith("no step of the training has ended.")
+    assert str(child.refusal(verdict)).endswith("before the training has shown it.")
     # and the budget that it names is refused by nobody
     assert not answered(tmp_path, script, verdict.least_feasible_bytes)[1].refuses
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
@@ -147,7 +147,7 @@ def steps_within(saved: tuple[tuple[tuple[int, str], ...], ...], budget: str) ->
 
 def test_a_training_that_saves_what_was_foretold_ends_in_its_first_backward() -> None:
     saved = tuple([(4 * MIB, "float32")] * 3)
-    with pytest.raises(er.Infeasible, match=r"^too small. A capture .* no step of the training has ended.$"):
+    with pytest.raises(er.Infeasible, match=r"^too small. So says a capture .* before the training has shown it.$"):
         steps_within((saved, saved), "1GiB")
 
 

@@ -40,7 +40,7 @@ BEHIND = 10
 """Added to the niceness of what looks on beside a training; nobody but who waits for it is in its way else."""
 FIRST_KILLED = "1000"
 """Of oom_score_adj: where memory is short, the system ends the child, and not the training."""
-BEFORE_A_STEP = " A capture of the script on a virtual GPU said so: no step of the training has ended."
+SAID_BY = " So says a capture of the script on a virtual GPU, before the training has shown it."
 
 Saved = tuple[tuple[int, str], ...]
 
@@ -140,7 +140,7 @@ class Child:
     def refusal(self, verdict: Verdict) -> Infeasible:
         """What to raise."""
         return Infeasible(
-            verdict.message + BEFORE_A_STEP,
+            verdict.message + SAID_BY,
             budget_bytes=self._question.budget_bytes,
             least_feasible_bytes=verdict.least_feasible_bytes,
         )

@@ -80,7 +80,7 @@ class Room(Records, Director, Conductor):
         self._surprises = Surprises()
         self._begin_ns = self._end_ns = 0
         self._running = self._optimizer_ran = self._gives_back = False
-        self._left_beyond = 0
+        self._left_beyond, self._begins_plan = 0, False
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._states = States(executor, self, min_size_bytes)
         self._following = Following(executor, self._recomputes, self._states.entry_of)
@@ -159,7 +159,7 @@ class Room(Records, Director, Conductor):
 
     def _mark_end(self) -> None:
         self._optimizer_ran = True
-        if self._mode == "plan":
+        if self._begins_plan:  # with an empty cache: what is there beyond the budget is this step's own
             self._left_beyond = self._executor.residence.beyond(self.budget_bytes)
         self._look()
         self._unhooked.mark_end()
@@ -257,6 +257,7 @@ class Room(Records, Director, Conductor):
         residence = self._executor.residence
         self._see_what_lies_there()
         self._limit.lift()
+        self._begins_plan = known is not None and known.moves and not known.begun
         if known is None:
             residence.empty()
             return
