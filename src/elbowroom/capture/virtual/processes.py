@@ -26,7 +26,8 @@ Tensors = Sequence[torch.Tensor]
 def changes(ledger: Ledger) -> list[Change]:
     """What is changed of torch.multiprocessing, and of torch.distributed where it is built."""
     started = _started(ledger)
-    places = (torch.multiprocessing, sys.modules[torch.multiprocessing.start_processes.__module__])
+    package: Any = torch.multiprocessing
+    places = (package, sys.modules[package.start_processes.__module__])
     spawned = [(place, "start_processes", started) for place in places]
     if not torch.distributed.is_available():
         return spawned
