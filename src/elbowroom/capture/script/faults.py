@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from elbowroom.capture.script.kept_away import NO_NETWORK, NO_WRITE, Replaced
 from elbowroom.capture.script.missing import advice
-from elbowroom.errors import ElbowroomError
+from elbowroom.errors import CaptureError, ElbowroomError
 
 _SHOWN = 400  # characters of the script's own message
 _LINES = 12  # of a traceback, at its beginning and at its end
@@ -82,7 +82,7 @@ def on_cpu(steps: int, tensors: int) -> str:
 def explained(problem: BaseException, script: str) -> Fault:
     """An exception of a script that ended it before its first step, explained."""
     missing_module = partial(_missing_module, script=script)
-    for knows in (_exit, _elsewhere, missing_module, _missing_file, _on_the_gpu, _other):
+    for knows in (_exit, _elsewhere, missing_module, _missing_file, _on_the_gpu, _said_already, _other):
         said = knows(problem)
         if said is not None:
             shown = f"\n{_shown(problem, script)}" if knows in (_other, missing_module) else ""
@@ -257,6 +257,12 @@ def _on_the_gpu(problem: BaseException) -> Said:
         if found is not None:
             return kind.seen.format(operator=_operator(found), said=_short(found)), kind.next
     return None
+
+
+def _said_already(problem: BaseException) -> Said:
+    """What the virtual device says of itself, in the form of these messages."""
+    seen, found, following = str(problem).partition("; ") if isinstance(problem, CaptureError) else ("", "", "")
+    return (seen, following) if found else None
 
 
 def _other(problem: BaseException) -> Said:
