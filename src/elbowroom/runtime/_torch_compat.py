@@ -411,13 +411,6 @@ def is_view(tensor: torch.Tensor) -> bool:
     return tensor._is_view()
 
 
-def single_process_iterator(loader: Any) -> Any:
-    """Iterator of a DataLoader in this process."""
-    from torch.utils.data import dataloader
-
-    return dataloader._SingleProcessDataLoaderIter(loader)
-
-
 def grouping_changes(grouped: Any) -> list[tuple[Any, str, Any]]:
     """The attribute, with its new value, by which optimizers group tensors by device and dtype."""
     return [(torch._C, "_group_tensors_by_device_and_dtype", grouped)]

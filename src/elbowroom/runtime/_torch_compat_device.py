@@ -42,6 +42,14 @@ def build_changes(runtime: Any, properties: Any, select: Any, cuda_version: str)
     ]
 
 
+def pool_changes(nothing: Any) -> list[Change]:
+    """What has allocations go to another pool, says whether a graph is captured, and gives memory of the host back."""
+    names = ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool")
+    found: list[Change] = [(torch.cuda.memory, name, nothing) for name in names]
+    found.append((torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False))
+    return [*found, (torch._C, "_host_emptyCache", nothing)]
+
+
 def range_changes(marks: Any) -> list[Change]:
     """What stands for NVTX."""
     from torch.cuda import nvtx

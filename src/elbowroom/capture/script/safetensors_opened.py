@@ -41,10 +41,12 @@ def saver(_: Overlay, save: Any) -> Any:
     def save_file(
         tensors: Mapping[str, Any], filename: Any, metadata: Mapping[str, str] | None = None, **how: Any
     ) -> None:
+        from elbowroom.capture.virtual.attributes import on_host
         from elbowroom.capture.virtual.tensor import is_virtual
 
         if sum(tensor.nbytes for tensor in tensors.values() if is_virtual(tensor)) < LARGE_BYTES:
-            save(tensors, filename, metadata, **how)
+            found = {name: on_host(each) if is_virtual(each) else each for name, each in tensors.items()}
+            save(found, filename, metadata, **how)  # which reads the bytes of tensors of the host at their addresses
             return
         names = {dtype: name for name, dtype in save.__globals__["_TYPES"].items()}
         with open(filename, "wb") as file:

@@ -101,8 +101,13 @@ def _said_numpy(self: torch.Tensor, *, force: bool = False) -> Any:
         raise TypeError(NO_NUMPY)
     if self.requires_grad and not force:
         raise RuntimeError(NO_NUMPY_GRAD)
-    known = None if KnownValues.current is None else KnownValues.current.read(self)
-    return (torch.zeros(self.shape, dtype=self.dtype, device=CPU) if known is None else known).numpy()
+    return on_host(self).numpy()
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with bytes for a virtual one: what is known of it, else zeros."""
+    known = None if KnownValues.current is None else KnownValues.current.read(tensor)
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=CPU) if known is None else known
 
 
 def _described(self: torch.Tensor, *, tensor_contents: Any = None) -> str:

@@ -11,9 +11,12 @@ import torch
 from elbowroom.capture.virtual import (
     attributes,
     cuda_build,
+    dlpack,
     factories,
     flex,
     generators,
+    graphs,
+    nested,
     pickling,
     processes,
     replicas,
@@ -29,8 +32,9 @@ from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.settings import Settings
 from elbowroom.capture.virtual.tensor import is_real_host, is_virtual
 from elbowroom.capture.virtual.values import as_virtual_cpu
-from elbowroom.runtime._torch_compat import grouping_changes, single_process_iterator, variable_functions
+from elbowroom.runtime._torch_compat import grouping_changes, variable_functions
 from elbowroom.runtime._torch_compat_device import scripted_as
+from elbowroom.runtime._torch_compat_loading import LoaderHere
 
 Change = tuple[Any, str, Any]
 
@@ -75,10 +79,10 @@ def _loading() -> list[Change]:
     from torch.utils.data import DataLoader
 
     def iterate(self: Any) -> Any:
-        held = {name: vars(self).get(name) for name in ("num_workers", "prefetch_factor", "timeout", "pin_memory")}
-        vars(self).update(num_workers=0, prefetch_factor=None, timeout=0, pin_memory=False)
+        held = {name: vars(self).get(name) for name in ("num_workers", "prefetch_factor", "timeout")}
+        vars(self).update(num_workers=0, prefetch_factor=None, timeout=0)
         try:
-            return single_process_iterator(self)
+            return LoaderHere(self, works=bool(held["num_workers"]))
         finally:
             vars(self).update(held)
 
@@ -128,6 +132,7 @@ def _flattens(tensor: torch.Tensor) -> bool:
     return tensor.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
 
 
+TRACED = "torch.jit.trace (what is traced runs as it is; it has no graph and cannot be saved)"
 COMPILED = "torch.compile (as eager, which holds as much or more; pools of CUDA graphs are not counted)"
 
 
@@ -148,7 +153,16 @@ def _uncompiled(ledger: Ledger) -> list[Change]:
     def compile_itself(self: torch.nn.Module, *_args: Any, **_options: Any) -> None:
         compile_not(self)
 
+    def trace_not(func: Any, example_inputs: Any = None, *args: Any, **how: Any) -> Any:
+        given = example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)
+        if not any(map(is_virtual, given)):
+            return traced(func, example_inputs, *args, **how)
+        ledger.remark("unsupported", TRACED)
+        return func
+
+    traced = torch.jit.trace
     return [
+        (torch.jit, "trace", trace_not),
         (torch, "compile", compile_not),
         (torch.nn.Module, "compile", compile_itself),
         (torch.compiler, "cudagraph_mark_step_begin", say(None)),
@@ -184,6 +198,9 @@ def changes(settings: Settings, ledger: Ledger) -> list[Change]:
         *attributes.changes(),
         *types.changes(),
         *wrappers.changes(),
+        *nested.changes(),
+        *dlpack.changes(),
+        *graphs.changes(ledger),
         *storages.changes(ledger),
         *factories.changes(),
         *grouping_changes(_grouped),

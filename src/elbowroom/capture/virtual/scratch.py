@@ -217,6 +217,13 @@ def _addmm(call: Call) -> None:
         call.once("cublasLt", 0, 2**20)
 
 
+def _scaled_mm(call: Call) -> None:
+    """A product of eight-bit numbers: always cuBLASLt's (ScaledBlas.cpp; rig)."""
+    call.out(0)
+    call.blas()
+    call.once("cublasLt", 0, 2**20)
+
+
 def _native_dropout(call: Call) -> None:
     """The mask comes before the result (Dropout.cu; rig)."""
     call.out(1, 0)
@@ -260,10 +267,26 @@ def _extreme(call: Call) -> None:
     call.reduce(call.args[0], call.dims(1), 16 if len(call.results) > 1 else call.args[0].element_size())
 
 
+def _extreme_of_all(call: Call) -> None:
+    """The one largest or smallest, of a dense copy (ReduceAllOps.cpp; rig)."""
+    call.out(0)
+    _reduce_all(call, call.args[0].element_size())
+
+
+def _reduce_all(call: Call, item_bytes: int) -> None:
+    input = call.args[0]
+    copy = -1 if input.is_contiguous() else call.temp(input.numel() * input.element_size())
+    call.reduce_flat(input.numel(), item_bytes)
+    call.drop(copy)
+
+
 def _argument(call: Call) -> None:
     """argmax, argmin: a value and its index (ReduceArgMaxKernel.cu; rig)."""
     call.out(0)
-    call.reduce(call.args[0], call.dims(1), 16)
+    if call.dims(1):
+        call.reduce(call.args[0], call.dims(1), 16)
+    else:
+        _reduce_all(call, 16)
 
 
 def _foreach_norm(call: Call) -> None:
@@ -345,8 +368,8 @@ RULES: dict[Any, Rule] = {
     aten.var.correction: _variance,
     aten.std.correction: _variance,
     aten.var_mean.correction: _variance,
-    aten.max.default: _extreme,
-    aten.min.default: _extreme,
+    aten.max.default: _extreme_of_all,
+    aten.min.default: _extreme_of_all,
     aten.max.dim: _extreme,
     aten.min.dim: _extreme,
     aten.amax.default: _extreme,
@@ -355,6 +378,7 @@ RULES: dict[Any, Rule] = {
     aten.argmin.default: _argument,
     aten._foreach_norm.Scalar: _foreach_norm,
     aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
+    aten._scaled_mm.default: _scaled_mm,
     **attention_scratch.rules(),
     **convolution_scratch.rules(),
     **layer_scratch.rules(),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elbowroom.capture.virtual import dependent_shapes, recurrent
+from elbowroom.capture.virtual import dependent_shapes, nested, recurrent
 from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.tensor import CPU, is_virtual, meta_like, virtual
 from elbowroom.runtime._torch_compat import in_backward, node_name, storage_holders, tensor_uses
@@ -61,6 +61,8 @@ def _equal(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _to_copy(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     wanted, tensor = kwargs.get("device"), args[0]
+    if wanted is not None and wanted.type == "cuda" and nested.is_strided(tensor):
+        return nested.copied(mode, tensor, kwargs)
     if wanted is None or wanted.type != "cpu" or not is_virtual(tensor) or not tensor.is_cuda:
         return mode.run(func, args, kwargs)
     made = _read(mode, "aten._to_copy", tensor, kwargs.get("dtype") or tensor.dtype)
@@ -223,6 +225,7 @@ SPECIALS: dict[Any, Special] = {
     **dict.fromkeys(IN_PLACE, _maybe_in_place),
     aten.scalar_tensor.default: _scalar_tensor,
     **dependent_shapes.SPECIALS,
+    **nested.SPECIALS,
     aten._cudnn_rnn_flatten_weight.default: recurrent.flatten_weight,
     aten.is_pinned.default: _is_pinned,
     aten._nested_tensor_from_mask_left_aligned.default: _is_left_aligned,
