@@ -167,3 +167,10 @@ def test_a_constant_is_replaced_in_the_code_and_the_file_stays(
 def test_a_name_that_is_no_constant_is_refused_with_those_that_are() -> None:
     with pytest.raises(UsageError, match="given the constant hidden; allowed are BATCH_SIZE, lr, width, height,"):
         compiled(SCRIPT, "train.py", {"hidden": 1})
+
+
+def test_a_script_that_had_nothing_on_cuda_is_told_so() -> None:
+    told = faults.nothing_on_cuda("train.py", "did you mean --accel?")
+    assert told.show_output
+    assert "nothing was on cuda" in told.message
+    assert told.message.endswith("did you mean --accel?")

@@ -82,7 +82,7 @@ def test_a_script_runs_as_main_with_its_own_folder_first(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("print('hello')", r"train\.py: it ended after 0 optimizer steps; allowed .*\n +hello"),
+        ("print('hello')", r"train\.py: it ended after 0 optimizer steps, and nothing was on cuda; allowed .*\n +hello"),
         (
             "import sys; sys.exit(2)",
             r"train\.py:1: the script refused its arguments \(it exited with code 2\); .*after --",

@@ -126,6 +126,8 @@ def _no_steps(device: VirtualDevice, order: Order) -> faults.Fault:
     if device.host_steps:
         seen = faults.on_cpu(device.host_steps, device.host_tensors)
         return faults.Fault(f"{order.script}: {seen}; {hint(order.script, order.arguments)}")
+    if not device.ledger.peak_bytes:
+        return faults.nothing_on_cuda(order.script, hint(order.script, order.arguments))
     return faults.no_steps(order.script)
 
 

@@ -43,6 +43,12 @@ def is_regular_end(problem: BaseException) -> bool:
     return isinstance(problem, SystemExit) and problem.code in (None, 0)
 
 
+def nothing_on_cuda(script: str, next_step: str) -> Fault:
+    """A script that made no step that was seen, and nothing on the GPU."""
+    said = "it ended after 0 optimizer steps, and nothing was on cuda; allowed is a script that trains on cuda"
+    return Fault(f"{script}: {said}; {next_step}", show_output=True)
+
+
 def no_steps(script: str) -> Fault:
     """The script came to its end without a step."""
     return Fault(
