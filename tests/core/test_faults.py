@@ -54,7 +54,7 @@ def throws(problem: BaseException) -> Callable[[], object]:
         (
             ModuleNotFoundError("No module named 'apex.normalization'", name="apex.normalization"),
             "train.py:2: it imports apex.normalization, and that failed: No module named",
-            "install apex into the environment",
+            "use what PyTorch has of it: torch.optim with fused=True",
         ),
         (
             DynamicOutputShapeException("aten.nonzero.default"),

@@ -82,7 +82,10 @@ def test_a_script_runs_as_main_with_its_own_folder_first(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("print('hello')", r"train\.py: it ended after 0 optimizer steps, and nothing was on cuda; allowed .*\n +hello"),
+        (
+            "print('hello')",
+            r"train\.py: it ended after 0 optimizer steps, and nothing was on cuda; allowed .*\n +hello",
+        ),
         (
             "import sys; sys.exit(2)",
             r"train\.py:1: the script refused its arguments \(it exited with code 2\); .*after --",
@@ -123,7 +126,8 @@ def test_a_script_that_fails_is_one_message(text: str, said: str, tmp_path: Path
 def test_a_part_of_cuda_that_the_virtual_gpu_does_not_have_is_named(tmp_path: Path) -> None:
     said = r"train\.py:\d+: it uses a part of CUDA that the virtual GPU does not have"
     with pytest.raises(CaptureError, match=f"(?s){said}"):
-        capture_script(script(tmp_path, "import torch\ntorch.cuda.CUDAGraph()\n"), machine=A100)
+        fails = "import torch\nraise RuntimeError('PyTorch is not linked with support for cuda devices')\n"
+        capture_script(script(tmp_path, fails), machine=A100)
 
 
 def test_a_module_runs_as_python_m_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
