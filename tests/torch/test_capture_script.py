@@ -125,8 +125,8 @@ def test_a_script_that_fails_is_one_message(text: str, said: str, tmp_path: Path
 
 def test_a_part_of_cuda_that_the_virtual_gpu_does_not_have_is_named(tmp_path: Path) -> None:
     said = r"train\.py:\d+: it uses a part of CUDA that the virtual GPU does not have"
+    fails = "import torch\nraise RuntimeError('PyTorch is not linked with support for cuda devices')\n"
     with pytest.raises(CaptureError, match=f"(?s){said}"):
-        fails = "import torch\nraise RuntimeError('PyTorch is not linked with support for cuda devices')\n"
         capture_script(script(tmp_path, fails), machine=A100)
 
 
