@@ -240,8 +240,7 @@ _ON_THE_GPU = (
     _OnTheGpu(
         ("have a CUDA build", "not compiled with CUDA", "dummy base class", "not linked with support for cuda"),
         "it uses a part of CUDA that the virtual GPU does not have ({said})",
-        "allowed are tensors, modules, optimizers, streams and events on cuda; leave this call out for the estimate "
-        "(CUDA graphs and NVTX ranges change nothing in what is allocated by ops)",
+        "allowed are tensors, modules, optimizers, streams and events on cuda; leave this call out for the estimate",
     ),
     _OnTheGpu(
         ("expected device cpu but got meta", "expected device meta but got cpu"),
