@@ -36,6 +36,7 @@ def public_summary(records: Sequence[Record]) -> Record:
         "rivals": _rivals(measured),
         "out_of_memory": _verdicts(rows),
         "left_out": _left_out(records),
+        "tables": sorted({record["family"] for record in records if "family" in record}),
     }
 
 

@@ -64,7 +64,7 @@ def with_older(public: Record, older: Record | None) -> Record:
         return public
     when = older.get("versions", {}).get("commit", "an earlier run")
     families = {**public["families"], **{name: {"kept": when, **row} for name, row in kept.items()}}
-    tables = {row["table"] for row in public["left_out"]}
+    tables = set(public["tables"])
     left_out = [*public["left_out"], *(row for row in older["left_out"] if row["table"] not in tables)]
     return {**public, "families": families, "all": None, "left_out": left_out}
 
