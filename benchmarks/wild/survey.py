@@ -67,6 +67,7 @@ def try_script(survey: Survey, script: Script) -> dict[str, Any]:
 def _without_places(text: str, survey: Survey) -> str:
     """A text without the folders of this computer."""
     below = re.sub(re.escape(str(survey.work)) + r"/\w+/(user/work|user|tmp)?/?", "", text)
+    below = below.replace(f"{survey.source}/", "src/")
     return re.sub(r"[^\s\"'(]*/site-packages/", "site-packages/", below)
 
 
