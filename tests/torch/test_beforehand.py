@@ -23,7 +23,6 @@ QUESTION = Question(
     arguments=(),
     budget_bytes=MIB,
     allow=("swap", "state"),
-    gradients=False,
     min_size_bytes=MIB,
     planner=None,
     options={},
@@ -51,7 +50,7 @@ def trace_of(model: str) -> er.Trace:
 def answered(folder: Path, text: str, budget_bytes: int) -> tuple[Child, Verdict]:
     path = folder / "train.py"
     path.write_text(text)
-    child = Child(replace(QUESTION, path=str(path), budget_bytes=budget_bytes, beside=False), GPU)
+    child = Child(replace(QUESTION, path=str(path), budget_bytes=budget_bytes, alongside=False), GPU)
     try:
         return child, child.wait()
     finally:
@@ -108,7 +107,8 @@ def test_no_budget_that_a_plan_meets_is_refused(allow: tuple[str, ...]) -> None:
 
 def test_gradients_count_as_movable_only_where_they_may_move() -> None:
     trace = trace_of("many rows first")
-    kept, moved = (verdict_of(trace, GPU, replace(QUESTION, gradients=may)) for may in (False, True))
+    kept = verdict_of(trace, GPU, QUESTION)
+    moved = verdict_of(trace, GPU, replace(QUESTION, allow=(*QUESTION.allow, "gradient")))
     # sixteen gradients of 4 MiB are there when the layer with the most rows runs backward
     assert kept.least_feasible_bytes > moved.least_feasible_bytes + 32 * MIB
 

@@ -49,7 +49,7 @@ def add(verbs: Any) -> None:
         "--check",
         action=argparse.BooleanOptionalAction,
         help="look at the script on a virtual GPU before it starts, as estimate does, and say where its budget is too "
-        "small; without, that is done beside its first step; --no-check: not at all (CUDA)",
+        "small; without, that is done while it starts; --no-check: not at all (CUDA)",
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures of all steps to a file, - is standard output")
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is a module, as in python -m")
@@ -107,18 +107,18 @@ def _room(arguments: argparse.Namespace, settings: Settings) -> AbstractContextM
 
 
 def _check(room: Room, command: launch.Command, asked: bool | None) -> None:
-    """Have a child look whether the budget can be met: beside the training's start, or before it where that is asked.
+    """Have a child check the budget: while the training starts, or before it where that is asked for.
 
     Raises:
         Infeasible: it cannot, for certain.
-        UsageError: it is asked for, and cannot be told.
+        UsageError: it is asked for, and there is no such check for this run.
     """
     of_many = int(os.environ.get("WORLD_SIZE", "1") or 1) > 1
     if asked is False or (asked is None and (of_many or room.device.type != "cuda")):
         return
     path, module = (None, command.target) if command.is_module else (command.target, None)
     try:
-        child = room.ask_beforehand(path, module, command.arguments, beside=not asked)
+        child = room.ask_beforehand(path, module, command.arguments, alongside=not asked)
     except UsageError:
         if asked:
             raise
@@ -132,14 +132,14 @@ def _wait_for(child: Child) -> None:
     verdict = child.wait()
     if verdict.refuses and not verdict.assumed:
         raise child.refusal(verdict)
-    told = f"check: the script starts, as its budget is not refused for certain: {verdict.why}"
+    line = f"check: the script starts, as its budget is not refused for certain: {verdict.why}"
     if verdict.refuses:
-        told = (
+        line = (
             f"check: too small a budget, if the script does what it did on a virtual GPU, where {len(verdict.assumed)} "
             f"kinds of values were assumed ({', '.join(verdict.assumed[:3])}); it ends in its first step if that does. "
             f"{verdict.message}"
         )
-    print(f"elbowroom: {told}", file=sys.stderr)
+    print(f"elbowroom: {line}", file=sys.stderr)
 
 
 def _options_of(arguments: argparse.Namespace) -> list[str]:

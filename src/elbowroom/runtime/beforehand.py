@@ -1,4 +1,4 @@
-"""An answer to too small a budget before a step has ended: the script runs on a virtual GPU beside the training.
+"""An answer to too small a budget before a step has ended: the script runs on a virtual GPU while the training starts.
 
 Note: [Beforehand]
 A child process captures the script as `elbowroom estimate` does (overlay, no network, low priority), and plans its
@@ -30,14 +30,14 @@ from elbowroom.machine import Machine
 from elbowroom.planners.floor import floor_bytes
 from elbowroom.runtime.asked import Asked
 from elbowroom.runtime.asked import asked as checked
-from elbowroom.runtime.lowering import means_of, restricted, with_means
+from elbowroom.runtime.lowering import restricted, with_means
 from elbowroom.runtime.reserving import course_within
 from elbowroom.trace import Trace
 from elbowroom.units import Amount, Budget
 
 STEPS = 3
 BEHIND = 10
-"""Added to the niceness of what looks on beside a training; nobody but who waits for it is in its way else."""
+"""Added to the niceness of a child that works while the training runs; one that is waited for keeps its own."""
 FIRST_KILLED = "1000"
 """Of oom_score_adj: where memory is short, the system ends the child, and not the training."""
 SAID_BY = " So says a capture of the script on a virtual GPU, before the training has shown it."
@@ -54,12 +54,11 @@ class Question:
         module: its dotted name.
         arguments: its words.
         budget_bytes: what the device may hold.
-        allow: means of plans.
-        gradients: whether these may move, too.
+        allow: what a plan may do, "gradient" included.
         min_size_bytes: smaller storages are kept.
         planner: its name; None for that of runs.
         options: its knobs.
-        beside: whether the training goes on meanwhile.
+        alongside: whether the training goes on meanwhile.
     """
 
     path: str | None
@@ -67,11 +66,10 @@ class Question:
     arguments: tuple[str, ...]
     budget_bytes: int
     allow: tuple[str, ...]
-    gradients: bool
     min_size_bytes: int
     planner: str | None
     options: Mapping[str, object]
-    beside: bool = True
+    alongside: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +77,7 @@ class Verdict:
     """What a child answers.
 
     Attributes:
-        why: what could not be told, or that the budget may be met; "" where it is refused.
+        why: the reason that there is no answer, or that the budget may be met; "" where it is refused.
         message: of the error, where it is refused.
         least_feasible_bytes: a budget that is enough, where it is refused.
         assumed: what was assumed for the script; where there is something, a run has to confirm the answer.
@@ -169,7 +167,7 @@ def main(folder: str) -> None:
     """Answer the question in a folder."""
     threading.Thread(target=_end_with_input, args=(folder,), daemon=True).start()
     question = Question(**json.loads(Path(folder, "question.json").read_text("utf-8")))
-    _step_back(BEHIND if question.beside else 0)
+    _step_back(BEHIND if question.alongside else 0)
     try:
         verdict = _answer(question, Machine.load(Path(folder, "machine.json")))
     except Exception as problem:  # noqa: BLE001  whatever fails here is no answer
@@ -178,7 +176,7 @@ def main(folder: str) -> None:
 
 
 def _end_with_input(folder: str) -> None:
-    """Whoever asked is gone, or wants no answer any more: so is the script, whose guard ends with this process."""
+    """The parent process is gone, or wants no answer any more: the script's guard ends with this process."""
     os.read(0, 1)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
@@ -211,13 +209,11 @@ def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
         return Verdict(why=f"the script ended after {len(kinds)} steps")
     if len(set(kinds[1:])) > 1:
         return Verdict(why="its steps are not alike")
-    means = (*question.allow, *(["gradient"] if question.gradients else []))
-    least_sure_bytes = floor_bytes(
-        restricted(trace, means), 1 if "recompute" in question.allow else question.min_size_bytes
-    )
+    shown = restricted(trace, question.allow)
+    least_sure_bytes = floor_bytes(shown, 1 if "recompute" in question.allow else question.min_size_bytes)
     if question.budget_bytes >= least_sure_bytes:
         return Verdict(why=f"a step holds {least_sure_bytes} bytes at least, and may fit")
-    refused = _refused(trace, machine, question)
+    refused = _refused(trace, shown, machine, question)
     if refused is None:
         return Verdict(why="a plan meets it")
     assumed = tuple(each.name for each in trace.remarks if each.kind not in ("not_compared", "workspace_model"))
@@ -239,10 +235,9 @@ def _saved_in_steps(trace: Trace, min_size_bytes: int) -> list[Saved]:
     return found
 
 
-def _refused(trace: Trace, machine: Machine, question: Question) -> Infeasible | None:
-    """What planning for the budget ends in; None where a plan meets it."""
+def _refused(trace: Trace, shown: Trace, machine: Machine, question: Question) -> Infeasible | None:
+    """What planning for the budget ends in, with what a run may move shown; None where a plan meets it."""
     asked, budget = _asked(question), Budget(device=Amount(size_bytes=question.budget_bytes))
-    shown = restricted(trace, means_of(asked))
     try:
         course_within(shown, machine, budget, asked, clear=range(len(trace.ops) + 1))
     except Infeasible as problem:
@@ -251,8 +246,7 @@ def _refused(trace: Trace, machine: Machine, question: Question) -> Infeasible |
 
 
 def _asked(question: Question) -> Asked:
-    allow: Any = (*question.allow, *(["gradient"] if question.gradients else []))
-    knobs: Any = {"allow": allow, "planner": question.planner, "options": question.options}
+    knobs: Any = {"allow": question.allow, "planner": question.planner, "options": question.options}
     return checked(question.min_size_bytes, knobs, has_plan=False)
 
 

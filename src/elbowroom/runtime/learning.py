@@ -23,7 +23,7 @@ from elbowroom.runtime.given import Given, course_of_moved
 from elbowroom.runtime.kinds import Kinds
 from elbowroom.runtime.known import Known, Saved, Wanted, known_of
 from elbowroom.runtime.layer_choices import LayerChoices
-from elbowroom.runtime.lowering import with_means
+from elbowroom.runtime.lowering import means_of, with_means
 from elbowroom.runtime.nearby import Nearby
 from elbowroom.runtime.rates import with_rates_of
 from elbowroom.runtime.recomputing import Planned, Recomputing
@@ -95,17 +95,17 @@ class Learner:
         self._previous: Saved = ()
         self._optimizer_steps: dict[Hashable, int] = {}
 
-    def question(self, path: str | None, module: str | None, arguments: Sequence[str], *, beside: bool) -> Question:
+    def question(self, path: str | None, module: str | None, arguments: Sequence[str], *, alongside: bool) -> Question:
         """Whether a script fits into the budget with the means of this run: Note: [Beforehand] in beforehand.py.
 
         Args:
             path: of the script; None where it is a module.
             module: its dotted name.
             arguments: its words.
-            beside: whether the training goes on meanwhile.
+            alongside: whether the training goes on meanwhile.
 
         Raises:
-            UsageError: what this run is to do cannot be told beforehand.
+            UsageError: there is no such check for what this run is to do.
         """
         asked = self._asked
         unknown = {
@@ -117,20 +117,19 @@ class Learner:
         if found := [what for what, is_so in unknown.items() if is_so]:
             raise UsageError(
                 f"run: given {found[0]} and --check; allowed is a CUDA device with torch's own allocator and a plan "
-                f"that the run makes of all modules; leave --check out: a budget that is too small is then told after "
-                "two steps"
+                f"that the run makes of all modules; leave --check out: a budget that is too small is then refused "
+                "after two steps"
             )
         return Question(
             path=path,
             module=module,
             arguments=tuple(arguments),
             budget_bytes=self.budget_bytes,
-            allow=asked.allow,
-            gradients=asked.gradients,
+            allow=means_of(asked),
             min_size_bytes=asked.min_size_bytes,
             planner=asked.planner,
             options=asked.options,
-            beside=beside,
+            alongside=alongside,
         )
 
     @property
@@ -199,7 +198,8 @@ class Learner:
     def reserved_more(self, key: Hashable, known: Known, more_bytes: int) -> None:
         """A settled step left so much more reserved than the budget: plan again, for less by what was not played.
 
-        Storages that stay lie where the steps before the plan put them, beside other holes than was played.
+        Storages that stay lie where the steps before the plan put them: the free space around them differs from the
+        simulated one.
         """
         tried = self._reserved_more.get(key, 0)
         is_ours = self._given is None and known.rebuilder is None and not (known.shared or known.chosen)

@@ -20,7 +20,7 @@ from elbowroom.windows import accumulates
 LOOKED_AT: tuple[MeansOfRuns, ...] = ("swap", "recompute", "state", "gradient")
 """Means that change no number."""
 WORTH = 50
-"""One part in so many of the least budget is what a means has to lower it by."""
+"""A means is named if it lowers the least budget by one part in this many."""
 PATIENCE_S = 20.0
 """A training that has ended waits so long for these plans, and for the last one of them."""
 

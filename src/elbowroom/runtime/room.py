@@ -103,9 +103,11 @@ class Room(Records, Director, Conductor):
         self._hooks.open()
         self._await_root()
 
-    def ask_beforehand(self, path: str | None, module: str | None, arguments: Sequence[str], *, beside: bool) -> Child:
-        """Have a script looked at beside the training; it is refused as soon as that is known: see Learner.question."""
-        self.foretold = Child(self._learner.question(path, module, arguments, beside=beside), self.machine)
+    def ask_beforehand(
+        self, path: str | None, module: str | None, arguments: Sequence[str], *, alongside: bool
+    ) -> Child:
+        """Check a script in a child process; the run is refused as soon as that is known: see Learner.question."""
+        self.foretold = Child(self._learner.question(path, module, arguments, alongside=alongside), self.machine)
         return self.foretold
 
     def _known_by_itself(self) -> None:

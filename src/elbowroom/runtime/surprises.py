@@ -18,7 +18,7 @@ NO_STEP = (
 PROFILED = (
     "elbowroom: torch's profiler is in use, and only one can be: no step can be observed, so that every large saved "
     "storage is swapped in each step until the profiler stops, as a plan for the least budget would, and nothing is "
-    "planned. What is told of memory was seen where storages are saved and read: between those, more may be held. "
+    "planned. The memory figures were read where storages are saved and read: between those, more may be held. "
     "Start it after the third step, such as with schedule=torch.profiler.schedule(wait=3, warmup=1, active=2). Said "
     "once"
 )

@@ -8,7 +8,9 @@ Ignores: what comes and goes between two such places, inside an op or between tw
 from __future__ import annotations
 
 import ctypes
-from typing import final
+from collections.abc import Callable
+from functools import cache
+from typing import Any, final
 
 import torch
 
@@ -25,13 +27,21 @@ class _Mallinfo(ctypes.Structure):
     ] + [("keepcost", ctypes.c_size_t)]
 
 
+@cache
+def _mallinfo() -> Callable[[], _Mallinfo] | None:
+    """mallinfo2 of the C library; None where it has none."""
+    found: Any = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if found is not None:
+        found.restype = _Mallinfo
+    return found
+
+
 def handed_out_bytes() -> int:
-    """What malloc has handed out and not got back; 0 where the C library does not tell."""
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "mallinfo2"):
+    """What malloc has handed out and not got back; 0 where the C library does not say."""
+    ask = _mallinfo()
+    if ask is None:
         return 0
-    library.mallinfo2.restype = _Mallinfo
-    found = library.mallinfo2()
+    found = ask()
     return found.uordblks + found.hblkhd
 
 

@@ -43,10 +43,12 @@ def is_regular_end(problem: BaseException) -> bool:
     return isinstance(problem, SystemExit) and problem.code in (None, 0)
 
 
+NOTHING_ON_CUDA = "nothing was on cuda; allowed is a script that trains on cuda"
+
+
 def nothing_on_cuda(script: str, next_step: str) -> Fault:
     """A script that made no step that was seen, and nothing on the GPU."""
-    said = "it ended after 0 optimizer steps, and nothing was on cuda; allowed is a script that trains on cuda"
-    return Fault(f"{script}: {said}; {next_step}", show_output=True)
+    return Fault(f"{script}: it ended after 0 optimizer steps, and {NOTHING_ON_CUDA}; {next_step}", show_output=True)
 
 
 def no_steps(script: str) -> Fault:
@@ -82,7 +84,7 @@ def over(steps_seen: int, wanted: int, timeout_s: float, where: str = "") -> str
 def on_cpu(steps: int, tensors: int) -> str:
     """The script trained, and not on the GPU."""
     what = f"{steps} optimizer {'step was' if steps == 1 else 'steps were'} made with {tensors} tensors on cpu"
-    return f"{what}, and nothing was on cuda; allowed is a script that trains on cuda"
+    return f"{what}, and {NOTHING_ON_CUDA}"
 
 
 def explained(problem: BaseException, script: str) -> Fault:
@@ -244,7 +246,7 @@ _ON_THE_GPU = (
     ),
     _OnTheGpu(
         ("expected device cpu but got meta", "expected device meta but got cpu"),
-        "it trains tensors on cpu, beside weights there that have no bytes in an estimate ({said})",
+        "it trains tensors on cpu, together with weights there that have no bytes in an estimate ({said})",
         'allowed is a script that trains on cuda; move its model and data to the GPU, as in model.to("cuda")',
     ),
     _OnTheGpu(

@@ -15,6 +15,7 @@ import math
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from math import isqrt
 from typing import Any, NamedTuple, Protocol, final
 from zlib import crc32
@@ -463,6 +464,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(count)
 
 
+@cache
 def _name(func: Any) -> str:
     """Of an op, without its overload and what says that it works in place."""
     return func.__name__.partition(".")[0].rstrip("_")

@@ -1,7 +1,7 @@
 """Nested tensors of strided layout, which are C++'s own and need bytes: on the device they are jagged ones.
 
 Both keep the numbers of all rows in one storage. A strided one keeps its sizes on the host, a jagged one has offsets
-beside the numbers, which is said in a remark. Rows that differ in more than their first size have no jagged form.
+and the numbers, which a remark says. Rows that differ in more than their first size have no jagged form.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elbowroom.capture.virtual.tensor import CPU, CUDA, is_virtual
+from elbowroom.errors import CaptureError
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.mode import Special, VirtualMode
@@ -21,7 +22,7 @@ Change = tuple[Any, str, Any]
 SAID = "nested tensors of strided layout (as jagged ones; layout=torch.jagged is what torch develops)"
 REFUSED = (
     "virtual device: given a nested tensor with rows of shapes {}; allowed on cuda are rows that differ in their first "
-    "size only; pad them, or use a list of tensors"
+    "size only; for the estimate pad them, or use a list of tensors"
 )
 
 
@@ -34,10 +35,10 @@ def jagged(mode: VirtualMode, rows: Sequence[torch.Tensor], dtype: torch.dtype |
     """A jagged tensor on the device of these rows.
 
     Raises:
-        NotImplementedError: they differ in more than their first size.
+        CaptureError: they differ in more than their first size.
     """
     if len({tuple(row.shape[1:]) for row in rows}) != 1 or not rows[0].dim():
-        raise NotImplementedError(REFUSED.format(", ".join(str(tuple(row.shape)) for row in rows[:4])))
+        raise CaptureError(REFUSED.format(", ".join(str(tuple(row.shape)) for row in rows[:4])))
     mode.ledger.remark("unsupported", SAID)
     lengths = [len(row) for row in rows]
     ends = torch.tensor([0, *lengths], device=CPU).cumsum(0)

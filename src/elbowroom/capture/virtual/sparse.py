@@ -170,7 +170,7 @@ def _turn_rule(call: Call) -> None:
 def product(call: Call, matrix: torch.Tensor, dense: torch.Tensor) -> None:
     """A sparse matrix times a dense one: where rows begin, columns as int32, a copy by columns (SparseBlasImpl.cpp).
 
-    What cuSPARSE asks for beside these is not known, and small.
+    What cuSPARSE takes in addition is not known, and small.
     """
     values, places = parts_of(matrix)
     count = places.shape[1]

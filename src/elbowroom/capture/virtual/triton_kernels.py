@@ -147,7 +147,7 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def _bench(fn: Callable[[], Any], *_: Any, quantiles: Any = None, return_mode: str = "mean", **__: Any) -> Any:
-    """Trials of a kernel, of which none is faster."""
+    """Trials of a kernel: all take the same time."""
     fn()
     cleared = torch.empty(L2_BYTES // 4, dtype=torch.int32, device="cuda")
     fn()
@@ -164,9 +164,9 @@ class _Driver:
         facts = mode.settings.facts
         self._capability = facts.compute_capability
         shared = SHARED_BYTES.get(self._capability, SHARED_BYTES[86])
-        told = {"max_shared_mem": shared, "max_num_regs": 65536, "warpSize": 32, "sm_clock_rate": 1_000_000}
-        told |= {"multiprocessor_count": facts.multiprocessors, "mem_clock_rate": 1_000_000, "mem_bus_width": 5120}
-        self.utils = SimpleNamespace(get_device_properties=lambda _device=0: dict(told))
+        known = {"max_shared_mem": shared, "max_num_regs": 65536, "warpSize": 32, "sm_clock_rate": 1_000_000}
+        known |= {"multiprocessor_count": facts.multiprocessors, "mem_clock_rate": 1_000_000, "mem_bus_width": 5120}
+        self.utils = SimpleNamespace(get_device_properties=lambda _device=0: dict(known))
 
     def get_current_target(self) -> Any:
         compiler: Any = sys.modules["triton.backends.compiler"]
