@@ -18,10 +18,10 @@ from elbowroom.runtime.room import Room
 from elbowroom.windows import accumulates
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
+    Setup,
     Training,
     assert_equal,
     assert_follows,
-    by_loss,
     captured,
     finish,
     mean_square,
@@ -74,14 +74,17 @@ def test_steps_are_bit_equal_and_peak_where_simulated(name: str) -> None:
     assert abs(simulated - measured) <= 0.01 * measured
 
 
-def heavy_at_the_end_of_backward(device: str = "cpu") -> Training:
-    """The layer that comes last in backward has 500 times the rows of the others."""
+def heavy_at_the_end_of_backward(device: str = "cpu", unused: nn.Parameter | None = None) -> Training:
+    """The layer that comes last in backward has 500 times the rows of the others; `unused` gets no gradient."""
     first, model, inputs = nn.Linear(96, 96).to(device), mlp(96, 8).to(device), torch.randn(4, 500, 96, device=device)
-    optimizer = torch.optim.AdamW([*first.parameters(), *model.parameters()], lr=1e-2)
+    others = [] if unused is None else [unused]
+    optimizer = torch.optim.AdamW([*first.parameters(), *model.parameters(), *others], lr=1e-2)
 
     def step(_: int) -> Tensor:
         optimizer.zero_grad(set_to_none=True)
         loss = mean_square(model(first(inputs).relu().mean(1)))
+        for each in others:
+            loss = loss + NoGradient.apply(each).sum()  # pyright: ignore[reportOptionalMemberAccess]
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -89,14 +92,19 @@ def heavy_at_the_end_of_backward(device: str = "cpu") -> Training:
     return Training(step, [first, model], [optimizer])
 
 
+def leasts(setup: Setup) -> tuple[int, int]:
+    """The least budget, and that of the same trace where it names no gradients: below it, gradients have to move."""
+    trace = captured(setup, in_parts=True)
+    states = [part for part in trace.parts if not accumulates(trace, part)]
+    return least_of(trace), least_of(replace(trace, parts=tuple(states)))
+
+
 def test_a_budget_that_states_cannot_meet_is_met_by_gradients() -> None:
     setup = heavy_at_the_end_of_backward
 
-    # given a budget below what the same trace needs where it names no gradients
+    # given
     plain = train(setup, STEPS)
-    trace = captured(setup, in_parts=True)
-    states = [part for part in trace.parts if not accumulates(trace, part)]
-    without, least = least_of(replace(trace, parts=tuple(states))), least_of(trace)
+    least, without = leasts(setup)
     assert least < 0.95 * without
     budget = (least + without) // 2
 
@@ -273,19 +281,15 @@ class NoGradient(torch.autograd.Function):
 
 
 def test_a_parameter_whose_gradient_is_none_changes_nothing() -> None:
-    # given
+    # given a budget for which gradients have to move
     def setup() -> Training:
-        model, inputs, unused = mlp(96, 8), torch.randn(4, 96), nn.Parameter(torch.randn(96, 96))
-
-        def loss(_: int) -> Tensor:
-            return mean_square(model(inputs)) + NoGradient.apply(unused).sum()  # pyright: ignore[reportOptionalMemberAccess]
-
-        return by_loss(loss, model, torch.optim.AdamW([*model.parameters(), unused], lr=1e-2))
+        return heavy_at_the_end_of_backward(unused=nn.Parameter(torch.randn(96, 96)))
 
     plain = train(setup, STEPS)
-    budget = int(1.1 * least_of(captured(setup, in_parts=True)))
+    least, without = leasts(setup)
+    assert least < 0.95 * without
     # when
-    inside, room = within_gradients(setup, budget)
+    inside, room = within_gradients(setup, (least + without) // 2)
     # then
     assert_equal(inside, plain)
     assert "gradient" in moved_as_planned(room)
