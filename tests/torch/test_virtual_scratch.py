@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from elbowroom.capture.virtual import VirtualDevice
 from elbowroom.capture.virtual.reductions import Scratch, scratch
 from elbowroom.capture.virtual.sorting_scratch import SUM_TILE, pairs_bytes, scan_bytes, unique_tile
-from elbowroom.capture.virtual.sparse import SAID
+from elbowroom.capture.virtual.sparse import SORTED
 from elbowroom.machine import Machine, Tier
 
 H100 = Machine(
@@ -279,7 +279,7 @@ def test_sparse_optimizers_work_on_rows_and_say_that_they_coalesce(
     # then nothing in the step is as large as the table, 1000 rows of 256 bytes, and coalescing is said once a step
     assert max(int(each[1:]) for each in found.split()) == VALUES
     told = {name: count for (what, name), count in device.ledger.remarks.items() if what == "unsupported"}
-    assert told == {SAID: 2}
+    assert told == {SORTED: 2}
 
 
 def test_a_number_to_the_power_of_a_tensor_becomes_a_tensor_of_eight_bytes() -> None:

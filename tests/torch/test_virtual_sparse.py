@@ -12,6 +12,10 @@ from elbowroom.errors import CaptureError
 from tests.torch.virtual_gpu import H100
 
 ROWS, PLACES = 100, 600
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse (CS[RC]|BSR) tensor support:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning"),
+]
 
 
 def graph() -> torch.Tensor:
@@ -97,10 +101,117 @@ def test_the_values_of_a_sparse_matrix_are_trained() -> None:
         assert values.grad.shape == (PLACES,)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+def by_rows() -> torch.Tensor:
+    """A matrix of the host in CSR: 100 rows of 6 places each, so 101 x 8, 600 x 8 and 600 x 4 bytes."""
+    columns = (torch.arange(PLACES) % ROWS).view(ROWS, 6).sort(1)[0].view(-1)
+    return torch.sparse_csr_tensor(torch.arange(ROWS + 1) * 6, columns, torch.ones(PLACES), (ROWS, ROWS))
+
+
+def sizes_of(device: VirtualDevice, work: Callable[[], object]) -> list[int]:
+    """Bytes of what is allocated and, as negative ones, freed."""
+    first = len(device.ledger.events)
+    kept = work()
+    found = [size for _, _, size in device.ledger.events[first:]]
+    del kept
+    return found
+
+
+ORDER = [  # of the CUDA build: places sorted anew (rig); the buffers of cuSPARSE are left out
+    *(8, 8, 1279, -1279, -8, 800, 808, -800, 9600, 4800, 4800, -4800, -4800, 4800, 4800, 4800, 4800, -4800, -4800),
+    *(9600, 2400, 808, 808, 800, -800, -808, -4800, -4800, -8, -808, -9600),
+]
+CONVERSIONS: dict[str, tuple[Callable[[torch.Tensor], object], list[int]]] = {
+    "to coo": (lambda given: given.to_sparse_coo(), [9600]),
+    "and back": (lambda given: given.to_sparse_coo().to_sparse_csr(), [9600, 808]),
+    "turned": (lambda given: given.t(), []),
+    "turned by rows": (lambda given: given.t().to_sparse_csr(), ORDER),
+    "cloned": (lambda given: given.clone(), [2400, 4800, 808]),
+    "doubled": (lambda given: given * 2.0, [2400, 4800, 808]),
+    "in float64": (lambda given: given.to(torch.float64), [4800, 808, 4800]),
+}
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_a_matrix_by_rows_is_converted_with_the_bytes_of_the_cuda_build(name: str) -> None:
+    work, expected = CONVERSIONS[name]
+    with VirtualDevice(H100, steps=None) as device:
+        moved = by_rows().cuda()
+        found = sizes_of(device, lambda: work(moved))
+    # "and back" frees its places as int64 with the COO tensor, after the rows were made from them
+    assert [size for size in found if size > 0] == [size for size in expected if size > 0]
+    assert name == "and back" or found == expected
+
+
+def test_a_matrix_by_rows_is_moved_and_tells_its_parts() -> None:
+    with VirtualDevice(H100, steps=None) as device:
+        host = by_rows()
+        assert sizes_of(device, lambda: host.cuda()) == [2400, 808, 4800]
+        moved = host.cuda()
+        assert (moved.layout, moved.device.type) == (torch.sparse_csr, "cuda")
+        assert moved.crow_indices().tolist() == host.crow_indices().tolist()
+        assert moved.col_indices().tolist() == host.col_indices().tolist()
+        parts = moved.crow_indices(), moved.col_indices(), moved.values()
+        made = torch.sparse_csr_tensor(*parts, (ROWS, ROWS), device="cuda")
+        assert made.values().data_ptr() == moved.values().data_ptr()
+
+
+def test_products_with_a_matrix_by_rows_have_gradients() -> None:
+    with VirtualDevice(H100, steps=None):
+        values = torch.ones(PLACES, device="cuda", requires_grad=True)
+        weight = torch.randn(ROWS, 32, device="cuda", requires_grad=True)
+        given = by_rows()
+        matrix = torch.sparse_csr_tensor(given.crow_indices().cuda(), given.col_indices().cuda(), values, (ROWS, ROWS))
+        (matrix @ weight).sum().backward()
+        for found in (weight, values):
+            assert found.grad is not None
+            assert found.grad.shape == found.shape
+        assert (matrix.detach() @ weight[:, 0]).shape == (ROWS,)
+        assert (weight.t() @ matrix.detach()).shape == (32, ROWS)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+def test_a_product_of_two_sparse_matrices_has_the_places_that_it_has(layout: torch.layout) -> None:
+    # given a matrix whose product with itself has this many places on the host
+    host = by_rows()
+    dense = host.to_dense() @ host.to_dense()
+    with VirtualDevice(H100, steps=None) as device:
+        moved = (host if layout is torch.sparse_csr else host.to_sparse_coo()).cuda()
+        # when it is made on the device, then it has as many, and where they are is known
+        found = (moved @ moved).to_sparse_coo()
+        assert found.indices().tolist() == dense.nonzero().t().tolist()
+        assert ("workspace_model", "cuSPARSE's product of sparse matrices") in device.ledger.remarks
+        assert not [name for kind, name in device.ledger.remarks if kind in ("assumed_value", "unknown_op")]
+
+
+def test_places_that_are_not_known_are_taken_as_spread_and_that_is_said() -> None:
+    with VirtualDevice(H100, steps=None) as device:
+        given = by_rows()
+        columns = torch.randn(PLACES, 1000, device="cuda").argmax(1)
+        matrix = torch.sparse_csr_tensor(given.crow_indices().cuda(), columns, torch.ones(PLACES).cuda(), (ROWS, ROWS))
+        made = matrix @ matrix
+        # 36 throws at 100 columns hit 100 (1 - 0.99^36) = 30.4 of them in each of 100 rows
+        assert 2900 <= made.values().numel() <= 3600
+        assert ("assumed_value", "places of a product of sparse matrices") in device.ledger.remarks
+
+
+def test_rows_that_repeat_are_one_where_places_are_known() -> None:
+    with VirtualDevice(H100, steps=None):
+        places = torch.tensor([[0, 0, 3], [1, 1, 2]])
+        given = torch.sparse_coo_tensor(places, torch.ones(3), (4, 4), check_invariants=False).cuda()
+        assert given.coalesce().indices().tolist() == [[0, 3], [1, 2]]
+
+
+def test_an_op_of_a_matrix_by_rows_without_a_model_is_refused_with_what_to_use() -> None:
+    with (
+        VirtualDevice(H100, steps=None),
+        pytest.raises(CaptureError, match=r"aten\.add\.Tensor: .*layout torch\.sparse_csr; .*\.to_sparse_coo\(\)"),
+    ):
+        _ = by_rows().cuda() + by_rows().cuda()
+
+
 def test_a_layout_without_a_model_is_refused_with_the_one_to_use() -> None:
     with (
         VirtualDevice(H100, steps=None),
-        pytest.raises(CaptureError, match=r"layout torch\.sparse_csr; .*put \.to_sparse_coo\(\)"),
+        pytest.raises(CaptureError, match=r"layout torch\.sparse_bsr; .*put \.to_sparse_csr\(\)"),
     ):
-        graph().to_sparse_csr().cuda()
+        by_rows().to_sparse_bsr((2, 2)).cuda()

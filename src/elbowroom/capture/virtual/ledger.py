@@ -229,4 +229,4 @@ class Ledger:
 def _with_bytes(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The plain tensors that have the bytes of a tensor."""
     for part in parts_of(tensor):
-        yield from (part,) if part.layout is torch.strided else sparse.parts_of(part)
+        yield from (part,) if part.layout is torch.strided else sparse.with_bytes(part)

@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 
 from elbowroom.capture.operators import reads_bytes
-from elbowroom.capture.virtual import kernels, scratch, unknown_ops
+from elbowroom.capture.virtual import compressed, kernels, scratch, unknown_ops
 from elbowroom.capture.virtual.compared import Compared
 from elbowroom.capture.virtual.dependent_shapes import BY_NAME
 from elbowroom.capture.virtual.effects import bytes_of, changed, compute_type, described, effects_of, moved_bytes
@@ -25,6 +25,7 @@ from elbowroom.capture.virtual.plausible import Plausible
 from elbowroom.capture.virtual.saves import Saves
 from elbowroom.capture.virtual.settings import Settings
 from elbowroom.capture.virtual.shapes import Shapes
+from elbowroom.capture.virtual.sparse import is_compressed
 from elbowroom.capture.virtual.storages import pinned
 from elbowroom.capture.virtual.tensor import (
     CPU,
@@ -203,6 +204,8 @@ class VirtualMode(DispatchMode):
         kernel: Any = self._kernels.get(func, func)
 
         def compute() -> Any:
+            if func not in compressed.PLAIN and any(map(is_compressed, args)):
+                raise compressed.refused(func, args)
             try:
                 with Inside():
                     return kernel(*args, **kwargs)

@@ -10,6 +10,7 @@ import torch
 
 from elbowroom.capture.virtual import (
     attributes,
+    compressed,
     cuda_build,
     dlpack,
     factories,
@@ -206,5 +207,6 @@ def changes(settings: Settings, ledger: Ledger) -> list[Change]:
         *grouping_changes(_grouped),
     ]
     found.append((torch, "sparse_coo_tensor", sparse.on_device(torch.sparse_coo_tensor)))
+    found += compressed.changes()
     found += [*pickling.changes(ledger), *unmanaged.changes(ledger)]
     return found

@@ -183,6 +183,8 @@ def allocate(mode: VirtualMode, func: Any, args: Any, kwargs: Any, results: Resu
 def _blas(call: Call) -> None:
     """cublas: results, copies of matrices that it cannot read, the handle's workspace (Blas.cpp; rig)."""
     first = 1 if call.func in (aten.addmm.default, aten.baddbmm.default) else 0
+    if any(map(sparse.is_compressed, call.args)):
+        return
     if call.args[first].layout is not torch.strided:
         sparse.product(call, *call.args[first : first + 2])
         return
@@ -205,6 +207,8 @@ def _gemv(call: Call) -> None:
     """A product with a vector, which is copied where it was expanded (Blas.cpp; rig)."""
     call.out(0)
     vector = call.args[-1]
+    if sparse.is_compressed(call.args[-2]):
+        return
     if vector.stride() == (0,) and vector.numel() > 1:
         call.temp(vector.numel() * vector.element_size())
     call.blas()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 
-from elbowroom.capture.virtual.tensor import META, is_virtual
+from elbowroom.capture.virtual.tensor import COMPRESSED, META, is_virtual
 from elbowroom.runtime._torch_compat import storage_key
 
 
@@ -62,6 +62,8 @@ def _key(values: Iterable[Any]) -> Hashable:
 
 
 def _one(value: Any) -> Hashable:
+    if isinstance(value, torch.Tensor) and value.layout in COMPRESSED:
+        raise Unknown
     if is_virtual(value):
         return (value.shape, value.stride(), value.dtype)
     if isinstance(value, torch.Tensor):

@@ -1,31 +1,73 @@
-"""Sparse gradients: values and their places, as CUDA has them.
+"""Sparse tensors of places (COO), sparse gradients among them: values and their places, as CUDA has them.
 
-How many rows repeat is in the data, which is not there. So adding up those that do (coalesce) leaves as many rows as
-there were, the most that there can be.
+Adding up rows that repeat (coalesce) leaves as many as differ, where the places are known. Else it leaves as many rows
+as there were, the most that there can be. Tensors of compressed rows are in compressed.py.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from elbowroom.capture.virtual.tensor import Inside
+from elbowroom.capture.virtual.known_values import KnownValues
+from elbowroom.capture.virtual.tensor import COMPRESSED, CUDA, Inside, virtual
 from elbowroom.runtime._torch_compat import node_name
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.scratch import Call
 
 aten: Any = torch.ops.aten
+SORTED = "coalescing sparse tensors (scratch of sorting them is not counted)"
 SAID = "coalescing sparse tensors (no row is taken to repeat, and scratch of sorting them is not counted)"
 
 
-def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and places of a sparse tensor, as meta tensors."""
+class Parts(NamedTuple):
+    """What a compressed tensor is made of."""
+
+    compressed: torch.Tensor
+    plain: torch.Tensor
+    values: torch.Tensor
+
+
+def parts_of(tensor: torch.Tensor) -> Parts:
+    """Its parts as C++ has them: meta tensors of one on the device."""
+    by_rows = tensor.layout is torch.sparse_csr
+    with Inside():
+        return Parts(
+            (aten.crow_indices if by_rows else aten.ccol_indices).default(tensor),
+            (aten.col_indices if by_rows else aten.row_indices).default(tensor),
+            aten.values.default(tensor),
+        )
+
+
+def is_compressed(value: Any) -> bool:
+    """Whether it is a tensor of compressed rows or columns."""
+    return isinstance(value, torch.Tensor) and value.layout in COMPRESSED
+
+
+def places_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and places of a tensor of places (COO), as meta tensors."""
     with Inside():
         return aten._values.default(tensor), aten._indices.default(tensor)
+
+
+def with_bytes(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The dense tensors that a sparse one is made of."""
+    return parts_of(tensor) if is_compressed(tensor) else places_of(tensor)
+
+
+def of_places(places: torch.Tensor, values: torch.Tensor, shape: Any, *, coalesced: bool) -> torch.Tensor:
+    """A tensor on the device of these, which it shares."""
+    given: dict[str, Any] = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": "meta"}
+    dims = places.shape[0], values.dim() - 1
+    with Inside():
+        made = aten._sparse_coo_tensor_with_dims_and_tensors.default(
+            *dims, tuple(shape), places, values, **given, is_coalesced=coalesced
+        )
+    return virtual(made, CUDA)
 
 
 def _made(like: torch.Tensor, places: torch.Tensor, values: torch.Tensor, coalesced: bool) -> torch.Tensor:
@@ -44,19 +86,33 @@ def _clone(tensor: torch.Tensor, *, memory_format: torch.memory_format | None = 
     """
     if tensor.layout is not torch.sparse_coo:
         return aten.clone.default(tensor, memory_format=memory_format)
-    values, places = parts_of(tensor)
+    values, places = places_of(tensor)
     if node_name().endswith("AccumulateGrad") and values.is_contiguous() and places.is_contiguous():
         return _made(tensor, places, values, tensor.is_coalesced())
-    return _made(tensor, torch.empty_like(places), torch.empty_like(values), tensor.is_coalesced())
+    return _made(tensor, _like(places), torch.empty_like(values), tensor.is_coalesced())
+
+
+def _like(part: torch.Tensor) -> torch.Tensor:
+    """A copy of places, whose value is known where theirs is."""
+    made = torch.empty_like(part)
+    known = known_of(part)
+    if known is not None and KnownValues.current is not None:
+        KnownValues.current.keep(virtual(made, CUDA), known, KnownValues.current.is_certain(virtual(part, CUDA)))
+    return made
+
+
+def known_of(part: torch.Tensor) -> torch.Tensor | None:
+    """The value of places, where it is known."""
+    return None if KnownValues.current is None else KnownValues.current.of(virtual(part, CUDA))
 
 
 def _coalesce(tensor: torch.Tensor) -> torch.Tensor:
-    values, places = parts_of(tensor)
+    values, places = places_of(tensor)
     return _made(tensor, torch.empty_like(places), torch.empty_like(values), coalesced=True)
 
 
 def _mask(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    values, places = parts_of(mask)
+    values, places = places_of(mask)
     rows = values.new_empty(values.shape, dtype=tensor.dtype)
     return _made(mask, torch.empty_like(places), rows, mask.is_coalesced())
 
@@ -67,19 +123,11 @@ def _add_(tensor: torch.Tensor, other: Any, *, alpha: Any = 1) -> torch.Tensor:
     return tensor if sparse and tensor.layout is torch.strided else aten.add_.Tensor(tensor, other, alpha=alpha)
 
 
-def _to_copy(tensor: torch.Tensor, *, dtype: torch.dtype | None = None, **others: Any) -> torch.Tensor:
-    """Of a sparse tensor, both parts: its meta kernel gives one of no rows."""
-    if tensor.layout is not torch.sparse_coo:
-        return aten._to_copy.default(tensor, dtype=dtype, **others)
-    values, places = parts_of(tensor)
-    return _made(tensor, torch.empty_like(places), torch.empty_like(values, dtype=dtype), tensor.is_coalesced())
-
-
 def _detach(tensor: torch.Tensor) -> torch.Tensor:
     """The same places and values: its meta kernel forgets them."""
     if tensor.layout is not torch.sparse_coo:
         return aten.detach.default(tensor)
-    values, places = parts_of(tensor)
+    values, places = places_of(tensor)
     return _made(tensor, places, values, tensor.is_coalesced())
 
 
@@ -97,7 +145,7 @@ def _transpose(tensor: torch.Tensor, first: int, second: int) -> torch.Tensor:
 
 def _turned(tensor: torch.Tensor, first: int, second: int) -> torch.Tensor:
     """A copy, whose rows are not in order (TensorShape.cpp: transpose)."""
-    values, places = parts_of(tensor)
+    values, places = places_of(tensor)
     shape = list(tensor.shape)
     shape[first], shape[second] = shape[second], shape[first]
     given: dict[str, Any] = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": "meta"}
@@ -139,7 +187,6 @@ KERNELS: dict[Any, Callable[..., Any]] = {
     aten.detach.default: _detach,
     aten.t.default: _t,
     aten.transpose.int: _transpose,
-    aten._to_copy.default: _to_copy,
     aten._to_dense.default: _to_dense,
     aten.mm.default: _mm,
     aten._sparse_addmm.default: _sparse_addmm,
@@ -152,8 +199,8 @@ KERNELS: dict[Any, Callable[..., Any]] = {
 
 def _coalesce_rule(call: Call) -> None:
     """Positions, their order and where each row begins (SparseCUDATensor.cu; rig)."""
-    call.unsupported(SAID)
-    _, places = parts_of(call.args[0])
+    _, places = places_of(call.args[0])
+    call.unsupported(SAID if known_of(places) is None else SORTED)
     for _ in range(3):
         call.temp(places.shape[1] * places.element_size())
 
@@ -163,7 +210,7 @@ def _turn_rule(call: Call) -> None:
     call.out(0)
     tensor = call.args[0]
     if tensor.layout is torch.sparse_coo:
-        _, places = parts_of(tensor)
+        _, places = places_of(tensor)
         call.temp(places.shape[1] * places.element_size())
 
 
@@ -172,7 +219,7 @@ def product(call: Call, matrix: torch.Tensor, dense: torch.Tensor) -> None:
 
     What cuSPARSE takes in addition is not known, and small.
     """
-    values, places = parts_of(matrix)
+    values, places = places_of(matrix)
     count = places.shape[1]
     with Inside():
         coalesced = aten.is_coalesced.default(matrix)
@@ -189,7 +236,8 @@ def product(call: Call, matrix: torch.Tensor, dense: torch.Tensor) -> None:
 
 
 def _addmm_rule(call: Call) -> None:
-    product(call, *call.args[1:3])
+    if not is_compressed(call.args[1]) and not is_compressed(call.args[2]):
+        product(call, *call.args[1:3])
 
 
 RULES: dict[Any, Callable[[Call], None]] = {

@@ -33,9 +33,10 @@ META = torch.device("meta")
 HOME = "_elbowroom_home"
 """Attribute of a storage that keeps its device, where no ledger knows it."""
 
+COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
 NO_LAYOUT = (
-    "given a tensor of layout {}; allowed are dense ones and sparse ones of layout torch.sparse_coo; for the estimate "
-    "put .to_sparse_coo() in the place of .to_sparse_csr(): the same values with 8 more bytes for each"
+    "given a tensor of layout {}; allowed are dense ones and sparse ones of layout torch.sparse_coo, "
+    "torch.sparse_csr and torch.sparse_csc; for the estimate put .to_sparse_csr() or .to_dense() before it"
 )
 LARGE_BYTES = 2**20
 """Float tensors of the host from this size on have no bytes: they are weights or made-up data."""
@@ -150,6 +151,8 @@ def meta_like(tensor: torch.Tensor) -> torch.Tensor:
     """A meta tensor of the same shape, strides and dtype, or of the same places and values."""
     if tensor.layout is torch.sparse_coo:
         return _sparse_meta_like(tensor)
+    if tensor.layout in COMPRESSED:
+        return _compressed_meta_like(tensor)
     if tensor.layout is not torch.strided:
         raise CaptureError(f"virtual device: {NO_LAYOUT.format(tensor.layout)}")
     with no_dispatch():
@@ -168,4 +171,21 @@ def _sparse_meta_like(tensor: torch.Tensor) -> torch.Tensor:
             layout=torch.sparse_coo,
             device=META,
             is_coalesced=tensor.is_coalesced(),
+        )
+
+
+def _compressed_meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    by_rows = tensor.layout is torch.sparse_csr
+    with no_dispatch():
+        parts = (
+            tensor.crow_indices() if by_rows else tensor.ccol_indices(),
+            tensor.col_indices() if by_rows else tensor.row_indices(),
+            tensor.values(),
+        )
+        return torch.ops.aten.sparse_compressed_tensor.comp_plain_value_size(
+            *(torch.empty_like(part, device=META) for part in parts),
+            tensor.shape,
+            dtype=tensor.dtype,
+            layout=tensor.layout,
+            device=META,
         )

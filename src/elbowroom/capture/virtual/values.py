@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elbowroom.capture.virtual import dependent_shapes, nested, recurrent
+from elbowroom.capture.virtual import compressed, dependent_shapes, nested, recurrent
 from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.tensor import CPU, is_virtual, meta_like, virtual
 from elbowroom.runtime._torch_compat import in_backward, node_name, storage_holders, tensor_uses
@@ -213,7 +213,7 @@ def stores_item() -> bool:
 STORE_ITEM = dis.opmap["STORE_SUBSCR"]
 
 
-SPECIALS: dict[Any, Special] = {
+OTHERS: dict[Any, Special] = {
     aten._local_scalar_dense.default: _item,
     aten._linalg_check_errors.default: _checked,
     aten.allclose.default: _close,
@@ -232,3 +232,5 @@ SPECIALS: dict[Any, Special] = {
     aten._pin_memory.default: _pin,
     aten.record_stream.default: _on_stream,
 }
+
+SPECIALS: dict[Any, Special] = OTHERS | compressed.specials(OTHERS)
