@@ -82,7 +82,7 @@ def _copied(mode: VirtualMode, _: Any, args: Args, kwargs: Kwargs) -> torch.Tens
         return _made(Parts(places[0], places[1], values), tensor.layout, tensor.shape)
     if tensor.layout is torch.sparse_coo:
         unchecked: dict[str, Any] = {"is_coalesced": coalesced, "check_invariants": False}
-        return torch.sparse_coo_tensor(*places, values, tensor.shape, **unchecked)
+        return torch.sparse_coo_tensor(places[0], values, tensor.shape, **unchecked)
     return aten.sparse_compressed_tensor.comp_plain_value_size(
         places[0], places[1], values, tensor.shape, dtype=values.dtype, layout=tensor.layout, device=CPU
     )
