@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -158,6 +159,38 @@ def test_databases_are_copied_with_what_lies_beside_them(overlay: Overlay, tmp_p
     above = f"{overlay.upper}{tmp_path}/a.db"
     assert seen == [above, ":memory:", "", f"file:{above}?mode=ro", "file::memory:?cache=shared"]
     assert Path(f"{above}-wal").read_bytes() == b"x"
+
+
+def test_a_tokenizer_reads_the_files_that_the_script_wrote(overlay: Overlay, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    read = savers.read_from(1, "files", "merges")(overlay, lambda *args, **how: seen.append((args, how)))
+    above = overlay.writing(str(tmp_path / "a"), os.O_WRONLY | os.O_CREAT, tmp_path / "a")
+    Path(above).write_text("x")
+
+    read("self", [str(tmp_path / "a")], "merges", "[UNK]")
+    read("self", files=tmp_path / "a", unknown="[UNK]")
+    read("self", None)
+
+    assert seen == [
+        (("self", [above], os.path.abspath("merges"), "[UNK]"), {}),
+        (("self",), {"files": above, "unknown": "[UNK]"}),
+        (("self", None), {}),
+    ]
+
+
+def test_a_trainer_of_sentencepiece_writes_above(overlay: Overlay, tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    train = savers.SAVERS["sentencepiece"]["SentencePieceTrainer._Train"](overlay, lambda _, **how: seen.append(how))
+    above = overlay.writing(str(tmp_path / "text"), os.O_WRONLY | os.O_CREAT, tmp_path / "text")
+    Path(above).write_text("x")
+
+    train.__func__(input=str(tmp_path / "text"), model_prefix=str(tmp_path / "m"), vocab_size=8)
+    train.__func__("--input=a")
+
+    assert seen == [
+        {"input": [above], "model_prefix": f"{overlay.upper}{tmp_path}/m", "vocab_size": 8},
+        {},
+    ]
 
 
 def test_loggers_and_hubs_are_off_and_scripts_can_ask() -> None:

@@ -407,3 +407,17 @@ def test_a_script_that_holds_itself_to_a_budget_is_estimated_without_it() -> Non
         assert device.steps_seen == 3
     assert elbowroom.within is before
     assert any("without a budget" in name for _, name in device.ledger.remarks)
+
+
+def test_tensors_move_in_inference_mode() -> None:
+    """There an op comes as it was called, with the device by its place."""
+    with device():
+        nn.Linear(8, 8).cuda()(torch.zeros(4, 8, device="cuda")).sum().backward()
+        with torch.inference_mode():
+            host = torch.zeros(4, 8)
+            made = host.to(torch.device("cuda"), torch.float16)
+            assert (made.device, made.dtype) == (torch.device("cuda:0"), torch.float16)
+            assert host.half().to(made).device == made.device
+            assert host.type("torch.cuda.FloatTensor").device == made.device
+            assert torch.tensor([1, 2]).to(made).dtype is torch.float16
+            assert made.to(torch.device("cpu"), torch.float32).device.type == "cpu"

@@ -58,6 +58,22 @@ class Keeps(Plain):
         return self.last(self.seen)
 
 
+class Hashed(Plain):
+    """As torchmetrics has it: its hash follows its state, and what it is compared with is a metric again."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.calls += 1
+        return self.last(self.hidden(x))
+
+    def __hash__(self) -> int:
+        return self.calls
+
+    def __eq__(self, _: object) -> Any:
+        return self
+
+
 class Counts(Plain):
     calls = 0
 
@@ -172,6 +188,12 @@ def test_a_pass_that_does_more_than_its_results_is_run_each_time(kind: Callable[
     found = trained(kind)
 
     assert (found.repeated, found.calls) == (0, 2 * PASSES)
+
+
+def test_a_module_whose_hash_changes_is_told_by_itself() -> None:
+    found = trained(Hashed)
+
+    assert found.repeated + found.calls == 2 * PASSES
 
 
 @pytest.mark.parametrize("options", [{"training": True}, {"hooked": True}])

@@ -66,6 +66,24 @@ def _with_path(overlay: Overlay, args: tuple[Any, ...], index: int, use: str) ->
     return (*args[:index], given_to(overlay, args[index], use), *args[index + 1 :])
 
 
+def read_from(first: int, *names: str) -> Wrapper:
+    """Functions that read files, or lists of files: arguments of these names, which stand so from a position on."""
+    last = first + len(names)
+
+    def wrapper(overlay: Overlay, function: Any) -> Any:
+        def place(value: Any) -> Any:
+            return [place(each) for each in value] if isinstance(value, list) else given_to(overlay, value, READ)
+
+        @functools.wraps(function, updated=())
+        def called(*args: Any, **how: Any) -> Any:
+            places = (*args[:first], *map(place, args[first:last]), *args[last:])
+            return function(*places, **{name: place(value) if name in names else value for name, value in how.items()})
+
+        return called
+
+    return wrapper
+
+
 def with_mode(index: int) -> Wrapper:
     """Functions like `open`: a path at a position, then a mode."""
 
@@ -96,6 +114,23 @@ def _through_a_file(overlay: Overlay, save: Any) -> Any:  # noqa: ARG001  a Wrap
             return save(obj, file, *args, **how)
 
     return saved
+
+
+def _sentencepiece(overlay: Overlay, train: Any) -> Any:
+    """Its trainer: C++ reads `input` and writes two files that begin with `model_prefix`."""
+
+    @functools.wraps(train)
+    def trained(arg: Any = None, **how: Any) -> Any:
+        given = how.get("input")
+        if isinstance(given, str | list | tuple):
+            files = given.split(",") if isinstance(given, str) else given
+            how["input"] = [given_to(overlay, each, READ) for each in files]
+        if is_path(how.get("model_prefix")):
+            model, _ = (given_to(overlay, f"{how['model_prefix']}{end}", ANEW) for end in (".model", ".vocab"))
+            how["model_prefix"] = model.removesuffix(".model")
+        return train(arg, **how)
+
+    return staticmethod(trained)
 
 
 def _sqlite(overlay: Overlay, connect: Any) -> Any:
@@ -136,6 +171,8 @@ def _ignored(_: Overlay, function: Any) -> Any:
     return functools.wraps(function)(lambda *_args, **_how: None)
 
 
+_KINDS, _READERS = ("BPE", "WordPiece", "WordLevel"), ("from_file", "read_file")
+"""Models of tokenizers that are made of files."""
 SAVERS: dict[str, dict[str, Wrapper]] = {
     "torch": {"save": _through_a_file, "load": at(0, READ)},
     "torch.jit": {
@@ -146,8 +183,26 @@ SAVERS: dict[str, dict[str, Wrapper]] = {
     },
     "safetensors": {"serialize_file": at(1, ANEW), "safe_open": opener},
     "safetensors.torch": {"save_file": saver},
-    "tokenizers": {"Tokenizer.save": at(1, ANEW), "Tokenizer.from_file": _static(at(0, READ))},
-    "tokenizers.models": {"Model.save": at(1, FOLDER)},
+    "tokenizers": {
+        "Tokenizer.save": at(1, ANEW),
+        "Tokenizer.from_file": _static(at(0, READ)),
+        "Tokenizer.train": read_from(1, "files"),
+    },
+    "tokenizers.models": {
+        "Model.save": at(1, FOLDER),
+        **{f"{kind}.{reader}": _static(read_from(0, "vocab", "merges")) for kind in _KINDS for reader in _READERS},
+    },
+    "tokenizers.implementations": {
+        "BertWordPieceTokenizer.__init__": read_from(1, "vocab"),
+        **{
+            f"{kind}BPETokenizer.__init__": read_from(1, "vocab", "merges")
+            for kind in ("Char", "ByteLevel", "SentencePiece")
+        },
+    },
+    "sentencepiece": {
+        "SentencePieceProcessor.LoadFromFile": read_from(1, "filename"),
+        "SentencePieceTrainer._Train": _sentencepiece,
+    },
     "h5py": {"File.__init__": with_mode(1)},
     "soundfile": {"SoundFile.__init__": with_mode(1)},
     "sqlite3": {"connect": _sqlite},

@@ -176,7 +176,7 @@ class VirtualMode(DispatchMode):
 
     def _home(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
         """The device of an op's results; None for an op that really runs on the host."""
-        wanted = kwargs.get("device")
+        wanted = kwargs.get("device") or _among(args)
         if wanted is not None and wanted.type == "meta" and META_ASKED.depth:
             return META if any(map(is_virtual, tensors_in(args, kwargs))) else None
         if wanted is not None and wanted.type == "meta" and not self.ledger.peak_bytes:
@@ -322,6 +322,11 @@ class VirtualMode(DispatchMode):
         while frame.f_back is not None and frame.f_code.co_name != "__torch_dispatch__":
             frame = frame.f_back
         return frame.f_back is not None and frame.f_back.f_code is self._backward_code
+
+
+def _among(args: tuple[Any, ...]) -> torch.device | None:
+    """The device that stands by its place: in inference mode an op comes as it was called (`aten.to.device`)."""
+    return next((each for each in args if type(each) is type(CUDA)), None)
 
 
 def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:

@@ -89,8 +89,7 @@ class Repeats:
         self._mode = mode
         self._begins = begins
         self._inside = False
-        self._seen: weakref.WeakKeyDictionary[torch.nn.Module, dict[Hashable, tuple[Pass, int]]]
-        self._seen = weakref.WeakKeyDictionary()
+        self._seen: dict[int, tuple[weakref.ref[torch.nn.Module], dict[Hashable, tuple[Pass, int]]]] = {}
         self.repeated = 0
 
     def changes(self) -> list[tuple[Any, str, Any]]:
@@ -116,7 +115,8 @@ class Repeats:
             key = self._key(module, args, kwargs, given)
         except Unfit:
             return call(module, *args, **kwargs)
-        known, times = self._seen.setdefault(module, {}).get(key, (None, 0))
+        seen = self._seen_of(module)
+        known, times = seen.get(key, (None, 0))
         if known is not None and times > 1 and self._mode.ledger.are_live(known.outside):
             self._begins(module)
             self.repeated += 1
@@ -126,10 +126,17 @@ class Repeats:
         try:
             made = watched.made(output)
         except Unfit:
-            self._seen[module].pop(key, None)
+            seen.pop(key, None)
         else:
-            self._seen[module][key] = (made, times + 1 if made == known else 1)
+            seen[key] = (made, times + 1 if made == known else 1)
         return output
+
+    def _seen_of(self, module: torch.nn.Module) -> dict[Hashable, tuple[Pass, int]]:
+        """A module's passes, by identity: metrics are modules whose hash follows their state."""
+        number = id(module)
+        if number not in self._seen:
+            self._seen[number] = weakref.ref(module, lambda _: self._seen.pop(number, None)), {}
+        return self._seen[number][1]
 
     def _key(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any], given: list[int]) -> Hashable:
         """What two passes have in common that do the same; `given` gets the storages of the arguments.
