@@ -57,6 +57,21 @@ def throws(problem: BaseException) -> Callable[[], object]:
             "use what PyTorch has of it: torch.optim with fused=True",
         ),
         (
+            ModuleNotFoundError("No module named 'json._six'", name="json._six"),
+            "train.py:2: it imports json._six, and that failed: No module named",
+            "the json that is installed here has no json._six; install the version the script was written for",
+        ),
+        (
+            ModuleNotFoundError("No module named 'mpi4py'", name="mpi4py"),
+            "train.py:2: it imports mpi4py, and that failed: No module named",
+            "install mpi4py into the environment",
+        ),
+        (
+            ImportError("sox not installed. Please follow the instructions"),
+            "train.py:2: an import failed: sox not installed.",
+            "install what it names into the environment",
+        ),
+        (
             DynamicOutputShapeException("aten.nonzero.default"),
             "train.py:2: aten.nonzero.default gives a shape or a choice that depends on values",
             "allowed are ops whose shapes follow from shapes; put a bound in its place",

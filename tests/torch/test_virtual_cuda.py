@@ -140,6 +140,27 @@ def test_ranges_profilers_and_random_states_are_there() -> None:
         torch.cuda.set_sync_debug_mode("warn")
 
 
+def test_libraries_of_cuda_are_there_and_take_settings() -> None:
+    with device():
+        torch.zeros(10, device="cuda")
+        assert torch.cuda.nccl.version() == (2, 28, 9)
+        assert torch.cuda.device_memory_used() == 2 * MIB
+        torch.backends.cuda.preferred_linalg_library("magma")
+        plans: Any = torch.backends.cuda.cufft_plan_cache
+        plans[0].max_size = 8
+        plans.clear()
+        assert (plans[0].max_size, plans.size) == (8, 0)
+        tunable: Any = torch.cuda.tunable
+        tunable.set_filename("tuned.csv")
+        tunable.set_max_tuning_duration(10)
+        tunable.record_untuned_enable(False)
+        assert (tunable.tuning_is_enabled(), tunable.get_max_tuning_iterations(), tunable.get_results()) == (
+            True,
+            100,
+            (),
+        )
+
+
 def test_numpy_is_refused_as_by_torch() -> None:
     with device():
         x = torch.zeros(2, device="cuda")

@@ -42,6 +42,18 @@ def build_changes(runtime: Any, properties: Any, select: Any, cuda_version: str)
     ]
 
 
+def library_changes(nccl_version: int) -> list[Change]:
+    """What says which NCCL there is, keeps the plans of cuFFT, and chooses what linear algebra is done with."""
+    return [
+        (torch._C, "_nccl_version", lambda: nccl_version),
+        (torch._C, "_nccl_version_suffix", lambda: b""),
+        (torch._C, "_set_linalg_preferred_backend", lambda _: None),
+        (torch.backends.cuda.cuFFTPlanCache, "size", 0),
+        (torch.backends.cuda.cuFFTPlanCache, "max_size", 4096),
+        (torch, "_cufft_clear_plan_cache", lambda _: None),
+    ]
+
+
 def pool_changes(nothing: Any) -> list[Change]:
     """What has allocations go to another pool, says whether a graph is captured, and gives memory of the host back."""
     names = ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool")

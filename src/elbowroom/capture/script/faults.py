@@ -183,9 +183,9 @@ def _elsewhere(problem: BaseException) -> Said:
 def _missing_module(problem: BaseException, script: str) -> Said:
     if not isinstance(problem, ImportError):
         return None
-    name = problem.name or "a package"
+    name = problem.name or ""
     return (
-        f"it imports {name}, and that failed: {_short(problem)}",
+        f"it imports {name}, and that failed: {_short(problem)}" if name else f"an import failed: {_short(problem)}",
         f"allowed is what can be imported here; {advice(name, _text_of(problem), script)}",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 from elbowroom.capture.script.on_cpu import options
@@ -13,10 +14,12 @@ class Library(NamedTuple):
     Attributes:
         next: what to do.
         words: parts of the names of options that turn it on.
+        asked_by: the library that the advice is about; of others' imports it says nothing.
     """
 
     next: str
     words: tuple[str, ...] = ()
+    asked_by: str = ""
 
 
 _TO_BUILD = "it is built with CUDA's compiler; for the estimate "
@@ -57,7 +60,8 @@ LIBRARIES: dict[str, Library] = {
     ),
     "mpi4py": Library(
         "deepspeed asks for it where no launcher said which process it is; put the launcher before the script: "
-        "`elbowroom estimate deepspeed train.py`"
+        "`elbowroom estimate deepspeed train.py`",
+        asked_by="deepspeed",
     ),
 }
 """By the name that is imported."""
@@ -67,7 +71,7 @@ def advice(name: str, text: str, script: str) -> str:
     """What is to be done about a library that could not be imported.
 
     Args:
-        name: of the module.
+        name: of the module; "" where the exception has none.
         text: of the exception, as some libraries raise one that names no module.
         script: its path, whose own options are searched.
     """
@@ -75,9 +79,13 @@ def advice(name: str, text: str, script: str) -> str:
     if package not in LIBRARIES and "FlashAttention" in text:
         package = "flash_attn"
     known = LIBRARIES.get(package)
+    if known is not None and known.asked_by and known.asked_by not in sys.modules:
+        known = None
     if known is None and text.startswith("cannot import name"):
         return f"the {package} that is installed here has no such name; install the version the script was written for"
+    if known is None and package != name and package in sys.modules:
+        return f"the {package} that is installed here has no {name}; install the version the script was written for"
     if known is None:
-        return f"install {package} into the environment of elbowroom (a build for the CPU does)"
+        return f"install {package or 'what it names'} into the environment of elbowroom (a build for the CPU does)"
     named = [word for plain, (word, _) in options(script).items() if any(each in plain for each in known.words)]
     return known.next + (f" (see the script's own {', '.join(named[:3])})" if named else "")

@@ -16,11 +16,19 @@ from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.live_memory import LiveMemory
 from elbowroom.capture.virtual.settings import Settings
 from elbowroom.capture.virtual.streams import CUDA_TYPE, Stream
-from elbowroom.runtime._torch_compat_device import accelerator_changes, build_changes, cuda_changes, range_changes
+from elbowroom.runtime._torch_compat_device import (
+    accelerator_changes,
+    build_changes,
+    cuda_changes,
+    library_changes,
+    range_changes,
+)
 
 Change = tuple[Any, str, Any]
 CUDA_VERSION = "13.0" if torch.__version__ >= "2.11" else "12.8"
 """Of the build that PyPI has: torchvision refuses to be imported beside another major version than its own."""
+NCCL_VERSION = 2 << 32 | 28 << 16 | 9
+"""Of the same build: three parts of 16 bits."""
 
 
 def say(value: Any) -> Callable[..., Any]:
@@ -146,6 +154,8 @@ def _of_cuda(build: _Build) -> dict[str, Any]:
         **dict.fromkeys(("setDevice", "exchangeDevice", "maybeExchangeDevice"), build.select),
         **dict.fromkeys(("getCurrentRawStream", "get_sync_debug_mode", "getDevice"), say(0)),
         **dict.fromkeys(("isInBadFork", "isCurrentStreamCapturing", "tunableop_is_enabled"), say(False)),
+        **_tuning(),
+        "hasPrimaryContext": say(True),
         "get_cudnn_benchmark_limit": say(10),
         "set_cudnn_benchmark_limit": say(None),
         **dict.fromkeys(("canDeviceAccessPeer", "isHistoryEnabled"), say(False)),
@@ -170,6 +180,16 @@ def _of_cuda(build: _Build) -> dict[str, Any]:
         "cudaCachingAllocator_raw_alloc": build.take,
         "cudaCachingAllocator_raw_delete": build.give_back,
     }
+
+
+def _tuning() -> dict[str, Any]:
+    """What torch.cuda.tunable asks for; no product is tuned, and what torch has at first is told."""
+    asked = ("tuning_enable", "set_filename", "set_max_tuning_duration", "set_max_tuning_iterations", "read_file")
+    asked += ("set_rotating_buffer_size", "set_numerical_check_tolerances")
+    told = {"get_filename": "", "get_max_tuning_duration": 30, "get_max_tuning_iterations": 100, "get_results": ()}
+    told |= {"get_validators": (), "get_rotating_buffer_size": 0, "tuning_is_enabled": True}
+    untuned = {"record_untuned_enable": say(None), "record_untuned_is_enabled": say(False)}
+    return {f"tunableop_{name}": say(value) for name, value in (dict.fromkeys(asked) | told).items()} | untuned
 
 
 def _of_accelerator(build: _Build) -> dict[str, Any]:
@@ -219,6 +239,7 @@ def _queries(build: _Build) -> dict[str, Any]:
         "_lazy_init": say(None),
         "get_device_properties": say(properties),
         "get_arch_list": say([f"sm_{build.settings.facts.compute_capability}"]),
+        "device_memory_used": lambda *_: build.settings.total_bytes - build.free_and_total()[0],
         "utilization": say(100),
         "temperature": say(40),
         "power_draw": say(200_000),
@@ -237,6 +258,7 @@ def changes(settings: Settings, ledger: Ledger) -> list[Change]:
         *cuda_changes(_of_cuda(build)),
         *accelerator_changes(_of_accelerator(build), torch.device("cuda")),
         *build_changes(_runtime(build), say(queries["get_device_properties"]()), build.select, CUDA_VERSION),
+        *library_changes(NCCL_VERSION),
         *range_changes(SimpleNamespace(**marks)),
         *((torch.cuda, name, value) for name, value in queries.items()),
         (torch.cuda.memory, "list_gpu_processes", queries["list_gpu_processes"]),
