@@ -4,8 +4,35 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, final
+
+Change = tuple[Any, str, Any]
+
+
+def changed_once_there(
+    changes: Mapping[str, Callable[[Any], list[Change]]],
+    stack: ExitStack,
+    patched: Callable[[list[Change]], AbstractContextManager[None]],
+) -> None:
+    """Change modules that are imported, and others once they are, until the stack is left.
+
+    Args:
+        changes: by a module's name, what is changed of it.
+        stack: undoes it.
+        patched: sets attributes until it is left.
+    """
+
+    def changing(name: str) -> Callable[[Any], None]:
+        return lambda module: stack.enter_context(patched(changes[name](module)))
+
+    for name in changes.keys() & sys.modules.keys():
+        changing(name)(sys.modules[name])
+    finder = Arrivals({name: changing(name) for name in changes.keys() - sys.modules.keys()})
+    sys.meta_path.insert(0, finder)
+    stack.callback(sys.meta_path.remove, finder)
 
 
 @final

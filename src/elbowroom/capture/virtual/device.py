@@ -16,6 +16,7 @@ from elbowroom.capture.virtual.assemble import assemble
 from elbowroom.capture.virtual.gradients import Accumulations
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.mode import VirtualMode
+from elbowroom.capture.virtual.paged import Paged
 from elbowroom.capture.virtual.patches import changes, patched
 from elbowroom.capture.virtual.repeats import Repeats
 from elbowroom.capture.virtual.saves import Saves
@@ -127,6 +128,7 @@ class VirtualDevice:
         stack.enter_context(patched([*saves.changes(), *self.repeats.changes()]))
         stack.enter_context(saves.hooks())
         Kernels(self._mode, stack, patched)
+        Paged(self.ledger, stack, patched)
         stack.enter_context(patched(threads.changes(self._other_thread, Enough)))
         return self
 

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from elbowroom.capture.arrivals import Arrivals
+from elbowroom.capture.arrivals import Change, changed_once_there
 from elbowroom.capture.virtual.tensor import is_virtual
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.mode import VirtualMode
 
-Change = tuple[Any, str, Any]
 SAID = "Triton kernel {} (not run: it allocates nothing, and what it makes is not known)"
 L2_BYTES = 256 * 1024 * 1024
 """What trials clear the GPU's second-level cache with (triton/testing.py: do_bench)."""
@@ -55,15 +54,7 @@ class Kernels:
             "triton.runtime.driver": lambda module: [(module.driver, "_active", _Driver(mode))],
             "triton.testing": lambda module: [(module, "do_bench", _bench)],
         }
-
-        def changing(name: str) -> Callable[[Any], None]:
-            return lambda module: stack.enter_context(patched(changes[name](module)))
-
-        for name in changes.keys() & sys.modules.keys():
-            changing(name)(sys.modules[name])
-        finder = Arrivals({name: changing(name) for name in changes.keys() - sys.modules.keys()})
-        sys.meta_path.insert(0, finder)
-        stack.callback(sys.meta_path.remove, finder)
+        changed_once_there(changes, stack, patched)
 
     @property
     def _run(self) -> Callable[..., Any]:
