@@ -19,6 +19,7 @@ import numpy as np
 
 from elbowroom.allocator import replay
 from elbowroom.allocator.replay import Event
+from elbowroom.allocator.settings import as_set_by_script
 from elbowroom.lifetimes import Ints, listed
 from elbowroom.machine import Machine
 from elbowroom.owners import Share, shares_of
@@ -133,7 +134,8 @@ def estimate(trace: Trace, machine: Machine) -> Estimate:
 
     Args:
         trace: what the training does; its whole length counts, what comes before the first step too.
-        machine: its device tier's capacity, allocator settings and memory outside the allocator are used.
+        machine: its device tier's capacity, memory outside the allocator and, where the script made none itself,
+            allocator settings are used.
 
     Returns:
         The answer. Its intervals are points where nothing of the trace is a modelled workspace and the machine's
@@ -255,11 +257,12 @@ class _Case:
 def _three(trace: Trace, machine: Machine) -> tuple[_Case, _Case, _Case]:
     """The likely case, and those where every workspace of unknown size has its least and its most bytes."""
     bounds = workspace_bounds(trace)
-    likely = _case(trace, machine.allocator, {})
+    settings = as_set_by_script(machine, trace).allocator
+    likely = _case(trace, settings, {})
     if not bounds:
         return likely, likely, likely
     low, high = ({storage: both[end] for storage, both in bounds.items()} for end in (0, 1))
-    return likely, _case(trace, machine.allocator, low), _case(trace, machine.allocator, high)
+    return likely, _case(trace, settings, low), _case(trace, settings, high)
 
 
 def workspace_bounds(trace: Trace) -> dict[int, tuple[int, int]]:

@@ -17,6 +17,7 @@ from itertools import accumulate
 from elbowroom import rules
 from elbowroom.algorithms import with_algorithms
 from elbowroom.allocator.of_trace import Reserved, reserved_at
+from elbowroom.allocator.settings import as_set_by_script
 from elbowroom.checks import check_step
 from elbowroom.curves import Heights, allocated, at_peak, away_points, device_curve, lower_curves
 from elbowroom.driver import DRIVER, delayed, delays_of
@@ -49,6 +50,7 @@ def simulate(trace: Trace, machine: Machine, plan: Plan | None = None) -> Timeli
     Raises:
         InvalidPlan: the plan contradicts the trace or the machine.
     """
+    machine = as_set_by_script(machine, trace)
     recorded = last_step(trace)
     plan = plan or Plan(trace_id=trace.id, planner="keep_all", budget_bytes=rules.MAX_INT)
     check_step(recorded, plan, machine)

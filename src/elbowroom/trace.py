@@ -27,7 +27,14 @@ Category = Literal[
     "context",
 ]
 RemarkKind = Literal[
-    "unknown_op", "not_compared", "assumed_value", "workspace_model", "unsupported", "ended_early", "kept_away"
+    "unknown_op",
+    "not_compared",
+    "assumed_value",
+    "workspace_model",
+    "unsupported",
+    "ended_early",
+    "kept_away",
+    "allocator_settings",
 ]
 REMARK_KINDS: tuple[RemarkKind, ...] = (
     "unknown_op",
@@ -37,6 +44,7 @@ REMARK_KINDS: tuple[RemarkKind, ...] = (
     "unsupported",
     "ended_early",
     "kept_away",
+    "allocator_settings",
 )
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "other")
 CATEGORIES: tuple[Category, ...] = (

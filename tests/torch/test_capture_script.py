@@ -93,8 +93,8 @@ def test_a_script_runs_as_main_with_its_own_folder_first(tmp_path: Path) -> None
         ("open('missing.bin')", r"train\.py:1: it needs 'missing\.bin': No such file or directory; .*stand-in"),
         ("import no_such_package", r"train\.py:1: it imports no_such_package, .*; .*install no_such_package"),
         (
-            "import torch\ntorch.eye(3).to_sparse_csr().cuda()",
-            r"train\.py:2: virtual device: given a tensor of layout torch\.sparse_csr; allowed are dense ones",
+            "import torch\ntorch.eye(4).to_sparse_bsr((2, 2)).cuda()",
+            r"train\.py:2: virtual device: given a tensor of layout torch\.sparse_bsr; allowed are dense ones",
         ),
         ("import flash_attn", r"it imports flash_attn, .*CUDA's compiler; .*attn_implementation=\"sdpa\""),
         ("raise ImportError('FlashAttention2 has been toggled on')", r"FlashAttention2 .*scaled_dot_product_attention"),

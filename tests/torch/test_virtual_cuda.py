@@ -5,6 +5,8 @@ Expected texts and numbers are those of torch 2.11.0 with CUDA on the rig (tools
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,12 @@ import pytest
 import torch
 import torch.nn as nn
 
+from elbowroom.allocator.settings import VARIABLES
 from elbowroom.capture.virtual import VirtualDevice
+from elbowroom.estimate import estimate
 from elbowroom.machine import Machine
+from elbowroom.simulate import simulate
+from elbowroom.trace import Trace
 
 A100 = Machine.of("a100-80gb")
 MIB = 2**20
@@ -41,6 +47,43 @@ def test_the_allocator_says_what_it_holds() -> None:
         assert on.ledger.empties == [2]
         torch.cuda.reset_peak_memory_stats()
         assert torch.cuda.max_memory_reserved() == torch.cuda.max_memory_allocated() == 0
+
+
+def _in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+
+def _by_a_call(_: pytest.MonkeyPatch) -> None:
+    ask: Any = torch._C
+    ask._accelerator_setAllocatorSettings("expandable_segments:True")
+
+
+@pytest.mark.parametrize("sets", [_in_the_environment, _by_a_call])
+def test_settings_that_a_script_makes_before_it_uses_the_allocator_count(
+    sets: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(early: bool) -> Trace:
+        for name in VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        with VirtualDevice(A100, 2) as on:
+            if early:
+                sets(monkeypatch)
+            model = nn.Linear(2000, 2000).cuda()
+            optimizer = torch.optim.Adam(model.parameters())
+            if not early:
+                sets(monkeypatch)
+            for _ in range(2):
+                model(torch.zeros(1500, 2000, device="cuda")).sum().backward()
+                optimizer.step()
+        return on.trace()
+
+    expandable = replace(A100, allocator="expandable_segments:True")
+    late, early = trained(early=False), trained(early=True)
+    assert ("allocator_settings", "expandable_segments:True") in [(each.kind, each.name) for each in early.remarks]
+    assert "allocator_settings" not in [each.kind for each in late.remarks]
+    assert estimate(early, A100).peak_reserved == estimate(late, expandable).peak_reserved
+    assert estimate(early, A100).peak_reserved != estimate(late, A100).peak_reserved
+    assert simulate(early, A100).curves == simulate(early, expandable).curves
 
 
 def test_summaries_and_snapshots_are_made_as_ever() -> None:

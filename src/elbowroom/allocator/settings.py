@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from elbowroom.errors import UsageError
+from elbowroom.machine import Machine
 from elbowroom.rules import shown
+from elbowroom.trace import Trace
 
 KIB, MIB = 2**10, 2**20
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -53,6 +55,12 @@ class Settings:
 def set_in(environment: Mapping[str, str]) -> str:
     """The settings of an environment, as text; "" where there are none."""
     return next((environment[name] for name in VARIABLES if environment.get(name)), "")
+
+
+def as_set_by_script(machine: Machine, trace: Trace) -> Machine:
+    """A machine with the settings that the script of a trace makes itself, where it does; those count."""
+    made = [remark.name for remark in trace.remarks if remark.kind == "allocator_settings"]
+    return replace(machine, allocator=made[-1]) if made and machine.allocator != "exact" else machine
 
 
 def parse_settings(text: str) -> Settings:

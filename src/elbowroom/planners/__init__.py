@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from elbowroom.allocator.settings import as_set_by_script
 from elbowroom.checks import check
 from elbowroom.errors import UsageError
 from elbowroom.lifetimes import last_step
@@ -140,7 +141,7 @@ def asking(
     tier = link.lower if link else None
     problem = Problem(
         step=selected(last_step(trace), modules),
-        machine=held_to(machine, lower),
+        machine=held_to(as_set_by_script(machine, trace), lower),
         tier=tier,
         tier_bytes=lower["pinned" if tier == "host" else tier] if tier else 0,
         budget_bytes=0,

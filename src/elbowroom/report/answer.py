@@ -27,9 +27,10 @@ KINDS = {
     "workspace_model": "workspaces whose size is a model",
     "unsupported": "left out",
     "ended_early": "the script failed later, and the answer is of the steps before that",
+    "allocator_settings": "settings of the allocator that the script makes itself, which count",
     "kept_away": "what the script wanted to do, and an estimate does not do",
 }
-_ONCE = ("ended_early", "kept_away")
+_ONCE = ("ended_early", "kept_away", "allocator_settings")
 """Kinds whose names are sentences."""
 _NAMES_SHOWN = 5
 

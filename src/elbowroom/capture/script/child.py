@@ -20,7 +20,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from elbowroom.allocator.settings import VARIABLES
 from elbowroom.capture.script import faults, files, kept_away, landlock, savers, written_modules
 from elbowroom.capture.script.constants import compiled
 from elbowroom.capture.script.guard import OVER
@@ -77,7 +76,7 @@ def _capture(order: Order, folder: Path, asked: set[str]) -> faults.Fault | None
     what = {"steps": lambda: str(device.steps_seen), "phase": lambda: phase_of(device, order.script, order.steps)}
     with _reporting(folder, what):
         try:
-            with _limited(order), device, _remarked(device):
+            with _limited(order), device:
                 _execute(code, order)
         except BaseException as raised:  # noqa: BLE001  whatever the script raises is explained, not shown
             problem = raised
@@ -198,21 +197,6 @@ def _place(module: types.ModuleType, name: str) -> None:
         spec = importlib.util.find_spec(f"{name}.__main__")
     if spec is not None:
         module.__spec__, module.__package__ = spec, spec.parent
-
-
-@contextmanager
-def _remarked(device: VirtualDevice) -> Iterator[None]:
-    """Settings of the allocator that the script makes itself come too late for the estimate, which a remark says."""
-    settings = _allocator_settings()
-    try:
-        yield
-    finally:
-        for name, value in _allocator_settings() - settings:
-            device.ledger.remark("unsupported", f"{name}={value} (set by the script; set it outside of it to count)")
-
-
-def _allocator_settings() -> set[tuple[str, str]]:
-    return {(name, os.environ[name]) for name in VARIABLES if os.environ.get(name)}
 
 
 @contextmanager

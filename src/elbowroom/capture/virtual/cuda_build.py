@@ -6,12 +6,14 @@ torch's Python above them (memory summaries, contexts of streams and devices, ra
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, final
 
 import torch
 
+from elbowroom.allocator.settings import set_in
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.live_memory import LiveMemory
 from elbowroom.capture.virtual.settings import Settings
@@ -29,6 +31,9 @@ CUDA_VERSION = "13.0" if torch.__version__ >= "2.11" else "12.8"
 """Of the build that PyPI has: torchvision refuses to be imported beside another major version than its own."""
 NCCL_VERSION = 2 << 32 | 28 << 16 | 9
 """Of the same build: three parts of 16 bits."""
+
+
+LATE = "settings of the allocator that came after its first use: {}"
 
 
 def say(value: Any) -> Callable[..., Any]:
@@ -97,9 +102,26 @@ class _Build:
     def __init__(self, settings: Settings, ledger: Ledger) -> None:
         self.settings, self.ledger = settings, ledger
         self.memory = LiveMemory(ledger, settings.allocator)
+        self._found = set_in(os.environ)
+        self._asked: list[str] = []
+        ledger.begins = self._begins
         self.share = 1.0
         self._raw: dict[int, int] = {}
         self._addresses = itertools.count(2**40, 2**30)
+
+    def _begins(self) -> None:
+        """torch reads the environment as it first uses the allocator: what the script has set there by then counts."""
+        settings = ",".join(filter(None, (set_in(os.environ), *self._asked)))
+        if settings != self._found:
+            self.memory.use(settings)
+            self.ledger.remark("allocator_settings", settings)
+
+    def set_allocator(self, text: str, *_: Any) -> None:
+        """Settings that the script makes past the environment, beside those."""
+        if self.ledger.begins is None:
+            self.ledger.remark("unsupported", LATE.format(text))
+        else:
+            self._asked.append(text)
 
     def select(self, index: int = 0, *_: Any) -> int:
         """Select a device, of which there is one; the one before."""
@@ -198,7 +220,8 @@ def _of_accelerator(build: _Build) -> dict[str, Any]:
         **dict.fromkeys(("setDeviceIndex", "exchangeDevice", "maybeExchangeDevice"), build.select),
         **dict.fromkeys(("hooks_set_current_device", "hooks_exchange_device"), build.select),
         "hooks_maybe_exchange_device": build.select,
-        **dict.fromkeys(("synchronizeDevice", "emptyHostCache", "setAllocatorSettings"), say(None)),
+        **dict.fromkeys(("synchronizeDevice", "emptyHostCache"), say(None)),
+        "setAllocatorSettings": build.set_allocator,
         **dict.fromkeys(("getDeviceIndex", "hooks_get_current_device"), say(0)),
         "hooks_device_count": say(1),
         "getAccelerator": say(device),

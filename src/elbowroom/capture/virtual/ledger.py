@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, final
 
 import torch
@@ -77,6 +77,7 @@ class Ledger:
         parts: of the steps of optimizers, where these are carried out in parts, and then accumulations of gradients.
         remarks: (kind, name) to how often.
         asked: what the script was told of the GPU beside its `Facts`, such as "name".
+        begins: called before the first storage.
         allocated_bytes: bytes of live blocks, rounded up as the allocator does.
         peak_bytes: the most of them so far.
     """
@@ -92,6 +93,7 @@ class Ledger:
         self._part_begin = 0
         self.remarks: dict[tuple[RemarkKind, str], int] = {}
         self.asked: set[str] = set()
+        self.begins: Callable[[], None] | None = None
         self.allocated_bytes = 0
         self.peak_bytes = 0
         self._lock = threading.RLock()  # a free may come while an allocation is noted, in the same thread too
@@ -145,6 +147,9 @@ class Ledger:
 
     def scratch(self, size_bytes: int, category: Category, dtype: str = "") -> int:
         """Note a storage that no tensor is on; `release` ends it."""
+        if self.begins is not None:
+            begins, self.begins = self.begins, None
+            begins()
         with self._lock:
             number = len(self.storages)
             self.storages.append(StorageLine(size_bytes, category, dtype))

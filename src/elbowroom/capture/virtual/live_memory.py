@@ -52,10 +52,18 @@ class LiveMemory:
 
     def __init__(self, ledger: Ledger, settings: str) -> None:
         self._ledger = ledger
-        self._settings: Settings = parse_settings("" if settings == "exact" else settings)
-        self._device = Device(self._settings, None, wait_for_synchronize=False)
+        self.use(settings)
         self._played = self._emptied = self._seen = 0
         self._figures = {(name, pool): _Figure() for name in BYTES + COUNTS for pool in POOLS}
+
+    def use(self, settings: str) -> None:
+        """Take other settings, before there are events.
+
+        Raises:
+            UsageError: they are no settings.
+        """
+        self._settings: Settings = parse_settings("" if settings == "exact" else settings)
+        self._device = Device(self._settings, None, wait_for_synchronize=False)
 
     def stats(self) -> dict[str, Any]:
         """What torch.cuda.memory_stats_as_nested_dict gives."""

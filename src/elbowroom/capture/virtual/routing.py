@@ -253,6 +253,7 @@ def calibrate(mode: VirtualMode) -> None:
     events, ops = len(mode.ledger.events), len(mode.ledger.ops)
     storages, peak = len(mode.ledger.storages), mode.ledger.peak_bytes
     remarks = dict(mode.ledger.remarks)
+    begins, mode.ledger.begins = mode.ledger.begins, None
     seen: list[int] = []
 
     def watch(uses: int) -> None:
@@ -267,5 +268,5 @@ def calibrate(mode: VirtualMode) -> None:
     mode.sole_uses = seen[0] if seen else 0
     del leaf, middle
     del mode.ledger.events[events:], mode.ledger.ops[ops:], mode.ledger.storages[storages:]
-    mode.ledger.peak_bytes, mode.ledger.remarks = peak, remarks
+    mode.ledger.peak_bytes, mode.ledger.remarks, mode.ledger.begins = peak, remarks, begins
     mode.forget_nodes()
