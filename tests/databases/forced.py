@@ -95,6 +95,11 @@ def train_recomputing_all(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> Reco
     follow = Recomputing.following
 
     def following(self: Recomputing, trace: er.Trace, machine: er.Machine, calls: Calls, given: er.Plan) -> Planned:
+        try:
+            check(trace, given)
+        except er.InvalidPlan as problem:  # of LBFGS, whose steps end at each call of its closure
+            impossible.append(str(problem))
+            given = replace(given, recomputes=())
         found = matched(last_step(trace), calls)
         why = [why_impossible(found, each) for each in given.recomputes]
         impossible.extend(filter(None, why))
