@@ -66,7 +66,8 @@ def with_older(public: Record, older: Record | None) -> Record:
     families = {**public["families"], **{name: {"kept": when, **row} for name, row in kept.items()}}
     tables = set(public["tables"])
     left_out = [*public["left_out"], *(row for row in older["left_out"] if row["table"] not in tables)]
-    return {**public, "families": families, "all": None, "left_out": left_out}
+    rivals = {**{name: told for name, told in older.get("rivals", {}).items() if name in kept}, **public["rivals"]}
+    return {**public, "families": families, "rivals": rivals, "all": None, "left_out": left_out}
 
 
 def _newest() -> Record:

@@ -233,10 +233,12 @@ def test_families_that_were_not_run_again_are_kept_and_said_to_be() -> None:
     new = public_summary([{"id": "x", "rows": [row("a", 100, [90, 100, 110], [0, 0, 0])]}])
     old = public_summary([{"id": "x", "rows": [row("a", 100, [90, 120, 130], [0, 0, 0], family="words")]}])
 
-    both = with_older(new, {**old, "versions": {"commit": "abc"}})
+    rivals = {"words": {"other": {"n": 1}}, "nets": {"other": {"n": 2}}}
+    both = with_older(new, {**old, "rivals": rivals, "versions": {"commit": "abc"}})
 
+    assert both["rivals"] == {"words": rivals["words"]}
     assert (both["families"]["nets"], both["families"]["words"]["median"]) == (new["families"]["nets"], 0.2)
-    text = public_table(both)
+    text = public_table({**both, "rivals": {}})
     assert "| words (kept from abc) | 1 |" in text
     assert "**all**" not in text
     assert with_older(new, None) == new
