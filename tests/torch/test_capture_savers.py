@@ -69,6 +69,25 @@ def test_a_path_by_position_is_replaced_and_nothing_else(overlay: Overlay, tmp_p
     assert saves("what") == (("what",), {})
 
 
+def test_a_path_by_name_is_replaced_too(overlay: Overlay, tmp_path: Path) -> None:
+    def save(what: str, path: Path, mode: str = "r") -> tuple[str, Path]:
+        return what, path
+
+    above = f"{overlay.upper}{tmp_path}/new.bin"
+
+    assert at(1, ANEW)(overlay, save)("what", path=tmp_path / "new.bin") == ("what", above)
+    assert with_mode(1)(overlay, save)("what", path=tmp_path / "new.bin", mode="w") == ("what", above)
+    assert at(0, ANEW)(overlay, print)() is None
+
+
+def test_weights_of_onnx_beside_a_model_are_those_of_the_layer_that_has_them(overlay: Overlay, tmp_path: Path) -> None:
+    opens = savers.SAVERS["onnx.external_data_helper"]["_open_external_data_fd"](overlay, lambda *args: args)
+
+    assert opens(str(tmp_path), "old.bin", "w", True) == (f"{tmp_path}/", "old.bin", "w", True)
+    assert opens(str(tmp_path), "old.bin", "w", False) == (f"{overlay.upper}{tmp_path}/", "old.bin", "w", False)
+    assert opens(str(tmp_path), "old.bin", "w", True) == (f"{overlay.upper}{tmp_path}/", "old.bin", "w", True)
+
+
 def test_a_module_is_changed_when_it_arrives_and_not_when_it_is_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,12 +74,44 @@ def test_a_tensor_that_goes_through_dlpack_is_the_same_memory() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_what_is_traced_runs_as_it_is() -> None:
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_what_is_traced_has_a_graph_and_runs() -> None:
     with VirtualDevice(H100, None) as on:
-        layer = nn.Conv2d(3, 8, 3).cuda()
+        layer = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten()).cuda()
         traced: Any = torch.jit.trace(layer, torch.randn(2, 3, 8, 8, device="cuda"))
-        assert traced(torch.randn(4, 3, 8, 8, device="cuda")).shape == (4, 8, 6, 6)
+        assert [each.kind().rpartition("::")[2] for each in traced.inlined_graph.nodes() if "aten" in each.kind()] == [
+            "_convolution",
+            "add_",
+            "batch_norm",
+            "flatten",
+        ]
+        assert traced(torch.randn(4, 3, 8, 8, device="cuda")).shape == (4, 288)
         assert said(on, "torch.jit.trace")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_cannot_be_traced_without_values_runs_as_it_is() -> None:
+    def fails_when_traced(x: torch.Tensor) -> torch.Tensor:
+        if jit.is_tracing():
+            raise ValueError
+        return x + 1
+
+    jit: Any = torch.jit
+
+    with VirtualDevice(H100, None) as on:
+        assert torch.jit.trace(fails_when_traced, torch.zeros(2, device="cuda")) is fails_when_traced
+        assert said(on, "torch.jit.trace (this could not be traced")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_numbers_of_traced_code_are_tensors() -> None:
+    # given sizes that traced code computes with, which TorchScript keeps in tensors
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        return x.view(x.size(0) // 2, x.size(1) * 2)
+
+    with VirtualDevice(H100, None):
+        traced: Any = torch.jit.trace(halves, torch.zeros(4, 6, device="cuda"))
+        assert [tuple(traced(torch.zeros(n, 6, device="cuda")).shape) for n in (2, 8, 8)] == [(1, 12), (4, 12), (4, 12)]
 
 
 class Numbers(Dataset[Any]):

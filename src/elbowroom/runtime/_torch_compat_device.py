@@ -88,6 +88,40 @@ def scripted_as(pairs: Iterable[tuple[Any, Any]]) -> Iterator[None]:
             del table[each]
 
 
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """While no mode sees ops or functions."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
+_below: Any = torch._C
+is_traced: Any = _below._is_tracing
+"""Whether torch.jit.trace follows this thread."""
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """While it does not follow this thread: sizes are numbers again."""
+    state = _below._get_tracing_state()
+    with traceable():
+        _below._set_tracing_state(None)
+        try:
+            yield
+        finally:
+            _below._set_tracing_state(state)
+
+
+@contextmanager
+def traceable() -> Iterator[None]:
+    """While the calls that a traced op makes are traced too, which else are not."""
+    excluded = _below._dispatch_tls_local_exclude_set().remove(_below._parse_dispatch_key("Tracer"))
+    with _below._ForceDispatchKeyGuard(_below._dispatch_tls_local_include_set(), excluded):
+        yield
+
+
 def done_work(result: Any) -> Any:
     """A collective that is over, with what it gave."""
     future: Any = torch.futures.Future()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -47,12 +48,14 @@ def given_to(overlay: Overlay, path: Any, use: str) -> Any:
 
 
 def at(index: int, use: str) -> Wrapper:
-    """Functions whose argument at a position is a path, for one use."""
+    """Functions whose argument at a position, or by its name, is a path, for one use."""
 
     def wrapper(overlay: Overlay, function: Any) -> Any:
+        name = _name_at(function, index)
+
         @functools.wraps(function, updated=())
         def called(*args: Any, **how: Any) -> Any:
-            return function(*_with_path(overlay, args, index, use), **how)
+            return function(*_with_path(overlay, args, index, use), **_with_named(overlay, how, name, use))
 
         return called
 
@@ -84,15 +87,31 @@ def read_from(first: int, *names: str) -> Wrapper:
     return wrapper
 
 
+def _with_named(overlay: Overlay, how: dict[str, Any], name: str, use: str) -> dict[str, Any]:
+    """Arguments of which the one of a name, if it is there, is a path into the right layer."""
+    return {**how, name: given_to(overlay, how[name], use)} if name in how else how
+
+
+def _name_at(function: Any, index: int) -> str:
+    """Name of a parameter by its position; "" where a function of C does not say it."""
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return ""
+    return names[index] if index < len(names) else ""
+
+
 def with_mode(index: int) -> Wrapper:
     """Functions like `open`: a path at a position, then a mode."""
 
     def wrapper(overlay: Overlay, function: Any) -> Any:
+        name = _name_at(function, index)
+
         @functools.wraps(function, updated=())
         def called(*args: Any, **how: Any) -> Any:
             mode = (args[index + 1] if len(args) > index + 1 else how.get("mode")) or "r"
             use = READ if mode in ("r", "rb") else ANEW if mode.startswith("w") else KEEP
-            return function(*_with_path(overlay, args, index, use), **how)
+            return function(*_with_path(overlay, args, index, use), **_with_named(overlay, how, name, use))
 
         return called
 
@@ -131,6 +150,45 @@ def _sentencepiece(overlay: Overlay, train: Any) -> Any:
         return train(arg, **how)
 
     return staticmethod(trained)
+
+
+def _packing(overlay: Overlay, init: Any) -> Any:
+    """Packages of torch.package: what makes a virtual tensor anew is not packed with them."""
+    begin = at(1, ANEW)(overlay, init)
+
+    @functools.wraps(init)
+    def begun(self: Any, *args: Any, **how: Any) -> None:
+        begin(self, *args, **how)
+        self.extern("elbowroom.**")
+
+    return begun
+
+
+def _opening(_: Overlay, opener_of: Any) -> Any:
+    """What NumPy opens a file with, by the end of its name: it took `open` over by name."""
+
+    @functools.wraps(opener_of)
+    def found(self: Any, key: Any) -> Any:
+        made = opener_of(self, key)
+        return open if made.__module__ in ("io", "_io") else made
+
+    return found
+
+
+def _beside(overlay: Overlay, opens: Any) -> Any:
+    """ONNX's files of weights beside a model: opened in C++, by their folder and their name in it."""
+
+    @functools.wraps(opens)
+    def opened(base_dir: Any, location: str, tensor_name: str, read_only: bool) -> int:
+        place = given_to(overlay, os.path.join(base_dir, location), READ if read_only else KEEP)
+        folder = place[: -len(location)] if place.endswith(location) else base_dir
+        return opens(folder, location, tensor_name, read_only)
+
+    return opened
+
+
+def _both(first: Wrapper, second: Wrapper) -> Wrapper:
+    return lambda overlay, function: second(overlay, first(overlay, function))
 
 
 def _sqlite(overlay: Overlay, connect: Any) -> Any:
@@ -181,6 +239,17 @@ SAVERS: dict[str, dict[str, Wrapper]] = {
         "ScriptModule.save": at(1, ANEW),
         "RecursiveScriptModule.save": at(1, ANEW),
     },
+    "torch.package.package_exporter": {"PackageExporter.__init__": _packing},
+    "torch.package.package_importer": {"PackageImporter.__init__": at(1, READ)},
+    "numpy.lib._datasource": {"_FileOpeners.__getitem__": _opening},
+    "torch.export.pt2_archive._package": {
+        "PT2ArchiveWriter.__init__": at(1, ANEW),
+        "PT2ArchiveReader.__init__": at(1, READ),
+    },
+    "onnx.external_data_helper": {"_open_external_data_fd": _beside},
+    "onnx.checker": {"check_model": at(0, READ)},
+    "onnx.shape_inference": {"infer_shapes_path": _both(at(0, READ), at(1, ANEW))},
+    "onnxruntime": {"InferenceSession.__init__": at(1, READ)},
     "safetensors": {"serialize_file": at(1, ANEW), "safe_open": opener},
     "safetensors.torch": {"save_file": saver},
     "tokenizers": {

@@ -43,6 +43,12 @@ class Effects:
 
 
 @cache
+def takes_tensors(func: Any) -> tuple[bool, ...]:
+    """Of each argument of an overload, whether it is a tensor."""
+    return tuple(isinstance(each.type, torch.TensorType) for each in schema_of(func).arguments)
+
+
+@cache
 def effects_of(func: Any) -> Effects:
     """The effects of an overload such as aten.add_.Tensor."""
     schema = schema_of(func)

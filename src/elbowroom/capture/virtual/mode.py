@@ -17,7 +17,15 @@ from elbowroom.capture.operators import reads_bytes
 from elbowroom.capture.virtual import compressed, kernels, scratch, unknown_ops
 from elbowroom.capture.virtual.compared import Compared
 from elbowroom.capture.virtual.dependent_shapes import BY_NAME
-from elbowroom.capture.virtual.effects import bytes_of, changed, compute_type, described, effects_of, moved_bytes
+from elbowroom.capture.virtual.effects import (
+    bytes_of,
+    changed,
+    compute_type,
+    described,
+    effects_of,
+    moved_bytes,
+    takes_tensors,
+)
 from elbowroom.capture.virtual.factories import META_ASKED
 from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.ledger import Ledger, OpLine
@@ -54,6 +62,7 @@ from elbowroom.runtime._torch_compat import (
     views,
     with_kernel_of_all,
 )
+from elbowroom.runtime._torch_compat_device import is_traced, traceable, untraced
 from elbowroom.runtime._torch_compat_wrapped import adds_no_dispatch
 from elbowroom.trace import Phase
 
@@ -133,17 +142,29 @@ class VirtualMode(DispatchMode):
         given: dict[str, Any] = kwargs or {}
         if self.off:
             return func(*args, **given)
+        if is_traced():
+            return self._traced(func, types, args, given)
         if fakes_tensors():
             with AsMeta():
                 return func(*args, **given)
         if types and not all(map(adds_no_dispatch, types)):
             return NotImplemented  # Note: [Wrappers] in wrappers.py
+        if args and isinstance(args[0], int | float):
+            args = _with_tensors(func, args)
         special = self._specials.get(func)
         if special is None and func.namespace != "aten":
             special = BY_NAME.get(func.name())
         if special is not None:
             return special(self, func, args, given)
         return self.run(func, args, given)
+
+    def _traced(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An op that torch.jit.trace has noted; a convolution it notes below, by the name of its kernels."""
+        if func is aten.convolution.default:
+            with self, traceable():
+                return aten._convolution.default(*args, False, False, True, True)
+        with untraced():
+            return self.__torch_dispatch__(func, types, args, kwargs)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One op: for real, or without bytes."""
@@ -394,6 +415,18 @@ def _is_large(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     for size in args[0]:
         elements *= size
     return elements * dtype.itemsize >= LARGE_BYTES
+
+
+def _with_tensors(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments with tensors where an op wants them: TorchScript's numbers arrive as Python's."""
+    return tuple(map(_as_tensor, args, takes_tensors(func)))
+
+
+def _as_tensor(value: Any, wanted: bool) -> Any:
+    if not wanted or not isinstance(value, int | float):
+        return value
+    dtype = torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else torch.float64
+    return torch.scalar_tensor(value, dtype=dtype, device=CPU)
 
 
 def _name(func: Any) -> str:

@@ -21,6 +21,7 @@ from elbowroom.capture.virtual import (
     pickling,
     processes,
     replicas,
+    scripted,
     sparse,
     storages,
     streams,
@@ -133,7 +134,6 @@ def _flattens(tensor: torch.Tensor) -> bool:
     return tensor.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
 
 
-TRACED = "torch.jit.trace (what is traced runs as it is; it has no graph and cannot be saved)"
 COMPILED = "torch.compile (as eager, which holds as much or more; pools of CUDA graphs are not counted)"
 
 
@@ -154,16 +154,7 @@ def _uncompiled(ledger: Ledger) -> list[Change]:
     def compile_itself(self: torch.nn.Module, *_args: Any, **_options: Any) -> None:
         compile_not(self)
 
-    def trace_not(func: Any, example_inputs: Any = None, *args: Any, **how: Any) -> Any:
-        given = example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)
-        if not any(map(is_virtual, given)):
-            return traced(func, example_inputs, *args, **how)
-        ledger.remark("unsupported", TRACED)
-        return func
-
-    traced = torch.jit.trace
     return [
-        (torch.jit, "trace", trace_not),
         (torch, "compile", compile_not),
         (torch.nn.Module, "compile", compile_itself),
         (torch.compiler, "cudagraph_mark_step_begin", say(None)),
@@ -208,5 +199,5 @@ def changes(settings: Settings, ledger: Ledger) -> list[Change]:
     ]
     found.append((torch, "sparse_coo_tensor", sparse.on_device(torch.sparse_coo_tensor)))
     found += compressed.changes()
-    found += [*pickling.changes(ledger), *unmanaged.changes(ledger)]
+    found += [*pickling.changes(ledger), *scripted.changes(ledger), *unmanaged.changes(ledger)]
     return found

@@ -88,7 +88,7 @@ class LoadedStorage:
 
 def loaded_storage(size_bytes: int, home: str, value: torch.Tensor | None = None) -> LoadedStorage:
     """Make a storage anew, where it was or where it is mapped to."""
-    made = LoadedStorage(size_bytes, _mapped(size_bytes, home))
+    made = LoadedStorage(size_bytes, mapped(size_bytes, home))
     if made.home.type == "meta":
         return made
     bytes_ = virtual(made.bytes, made.home)
@@ -147,7 +147,7 @@ def _device(what: Any) -> torch.device:
     return CUDA if device.type == "cuda" and device.index is None else device
 
 
-def _mapped(size_bytes: int, home: str) -> torch.device:
+def mapped(size_bytes: int, home: str) -> torch.device:
     """The device of a loaded storage, by `map_location` of the load under way."""
     place = _place.get()
     if place is None:

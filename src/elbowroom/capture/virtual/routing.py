@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elbowroom.capture.virtual import attention, casting, ctc, recurrent
+from elbowroom.capture.virtual import attention, casting, ctc, recurrent, scripted
 from elbowroom.capture.virtual.factories import META_ASKED
 from elbowroom.capture.virtual.layouts import layout_of
 from elbowroom.capture.virtual.tensor import CUDA, is_real_host
@@ -154,6 +154,9 @@ def _to(
     if device is not None and (device.type != "meta" or META_ASKED.depth):
         home = CUDA if device.type == "cuda" else device
     elif device is not None and is_real_host(self):  # C++ means the device of a virtual tensor
+        loaded = scripted.arrived(self)
+        if loaded is not None:
+            return loaded
         home = CUDA
     if self.device.type == "meta" != home.type:
         raise NotImplementedError(NO_DATA)

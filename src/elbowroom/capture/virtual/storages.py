@@ -11,12 +11,14 @@ from typing import Any
 import torch
 
 from elbowroom.capture.virtual.ledger import Ledger
-from elbowroom.capture.virtual.tensor import CUDA, HOME, AsMeta
-from elbowroom.runtime._torch_compat import storage_key
+from elbowroom.capture.virtual.tensor import CPU, CUDA, HOME, META, AsMeta
+from elbowroom.runtime._torch_compat import no_dispatch, storage_key
 
 Change = tuple[Any, str, Any]
 PINNED = "_elbowroom_pinned"
 """Attribute of a storage of the host that is page-locked."""
+TWIN = "_elbowroom_twin"
+"""Attribute of a storage of the host: the one without bytes that stands for it."""
 NOT_PINNED = "cannot pin 'torch.cuda.{}' only dense CPU tensors can be pinned"
 """What torch says."""
 
@@ -28,6 +30,19 @@ _clone, _resize, _share, _is_shared = Storage.clone, Storage.resize_, Storage.sh
 def address_of(storage: torch.UntypedStorage) -> int:
     """One that stands for a storage's: a GiB or more from the next, as libraries compare the areas of tensors."""
     return (storage_key(storage) % 2**33) * 2**30
+
+
+def without_bytes(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """What stands for a storage of the host where a virtual tensor is to lie on it."""
+    if _device(storage).type == "meta":
+        return storage
+    known = vars(storage).get(TWIN)
+    if known is None:
+        with no_dispatch():
+            known = torch.empty(storage.nbytes(), dtype=torch.uint8, device=META).untyped_storage()
+        vars(known)[HOME] = CPU
+        vars(storage)[TWIN] = known
+    return known
 
 
 def _said_data_ptr(self: torch.UntypedStorage) -> int:

@@ -13,6 +13,7 @@ import torch
 
 from elbowroom.capture.virtual import compressed, dependent_shapes, nested, recurrent
 from elbowroom.capture.virtual.known_values import KnownValues
+from elbowroom.capture.virtual.storages import without_bytes
 from elbowroom.capture.virtual.tensor import CPU, is_virtual, meta_like, virtual
 from elbowroom.runtime._torch_compat import in_backward, node_name, storage_holders, tensor_uses
 
@@ -182,6 +183,19 @@ def _pin(_mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> Any:
     return args[0].pin_memory()
 
 
+def _with_kernel(mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> Any:
+    """`_convolution`, as traced code has it: a convolution with settings of its kernels."""
+    return mode.run(aten.convolution.default, args[:9], {})
+
+
+def _on_storage(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`set_`: a virtual tensor of the host gets a storage without bytes, one and the same for each with bytes."""
+    tensor, storage, *layout = args
+    if is_virtual(tensor) and isinstance(storage, torch.UntypedStorage) and storage.device.type == "cpu":
+        storage = without_bytes(storage)
+    return mode.run(func, (tensor, storage, *layout), kwargs)
+
+
 def _on_stream(_mode: VirtualMode, _func: Any, _args: Args, _kwargs: Kwargs) -> Any:
     """`record_stream`: nothing is waited for, as all streams share one pool."""
 
@@ -231,6 +245,8 @@ OTHERS: dict[Any, Special] = {
     aten._nested_tensor_from_mask_left_aligned.default: _is_left_aligned,
     aten._pin_memory.default: _pin,
     aten.record_stream.default: _on_stream,
+    aten._convolution.default: _with_kernel,
+    aten.set_.source_Storage_storage_offset: _on_storage,
 }
 
 SPECIALS: dict[Any, Special] = OTHERS | compressed.specials(OTHERS)
