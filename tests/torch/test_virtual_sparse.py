@@ -118,7 +118,7 @@ def sizes_of(device: VirtualDevice, work: Callable[[], object]) -> list[int]:
 
 ORDER = [  # of the CUDA build: places sorted anew (rig); the buffers of cuSPARSE are left out
     *(8, 8, 1279, -1279, -8, 800, 808, -800, 9600, 4800, 4800, -4800, -4800, 4800, 4800, 4800, 4800, -4800, -4800),
-    *(9600, 2400, 808, 808, 800, -800, -808, -4800, -4800, -8, -808, -9600),
+    *(9600, 2400, 808, 808, 800, -800, -808, -4800, -4800, -9600, -808, -8),
 ]
 CONVERSIONS: dict[str, tuple[Callable[[torch.Tensor], object], list[int]]] = {
     "to coo": (lambda given: given.to_sparse_coo(), [9600]),
@@ -215,3 +215,36 @@ def test_a_layout_without_a_model_is_refused_with_the_one_to_use() -> None:
         pytest.raises(CaptureError, match=r"layout torch\.sparse_bsr; .*put \.to_sparse_csr\(\)"),
     ):
         by_rows().to_sparse_bsr((2, 2)).cuda()
+
+
+EXPANDED = torch.ones(()).expand(ROWS, 32)  # as the gradient of a sum is
+PLAIN = (12_800, 12_800)  # zeros and the result, of 100 x 32 x 4 bytes
+OF_DENSE: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], object], list[int]]] = {
+    "by rows": (lambda sparse, dense: sparse @ dense, [*PLAIN, -12_800]),
+    "by rows, expanded": (lambda sparse, _: sparse @ EXPANDED.cuda(), [*PLAIN, 12_800, -12_800, -12_800]),
+    "by rows, every second column": (
+        lambda sparse, dense: sparse @ dense.repeat(1, 2)[:, ::2],
+        [25_600, *PLAIN, 12_800, -12_800, -12_800, -25_600],
+    ),
+    "of places": (
+        lambda sparse, dense: sparse.to_sparse_coo() @ dense,
+        [9600, *PLAIN, 404, 2400, -2400, 2400, 12_800, -12_800, -2400, -404, -12_800, -9600],
+    ),
+    "two of places": (
+        lambda sparse, _: torch.sparse.mm(sparse.to_sparse_coo(), sparse.to_sparse_coo()),
+        [9600, 9600, *2 * (404, 2400, -2400, 2400), 404],
+    ),
+    "a vector with gaps": (lambda sparse, dense: sparse.mv(dense[:, 0]), [400, 400, -400]),
+}
+
+
+@pytest.mark.parametrize("name", OF_DENSE)
+def test_what_cusparse_cannot_read_is_copied_as_the_cuda_build_copies_it(name: str) -> None:
+    work, expected = OF_DENSE[name]
+    with VirtualDevice(H100, steps=None) as device:
+        sparse, dense = by_rows().cuda(), torch.randn(ROWS, 32, device="cuda")
+        EXPANDED.cuda()
+        found = sizes_of(device, lambda: work(sparse, dense))
+    if "expanded" in name:
+        found = [size for size in found if abs(size) != EXPANDED.element_size()]
+    assert found[: len(expected)] == expected

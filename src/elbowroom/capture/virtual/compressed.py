@@ -151,7 +151,7 @@ def _flip(mode: VirtualMode, tensor: torch.Tensor) -> torch.Tensor:
         begins = aten.slice.Tensor(found, 0, 1)
         aten.copy_.default(aten.slice.Tensor(made, -1, 1), aten.sub.Tensor(begins, aten.slice.Tensor(found, 0, 0, 1)))
         parts = Parts(made, aten.select.int(places[1], 0, 0), values)
-        del begins, found, order, numbers, places
+        del begins, found, order, numbers, rows, columns, places, starts, before
     return _made(parts, _other(tensor.layout), tensor.shape)
 
 
@@ -315,7 +315,7 @@ def _mm(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> torch.Tenso
         mode.ledger.alloc(made)
         second = _flip(mode, second)
     found = mode.note(func, (*args[:-2], first, second), kwargs, made)
-    del added
+    del second, added, first
     return found
 
 
@@ -340,7 +340,7 @@ def _product(mode: VirtualMode, first: torch.Tensor, second: torch.Tensor) -> to
         held.pop()
     made = _filled(mode, product, begins, one.values.dtype)
     while narrow:
-        narrow.pop()
+        narrow.pop(0)
     return _made(made, torch.sparse_csr, (rows, columns))
 
 
@@ -367,6 +367,7 @@ def _product_of_places(mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwarg
             places, values = found.indices(), found.values()
             row, column = aten.select.int(places, 0, 0), aten.select.int(places, 0, 1)
             begins = aten._convert_indices_from_coo_to_csr.default(row, tensor.shape[0], out_int32=True)
+            aten._to_copy.default(column, dtype=torch.int32)
             given.append(Parts(begins, aten._to_copy.default(column, dtype=torch.int32), values))
     shape = args[0].shape[0], args[1].shape[1]
     product = _places_of(mode, given[0], given[1], shape)
@@ -375,7 +376,11 @@ def _product_of_places(mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwarg
     made = _filled(mode, product, begins, given[0].values.dtype)
     with mode:
         places = aten._convert_indices_from_csr_to_coo.default(made.compressed, made.plain)
-    return of_places(places, made.values, shape, coalesced=True)
+    begins, columns, values = made
+    del made, begins, columns
+    while given:
+        given.pop()
+    return of_places(places, values, shape, coalesced=True)
 
 
 def _workspace(mode: VirtualMode, size_bytes: int) -> None:

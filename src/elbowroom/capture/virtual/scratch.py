@@ -183,12 +183,15 @@ def allocate(mode: VirtualMode, func: Any, args: Any, kwargs: Any, results: Resu
 def _blas(call: Call) -> None:
     """cublas: results, copies of matrices that it cannot read, the handle's workspace (Blas.cpp; rig)."""
     first = 1 if call.func in (aten.addmm.default, aten.baddbmm.default) else 0
-    if any(map(sparse.is_compressed, call.args)):
-        return
-    if call.args[first].layout is not torch.strided:
+    if call.args[first].layout is torch.sparse_coo:
+        if not first:
+            call.temp(call.results[0].numel() * call.results[0].element_size())  # zeros that the product is added to
         sparse.product(call, *call.args[first : first + 2])
         return
     call.out(*range(len(call.results)))
+    if any(map(sparse.is_compressed, call.args)):
+        sparse.dense_copy(call, *(each for each in call.args[first : first + 2] if not sparse.is_compressed(each)))
+        return
     for matrix in reversed(call.args[first : first + 2]):
         if not _is_read_by_blas(matrix):
             call.temp(matrix.numel() * matrix.element_size())
@@ -197,10 +200,7 @@ def _blas(call: Call) -> None:
 
 def _is_read_by_blas(matrix: torch.Tensor) -> bool:
     """Whether rows or columns lie one after the other: a gradient that was expanded does not (CUDABlas.cpp)."""
-    (rows, columns), (down, across) = matrix.shape[-2:], matrix.stride()[-2:]
-    by_columns = down == 1 and across >= max(1, rows)
-    by_rows = across == 1 and down >= max(1, columns)
-    return by_columns or by_rows or (matrix.is_contiguous() and 0 not in (down, across)) or matrix.numel() < 2
+    return sparse.in_order(matrix) or (matrix.is_contiguous() and 0 not in matrix.stride()[-2:]) or matrix.numel() < 2
 
 
 def _gemv(call: Call) -> None:
@@ -208,6 +208,7 @@ def _gemv(call: Call) -> None:
     call.out(0)
     vector = call.args[-1]
     if sparse.is_compressed(call.args[-2]):
+        sparse.dense_copy(call, vector)
         return
     if vector.stride() == (0,) and vector.numel() > 1:
         call.temp(vector.numel() * vector.element_size())

@@ -223,21 +223,40 @@ def product(call: Call, matrix: torch.Tensor, dense: torch.Tensor) -> None:
     count = places.shape[1]
     with Inside():
         coalesced = aten.is_coalesced.default(matrix)
+    call.out(0)
     if not coalesced:
         call.unsupported(SAID)
         sorting = [call.temp(count * places.element_size()) for _ in range(3)]
         call.drop(call.temp(2 * count * places.element_size()), *reversed(sorting))
         call.temp(places.numel() * places.element_size() + values.numel() * values.element_size())
-    call.out(0)
     call.temp((matrix.shape[0] + 1) * 4)
     call.drop(call.temp(count * 4))
     call.temp(count * 4)
     call.temp(dense.numel() * dense.element_size())
+    dense_copy(call, dense)
+
+
+def in_order(matrix: torch.Tensor) -> bool:
+    """Whether its rows or its columns lie one after the other, or it is a vector without gaps."""
+    if matrix.dim() < 2:
+        return matrix.is_contiguous()
+    (rows, columns), (down, across) = matrix.shape[-2:], matrix.stride()[-2:]
+    return (down == 1 and across >= max(1, rows)) or (across == 1 and down >= max(1, columns))
+
+
+def dense_copy(call: Call, *matrices: torch.Tensor) -> None:
+    """What cuSPARSE cannot read is copied first, such as a gradient that was expanded (SparseBlasImpl.cpp; rig)."""
+    for matrix in matrices:
+        if not in_order(matrix):
+            call.temp(matrix.numel() * matrix.element_size())
 
 
 def _addmm_rule(call: Call) -> None:
     if not is_compressed(call.args[1]) and not is_compressed(call.args[2]):
         product(call, *call.args[1:3])
+        return
+    call.out(0)
+    dense_copy(call, *(each for each in call.args[1:3] if not is_compressed(each)))
 
 
 RULES: dict[Any, Callable[[Call], None]] = {
