@@ -107,6 +107,31 @@ class Normed(Plain):
         return self.last(self.norm(self.hidden(x)))
 
 
+class Masked(Plain):
+    """Asks for what it is told by its mask and by a buffer: how many rows count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = nn.Buffer(torch.tensor(8))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> Any:
+        counted = torch.zeros_like(mask)
+        counted.copy_(mask)
+        counted[:1] = True
+        hidden = self.hidden(x)
+        if counted.all():
+            return self.last(hidden)
+        return self.last(hidden[: min(int(counted.sum()), int(self.most))])
+
+
+class DrawsThere(Plain):
+    """Asks for what was drawn on the device."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        hidden = self.hidden(x)
+        return self.last(hidden if torch.rand((), device="cuda") > 0.5 else hidden[:1])
+
+
 @dataclass
 class Outcome:
     trace: Trace
@@ -121,8 +146,14 @@ def trained(
     training: bool = False,
     hooked: bool = False,
     rows: Callable[[int], int] = lambda _: 8,
+    mask: Callable[[int], list[bool]] | None = None,
+    most: Callable[[int], int] = lambda _: 8,
 ) -> Outcome:
     """Evaluate, train a step, evaluate again, train another step."""
+
+    def masks(i: int) -> tuple[torch.Tensor, ...]:
+        return () if mask is None else (torch.tensor(mask(i)).to("cuda"),)
+
     torch.manual_seed(0)
     CALLS.clear()
     with VirtualDevice(Machine.of("a100-80gb"), 2) as device:
@@ -134,10 +165,12 @@ def trained(
             model.train(training)
             for i in range(PASSES):
                 x = torch.empty(rows(i), SIZE).to("cuda")
+                if isinstance(model, Masked):
+                    model.most.fill_(most(i))
                 with torch.no_grad(), torch.autocast("cuda", torch.bfloat16) if autocast else nullcontext():
-                    model(x)
+                    model(x, *masks(i))
             model.train()
-            found = model(torch.empty(8, SIZE).to("cuda"))
+            found = model(torch.empty(8, SIZE).to("cuda"), *masks(0))
             (found["loss"] if isinstance(found, dict) else found.sum()).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -183,7 +216,38 @@ def test_each_shape_is_captured_for_itself(without: Callable[..., Trace]) -> Non
     assert found.trace == without(Plain, rows=shapes)
 
 
-@pytest.mark.parametrize("kind", [Asks, Keeps, Counts, Draws, Writes])
+@pytest.mark.parametrize(
+    ("mask", "most"),
+    [
+        (lambda i: [True] * 3 + [row == i for row in range(5)], lambda _: 8),  # other masks, of which each counts 4
+        (lambda i: [True] * (4 + i % 2) + [False] * (4 - i % 2), lambda _: 8),  # 4 and 5 in turn
+        (lambda _: [True] * 7 + [False], lambda i: 2 + i % 2),  # the buffer says 2 and 3 in turn
+    ],
+)
+def test_a_pass_that_asked_what_has_the_same_answer_is_repeated(
+    mask: Callable[[int], list[bool]], most: Callable[[int], int], without: Callable[..., Trace]
+) -> None:
+    found = trained(Masked, mask=mask, most=most)
+
+    assert found.repeated >= PASSES
+    assert found.calls == 2 * PASSES - found.repeated
+    assert found.trace == without(Masked, mask=mask, most=most)
+
+
+def test_a_pass_whose_answers_are_new_is_run(without: Callable[..., Trace]) -> None:
+    def mask(i: int) -> list[bool]:
+        return [row <= i for row in range(8)]
+
+    def most(i: int) -> int:
+        return 1 + i
+
+    found = trained(Masked, mask=mask, most=most)
+
+    assert found.calls >= PASSES
+    assert found.trace == without(Masked, mask=mask, most=most)
+
+
+@pytest.mark.parametrize("kind", [Asks, DrawsThere, Keeps, Counts, Draws, Writes])
 def test_a_pass_that_does_more_than_its_results_is_run_each_time(kind: Callable[[], Plain]) -> None:
     found = trained(kind)
 

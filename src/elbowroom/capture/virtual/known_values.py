@@ -23,6 +23,7 @@ from zlib import crc32
 import torch
 
 from elbowroom.capture.virtual.effects import changed, effects_of
+from elbowroom.capture.virtual.guards import Tape
 from elbowroom.capture.virtual.tensor import CPU, LARGE_BYTES, home_of, is_virtual
 from elbowroom.runtime._torch_compat import set_storage, storage_key, without_torch_function
 
@@ -120,7 +121,7 @@ class _Watch(weakref.ref[torch.UntypedStorage]):
 
 
 @final
-class _Entry:
+class Entry:
     """The value of one storage.
 
     Attributes:
@@ -130,13 +131,17 @@ class _Entry:
         certain: whether nothing that is not known had a part in it.
         seed: what is assumed depends on it.
         watch: its reference.
+        number: how many there were before.
     """
 
-    __slots__ = ("certain", "compares", "real", "seed", "watch")
+    __slots__ = ("certain", "compares", "number", "real", "seed", "watch")
+    made = 0
 
     def __init__(self, real: torch.UntypedStorage | None, certain: bool, seed: int, watch: _Watch) -> None:
         self.real, self.certain, self.seed, self.watch = real, certain, seed, watch
         self.compares = False
+        self.number = Entry.made
+        Entry.made += 1
 
 
 class Outcome(NamedTuple):
@@ -156,6 +161,8 @@ class KnownValues:
     Attributes:
         work: elements of the ops that were computed.
         held_bytes: what they take on the host.
+        reads: how often Python asked for what a tape has no part of.
+        tape: notes what is computed and asked, while a pass is watched.
     """
 
     current: KnownValues | None = None
@@ -163,11 +170,12 @@ class KnownValues:
 
     def __init__(self, assumptions: Assumptions) -> None:
         self._assumptions = assumptions
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, Entry] = {}
         self._cannot: set[Any] = set()
         self._numbers = torch.Generator("cpu").manual_seed(0).get_state()
         self.work = 0
         self.reads = 0
+        self.tape: Tape | None = None
         self.held_bytes = 0
 
     # What is known
@@ -176,13 +184,15 @@ class KnownValues:
         """A tensor on the host with the value of this one, on the same bytes; None where it is not known."""
         if not is_virtual(tensor):
             return None if tensor.is_meta else tensor
-        entry = self._entry(tensor)
+        entry = self.entry(tensor)
         return None if entry is None or entry.real is None else self._seen(tensor, entry)
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """As `of`; a small tensor that is not known is assumed, and stays so. None where it is too large for that."""
-        self.reads += 1
-        return self._read(tensor)
+        known = self._read(tensor)
+        if self.tape is None or not self.tape.answered(None, self.tape.arguments((tensor,), {}), known):
+            self.reads += 1
+        return known
 
     def _read(self, tensor: torch.Tensor) -> torch.Tensor | None:
         known = self.of(tensor)
@@ -192,12 +202,12 @@ class KnownValues:
         """Whether it is known, and not made of anything assumed."""
         if not is_virtual(tensor):
             return not tensor.is_meta
-        entry = self._entry(tensor)
+        entry = self.entry(tensor)
         return entry is not None and entry.certain
 
     def compares(self, tensor: torch.Tensor) -> bool:
         """Whether it says how numbers compare that are not known."""
-        entry = self._entry(tensor)
+        entry = self.entry(tensor)
         return entry is not None and entry.compares
 
     def keep(self, tensor: torch.Tensor, real: torch.Tensor, certain: bool = True) -> bool:
@@ -210,14 +220,18 @@ class KnownValues:
             placed = torch.zeros(size_bytes // tensor.element_size(), dtype=tensor.dtype, device=CPU)
             placed.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset())).copy_(real)
             real = placed
-        self._put(storage, _Entry(real.untyped_storage(), certain, 0, _Watch(storage, self._died)))
+        self._put(storage, Entry(real.untyped_storage(), certain, 0, _Watch(storage, self._died)))
         return True
 
     def alias(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
         """Let the bytes of `real` be those of a virtual tensor with the same offset, sizes and strides."""
         if self._may_have(tensor) and real.layout is torch.strided and not real.storage_offset():
             storage = tensor.untyped_storage()
-            self._put(storage, _Entry(real.untyped_storage(), True, 0, _Watch(storage, self._died)))
+            self._put(storage, Entry(real.untyped_storage(), True, 0, _Watch(storage, self._died)))
+
+    def still(self, entry: Entry) -> Entry | None:
+        """It, where it is the value of its storage yet."""
+        return entry if self._entries.get(entry.watch.key) is entry else None
 
     def drop(self, tensor: torch.Tensor) -> None:
         """The value of its storage is not known any more."""
@@ -235,7 +249,8 @@ class KnownValues:
             self._entries.clear()
             self.held_bytes = 0
 
-    def _entry(self, tensor: torch.Tensor) -> _Entry | None:
+    def entry(self, tensor: torch.Tensor) -> Entry | None:
+        """The value of its storage, where there is one."""
         if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_complex():
             return None
         return self._entries.get(storage_key(tensor.untyped_storage()))
@@ -245,16 +260,16 @@ class KnownValues:
         if tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
-        entry = self._entry(tensor)
+        entry = self.entry(tensor)
         seed = crc32(repr(tuple(tensor.shape)).encode()) if entry is None else entry.seed
         if storage.nbytes() > ASSUMED_BYTES or tensor.dtype is torch.bool or not self._may_have(tensor):
             return self._assumptions.drawn(tensor.numel(), tensor.dtype, seed).view(tensor.shape)
         drawn = self._assumptions.drawn(storage.nbytes() // tensor.element_size(), tensor.dtype, seed)
-        made = _Entry(drawn.untyped_storage(), False, seed, _Watch(storage, self._died))
+        made = Entry(drawn.untyped_storage(), False, seed, _Watch(storage, self._died))
         self._put(storage, made)
         return self._seen(tensor, made)
 
-    def _seen(self, tensor: torch.Tensor, entry: _Entry) -> torch.Tensor | None:
+    def _seen(self, tensor: torch.Tensor, entry: Entry) -> torch.Tensor | None:
         made = torch.empty(0, dtype=tensor.dtype, device=CPU)
         assert entry.real is not None
         try:
@@ -280,7 +295,7 @@ class KnownValues:
             and real.untyped_storage().nbytes() == size_bytes
         )
 
-    def _put(self, storage: torch.UntypedStorage, entry: _Entry) -> None:
+    def _put(self, storage: torch.UntypedStorage, entry: Entry) -> None:
         entry.watch.key = key = storage_key(storage)
         self._forget(key)
         self._entries[key] = entry
@@ -323,7 +338,7 @@ class KnownValues:
         else:
             found = name in OF_COMPARISONS and any(is_virtual(each) and self.compares(each) for each in _flat(args))
         for result in results:
-            entry = self._entry(result) if found else None
+            entry = self.entry(result) if found else None
             if entry is not None:
                 entry.compares = True
 
@@ -331,8 +346,11 @@ class KnownValues:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Iterable[torch.Tensor] = ()
     ) -> Outcome | None:
         """What an op that changes nothing gives on the host; None where that is not known and not small."""
-        self.reads += 1
-        return self._computed(func, args, kwargs, results)
+        given = None if self.tape is None else self.tape.arguments(args, kwargs)
+        outcome = self._computed(func, args, kwargs, results)
+        if self.tape is None or outcome is None or not self.tape.answered(func, given, outcome.found):
+            self.reads += 1
+        return outcome
 
     def _computed(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Iterable[torch.Tensor]
@@ -372,6 +390,7 @@ class KnownValues:
             return None
         if func in OVERWRITES and not self._renew(args[0]):
             return None
+        given = None if self.tape is None else self.tape.arguments(args, kwargs)
         outcome = self._computed(func, args, kwargs, (*results, *written))
         if outcome is None:
             return None
@@ -381,6 +400,8 @@ class KnownValues:
         for result, real in zip(results, _flat((outcome.found,)), strict=False):
             if storage_key(result.untyped_storage()) not in keys:
                 self.keep(result, real, outcome.certain)
+        if self.tape is not None:
+            self.tape.made(func, given, (*results, *written))
         return outcome.certain
 
     def _leave_open(self, func: Any, results: Iterable[torch.Tensor], path: str) -> None:
@@ -389,14 +410,14 @@ class KnownValues:
             if is_virtual(result) and result.is_floating_point() and _is_small(result) and self._may_have(result):
                 seed = crc32(f"{path} {func} {place}".encode())
                 storage = result.untyped_storage()
-                self._put(storage, _Entry(None, False, seed, _Watch(storage, self._died)))
+                self._put(storage, Entry(None, False, seed, _Watch(storage, self._died)))
 
     def _certainty(self, given: Iterable[torch.Tensor]) -> bool | None:
         """Whether all tensors are certain; None where one is not known and cannot be assumed, as truth values."""
         certain = True
         for tensor in given:
             if is_virtual(tensor):
-                entry = self._entry(tensor)
+                entry = self.entry(tensor)
                 known = entry is not None and entry.real is not None
                 if not known and not _is_open(tensor):
                     return None
@@ -428,17 +449,25 @@ class KnownValues:
     def _emptied(self, results: list[Any]) -> bool:
         for result in results:
             if is_virtual(result):
-                self.keep(result, torch.zeros((), dtype=result.dtype, device=CPU).expand(result.shape))
+                self._clear(result)
         return True
+
+    def _clear(self, tensor: torch.Tensor) -> bool:
+        """Let its value be zeros."""
+        kept = self.keep(tensor, torch.zeros((), dtype=tensor.dtype, device=CPU).expand(tensor.shape))
+        entry = self.entry(tensor) if kept and self.tape is not None else None
+        if self.tape is not None and entry is not None:
+            self.tape.blank(entry)
+        return kept
 
     def _renew(self, target: torch.Tensor) -> bool:
         """Make place for the value of a tensor that is about to be overwritten, as a whole unless it is known."""
         if not is_virtual(target):
             return True
-        entry = self._entry(target)
+        entry = self.entry(target)
         whole = target.numel() * target.element_size() == target.untyped_storage().nbytes()
         if entry is None or entry.real is None:
-            return whole and self.keep(target, torch.zeros((), dtype=target.dtype, device=CPU).expand(target.shape))
+            return whole and self._clear(target)
         entry.certain = entry.certain or whole
         return True
 

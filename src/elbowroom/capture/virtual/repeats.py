@@ -5,10 +5,10 @@ A pass is one call of an outermost module with gradients off and nothing of it i
 and no statistics change. Two passes with arguments of the same form have to leave the same ops, allocations and frees;
 from the third on these are noted again, with storages of their own, and the results are new tensors of the same form.
 A pass is captured as ever where it does anything that this would lose or that could differ the next time: where Python
-asked for a value, random numbers of the host were drawn, a storage of outside was written or freed, anything but the
-results stays alive on the device, an attribute of a module changed, a module has hooks, or an argument or result is
-more than tensors of the device, numbers and texts in tuples, lists and dicts. What else Python code may do (a list of
-its own that grows) is not seen.
+asked for a value that is not known, or for one that is another now (guards.py), random numbers of the host were drawn,
+a storage of outside was written or freed, anything but the results stays alive on the device, an attribute of a module
+changed, a module has hooks, or an argument or result is more than tensors of the device, numbers and texts in tuples,
+lists and dicts. What else Python code may do (a list of its own that grows) is not seen.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import torch
 
 from elbowroom.capture.virtual import casting
+from elbowroom.capture.virtual.guards import Guard, Tape, Unknown
+from elbowroom.capture.virtual.known_values import Entry
 from elbowroom.capture.virtual.ledger import BLOCK_BYTES, OpLine, StorageLine
 from elbowroom.capture.virtual.tensor import CUDA, META, home_of, is_virtual, virtual
 from elbowroom.runtime._torch_compat import has_hooks, no_dispatch
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 Place = tuple[str, int]
 """A storage seen from a pass: ("own", how many it made before), ("given", which argument's), ("outside", number)."""
+KINDS = 8
+"""As many passes of one form that asked for values and got other answers are remembered."""
 _PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device)
 
 
@@ -71,6 +75,27 @@ class Pass:
     outside: frozenset[int]
     output: Any
     kept: tuple[Kept, ...]
+    answers: tuple[Any, ...]
+
+
+@dataclasses.dataclass(slots=True)
+class Known:
+    """A pass that was seen.
+
+    Attributes:
+        times: how often, one after the other with none between that differs but in its answers.
+    """
+
+    done: Pass
+    guard: Guard
+    times: int = 1
+
+
+class Given(NamedTuple):
+    """The storages of arguments, by number, and their values where these are known."""
+
+    numbers: list[int]
+    values: list[Entry | None]
 
 
 @final
@@ -89,7 +114,7 @@ class Repeats:
         self._mode = mode
         self._begins = begins
         self._inside = False
-        self._seen: dict[int, tuple[weakref.ref[torch.nn.Module], dict[Hashable, tuple[Pass, int]]]] = {}
+        self._seen: dict[int, tuple[weakref.ref[torch.nn.Module], dict[Hashable, list[Known]]]] = {}
         self.repeated = 0
 
     def changes(self) -> list[tuple[Any, str, Any]]:
@@ -111,34 +136,48 @@ class Repeats:
     def _passed(self, call: Any, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """A pass of an outermost module: repeated, or run."""
         try:
-            given: list[int] = []
+            given = Given([], [])
             key = self._key(module, args, kwargs, given)
         except Unfit:
             return call(module, *args, **kwargs)
-        seen = self._seen_of(module)
-        known, times = seen.get(key, (None, 0))
-        if known is not None and times > 1 and self._mode.ledger.are_live(known.outside):
+        seen = self._seen_of(module).setdefault(key, [])
+        known = next((each for each in seen if each.times > 1 and self._fits(each, given)), None)
+        if known is not None:
             self._begins(module)
             self.repeated += 1
-            return _Replay(self._mode, known, given).output()
-        watched = _Watched(self._mode, module, given)
-        output = call(module, *args, **kwargs)
-        try:
-            made = watched.made(output)
-        except Unfit:
-            seen.pop(key, None)
-        else:
-            seen[key] = (made, times + 1 if made == known else 1)
+            return _Replay(self._mode, known.done, given.numbers).output()
+        with _Watched(self._mode, module, given) as watched:
+            output = call(module, *args, **kwargs)
+            self._note(seen, watched, output)
         return output
 
-    def _seen_of(self, module: torch.nn.Module) -> dict[Hashable, tuple[Pass, int]]:
+    def _fits(self, known: Known, given: Given) -> bool:
+        """Whether a pass would do the same."""
+        live = self._mode.ledger.are_live(known.done.outside)
+        return live and known.guard.holds(self._mode.values, given.values)
+
+    def _note(self, seen: list[Known], watched: _Watched, output: Any) -> None:
+        """Note a pass that ran; one with the same answers that did something else is no more repeated."""
+        try:
+            done, guard = watched.made(output)
+        except (Unfit, Unknown):
+            seen.clear()
+            return
+        same = next((each for each in seen if each.done == done), None)
+        if same is not None:
+            same.times += 1
+            return
+        seen[:] = [each for each in seen if each.done.answers != done.answers][-KINDS + 1 :]
+        seen.append(Known(done, guard))
+
+    def _seen_of(self, module: torch.nn.Module) -> dict[Hashable, list[Known]]:
         """A module's passes, by identity: metrics are modules whose hash follows their state."""
         number = id(module)
         if number not in self._seen:
             self._seen[number] = weakref.ref(module, lambda _: self._seen.pop(number, None)), {}
         return self._seen[number][1]
 
-    def _key(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any], given: list[int]) -> Hashable:
+    def _key(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any], given: Given) -> Hashable:
         """What two passes have in common that do the same; `given` gets the storages of the arguments.
 
         Raises:
@@ -150,7 +189,7 @@ class Repeats:
         owned = tuple(map(id, (*module.parameters(), *module.buffers())))
         return of_arguments, owned, len(casting.cached()), _settings()
 
-    def _form(self, value: Any, given: list[int]) -> Hashable:
+    def _form(self, value: Any, given: Given) -> Hashable:
         if type(value) in _PLAIN:
             return type(value), value
         if type(value) in (tuple, list):
@@ -162,22 +201,31 @@ class Repeats:
         number = self._mode.ledger.number_of(value)
         if number is None or value.requires_grad:
             raise Unfit
-        if number not in given:
-            given.append(number)
-        return value.shape, value.stride(), value.storage_offset(), value.dtype, given.index(number)
+        if number not in given.numbers:
+            given.numbers.append(number)
+            given.values.append(self._mode.values.entry(value))
+        return value.shape, value.stride(), value.storage_offset(), value.dtype, given.numbers.index(number)
 
 
 @final
 class _Watched:
     """One pass that runs: what stands in the ledger before it, and what it did by the end."""
 
-    def __init__(self, mode: VirtualMode, module: torch.nn.Module, given: list[int]) -> None:
+    def __init__(self, mode: VirtualMode, module: torch.nn.Module, given: Given) -> None:
         ledger = mode.ledger
-        self._mode, self._module, self._given = mode, module, given
+        self._mode, self._module, self._given, self._values = mode, module, given.numbers, given.values
+        self._tape = Tape(mode.values, Entry.made)
         self._ops, self._events, self._storages = len(ledger.ops), len(ledger.events), len(ledger.storages)
         self._remarks = dict(ledger.remarks)
         self._cached = set(casting.cached())
         self._state = self._states()
+
+    def __enter__(self) -> Self:
+        self._mode.values.tape = self._tape
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._mode.values.tape = None
 
     def _states(self) -> tuple[Any, ...]:
         """What a pass must leave as it is."""
@@ -192,11 +240,12 @@ class _Watched:
             _random_states(),
         )
 
-    def made(self, output: Any) -> Pass:
-        """The pass.
+    def made(self, output: Any) -> tuple[Pass, Guard]:
+        """The pass, and what tells whether another would do the same.
 
         Raises:
             Unfit: it cannot be repeated.
+            Unknown: it asked for a value that comes from what is not followed.
         """
         ledger, first = self._mode.ledger, self._storages
         if self._states() != self._state:
@@ -209,8 +258,9 @@ class _Watched:
         shown = self._shown(output, left)
         if left != self._alive():
             raise Unfit
+        guard = self._tape.guard(self._values)
         ops = tuple((line, self._places(line.reads), self._places(line.writes)) for line in lines)
-        return Pass(
+        done = Pass(
             ops=tuple((line._replace(reads=(), writes=()), reads, writes) for line, reads, writes in ops),
             storages=tuple((each.size_bytes, each.category, each.dtype) for each in ledger.storages[first:]),
             events=tuple((op - self._ops, number - first, size) for op, number, size in ledger.events[self._events :]),
@@ -219,7 +269,9 @@ class _Watched:
             outside=frozenset(number for _, reads, _ in ops for kind, number in reads if kind == "outside"),
             output=shown,
             kept=kept,
+            answers=guard.answers,
         )
+        return done, guard
 
     def _alive(self) -> set[int]:
         """Its own storages that are left at its end."""
