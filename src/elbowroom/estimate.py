@@ -5,7 +5,7 @@ room for everything and once within the device's capacity less what lies outside
 Reference: DNNMem (ESEC/FSE 2020) for the categories. The replay is exact for exact events (docs/estimate.md); what is
 not known to the byte is an interval: convolution workspaces, which cuDNN chooses, and memory outside the allocator.
 Ignores: other processes on the device, and what libraries allocate past the allocator beyond `Machine.outside_bytes`.
-Cost: about ten replays, each linear in the events of the trace.
+Cost: a replay, linear in the events of the trace, and about ten from where memory runs short (allocator/within.py).
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from elbowroom.allocator import replay
+from elbowroom.allocator import Replay, replay
 from elbowroom.allocator.replay import Event
 from elbowroom.allocator.settings import as_set_by_script
+from elbowroom.allocator.within import Within
 from elbowroom.lifetimes import Ints, listed
 from elbowroom.machine import Machine
 from elbowroom.owners import Share, shares_of
@@ -237,21 +238,23 @@ class _Case:
 
     Attributes:
         numbers: number in the trace of each event.
-        settings: of the allocator; "exact" where blocks are what is requested.
         spared: storages that a convolution can do without: where they fail, torch takes another algorithm.
+        again: replays it within capacities; None where blocks are what is requested.
     """
 
     events: Sequence[Event]
     numbers: Ints
-    settings: str
     spared: frozenset[int]
     with_room: _Played
+    again: Within | None
 
     def within(self, capacity_bytes: int) -> _Played:
         """The replay within so many bytes."""
         if 0 <= self.with_room.peak_reserved_bytes <= capacity_bytes:
             return self.with_room
-        return _play(self.events, self.numbers, self.settings, max(0, capacity_bytes), self.spared)
+        if self.again is None:
+            return _play_exact(self.events, self.numbers, max(0, capacity_bytes))
+        return _played(self.again.replay(max(0, capacity_bytes)), self.events, self.numbers, self.spared)
 
 
 def _three(trace: Trace, machine: Machine) -> tuple[_Case, _Case, _Case]:
@@ -297,18 +300,15 @@ def _case(trace: Trace, settings: str, other_bytes: Mapping[int, int]) -> _Case:
             events.append(("alloc", storage, size) if size_bytes > 0 else ("free", storage))
             numbers.append(number)
     kept = np.array(numbers, np.int64)
-    with_room = _play(events, kept, settings, None, spared)
-    return _Case(events=events, numbers=kept, settings=settings, spared=spared, with_room=with_room)
+    if exact or not events:
+        return _Case(events=events, numbers=kept, spared=spared, with_room=_play_exact(events, kept, None), again=None)
+    done = replay(events, settings)
+    with_room = _played(done, events, kept, spared)
+    again = Within(events, settings, done, least_bytes=with_room.peak_allocated_bytes, spared=spared)
+    return _Case(events=events, numbers=kept, spared=spared, with_room=with_room, again=again)
 
 
-def _play(
-    events: Sequence[Event], numbers: Ints, settings: str, capacity_bytes: int | None, spared: frozenset[int]
-) -> _Played:
-    if not events:
-        return _Played(peak_allocated_bytes=0, peak_reserved_bytes=0, peak_event=-1, failed_event=None, retries=0)
-    if settings == "exact":
-        return _play_exact(events, numbers, capacity_bytes)
-    done = replay(events, settings, capacity_bytes)
+def _played(done: Replay, events: Sequence[Event], numbers: Ints, spared: frozenset[int]) -> _Played:
     failed = [place for place in listed(np.flatnonzero(done.out_of_memory)) if events[place][1] not in spared]
     # What follows a failure would not happen.
     end = int(failed[0]) + 1 if len(failed) else len(numbers)
@@ -322,6 +322,8 @@ def _play(
 
 
 def _play_exact(events: Sequence[Event], numbers: Ints, capacity_bytes: int | None) -> _Played:
+    if not events:
+        return _Played(peak_allocated_bytes=0, peak_reserved_bytes=0, peak_event=-1, failed_event=None, retries=0)
     size: dict[int, int] = {event[1]: event[2] for event in events if len(event) == 3}
     level = np.cumsum([event[2] if len(event) == 3 else -size.get(event[1], 0) for event in events])
     failed = np.flatnonzero(level > capacity_bytes) if capacity_bytes is not None else np.zeros(0, np.int64)

@@ -62,6 +62,13 @@ class Block:
         self.streams: set[int] | None = None
         self.shelved_at = 0
 
+    def copied(self, shelf: Shelf) -> Block:
+        """The same on another shelf; its neighbours are to be set."""
+        new = Block(self.address, self.size, shelf, None, None)
+        new.free, new.mapped, new.order = self.free, self.mapped, self.order
+        new.requested, new.shelved_at = self.requested, self.shelved_at
+        return new
+
     @property
     def is_whole(self) -> bool:
         """Whether it makes up its segment."""
@@ -91,6 +98,12 @@ class Shelf:
         self.blocks: dict[int, Block] = {}
         self.unmapped: list[Block] = []
         self.bases: list[int] = []
+
+    def emptied(self) -> Shelf:
+        """Another of the same kind, with the same orders and bases; its blocks are to be set."""
+        new = Shelf(self.stream, self.large, self.split_bytes, self.page_bytes)
+        new.orders, new.bases = self.orders.copy(), self.bases.copy()
+        return new
 
     def take(self, block: Block) -> None:
         """Take a block off the shelf."""
@@ -150,6 +163,12 @@ class DeviceMemory:
         self.used_bytes = 0
         self._starts = [0]
         self._ends = {0: 2**SHIFT}
+
+    def copied(self, capacity_bytes: int | None) -> DeviceMemory:
+        """The same with another capacity."""
+        new = DeviceMemory(capacity_bytes)
+        new.used_bytes, new._starts, new._ends = self.used_bytes, self._starts.copy(), self._ends.copy()
+        return new
 
     def take(self, size: int) -> int | None:
         """Memory for one segment: its address, or None where it does not fit any more."""

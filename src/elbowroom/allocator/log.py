@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 
@@ -42,3 +42,7 @@ class Log:
     reserved: list[Change] = field(default_factory=list[Change])
     retries: list[int] = field(default_factory=list[int])
     failed: list[int] = field(default_factory=list[int])
+
+    def copied(self) -> Log:
+        """One that grows on its own."""
+        return Log(*(getattr(self, each.name).copy() for each in fields(self)))

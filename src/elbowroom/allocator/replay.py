@@ -74,7 +74,10 @@ def run(allocator: Allocator, events: Iterable[Event]) -> None:
     try:
         for event in events:
             what = event[0]
-            if what == "alloc":
+            if what == "alloc" and len(event) == 3:
+                _, key, size = event
+                allocate(key, size)
+            elif what == "alloc":
                 allocate(*event[1:])
             elif what == "free":
                 _, key = event

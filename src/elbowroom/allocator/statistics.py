@@ -84,6 +84,10 @@ class Replay:
         """Maximum of the requested bytes."""
         return _peak(self.requested_bytes)
 
+    def driver_bytes(self) -> Ints:
+        """Rows of (event, bytes): what was taken from the driver, and (negative) given back."""
+        return np.array([(each.event, each.size_bytes) for each in self._device.log.reserved], np.int64).reshape(-1, 2)
+
     def memory_stats(self) -> dict[str, int]:
         """The statistics at the end, named and defined as in torch.cuda.memory_stats.
 
