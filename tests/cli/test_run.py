@@ -58,7 +58,10 @@ def test_a_script_trains_inside_a_budget_with_the_same_numbers(folder: Path) -> 
     assert inside.stdout == plain.stdout
     assert (inside.returncode, plain.returncode) == (0, 0)
     figures = json.loads((folder / "figures.json").read_text())
-    head, columns, kept, swapped, step, held = inside.stderr.splitlines()
+    head, columns, kept, swapped, step, may_move, held = inside.stderr.splitlines()
+    # 32 MiB / 4096
+    assert may_move.startswith("  Storages of 8.0 KiB or more may move: ")
+    assert figures["min_size_bytes"] == 8 * 2**10
     assert head.startswith("elbowroom: budget 32.0 MiB, planned peak ")
     assert head.endswith(" (5 steps, 0 mismatches)")
     assert columns.split() == ["storages", "size"]

@@ -20,7 +20,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_without_anything_the_defaults_hold(tmp_path: Path) -> None:
-    assert settings_of({}, {}, tmp_path) == Settings(budget="auto", spill_dir=None, min_size_bytes=2**20)
+    assert settings_of({}, {}, tmp_path) == Settings(budget="auto", spill_dir=None, min_size_bytes=None)
 
 
 def test_each_setting_comes_from_the_first_place_that_has_it(project: Path) -> None:

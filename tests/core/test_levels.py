@@ -36,7 +36,7 @@ LEVELS: dict[str, set[str]] = {
     | {"timeline", "trace", "units", "watch"},
     "1": {"allocator", "checks", "estimate", "lanes", "largest", "lifetimes", "moves", "owners", "pareto", "planners"}
     | {"algorithms", "curves", "cycles", "differences", "driver", "rebuilds", "recipes", "schedule", "simulate"}
-    | {"decided", "links", "selecting", "slowdown", "translate", "windows"},
+    | {"decided", "least_size", "links", "selecting", "slowdown", "translate", "windows"},
     "2a": {"report"},
     "2b": {"capture", "runtime"},
     "3": {"__init__", "__main__", "cli", "demo", "integrations"},

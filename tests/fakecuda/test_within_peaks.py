@@ -63,6 +63,18 @@ def test_the_allocator_holds_what_the_simulation_says_and_no_more_than_the_budge
     assert any("plan" in run for run in found["runs"]), "one of the budgets can be met"
 
 
+@pytest.mark.timeout(0)
+def test_small_storages_move_where_the_budget_is_small(rig: Path) -> None:
+    # when all that may move is below 1 MiB, and no least size is given
+    found = on_the_rig(rig, {"model": "small storages", "shares": (0.75, 0.6), "steps": 6})
+    # then plans move it, and hold what they say; what is too little names a budget that is met so
+    for run in found["runs"]:
+        met = run.get("at_least", run)
+        assert met["plan"]["swaps"] > 100
+        assert met["budget_bytes"] < found["plain"]["reserved"] * 0.8
+        assert_as_simulated(met)
+
+
 def assert_as_simulated(run: dict[str, Any]) -> None:
     last, simulated = run["steps"][-1], run["simulated"]
     for kind in ("allocated", "reserved"):

@@ -278,6 +278,23 @@ def adversarial() -> Step:
     return step
 
 
+class Thin(nn.Module):
+    """A layer with norm, around which there is a skip."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        return x_BD + self.down(F.gelu(self.up(self.norm(x_BD))))
+
+
+def small_storages() -> Step:
+    """All that it saves is of 256 KiB or less: 512 rows of 128 numbers of 4 bytes."""
+    x_BD, y_B = torch.randn(512, 128), torch.randint(128, (512,))
+    return supervised(nn.Sequential(*(Thin(128) for _ in range(96))), x_BD, y_B, torch.optim.SGD)
+
+
 MODELS: dict[str, Callable[[], Step]] = {
     "perceptron": perceptron,
     "residual net": residual_net,
@@ -299,4 +316,5 @@ MODELS: dict[str, Callable[[], Step]] = {
     "recurrent net": lambda: supervised(Recurrent(4000, 512), *words(32, 256)),
     "dense net": lambda: supervised(Dense(12, 24), *images(16, 96)),
     "adversarial nets": adversarial,
+    "small storages": small_storages,
 }

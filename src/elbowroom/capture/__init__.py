@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from elbowroom.least_size import LEAST_BYTES
 from elbowroom.machine import Machine
 from elbowroom.trace import Trace
 
@@ -15,7 +16,7 @@ def capture(
     setup: Callable[[], Callable[[], Any]],
     machine: str | Machine = "here",
     steps: int = 3,
-    min_size_bytes: int = 2**20,
+    min_size_bytes: int = LEAST_BYTES,
     in_parts: bool = False,
 ) -> Trace:
     """Run a few training steps and record what they do: on this computer, or on a virtual GPU.

@@ -11,6 +11,7 @@ from elbowroom.cli import choosing, output, scripts
 from elbowroom.cli.progress import progress
 from elbowroom.cli.settings import DEFAULTS, settings_of
 from elbowroom.errors import Infeasible, UsageError
+from elbowroom.least_size import least_size, said
 from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def add(verbs: Any) -> None:
     )
     parser.add_argument("--planner", metavar="NAME", help=f"which planner makes it (default: {scripts.PLANNER})")
     choosing.add_options(parser, "swap,state, as in a run; of other planners than optimal all")
-    parser.add_argument("--min-size", metavar="SIZE", help=f"keep smaller storages (default: {DEFAULTS['min_size']})")
+    parser.add_argument("--min-size", metavar="SIZE", help="keep smaller storages (default: follows the budget)")
     parser.add_argument("--time-limit", type=float, metavar="S", help="seconds a planner may search for one plan")
     parser.add_argument("-o", "--out", metavar="FILE", help="write the plan to a file that `elbowroom run` reads")
     parser.add_argument("--trace", metavar="FILE", help="write the trace to a file: a second plan needs no capture")
@@ -77,7 +78,7 @@ def execute(arguments: argparse.Namespace) -> int:
             raise
         curve = _curve(trace, machine, asked, watch) if arguments.pareto and not watch.early else None
     written += _write(subject, curve, arguments)
-    _show(script.label, subject, watch.early, written, as_json=arguments.json)
+    _show(script.label, subject, asked.get("min_size_bytes"), watch.early, written, as_json=arguments.json)
     return 0
 
 
@@ -126,9 +127,9 @@ def _given(
     if trace is not None and trace.device == "cpu" and not arguments.gpu:
         return trace, Machine.here(device="cpu")
     machine = scripts.machine_of(arguments.gpu)
-    device_bytes(machine, parse_budget(asked["budget"]))
+    follows = least_size(device_bytes(machine, parse_budget(asked["budget"])))
     in_parts = "state" in means_of(asked["planner"], asked.get("allow"))
-    parts_min_bytes = asked["min_size_bytes"] if in_parts else None
+    parts_min_bytes = asked.get("min_size_bytes", follows) if in_parts else None
     return trace or scripts.captured(script, machine, arguments, watch, parts_min_bytes=parts_min_bytes), machine
 
 
@@ -183,14 +184,28 @@ def _write(subject: Subject, curve: Pareto | None, arguments: argparse.Namespace
     return [*written, ("curve", arguments.pareto)]
 
 
-def _show(script: str, subject: Subject, early: str, written: Sequence[tuple[str, str]], *, as_json: bool) -> None:
+def _show(
+    script: str,
+    subject: Subject,
+    given_bytes: int | None,
+    early: str,
+    written: Sequence[tuple[str, str]],
+    *,
+    as_json: bool,
+) -> None:
+    """Show the answer; `given_bytes` is the least size of what may move, where one was given."""
+    assert subject.plan is not None
+    follows = least_size(subject.plan.budget_bytes)
     if as_json:
-        files = [{"what": what, "file": name} for what, name in written]
-        print(output.as_json({"script": script, "feasible": True, **figures(subject), "early": early, "files": files}))
+        found = {"script": script, "feasible": True, **figures(subject)}
+        found["min_size_bytes"] = given_bytes or follows
+        found |= {"early": early, "files": [{"what": what, "file": name} for what, name in written]}
+        print(output.as_json(found))
         return
     from elbowroom.report.terminal import plan_rendered
 
-    output.console().print(plan_rendered(script, subject, early=early, written=written))
+    may_move = "" if given_bytes else said(follows)
+    output.console().print(plan_rendered(script, subject, early=early, may_move=may_move, written=written))
 
 
 def _infeasible(script: str, machine: Machine, problem: Infeasible) -> dict[str, object]:

@@ -59,7 +59,7 @@ def add(verbs: Any) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the script; its own exit and errors go on to whoever started us."""
-    settings = settings_of({name: getattr(arguments, name) for name in DEFAULTS}, min_size=None)
+    settings = settings_of({name: getattr(arguments, name) for name in DEFAULTS})
     started.refuse(arguments.command, _options_of(arguments), is_module=arguments.is_module)
     command = launch.Command.of(arguments.command, is_module=arguments.is_module)
     if arguments.report and not arguments.report.endswith(ENDINGS):
@@ -178,6 +178,7 @@ def figures(room: Room) -> dict[str, object]:
     """The figures of a run for programs, bytes and nanoseconds."""
     return {
         "budget_bytes": room.budget_bytes,
+        "min_size_bytes": room.min_size_bytes,
         "keep_all_bytes": room.kinds.keep_all_bytes,
         "planned_peak_bytes": room.planned_peak_bytes,
         "measured_peak_bytes": room.held_bytes,

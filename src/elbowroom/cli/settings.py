@@ -14,8 +14,9 @@ from elbowroom.units import parse_budget, parse_bytes
 
 PREFIX = "ELBOWROOM_"
 TABLE = "tool.elbowroom"
-DEFAULTS: Mapping[str, str | None] = {"budget": "auto", "spill_dir": None, "min_size": "1MiB"}
-"""Every setting of a run, as it would be typed; spill_dir None is the system's directory for temporary files."""
+DEFAULTS: Mapping[str, str | None] = {"budget": "auto", "spill_dir": None, "min_size": None}
+"""Every setting, as it would be typed; spill_dir None is the system's for temporary files, min_size None follows the
+budget."""
 
 ESTIMATE_SETTINGS = ("gpu",)
 """Settings of the verbs that estimate: their default is not a text."""
@@ -40,7 +41,6 @@ def settings_of(
     given: Mapping[str, str | None],
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
-    min_size: str | None = DEFAULTS["min_size"],
 ) -> Settings:
     """Find every setting in the first place that has it.
 
@@ -48,7 +48,6 @@ def settings_of(
         given: from the command line, by the names of `DEFAULTS`; None where it was not given.
         environment: variables ELBOWROOM_BUDGET and so on; the process's where None.
         directory: where pyproject.toml is looked for; the working directory where None.
-        min_size: its default.
 
     Raises:
         UsageError: a value that is not allowed, with the place it came from, or an unknown name in pyproject.toml.
@@ -59,7 +58,7 @@ def settings_of(
         ({name: given.get(name) for name in DEFAULTS}, "the command line"),
         ({name: environment.get(PREFIX + name.upper()) for name in DEFAULTS}, "the environment"),
         (_table(path), f"[{TABLE}] of {path}"),
-        ({**DEFAULTS, "min_size": min_size}, "the defaults"),
+        (DEFAULTS, "the defaults"),
     ]
     found = {name: _first(name, places) for name in DEFAULTS}
     return Settings(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from elbowroom.allocator.settings import as_set_by_script
 from elbowroom.checks import check
 from elbowroom.errors import UsageError
+from elbowroom.least_size import MIN_SIZE_BYTES
 from elbowroom.lifetimes import last_step
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
@@ -62,7 +63,6 @@ PLANNERS: dict[str, Planner] = {
     "lms": lms,
 }
 DEFAULT_PLANNER = "optimal"
-MIN_SIZE_BYTES = 2**20
 TIME_LIMIT_S = 60.0
 
 
@@ -71,7 +71,7 @@ def plan(
     machine: Machine,
     budget: int | str | Budget,
     planner: str = DEFAULT_PLANNER,
-    min_size_bytes: int = MIN_SIZE_BYTES,
+    min_size_bytes: int | None = None,
     options: Mapping[str, object] | None = None,
     allow: Sequence[Means] | None = None,
     time_limit_s: float = TIME_LIMIT_S,
@@ -88,7 +88,7 @@ def plan(
         budget: bytes the device may hold (reserve, where it has a caching allocator), or text such as "8GiB", "90%",
             "auto" (what lies outside the allocator left out) or "least"; "host=20GiB,disk=90%" bound the tiers below.
         planner: a name in PLANNERS.
-        min_size_bytes: storages below it are kept.
+        min_size_bytes: storages below it are kept. None: 1 MiB, or a 4096th part of the budget if that is less.
         options: knobs of the planner by name.
         allow: means a plan may use, of swap, recompute, state and algorithm (see `Problem`). None: of `optimal` those
             that change no number (`SAME_BITS`), of any other planner all.
@@ -122,7 +122,7 @@ def asking(
     machine: Machine,
     budget: str | Budget = "auto",
     planner: str = DEFAULT_PLANNER,
-    min_size_bytes: int = MIN_SIZE_BYTES,
+    min_size_bytes: int | None = None,
     options: Mapping[str, object] | None = None,
     allow: Sequence[Means] | None = None,
     time_limit_s: float = TIME_LIMIT_S,
@@ -145,13 +145,13 @@ def asking(
         tier=tier,
         tier_bytes=lower["pinned" if tier == "host" else tier] if tier else 0,
         budget_bytes=0,
-        min_size_bytes=min_size_bytes,
+        min_size_bytes=MIN_SIZE_BYTES if min_size_bytes is None else min_size_bytes,
         tiers=lower,
         allow=means_of(planner, allow),
         time_limit_s=_limit(time_limit_s),
         judge=judge,
     )
-    return Asking(problem, PLANNERS[planner], planner, options or {}, watch)
+    return Asking(problem, PLANNERS[planner], planner, options or {}, watch, follows=min_size_bytes is None)
 
 
 def means_of(planner: str, allow: Sequence[Means] | None = None) -> tuple[Means, ...]:

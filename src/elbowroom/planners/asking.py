@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import final
 
 from elbowroom.checks import check_step
-from elbowroom.errors import Infeasible
+from elbowroom.errors import Infeasible, TimeOver
+from elbowroom.least_size import least_size
 from elbowroom.plan import Plan
 from elbowroom.planners.confirming import confirmed, limit_of_plan
-from elbowroom.planners.infeasible import in_reserved_bytes
+from elbowroom.planners.infeasible import followed, in_reserved_bytes
 from elbowroom.planners.least import Weighed
 from elbowroom.planners.options import apply
 from elbowroom.planners.problem import Planner, Problem
@@ -22,7 +23,16 @@ from elbowroom.watch import Watch
 
 @final
 class Asking:
-    """A problem without its budget, who is to solve it, and who looks on."""
+    """A problem without its budget, who is to solve it, and who looks on.
+
+    Args:
+        problem: but for its budget.
+        planner: who solves it.
+        name: of the planner.
+        options: its knobs.
+        watch: looks on.
+        follows: the least size of what may move follows each budget, whatever the problem says.
+    """
 
     def __init__(
         self,
@@ -31,13 +41,17 @@ class Asking:
         name: str,
         options: Mapping[str, object],
         watch: Watch | None = None,
+        *,
+        follows: bool = False,
     ) -> None:
         self._problem = problem
         self._planner = planner
         self._name = name
         self._options = dict(options)
         self._watch = watch or Watch()
+        self._follows = follows
         self._asked = 0
+        self._named: Plan | None = None
 
     def plan(self, budget_bytes: int) -> Plan:
         """A plan within a budget that has passed `check`.
@@ -46,14 +60,24 @@ class Asking:
             Infeasible: the planner cannot meet it.
             TimeOver: no time is left.
         """
+        if self._named is not None and self._named.budget_bytes == budget_bytes:
+            return self._named
+        try:
+            return self._plan(budget_bytes)
+        except Infeasible as found:
+            problem = self._met(found) if self._others_move(budget_bytes, found.least_feasible_bytes) else found
+        raise problem
+
+    def _plan(self, budget_bytes: int) -> Plan:
         limit_s = self._watch.left_s(self._problem.time_limit_s)
         self._asked += 1
         self._watch.say(f"planner {self._name}: plan {self._asked}, for {format_bytes(budget_bytes)}")
-        problem = replace(self._problem, budget_bytes=budget_bytes, time_limit_s=limit_s)
+        least = least_size(budget_bytes) if self._follows else self._problem.min_size_bytes
+        problem = replace(self._problem, budget_bytes=budget_bytes, min_size_bytes=least, time_limit_s=limit_s)
         try:
             made = self._make(problem)
         except Infeasible as found:
-            raise self._in_reserved_bytes(found) from None
+            raise self._in_reserved_bytes(problem, found) from None
         if problem.machine.allocator != "exact" and made.bound is None:  # what has a bound was confirmed
             made = confirmed(problem, self._name, self._make, made)
         check_step(problem.step, made, problem.machine)
@@ -78,9 +102,28 @@ class Asking:
         """What the planner makes, which knows allocated bytes only."""
         return apply(self._planner, self._name, problem, self._options)
 
-    def _in_reserved_bytes(self, found: Infeasible) -> Infeasible:
+    def _others_move(self, budget_bytes: int, other_bytes: int) -> bool:
+        """Whether fewer storages may move with another budget, as the least size follows it."""
+        sizes = self._problem.step.storage_bytes
+        low, high = least_size(budget_bytes), least_size(other_bytes)
+        return self._follows and bool(((low <= sizes) & (sizes < high)).any())
+
+    def _met(self, found: Infeasible) -> Infeasible:
+        """An error whose least feasible budget is met with the least size that follows that budget."""
+        least_bytes, kept_bytes = found.least_feasible_bytes, self.kept().plan.budget_bytes
+        while least_bytes < kept_bytes:
+            try:
+                self._named = self._plan(least_bytes)
+                break
+            except Infeasible as problem:
+                least_bytes = min(max(problem.least_feasible_bytes, least_bytes + 1), kept_bytes)
+            except TimeOver:
+                return found
+        return found if least_bytes == found.least_feasible_bytes else followed(found, least_bytes)
+
+    def _in_reserved_bytes(self, problem: Problem, found: Infeasible) -> Infeasible:
         """An error whose least feasible budget is what the allocator reserves for the plan that allocates least."""
-        problem, least_bytes = self._problem, found.least_feasible_bytes
+        least_bytes = found.least_feasible_bytes
         if problem.machine.allocator == "exact" or found.counts_reserved:
             return found
         try:
@@ -90,7 +133,7 @@ class Asking:
             reserved_bytes = more.least_feasible_bytes
         if reserved_bytes <= least_bytes:
             return found
-        return in_reserved_bytes(replace(problem, budget_bytes=found.budget_bytes), found, reserved_bytes)
+        return in_reserved_bytes(problem, found, reserved_bytes)
 
     def _simulated(self, made: Plan) -> Timeline:
         return simulate(self._problem.step.trace, self._problem.machine, made)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from elbowroom.errors import Infeasible
+from elbowroom.least_size import least_size
 from elbowroom.lifetimes import Ints, LastStep, allocated_at, op_label, peak_point, storage_label
 from elbowroom.moves import Moves, need
 from elbowroom.plan import Plan
@@ -86,6 +87,18 @@ def in_reserved_bytes(problem: Problem, found: Infeasible, reserved_bytes: int) 
         budget_bytes=problem.budget_bytes,
         least_feasible_bytes=reserved_bytes,
         counts_reserved=True,
+    )
+
+
+def followed(found: Infeasible, least_bytes: int) -> Infeasible:
+    """An error whose budget is too small for the least size that follows it, with one that is enough for its own."""
+    return Infeasible(
+        f"{found} But the least size of what may move follows the budget: {_bytes(least_bytes)} is met, where storages "
+        f"of {format_bytes(least_size(least_bytes))} or more may move; give that, or a least size (--min-size, "
+        "min_size_bytes).",
+        budget_bytes=found.budget_bytes,
+        least_feasible_bytes=least_bytes,
+        counts_reserved=found.counts_reserved,
     )
 
 

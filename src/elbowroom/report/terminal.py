@@ -47,7 +47,7 @@ def rendered(subject: Subject) -> RenderableType:
 
 
 def plan_rendered(
-    script: str, subject: Subject, *, early: str = "", written: Sequence[tuple[str, str]] = ()
+    script: str, subject: Subject, *, early: str = "", may_move: str = "", written: Sequence[tuple[str, str]] = ()
 ) -> RenderableType:
     """The answer of `elbowroom plan`: what is done, what it costs, and how much better it could be.
 
@@ -55,12 +55,13 @@ def plan_rendered(
         script: what was planned.
         subject: the plan, its trace and its timelines.
         early: what a search that ended early did not try.
+        may_move: how large storages are that may.
         written: what was written: what each file is, and its name.
     """
     plan, name = subject.plan, subject.machine.name if subject.machine else ""
     assert plan is not None
     head = f"{script} on {name}: {_headline(subject)}"
-    sentences = (early, _too_much(subject), figures.decisions(subject), _numbers(plan), _bound(subject))
+    sentences = (early, _too_much(subject), figures.decisions(subject), may_move, _numbers(plan), _bound(subject))
     parts: list[RenderableType] = [Text(head, style="bold green")]
     parts += [Text(sentence) for sentence in (*sentences, figures.machine(subject)) if sentence]
     parts.append(_headlines(subject))

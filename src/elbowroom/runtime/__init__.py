@@ -42,7 +42,7 @@ def within(
         plan: follow this plan of the same training step in place of making one.
         trace: what that was made from: needed where it is of a GPU that was not there.
         spill_dir: directory of the spill file; TMPDIR or the system's where None.
-        min_size_bytes: smaller storages are kept; None: 1 MiB, in RAM a 4096th part of the budget if that is less.
+        min_size_bytes: smaller storages are kept; None: 1 MiB, or a 4096th part of the budget if that is less.
         measure: record one step under the final plan; its timeline is in `room.measured`.
         device: whose storages leave, "cpu" or such as "cuda:0"; None is torch's current CUDA device, else RAM.
         knobs: allow, min_size, planner, options, include, exclude, gds, managed: see `Knobs` in runtime/asked.py.

@@ -9,7 +9,8 @@ from typing import Literal, TypedDict
 import torch
 
 from elbowroom.errors import UsageError
-from elbowroom.planners import DEFAULT_MEANS, MIN_SIZE_BYTES, PLANNERS, Means
+from elbowroom.least_size import MIN_SIZE_BYTES, least_size
+from elbowroom.planners import DEFAULT_MEANS, PLANNERS, Means
 from elbowroom.planners.options import checked
 from elbowroom.rules import shown
 from elbowroom.runtime.storages import alive_of
@@ -21,14 +22,6 @@ MEANS_OF_RUNS: tuple[MeansOfRuns, ...] = ("swap", "recompute", "state", "algorit
 """What a run can carry out."""
 CHOOSING = ("planner", "options", "include", "exclude")
 """Knobs that say what is to be done, as a plan does."""
-
-
-FOLLOWS = 0
-"""In place of a least size: it follows the budget."""
-SHARE = 4096
-"""Of a budget, what a storage has at least that may leave: all that lie below it are a small part of a training."""
-LEAST_BYTES = 4096
-"""What the disk reads and writes at once."""
 
 
 class Knobs(TypedDict, total=False):
@@ -61,11 +54,16 @@ class Knobs(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Knobs of a run, checked. Attributes as in `Knobs`, but that `gradients` are allowed apart."""
+    """Knobs of a run, checked. Attributes as in `Knobs`, but that `gradients` are allowed apart.
+
+    Attributes:
+        follows: no least size was given: it follows the budget.
+    """
 
     allow: tuple[Means, ...] = DEFAULT_MEANS
     gradients: bool = False
     min_size_bytes: int = MIN_SIZE_BYTES
+    follows: bool = False
     planner: str | None = None
     options: Mapping[str, object] = field(default_factory=dict[str, object])
     include: tuple[str, ...] = ()
@@ -75,8 +73,7 @@ class Asked:
 
     def with_budget(self, budget_bytes: int) -> Asked:
         """With a least size that follows the budget, where none was given: small models have small storages."""
-        follows = min(MIN_SIZE_BYTES, max(LEAST_BYTES, budget_bytes // SHARE))
-        return self if self.min_size_bytes else replace(self, min_size_bytes=follows)
+        return replace(self, min_size_bytes=least_size(budget_bytes)) if self.follows else self
 
     def selection(self) -> Selection:
         """Of modules. Patterns may match any that exists: not every kind of step calls all of them."""
@@ -110,7 +107,8 @@ def asked(min_size_bytes: int | None, knobs: Knobs, *, has_plan: bool) -> Asked:
         )
     chosen = selection(knobs.get("include", ()), knobs.get("exclude", ()))
     return Asked(
-        min_size_bytes=size_bytes or (MIN_SIZE_BYTES if has_plan else FOLLOWS),
+        min_size_bytes=size_bytes or MIN_SIZE_BYTES,
+        follows=size_bytes is None,
         allow=_allowed_to_plans(allow),
         gradients="gradient" in allow,
         planner=name,

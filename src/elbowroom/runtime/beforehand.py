@@ -20,7 +20,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -56,6 +56,7 @@ class Question:
         budget_bytes: what the device may hold.
         allow: what a plan may do, "gradient" included.
         min_size_bytes: smaller storages are kept.
+        follows: that follows the budget.
         planner: its name; None for that of runs.
         options: its knobs.
         alongside: whether the training goes on meanwhile.
@@ -69,6 +70,7 @@ class Question:
     min_size_bytes: int
     planner: str | None
     options: Mapping[str, object]
+    follows: bool = False
     alongside: bool = True
 
 
@@ -247,7 +249,7 @@ def _refused(trace: Trace, shown: Trace, machine: Machine, question: Question) -
 
 def _asked(question: Question) -> Asked:
     knobs: Any = {"allow": question.allow, "planner": question.planner, "options": question.options}
-    return checked(question.min_size_bytes, knobs, has_plan=False)
+    return replace(checked(question.min_size_bytes, knobs, has_plan=False), follows=question.follows)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,9 @@ class Learner:
         given: a plan to follow in place of planning.
         recomputing: what is known of recomputes.
         layers: what is known of the algorithms of its layers.
+
+    Attributes:
+        min_size_bytes: smaller storages stay; where it `follows`, by the budget.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Learner:
         self.budget_bytes = budget.device.size_bytes or 0
         self._budget = budget
         self._asked = asked
+        self.min_size_bytes, self.follows = asked.min_size_bytes, asked.follows
         self._tier: TierName = tier
         self._given = given
         self._recomputing = recomputing
@@ -127,6 +131,7 @@ class Learner:
             budget_bytes=self.budget_bytes,
             allow=means_of(asked),
             min_size_bytes=asked.min_size_bytes,
+            follows=asked.follows,
             planner=asked.planner,
             options=asked.options,
             alongside=alongside,

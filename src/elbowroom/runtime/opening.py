@@ -13,9 +13,8 @@ from elbowroom import ram
 from elbowroom.capture.recorder import live_ram_bytes
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
-from elbowroom.planners import MIN_SIZE_BYTES
 from elbowroom.planners.budgets import held_to, lower_bytes
-from elbowroom.runtime.asked import SHARE, Asked
+from elbowroom.runtime.asked import Asked
 from elbowroom.runtime.cuda import CudaResidence, cuda_machine, free_device_bytes, past_the_host, tiers_below
 from elbowroom.runtime.direct import DirectTier
 from elbowroom.runtime.disk import DiskTier
@@ -81,14 +80,13 @@ def _opened(
         amounts = replace(amounts, device=Amount(size_bytes=given.plan.budget_bytes))
     directory = None if spill_dir is None else os.fspath(spill_dir)
     if where.type == "cuda":
-        asked = asked.with_budget(MIN_SIZE_BYTES * SHARE)
         executor, machine, resolved = _above_host(where, amounts, directory, asked)
         budget_bytes = resolved.device.size_bytes or 0
         around.enter_context(managed_memory(where, budget_bytes, asked.managed_bytes))
     else:
         _refuse_of_cuda(asked)
         executor, machine, resolved = _above_disk(where, amounts, directory)
-        asked = asked.with_budget(resolved.device.size_bytes or 0)
+    asked = asked.with_budget(given.plan.budget_bytes if given is not None else resolved.device.size_bytes or 0)
     recomputing = Recomputing(executor, resolved, asked)
     layers = LayerChoices(wanted="algorithm" in asked.allow or (given is not None and bool(given.plan.algorithms)))
     learner = Learner(machine, resolved, asked, executor.tier.name, given, recomputing, layers)

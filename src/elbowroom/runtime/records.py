@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Hashable
 
 from elbowroom.errors import DeviceLost
+from elbowroom.least_size import said
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.runtime import figures
@@ -31,6 +32,7 @@ class Records:
     Attributes:
         device: whose storages move.
         budget_bytes: what the device tier may hold.
+        min_size_bytes: smaller storages stay there.
         trace, plan: of the step that ran last, None before the first is planned.
         measured: timeline of the last step that was recorded under its plan.
         steps: figures of the steps that have ended, of a long training those of the last few thousand.
@@ -42,6 +44,7 @@ class Records:
     def __init__(self, executor: Executor, learner: Learner) -> None:
         self.device = executor.device
         self.budget_bytes = learner.budget_bytes
+        self.min_size_bytes = learner.min_size_bytes
         self.measured: Timeline | None = None
         self.steps: list[StepFigures] = []
         self.passed: Counter[str] = Counter()
@@ -139,4 +142,10 @@ class Records:
         lines = [f"{head}; {self._steps_ended} steps, no plan yet"]
         if self._last is not None:
             lines = figures.summary(head, self.planned_peak_bytes, self._last, self.steps, self._steps_ended)
-        return "\n".join([*lines, *figures.held(self), *self.kinds.told()])
+        return "\n".join([*lines, *self._may_move(), *figures.held(self), *self.kinds.told()])
+
+    def _may_move(self) -> list[str]:
+        """How large storages are that may, where something does and nobody said it."""
+        moves = self._last is not None and bool(self._last.plan.swaps or self._last.plan.recomputes)
+        told = said(self.min_size_bytes) if moves and self._learner.follows else ""
+        return [f"  {told}"] if told else []

@@ -22,6 +22,7 @@ from elbowroom.moves import moves_of_plan, need, peak_in_one_go, tiers_of_plan
 from elbowroom.plan import Plan
 from elbowroom.planners import Asking, Judge, Means, any_recompute, asking
 from elbowroom.planners.confirming import LIMIT_BYTES, lowest
+from elbowroom.planners.infeasible import followed
 from elbowroom.runtime.asked import Asked
 from elbowroom.simulate import simulate
 from elbowroom.timeline import Curve, Timeline
@@ -165,7 +166,11 @@ def _refused(
             f"{why} These are allocated bytes; for such plans the allocator reserves {format_bytes(least_bytes)} "
             f"({least_bytes} bytes): give at least so much."
         )
-    return Infeasible(why, budget_bytes=budget.device.size_bytes or 0, least_feasible_bytes=least_bytes)
+    found = Infeasible(why, budget_bytes=budget.device.size_bytes or 0, least_feasible_bytes=least_bytes)
+    if machine.allocator != "exact" or asked.with_budget(least_bytes) == asked:
+        return found
+    met_bytes = _met(trace, machine, budget, asked, judge, clear, least_bytes)
+    return found if met_bytes == least_bytes else followed(found, met_bytes)
 
 
 def _met(
@@ -178,8 +183,9 @@ def _met(
     least_bytes: int,
 ) -> int:
     """This budget if a run would meet it, else a greater one that it would: other plans are made for other budgets."""
+    device = Amount(size_bytes=least_bytes)
     try:
-        _course_within(trace, machine, replace(budget, device=Amount(size_bytes=least_bytes)), asked, judge, clear)
+        _course_within(trace, machine, replace(budget, device=device), asked.with_budget(least_bytes), judge, clear)
     except Infeasible as problem:
         return problem.least_feasible_bytes
     return least_bytes
