@@ -19,7 +19,7 @@ from typing import NamedTuple
 from elbowroom.errors import InvalidPlan
 from elbowroom.lifetimes import LastStep, last_step
 from elbowroom.plan import Plan, Swap
-from elbowroom.trace import Category, Save, Trace
+from elbowroom.trace import Category, Part, Save, Trace
 from elbowroom.units import format_bytes
 
 STAY: tuple[Category, ...] = ("parameter", "buffer", "input")
@@ -38,6 +38,18 @@ class Landmark(NamedTuple):
     kind: str
     n: int
     time: int = 0
+
+
+class Parts(NamedTuple):
+    """Places around which states and gradients may move.
+
+    Attributes:
+        of_optimizers: parts of their steps.
+        accumulations: of gradients.
+    """
+
+    of_optimizers: list[Part]
+    accumulations: list[Part]
 
 
 def translated(plan: Plan, source: Trace, trace: Trace) -> Plan:
@@ -63,8 +75,9 @@ def translated(plan: Plan, source: Trace, trace: Trace) -> Plan:
     here, there = last_step(source), last_step(trace)
     saves, its_saves = _alike(here, there)
     storage_of = {mine.storage: its.storage for mine, its in zip(saves, its_saves, strict=True)}
-    storage_of |= _states(here, there)
-    places = _places(here, saves), _places(there, its_saves)
+    parts, its_parts = _large_parts(here, there), _large_parts(there, there)
+    storage_of |= _states(here, there, parts, its_parts)
+    places = _places(saves, parts), _places(its_saves, its_parts)
     swaps = [_swap(swap, storage_of, there, *places) for swap in plan.swaps]
     swaps.sort(key=lambda swap: swap.out_after_op)
     return replace(plan, trace_id=trace.id, swaps=tuple(swaps))
@@ -94,10 +107,24 @@ def _told(step: LastStep, save: Save) -> tuple[int, str]:
     return storage.size_bytes, storage.dtype
 
 
-def _states(here: LastStep, there: LastStep) -> dict[int, int]:
+def _large_parts(step: LastStep, other: LastStep) -> Parts:
+    """The places of a step, with what is large enough to move in another one."""
+    its = [s for part in (*other.parts, *other.accumulations) for s in part.storages]
+    least_bytes = min((int(other.storage_bytes[s]) for s in its), default=0)
+
+    def large(parts: Sequence[Part]) -> list[Part]:
+        return [
+            replace(part, storages=tuple(s for s in part.storages if step.storage_bytes[s] >= least_bytes))
+            for part in parts
+        ]
+
+    return Parts(large(step.parts), [part for part in large(step.accumulations) if part.storages])
+
+
+def _states(here: LastStep, there: LastStep, parts: Parts, its_parts: Parts) -> dict[int, int]:
     """By state or gradient, that of the other trace: the same of the same part; none of parts that differ."""
     found: dict[int, int] = {}
-    for mine, its in ((here.parts, there.parts), (here.accumulations, there.accumulations)):
+    for mine, its in zip(parts, its_parts, strict=True):
         if [_sizes(here, part.storages) for part in mine] == [_sizes(there, part.storages) for part in its]:
             pairs = zip(mine, its, strict=True)
             found |= {s: t for one, other in pairs for s, t in zip(one.storages, other.storages, strict=True)}
@@ -108,14 +135,14 @@ def _sizes(step: LastStep, storages: Sequence[int]) -> list[int]:
     return [int(step.storage_bytes[storage]) for storage in storages]
 
 
-def _places(step: LastStep, saves: Sequence[Save]) -> dict[Landmark, int]:
+def _places(saves: Sequence[Save], parts: Parts) -> dict[Landmark, int]:
     """The position of each landmark."""
     found = {Landmark("saved", n): save.saved_at for n, save in enumerate(saves)}
     for n, save in enumerate(saves):
         found |= {Landmark("read", n, time): position for time, position in enumerate(save.read_at)}
-    for n, part in enumerate(step.parts):
+    for n, part in enumerate(parts.of_optimizers):
         found |= {Landmark("part begins", n): part.first_op, Landmark("part ends", n): part.end_op}
-    for n, part in enumerate(step.accumulations):
+    for n, part in enumerate(parts.accumulations):
         found |= {Landmark("gradient arrives", n): part.first_op, Landmark("gradient is there", n): part.end_op}
     return found
 

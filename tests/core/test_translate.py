@@ -22,11 +22,13 @@ def recorded(build: Build | None = None, extra: int = 0, small: bool = False, si
     Args:
         build: what came before.
         extra: ops before each op of the step.
-        small: whether each layer saves 4 bytes besides, and the first one a parameter.
+        small: whether each layer saves 4 bytes besides, and the first one a parameter; the part has 4 bytes more too.
         sizes: of what is saved.
     """
     build = build or Build()
-    weight, state = build.storage(200, "parameter"), build.storage(64, "optimizer_state")
+    weight, states = build.storage(200, "parameter"), (build.storage(64, "optimizer_state"),)
+    if small:
+        states += (build.storage(4, "optimizer_state"),)
     if build.position:
         build.end_step()
     saved: list[int] = []
@@ -52,9 +54,9 @@ def recorded(build: Build | None = None, extra: int = 0, small: bool = False, si
         build.free(storage)
     build.phase = "optimizer"
     first = build.position
-    op(reads=(state,), writes=(state,))
+    op(reads=states, writes=states)
     trace = build.trace()
-    return replace(trace, parts=(Part(first_op=first, end_op=build.position, storages=(state,)),))
+    return replace(trace, parts=(Part(first_op=first, end_op=build.position, storages=states),))
 
 
 def virtual() -> Trace:
