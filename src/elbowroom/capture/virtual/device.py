@@ -13,6 +13,7 @@ from elbowroom.capture.modules import ModulePaths
 from elbowroom.capture.observe import OptimizerWatch
 from elbowroom.capture.virtual import routing, threads
 from elbowroom.capture.virtual.assemble import assemble
+from elbowroom.capture.virtual.built_kernels import BuiltKernels
 from elbowroom.capture.virtual.gradients import Accumulations
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.mode import VirtualMode
@@ -128,6 +129,7 @@ class VirtualDevice:
         stack.enter_context(patched([*saves.changes(), *self.repeats.changes()]))
         stack.enter_context(saves.hooks())
         Kernels(self._mode, stack, patched)
+        BuiltKernels(self._mode, stack, patched)
         Paged(self.ledger, stack, patched)
         stack.enter_context(patched(threads.changes(self._other_thread, Enough)))
         return self
