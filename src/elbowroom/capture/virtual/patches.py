@@ -134,7 +134,7 @@ def _flattens(tensor: torch.Tensor) -> bool:
     return tensor.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
 
 
-COMPILED = "torch.compile (as eager, which holds as much or more; pools of CUDA graphs are not counted)"
+COMPILED = "torch.compile (as eager, which mostly holds more; pools of CUDA graphs are not counted)"
 
 
 def _uncompiled(ledger: Ledger) -> list[Change]:
