@@ -35,6 +35,7 @@ RemarkKind = Literal[
     "ended_early",
     "kept_away",
     "allocator_settings",
+    "compiled",
 ]
 REMARK_KINDS: tuple[RemarkKind, ...] = (
     "unknown_op",
@@ -45,6 +46,7 @@ REMARK_KINDS: tuple[RemarkKind, ...] = (
     "ended_early",
     "kept_away",
     "allocator_settings",
+    "compiled",
 )
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "other")
 CATEGORIES: tuple[Category, ...] = (

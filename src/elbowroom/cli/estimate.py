@@ -71,7 +71,7 @@ def _traces(
         trace = shared.get(facts)
         if trace is None:
             asked: set[str] = set()
-            trace = scripts.captured(script, machine, arguments, watch, on_asked=asked.update)
+            trace = scripts.captured(script, machine, arguments, watch, on_asked=asked.update, compiled=True)
             if not asked:
                 shared[facts] = trace
         traces.append(trace)

@@ -218,7 +218,9 @@ def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
     refused = _refused(trace, shown, machine, question)
     if refused is None:
         return Verdict(why="a plan meets it")
-    assumed = tuple(each.name for each in trace.remarks if each.kind not in ("not_compared", "workspace_model"))
+    assumed = tuple(
+        each.name for each in trace.remarks if each.kind not in ("not_compared", "workspace_model", "compiled")
+    )
     return Verdict(
         why="",
         message=str(refused),

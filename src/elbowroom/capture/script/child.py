@@ -26,7 +26,7 @@ from elbowroom.capture.script.guard import OVER
 from elbowroom.capture.script.on_cpu import hint
 from elbowroom.capture.script.overlay import SYSTEM, Overlay
 from elbowroom.capture.script.phases import phase_of
-from elbowroom.capture.script.script import WRITING, Order
+from elbowroom.capture.script.script import COMPILING, WRITING, Order
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
 
@@ -91,9 +91,17 @@ def _capture(order: Order, folder: Path, asked: set[str]) -> faults.Fault | None
         device.ledger.remark("ended_early", faults.later(problem, order.script, device.steps_seen, order.steps))
     if not device.steps_seen:
         return _no_steps(device, order)
+    _record(device, order, folder)
+    return None
+
+
+def _record(device: VirtualDevice, order: Order, folder: Path) -> None:
+    """Write the trace."""
+    if order.compiled:
+        _write(folder / "phase", COMPILING)
+        device.compiled.tell()
     _write(folder / "phase", WRITING)
     device.trace().save(folder / "trace.json")
-    return None
 
 
 @contextmanager

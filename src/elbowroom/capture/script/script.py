@@ -33,6 +33,7 @@ STEPS = 3
 GRACE_S = 10.0
 """A script whose time is over has so long to be left; to write its trace it has as long as that takes."""
 WRITING = "writing the trace"
+COMPILING = "asking the compiler what it would save"
 
 _POLL_S = 0.1
 _GUARD_S = 20.0
@@ -52,6 +53,7 @@ class Order:
         timeout_s: the time limit, for messages.
         parts_min_bytes: as for the virtual device.
         network: whether it may use the network.
+        compiled: whether to tell what torch.compile saves for backward.
     """
 
     script: str
@@ -62,6 +64,7 @@ class Order:
     module: str = ""
     parts_min_bytes: int | None = None
     network: bool = False
+    compiled: bool = False
 
     @property
     def label(self) -> str:
@@ -116,6 +119,7 @@ def capture_script(
     on_phase: Callable[[str], None] | None = None,
     parts_min_bytes: int | None = None,
     network: bool = False,
+    compiled: bool = False,
 ) -> Trace:
     """Run a training script on a virtual GPU for a few optimizer steps; the trace of all that it does up to then.
 
@@ -133,28 +137,28 @@ def capture_script(
         on_phase: called with what takes the time now, such as "importing torch", whenever that changes.
         parts_min_bytes: carry out optimizers' steps in parts, as for `capture`, for states of at least so many bytes.
         network: let the script use the network, as to download data; it is refused otherwise (docs/safety.md).
+        compiled: tell in a remark what torch.compile saves for backward, which takes up to 20 seconds more.
 
     Raises:
-        UsageError: there is no such script, GPU or constant.
-        CaptureError: the script did no step, or none in time; the message says why and what to do.
+        UsageError, CaptureError: there is no such script, GPU or constant; the script did no step in time, and why.
     """
-    order = _order(path, module, argv, steps, constants or {}, parts_min_bytes, timeout_s, network)
-    with tempfile.TemporaryDirectory(prefix="elbowroom-", ignore_cleanup_errors=True) as folder:
-        return _captured(order, _gpu(machine), Path(folder), environment or {}, Told.of(on_step, on_phase, on_asked))
+    order = _order(path, module, argv, steps, constants or {}, parts_min_bytes, timeout_s, network, compiled)
+    return _captured(order, _gpu(machine), environment or {}, Told.of(on_step, on_phase, on_asked))
 
 
 def _captured(
     order: Order,
     target: Machine,
-    folder: Path,
     environment: Mapping[str, str],
     told: Told,
 ) -> Trace:
     """What a child makes of an order in a folder of its own."""
-    target.save(folder / "machine.json")
-    (folder / "tmp").mkdir()
-    code = _run(order, folder, environment, told)
-    return _answer(order, folder, code, told.asked)
+    with tempfile.TemporaryDirectory(prefix="elbowroom-", ignore_cleanup_errors=True) as place:
+        folder = Path(place)
+        target.save(folder / "machine.json")
+        (folder / "tmp").mkdir()
+        code = _run(order, folder, environment, told)
+        return _answer(order, folder, code, told.asked)
 
 
 def _order(
@@ -166,6 +170,7 @@ def _order(
     parts_min_bytes: int | None,
     timeout_s: float,
     network: bool,
+    compiled: bool,
 ) -> Order:
     if (path is None) == (module is None):
         raise UsageError("capture: given a path and a module, or neither; allowed is one of them; leave the other out")
@@ -183,6 +188,7 @@ def _order(
         module=module or "",
         parts_min_bytes=parts_min_bytes,
         network=network,
+        compiled=compiled,
     )
 
 
@@ -237,7 +243,7 @@ def _wait(child: subprocess.Popen[bytes], order: Order, folder: Path, told: Told
         if doing and doing != phase:
             phase = doing
             told.phase(phase)
-        if time.monotonic() < until or (asked and phase == WRITING):
+        if time.monotonic() < until or (asked and phase in (WRITING, COMPILING)):
             continue
         if asked:
             raise CaptureError(f"{order.label}: {over(seen, order.steps, order.timeout_s)}{_said(folder)}")

@@ -49,11 +49,21 @@ def kernels() -> Iterator[tuple[Any, Callable[..., Any]]]:
     """Ops that autocast changes, each with its kernel."""
     yield aten._cudnn_rnn.default, _recurrent
     for names, policy in ((LOWER, _lower), (FULL, _full), (FULL_DTYPE, _full_dtype), (WIDEST, _widest)):
-        for name in names.split():
-            packet, _, overload = name.partition(".")
-            op = getattr(getattr(aten, packet), overload or "default", None)
-            if op is not None:
-                yield op, policy(op)
+        for op in _ops(names):
+            yield op, policy(op)
+
+
+def in_float32() -> Iterator[Any]:
+    """Ops that autocast carries out in float32."""
+    yield from _ops(f"{FULL} {FULL_DTYPE}")
+
+
+def _ops(names: str) -> Iterator[Any]:
+    for name in names.split():
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(aten, packet), overload or "default", None)
+        if op is not None:
+            yield op
 
 
 class _FlatWeights(torch.autograd.Function):

@@ -14,6 +14,7 @@ from elbowroom.capture.observe import OptimizerWatch
 from elbowroom.capture.virtual import routing, threads
 from elbowroom.capture.virtual.assemble import assemble
 from elbowroom.capture.virtual.built_kernels import BuiltKernels
+from elbowroom.capture.virtual.compiled import Compiled
 from elbowroom.capture.virtual.gradients import Accumulations
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.mode import VirtualMode
@@ -70,6 +71,7 @@ class VirtualDevice:
         host_tensors: parameters of these optimizers.
         ledger: what is recorded.
         repeats: forwards without gradients that were noted again and not run.
+        compiled: what the script compiles; asked to, it tells what that saves for backward.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class VirtualDevice:
         self._machine = machine
         self.settings = Settings.of(machine, cudnn or CudnnModel(), fake_host, cublas_handles)
         self.ledger = Ledger()
+        self.compiled = Compiled(self.ledger)
         self._counts: dict[int, int] = {}
         self._ends: list[tuple[int, int]] = []
         self._updates = Updates(self.ledger)
@@ -127,6 +130,7 @@ class VirtualDevice:
         self._mode.updates = self._updates
         self._mode.saves = saves = Saves(self.ledger)
         stack.enter_context(patched([*saves.changes(), *self.repeats.changes()]))
+        stack.enter_context(patched(self.compiled.changes()))
         stack.enter_context(saves.hooks())
         Kernels(self._mode, stack, patched)
         BuiltKernels(self._mode, stack, patched)
@@ -156,6 +160,7 @@ class VirtualDevice:
     def __exit__(self, kind: type[BaseException] | None, problem: object, trace: object) -> bool:
         self._classify_modules()
         self._updates.settle()
+        self.compiled.hold()
         self._mode.off = True
         self.ledger.close()
         self._stack.close()
@@ -203,6 +208,7 @@ class VirtualDevice:
             raise Enough
 
     def _backward_begins(self) -> None:
+        self.compiled.backward_begins()
         if self._is_over():
             raise Enough
 

@@ -134,33 +134,6 @@ def _flattens(tensor: torch.Tensor) -> bool:
     return tensor.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
 
 
-COMPILED = "torch.compile (as eager, which mostly holds more; pools of CUDA graphs are not counted)"
-
-
-def _uncompiled(ledger: Ledger) -> list[Change]:
-    """torch.compile gives back what it is given: what its kernels allocate is not followed, which a remark says.
-
-    A module knows itself as the original of what was compiled of it, as scripts ask for that.
-    """
-
-    def compile_not(model: Any = None, **_options: Any) -> Any:
-        if model is None:
-            return compile_not
-        ledger.remark("unsupported", COMPILED)
-        if isinstance(model, torch.nn.Module):
-            vars(model)["_orig_mod"] = model
-        return model
-
-    def compile_itself(self: torch.nn.Module, *_args: Any, **_options: Any) -> None:
-        compile_not(self)
-
-    return [
-        (torch, "compile", compile_not),
-        (torch.nn.Module, "compile", compile_itself),
-        (torch.compiler, "cudagraph_mark_step_begin", say(None)),
-    ]
-
-
 def _profiling() -> Callable[..., None]:
     """torch's profiler of the host alone: a build for the CPU has no events of cuda, and warns at each op."""
     begin = torch.autograd.profiler.profile.__init__
@@ -182,7 +155,8 @@ def changes(settings: Settings, ledger: Ledger) -> list[Change]:
     found += [(torch.backends.cudnn, name, value) for name, value in cudnn.items()]
     modes = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
     found.append((rnn, "get_cudnn_mode", modes.__getitem__))
-    found += [*_uncompiled(ledger), *replicas.changes(ledger), *flex.changes(ledger)]
+    found.append((torch.compiler, "cudagraph_mark_step_begin", say(None)))
+    found += [*replicas.changes(ledger), *flex.changes(ledger)]
     found.append((torch, "_use_cudnn_rnn_flatten_weight", say(True)))
     found.append((torch.autograd.profiler.profile, "__init__", _profiling()))
     found += [*generators.changes(), *processes.changes(ledger)]
