@@ -72,6 +72,7 @@ class Captures:
         on_phase: Callable[[str], None] | None = None,
         on_asked: Callable[[frozenset[str]], None] | None = None,
         network: bool = False,
+        compiled: bool = False,
     ) -> Trace:
         self.calls.append(
             {
