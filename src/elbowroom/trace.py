@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from elbowroom import rules
 from elbowroom.files import Filed, encode
@@ -37,17 +37,7 @@ RemarkKind = Literal[
     "allocator_settings",
     "compiled",
 ]
-REMARK_KINDS: tuple[RemarkKind, ...] = (
-    "unknown_op",
-    "not_compared",
-    "assumed_value",
-    "workspace_model",
-    "unsupported",
-    "ended_early",
-    "kept_away",
-    "allocator_settings",
-    "compiled",
-)
+REMARK_KINDS: tuple[RemarkKind, ...] = get_args(RemarkKind)
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "other")
 CATEGORIES: tuple[Category, ...] = (
     "parameter",

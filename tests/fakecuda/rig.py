@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elbowroom.allocator import EventsDone
+from elbowroom.machine import Machine, Tier
 from tests.core.allocator_streams import Stream
 
 NAMES = ("out_of_memory", "allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes", "segments", "retries")
@@ -33,6 +34,18 @@ AT_END = {
 }
 """Columns of the driver, by what torch.cuda.memory_stats calls them."""
 WORDS = {"record_stream": "record", "synchronize": "sync"}
+
+
+def machine_of(capacity_bytes: int, compute_capability: int, multiprocessors: int) -> Machine:
+    """The device of the rig, for an estimate of what runs on it."""
+    return Machine(
+        name="rig",
+        tiers=(Tier(name="device", capacity_bytes=capacity_bytes),),
+        links=(),
+        allocator="",
+        compute_capability=compute_capability,
+        multiprocessors=multiprocessors,
+    )
 
 
 def rig_folder() -> Path | None:

@@ -10,18 +10,10 @@ from typing import Any
 import pytest
 
 from elbowroom.capture.virtual import VirtualDevice
-from elbowroom.machine import Machine, Tier
-from tests.fakecuda.rig import rig_folder
+from tests.fakecuda.rig import machine_of, rig_folder
 
 CAPACITY_BYTES = 8 * 2**30
-RIG = Machine(
-    name="rig",
-    tiers=(Tier(name="device", capacity_bytes=CAPACITY_BYTES),),
-    links=(),
-    allocator="",
-    compute_capability=89,
-    multiprocessors=128,
-)
+RIG = machine_of(CAPACITY_BYTES, 89, 128)
 BLOCKS = 4
 
 # The last layer saves what the blocks give, so that the forward holds it whatever a block saves.

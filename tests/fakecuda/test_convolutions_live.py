@@ -11,18 +11,10 @@ import pytest
 
 from elbowroom.capture.virtual import CudnnModel, VirtualDevice, Wanted
 from elbowroom.estimate import estimate
-from elbowroom.machine import Machine, Tier
-from tests.fakecuda.rig import rig_folder
+from tests.fakecuda.rig import machine_of, rig_folder
 
 CAPACITY_BYTES = 8 * 2**30
-RIG = Machine(
-    name="rig",
-    tiers=(Tier(name="device", capacity_bytes=CAPACITY_BYTES),),
-    links=(),
-    allocator="",
-    compute_capability=90,
-    multiprocessors=132,
-)
+RIG = machine_of(CAPACITY_BYTES, 90, 132)
 
 # What is cached when the second batch comes is given back by its trials: without them, more is reserved.
 TRAINING = """

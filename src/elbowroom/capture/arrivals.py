@@ -10,10 +10,12 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, final
 
 Change = tuple[Any, str, Any]
+Changing = Callable[[Any], list[Change]]
+"""What is changed of a module."""
 
 
 def changed_once_there(
-    changes: Mapping[str, Callable[[Any], list[Change]]],
+    changes: Mapping[str, Changing],
     stack: ExitStack,
     patched: Callable[[list[Change]], AbstractContextManager[None]],
 ) -> None:

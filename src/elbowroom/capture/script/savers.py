@@ -262,14 +262,14 @@ SAVERS: dict[str, dict[str, Wrapper]] = {
         **{f"{kind}.{reader}": _static(read_from(0, "vocab", "merges")) for kind in _KINDS for reader in _READERS},
     },
     "tokenizers.implementations": {
-        "BertWordPieceTokenizer.__init__": read_from(1, "vocab"),
+        "BertWordPieceTokenizer.__init__": at(1, READ),
         **{
             f"{kind}BPETokenizer.__init__": read_from(1, "vocab", "merges")
             for kind in ("Char", "ByteLevel", "SentencePiece")
         },
     },
     "sentencepiece": {
-        "SentencePieceProcessor.LoadFromFile": read_from(1, "filename"),
+        "SentencePieceProcessor.LoadFromFile": at(1, READ),
         "SentencePieceTrainer._Train": _sentencepiece,
     },
     "h5py": {"File.__init__": with_mode(1)},

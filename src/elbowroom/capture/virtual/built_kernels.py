@@ -7,11 +7,10 @@ place (deepspeed/ops/adam/fused_adam.py, csrc/adam/multi_tensor_adam.cu). It all
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, final
 
-from elbowroom.capture.arrivals import Change, changed_once_there
+from elbowroom.capture.arrivals import Changing
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.mode import VirtualMode
@@ -25,18 +24,19 @@ class BuiltKernels:
 
     Args:
         mode: of the virtual device.
-        stack: undoes what is changed.
-        patched: sets attributes until it is left.
     """
 
-    def __init__(self, mode: VirtualMode, stack: ExitStack, patched: Callable[[list[Change]], Any]) -> None:
+    def __init__(self, mode: VirtualMode) -> None:
         self._mode = mode
         self._known = {"fused_adam": SimpleNamespace(multi_tensor_adam=self._adam)}
 
-        def change(module: Any) -> list[Change]:
-            return [(module.OpBuilder, "load", self._loading(module.OpBuilder.load))]
-
-        changed_once_there({"deepspeed.ops.op_builder.builder": change}, stack, patched)
+    def changes(self) -> dict[str, Changing]:
+        """What is changed, by module."""
+        return {
+            "deepspeed.ops.op_builder.builder": lambda module: [
+                (module.OpBuilder, "load", self._loading(module.OpBuilder.load))
+            ]
+        }
 
     def _loading(self, build: Callable[..., Any]) -> Callable[..., Any]:
         def load(builder: Any, *args: Any, **named: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, Self, final
 
 import torch
 
+from elbowroom.capture.arrivals import changed_once_there
 from elbowroom.capture.in_parts import PartsWatch
 from elbowroom.capture.modules import ModulePaths
 from elbowroom.capture.observe import OptimizerWatch
@@ -132,9 +133,8 @@ class VirtualDevice:
         stack.enter_context(patched([*saves.changes(), *self.repeats.changes()]))
         stack.enter_context(patched(self.compiled.changes()))
         stack.enter_context(saves.hooks())
-        Kernels(self._mode, stack, patched)
-        BuiltKernels(self._mode, stack, patched)
-        Paged(self.ledger, stack, patched)
+        libraries = (Kernels(self._mode), BuiltKernels(self._mode), Paged(self.ledger))
+        changed_once_there({name: by for each in libraries for name, by in each.changes().items()}, stack, patched)
         stack.enter_context(patched(threads.changes(self._other_thread, Enough)))
         return self
 

@@ -7,12 +7,11 @@ they are needed. An estimate says how much there is, and counts none of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any, final
 
 import torch
 
-from elbowroom.capture.arrivals import Change, changed_once_there
+from elbowroom.capture.arrivals import Change, Changing
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.units import format_bytes
 
@@ -25,14 +24,15 @@ class Paged:
 
     Args:
         ledger: of the virtual device.
-        stack: undoes what is changed.
-        patched: sets attributes until it is left.
     """
 
-    def __init__(self, ledger: Ledger, stack: ExitStack, patched: Callable[[list[Change]], Any]) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._bytes = 0
-        changed_once_there({"bitsandbytes.functional": self._changes}, stack, patched)
+
+    def changes(self) -> dict[str, Changing]:
+        """What is changed, by module."""
+        return {"bitsandbytes.functional": self._changes}
 
     def _changes(self, module: Any) -> list[Change]:
         nothing: Callable[..., None] = lambda *_args, **_how: None  # noqa: E731

@@ -11,14 +11,13 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from elbowroom.capture.arrivals import Change, changed_once_there
+from elbowroom.capture.arrivals import Changing
 from elbowroom.capture.virtual.tensor import is_virtual
 
 if TYPE_CHECKING:
@@ -42,19 +41,19 @@ class Kernels:
 
     Args:
         mode: of the virtual device.
-        stack: undoes what is changed.
-        patched: sets attributes until it is left.
     """
 
-    def __init__(self, mode: VirtualMode, stack: ExitStack, patched: Callable[[list[Change]], Any]) -> None:
+    def __init__(self, mode: VirtualMode) -> None:
         self._mode = mode
-        changes: dict[str, Callable[[Any], list[Change]]] = {
+
+    def changes(self) -> dict[str, Changing]:
+        """What is changed, by module."""
+        return {
             "triton.runtime.jit": lambda module: [(module.JITFunction, "run", self._run)],
             "triton.runtime.interpreter": lambda module: [(module.InterpretedFunction, "run", self._run)],
-            "triton.runtime.driver": lambda module: [(module.driver, "_active", _Driver(mode))],
+            "triton.runtime.driver": lambda module: [(module.driver, "_active", _Driver(self._mode))],
             "triton.testing": lambda module: [(module, "do_bench", _bench)],
         }
-        changed_once_there(changes, stack, patched)
 
     @property
     def _run(self) -> Callable[..., Any]:
