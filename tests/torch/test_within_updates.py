@@ -5,13 +5,11 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import elbowroom as er
 from elbowroom.capture.recorder import live_ram_bytes
 from tests.torch.helpers import Setup, Training, assert_equal, assert_swapped, mean_square, train, train_within
 
@@ -180,39 +178,3 @@ def test_parameters_that_change_before_an_optimizer_steps_end_no_step() -> None:
     # then
     assert_equal(outcome, train(setup))
     assert len(room.steps) == 5
-
-
-def test_under_the_users_profiler_it_is_said_at_once_that_nothing_can_be_planned() -> None:
-    # given
-    setup = updated_by(in_place)
-    # when
-    with torch.profiler.profile(), pytest.warns(RuntimeWarning, match="torch's profiler is in use") as told:
-        outcome, room = train_within(setup, budget=2**40)
-    # then
-    assert_equal(outcome, train(setup))
-    assert len(told) == 1
-    assert "5 steps, no plan yet" in room.summary()
-
-
-def test_what_is_held_under_the_users_profiler_is_seen_where_storages_are_saved_and_read() -> None:
-    # given eight layers, of which each output of 4 MiB is saved
-    def trained(*, profiled: bool) -> tuple[int, int, int]:
-        gc.collect()
-        model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8)])
-        optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(4096, 256)
-        with er.within("1GiB", min_size_bytes=2**20) as room, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with torch.profiler.profile() if profiled else nullcontext():
-                for _ in range(3):
-                    optimizer.zero_grad()
-                    model(x).square().mean().backward()
-                    optimizer.step()
-        return room.kinds.keep_all_bytes, room.held_bytes, live_ram_bytes()
-
-    # when
-    keep_all, _, live = trained(profiled=False)
-    seen, held, _ = trained(profiled=True)
-    # then the eight outputs are seen together, beside what else there was, and no more than keeping everything takes
-    assert live + 32 * 2**20 - 2**20 <= seen <= keep_all + 2**20
-    # and most of them were away when the last was made
-    assert live <= held < seen - 16 * 2**20

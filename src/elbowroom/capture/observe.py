@@ -15,6 +15,7 @@ import torch
 
 from elbowroom.capture.recorder import Recorder, reachable
 from elbowroom.capture.reserved import Reserved
+from elbowroom.capture.user_profile import UserProfile
 from elbowroom.runtime._torch_compat import holders_of, in_backward, never_compiled, next_node_number, version_of
 from elbowroom.runtime.entries import Entry
 from elbowroom.runtime.executor import Executor
@@ -33,6 +34,7 @@ class Observing(Director):
 
     Attributes:
         count: the next saved storage is the count-th of its step.
+        profile: the user's own.
         held: the handles of those that others than autograd may still hold.
     """
 
@@ -45,6 +47,7 @@ class Observing(Director):
         self._nodes: dict[Entry, int] = {}
         self.count = 0
         self.recorder: Recorder | None = None
+        self.profile = UserProfile()
 
     def record(self, root: torch.nn.Module | None = None) -> Recorder | None:
         """Start a recorder and tell it of everything from here on; None where torch's profiler is in use."""
@@ -52,8 +55,25 @@ class Observing(Director):
         self._reserved.add(parameters)
         if root is not None:
             self._reserved.add_module(root)
-        self.recorder = start_recorder(self._executor, self._reserved, root, tensors)
+        self.recorder = self.record_moves(root, tensors)
         return self.recorder
+
+    def record_moves(
+        self, root: torch.nn.Module | None = None, tensors: Sequence[torch.Tensor] | None = None
+    ) -> Recorder | None:
+        """Start a recorder that hears of the executor's moves; None where torch's profiler is in use.
+
+        Args:
+            root: the outermost module that is being called, if any.
+            tensors: all that Python can reach, where they were looked for already.
+        """
+        executor = self._executor
+        recorder = Recorder(self._reserved.add_module, executor.device, executor.tier.streams)
+        if not (self.profile.make_way(between_ops=root is not None) and recorder.start(root, tensors)):
+            return None
+        executor.tier.timed = True
+        executor.observer = recorder.observer()
+        return recorder
 
     def first_save(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry | None:
         """See Director. The storage leaves at a later tick."""
@@ -114,29 +134,6 @@ class Observing(Director):
     def aside(self) -> AbstractContextManager[None]:
         """See Director."""
         return NOTHING if self.recorder is None else self.recorder.paused()
-
-
-def start_recorder(
-    executor: Executor,
-    reserved: Reserved,
-    root: torch.nn.Module | None,
-    tensors: Sequence[torch.Tensor] | None = None,
-) -> Recorder | None:
-    """A running recorder that hears of the executor's moves; None where torch's profiler is in use.
-
-    Args:
-        executor: moves the storages.
-        reserved: what is never moved.
-        root: the outermost module that is being called, if any.
-        tensors: all that Python can reach, where they were looked for already.
-    """
-    tier = executor.tier
-    recorder = Recorder(reserved.add_module, executor.device, tier.streams)
-    if not recorder.start(root, tensors):
-        return None
-    tier.timed = True
-    executor.observer = recorder.observer()
-    return recorder
 
 
 @final

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -45,3 +46,83 @@ def let_profile_go(session: Any) -> None:
     A profile is part of cycles, so that it lives until the garbage is collected.
     """
     session.profiler.kineto_results = None
+
+
+def user_profile() -> Any:
+    """The running profile of torch.autograd.profiler, which torch.profiler makes too; None where none of those runs.
+
+    Torch has no list of them: all that Python knows is looked through.
+    """
+    profile = torch.autograd.profiler.profile
+    found = [each for each in gc.get_objects() if type(each) is profile and each.enabled and each.entered]
+    began = [each for each in found if each.profiling_start_time_ns > each.profiling_end_time_ns]
+    return began[0] if len(began) == 1 and profiler_running() else None
+
+
+def put_aside(found: Any) -> None:
+    """Stop a running profile. It goes on as `go_on` says, or where the script ends it; what it has seen so far stays.
+
+    Torch keeps the events of all stretches of a profile that accumulates them. The exported trace is the last one's.
+    """
+    _end_ranges()
+    found.acc_events = True
+    found.__exit__(None, None, None)
+    _become(found, _Aside)
+
+
+def go_on(found: Any) -> None:
+    """Start a profile again that was put aside, unless the script has ended it since."""
+    if type(found) is _Aside:
+        _end_ranges()
+        _become(found, torch.autograd.profiler.profile)
+        found._prepare_trace()
+        found._start_trace()
+
+
+class _Aside(torch.autograd.profiler.profile):
+    """A profile that is aside. It goes on where the script ends it, so that it ends as others do."""
+
+    def __exit__(self, *of_error: object) -> Any:
+        if not profiler_running():
+            go_on(self)
+            return self.__exit__(*of_error)
+        _become(self, torch.autograd.profiler.profile)  # a step is being recorded: the profile ends with what it has
+        return False
+
+
+def prepare_again() -> None:
+    """End the warm-up that the schedule of a profile is in, and have it prepared once more when it starts.
+
+    A recording within the warm-up would be empty, and torch ends the process with a profile that was never started.
+    """
+    planned = [each for each in gc.get_objects() if type(each) is torch.profiler.profile]
+    warming = [each.profiler for each in planned if each.current_action is torch.profiler.ProfilerAction.WARMUP]
+    for each in warming:
+        if type(each) is torch.autograd.profiler.profile:
+            each._start_trace()
+            each.__exit__(None, None, None)
+            _become(each, _Prepared)
+
+
+class _Prepared(torch.autograd.profiler.profile):
+    """A profile that was prepared before a recording and starts after it."""
+
+    def _start_trace(self) -> None:
+        _become(self, torch.autograd.profiler.profile)
+        self._prepare_trace()
+        self._start_trace()
+
+
+def _become(found: Any, kind: type[torch.autograd.profiler.profile]) -> None:
+    found.__class__ = kind
+
+
+def _end_ranges() -> None:
+    """End the named ranges that are open: at its end a range writes into the session in which it began.
+
+    The end of one that has ended already does nothing.
+    """
+    named = torch.autograd.profiler.record_function
+    for each in gc.get_objects():
+        if type(each) is named and getattr(each, "record", None) is not None:
+            torch.ops.profiler._record_function_exit._RecordFunction(each.record)

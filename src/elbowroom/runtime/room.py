@@ -34,7 +34,6 @@ from elbowroom.capture.observe import (
     OptimizerWatch,
     optimizer_began,
     optimizer_ended,
-    start_recorder,
 )
 from elbowroom.capture.recorder import Recorder, Recording, live_ram_bytes
 from elbowroom.capture.reserved import Reserved
@@ -144,6 +143,7 @@ class Room(Records, Director, Conductor):
             self._learner.close()
             with once:
                 self._states.close()
+            self._observing.profile.go_on()
             self._moving(False)
 
     def end_step(self) -> None:
@@ -221,17 +221,15 @@ class Room(Records, Director, Conductor):
             self._moving(True)
             if not self._steps_ended:
                 self._executor.residence.training_begins(root)
-            learns = not (self._recomputes.records_calls or self._learner.plans_beside(key) or self._just_stopped)
-            self._recorder = self._observing.record(root) if learns else None
-            if learns and self._recorder is None:
-                self._surprises.profiled()
-                self._levels = Levels(self._executor)
+            self._observe(key, root)
         else:
             self._mode = "plan" if known.moves else "keep"
             self._moving(known.moves)
             if known.records(self._measure_next) and not self._just_stopped:
-                self._recorder = start_recorder(self._executor, self._reserved, root)
+                self._recorder = self._observing.record_moves(root)
         self._just_stopped = False
+        if self._recorder is None:
+            self._observing.profile.go_on()
         self._now_watched()
         chosen = known.chosen if known is not None else {}
         self._learner.layers.begin(root, chosen, recorded=self._recorder is not None)
@@ -242,6 +240,15 @@ class Room(Records, Director, Conductor):
         plain = plain and not self._root_hook.installed
         self._unhooked.begin(known, details, plain=plain)
         self._begin_ns = time.perf_counter_ns()
+
+    def _observe(self, key: Hashable, root: torch.nn.Module | None) -> None:
+        """Record the step that begins, if something is to be learnt from it."""
+        if self._recomputes.records_calls or self._learner.plans_beside(key) or self._just_stopped:
+            return
+        self._recorder = self._observing.record(root)
+        if self._recorder is None:
+            self._surprises.profiled(makes_way=self._observing.profile.makes_way)
+            self._levels = Levels(self._executor)
 
     def _await_updates(self, root: torch.nn.Module | None) -> None:
         """A step begins: where no optimizer says when it ends, or one runs it, each forward is looked at."""

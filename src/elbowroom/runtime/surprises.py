@@ -8,6 +8,7 @@ from typing import final
 
 import torch
 
+from elbowroom.capture.user_profile import WHOLE_STEPS
 from elbowroom.units import format_bytes
 
 NO_STEP = (
@@ -16,11 +17,20 @@ NO_STEP = (
 )
 
 PROFILED = (
-    "elbowroom: torch's profiler is in use, and only one can be: no step can be observed, so that every large saved "
-    "storage is swapped in each step until the profiler stops, as a plan for the least budget would, and nothing is "
-    "planned. The memory figures were read where storages are saved and read: between those, more may be held. "
-    "Start it after the third step, such as with schedule=torch.profiler.schedule(wait=3, warmup=1, active=2). Said "
-    "once"
+    "elbowroom: torch's profiler is in use, and only one can be: {then}. Start it after the third step, such as with "
+    "schedule=torch.profiler.schedule(wait=3, warmup=1, active=2). Said once"
+)
+
+MAKES_WAY = (
+    f"in its first {WHOLE_STEPS} steps every large saved storage is swapped and nothing is planned. If it still runs "
+    "then, it is put aside for the steps that a plan is made from, mostly two: those are missing in it, and a trace "
+    "that it exports begins after them"
+)
+
+STAYS = (
+    "no step can be observed, so that every large saved storage is swapped in each step until the profiler stops, as a "
+    "plan for the least budget would, and nothing is planned. The memory figures were read where storages are saved "
+    "and read: between those, more may be held"
 )
 
 OBSERVED_AGAIN = "the rest of the step is swapped whole, and the next such step is observed again"
@@ -39,11 +49,11 @@ class Surprises:
         wanted = f"{expected[0][0]} bytes of {expected[0][1]}" if expected else "nothing more"
         self._warn(f"saved storage {n} of a step has {found[0]} bytes of {found[1]} where its plan expects {wanted}")
 
-    def profiled(self) -> None:
-        """A step is to be observed while torch's profiler is in the user's use."""
+    def profiled(self, *, makes_way: bool) -> None:
+        """A step is to be observed while torch's profiler is in the user's use; `makes_way`: for its first steps."""
         if not self._told_of_profiler:
             self._told_of_profiler = True
-            warnings.warn(PROFILED, RuntimeWarning, stacklevel=6)
+            warnings.warn(PROFILED.format(then=MAKES_WAY if makes_way else STAYS), RuntimeWarning, stacklevel=6)
 
     def lies_there(self, more_bytes: int) -> None:
         """Where a step begins, so much more lies on the device than when its plan was made."""
