@@ -13,22 +13,27 @@ Record = dict[str, Any]
 Told = tuple[int, int, int, int, int]
 """Measured bytes, low, likely and high of the estimate, and what the source rounds to."""
 
-LAZY = "SchedTune, if kernels were loaded lazily"
-KNOWN = "SchedTune, outside the allocator known"
+LAZY = "if kernels were loaded lazily"
+KNOWN = "outside the allocator known"
 
 
 def public_summary(records: Sequence[Record]) -> Record:
-    """Figures of each family of rows and of all; of SchedTune also under other assumptions, which `all` leaves out."""
+    """Figures of each family of rows and of all.
+
+    Tables whose kernels are taken to be loaded at once have two rows more, under other assumptions; `all` is without.
+    """
     rows = [row for record in records for row in record.get("rows", ())]
     measured = [row for row in rows if row["measured_bytes"] is not None]
     told: dict[str, list[Told]] = {}
     for row in measured:
         told.setdefault(row["family"], []).append(as_estimated(row))
     everything = [each for members in told.values() for each in members]
-    others = [row for row in measured if "lazy_device_bytes" in row]
-    if others:
-        told[LAZY] = [(row["measured_bytes"], *row["lazy_device_bytes"], row["rounded_to_bytes"]) for row in others]
-        told[KNOWN] = [known_outside(row, others) for row in others]
+    for source in dict.fromkeys(_source(row) for row in measured if "lazy_device_bytes" in row):
+        rows_of = [row for row in measured if _source(row) == source]
+        told[f"{source}, {LAZY}"] = [
+            (row["measured_bytes"], *row["lazy_device_bytes"], row["rounded_to_bytes"]) for row in rows_of
+        ]
+        told[f"{source}, {KNOWN}"] = [known_outside(row, rows_of) for row in rows_of]
     return {
         "failed": [record["id"] for record in records if "error" in record],
         "families": {name: {"level": _level(name, measured), **_of_rows(members)} for name, members in told.items()},
@@ -38,6 +43,11 @@ def public_summary(records: Sequence[Record]) -> Record:
         "left_out": _left_out(records),
         "tables": sorted({record["family"] for record in records if "family" in record}),
     }
+
+
+def _source(row: Record) -> str:
+    """The table of a row, which may have several families: "Qwen" of "Qwen, LoRA"."""
+    return row["family"].split(",")[0]
 
 
 def _rivals(measured: Sequence[Record]) -> Record:
@@ -110,7 +120,7 @@ def public_table(public: Record) -> str:
     head = "| measured tables | rows | level | median | p95 | worst | median with sign | under by > 1 % "
     lines = [f"{head}| above the interval | below it |", "|---|" + "---|" * 9]
     rows = dict(public["families"])
-    others = {name: rows.pop(name) for name in (LAZY, KNOWN) if name in rows}
+    others = {name: rows.pop(name) for name in [*rows] if name.endswith((LAZY, KNOWN))}
     every = [("**all**", {"level": "", **public["all"]})] if public["all"] else []
     for name, row in [*rows.items(), *every, *others.items()]:
         cells = [f"{name} (kept from {row['kept']})" if "kept" in row else name, str(row["n"]), row["level"]]

@@ -211,8 +211,8 @@ def test_other_assumptions_have_rows_of_their_own_and_are_not_in_all() -> None:
     told = public_summary([{"id": "x", "rows": pairs}])
 
     assert told["all"]["worst"] == 0.0
-    assert told["families"][LAZY]["worst"] == -0.5
-    assert told["families"][KNOWN]["n"] == 2
+    assert told["families"][f"nets, {LAZY}"]["worst"] == -0.5
+    assert told["families"][f"nets, {KNOWN}"]["n"] == 2
 
 
 def test_rows_that_ran_out_of_memory_and_rows_left_out_are_counted() -> None:

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from benchmarks.accuracy.tables import litgpt, qwen, segmentation, torchtune, xmem
+from elbowroom.capture.virtual import VirtualDevice
+from elbowroom.estimate import estimate
+from elbowroom.machine import Machine
 
 GB = 10**9
 
@@ -82,7 +85,7 @@ def test_a_row_of_lengths_and_one_of_another_engine_are_told_apart(tmp_path: Pat
     trained, other = qwen.rows(tmp_path)
 
     assert trained.spec == {"size": "7B", "tokens": 256, "embeddings": True}
-    assert (trained.measured_bytes, trained.level) == (33_700_000_000, "device")
+    assert (trained.measured_bytes, trained.level) == (33_700 * 2**20, "device")
     assert "DeepSpeed" in other.reason
 
 
@@ -94,6 +97,30 @@ def test_embeddings_that_are_trained_stand_beside_the_frozen_ones() -> None:
     added = sum(each.numel() for each in more) - sum(each.numel() for each in known)
     trained = [sum(each.numel() for each in parameters if each.requires_grad) for parameters in (known, more)]
     assert added == trained[1] - trained[0] == 2 * 151_936 * 2048
+
+
+def test_lora_is_in_float32_beside_frozen_weights_of_the_default_dtype() -> None:
+    # given a model of bfloat16; when LoRA is added to it; then nothing else is trained, and only that is float32
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            net = qwen.model_of("1.8B", 256, embeddings=False)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+    kinds = {(each.dtype, each.requires_grad) for each in net.parameters()}
+    assert kinds == {(torch.bfloat16, False), (torch.float32, True)}
+
+
+def test_the_older_adamw_holds_two_lists_of_temporaries() -> None:
+    # given a weight of 1000 numbers, 4000 bytes in blocks of 512: 4096; when it is stepped
+    with VirtualDevice(Machine.of("a100-80gb"), 1) as device:
+        weight = torch.nn.Parameter(torch.zeros(1000, device="cuda"))
+        weight.grad = torch.zeros(1000, device="cuda")
+        qwen.AdamW([weight]).step()
+
+    # then weight, gradient, two states, roots and divisors are there together
+    assert estimate(device.trace(), Machine.of("a100-80gb")).peak_allocated.likely_bytes == 6 * 4096
 
 
 def test_compiled_rows_are_left_out_and_the_one_of_full_sequences_is_not(tmp_path: Path) -> None:
