@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -75,9 +76,27 @@ def _estimated(given: Record, trace: Any, loading: Any) -> Record:
     peaks = {"allocated": found.peak_allocated, "reserved": found.peak_reserved, "device": found.peak_device}
     row = {key: value for key, value in given.items() if key not in ("spec", "reason")}
     row |= {"estimate": {"within": within, **{level: list(peak) for level, peak in peaks.items()}}}
+    if given["late"]:
+        row["reading_bytes"] = _reading_bytes(trace, Machine.of(given["gpu"]))
     row |= {"fits": found.fits, "sure": found.sure, "needed_bytes": found.needed_bytes}
     if loading == "eager":
         lazily = Machine.of(given["gpu"])
         outside = (lazily.outside_range_bytes[0], lazily.outside_bytes, lazily.outside_range_bytes[1])
         row["lazy_device_bytes"] = [a + b for a, b in zip(within, outside, strict=True)]
     return row
+
+
+def _reading_bytes(trace: Any, machine: Any) -> tuple[int, int]:
+    """Least and most that the driver's figure, less a first sample, has beside what is reserved.
+
+    All of the model may be missing, and what is loaded beside a bare context may be in it.
+    """
+    from elbowroom.allocator import replay
+    from elbowroom.allocator.settings import as_set_by_script
+
+    weights = ("parameter", "buffer")
+    model = itertools.takewhile(lambda event: trace.storages[event.storage].category in weights, trace.events)
+    events = [("alloc", event.storage, event.size_bytes) for event in model]
+    loaded = replay(events, as_set_by_script(machine, trace).allocator)
+    least, most = machine.outside_range_bytes
+    return -loaded.peak_reserved_bytes, most - least

@@ -62,8 +62,10 @@ def _rivals(measured: Sequence[Record]) -> Record:
 
 
 def as_estimated(row: Record) -> Told:
-    """A row held against the level that was measured."""
-    return (row["measured_bytes"], *row["estimate"][row["level"]], row["rounded_to_bytes"])
+    """A row held against the level that was measured, and against what the way of reading may have added to it."""
+    low, likely, high = row["estimate"][row["level"]]
+    less, more = row.get("reading_bytes", (0, 0))
+    return (row["measured_bytes"], low + less, likely, high + more, row["rounded_to_bytes"])
 
 
 def known_outside(row: Record, rows: Iterable[Record]) -> Told:

@@ -195,6 +195,17 @@ def test_a_source_that_rounds_is_not_above_an_interval_by_its_rounding() -> None
     assert public_summary([{"id": "x", "rows": [near, below]}])["all"]["above_interval_share"] == 0.5
 
 
+def test_a_late_reading_widens_the_interval_by_what_it_may_miss_and_add() -> None:
+    # given readings of 75 and 155, an estimate of 100 to 120, and a way of reading that adds -20 to 30: 80 to 150
+    rows = [row("a", 75, [100, 110, 120], [0, 0, 0], reading_bytes=(-20, 30))]
+    rows.append(row("b", 155, [100, 110, 120], [0, 0, 0], reading_bytes=(-20, 30)))
+    rows.append(row("c", 80, [100, 110, 120], [0, 0, 0], reading_bytes=(-20, 30)))
+
+    told = public_summary([{"id": "x", "rows": rows}])["families"]["nets"]
+
+    assert (told["above_interval_share"], told["below_interval_share"]) == (0.3333, 0.3333)
+
+
 def test_what_lies_outside_the_allocator_is_learnt_from_other_models_only() -> None:
     # given a GPU on which model b needs 150 bytes more than it reserves, and model c 170
     rows = [row("a", 100, [0, 0, 0], [1, 2, 3]), row("b", 200, [0, 0, 0], [0, 50, 0])]

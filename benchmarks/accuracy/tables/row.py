@@ -24,6 +24,7 @@ class Row:
         level: what the source measured; "within" is what is reserved within the capacity.
         measured_bytes: None where it ran out of memory.
         rounded_to_bytes: the unit of the last digit that the source gives.
+        late: the driver's figure less that of a first sample, which was taken while the model was moved or before.
         spec: arguments of the table's `train`; empty where the job cannot be run again.
         reason: why it cannot.
         rivals: what other tools predicted, in bytes, where the source says so.
@@ -36,6 +37,7 @@ class Row:
     level: Level = "allocated"
     measured_bytes: int | None = None
     rounded_to_bytes: int = 0
+    late: bool = False
     spec: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
     rivals: dict[str, int] = field(default_factory=dict)
