@@ -31,8 +31,6 @@ MAKERS = {
     "VGG19": "vgg19",
 }
 """Functions of torchvision; MobileNetV3 had 10 classes there, which are 1 MB less."""
-PAGE_BYTES = 2 * MIB
-"""Of the driver; the figure is a difference of two readings."""
 RIVALS = ("xMem", "DNNMem", "SchedTune")
 
 
@@ -46,7 +44,7 @@ def rows(_folder: Path) -> Iterator[Row]:
             gpu=gpu,
             level="within",
             measured_bytes=int(measured) if measured else None,
-            rounded_to_bytes=2 * PAGE_BYTES,
+            rounded_to_bytes=2 * MIB,
             late=True,
             spec={"model": model, "optimizer": optimizer, "batch": int(batch)},
             rivals=dict(zip(RIVALS, map(int, predicted), strict=True)),
