@@ -129,7 +129,8 @@ def public_table(public: Record) -> str:
         cells += [f"{row['median']:.1%}", f"{row['p95']:.1%}", f"{row['worst']:+.1%}", f"{row['median_signed']:+.1%}"]
         cells += [f"{row[f'{share}_share']:.1%}" for share in ("under", "above_interval", "below_interval")]
         lines.append(f"| {' | '.join(cells)} |")
-    parts = [_rival_table(public.get("rivals", {})), _verdict_line(public["out_of_memory"])]
+    again = "In the tables that were run again: of" if any("kept" in row for row in rows.values()) else "Of"
+    parts = [_rival_table(public.get("rivals", {})), _verdict_line(public["out_of_memory"], again)]
     return "\n\n".join(["\n".join(lines), *filter(None, parts), _left_out_table(public["left_out"])])
 
 
@@ -144,10 +145,10 @@ def _rival_table(rivals: Record) -> str:
     return "\n".join(lines)
 
 
-def _verdict_line(told: Record) -> str:
+def _verdict_line(told: Record, of: str) -> str:
     wrong = len(told["said_to_fit"]), len(told["said_not_to_fit"])
     return (
-        f"Of {told['failed']} rows that ran out of memory, {told['failed'] - wrong[0]} are said to; "
+        f"{of} {told['failed']} rows that ran out of memory, {told['failed'] - wrong[0]} are said to; "
         f"of {told['ran']} that did not, {told['ran'] - wrong[1]} are said to fit."
     )
 
