@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,16 @@ def test_a_script_is_captured_until_its_steps_are_done(tmp_path: Path) -> None:
     # two weights of 4 MiB, two biases of 4 KiB
     parameters = sorted(storage.size_bytes for storage in trace.storages if storage.category == "parameter")
     assert parameters == [4096, 4096, 2**22, 2**22]
+
+
+def test_what_a_script_has_a_process_of_its_own_train_is_captured_at_its_end(tmp_path: Path) -> None:
+    text = "import multiprocessing\ndef train(rank):\n" + textwrap.indent(TRAINING, "    ") + "\n"
+    text += "if __name__ == '__main__':\n    multiprocessing.set_start_method('spawn')\n"
+    text += "    for rank in range(2):\n        multiprocessing.Process(target=train, args=(rank,)).start()\n"
+    trace = capture_script(script(tmp_path, text), machine=A100, steps=3)
+
+    assert len(trace.steps) == 3
+    assert any("2 processes" in remark.name for remark in trace.remarks)
 
 
 def test_arguments_environment_and_constants_reach_the_script(tmp_path: Path) -> None:

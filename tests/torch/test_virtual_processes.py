@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import Any
 
 import pytest
@@ -70,6 +71,29 @@ def test_the_first_of_the_processes_that_a_script_spawns_trains_here(size: int) 
         processes.spawn(_worker, args=(size, 3), nprocs=size)
         assert on.steps_seen == 3
         assert processes.start_processes(_worker, (size, 1), size, join=False).join()
+    assert sum("processes" in name for _, name in on.ledger.remarks) == (size > 1)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.filterwarnings("ignore:.*torch.distributed:FutureWarning")
+def test_the_first_of_the_processes_that_a_script_makes_itself_trains_here_once_it_waits_for_them(size: int) -> None:
+    made = multiprocessing.get_context("spawn").Process
+    with VirtualDevice(H100, None) as on:
+        # given processes that train, and a helper before them
+        helper = made(target=_worker, args=(0, 1, 1), daemon=True)
+        trainers = [made(target=_worker, args=(rank, size, 3)) for rank in range(size)]
+        for each in (helper, *trainers):
+            each.start()
+        assert on.steps_seen == 0
+
+        # when all are waited for, then the first that trains did so here, once
+        for each in trainers:
+            each.join()
+        assert on.steps_seen == 3
+        on.started.carry_out()
+        assert on.steps_seen == 3
+        helper.kill()
+        helper.join()
     assert sum("processes" in name for _, name in on.ledger.remarks) == (size > 1)
 
 

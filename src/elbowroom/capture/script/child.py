@@ -78,6 +78,7 @@ def _capture(order: Order, folder: Path, asked: set[str]) -> faults.Fault | None
         try:
             with _limited(order), device:
                 _execute(code, order)
+                device.started.carry_out()
         except BaseException as raised:  # noqa: BLE001  whatever the script raises is explained, not shown
             problem = raised
     asked |= device.ledger.asked

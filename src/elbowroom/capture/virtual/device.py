@@ -21,6 +21,7 @@ from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.mode import VirtualMode
 from elbowroom.capture.virtual.paged import Paged
 from elbowroom.capture.virtual.patches import changes, patched
+from elbowroom.capture.virtual.processes import Started
 from elbowroom.capture.virtual.repeats import Repeats
 from elbowroom.capture.virtual.saves import Saves
 from elbowroom.capture.virtual.settings import CudnnModel, Settings
@@ -72,6 +73,7 @@ class VirtualDevice:
         host_tensors: parameters of these optimizers.
         ledger: what is recorded.
         repeats: forwards without gradients that were noted again and not run.
+        started: processes that the script starts by itself.
         compiled: what the script compiles; asked to, it tells what that saves for backward.
     """
 
@@ -101,6 +103,7 @@ class VirtualDevice:
         self._mode = VirtualMode(self.ledger, self.settings, SPECIALS, routing.ROUTES)
         self._roots: list[torch.nn.Module] = []
         self.repeats = Repeats(self._mode, self._root)
+        self.started = Started(self.ledger, lambda: not self.steps_seen and not self.host_steps)
         self._parts = PartsWatch(parts_min_bytes, self._part_begins, self._part_ends)
         self._parts_min_bytes = parts_min_bytes or 0
         self._accumulations = None if parts_min_bytes is None else Accumulations(self.ledger, parts_min_bytes)
@@ -131,7 +134,7 @@ class VirtualDevice:
         self._mode.updates = self._updates
         self._mode.saves = saves = Saves(self.ledger)
         stack.enter_context(patched([*saves.changes(), *self.repeats.changes()]))
-        stack.enter_context(patched(self.compiled.changes()))
+        stack.enter_context(patched([*self.compiled.changes(), *self.started.changes()]))
         stack.enter_context(saves.hooks())
         libraries = (Kernels(self._mode), BuiltKernels(self._mode), Paged(self.ledger))
         changed_once_there({name: by for each in libraries for name, by in each.changes().items()}, stack, patched)

@@ -1,14 +1,18 @@
 """Groups of processes on the virtual device: this process is the only one there, whatever the size of the group.
 
-`torch.multiprocessing.spawn` calls the first of its processes here, where the virtual device is.
+`torch.multiprocessing.spawn` calls the first of its processes here, where the virtual device is. A process that the
+script makes by itself is started as ever, and done here where nothing else trains (`Started`).
 `init_process_group` makes a group whose other processes have the same tensors: a reduction leaves them, a gathering
 copies what is here. So DistributedDataParallel runs as it is, with its buckets. NCCL's own buffers are not counted.
 """
 
 from __future__ import annotations
 
+import functools
+import multiprocessing.process
 import os
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -66,6 +70,74 @@ def _started(ledger: Ledger) -> Callable[..., Any]:
         return None if join else _Done()
 
     return start
+
+
+@final
+class Started:
+    """Processes that a script makes and starts by itself, with a function of its own.
+
+    Note: [Whose work is done here]
+    They run in processes of their own, where there is no virtual device and nothing can be written. Helpers that read
+    data are served by that. Where the script only waits for them, or has come to its end, and nothing was trained,
+    they are what trains: they are ended, and the first of them is done here. Helpers are daemons more often than not,
+    and those of libraries are functions of these: neither is done here.
+
+    Args:
+        ledger: gets the remark that there are others.
+        idle: whether nothing was trained yet.
+    """
+
+    def __init__(self, ledger: Ledger, idle: Callable[[], bool]) -> None:
+        self._ledger = ledger
+        self._idle = idle
+        self._process = os.getpid()
+        self._own: list[tuple[multiprocessing.process.BaseProcess, Callable[[], Any]]] = []
+
+    def changes(self) -> list[Change]:
+        """What is patched in Python."""
+        kind: Any = multiprocessing.process.BaseProcess
+        start, join = kind.start, kind.join
+
+        @functools.wraps(start)
+        def started(process: Any) -> None:
+            work = _work(process)
+            start(process)
+            if work is not None:
+                self._own.append((process, work))
+
+        @functools.wraps(join)
+        def joined(process: Any, timeout: float | None = None) -> None:
+            if timeout is None and any(each is process for each, _ in self._own):
+                self.carry_out()
+            join(process, timeout)
+
+        return [(kind, "start", started), (kind, "join", joined)]
+
+    def carry_out(self) -> None:
+        """Do the work of the first one here, where nothing was trained."""
+        if not self._own or not self._idle() or os.getpid() != self._process:
+            return
+        own, self._own = self._own, []
+        for process, _ in own:
+            process.kill()
+        if len(own) > 1:
+            self._ledger.remark("unsupported", OTHERS.format(len(own)))
+        own[0][1]()
+
+
+def _work(process: Any) -> Callable[[], Any] | None:
+    """What a process that is not started yet will do, where that is the script's own."""
+    target = process._target
+    function = target.func if isinstance(target, functools.partial) else target or type(process).run
+    file = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None)
+    if process.daemon or file is None or _is_installed(os.path.realpath(file)):
+        return None
+    return process.run if target is None else functools.partial(target, *process._args, **process._kwargs)
+
+
+def _is_installed(file: str) -> bool:
+    places = (os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
+    return file.startswith(tuple(f"{place}{os.sep}" for place in places))
 
 
 class _Asked:
