@@ -321,3 +321,18 @@ def test_a_shared_tensor_stays_where_it_is() -> None:
         assert layer.weight.is_shared()
         assert str(layer.cuda().share_memory().weight.device) == "cuda:0"
         assert torch.ones(3).share_memory_().is_shared()
+
+
+def test_a_condition_of_bytes_chooses_as_one_of_booleans_and_is_copied() -> None:
+    with device() as on:
+        # given 64 bytes as a condition
+        chosen = (torch.arange(64, device="cuda") % 2).byte()
+        x = torch.ones(64, device="cuda", requires_grad=True)
+        before = len(on.ledger.storages)
+
+        # when they choose, then there is a copy of them (64 bytes) before the result (64 floats)
+        y = torch.where(chosen, x, 2 * x.detach())
+        assert [each.size_bytes for each in on.ledger.storages[before:]] == [256, 64, 256]
+        assert y.tolist() == [2.0, 1.0] * 32
+        y.sum().backward()
+        assert x.grad is not None

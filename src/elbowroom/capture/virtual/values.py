@@ -92,6 +92,14 @@ def _lift(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return args[0] if is_virtual(args[0]) else func(*args, **kwargs)
 
 
+def _where(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A condition of bytes is copied to one of booleans (TensorCompare.cpp: `where_self_out`)."""
+    condition, *others = args
+    if is_virtual(condition) and condition.dtype == torch.uint8:
+        condition = mode.run(aten._to_copy.default, (condition,), {"dtype": torch.bool})
+    return mode.run(func, (condition, *others), kwargs)
+
+
 def _add(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Two gradients of one tensor: the engine adds in place what nobody else holds, but for tensors of a subclass.
 
@@ -236,6 +244,7 @@ OTHERS: dict[Any, Special] = {
     aten.copy_.default: _copy,
     aten.lift_fresh.default: _lift,
     aten.add.Tensor: _add,
+    aten.where.self: _where,
     **dict.fromkeys(IN_PLACE, _maybe_in_place),
     aten.scalar_tensor.default: _scalar_tensor,
     **dependent_shapes.SPECIALS,
