@@ -71,6 +71,20 @@ def test_what_a_script_has_a_process_of_its_own_train_is_captured_at_its_end(tmp
     assert any("2 processes" in remark.name for remark in trace.remarks)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        # as torch.cuda: 40,441 MiB of an A100's 40 GiB
+        ("--query-gpu=memory.total,memory.used --format=csv,nounits,noheader", "40441, 0"),
+        ("--query-gpu index,memory.free,fan.speed --format=csv", "index, memory.free, fan.speed\\n0, 40441 MiB, [N/A]"),
+        ("-L", "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-00000000-0000-0000-0000-000000000000)"),
+    ],
+)
+def test_nvidia_smi_tells_of_the_gpu_that_is_not_there(words: str, said: str, tmp_path: Path) -> None:
+    asks = f"import os\nassert os.popen('nvidia-smi {words}').read().strip() == '{said}'\n"
+    assert capture_script(script(tmp_path, asks + TRAINING), machine=A100, steps=2)
+
+
 def test_arguments_environment_and_constants_reach_the_script(tmp_path: Path) -> None:
     path = script(tmp_path, TRAINING)
 

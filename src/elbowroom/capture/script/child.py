@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from elbowroom.capture.script import faults, files, kept_away, landlock, savers, written_modules
+from elbowroom.capture.script import faults, files, kept_away, landlock, savers, smi, written_modules
 from elbowroom.capture.script.constants import compiled
 from elbowroom.capture.script.guard import OVER
 from elbowroom.capture.script.on_cpu import hint
@@ -67,6 +67,7 @@ def _capture(order: Order, folder: Path, asked: set[str]) -> faults.Fault | None
 
     target = Machine.load(folder / "machine.json")
     device = VirtualDevice(target, steps=order.steps, parts_min_bytes=order.parts_min_bytes)
+    smi.install(folder, target)
     overlay = Overlay(str(folder), _caches(order))
     files.install(overlay, savers.install(overlay))
     written_modules.install(overlay)
