@@ -1,13 +1,13 @@
 """Small data in the formats that the scripts read: python -m benchmarks.wild data FOLDER.
 
-Digits of scikit-learn as MNIST's idx files, images of noise in folders, text of Python's own sources, and language
-models of a few hundred thousand parameters with random weights. Needs numpy, pillow, scikit-learn, and transformers for
-the models,
-diffusers for one.
+Digits of scikit-learn as MNIST's idx files, pictures of noise in folders (pictures.py), text of Python's own sources,
+and language models of a few hundred thousand parameters with random weights. Needs numpy, pillow, scikit-learn, h5py
+and nibabel; torchvision, transformers, diffusers and timm for the models.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 import sysconfig
@@ -16,6 +16,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np  # the scripts that are tried need it too
+
+from .pictures import (
+    boxes,
+    bsds,
+    celeba,
+    cells,
+    cifar100,
+    coco,
+    duts,
+    facades,
+    image,
+    images,
+    pairs,
+    pets,
+    picture,
+    random,
+    unpaired,
+    voc,
+)
 
 WORDS = "the a cat dog sat ran on in mat house big small red blue he she it saw took gave and or not was".split()  # noqa: SIM905
 
@@ -27,10 +46,6 @@ def make_all(root: Path) -> None:
             (root / name).mkdir(parents=True)
             make(root / name)
             print(name, flush=True)
-
-
-def random() -> np.random.Generator:
-    return np.random.default_rng(0)
 
 
 def mnist(root: Path) -> None:
@@ -61,50 +76,6 @@ def cifar(root: Path) -> None:
         rows = {"data": rng.integers(0, 256, (100, 3072), dtype=np.uint8), "labels": rng.integers(0, 10, 100).tolist()}
         (root / name).write_bytes(pickle.dumps(rows))
     (root / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"class {n}" for n in range(10)]}))
-
-
-def image(path: Path, size: tuple[int, int], rng: np.random.Generator) -> None:
-    from PIL import Image
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    noise = Image.fromarray(rng.integers(0, 256, (8, 10, 3), dtype=np.uint8))
-    noise.resize(size).save(path)
-
-
-def images(root: Path) -> None:
-    """train and val, four classes, 24 and 8 of each."""
-    rng = random()
-    for part, count in (("train", 24), ("val", 8)):
-        for label in range(4):
-            for number in range(count):
-                image(root / f"{part}/c{label}/{number}.jpg", (320, 256), rng)
-
-
-def pairs(root: Path) -> None:
-    """imgs/*.jpg and masks/*.png, as segmentation scripts read them."""
-    from PIL import Image
-
-    rng = random()
-    for number in range(12):
-        image(root / f"imgs/{number}.jpg", (192, 128), rng)
-        (root / "masks").mkdir(exist_ok=True)
-        Image.fromarray(rng.integers(0, 2, (128, 192), dtype=np.uint8) * 255).save(root / f"masks/{number}.png")
-
-
-def bsds(root: Path) -> None:
-    """images/train and images/test of 481 x 321."""
-    rng = random()
-    for part, count in (("train", 40), ("test", 8)):
-        for number in range(count):
-            image(root / f"images/{part}/{number}.jpg", (481, 321), rng)
-
-
-def pets(root: Path) -> None:
-    """breed_1.jpg and so on: 16 of each of four breeds, and a list of them."""
-    rng = random()
-    for label in ("beagle", "boxer", "bengal", "birman"):
-        for number in range(16):
-            image(root / f"{label}_{number}.jpg", (256, 256), rng)
 
 
 def text() -> str:
@@ -168,6 +139,10 @@ def texts(root: Path) -> None:
         [{"role": "user", "content": sentence(rng)}, {"role": "assistant", "content": sentence(rng)}] for _ in range(64)
     ]
     _jsonl(root / "chat.jsonl", [{"messages": rows} for rows in said])
+    empty = {"reasoning_content": "", "tools": "", "tool_calls": ""}
+    _jsonl(root / "conversations.jsonl", [{"conversations": [{**row, **empty} for row in rows]} for rows in said])
+    choices = [{"chosen": rows, "rejected": other} for rows, other in itertools.pairwise(said)]
+    _jsonl(root / "choices.jsonl", choices)
     _jsonl(root / "prompts.jsonl", [{"prompt": sentence(rng)} for _ in range(64)])
     prefer = [{"prompt": sentence(rng), "chosen": sentence(rng), "rejected": sentence(rng)} for _ in range(64)]
     _jsonl(root / "preferences.jsonl", prefer)
@@ -282,23 +257,6 @@ def vit(root: Path) -> None:
     config = ViTConfig(hidden_size=96, num_hidden_layers=2, num_attention_heads=2, intermediate_size=192, num_labels=4)
     ViTForImageClassification(config).save_pretrained(root)
     ViTImageProcessor().save_pretrained(root)
-
-
-def facades(root: Path) -> None:
-    """train, val and test: pictures of two halves, side by side."""
-    rng = random()
-    for part, count in (("train", 10), ("val", 6), ("test", 2)):
-        for number in range(count):
-            image(root / f"{part}/{number}.jpg", (512, 256), rng)
-
-
-def unpaired(root: Path) -> None:
-    """train/A, train/B, test/A and test/B: pictures of two kinds that do not belong together."""
-    rng = random()
-    for part, count in (("train", 6), ("test", 6)):
-        for kind in "AB":
-            for number in range(count):
-                image(root / f"{part}/{kind}/{number}.jpg", (256, 256), rng)
 
 
 def captions(root: Path) -> None:
@@ -419,13 +377,6 @@ def lego(root: Path) -> None:
             picture(root / f"{part}/r_{number}.png", (200, 200), rng)
 
 
-def picture(path: Path, size: tuple[int, int], rng: np.random.Generator) -> None:
-    from PIL import Image
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(rng.integers(0, 256, (8, 8, 4), dtype=np.uint8), "RGBA").resize(size).save(path)
-
-
 def shapes(root: Path) -> None:
     """Clouds of 400 points of two kinds, with a label for each point, as ShapeNet's part segmentation has."""
     rng = random()
@@ -496,6 +447,69 @@ def resnet50d(root: Path) -> None:
     save_file(timm.create_model("resnet50d").state_dict(), snapshot / "model.safetensors")
 
 
+def resnet50(root: Path) -> None:
+    """Random weights of torchvision's ResNet-50 where torch.hub has the trained ones."""
+    import torch
+    import torchvision
+
+    path = root / "hub/checkpoints/resnet50-0676ba61.pth"
+    path.parent.mkdir(parents=True)
+    torch.save(torchvision.models.resnet50().state_dict(), path)
+
+
+def enwik8(root: Path) -> None:
+    """enwik8.gz: 95 MB of text, the same again and again."""
+    import gzip
+
+    once = text().encode()[:1_000_000]
+    (root / "enwik8.gz").write_bytes(gzip.compress(once * (95_000_000 // len(once) + 1), 1))
+
+
+def tokens(root: Path) -> None:
+    """tokens.bin: 40,000 tokens of GPT-2's, after a header of 256 numbers."""
+    head = np.zeros(256, np.int32)
+    head[:3] = 20240520, 1, 40_000
+    (root / "tokens.bin").write_bytes(head.tobytes() + random().integers(0, 50_257, 40_000, dtype=np.uint16).tobytes())
+
+
+def stories(root: Path) -> None:
+    """data00.bin and data01.bin: 60,000 tokens of LLaMA's each, as they lie in memory."""
+    for number in range(2):
+        (root / f"data0{number}.bin").write_bytes(random().integers(0, 32_000, 60_000, dtype=np.uint16).tobytes())
+
+
+def solids(root: Path) -> None:
+    """Clouds of 1,024 points with normals of ten kinds, and lists of them, as ModelNet has."""
+    rng = random()
+    kinds = [f"kind{number}" for number in range(10)]
+    (root / "modelnet10_shape_names.txt").write_text("\n".join(kinds) + "\n")
+    for part, count in (("train", 4), ("test", 1)):
+        names = [f"{kind}_{part}{number}" for kind in kinds for number in range(count)]
+        (root / f"modelnet10_{part}.txt").write_text("\n".join(names) + "\n")
+        for name in names:
+            path = root / name.split("_")[0] / f"{name}.txt"
+            path.parent.mkdir(exist_ok=True)
+            np.savetxt(path, rng.normal(size=(1024, 6)), fmt="%.4f", delimiter=",")
+
+
+def articles(root: Path) -> None:
+    """The configuration en of a folder of the library datasets: texts in train and validation."""
+    rng = random()
+    parts = {"train": 256, "validation": 32}
+    for part, count in parts.items():
+        _jsonl(root / f"en/{part}.jsonl", [{"text": sentence(rng, 200, 300)} for _ in range(count)])
+    files = "".join(f"  - split: {part}\n    path: en/{part}.jsonl\n" for part in parts)
+    (root / "README.md").write_text(f"---\nconfigs:\n- config_name: en\n  data_files:\n{files}---\n")
+
+
+def coder(root: Path) -> None:
+    """An autoencoder that makes an eighth of each side, with random weights."""
+    from diffusers import AutoencoderKL
+
+    halves = {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
+    AutoencoderKL(block_out_channels=(32, 32, 32, 32), latent_channels=4, **halves).save_pretrained(root)
+
+
 MAKERS: dict[str, Callable[[Path], None]] = {
     "mnist": mnist,
     "cifar": cifar,
@@ -528,4 +542,18 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "shapes": shapes,
     "diffusion": diffusion,
     "resnet50d": resnet50d,
+    "duts": duts,
+    "celeba": celeba,
+    "coco": coco,
+    "boxes": boxes,
+    "cifar100": cifar100,
+    "cells": cells,
+    "resnet50": resnet50,
+    "enwik8": enwik8,
+    "tokens": tokens,
+    "coder": coder,
+    "articles": articles,
+    "stories": stories,
+    "solids": solids,
+    "voc": voc,
 }
