@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 from typing import Any
 
 import pytest
@@ -95,6 +96,25 @@ def test_the_first_of_the_processes_that_a_script_makes_itself_trains_here_once_
         helper.kill()
         helper.join()
     assert sum("processes" in name for _, name in on.ledger.remarks) == (size > 1)
+
+
+DONE: list[int] = []
+
+
+def test_a_process_that_has_succeeded_before_it_is_waited_for_is_not_done_again() -> None:
+    with VirtualDevice(H100, None):
+        process = multiprocessing.get_context("spawn").Process(target=DONE.append, args=(1,))
+        prepares = multiprocessing.get_context("spawn").Process(target=_prepare)
+        for each in (process, prepares):  # a method of a list is nobody's module
+            each.start()
+            multiprocessing.connection.wait([each.sentinel])
+            each.join()
+            assert each.exitcode == 0
+    assert DONE == []
+
+
+def _prepare() -> None:
+    DONE.append(1)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.distributed:FutureWarning")

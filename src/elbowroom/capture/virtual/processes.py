@@ -25,6 +25,8 @@ Change = tuple[Any, str, Any]
 NAME = "elbowroom"
 OTHERS = "{} processes (estimated is one of them, without the buffers of NCCL)"
 Tensors = Sequence[torch.Tensor]
+_LEAVE_S = 0.1
+"""A process that is about to end is given so long."""
 
 
 def changes(ledger: Ledger) -> list[Change]:
@@ -78,9 +80,9 @@ class Started:
 
     Note: [Whose work is done here]
     They run in processes of their own, where there is no virtual device and nothing can be written. Helpers that read
-    data are served by that. Where the script only waits for them, or has come to its end, and nothing was trained,
-    they are what trains: they are ended, and the first of them is done here. Helpers are daemons more often than not,
-    and those of libraries are functions of these: neither is done here.
+    data are served by that. Where the script only waits for one that has not succeeded, or has come to its end, and
+    nothing was trained, they are what trains: they are ended, and the first of them is done here. Helpers are daemons
+    more often than not, and those of libraries are functions of these: neither is done here.
 
     Args:
         ledger: gets the remark that there are others.
@@ -108,7 +110,9 @@ class Started:
         @functools.wraps(join)
         def joined(process: Any, timeout: float | None = None) -> None:
             if timeout is None and any(each is process for each, _ in self._own):
-                self.carry_out()
+                join(process, _LEAVE_S)
+                if process.exitcode != 0:
+                    self.carry_out()
             join(process, timeout)
 
         return [(kind, "start", started), (kind, "join", joined)]
