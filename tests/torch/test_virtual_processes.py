@@ -80,10 +80,10 @@ def test_the_first_of_the_processes_that_a_script_spawns_trains_here(size: int) 
 def test_the_first_of_the_processes_that_a_script_makes_itself_trains_here_once_it_waits_for_them(size: int) -> None:
     made = multiprocessing.get_context("spawn").Process
     with VirtualDevice(H100, None) as on:
-        # given processes that train, and a helper before them
-        helper = made(target=_worker, args=(0, 1, 1), daemon=True)
+        # given processes that train, and a worker before them
+        worker = made(target=_worker, args=(0, 1, 1), daemon=True)
         trainers = [made(target=_worker, args=(rank, size, 3)) for rank in range(size)]
-        for each in (helper, *trainers):
+        for each in (worker, *trainers):
             each.start()
         assert on.steps_seen == 0
 
@@ -93,8 +93,8 @@ def test_the_first_of_the_processes_that_a_script_makes_itself_trains_here_once_
         assert on.steps_seen == 3
         on.started.carry_out()
         assert on.steps_seen == 3
-        helper.kill()
-        helper.join()
+        worker.kill()
+        worker.join()
     assert sum("processes" in name for _, name in on.ledger.remarks) == (size > 1)
 
 

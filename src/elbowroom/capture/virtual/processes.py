@@ -79,9 +79,9 @@ class Started:
     """Processes that a script makes and starts by itself, with a function of its own.
 
     Note: [Whose work is done here]
-    They run in processes of their own, where there is no virtual device and nothing can be written. Helpers that read
+    They run in processes of their own, where there is no virtual device and nothing can be written. Workers that read
     data are served by that. Where the script only waits for one that has not succeeded, or has come to its end, and
-    nothing was trained, they are what trains: they are ended, and the first of them is done here. Helpers are daemons
+    nothing was trained, they are what trains: they are ended, and the first of them is done here. Workers are daemons
     more often than not, and those of libraries are functions of these: neither is done here.
 
     Args:
