@@ -123,3 +123,17 @@ def test_what_is_not_known_is_said_with_its_reason(options: dict[str, Any], rows
 def test_no_time_is_no_answer() -> None:
     lines = told(trained(lambda: torch.compile(Block().cuda()), 8), limit_s=0)
     assert lines == ["forward of Block: not known, as tracing it takes too long"]
+
+
+def test_a_compiled_function_that_is_not_followed_holds_nothing_of_its_calls() -> None:
+    # given a function whose backend is not inductor
+    with VirtualDevice(H100, steps=None) as device:
+        compiled: Any = torch.compile(lambda x: x * 2.0, backend="eager")
+
+        # when it is called
+        x = torch.ones(2**18, device="cuda")
+        y = compiled(x)
+        del x, y
+
+        # then nothing of it stays
+        assert device.ledger.allocated_bytes == 0

@@ -152,7 +152,7 @@ class Compiled:
         try:
             call: Call | Unknown = _call_of(known, args, kwargs)
         except Unknown as why:
-            call = why
+            call = why.with_traceback(None)  # whose frames hold the tensors
         storages = len(self._ledger.storages)
         given = self._ledger.numbers_of(each for each in _tensors((args, kwargs)) if each.requires_grad)
         self._inside = True
