@@ -421,3 +421,17 @@ def test_tensors_move_in_inference_mode() -> None:
             assert host.type("torch.cuda.FloatTensor").device == made.device
             assert torch.tensor([1, 2]).to(made).dtype is torch.float16
             assert made.to(torch.device("cpu"), torch.float32).device.type == "cpu"
+
+
+def test_a_model_that_the_script_drops_is_gone() -> None:
+    # given a layer of 4 MiB and a bias of 4 KiB that ran
+    with VirtualDevice(H100, None) as on:
+        layer = nn.Linear(1024, 1024, device="cuda")
+        layer(torch.ones(1, 1024, device="cuda"))
+        held = on.ledger.allocated_bytes
+
+        # when the script drops it
+        del layer
+
+        # then its weights are given back
+        assert held - on.ledger.allocated_bytes == 4 * 2**20 + 4096

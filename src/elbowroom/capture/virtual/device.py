@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Self, final
@@ -101,7 +102,7 @@ class VirtualDevice:
         self.host_tensors = 0
         self._stack = ExitStack()
         self._mode = VirtualMode(self.ledger, self.settings, SPECIALS, routing.ROUTES)
-        self._roots: list[torch.nn.Module] = []
+        self._roots: dict[int, weakref.ref[torch.nn.Module]] = {}
         self.repeats = Repeats(self._mode, self._root)
         self.started = Started(self.ledger, lambda: not self.steps_seen and not self.host_steps)
         self._parts = PartsWatch(parts_min_bytes, self._part_begins, self._part_ends)
@@ -226,17 +227,20 @@ class VirtualDevice:
         self._mode.path = path
 
     def _classify(self, module: torch.nn.Module) -> None:
-        if not any(known is module for known in self._roots):
-            self._roots.append(module)
+        number = id(module)
+        if number not in self._roots:
+            self._roots[number] = weakref.ref(module, lambda _: self._roots.pop(number, None))
             self.ledger.classify("parameter", module.parameters())
             self.ledger.classify("buffer", module.buffers())
             if self._accumulations is not None:
                 self._accumulations.watch(module.parameters())
 
     def _classify_modules(self) -> None:
-        for module in self._roots:
-            self.ledger.classify("parameter", module.parameters())
-            self.ledger.classify("buffer", module.buffers())
+        for known in tuple(self._roots.values()):
+            module = known()
+            if module is not None:
+                self.ledger.classify("parameter", module.parameters())
+                self.ledger.classify("buffer", module.buffers())
         self._roots.clear()
 
     def _optimizer_begins(self, optimizer: Any) -> None:
