@@ -321,3 +321,22 @@ def test_tensors_of_two_dtypes_are_put_together_under_autocast_without_casting_t
             return torch.cat([x, y])
 
     assert made_by(together, on_device(30, dtype=torch.bfloat16), on_device(20)) == "a200"
+
+
+@pytest.mark.parametrize(("kernel", "copies"), [("flash", 2), ("cudnn", 1)])
+def test_attention_that_lies_by_heads_is_copied_in_backward(kernel: str, copies: int) -> None:
+    # given 2 x 8 heads of 256 rows of 64 halves, head after head: 524,288 bytes
+    op = getattr(aten, f"_scaled_dot_product_{kernel}_attention")
+    middle = (None, True) if kernel == "cudnn" else ()
+    with VirtualDevice(H100, None, cublas_handles=1) as device:
+        heads = torch.zeros(2, 8, 256, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        made = op(heads, heads, heads, *middle, 0.0, True)[0]
+        assert made.stride() == heads.stride()
+        first = len(device.ledger.events)
+
+        # when the gradient is one number for all
+        made.sum().backward()
+        sizes = [size for _, _, size in device.ledger.events[first:]]
+
+    # then there are three gradients, added in place, and flash copies gradient and result, cuDNN the gradient (rig)
+    assert sizes.count(2 * 8 * 256 * 64 * 2) == 3 + copies

@@ -136,9 +136,13 @@ def _flash_splits(B: int, H: int, S: int, T: int, D: int, multiprocessors: int) 
 
 
 def flash_backward(call: Call) -> None:
-    """Sums of softmax, a float gradient of the queries, and gradients of keys per query head (flash_api.cpp; rig)."""
+    """Sums of softmax, a float gradient of the queries, and gradients of keys per query head (flash_api.cpp; rig).
+
+    The gradient and the result are copied where a head's rows do not lie between those of the others.
+    """
     query, key = call.args[1], call.args[2]
     B, H, S, D = query.shape
+    copies = [call.temp(0 if _rows_first(each) else each.numel() * each.element_size()) for each in call.args[0:5:4]]
     call.out(0, 1, 2)
     sums = call.temp(B * H * _up(S, 128) * FLOAT)
     gradient = call.temp(B * H * _up(S, 128) * _flash_size(D) * FLOAT)
@@ -146,7 +150,7 @@ def flash_backward(call: Call) -> None:
         expanded = B * H * key.shape[2] * D * query.element_size()
         first, second = call.temp(expanded), call.temp(expanded)
         call.drop(second, first)
-    call.drop(gradient, sums)
+    call.drop(gradient, sums, *reversed(copies))
 
 
 def cudnn(call: Call) -> None:
@@ -155,9 +159,14 @@ def cudnn(call: Call) -> None:
 
 
 def cudnn_backward(call: Call) -> None:
-    """cudnn-frontend's float gradient of the queries and sums of softmax; cuDNN's own workspace is not in it (rig)."""
+    """cudnn-frontend's float gradient of the queries and sums of softmax; cuDNN's own workspace is not in it (rig).
+
+    A gradient that does not lie in memory as the result does is copied.
+    """
+    grad, out = call.args[0], call.args[4]
     B, H, S, D = call.args[1].shape
     call.out(0, 1, 2)
+    call.temp(0 if grad.stride() == out.stride() else grad.numel() * grad.element_size())
     call.temp(B * H * S * (D + 1) * FLOAT, workspace=True)
 
 

@@ -138,8 +138,9 @@ def _flash_attention(
     debug: bool = False,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
+    """The result lies in memory as the query does."""
     batch, heads, rows = query.shape[:3]
-    out = query.new_empty((batch, rows, heads, query.shape[3])).transpose(1, 2)
+    out = torch.empty_like(query.transpose(1, 2)).transpose(1, 2)
     saved = query.new_empty((batch, heads, rows), dtype=torch.float32)
     state = query.new_empty((2,), dtype=torch.uint64)
     offset, none = query.new_empty((), dtype=torch.uint64), query.new_empty((0,), dtype=query.dtype)
