@@ -290,6 +290,11 @@ def without_autocast() -> AbstractContextManager[None]:
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA))
 
 
+def autocast_asked_of_all() -> AbstractContextManager[None]:
+    """Ask the kernels of autocast("cuda") about tensors of every kind; their keys do not say where a DTensor is."""
+    return torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.AutocastCUDA)
+
+
 def lift_on_cpu(wanted: bool) -> bool:
     """Whether torch.tensor(.., device=..) makes its result on the CPU and moves it by an op; returns what it was."""
     before = torch._C._only_lift_cpu_tensors()

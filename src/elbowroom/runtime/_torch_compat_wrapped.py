@@ -38,6 +38,18 @@ def jagged_attention() -> Any:
     return sdpa
 
 
+def have_dtensor_draw(mode: type[Any], draw: Callable[..., Any]) -> None:
+    """Let `draw(mode, op, args, kwargs)` run a random op of a DTensor's own part under a mode.
+
+    From torch 2.13 on DTensor asks for it by an operator of higher order, which modes refuse that do not know it.
+    """
+    from torch._prims import rng_prims
+
+    operator: Any = vars(rng_prims).get("run_dtensor_rng_op")
+    if operator is not None and mode not in operator.python_key_table:
+        operator.py_impl(mode)(lambda at, _start, _end, op, *args, **kwargs: draw(at, op, args, kwargs))
+
+
 def adds_no_dispatch(kind: type) -> bool:
     """Whether ops on a subclass are those on plain tensors: it leaves `__torch_dispatch__` as it was."""
     return getattr(kind, "__torch_dispatch__", None) is torch._C._disabled_torch_dispatch_impl

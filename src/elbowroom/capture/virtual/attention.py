@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.backends import cuda as switches
 
+from elbowroom.capture.virtual.wrappers import is_wrapper
 from elbowroom.runtime._torch_compat_wrapped import jagged_attention
 
 aten: Any = torch.ops.aten
@@ -51,6 +52,9 @@ def attend(
                 query, key, value, bias, saves, dropout_p, is_causal, scale=scale
             )
         )
+    if is_wrapper(query):
+        given = (query, key, value, attn_mask, dropout_p, is_causal)
+        return aten.scaled_dot_product_attention.default.decompose(*given, scale=scale, enable_gqa=enable_gqa)
     return _plain(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
 
 

@@ -40,6 +40,7 @@ FULL_DTYPE = (
     "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm "
     "linalg_matrix_norm.str_ord sum sum.dim_IntList"
 )
+HALVES = (torch.float16, torch.bfloat16)
 WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
 _cache: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
 _clear_torchs = torch.clear_autocast_cache
@@ -137,7 +138,8 @@ def _full_dtype(op: Any) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with without_autocast():
-            halves = isinstance(args[0], torch.Tensor) and args[0].dtype in (torch.float16, torch.bfloat16)
+            given = args[0]
+            halves = isinstance(given, torch.Tensor) and given.is_cuda and given.dtype in HALVES
             named = any(isinstance(each, torch.dtype) for each in (*args[1:], *kwargs.values()))
             if halves and not named:
                 if op is aten.softmax.int or op is aten.log_softmax.int:

@@ -31,7 +31,14 @@ from elbowroom.capture.virtual.updates import Updates
 from elbowroom.capture.virtual.values import SPECIALS
 from elbowroom.errors import CaptureError
 from elbowroom.machine import Machine
-from elbowroom.runtime._torch_compat import allow_cuda_device, import_dynamo, lift_on_cpu, pop_mode, push_mode
+from elbowroom.runtime._torch_compat import (
+    allow_cuda_device,
+    autocast_asked_of_all,
+    import_dynamo,
+    lift_on_cpu,
+    pop_mode,
+    push_mode,
+)
 from elbowroom.runtime.parts import Portion
 from elbowroom.trace import Trace
 
@@ -120,6 +127,7 @@ class VirtualDevice:
         stack.callback(lift_on_cpu, lift_on_cpu(True))
         stack.enter_context(patched([*changes(self.settings, self.ledger), *routing.changes()]))
         stack.enter_context(routing.installed(self._mode))
+        stack.enter_context(autocast_asked_of_all())
         self._paths = paths = ModulePaths(self._root, self._moved)
         paths.start()
         stack.callback(paths.stop)
@@ -154,7 +162,7 @@ class VirtualDevice:
             inherit()
             push_mode(self._mode)
             try:
-                with self._mode.saves.hooks():
+                with self._mode.saves.hooks(), autocast_asked_of_all():
                     yield
             finally:
                 pop_mode()

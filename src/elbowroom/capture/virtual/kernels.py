@@ -10,6 +10,7 @@ import torch
 from elbowroom.capture.virtual import ctc, grouped, recurrent, sparse
 from elbowroom.capture.virtual.layouts import convolution_layout
 from elbowroom.capture.virtual.settings import CudnnModel
+from elbowroom.capture.virtual.tensor import CPU, META, virtual
 
 aten: Any = torch.ops.aten
 
@@ -108,19 +109,22 @@ def _efficient_attention(
     causal: bool = False,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Seed and offset lie on the host."""
     batch, heads, rows = query.shape[:3]
     out = query.new_empty((batch, rows, heads, value.shape[3])).transpose(1, 2)
     saved = query.new_empty((batch, heads, -(-rows // 32) * 32 if saves else 0), dtype=torch.float32)
-    state = [query.new_empty((0,), dtype=torch.int64) for _ in range(2)]
-    return (out, saved, *state)
+    return (out, saved, *_on_host())
+
+
+def _on_host() -> tuple[torch.Tensor, torch.Tensor]:
+    """Seed and offset of the memory-efficient kernel."""
+    made = (torch.empty((), dtype=torch.int64, device=META) for _ in range(2))
+    return virtual(next(made), CPU), virtual(next(made), CPU)
 
 
 def _packed_efficient_attention(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """Of sequences in a row. Seed and offset lie on the host."""
-    out, saved, seed, _offset, *longest = aten._efficient_attention_forward.default(*args, **kwargs)
-    state = [seed.new_empty((0,)) for _ in range(2)]
-    return (out, saved, *state, *longest)
+    """Of sequences in a row."""
+    out, saved, _seed, _offset, *longest = aten._efficient_attention_forward.default(*args, **kwargs)
+    return (out, saved, *_on_host(), *longest)
 
 
 def _packed_efficient_attention_backward(*args: Any, **kwargs: Any) -> tuple[Any, ...]:

@@ -14,9 +14,8 @@ from typing import Any, final
 import torch
 
 from elbowroom.capture.operators import reads_bytes
-from elbowroom.capture.virtual import compressed, kernels, scratch, unknown_ops
+from elbowroom.capture.virtual import collectives, compressed, dependent_shapes, kernels, scratch, unknown_ops
 from elbowroom.capture.virtual.compared import Compared
-from elbowroom.capture.virtual.dependent_shapes import BY_NAME
 from elbowroom.capture.virtual.effects import (
     bytes_of,
     changed,
@@ -85,6 +84,9 @@ MADE_OF_OPS = {
 }
 """Ops whose one kernel for all devices calls other ops, which are noted as CUDA's would be."""
 
+BY_NAME = dependent_shapes.BY_NAME | collectives.BY_NAME
+"""Ops of other libraries that are run in another way."""
+
 GROWS = ("aten.resize_", "aten.resize_as_")
 """Ops that may give a tensor's storage another size."""
 
@@ -123,6 +125,8 @@ class VirtualMode(DispatchMode):
         self._routes = routes
         self._composite: dict[Any, bool] = {}
         self._quiet = 0
+        self._passed_on: Any = None
+        self._of_wrapper = False
         self._lock = threading.RLock()
         self.sole_uses = 0
         self.watch_adds: Callable[[int], None] | None = None
@@ -148,7 +152,9 @@ class VirtualMode(DispatchMode):
             with AsMeta():
                 return func(*args, **given)
         if types and not all(map(adds_no_dispatch, types)):
+            self._passed_on = func
             return NotImplemented  # Note: [Wrappers] in wrappers.py
+        self._of_wrapper, self._passed_on = self._passed_on is func, None
         if args and isinstance(args[0], int | float):
             args = _with_tensors(func, args)
         special = self._specials.get(func)
@@ -338,7 +344,9 @@ class VirtualMode(DispatchMode):
         self._blas.asked(self.ledger, in_backward())
 
     def from_engine(self) -> bool:
-        """Whether the op at hand comes from the autograd engine itself, not from Python code that it runs."""
+        """Whether the op at hand comes from the autograd engine itself, not from code that it runs, as DTensor's."""
+        if self._of_wrapper:
+            return False
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code.co_name != "__torch_dispatch__":
             frame = frame.f_back

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elbowroom.capture.virtual import attention, casting, ctc, recurrent, scripted
+from elbowroom.capture.virtual import attention, casting, collectives, ctc, recurrent, scripted
 from elbowroom.capture.virtual.factories import META_ASKED
 from elbowroom.capture.virtual.layouts import layout_of
-from elbowroom.capture.virtual.tensor import CUDA, is_real_host
+from elbowroom.capture.virtual.tensor import CUDA, home_of, is_real_host
 from elbowroom.runtime._torch_compat import OpOverrides, below_autograd
+from elbowroom.runtime._torch_compat_wrapped import have_dtensor_draw
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.mode import VirtualMode
@@ -225,6 +226,26 @@ ROUTES: dict[Any, Callable[..., Any]] = {
 }
 
 
+OF_WRAPPERS = (
+    aten.dropout.default,
+    aten.softmax.int,
+    aten.log_softmax.int,
+    aten.rms_norm.default,
+    aten.scaled_dot_product_attention.default,
+)
+"""Those that C++ does otherwise on cuda for tensors that wrap others too."""
+
+
+def _of_wrappers(op: Any) -> Callable[..., Any]:
+    """C++ takes such a tensor for one on meta: Note: [Wrappers] in wrappers.py."""
+
+    def run(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        kernel = ROUTES[op] if home_of(first) == CUDA else op.decompose
+        return kernel(first, *args, **kwargs)
+
+    return run
+
+
 def changes() -> list[Change]:
     """What must be patched in Python."""
     return [(torch, "clear_autocast_cache", casting.clear_cache), *attention.changes()]
@@ -234,6 +255,7 @@ def changes() -> list[Change]:
 def installed(mode: VirtualMode) -> Iterator[None]:
     """The kernels in place."""
     attention.CAPABILITY = mode.settings.facts.compute_capability
+    have_dtensor_draw(type(mode), collectives.drawn)
     overrides = OpOverrides()
     try:
         for op, route in (ROUTES | WHOLE).items():
@@ -242,6 +264,8 @@ def installed(mode: VirtualMode) -> Iterator[None]:
             overrides.put(op, "AutogradCPU", route)
             overrides.put(op, "AutogradMeta", route)
             overrides.put(op, "AutogradNestedTensor", route)
+        for op in OF_WRAPPERS:
+            overrides.put(op, "AutogradMeta", _of_wrappers(op))
         overrides.put(aten._local_scalar_dense.default, "CUDA", mode.item)
         for op, kernel in casting.kernels():
             overrides.put(op, "AutocastCUDA", kernel)

@@ -4,7 +4,8 @@ Note: [Wrappers]
 A wrapper has no bytes: what it wraps is on the device, and its ops come to the mode as ops on that. The mode leaves
 every op on one to its class. `_make_wrapper_subclass` with a cuda device would make a tensor that C++ takes for one on
 cuda, which the autograd engine of a build for the CPU has no queue for. So it is made on "meta" with the autocast key
-of cuda, by which `home_of` knows it, as any other virtual tensor.
+of cuda, by which `home_of` knows it, as any other virtual tensor. C++ makes a DTensor with no such key, so autocast is
+asked about tensors of every kind, and composite ops that look at the device are routed for "meta" too.
 """
 
 from __future__ import annotations
