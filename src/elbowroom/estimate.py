@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from elbowroom.allocator import Replay, replay
+from elbowroom.allocator.of_trace import streams_of
 from elbowroom.allocator.replay import Event
 from elbowroom.allocator.settings import as_set_by_script
 from elbowroom.allocator.within import Within
@@ -289,6 +290,7 @@ def _case(trace: Trace, settings: str, other_bytes: Mapping[int, int]) -> _Case:
     events: list[Event] = []
     numbers: list[int] = []
     exact, spared = settings == "exact", conv_workspaces(trace)
+    on = {} if exact else streams_of(trace)
     empties = set(trace.empties) if not exact else set[int]()
     other_bytes = {**other_bytes, **dict.fromkeys(trials(trace), 0)} if exact else other_bytes
     for number, (_, storage, size_bytes) in enumerate(trace.events):
@@ -297,7 +299,7 @@ def _case(trace: Trace, settings: str, other_bytes: Mapping[int, int]) -> _Case:
             numbers.append(number)
         size = other_bytes.get(storage, abs(size_bytes))
         if size:
-            events.append(("alloc", storage, size) if size_bytes > 0 else ("free", storage))
+            events.append(("alloc", storage, size, *on.get(storage, ())) if size_bytes > 0 else ("free", storage))
             numbers.append(number)
     kept = np.array(numbers, np.int64)
     if exact or not events:

@@ -62,6 +62,11 @@ def _trace_of_3(content: Content) -> Content:
     return content | added
 
 
+def _trace_of_4(content: Content) -> Content:
+    """Before streams were recorded."""
+    return content | {"streams": {"columns": ["storage", "stream"], "rows": []}}
+
+
 def _as_it_is(content: Content) -> Content:
     """Only a new name for a value came in."""
     return content
@@ -69,7 +74,7 @@ def _as_it_is(content: Content) -> Content:
 
 CHANGES: Mapping[str, tuple[Callable[[Content], Content], ...]] = {
     "plan": (_plan_of_1,),
-    "trace": (_trace_of_1, _trace_of_2, _trace_of_3),
+    "trace": (_trace_of_1, _trace_of_2, _trace_of_3, _trace_of_4),
     "timeline": (_as_it_is,),
 }
 """By record: what leads from each version to the next, from version 1 on."""

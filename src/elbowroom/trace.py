@@ -221,6 +221,17 @@ class Workspace:
         rules.integer("Workspace.most_bytes", self.most_bytes, least=self.least_bytes)
 
 
+class OnStream(NamedTuple):
+    """A storage that another stream than the default one allocated, or a pool of its own.
+
+    Its block is one of that stream: the allocator gives it to nobody else. A number from `PRIVATE` of
+    allocator/blocks.py on stands for a pool, as graphs have them, that keeps its memory when the cache is emptied.
+    """
+
+    storage: int
+    stream: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
     """Something that the capture did not know, or assumed.
@@ -260,6 +271,7 @@ class Trace(Filed):
             where these may move; at their ends the runtime gets control.
         workspaces: those whose size is an interval, by rising id of the storage.
         empties: places in `events`, ascending: the allocator's cache is emptied directly before that event.
+        streams: what the default stream did not allocate, by rising id of the storage.
     """
 
     device: str
@@ -273,6 +285,7 @@ class Trace(Filed):
     parts: tuple[Part, ...] = ()
     workspaces: tuple[Workspace, ...] = ()
     empties: tuple[int, ...] = ()
+    streams: tuple[OnStream, ...] = ()
     _id: str = field(init=False, repr=False, compare=False, default="")
 
     @property
@@ -293,6 +306,7 @@ class Trace(Filed):
         rules.records("Trace.remarks", self.remarks, Remark)
         rules.records("Trace.parts", self.parts, Part)
         rules.records("Trace.workspaces", self.workspaces, Workspace)
+        rules.records("Trace.streams", self.streams, OnStream)
         rules.integers("Trace.empties", self.empties, most=len(self.events))
         rules.ascending("Trace.empties", self.empties)
         self._check_ops()
@@ -301,6 +315,7 @@ class Trace(Filed):
         self._check_steps()
         self._check_parts()
         self._check_workspaces()
+        self._check_streams()
 
     def _check_ops(self) -> None:
         count = len(self.storages)
@@ -374,3 +389,12 @@ class Trace(Filed):
                 given, allowed = (each.least_bytes, each.most_bytes), f"bounds of the storage's {of.size_bytes} bytes"
                 rules.refuse(where, given, allowed)
             last = each.storage + 1
+
+    def _check_streams(self) -> None:
+        """Each of another storage."""
+        last = 0
+        for index, (storage, stream) in enumerate(self.streams):
+            where = f"Trace.streams[{index}]"
+            rules.integer(f"{where}.storage", storage, least=last, most=len(self.storages) - 1)
+            rules.integer(f"{where}.stream", stream, least=1)
+            last = storage + 1

@@ -17,6 +17,7 @@ from elbowroom.trace import (
     REMARK_KINDS,
     Choice,
     Event,
+    OnStream,
     Op,
     Remark,
     Save,
@@ -84,6 +85,7 @@ def traces(draw: st.DrawFn) -> Trace:
             if what.category == "workspace" and draw(st.booleans())
         ),
         empties=tuple(sorted(draw(st.lists(st.integers(0, len(events)), max_size=2)))),
+        streams=tuple(OnStream(n, draw(st.integers(1, 3))) for n in range(len(storages)) if draw(st.booleans())),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from elbowroom.allocator import Replay, replay
+from elbowroom.allocator.blocks import PRIVATE
 from elbowroom.errors import UsageError
 
 KIB, MIB = 2**10, 2**20
@@ -84,6 +85,16 @@ def test_the_pools_do_not_lend_to_each_other() -> None:
     done = replay([("alloc", "a", 12 * MIB), ("free", "a"), ("alloc", "b", 1000)])
 
     assert last(done) == (1024, 14 * MIB)
+
+
+def test_a_pool_of_its_own_keeps_its_memory_when_the_cache_is_emptied() -> None:
+    # given 12 MiB of the default stream, and 30 MiB of a pool of its own
+    events = [("alloc", 0, 12 * MIB), ("alloc", 1, 30 * MIB, PRIVATE + 1), ("free", 0), ("free", 1), ("empty_cache",)]
+
+    # then its segment is there for the pool alone
+    assert last(replay(events)) == (0, 30 * MIB)
+    assert last(replay([*events, ("alloc", 2, 30 * MIB)])) == (30 * MIB, 60 * MIB)
+    assert last(replay([*events, ("alloc", 2, 30 * MIB, PRIVATE + 1)])) == (30 * MIB, 30 * MIB)
 
 
 def test_a_block_used_on_another_stream_is_active_until_a_later_allocation() -> None:

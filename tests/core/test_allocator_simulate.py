@@ -16,6 +16,7 @@ from elbowroom.moves import moves_of_plan
 from elbowroom.plan import Plan, Swap
 from elbowroom.simulate import simulate
 from elbowroom.timeline import Curve, Timeline
+from elbowroom.trace import OnStream
 from tests.core.build import Build, chain, machine
 
 MIB = 2**20
@@ -75,6 +76,23 @@ def test_a_cache_that_the_training_empties_is_not_found_again() -> None:
     # then the step reserves 12 and 30 MiB, both at the end; or serves 12 from the 40, and then holds 30 alone
     assert reserved(between).size_bytes == (12 * MIB, 42 * MIB)
     assert reserved(within).size_bytes == (40 * MIB, 30 * MIB)
+
+
+def test_memory_of_another_stream_is_not_reused() -> None:
+    # given two steps of a temporary of 40 and one of 30 MiB, the second one on another stream
+    build = Build()
+    for _ in range(2):
+        build.op("forward", temporary=40 * MIB)
+        build.op("forward", temporary=30 * MIB)
+        build.end_step()
+    trace = build.trace()
+    others = tuple(OnStream(n, 1) for n, each in enumerate(trace.storages) if each.size_bytes == 30 * MIB)
+
+    alone, beside = (simulate(replace(trace, streams=streams), gpu()) for streams in ((), others))
+
+    # then 30 lie in the 40, or beside them
+    assert max(reserved(alone).size_bytes) == 40 * MIB
+    assert max(reserved(beside).size_bytes) == 70 * MIB
 
 
 def test_the_settings_of_the_machine_count() -> None:

@@ -9,7 +9,7 @@ import pytest
 from elbowroom.estimate import Estimate, Interval, conv_workspaces, estimate, moment_label
 from elbowroom.machine import Machine, Tier
 from elbowroom.owners import Share, block_name
-from elbowroom.trace import Category, Event, Op, Phase, Step, Storage, Trace, Workspace
+from elbowroom.trace import Category, Event, OnStream, Op, Phase, Step, Storage, Trace, Workspace
 
 MIB = 2**20
 
@@ -201,6 +201,8 @@ def test_an_emptied_cache_is_not_held_where_the_next_allocation_comes() -> None:
     # 40 MiB are in the cache when 60 come; emptied before the third event, they are not
     assert estimate(trace, gpu(1000)).peak_reserved_bytes == 100 * MIB
     assert estimate(replace(trace, empties=(2,)), gpu(1000)).peak_reserved_bytes == 60 * MIB
+    # of another stream, it is not for them
+    assert estimate(replace(trace, streams=(OnStream(0, 1),)), gpu(1000)).peak_reserved_bytes == 100 * MIB
     # the CPU's allocator has no cache
     exact = estimate(replace(trace, empties=(2,)), gpu(1000, settings="exact"))
     assert exact.peak_reserved_bytes == 60 * MIB

@@ -22,7 +22,7 @@ from elbowroom.errors import FormatError
 from elbowroom.machine import Link, Machine, Tier
 from elbowroom.plan import Algorithm, Bound, Plan, Recompute, Swap
 from elbowroom.timeline import Curve, Span, Timeline
-from elbowroom.trace import Choice, Event, Op, Save, Step, Storage, Trace, Workspace
+from elbowroom.trace import Choice, Event, OnStream, Op, Save, Step, Storage, Trace, Workspace
 from tests.core import strategies
 
 TRACE = Trace(
@@ -54,6 +54,7 @@ TRACE = Trace(
     steps=(Step(0, 3),),
     workspaces=(Workspace(storage=2, least_bytes=0, most_bytes=64),),
     empties=(2,),
+    streams=(OnStream(1, 3),),
 )
 MACHINE = Machine(
     name="here",
@@ -133,7 +134,7 @@ def test_a_trace_of_version_1_is_read() -> None:
     again = files.decode(json.dumps(content).encode(), Trace)
 
     without_choices = tuple(replace(op, choices=()) for op in TRACE.ops)
-    assert again == replace(TRACE, ops=without_choices, workspaces=(), empties=())
+    assert again == replace(TRACE, ops=without_choices, workspaces=(), empties=(), streams=())
 
 
 def test_a_trace_of_version_3_has_no_intervals_and_no_emptying() -> None:
@@ -141,7 +142,15 @@ def test_a_trace_of_version_3_has_no_intervals_and_no_emptying() -> None:
 
     again = files.decode(json.dumps(content).encode(), Trace)
 
-    assert again == replace(TRACE, workspaces=(), empties=())
+    assert again == replace(TRACE, workspaces=(), empties=(), streams=())
+
+
+def test_a_trace_of_version_4_was_all_on_the_default_stream() -> None:
+    content = without(json.loads(files.encode(TRACE)), "streams") | {"version": 4}
+
+    again = files.decode(json.dumps(content).encode(), Trace)
+
+    assert again == replace(TRACE, streams=())
 
 
 @pytest.mark.parametrize("ops", [[], {"columns": 3}, {"columns": [], "rows": {}}, {"columns": [], "rows": [7]}])

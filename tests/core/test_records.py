@@ -13,7 +13,7 @@ from elbowroom.errors import ElbowroomError, InvalidRecord
 from elbowroom.machine import Link, Machine, Tier
 from elbowroom.plan import Algorithm, Bound, Plan, Recompute, Swap
 from elbowroom.timeline import Curve, Span, Timeline
-from elbowroom.trace import Choice, Event, Op, Save, Step, Storage, Trace, Workspace
+from elbowroom.trace import Choice, Event, OnStream, Op, Save, Step, Storage, Trace, Workspace
 
 
 def but(fields: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -116,6 +116,8 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
         },
         r"Trace\.workspaces\[0\]: given \(0, 63\); allowed is bounds of the storage's 64 bytes",
     ),
+    (Trace, {"streams": (OnStream(0, 0),)}, r"Trace\.streams\[0\]\.stream: given 0; allowed is an int from 1 to"),
+    (Trace, {"streams": (OnStream(99, 1),)}, r"Trace\.streams\[0\]\.storage: given 99; allowed is an int from 0 to"),
     (Trace, {"empties": (9,)}, r"Trace\.empties\[0\]: given 9; allowed is an int from 0 to"),
     (Trace, {"empties": (1, 0)}, r"Trace\.empties\[1\]: given 0; allowed is at least 1, the value before it"),
     # traces

@@ -11,8 +11,10 @@ import torch.nn as nn
 from torch.utils import dlpack as places
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
+from elbowroom.allocator.blocks import PRIVATE
 from elbowroom.capture.virtual import VirtualDevice
 from elbowroom.errors import CaptureError
+from elbowroom.estimate import estimate
 from tests.torch.virtual_gpu import H100
 
 
@@ -20,7 +22,7 @@ def said(on: VirtualDevice, what: str) -> bool:
     return any(name.startswith(what) for kind, name in on.ledger.remarks if kind == "unsupported")
 
 
-def test_a_step_that_is_captured_as_a_graph_is_a_step_and_its_pool_is_said_not_to_count() -> None:
+def test_a_step_that_is_captured_as_a_graph_is_a_step_and_its_pool_is_said_to_count_to_the_end() -> None:
     # given a step that a graph captures, as torch's documentation has it
     with VirtualDevice(H100, None) as on:
         layer = nn.Linear(64, 64).cuda()
@@ -54,12 +56,77 @@ def test_graphed_callables_train_as_what_they_are() -> None:
         assert said(on, "CUDA graphs")
 
 
-def test_a_pool_of_memory_is_counted_with_all_others() -> None:
+def test_graphed_callables_keep_what_they_save_and_a_workspace_of_their_stream() -> None:
+    # given a layer whose workspace of 32 MiB there is, on the default stream
+    with VirtualDevice(H100, None, cublas_handles=1):
+        layer = nn.Linear(64, 64, bias=False).cuda()
+        x = torch.randn(8, 64, device="cuda")
+        layer(x)
+        before = torch.cuda.memory_allocated()
+
+        # when it is graphed, and called
+        make: Any = torch.cuda.make_graphed_callables
+        graphed = make(layer, (x,))
+        made = torch.cuda.memory_allocated()
+        graphed(x).sum().item()
+
+        # then the streams of warming up and of the capture have one each; what is captured is there: the output
+        # and its gradient (2 KiB each), that of the weight (16 KiB), and seed and offset (512 bytes each)
+        assert made - before == 2 * 32 * 2**20 + 2 * 2048 + 16_384 + 2 * 512
+
+
+def test_a_pool_of_memory_has_its_own_segments() -> None:
+    # given one segment of 2 MiB, in which there is room
     with VirtualDevice(H100, None) as on:
+        held = [torch.zeros(256, device="cuda")]
+        assert torch.cuda.memory_reserved() == 2 * 2**20
+
+        # when a pool takes memory
         with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
-            kept = torch.zeros(256, device="cuda")
-        assert on.ledger.allocated_bytes == kept.nbytes
+            held.append(torch.zeros(256, device="cuda"))
+
+        # then it has another, which stays
+        del held[1]
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == 4 * 2**20
         assert said(on, "torch.cuda.MemPool")
+
+
+def test_each_stream_has_its_own_memory_and_backward_that_of_the_forward() -> None:
+    # given a product on another stream
+    with VirtualDevice(H100, None, cublas_handles=1) as on:
+        x = torch.ones(256, 256, device="cuda", requires_grad=True)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            y = x @ x
+
+        # when backward begins on the default stream
+        y.sum().backward()
+
+        # then the workspace, the product and the gradients are of the other one, and the sum of the default stream
+        lines = on.ledger.storages
+        first, *others = [line.stream for line in lines if line.size_bytes == 256 * 256 * 4]
+        assert (first, set(others)) == (0, {1})
+        assert [line.stream for line in lines if line.category == "workspace"] == [1]
+        assert {line.stream for line in lines if line.size_bytes == 4} == {0}
+
+
+def test_the_trace_names_what_streams_and_pools_allocated_and_the_estimate_reserves_for_them() -> None:
+    # given a step that is captured; the weight of 1 MiB is in a segment of 2 MiB, as all small blocks of a stream
+    with VirtualDevice(H100, None) as on:
+        weight = nn.Parameter(torch.ones(512, 512, device="cuda"))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            (weight * 2.0).sum().backward()
+            optimizer.step()
+        reserved = torch.cuda.max_memory_reserved()
+        trace = on.trace()
+
+    # then the stream of the capture has seed and offset, and its pool the rest
+    streams = {stream for _, stream in trace.streams}
+    assert {stream < PRIVATE for stream in streams} == {True, False}
+    assert len(streams) == 2
+    assert estimate(trace, H100).peak_reserved_bytes == reserved
 
 
 def test_a_tensor_that_goes_through_dlpack_is_the_same_memory() -> None:

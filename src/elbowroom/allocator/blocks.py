@@ -2,7 +2,7 @@
 
 A *segment* is what one request to the driver gave; its *blocks* tile it and are linked to their neighbours. A *shelf*
 holds the free blocks of one pool (small or large) and one stream: a block is only reused on the stream it was
-allocated on, and never leaves its pool.
+allocated on, and never leaves its pool. A pool of a CUDA graph is taken for a stream of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ LARGE_ALONE_BYTES = 10 * 2**20
 """From this size on a request gets a segment of its own."""
 ROUND_BYTES = 2 * 2**20
 """Segments of their own, and what the driver hands out, are whole multiples of this."""
+PRIVATE = 2**32
+"""Streams from this number on stand for pools of their own: what is free there stays when the cache is emptied."""
 SHIFT = 64
 """A free block's `order` is its size above this bit and its address below: sorting sorts by size, then address."""
 

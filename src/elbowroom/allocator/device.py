@@ -5,7 +5,9 @@ tests/data/allocator). A request is rounded up and takes the smallest free block
 (best fit, ties to the lowest address); what is left over goes back to the shelf. If there is none, the driver is asked
 for a segment, and if that has no room, free blocks are given back to it, in the order of release.py.
 
-Ignored: pools of CUDA graphs, memory shared between processes, other users of the device (take their bytes off the
+A pool of a CUDA graph is a stream of its own number (PRIVATE), and is kept to the end.
+
+Ignored: memory shared between processes, other users of the device (take their bytes off the
 capacity). Where the driver places segments decides ties between equal free blocks; here it is the lowest address.
 Versions: what PyTorch 2.11 does. The constructor of later ones sets the memory fraction to 1; whether garbage is then
 collected without a fraction below 1 was not checked.

@@ -24,6 +24,7 @@ from elbowroom.allocator.replay import Event, Replay, replay
 from elbowroom.lifetimes import SCRATCH, Ints, LastStep, listed
 from elbowroom.moves import Moves, in_order_of_need
 from elbowroom.rebuilds import Beat
+from elbowroom.trace import Trace
 
 STEPS = 4
 """Equal steps until what is reserved grows no more, as far as was seen."""
@@ -291,17 +292,23 @@ def _runs(step: LastStep, moves: Moves, due: list[_Due], levels: Ints) -> tuple[
     return before, beats
 
 
+def streams_of(trace: Trace) -> dict[int, tuple[int]]:
+    """The stream of each storage that the default one did not allocate, as the end of its event."""
+    return {storage: (stream,) for storage, stream in trace.streams}
+
+
 def _before(step: LastStep, *, everything: bool) -> list[Event]:
     """Events before the step: all of them, or those before the first op and what then leads to its live storages."""
     early = [event for event in step.trace.events if event.op < step.first_op]
     at_first = {event.storage for event in early if event.op < 0}
     empties = set(step.trace.empties) if everything else set[int]()
     events: list[Event] = []
+    on = streams_of(step.trace)
     for place, (_, storage, size) in enumerate(early):
         if place in empties:
             events.append(("empty_cache",))
         if everything or storage in at_first or step.gone[storage] > 0:
-            events.append(("alloc", storage, size) if size > 0 else ("free", storage))
+            events.append(("alloc", storage, size, *on.get(storage, ())) if size > 0 else ("free", storage))
     return [*events, ("empty_cache",)] if len(early) in empties else events
 
 
@@ -317,6 +324,7 @@ def _emptied(step: LastStep) -> Iterator[_Due]:
 def _inside(step: LastStep, moves: Moves, left: Away) -> Iterator[_Due]:
     """The step's own events and what the moves add."""
     away: set[int] = set()
+    on = streams_of(step.trace)
     rank = {i: place for place, i in enumerate(in_order_of_need(step, moves))}
     places = [rank[i] for i in listed(left[0])]
     windows = [(step.storage_of(moves.n[left[0]]), left[1], left[2], np.array(places, np.int64))]
@@ -328,30 +336,32 @@ def _inside(step: LastStep, moves: Moves, left: Away) -> Iterator[_Due]:
                 if end >= step.gone[storage]:
                     away.add(storage)
                 elif w == 0:
-                    event = ("alloc", storage, int(step.storage_bytes[storage]))
+                    event = ("alloc", storage, int(step.storage_bytes[storage]), *on.get(storage, ()))
                     yield _Due(end, COMES, event, place=place)
     yield from _recipes(step, moves)
-    yield from (due for op in range(step.first_op, step.end_op) for due in _of_op(step, op, away))
+    yield from (due for op in range(step.first_op, step.end_op) for due in _of_op(step, op, away, on))
 
 
-def _of_op(step: LastStep, op: int, away: set[int]) -> Iterator[_Due]:
+def _of_op(step: LastStep, op: int, away: set[int], on: dict[int, tuple[int]]) -> Iterator[_Due]:
     """What an op of the step allocates and frees, but for the frees of what is away then."""
     for storage, size in step.events_of(op):
         if storage == SCRATCH:
             event: Event = ("alloc", (SCRATCH, op), size) if size > 0 else ("free", (SCRATCH, op))
             yield _Due(int(step.point_of[op - step.first_op]) + step.scratch[op][0], COMES, event)
         elif size > 0:
-            yield _Due(int(step.born[storage]), COMES, ("alloc", storage, size))
+            yield _Due(int(step.born[storage]), COMES, ("alloc", storage, size, *on.get(storage, ())))
         elif storage not in away:
             yield _Due(int(step.gone[storage]), COMES, ("free", storage))
 
 
 def _recipes(step: LastStep, moves: Moves) -> Iterator[_Due]:
     """What the recipes allocate and free."""
+    on = streams_of(step.trace)
     for r, rebuild in enumerate(moves.rebuilds):
         point = int(step.point_of[rebuild.position - step.first_op])
         storages = step.storage_of(rebuild.n)
         stay = set(storages[step.gone[storages] > point].tolist())
         for turn, storage, size in rebuild.changes:
             key = storage if storage in stay else (r, storage)
-            yield _Due(point, RUNS, ("alloc", key, size) if size > 0 else ("free", key), (r, turn))
+            event: Event = ("alloc", key, size, *on.get(storage, ())) if size > 0 else ("free", key)
+            yield _Due(point, RUNS, event, (r, turn))

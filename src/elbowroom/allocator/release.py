@@ -6,7 +6,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from elbowroom.allocator import expandable
-from elbowroom.allocator.blocks import SHIFT, Block
+from elbowroom.allocator.blocks import PRIVATE, SHIFT, Block
 from elbowroom.allocator.settings import UNLIMITED
 
 if TYPE_CHECKING:
@@ -57,10 +57,13 @@ def release_oversize(device: Device, shelf: Shelf, rounded: int) -> bool:
 
 
 def release_cached(device: Device) -> None:
-    """Wait for all streams, then give back every whole free segment of both pools, or every whole free page."""
+    """Wait for all streams, then give back every whole free segment of both pools, or every whole free page.
+
+    Pools of their own keep theirs: a graph may write there again.
+    """
     device.wait()
     for shelves in reversed(device.shelves):
-        for shelf in shelves.values():
+        for shelf in (each for each in shelves.values() if each.stream < PRIVATE):
             for block in [shelf.blocks[order] for order in shelf.orders]:
                 if device.settings.expandable_segments:
                     expandable.shrink(device, block)

@@ -54,10 +54,12 @@ def library_changes(nccl_version: int) -> list[Change]:
     ]
 
 
-def pool_changes(nothing: Any) -> list[Change]:
+def pool_changes(begin: Any, end: Any, nothing: Any) -> list[Change]:
     """What has allocations go to another pool, says whether a graph is captured, and gives memory of the host back."""
     names = ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool")
-    found: list[Change] = [(torch.cuda.memory, name, nothing) for name in names]
+    found: list[Change] = [
+        (torch.cuda.memory, name, function) for name, function in zip(names, (begin, end, nothing), strict=True)
+    ]
     found.append((torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False))
     return [*found, (torch._C, "_host_emptyCache", nothing)]
 

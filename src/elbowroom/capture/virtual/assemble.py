@@ -10,7 +10,7 @@ from elbowroom.capture.virtual.convolutions import choices
 from elbowroom.capture.virtual.costs import duration_ns
 from elbowroom.capture.virtual.ledger import Ledger, OpLine, StorageLine
 from elbowroom.machine import Machine
-from elbowroom.trace import Event, Op, Remark, Step, Storage, Trace, Workspace
+from elbowroom.trace import Event, OnStream, Op, Remark, Step, Storage, Trace, Workspace
 
 OWNED = ("parameter", "buffer", "gradient", "optimizer_state", "workspace")
 """Categories that are never swapped, whatever autograd saves."""
@@ -42,6 +42,7 @@ def assemble(ledger: Ledger, step_ends: list[int], machine: Machine) -> Trace:
             for storage, (least, most) in sorted(ledger.bounds.items())
         ),
         empties=tuple(ledger.empties),
+        streams=tuple(OnStream(number, line.stream) for number, line in enumerate(ledger.storages) if line.stream),
         remarks=tuple(
             Remark(kind=kind, name=name, count=count) for (kind, name), count in sorted(ledger.remarks.items())
         ),

@@ -1,13 +1,16 @@
-"""CUDA graphs and pools of memory: what would be captured runs as ever, and a replay does nothing.
+"""CUDA graphs and pools of memory: what is captured runs as ever, in a pool of its own, and a replay does nothing.
 
-A graph has a pool of its own, whose blocks no other op gets and which stays until the graph goes. That is not counted,
-which a remark says: what the ops inside hold at most is, as that of ops outside.
+What ops allocate while a graph is captured is of its pool, which keeps the memory: no other op gets it, and it is not
+given back when the cache is emptied. Graphs may share a pool. A capture also has its own stream, and with it cuBLAS's
+workspaces. torch's own code around a capture runs as it is, make_graphed_callables too.
+Not followed: that a pool gives its memory back once its graphs are gone and the cache is emptied.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any, final
+import weakref
+from typing import Any, ClassVar, final
 
 import torch
 
@@ -15,8 +18,10 @@ from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.runtime._torch_compat_device import pool_changes
 
 Change = tuple[Any, str, Any]
-GRAPHS = "CUDA graphs (as eager; what their pools keep to themselves until a graph goes is not counted)"
-POOLS = "torch.cuda.MemPool (counted with the one pool of all others)"
+GRAPHS = "CUDA graphs (a pool of theirs counts to the end, also where its graphs are dropped; replays take no time)"
+POOLS = "torch.cuda.MemPool (its memory counts to the end, also where it is dropped)"
+STATE_BYTES = 8
+"""Of the seed and of the offset of random numbers in graphs, on the device while there are any (CUDAGeneratorImpl)."""
 _numbers = itertools.count(1)
 
 
@@ -27,9 +32,32 @@ def _new_pool() -> tuple[int, int]:
 
 @final
 class _State:
-    """The ledger of the device that is on."""
+    """The ledger of the device that is on.
+
+    Attributes:
+        graphs: numbers of those that were captured and are there.
+        numbers: of seed and offset.
+    """
 
     ledger: Ledger
+    graphs: ClassVar[set[int]] = set()
+    numbers: ClassVar[list[int]] = []
+
+
+def _captured(graph: CUDAGraph) -> None:
+    """The first graph has seed and offset made."""
+    if not _State.graphs:
+        _State.numbers[:] = [_State.ledger.scratch(STATE_BYTES, "workspace") for _ in range(2)]
+    _State.graphs.add(graph.number)
+
+
+def _gone(ledger: Ledger, number: int) -> None:
+    """With the last graph they go."""
+    if ledger is not _State.ledger or number not in _State.graphs:
+        return
+    _State.graphs.remove(number)
+    while not _State.graphs and _State.numbers:
+        ledger.release(_State.numbers.pop())
 
 
 class CUDAGraph:
@@ -37,10 +65,16 @@ class CUDAGraph:
 
     def __init__(self, keep_graph: bool = False) -> None:
         _State.ledger.remark("unsupported", GRAPHS)
-        self._pool = _new_pool()
+        self._pool, self.number = _new_pool(), next(_numbers)
+        weakref.finalize(self, _gone, _State.ledger, self.number).atexit = False
 
     def capture_begin(self, pool: Any = None, *_args: Any, **_how: Any) -> None:
         self._pool = self._pool if pool is None else pool
+        _captured(self)
+        _State.ledger.streams.captured = self._pool
+
+    def capture_end(self) -> None:
+        _State.ledger.streams.captured = None
 
     def pool(self) -> tuple[int, int]:
         return self._pool
@@ -51,7 +85,7 @@ class CUDAGraph:
     def _nothing(self, *_args: Any) -> None:
         """What changes nothing in what is allocated."""
 
-    capture_end = instantiate = replay = reset = enable_debug_mode = debug_dump = _nothing
+    instantiate = replay = reset = enable_debug_mode = debug_dump = _nothing
     raw_cuda_graph_exec = raw_cuda_graph
 
 
@@ -73,15 +107,17 @@ class MemPool:
 def changes(ledger: Ledger) -> list[Change]:
     """What is changed of torch while the device is on."""
     _State.ledger = ledger
+    _State.graphs.clear()
+    _State.numbers.clear()
 
-    def uncaptured(callables: Any, *_args: Any, **_how: Any) -> Any:
-        """`make_graphed_callables`: what is given runs as it is."""
-        ledger.remark("unsupported", GRAPHS)
-        return callables
+    def begin(_device: int, pool: tuple[int, int]) -> None:
+        ledger.streams.wanted = pool
+
+    def end(*_args: Any) -> None:
+        ledger.streams.wanted = None
 
     found: list[Change] = []
     for place in (torch.cuda, torch.cuda.graphs):
         found += [(place, "CUDAGraph", CUDAGraph), (place, "graph_pool_handle", _new_pool)]
-        found.append((place, "make_graphed_callables", uncaptured))
-    found += pool_changes(lambda *_args: None)
+    found += pool_changes(begin, end, lambda *_args: None)
     return [*found, *((place, "MemPool", MemPool) for place in (torch.cuda, torch.cuda.memory))]

@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[repor
 
 from elbowroom.capture.drafts import SaveDraft
 from elbowroom.capture.virtual import sparse
+from elbowroom.capture.virtual.streams import Streams
 from elbowroom.capture.virtual.wrappers import is_wrapper, parts_of
 from elbowroom.runtime._torch_compat import storage_key, unwrapped
 from elbowroom.trace import Category, Part, Phase, RemarkKind
@@ -44,12 +45,17 @@ class OpLine(NamedTuple):
 
 @final
 class StorageLine:
-    """One storage."""
+    """One storage.
 
-    __slots__ = ("category", "dtype", "size_bytes")
+    Attributes:
+        stream: that allocated it, as in a trace.
+    """
 
-    def __init__(self, size_bytes: int, category: Category, dtype: str) -> None:
+    __slots__ = ("category", "dtype", "size_bytes", "stream")
+
+    def __init__(self, size_bytes: int, category: Category, dtype: str, stream: int = 0) -> None:
         self.size_bytes = size_bytes
+        self.stream = stream
         self.category: Category = category
         self.dtype = dtype
 
@@ -76,6 +82,7 @@ class Ledger:
         bounds: least and most bytes of workspaces whose size is not known, by storage.
         parts: of the steps of optimizers, where these are carried out in parts, and then accumulations of gradients.
         remarks: (kind, name) to how often.
+        streams: on which stream the op at hand runs.
         asked: what the script was told of the GPU beside its `Facts`, such as "name".
         begins: called before the first storage.
         allocated_bytes: bytes of live blocks, rounded up as the allocator does.
@@ -92,6 +99,7 @@ class Ledger:
         self.parts: list[Part] = []
         self._part_begin = 0
         self.remarks: dict[tuple[RemarkKind, str], int] = {}
+        self.streams = Streams()
         self.asked: set[str] = set()
         self.begins: Callable[[], None] | None = None
         self.allocated_bytes = 0
@@ -152,7 +160,7 @@ class Ledger:
             begins()
         with self._lock:
             number = len(self.storages)
-            self.storages.append(StorageLine(size_bytes, category, dtype))
+            self.storages.append(StorageLine(size_bytes, category, dtype, self.streams.now()))
             self.events.append((len(self.ops) - 1, number, size_bytes))
             self.allocated_bytes += -size_bytes // BLOCK_BYTES * -BLOCK_BYTES
             self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, final
 
 from elbowroom.allocator import Settings, parse_settings
-from elbowroom.allocator.blocks import SMALL_BYTES, Block
+from elbowroom.allocator.blocks import PRIVATE, SMALL_BYTES, Block
 from elbowroom.allocator.device import Device
 from elbowroom.allocator.statistics import inactive_split
 from elbowroom.capture.virtual.ledger import Ledger
@@ -119,7 +119,7 @@ class LiveMemory:
                 _, storage, size_bytes = ledger.events[self._played]
                 self._played += 1
                 if size_bytes > 0:
-                    device.allocate(storage, size_bytes)
+                    device.allocate(storage, size_bytes, ledger.storages[storage].stream)
                 else:
                     device.free(storage)
             self._count()
@@ -170,7 +170,7 @@ def _segment(first: Block) -> dict[str, Any]:
         "requested_size": sum(each["requested_size"] for each in used),
         "stream": first.shelf.stream,
         "segment_type": "large" if first.shelf.large else "small",
-        "segment_pool_id": (0, 0),
+        "segment_pool_id": (0, max(0, first.shelf.stream - PRIVATE)),
         "is_expandable": False,
         "frames": [],
         "blocks": blocks,

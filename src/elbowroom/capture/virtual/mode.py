@@ -277,6 +277,7 @@ class VirtualMode(DispatchMode):
         if self.saves is not None:
             self.saves.tick()
         backward = in_backward()
+        ledger.streams.op(backward)
         path = self._path(backward)
         given = [tensor for tensor in tensors_in(args, kwargs) if is_virtual(tensor)]
         effects = effects_of(func)
@@ -337,6 +338,7 @@ class VirtualMode(DispatchMode):
     def forget_nodes(self) -> None:
         """A step is over: its autograd nodes are gone."""
         self._path_of_node.clear()
+        self.ledger.streams.step()
         self.plausible.step()
 
     def blas(self) -> None:

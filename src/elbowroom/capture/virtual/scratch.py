@@ -132,6 +132,10 @@ class Call:
             self.drop(self.temp(first_bytes))
             self._mode.ledger.scratch(kept_bytes, "workspace")
 
+    def lt(self) -> None:
+        """The op uses cuBLASLt, whose first use on a stream makes a workspace that stays."""
+        self.once(f"cublasLt {self._mode.ledger.streams.current()}", 0, 2**20)
+
     def unsupported(self, what: str) -> None:
         """Say that this is not, or not wholly, followed."""
         self._mode.ledger.remark("unsupported", what)
@@ -151,15 +155,15 @@ class Call:
 
 @final
 class BlasWorkspaces:
-    """cuBLAS's workspaces: one for each thread's handle, made at the first use and kept."""
+    """cuBLAS's workspaces: one for each thread's handle and each stream, made at the first use and kept."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._have: set[int] = set()
+        self._have: set[tuple[int, int]] = set()
 
     def asked(self, ledger: Ledger, backward: bool) -> None:
         """A handle is used: by the thread that runs backward where `backward`."""
-        handle = min(int(backward), self._settings.cublas_handles - 1)
+        handle = min(int(backward), self._settings.cublas_handles - 1), ledger.streams.current()
         if handle not in self._have:
             self._have.add(handle)
             ledger.scratch(self._settings.cublas_bytes, "workspace")
@@ -219,14 +223,14 @@ def _addmm(call: Call) -> None:
     """With a bias for each column: cuBLASLt, whose first use makes a workspace that stays (CUDABlas.cpp; rig)."""
     _blas(call)
     if call.args[0].dim() == 1:
-        call.once("cublasLt", 0, 2**20)
+        call.lt()
 
 
 def _scaled_mm(call: Call) -> None:
     """A product of eight-bit numbers: always cuBLASLt's (ScaledBlas.cpp; rig)."""
     call.out(0)
     call.blas()
-    call.once("cublasLt", 0, 2**20)
+    call.lt()
 
 
 def _native_dropout(call: Call) -> None:

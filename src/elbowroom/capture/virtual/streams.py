@@ -1,19 +1,25 @@
 """Streams and events of the virtual device: torch's own classes, on which everything is over at once.
 
-What is allocated while another stream is current comes from the one pool there is; on a GPU each stream has its own.
+What is allocated while another stream is current is of that stream: the allocator gives it to no other. Backward runs
+an op on the stream of its forward.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+from collections.abc import Hashable
 from typing import Any, ClassVar, Self, final
 
 import torch
 
+from elbowroom.allocator.blocks import PRIVATE
 from elbowroom.capture.virtual.tensor import CUDA
+from elbowroom.runtime._torch_compat import in_backward, next_node_number, node_number
 
 Change = tuple[Any, str, Any]
+OF_GRADIENTS = 2**62
+"""Nodes that write gradients have greater numbers."""
 CUDA_TYPE = 1
 """Number of cuda among the types of devices."""
 
@@ -90,6 +96,52 @@ class Stream(_OfTorch):
 
     def __repr__(self) -> str:
         return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
+
+
+@final
+class Streams:
+    """The streams and pools of a device, numbered as they first allocate.
+
+    Attributes:
+        captured: the pool of the graph that is being captured.
+        wanted: the pool that the script wants for this thread, which is not backward's.
+    """
+
+    def __init__(self) -> None:
+        self.captured: Hashable = None
+        self.wanted: Hashable = None
+        self._outside = 0
+        self._of_node: dict[int, int] = {}
+        self._numbers: dict[tuple[Hashable, int], int] = {}
+
+    def current(self) -> int:
+        """The stream on which ops run: in backward that of the node, unless code there takes another one."""
+        if not self._of_node or Stream.current != self._outside or not in_backward():
+            return Stream.current
+        number = node_number()
+        return self._of_node.get(number, 0) if 0 <= number < OF_GRADIENTS else Stream.current
+
+    def op(self, backward: bool) -> None:
+        """Note the stream of an op, which is that of its node."""
+        if not backward:
+            self._outside = Stream.current
+        stream = self.current()
+        if stream:
+            self._of_node[next_node_number() - 1] = stream
+
+    def step(self) -> None:
+        """A step is over: its nodes are gone."""
+        self._of_node.clear()
+
+    def now(self) -> int:
+        """The number under which the allocator knows it: from `PRIVATE` on for those of a pool of their own."""
+        stream, pool = self.current(), self.captured
+        if pool is None and self.wanted is not None and not in_backward():
+            pool = self.wanted
+        if not stream and pool is None:
+            return 0
+        number = self._numbers.setdefault((pool, stream), len(self._numbers) + 1)
+        return number if pool is None else number + PRIVATE
 
 
 class ExternalStream(Stream):
@@ -186,6 +238,7 @@ class AnyEvent(metaclass=_Kind):
 
 def changes() -> list[Change]:
     """The classes, where torch has its own."""
+    Stream.current = 0
     kinds = {"Stream": Stream, "Event": Event, "ExternalStream": ExternalStream}
     found: list[Change] = [(place, name, kind) for name, kind in kinds.items() for place in (torch.cuda, _module())]
     return [*found, (torch, "Stream", AnyStream), (torch, "Event", AnyEvent)]

@@ -205,7 +205,7 @@ def _on_storage(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any
 
 
 def _on_stream(_mode: VirtualMode, _func: Any, _args: Args, _kwargs: Kwargs) -> Any:
-    """`record_stream`: nothing is waited for, as all streams share one pool."""
+    """`record_stream`: what other streams do is over at once, so nothing is waited for."""
 
 
 def as_virtual_cpu(tensor: torch.Tensor) -> torch.Tensor:
