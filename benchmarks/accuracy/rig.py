@@ -100,7 +100,8 @@ def replayed(device: VirtualDevice, env: dict[str, str]) -> Replay:
     emptied = set(device.ledger.empties)
     for number, (_, key, size) in enumerate(device.ledger.events):
         events += [("empty_cache",)] if number in emptied else []
-        events.append(("alloc", key, size) if size > 0 else ("free", key))
+        stream = device.ledger.storages[key].stream
+        events.append(("alloc", key, size, stream) if size > 0 else ("free", key))
     return replay(events, env.get("PYTORCH_CUDA_ALLOC_CONF", ""), int(env["FAKECUDA_CAPACITY"]))
 
 

@@ -28,7 +28,7 @@ class Within:
     """Events, to be replayed within capacities.
 
     Args:
-        events: as in `replay`; no other streams.
+        events: as in `replay`; no stream is recorded on a block of another.
         settings: as in PYTORCH_ALLOC_CONF.
         free: the replay of these without a limit.
         least_bytes: the least capacity that is asked for; smaller ones take longer.
