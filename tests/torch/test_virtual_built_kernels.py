@@ -1,4 +1,4 @@
-"""DeepSpeed's FusedAdam on the virtual device: its own Python makes the states, its kernel is not built."""
+"""DeepSpeed's FusedAdam and DeepSpeedCPUAdam on the virtual device: Python makes the states, no kernel is built."""
 
 from __future__ import annotations
 
@@ -49,6 +49,26 @@ def test_a_kernel_of_deepspeed_is_passed_over_and_allocates_nothing() -> None:
         assert line.name == "deepspeed.multi_tensor_adam"
         assert line.writes == device.ledger.numbers_of(each[0] for each in lists[1:])
         assert [name for kind, name in device.ledger.remarks if kind == "unsupported" and "multi_tensor_adam" in name]
+
+
+@pytest.mark.usefixtures("builder")
+def test_the_kernel_of_an_optimizer_of_the_host_touches_no_bytes() -> None:
+    # given tensors of the host, whose bytes are not there from 1 MiB on
+    with VirtualDevice(H100, steps=None) as device:
+        from deepspeed.ops.op_builder.builder import OpBuilder  # pyright: ignore[reportMissingImports]
+
+        kernel = OpBuilder("cpu_adam").load()
+        tensors = [torch.zeros(2**18) for _ in range(4)]
+        before = len(device.ledger.events)
+
+        # when it is called as DeepSpeedCPUAdam does
+        kernel.create_adam(0, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, False)
+        kernel.adam_update(0, 1, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, *tensors)
+        kernel.destroy_adam(0)
+
+        # then nothing is allocated, and it is said
+        assert len(device.ledger.events) == before
+        assert [name for kind, name in device.ledger.remarks if kind == "unsupported" and "adam_update" in name]
 
 
 @pytest.mark.usefixtures("builder")

@@ -1,7 +1,8 @@
-"""Kernels that a library builds with CUDA's compiler when they are first used, and whose memory is known without.
+"""Kernels that a library builds with a compiler when they are first used, and whose memory is known without.
 
 DeepSpeed's FusedAdam is such a one: its states are made in Python, and its kernel changes parameters and states in
-place (deepspeed/ops/adam/fused_adam.py, csrc/adam/multi_tensor_adam.cu). It allocates nothing.
+place (deepspeed/ops/adam/fused_adam.py, csrc/adam/multi_tensor_adam.cu). It allocates nothing. Nor does
+that of DeepSpeedCPUAdam (cpu_adam.py, csrc/adam/cpu_adam.cpp), which would read bytes of the host that are not there.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, final
+
+import torch
 
 from elbowroom.capture.arrivals import Changing
 
@@ -28,7 +31,12 @@ class BuiltKernels:
 
     def __init__(self, mode: VirtualMode) -> None:
         self._mode = mode
-        self._known = {"fused_adam": SimpleNamespace(multi_tensor_adam=self._adam)}
+        of_host = dict.fromkeys(("create_adam", "destroy_adam"), lambda *_numbers: 0)
+        of_host |= dict.fromkeys(("adam_update", "adam_rollback"), self._adam_of_host)
+        self._known = {
+            "fused_adam": SimpleNamespace(multi_tensor_adam=self._adam),
+            "cpu_adam": SimpleNamespace(**of_host),
+        }
 
     def changes(self) -> dict[str, Changing]:
         """What is changed, by module."""
@@ -51,3 +59,11 @@ class BuiltKernels:
         given, written = ([each for of_one in group for each in of_one] for group in (lists, changed))
         self._mode.launch("deepspeed.multi_tensor_adam", given, written)
         self._mode.ledger.remark("unsupported", SAID.format("multi_tensor_adam"))
+
+    def _adam_of_host(self, *given: Any) -> int:
+        """Parameter, gradient and both states come after eight numbers."""
+        self._mode.ledger.remark("unsupported", SAID.format("adam_update"))
+        parameter, _gradient, *states = (each for each in given if isinstance(each, torch.Tensor))
+        for tensor in (parameter, *states):
+            self._mode.values.drop(tensor)
+        return 0
