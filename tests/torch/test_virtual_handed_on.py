@@ -46,6 +46,33 @@ def test_a_step_that_is_captured_as_a_graph_is_a_step_and_its_pool_is_said_to_co
         assert said(on, "CUDA graphs")
 
 
+def test_a_script_is_left_once_its_graph_is_captured_and_replayed() -> None:
+    # given 11 steps to warm up on a stream beside, which are more than are wanted
+    with VirtualDevice(H100, steps=3, cublas_handles=1) as on:
+        layer = nn.Linear(64, 64, bias=False).cuda()
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        x = torch.randn(8, 64, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+
+        def step() -> None:
+            layer(x).sum().backward()
+            optimizer.step()
+
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(11):
+                step()
+
+        # when one more is captured, and replayed without end
+        with torch.cuda.graph(graph):
+            step()
+        while True:
+            graph.replay()
+
+    # then the capture is in the trace, with the workspaces of both streams
+    assert on.steps_seen == 12
+    assert [line.size_bytes for line in on.ledger.storages].count(32 * 2**20) == 2
+
+
 def test_graphed_callables_train_as_what_they_are() -> None:
     with VirtualDevice(H100, None) as on:
         layer = nn.Linear(64, 64).cuda()

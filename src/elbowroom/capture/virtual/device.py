@@ -46,6 +46,12 @@ EVALUATIONS = 4
 """Forwards without gradients that are still let through once the wanted steps are done."""
 
 
+WARMED = 16
+"""Steps on a stream beside the default one until the script is left, as a step that is captured is warmed up there."""
+
+REPLAYS = 20
+"""Replays of CUDA graphs that are let through before the script is left, once the wanted steps are done."""
+
 OWNED_UPDATES = 40
 """As many steps by hand are waited for a step of an optimizer, for each step that is wanted."""
 
@@ -99,6 +105,7 @@ class VirtualDevice:
         self._machine = machine
         self.settings = Settings.of(machine, cudnn or CudnnModel(), fake_host, cublas_handles)
         self.ledger = Ledger()
+        self.ledger.replayed = self._replayed
         self.compiled = Compiled(self.ledger)
         self._counts: dict[int, int] = {}
         self._ends: list[tuple[int, int]] = []
@@ -226,10 +233,20 @@ class VirtualDevice:
 
     def _is_over(self) -> bool:
         """Whether all steps that are wanted are done."""
-        if self._steps is None:
+        if self._steps is None or self._captures():
             return False
         waits = not self._counts and self._updates.owned
         return self.steps_seen >= self._steps * (OWNED_UPDATES if waits else 1)
+
+    def _captures(self) -> bool:
+        """Whether a graph is being captured, or may be soon: what is captured runs on a stream beside before."""
+        streams = self.ledger.streams
+        return streams.captured is not None or (streams.current() != 0 and self.steps_seen < WARMED)
+
+    def _replayed(self) -> None:
+        """A graph may be all that a script runs from here on; another one may still be captured."""
+        if self._is_over() and self.ledger.streams.replays > REPLAYS:
+            raise Enough
 
     def _moved(self, path: str) -> None:
         self._mode.path = path

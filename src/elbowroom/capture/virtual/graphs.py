@@ -82,10 +82,15 @@ class CUDAGraph:
     def raw_cuda_graph(self) -> int:
         return id(self)
 
+    def replay(self) -> None:
+        _State.ledger.streams.replays += 1
+        if _State.ledger.replayed is not None:
+            _State.ledger.replayed()
+
     def _nothing(self, *_args: Any) -> None:
         """What changes nothing in what is allocated."""
 
-    instantiate = replay = reset = enable_debug_mode = debug_dump = _nothing
+    instantiate = reset = enable_debug_mode = debug_dump = _nothing
     raw_cuda_graph_exec = raw_cuda_graph
 
 

@@ -85,6 +85,7 @@ class Ledger:
         streams: on which stream the op at hand runs.
         asked: what the script was told of the GPU beside its `Facts`, such as "name".
         begins: called before the first storage.
+        replayed: called when a CUDA graph is replayed.
         allocated_bytes: bytes of live blocks, rounded up as the allocator does.
         peak_bytes: the most of them so far.
     """
@@ -102,6 +103,7 @@ class Ledger:
         self.streams = Streams()
         self.asked: set[str] = set()
         self.begins: Callable[[], None] | None = None
+        self.replayed: Callable[[], None] | None = None
         self.allocated_bytes = 0
         self.peak_bytes = 0
         self._lock = threading.RLock()  # a free may come while an allocation is noted, in the same thread too

@@ -105,11 +105,13 @@ class Streams:
     Attributes:
         captured: the pool of the graph that is being captured.
         wanted: the pool that the script wants for this thread, which is not backward's.
+        replays: how often graphs were replayed.
     """
 
     def __init__(self) -> None:
         self.captured: Hashable = None
         self.wanted: Hashable = None
+        self.replays = 0
         self._outside = 0
         self._of_node: dict[int, int] = {}
         self._numbers: dict[tuple[Hashable, int], int] = {}
