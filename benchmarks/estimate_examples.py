@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from elbowroom.allocator import replay
+from elbowroom.answers.estimate import Estimate, conv_workspaces, estimate
 from elbowroom.capture.script import capture_script
 from elbowroom.capture.virtual.settings import CudnnModel, Settings
-from elbowroom.estimate import Estimate, conv_workspaces, estimate
 from elbowroom.machine import Machine
 from elbowroom.report.answer import rendered
 from elbowroom.trace import Trace

@@ -80,8 +80,8 @@ def measured(name: str, rounds: int) -> dict[str, Any]:
 def estimated(name: str) -> dict[str, Any]:
     """Capture and estimate one case, in this process."""
     from benchmarks.accuracy.child import define_torchvision_ops
+    from elbowroom.answers.estimate import estimate
     from elbowroom.capture.virtual import VirtualDevice
-    from elbowroom.estimate import estimate
     from elbowroom.machine import Machine
 
     machine = Machine.of(MACHINE[name])

@@ -17,7 +17,7 @@ def direct(directory: str | None = None) -> Report:
     """Rates of the way past the host, the fastest of a few; {"refused": why} where the machine does not offer it."""
     import torch
 
-    from elbowroom.runtime.direct import PIECE_BYTES, DirectFile, open_direct
+    from elbowroom.engine.tiers.gds import PIECE_BYTES, DirectFile, open_direct
 
     device = torch.device("cuda", 0)
     with warnings.catch_warnings(record=True) as told:

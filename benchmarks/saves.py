@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 import elbowroom
-from elbowroom.runtime.arenas import Arena, cuda_pinning
-from elbowroom.runtime.room import Room
+from elbowroom.engine.tiers.arenas import Arena, cuda_pinning
+from elbowroom.run.room import Room
 
 MIN_SIZE_BYTES = 1024
 MOVED_BYTES = 1 << 16

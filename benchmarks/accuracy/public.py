@@ -68,7 +68,7 @@ def run(*, table: str, spec: Record, rows: list[Record]) -> Record:
 
 def _estimated(given: Record, trace: Any, loading: Any) -> Record:
     """A row with its estimate."""
-    from elbowroom.estimate import estimate
+    from elbowroom.answers.estimate import estimate
     from elbowroom.machine import Machine
 
     found = estimate(trace, Machine.of(given["gpu"], loading=loading))

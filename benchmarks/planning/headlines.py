@@ -15,8 +15,8 @@ from typing import Any
 from benchmarks.planning.models import trace_of
 from benchmarks.planning.rows import Row, kept, least_bytes, roomy, row
 from benchmarks.results import RESULTS, facts, result_path, write_result
-from elbowroom.estimate import estimate
-from elbowroom.largest import largest
+from elbowroom.answers.estimate import estimate
+from elbowroom.answers.largest import largest
 from elbowroom.machine import Machine
 from elbowroom.trace import Trace
 

@@ -18,8 +18,8 @@ from typing import Any
 import elbowroom as er
 from benchmarks.planning.models import trace_of
 from benchmarks.results import RESULTS, facts, result_path, write_result
-from elbowroom.lifetimes import last_step
 from elbowroom.planners import MEANS as MEANS_OF_PLANS
+from elbowroom.step.last_step import last_step
 from elbowroom.trace import Trace
 from tests.core.build import chain, machine
 

@@ -11,7 +11,7 @@ from elbowroom.errors import Infeasible
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.planners import asking
-from elbowroom.simulate import simulate
+from elbowroom.simulate.simulate import simulate
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 

@@ -36,8 +36,8 @@ from elbowroom.machine import Link, Machine, Rate, Tier
 from elbowroom.plan import Algorithm, Bound, Plan, Recompute, Swap
 from elbowroom.planners import check, plan
 from elbowroom.report import report
-from elbowroom.runtime import within
-from elbowroom.simulate import compare, simulate
+from elbowroom.run import within
+from elbowroom.simulate.simulate import compare, simulate
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, Self, cast
 
-from elbowroom import gpus, nvml, outside_measured, rules
 from elbowroom.errors import TierFailed, UsageError
-from elbowroom.files import Filed
-from elbowroom.gpu_table import DTYPES, GIVEN, Gpu, LinkKind
-from elbowroom.machine_probe import DiskRates, measure_disk, measure_memory
-from elbowroom.outside_measured import Outside
-from elbowroom.ram import capacity_bytes, free_bytes
+from elbowroom.files import field_rules as rules
+from elbowroom.files.record_files import Filed
+from elbowroom.hardware import gpus, nvml, outside_measured
+from elbowroom.hardware.disk_probe import DiskRates, measure_disk, measure_memory
+from elbowroom.hardware.gpu_table import DTYPES, GIVEN, Gpu, LinkKind
+from elbowroom.hardware.outside_measured import Outside
+from elbowroom.hardware.ram import capacity_bytes, free_bytes
 
 TierName = Literal["device", "host", "disk"]
 Loading = Literal["lazy", "eager"]

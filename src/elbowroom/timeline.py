@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from elbowroom import rules
-from elbowroom.files import Filed
+from elbowroom.files import field_rules as rules
+from elbowroom.files.record_files import Filed
 from elbowroom.machine import TIERS, TierName
 from elbowroom.trace import CATEGORIES, Category
 

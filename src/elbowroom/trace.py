@@ -11,8 +11,8 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
-from elbowroom import rules
-from elbowroom.files import Filed, encode
+from elbowroom.files import field_rules as rules
+from elbowroom.files.record_files import Filed, encode
 
 Phase = Literal["forward", "backward", "optimizer", "other"]
 Category = Literal[

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 
 from elbowroom.errors import UsageError
-from elbowroom.rules import MAX_INT, shown
+from elbowroom.files.field_rules import MAX_INT, shown
 
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 UNITS: dict[str, int] = {

@@ -264,7 +264,7 @@ def test_the_gpu_comes_from_the_command_line_then_the_environment_then_the_proje
 def test_without_a_gpu_here_one_must_be_named(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("elbowroom.nvml.first_device", lambda: None)
+    monkeypatch.setattr("elbowroom.hardware.nvml.first_device", lambda: None)
 
     assert main(["estimate", script]) == 2
     assert (

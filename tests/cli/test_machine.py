@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from elbowroom import gpus, nvml
 from elbowroom.capture import link_probe, outside_probe
 from elbowroom.cli import main
+from elbowroom.hardware import gpus, nvml
+from elbowroom.hardware.disk_probe import DiskRates
+from elbowroom.hardware.outside_measured import Outside
 from elbowroom.machine import Machine
-from elbowroom.machine_probe import DiskRates
-from elbowroom.outside_measured import Outside
 
 GPU = nvml.Device("NVIDIA GeForce RTX 3090", 24124 * 2**20, 86, 4, 16)
 
@@ -57,7 +57,7 @@ def test_a_measurement_without_a_gpu_says_what_was_not_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # given no driver, and a disk that is not waited for
-    monkeypatch.setattr("elbowroom.nvml.first_device", lambda: None)
+    monkeypatch.setattr("elbowroom.hardware.nvml.first_device", lambda: None)
     monkeypatch.setattr("elbowroom.machine.measure_disk", lambda _: DiskRates(3, 4, 5, True))
 
     assert main(["machine", "--measure"]) == 0

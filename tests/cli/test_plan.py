@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from elbowroom.allocator.settings import VARIABLES
+from elbowroom.answers.pareto import Pareto
 from elbowroom.cli import main
 from elbowroom.machine import Machine
-from elbowroom.pareto import Pareto
 from elbowroom.plan import Plan
 from elbowroom.trace import Event, Op, Save, Step, Storage, Trace
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elbowroom.cli import main
-from elbowroom.simulate import simulate
+from elbowroom.simulate.simulate import simulate
 from tests.core.report_case import DISK, MIB, chain, measured, swapping
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from elbowroom.machine import Link, Machine, Tier
 from elbowroom.plan import Plan, Swap
-from elbowroom.simulate import simulate
+from elbowroom.simulate.simulate import simulate
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Category, Event, Op, Phase, Save, Step, Storage, Trace
 

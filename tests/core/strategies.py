@@ -6,10 +6,10 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from elbowroom.gpu_table import DTYPES
+from elbowroom.files.field_rules import MAX_INT
+from elbowroom.hardware.gpu_table import DTYPES
 from elbowroom.machine import TIERS, Link, Machine, Rate, Tier, TierName
 from elbowroom.plan import Algorithm, Bound, Plan, Recompute, Swap
-from elbowroom.rules import MAX_INT
 from elbowroom.timeline import CURVE_KINDS, LANES, SOURCES, SPAN_KINDS, Curve, Span, Timeline
 from elbowroom.trace import (
     CATEGORIES,

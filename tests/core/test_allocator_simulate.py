@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from elbowroom.allocator.of_trace import Driven
-from elbowroom.driver import CALL_NS, PAGE_NS, delayed, delays_of
 from elbowroom.errors import UsageError
-from elbowroom.lanes import play
-from elbowroom.lifetimes import last_step
 from elbowroom.machine import Machine
-from elbowroom.moves import moves_of_plan
 from elbowroom.plan import Plan, Swap
-from elbowroom.simulate import simulate
+from elbowroom.simulate.driver_waits import CALL_NS, PAGE_NS, delayed, delays_of
+from elbowroom.simulate.lanes import play
+from elbowroom.simulate.reserved_curve import Driven
+from elbowroom.simulate.simulate import simulate
+from elbowroom.step.last_step import last_step
+from elbowroom.step.moves import moves_of_plan
 from elbowroom.timeline import Curve, Timeline
 from elbowroom.trace import OnStream
 from tests.core.build import Build, chain, machine

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console, RenderableType
 
-from elbowroom.estimate import Estimate, Interval, estimate
-from elbowroom.largest import Largest, Probe
+from elbowroom.answers.estimate import Estimate, Interval, estimate
+from elbowroom.answers.largest import Largest, Probe
 from elbowroom.report.answer import outcome, rendered, verdict
 from elbowroom.trace import Remark
 from tests.core.test_estimate import MIB, gpu, two_layers

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elbowroom.errors import Infeasible, UsageError
-from elbowroom.lifetimes import last_step
 from elbowroom.plan import Plan
 from elbowroom.planners import PLANNERS, check, plan
-from elbowroom.planners.options import options_of
-from elbowroom.simulate import simulate
+from elbowroom.planners.knobs import options_of
+from elbowroom.simulate.simulate import simulate
+from elbowroom.step.last_step import last_step
 from elbowroom.trace import Choice, Trace
 from tests.core.build import Build, chain, machine, traces
 from tests.core.plans import linked_traces

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import elbowroom as er
-from elbowroom.planners.confirming import Narrowing, lowest
-from elbowroom.simulate import simulate
+from elbowroom.planners.budget.confirm_reserved import Narrowing, lowest
+from elbowroom.simulate.simulate import simulate
 from tests.core.build import chain, machine
 
 

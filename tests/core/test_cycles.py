@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elbowroom.cycles import Limited, away_while_waiting, cycle, early_waits, waits_at_saves
 from elbowroom.errors import Infeasible
-from elbowroom.lifetimes import LastStep, last_step
 from elbowroom.machine import Link, Machine, Tier, TierName
-from elbowroom.moves import Moves, moves_of_plan, need, waits
 from elbowroom.planners import plan
 from elbowroom.planners.problem import moves_on_demand
+from elbowroom.simulate.repeated_steps import Limited, away_while_waiting, cycle, early_waits, waits_at_saves
+from elbowroom.step.last_step import LastStep, last_step
+from elbowroom.step.moves import Moves, moves_of_plan, need, waits
 from elbowroom.trace import Trace
 from tests.core.build import Build, chain, traces
 

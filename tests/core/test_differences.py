@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from elbowroom.differences import first_difference
 from elbowroom.errors import InvalidPlan
 from elbowroom.plan import Plan
 from elbowroom.planners import check
+from elbowroom.step.trace_diff import first_difference
 from elbowroom.trace import Trace
 from tests.core.build import chain
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from elbowroom.estimate import Estimate, Interval, conv_workspaces, estimate, moment_label
+from elbowroom.answers.estimate import Estimate, Interval, conv_workspaces, estimate, moment_label
+from elbowroom.answers.memory_by_module import Share, block_name
 from elbowroom.machine import Machine, Tier
-from elbowroom.owners import Share, block_name
 from elbowroom.trace import Category, Event, OnStream, Op, Phase, Step, Storage, Trace, Workspace
 
 MIB = 2**20

@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elbowroom import codec, files
 from elbowroom.errors import FormatError
+from elbowroom.files import codec
+from elbowroom.files import record_files as files
 from elbowroom.machine import Link, Machine, Tier
 from elbowroom.plan import Algorithm, Bound, Plan, Recompute, Swap
 from elbowroom.timeline import Curve, Span, Timeline

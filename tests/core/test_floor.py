@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from elbowroom.errors import Infeasible
 from elbowroom.planners import plan
-from elbowroom.planners.floor import floor_bytes
+from elbowroom.planners.budget.floor import floor_bytes
 from elbowroom.trace import Storage, Trace
 from tests.core.build import Build, chain, machine, traces
 

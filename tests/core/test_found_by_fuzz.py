@@ -10,7 +10,7 @@ from elbowroom.errors import Infeasible
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.planners import check, plan
-from elbowroom.simulate import simulate
+from elbowroom.simulate.simulate import simulate
 from elbowroom.trace import Trace
 from tests.core.build import Build, machine
 from tests.fuzz.brute import every_plan, fastest_ns

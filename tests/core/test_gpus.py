@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elbowroom import gpus
 from elbowroom.errors import FormatError, UsageError
-from elbowroom.gpu_table import ASSUMED, Figure, Gpu, LinkKind, eager_of, outside_of
+from elbowroom.hardware import gpus
+from elbowroom.hardware.gpu_table import ASSUMED, Figure, Gpu, LinkKind, eager_of, outside_of
 
 GIB = 2**30
 OUTSIDE = Path(__file__).parents[2] / "benchmarks" / "accuracy" / "tables" / "outside.csv"

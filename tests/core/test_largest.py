@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elbowroom.answers.largest import Largest, Probe, largest, largest_of
 from elbowroom.errors import CaptureError, TimeOver, UsageError
-from elbowroom.largest import Largest, Probe, largest, largest_of
 from elbowroom.watch import Watch
 
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elbowroom.answers.pareto import Pareto, Point, pareto
 from elbowroom.errors import Infeasible, InvalidRecord, UsageError
-from elbowroom.lifetimes import last_step
-from elbowroom.pareto import Pareto, Point, pareto
 from elbowroom.plan import Plan
 from elbowroom.planners import check, plan
-from elbowroom.planners.least import Weighed, least_plan, needed_bytes
-from elbowroom.simulate import simulate
+from elbowroom.planners.budget.least import Weighed, least_plan, needed_bytes
+from elbowroom.simulate.simulate import simulate
+from elbowroom.step.last_step import last_step
 from elbowroom.timeline import Curve, Timeline
 from elbowroom.trace import Trace
 from tests.core.build import chain, machine, traces

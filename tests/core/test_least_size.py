@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from elbowroom.answers.pareto import pareto
 from elbowroom.errors import Infeasible
-from elbowroom.least_size import least_size, said
-from elbowroom.pareto import pareto
 from elbowroom.planners import check, plan
-from elbowroom.simulate import simulate
+from elbowroom.simulate.simulate import simulate
+from elbowroom.step.least_size import least_size, said
 from tests.core.build import chain, machine
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

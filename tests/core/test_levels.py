@@ -1,4 +1,4 @@
-"""A file imports only from its own or a lower level, and stays short."""
+"""A file imports only what ARCHITECTURE.md's table of packages allows, and stays short."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,53 +17,43 @@ PACKAGE = Path(__file__).parents[2] / "src" / "elbowroom"
 MAX_FUNCTION_LINES = 40
 MAX_MODULE_LINES = 600
 
-# Level of each file or folder of the package. Levels 2a and 2b lie beside each other: neither imports the other.
-LEVELS: dict[str, set[str]] = {
-    "0": {
-        "codec",
-        "errors",
-        "files",
-        "gpu_table",
-        "gpus",
-        "machine",
-        "machine_probe",
-        "nvml",
-        "older",
-        "outside_measured",
-        "plan",
-        "ram",
-        "rules",
-    }
-    | {"timeline", "trace", "units", "watch"},
-    "1": {"allocator", "checks", "estimate", "lanes", "largest", "lifetimes", "moves", "owners", "pareto", "planners"}
-    | {"algorithms", "curves", "cycles", "differences", "driver", "rebuilds", "recipes", "schedule", "simulate"}
-    | {"decided", "least_size", "links", "selecting", "slowdown", "translate", "windows"},
-    "2a": {"report"},
-    "2b": {"capture", "runtime"},
-    "3": {"__init__", "__main__", "cli", "demo", "integrations"},
-}
-BELOW: dict[str, set[str]] = {
-    "0": {"0"},
-    "1": {"0", "1"},
-    "2a": {"0", "1", "2a"},
-    "2b": {"0", "1", "2b"},
-    "3": {"0", "1", "2a", "2b", "3"},
-}
-OTHERS: dict[str, set[str]] = {
-    "0": set(),
-    "1": {"highspy", "numpy", "scipy"},
-    "2a": {"numpy", "rich"},
-    "2b": {"numpy", "torch"},
-    "3": {"accelerate", "keras", "lightning", "monai", "nibabel", "numpy", "rich", "torch", "transformers"},
-}
+ARCHITECTURE = Path(__file__).parents[2] / "ARCHITECTURE.md"
+GROUPS = {"base": "errors", "records": "trace"}
+"""Rows of several files, by one of them."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one row of ARCHITECTURE.md's table allows: parts of the package, those they may import, and libraries."""
+
+    parts: tuple[str, ...]
+    imports: tuple[str, ...]
+    libraries: tuple[str, ...]
+
+
+def table() -> list[Row]:
+    text = ARCHITECTURE.read_text("utf-8").split("## Packages", 1)[1].split("\n## ", 1)[0]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    named = [[tuple(word for word in cell.split(", ") if word) for cell in row] for row in cells[2:]]
+    return [Row(parts, imports, libraries) for parts, _, imports, libraries in named]
+
+
+ROWS = table()
 FILES = sorted(PACKAGE.rglob("*.py"))
 NAMES = [str(path.relative_to(PACKAGE)) for path in FILES]
 
 
-def level_of(part: str) -> str:
-    found = [level for level, parts in LEVELS.items() if part in parts]
-    assert found, f"elbowroom.{part} has no level: give it one in LEVELS of {__file__}"
+def row_of(part: str) -> int:
+    found = [n for n, row in enumerate(ROWS) if part in row.parts]
+    assert len(found) == 1, f"elbowroom.{part} stands {len(found)} times in ARCHITECTURE.md's table: once is right"
     return found[0]
+
+
+def allowed_by(n: int) -> set[int]:
+    """Rows that may be imported by files of the n-th."""
+    if ROWS[n].imports == ("all",):
+        return set(range(n + 1))
+    return {n, *(row_of(GROUPS.get(name, name)) for name in ROWS[n].imports)}
 
 
 def is_file_or_folder(part: str) -> bool:
@@ -88,19 +79,24 @@ def parts_of(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
-def test_a_file_imports_only_from_its_own_or_lower_levels(path: Path) -> None:
+def test_a_file_imports_only_what_the_table_of_packages_allows(path: Path) -> None:
     parts = parts_of(path)
-    level = level_of(parts[1])
+    mine = row_of(parts[1])
     for name in imports_of(ast.parse(path.read_text("utf-8")), parts[:-1]):
         if name[0] == "elbowroom":
             is_root = len(name) == 1 or not is_file_or_folder(name[1])  # the package itself, or a name it exports
-            other = "3" if is_root else level_of(name[1])
-            assert other in BELOW[level], f"{path} (level {level}) imports {'.'.join(name)} (level {other})"
+            other = row_of("__init__" if is_root else name[1])
+            assert other in allowed_by(mine), f"{path} imports {'.'.join(name)}, which ARCHITECTURE.md does not allow"
         else:
-            allowed = name[0] in sys.stdlib_module_names or name[0] in OTHERS[level]
-            assert allowed, (
-                f"{path} (level {level}) imports {name[0]}; allowed beside the standard library: {OTHERS[level]}"
-            )
+            allowed = name[0] in sys.stdlib_module_names or name[0] in ROWS[mine].libraries
+            assert allowed, f"{path} imports {name[0]}; allowed beside the standard library: {ROWS[mine].libraries}"
+
+
+def test_the_table_of_packages_points_upward_only_and_names_all_there_is() -> None:
+    for n in range(len(ROWS)):
+        assert max(allowed_by(n)) == n, f"row {ROWS[n].parts} imports one below it"
+    there = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in FILES}
+    assert {part for row in ROWS for part in row.parts} == there
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
@@ -113,10 +109,11 @@ def test_files_and_functions_stay_short(path: Path) -> None:
             assert lines <= MAX_FUNCTION_LINES, f"{path}:{node.lineno} {node.name} has {lines} lines: split it"
 
 
-def test_the_types_of_levels_0_and_1_are_checked_strictly() -> None:
+def test_the_types_of_packages_without_torch_are_checked_strictly() -> None:
     settings = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text("utf-8"))
     strict = {Path(name).stem for name in settings["tool"]["pyright"]["strict"]}
-    assert strict == LEVELS["0"] | LEVELS["1"]
+    pure = [row for row in ROWS if not {"torch", "rich"} & set(row.libraries)]
+    assert strict == {part for row in pure for part in row.parts}
 
 
 def test_the_way_imports_are_found_sees_all_kinds() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from elbowroom import machine_probe, nvml, ram
 from elbowroom.errors import TierFailed, TierFull
+from elbowroom.hardware import disk_probe as machine_probe
+from elbowroom.hardware import nvml, ram
 from elbowroom.machine import ASSUMED_DISK, Machine
 
 KB = 1024

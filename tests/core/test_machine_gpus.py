@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from elbowroom import gpus, nvml, outside_measured
 from elbowroom.errors import FormatError, InvalidRecord, UsageError
+from elbowroom.hardware import gpus, nvml, outside_measured
+from elbowroom.hardware.outside_measured import Outside
 from elbowroom.machine import ASSUMED_DISK, Link, Machine, Rate, Tier
-from elbowroom.outside_measured import Outside
 
 GIB, MIB = 2**30, 2**20
 

@@ -11,19 +11,19 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from elbowroom.errors import Infeasible, InvalidPlan
-from elbowroom.lifetimes import last_step
 from elbowroom.machine import Machine, Tier
-from elbowroom.moves import moves_of
 from elbowroom.plan import Bound, Plan, Swap
 from elbowroom.planners import check, plan
-from elbowroom.planners.arranging import bring_back_early, bring_back_later
-from elbowroom.planners.flow import Effort, Offer, Pipe, choose, marks_of, swaps_on_offer
-from elbowroom.planners.flow_recomputes import Recomputes, options_on_offer
-from elbowroom.planners.milp import Model
+from elbowroom.planners.optimal.arrange import bring_back_early, bring_back_later
+from elbowroom.planners.optimal.pipe import Effort, Offer, Pipe, choose, marks_of, swaps_on_offer
+from elbowroom.planners.optimal.pipe_recomputes import Recomputes, options_on_offer
+from elbowroom.planners.optimal.refine import Pool, choice_count, ticks_for
+from elbowroom.planners.optimal.solver import Model
 from elbowroom.planners.problem import Problem, movable, moves_on_demand, moving, peak_of
-from elbowroom.planners.refining import Pool, choice_count, ticks_for
-from elbowroom.recipes import options
-from elbowroom.simulate import simulate
+from elbowroom.simulate.simulate import simulate
+from elbowroom.step.last_step import last_step
+from elbowroom.step.moves import moves_of
+from elbowroom.step.recipes import options
 from elbowroom.trace import Trace
 from tests.core.build import Build, chain, machine, traces
 

@@ -13,18 +13,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from elbowroom.errors import Infeasible, InvalidPlan
-from elbowroom.lifetimes import last_step
 from elbowroom.machine import Machine
 from elbowroom.plan import Algorithm, Plan, Swap
 from elbowroom.planners import MEANS, PLANNERS, check
 from elbowroom.planners import plan as plan_with
-from elbowroom.planners.choosing import every, frugal, optimistic
-from elbowroom.planners.optimal import optimal
+from elbowroom.planners.optimal.algorithm_choice import every, frugal, optimistic
+from elbowroom.planners.optimal.optimal import optimal
+from elbowroom.planners.optimal.refine import Pool, choice_count, ticks_for
+from elbowroom.planners.optimal.seeds import BASELINES
 from elbowroom.planners.problem import Means, Problem, movable
-from elbowroom.planners.refining import Pool, choice_count, ticks_for
-from elbowroom.planners.seeds import BASELINES
-from elbowroom.recipes import options
-from elbowroom.simulate import simulate
+from elbowroom.simulate.simulate import simulate
+from elbowroom.step.last_step import last_step
+from elbowroom.step.recipes import options
 from elbowroom.trace import Choice, Trace
 from tests.core.build import Build, machine
 from tests.core.plans import linked_traces

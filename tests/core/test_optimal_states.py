@@ -11,14 +11,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from elbowroom.errors import Infeasible, InvalidPlan
-from elbowroom.lifetimes import last_step
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan, Swap
 from elbowroom.planners import check, plan
+from elbowroom.planners.optimal.refine import ticks_for
+from elbowroom.planners.optimal.state_choice import deciding, placed, states_on_offer
 from elbowroom.planners.problem import Problem, movable
-from elbowroom.planners.refining import ticks_for
-from elbowroom.planners.states import deciding, placed, states_on_offer
-from elbowroom.simulate import simulate
+from elbowroom.simulate.simulate import simulate
+from elbowroom.step.last_step import last_step
 from elbowroom.trace import Trace
 from tests.core.build import Build, machine
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from elbowroom.errors import Infeasible
 from elbowroom.machine import Link, Machine, Tier
 from elbowroom.planners import check, plan
-from elbowroom.simulate import simulate
+from elbowroom.simulate.simulate import simulate
 from tests.core.build import chain
 
 

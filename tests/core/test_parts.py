@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from elbowroom.errors import Infeasible, InvalidPlan, InvalidRecord
-from elbowroom.files import decode, encode
-from elbowroom.lifetimes import last_step
-from elbowroom.moves import peak_in_one_go
+from elbowroom.files.record_files import decode, encode
 from elbowroom.plan import Plan, Swap
 from elbowroom.planners import plan
-from elbowroom.schedule import Action, StateSlot, compile_schedule
+from elbowroom.step.last_step import last_step
+from elbowroom.step.moves import peak_in_one_go
+from elbowroom.step.schedule import Action, StateSlot, compile_schedule
 from elbowroom.trace import Part, Trace
 from tests.core.build import Build, machine
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elbowroom.errors import Infeasible, UsageError
-from elbowroom.lifetimes import last_step
 from elbowroom.machine import Machine, Tier
 from elbowroom.plan import Plan, Swap
 from elbowroom.planners import PLANNERS, Problem, check, plan
-from elbowroom.simulate import simulate
+from elbowroom.simulate.simulate import simulate
+from elbowroom.step.last_step import last_step
 from elbowroom.trace import Trace
 from tests.core.build import Build, chain, machine, traces
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elbowroom.lifetimes import LastStep, last_step
 from elbowroom.plan import Recompute
-from elbowroom.recipes import check_recipe, inputs_of, options, peak_of_recipe, random_ops, statistics_ops, why_not
-from elbowroom.recipes.tables import RANDOM, STATISTICS
+from elbowroom.step.last_step import LastStep, last_step
+from elbowroom.step.recipes import check_recipe, inputs_of, options, peak_of_recipe, random_ops, statistics_ops, why_not
+from elbowroom.step.recipes.tables import RANDOM, STATISTICS
 from elbowroom.trace import Trace
 from tests.core.build import Build
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from elbowroom.algorithms import with_algorithms
 from elbowroom.errors import InvalidPlan
-from elbowroom.lifetimes import last_step
 from elbowroom.machine import Machine
-from elbowroom.moves import moves_of_plan, need
 from elbowroom.plan import Algorithm, Plan, Recompute, Swap
 from elbowroom.planners import check
-from elbowroom.simulate import simulate
+from elbowroom.simulate.simulate import simulate
+from elbowroom.step.algorithms import with_algorithms
+from elbowroom.step.last_step import last_step
+from elbowroom.step.moves import moves_of_plan, need
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Choice, Trace
 from tests.core.build import Build, machine

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elbowroom.algorithms import with_algorithms
-from elbowroom.lifetimes import last_step
-from elbowroom.moves import moves_of_plan, need
-from elbowroom.simulate import simulate
+from elbowroom.simulate.simulate import simulate
+from elbowroom.step.algorithms import with_algorithms
+from elbowroom.step.last_step import last_step
+from elbowroom.step.moves import moves_of_plan, need
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 from tests.core.build import machine

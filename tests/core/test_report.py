@@ -14,7 +14,7 @@ from elbowroom.errors import FormatError, UsageError
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.report import charts, figures, html, report, subject_of
-from elbowroom.simulate import simulate
+from elbowroom.simulate.simulate import simulate
 from elbowroom.timeline import Curve, Timeline
 from elbowroom.trace import Trace
 from tests.core.report_case import DISK, MIB, chain, measured, swapping

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elbowroom.planners import plan
-from elbowroom.planners.reserving import reserved_bytes
-from elbowroom.planners.searching import pool_of
-from elbowroom.planners.trying import tried
-from elbowroom.simulate import simulate
+from elbowroom.planners.optimal.reserved_trials import reserved_bytes
+from elbowroom.planners.optimal.search import pool_of
+from elbowroom.planners.optimal.trial import tried
+from elbowroom.simulate.simulate import simulate
 from tests.core.build import chain, machine
 from tests.core.test_optimal import infeasible_at, problem_of
 

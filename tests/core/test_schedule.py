@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elbowroom.plan import Plan, Recompute, Swap
 from elbowroom.planners import plan
-from elbowroom.schedule import Action, Schedule, compile_schedule
+from elbowroom.step.schedule import Action, Schedule, compile_schedule
 from elbowroom.trace import Trace
 from tests.core.build import Build, chain, machine, traces
 

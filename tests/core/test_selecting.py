@@ -8,7 +8,7 @@ import pytest
 
 from elbowroom.errors import Infeasible, UsageError
 from elbowroom.planners import PLANNERS, plan
-from elbowroom.selecting import Selection
+from elbowroom.step.module_selection import Selection
 from elbowroom.trace import Trace
 from tests.core.build import chain, machine
 

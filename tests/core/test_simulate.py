@@ -12,8 +12,8 @@ from elbowroom.errors import InvalidPlan, UsageError
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan, Swap
 from elbowroom.planners import plan
-from elbowroom.schedule import compile_schedule
-from elbowroom.simulate import compare, simulate
+from elbowroom.simulate.simulate import compare, simulate
+from elbowroom.step.schedule import compile_schedule
 from elbowroom.timeline import Curve, Lane, Span, SpanKind, Timeline
 from elbowroom.trace import Trace
 from tests.core.build import Build, chain, machine, traces

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elbowroom.errors import InvalidPlan
-from elbowroom.lifetimes import last_step
 from elbowroom.machine import Link, Machine, Tier, TierName
-from elbowroom.moves import moves_of_plan, need
 from elbowroom.plan import Plan, Swap
 from elbowroom.planners import check
-from elbowroom.simulate import simulate
+from elbowroom.simulate.simulate import simulate
+from elbowroom.step.last_step import last_step
+from elbowroom.step.moves import moves_of_plan, need
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Event, Storage, Trace
 from tests.core.build import Build, chain, machine

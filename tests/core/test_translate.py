@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from elbowroom.checks import check
 from elbowroom.errors import InvalidPlan
 from elbowroom.plan import Algorithm, Plan, Swap
+from elbowroom.step.check import check
+from elbowroom.step.translate import translated
 from elbowroom.trace import Part, Trace
-from elbowroom.translate import translated
 from tests.core.build import Build
 
 LARGE = [100, 200, 200]

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 import elbowroom as er
-from elbowroom.checks import check
-from elbowroom.lifetimes import last_step
-from elbowroom.recipes import options
-from elbowroom.runtime.calls import Calls
-from elbowroom.runtime.programs import matched, why_impossible
-from elbowroom.runtime.recomputing import Planned, Recomputing
-from elbowroom.runtime.room import Room
+from elbowroom.run.recompute.calls import Calls
+from elbowroom.run.recompute.controller import Planned, Recomputing
+from elbowroom.run.recompute.programs import matched, why_impossible
+from elbowroom.run.room import Room
+from elbowroom.step.check import check
+from elbowroom.step.last_step import last_step
+from elbowroom.step.recipes import options
 from tests.torch.helpers import SEED, Outcome, Setup, Training, assert_equal, finish, same_bits, seeded, train
 
 STEPS = 3

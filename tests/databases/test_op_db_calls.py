@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 
-from elbowroom.recipes.tables import RANDOM
-from elbowroom.runtime import calls
-from elbowroom.runtime.calls import CallRecorder, Calls, Source, tensors_of, views_of
-from elbowroom.runtime.programs import Impossible, Program, check_filled
-from elbowroom.runtime.replay import Storages, replay
+from elbowroom.run.recompute import calls
+from elbowroom.run.recompute.calls import CallRecorder, Calls, Source, tensors_of, views_of
+from elbowroom.run.recompute.programs import Impossible, Program, check_filled
+from elbowroom.run.recompute.replay_calls import Storages, replay
+from elbowroom.step.recipes.tables import RANDOM
 from tests.torch.helpers import same_bits
 
 CPU = torch.device("cpu")

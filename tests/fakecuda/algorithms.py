@@ -16,8 +16,8 @@ from torch.backends import cudnn
 
 from elbowroom.capture import layers
 from elbowroom.capture.layers import Call, Cost
-from elbowroom.runtime import layer_choices
-from elbowroom.runtime.switches import CUDNN
+from elbowroom.engine.algorithm_switches import CUDNN
+from elbowroom.run import layer_algorithms as layer_choices
 from tests.fakecuda.within import plain, within
 from tests.fakecuda.within_models import MODELS
 

@@ -14,9 +14,9 @@ import tempfile
 import torch
 from torch import Tensor
 
-from elbowroom.runtime.cuda import tiers_below
-from elbowroom.runtime.executor import Executor
-from elbowroom.runtime.hooks import Handle
+from elbowroom.engine.cuda_device import tiers_below
+from elbowroom.engine.executor import Executor
+from elbowroom.engine.saved_tensors import Handle
 from elbowroom.units import parse_budget
 from tests.torch.plain_gds import PlainGdsFile
 

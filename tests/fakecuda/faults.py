@@ -24,10 +24,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import elbowroom as er
-from elbowroom import ram
-from elbowroom.runtime import arenas
-from elbowroom.runtime.spillfile import SpillFile
-from elbowroom.runtime.streams import CudaStreams
+from elbowroom.engine.tiers import arenas
+from elbowroom.engine.tiers.spillfile import SpillFile
+from elbowroom.engine.tiers.streams import CudaStreams
+from elbowroom.hardware import ram
 
 BUDGET = "device=250MiB,host=100MiB"
 """Of more than 400 MiB: the host cannot hold all that must go."""

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 import elbowroom as er
-from elbowroom.runtime import managed
-from elbowroom.runtime._torch_compat_cuda import keep_memory_history, memory_snapshot
+from elbowroom.engine.tiers import managed
+from elbowroom.torch_compat.cuda_allocator import keep_memory_history, memory_snapshot
 from tests.fakecuda.within_models import MODELS
 
 MIB = 1 << 20

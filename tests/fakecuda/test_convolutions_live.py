@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from elbowroom.answers.estimate import estimate
 from elbowroom.capture.virtual import CudnnModel, VirtualDevice, Wanted
-from elbowroom.estimate import estimate
 from tests.fakecuda.rig import machine_of, rig_folder
 
 CAPACITY_BYTES = 8 * 2**30

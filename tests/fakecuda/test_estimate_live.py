@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from elbowroom.answers.estimate import estimate
 from elbowroom.capture.script import capture_script
-from elbowroom.estimate import estimate
 from elbowroom.machine import Machine
 from tests.fakecuda.rig import rig_folder
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import elbowroom as er
-from elbowroom.planners.floor import floor_bytes
+from elbowroom.planners.budget.floor import floor_bytes
 from tests.fakecuda.test_within_peaks import on_the_rig, rig
 from tests.fakecuda.within_models import MODELS
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 import elbowroom as er
-from elbowroom.runtime import beside
-from elbowroom.runtime.memory import resident_bytes
-from elbowroom.runtime.proofs import Checksums, Samples
+from elbowroom.engine.residence import resident_bytes
+from elbowroom.run import background_planning as beside
+from elbowroom.run.recompute.proofs import Checksums, Samples
 from tests.fakecuda.within_models import MODELS
 from tests.torch.plain_gds import PlainGdsFile
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from itertools import combinations, product
 from math import prod
 
-from elbowroom.lifetimes import LastStep, last_step, listed
 from elbowroom.machine import Machine, TierName
 from elbowroom.plan import Algorithm, Plan, Recompute, Swap
-from elbowroom.recipes import options
-from elbowroom.simulate import simulate
+from elbowroom.simulate.simulate import simulate
+from elbowroom.step.last_step import LastStep, last_step, listed
+from elbowroom.step.recipes import options
 from elbowroom.trace import Trace
 from tests.fuzz.cases import passes
 

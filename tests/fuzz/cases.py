@@ -7,11 +7,11 @@ from itertools import pairwise
 from random import Random
 
 from elbowroom.errors import ElbowroomError, InvalidPlan
-from elbowroom.lifetimes import LastStep, last_step, listed
 from elbowroom.machine import Link, Machine, Tier, TierName
 from elbowroom.plan import Algorithm, Plan, Recompute, Swap
 from elbowroom.planners import check
-from elbowroom.recipes import options
+from elbowroom.step.last_step import LastStep, last_step, listed
+from elbowroom.step.recipes import options
 from elbowroom.trace import Trace
 from tests.fuzz.traces import random_trace
 

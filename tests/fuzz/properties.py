@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from elbowroom.errors import Infeasible
-from elbowroom.lifetimes import last_step, listed
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.planners import MEANS, PLANNERS, asking, check
-from elbowroom.planners.asking import Asking
-from elbowroom.planners.budgets import held_to, lower_bytes
-from elbowroom.simulate import simulate
+from elbowroom.planners.ask import Asking
+from elbowroom.planners.budget.budgets import held_to, lower_bytes
+from elbowroom.simulate.simulate import simulate
+from elbowroom.step.last_step import last_step, listed
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 from elbowroom.units import parse_budget

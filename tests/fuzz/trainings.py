@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import elbowroom as er
-from elbowroom.runtime.asked import MeansOfRuns
-from elbowroom.runtime.room import Room
+from elbowroom.run.options import MeansOfRuns
+from elbowroom.run.room import Room
 from tests.fuzz.graphs import SIZE, Made
 from tests.torch.helpers import MIN_SIZE_BYTES, Training, assert_equal, mean_square, needs, train, train_within
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from elbowroom.runtime.streams import CudaStreams
+from elbowroom.engine.tiers.streams import CudaStreams
 
 SLEEP_CYCLES = 2_000_000
 """About a millisecond: longer than any copy or kernel of these tests."""

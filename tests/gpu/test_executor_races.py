@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from elbowroom.engine.cuda_device import tiers_below
+from elbowroom.engine.entries import Entry, Remake, State
+from elbowroom.engine.executor import Executor
+from elbowroom.engine.saved_tensors import Handle
+from elbowroom.engine.tiers.streams import bytes_of
 from elbowroom.errors import TierError
-from elbowroom.runtime.cuda import tiers_below
-from elbowroom.runtime.entries import Entry, Remake, State
-from elbowroom.runtime.executor import Executor
-from elbowroom.runtime.hooks import Handle
-from elbowroom.runtime.streams import bytes_of
 from elbowroom.units import parse_budget
 from tests.gpu.slow import needs_kernels, sleep, slow
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import elbowroom as er
+from elbowroom.engine.tiers import managed
+from elbowroom.engine.tiers.gds import DirectTier
 from elbowroom.errors import UsageError
-from elbowroom.runtime import managed
-from elbowroom.runtime.direct import DirectTier
 from tests.gpu.slow import needs_kernels
 from tests.gpu.test_within_races import STEPS, outcome, share_of_plain, training
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import elbowroom as er
 from elbowroom.planners import Means
-from elbowroom.runtime.asked import DEFAULT_MEANS
-from elbowroom.runtime.room import Room
+from elbowroom.run.options import DEFAULT_MEANS
+from elbowroom.run.room import Room
 from tests.gpu.slow import needs_graphs, needs_kernels, sleep, slow
 
 pytestmark = pytest.mark.gpu

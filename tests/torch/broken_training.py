@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import elbowroom as er
+from elbowroom.engine.tiers.disk import DiskTier
 from elbowroom.errors import TierError
-from elbowroom.runtime.disk import DiskTier
-from elbowroom.runtime.room import Room
+from elbowroom.run.room import Room
 from tests.torch.helpers import MIN_SIZE_BYTES, Outcome, Training, finish, mlp, seeded, tight_budget, train
 
 STEPS = 5

@@ -33,6 +33,6 @@ def quick_recordings() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def plans_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then no clock decides which step is the first to follow one, but in tests/torch/test_planning_beside.py."""
-    from elbowroom.runtime import beside
+    from elbowroom.run import background_planning as beside
 
     monkeypatch.setattr(beside, "PATIENCE_S", 600.0)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import elbowroom as er
 from elbowroom.planners import Means
-from elbowroom.runtime.room import Room
+from elbowroom.run.room import Room
 
 SEED = 20
 MIN_SIZE_BYTES = 1024

@@ -11,10 +11,10 @@ from typing import final
 
 import torch
 
+from elbowroom.engine.executor import Entry, Executor
+from elbowroom.engine.saved_tensors import Handle
+from elbowroom.engine.tiers.base import LowerTier, Slot, Transfer
 from elbowroom.machine import TierName
-from elbowroom.runtime.executor import Entry, Executor
-from elbowroom.runtime.hooks import Handle
-from elbowroom.runtime.tiers import LowerTier, Slot, Transfer
 
 POISON = 0xA5
 PATIENCE_S = 10.0

@@ -7,7 +7,7 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.runtime.streams import bytes_of
+from elbowroom.engine.tiers.streams import bytes_of
 
 
 @final

@@ -15,9 +15,9 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.runtime.arenas import Arenas
-from elbowroom.runtime.host import StreamedHostTier
-from elbowroom.runtime.streams import Streams
+from elbowroom.engine.tiers.arenas import Arenas
+from elbowroom.engine.tiers.host import StreamedHostTier
+from elbowroom.engine.tiers.streams import Streams
 
 BLOCK_BYTES = 64
 BLOCKS = 512

@@ -6,10 +6,10 @@ import gc
 
 import pytest
 
-from elbowroom import ram
+from elbowroom.engine.tiers.arenas import GROWTH_BYTES, Arenas
+from elbowroom.engine.tiers.ranges import Ranges, bytes_for
 from elbowroom.errors import TierFull
-from elbowroom.runtime.arenas import GROWTH_BYTES, Arenas
-from elbowroom.runtime.ranges import Ranges, bytes_for
+from elbowroom.hardware import ram
 
 MIB = 2**20
 

@@ -15,14 +15,15 @@ import pytest
 import torch
 
 import elbowroom as er
+from elbowroom.engine.executor import Executor, State
+from elbowroom.engine.saved_tensors import Handle
+from elbowroom.engine.tiers import gds as direct
+from elbowroom.engine.tiers import spillfile
+from elbowroom.engine.tiers.arenas import Arenas
+from elbowroom.engine.tiers.gds import DirectFile, DirectTier, open_direct
+from elbowroom.engine.tiers.host import StreamedHostTier
+from elbowroom.engine.tiers.spillfile import PAGE_BYTES, SpillFile
 from elbowroom.errors import TierFailed, TierFull, UsageError
-from elbowroom.runtime import direct, spillfile
-from elbowroom.runtime.arenas import Arenas
-from elbowroom.runtime.direct import DirectFile, DirectTier, open_direct
-from elbowroom.runtime.executor import Executor, State
-from elbowroom.runtime.hooks import Handle
-from elbowroom.runtime.host import StreamedHostTier
-from elbowroom.runtime.spillfile import PAGE_BYTES, SpillFile
 from tests.torch.broken_disk import open_descriptors, own_threads
 from tests.torch.plain_gds import PlainGdsFile
 from tests.torch.streams_by_hand import BLOCK_BYTES, COMPUTE, OTHER, HandStreams

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elbowroom.engine.tiers.base import Slot
+from elbowroom.engine.tiers.spillfile import GROWTH_BYTES, PAGE_BYTES, SpillFile, round_up
 from elbowroom.errors import TierFailed, TierFull
-from elbowroom.runtime.spillfile import GROWTH_BYTES, PAGE_BYTES, SpillFile, round_up
-from elbowroom.runtime.tiers import Slot
 from tests.torch.broken_disk import refusing
 
 MIB = 2**20

@@ -37,10 +37,10 @@ def child(program: str, *arguments: str) -> Any:
 SWAPPING = """
 import json, sys
 import torch
-from elbowroom.runtime import memory
-from elbowroom.runtime.disk import DiskTier
-from elbowroom.runtime.executor import Executor
-from elbowroom.runtime.memory import resident_bytes
+from elbowroom.engine import residence as memory
+from elbowroom.engine.tiers.disk import DiskTier
+from elbowroom.engine.executor import Executor
+from elbowroom.engine.residence import resident_bytes
 from tests.torch.moved_by_hand import save
 
 torch.set_num_threads(1)
@@ -90,7 +90,7 @@ TRAINING = """
 import gc, json, sys
 import torch
 import elbowroom as er
-from elbowroom.runtime.memory import resident_bytes, trim
+from elbowroom.engine.residence import resident_bytes, trim
 
 torch.set_num_threads(1)
 gc.freeze()
@@ -136,7 +136,7 @@ THRESHOLDS = """
 import ctypes, gc, json, sys
 import torch
 import elbowroom as er
-from elbowroom.runtime import opening
+from elbowroom.run import open_room as opening
 from tests.torch.helpers import mlp
 
 class Info(ctypes.Structure):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from elbowroom.engine.tiers.spillfile import SpillFile
 from elbowroom.errors import TierFailed, TierFull
-from elbowroom.runtime.spillfile import SpillFile
 from tests.torch.broken_disk import open_descriptors, refusing
 
 MIB = 2**20

@@ -17,10 +17,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from elbowroom.engine.tiers.base import Slot, Transfer
+from elbowroom.engine.tiers.disk import CHUNK_BYTES, DiskTier
+from elbowroom.engine.tiers.spillfile import PAGE_BYTES
 from elbowroom.errors import TierFailed, TierFull
-from elbowroom.runtime.disk import CHUNK_BYTES, DiskTier
-from elbowroom.runtime.spillfile import PAGE_BYTES
-from elbowroom.runtime.tiers import Slot, Transfer
 from tests.torch.broken_disk import answering, failing, open_descriptors, own_threads, until
 
 MIB = 2**20

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from elbowroom.engine.executor import Executor, State
+from elbowroom.engine.saved_tensors import Handle
 from elbowroom.errors import TierFailed, TierFull
-from elbowroom.runtime.executor import Executor, State
-from elbowroom.runtime.hooks import Handle
 from tests.torch.moved_by_hand import HandTier, content, nothing_left, same, save, swapped
 
 BROKEN = TierFailed("disk tier: it broke", tier="disk")

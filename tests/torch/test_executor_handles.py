@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from elbowroom.runtime.entries import Observer
-from elbowroom.runtime.executor import Executor
-from elbowroom.runtime.hooks import Handle
+from elbowroom.engine.entries import Observer
+from elbowroom.engine.executor import Executor
+from elbowroom.engine.saved_tensors import Handle
 from tests.torch.moved_by_hand import HandTier, content, nothing_left, same, save, swapped
 
 

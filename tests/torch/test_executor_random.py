@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from elbowroom.engine.executor import Executor
+from elbowroom.engine.saved_tensors import Handle
 from elbowroom.errors import TierFailed
-from elbowroom.runtime.executor import Executor
-from elbowroom.runtime.hooks import Handle
 from tests.torch.moved_by_hand import HandTier, content, nothing_left, same, save
 
 PICK = st.integers(0, 1000)

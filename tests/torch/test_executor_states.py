@@ -6,9 +6,9 @@ import threading
 
 import torch
 
-from elbowroom.runtime._torch_compat import storage_key
-from elbowroom.runtime.executor import Executor, State
-from elbowroom.runtime.hooks import Handle
+from elbowroom.engine.executor import Executor, State
+from elbowroom.engine.saved_tensors import Handle
+from elbowroom.torch_compat.core import storage_key
 from tests.torch.moved_by_hand import HandTier, content, nothing_left, same, save, swapped, values
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import elbowroom as er
 from elbowroom.errors import TierFailed, TierFull
-from elbowroom.runtime.room import Room
+from elbowroom.run.room import Room
 from tests.torch.broken_disk import answering, failing, open_descriptors, own_threads, until
 from tests.torch.broken_training import (
     OBSERVED,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elbowroom.runtime.spillfile import GROWTH_BYTES
+from elbowroom.engine.tiers.spillfile import GROWTH_BYTES
 from tests.torch.small_disk import small_disk_in
 
 pytestmark = pytest.mark.timeout(60)

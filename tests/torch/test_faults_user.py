@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import elbowroom as er
-from elbowroom.runtime.room import Room
+from elbowroom.run.room import Room
 from tests.torch.broken_disk import open_descriptors, own_threads, until
 from tests.torch.broken_training import OBSERVED, PLANNED, Moment, broken, setup
 from tests.torch.helpers import MIN_SIZE_BYTES, Outcome, assert_equal, seeded, train

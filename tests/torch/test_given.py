@@ -8,8 +8,8 @@ import pytest
 
 from elbowroom.errors import InvalidPlan
 from elbowroom.plan import Algorithm, Plan, Swap
-from elbowroom.runtime.given import moved_to
-from elbowroom.runtime.reserving import course_of
+from elbowroom.planners.budget.run_budget import course_of
+from elbowroom.run.given_plan import moved_to
 from elbowroom.trace import Choice, Trace
 from tests.core.build import Build
 from tests.core.test_cycles import MIB, machine

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import elbowroom as er
-from elbowroom.lifetimes import last_step
 from elbowroom.planners import Means
-from elbowroom.runtime.room import Room
-from elbowroom.windows import accumulates
+from elbowroom.run.room import Room
+from elbowroom.step.idle_windows import accumulates
+from elbowroom.step.last_step import last_step
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Setup,

@@ -12,10 +12,10 @@ from torch import nn
 import elbowroom as er
 from elbowroom.errors import Infeasible
 from elbowroom.planners import Means
-from elbowroom.runtime.asked import Asked
-from elbowroom.runtime.lowering import means_of, restricted, with_accumulations, with_means
-from elbowroom.runtime.reserving import course_within
-from elbowroom.runtime.room import Room
+from elbowroom.planners.budget.run_budget import course_within
+from elbowroom.planners.request import PlanRequest
+from elbowroom.run.lowering_means import means_of, restricted, with_accumulations, with_means
+from elbowroom.run.room import Room
 from elbowroom.units import parse_budget
 from tests.fakecuda.within_models import MODELS
 
@@ -23,7 +23,7 @@ GPU = er.Machine.of("a100-40gb")
 MIB = 2**20
 
 
-def refused(trace: er.Trace, asked: Asked, budget: str = "1MiB") -> Infeasible:
+def refused(trace: er.Trace, asked: PlanRequest, budget: str = "1MiB") -> Infeasible:
     with pytest.raises(Infeasible) as found:
         course_within(restricted(trace, means_of(asked)), GPU, parse_budget(budget), asked)
     return with_means(found.value, trace, GPU, parse_budget(budget), asked)
@@ -37,7 +37,7 @@ def trace_of(model: str) -> er.Trace:
 def test_each_means_that_helps_is_named_with_a_budget_that_it_meets() -> None:
     # given a net of few samples, most of whose bytes are parameters, gradients and states
     trace = trace_of("wide layers with momentum")
-    asked = Asked(allow=("swap",))
+    asked = PlanRequest(allow=("swap",))
     # when
     problem = refused(trace, asked)
     # then the states help, and with them the least is what is said
@@ -45,14 +45,14 @@ def test_each_means_that_helps_is_named_with_a_budget_that_it_meets() -> None:
     assert named is not None, str(problem)
     least = int(named[1])
     assert least < problem.least_feasible_bytes - 64 * MIB
-    with_states = Asked(allow=("swap", "state"))
+    with_states = PlanRequest(allow=("swap", "state"))
     shown = restricted(trace, means_of(with_states))
     assert course_within(shown, GPU, parse_budget(least), with_states, clear=range(len(trace.ops))).peak_bytes <= least
 
 
 def test_gradients_help_where_the_last_layer_of_backward_holds_the_floor() -> None:
     trace = trace_of("many rows first")
-    asked = Asked(allow=("swap", "state"))
+    asked = PlanRequest(allow=("swap", "state"))
     assert "with swap,state,gradient it is " in str(refused(trace, asked))
     # and a run that moved none says it as well: where it could have is where backward makes each
     seen = restricted(trace, means_of(asked))
@@ -62,7 +62,7 @@ def test_gradients_help_where_the_last_layer_of_backward_holds_the_floor() -> No
 
 
 def test_where_nothing_helps_nothing_is_said() -> None:
-    asked = Asked(allow=("swap", "recompute", "state"), gradients=True)
+    asked = PlanRequest(allow=("swap", "recompute", "state"), gradients=True)
     problem = refused(trace_of("residual net"), asked)
     assert "Other means" not in str(problem)
 
@@ -100,4 +100,4 @@ def test_a_training_that_is_refused_says_what_would_help() -> None:
 
 def test_a_step_without_parts_says_nothing_of_states() -> None:
     trace = replace(trace_of("wide layers with momentum"), parts=())
-    assert "state" not in str(refused(trace, Asked(allow=("swap",)))).partition("Other means")[2]
+    assert "state" not in str(refused(trace, PlanRequest(allow=("swap",)))).partition("Other means")[2]

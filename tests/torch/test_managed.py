@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from elbowroom.engine.tiers.managed import _segments
 from elbowroom.errors import Infeasible, UsageError
-from elbowroom.runtime.asked import Asked, asked
-from elbowroom.runtime.managed import _segments
-from elbowroom.runtime.reserving import course_within
+from elbowroom.planners.budget.run_budget import course_within
+from elbowroom.planners.request import PlanRequest
+from elbowroom.run.options import asked
 from elbowroom.units import Amount, Budget
 from tests.core.build import chain, machine
 
@@ -41,18 +42,18 @@ def test_its_size_is_given_as_sizes_are() -> None:
 def test_a_plan_takes_as_little_of_it_as_there_is_a_plan_for() -> None:
     # given a step of five layers of 5 bytes and half of what its least plan needs
     trace, on = chain([5] * 5), machine()
-    knobs = Asked(allow=("swap",), min_size_bytes=1)
+    knobs = PlanRequest(allow=("swap",), min_size_bytes=1)
     with pytest.raises(Infeasible) as caught:
         course_within(trace, on, Budget(device=Amount(size_bytes=1)), knobs)
     least_bytes = caught.value.least_feasible_bytes
     budget = Budget(device=Amount(size_bytes=least_bytes // 2))
 
     # when as much managed memory is allowed as would keep everything
-    course = course_within(trace, on, budget, Asked(allow=("swap",), min_size_bytes=1, managed_bytes=1000))
+    course = course_within(trace, on, budget, PlanRequest(allow=("swap",), min_size_bytes=1, managed_bytes=1000))
     # then the plan swaps all that helps
     assert course.plan.swaps
     assert course.peak_bytes == least_bytes
 
     # and where less is allowed than the least plan needs, there is none
     with pytest.raises(Infeasible):
-        course_within(trace, on, budget, Asked(allow=("swap",), min_size_bytes=1, managed_bytes=1))
+        course_within(trace, on, budget, PlanRequest(allow=("swap",), min_size_bytes=1, managed_bytes=1))

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from elbowroom import nvml
 from elbowroom.capture import outside_probe
 from elbowroom.capture.virtual import VirtualDevice
+from elbowroom.hardware import nvml
 from elbowroom.machine import Machine
 
 MIB = 2**20

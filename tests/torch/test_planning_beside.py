@@ -11,7 +11,9 @@ from torch import Tensor
 
 import elbowroom as er
 from elbowroom.capture.observe import Observing
-from elbowroom.runtime import beside, learning, recomputing
+from elbowroom.run import background_planning as beside
+from elbowroom.run import learner as learning
+from elbowroom.run.recompute import controller as recomputing
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Outcome,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.accuracy.tables import litgpt, qwen, segmentation, torchtune, xmem
+from elbowroom.answers.estimate import estimate
 from elbowroom.capture.virtual import VirtualDevice
-from elbowroom.estimate import estimate
 from elbowroom.machine import Machine
 
 GB = 10**9

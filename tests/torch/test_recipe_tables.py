@@ -11,10 +11,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from elbowroom.capture import capture
-from elbowroom.lifetimes import last_step
-from elbowroom.recipes import options, why_not
-from elbowroom.recipes.tables import RANDOM, REFUSED, STATISTICS
-from elbowroom.runtime._torch_compat import has_kernel, schemas_of
+from elbowroom.step.last_step import last_step
+from elbowroom.step.recipes import options, why_not
+from elbowroom.step.recipes.tables import RANDOM, REFUSED, STATISTICS
+from elbowroom.torch_compat.core import has_kernel, schemas_of
 
 NOT_IN_FORWARD = ("backward", "mps", "functional", "_out", "triton")
 NO_TENSOR = {"_fused_sdp_choice", "_nested_tensor_softmax_with_shape", "_fill_mem_eff_dropout_mask_"}

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import elbowroom as er
-from elbowroom.runtime.room import Room
+from elbowroom.run.room import Room
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Outcome,

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from elbowroom.engine.executor import Executor, State
+from elbowroom.engine.saved_tensors import Handle
+from elbowroom.engine.tiers.arenas import Arenas
+from elbowroom.engine.tiers.host import StreamedHostTier
+from elbowroom.engine.tiers.spillfile import PAGE_BYTES, SpillFile
+from elbowroom.engine.tiers.staged import StagedTier
+from elbowroom.engine.tiers.staging import Staging
 from elbowroom.errors import TierFailed, TierFull
-from elbowroom.runtime.arenas import Arenas
-from elbowroom.runtime.executor import Executor, State
-from elbowroom.runtime.hooks import Handle
-from elbowroom.runtime.host import StreamedHostTier
-from elbowroom.runtime.spillfile import PAGE_BYTES, SpillFile
-from elbowroom.runtime.staged import StagedTier
-from elbowroom.runtime.staging import Staging
 from tests.torch.streams_by_hand import BLOCK_BYTES, COMPUTE, HandStreams
 from tests.torch.test_streams_races import overwrites, reads, saved
 

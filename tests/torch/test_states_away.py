@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import elbowroom as er
-from elbowroom.runtime.room import Room
+from elbowroom.run.room import Room
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Outcome,

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import elbowroom as er
+from elbowroom.step.idle_windows import accumulates
 from elbowroom.trace import Part
-from elbowroom.windows import accumulates
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Training,

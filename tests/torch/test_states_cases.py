@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import elbowroom as er
-from elbowroom.runtime.entries import Entry, StateEntry
-from elbowroom.runtime.executor import Executor
-from elbowroom.runtime.room import Room
+from elbowroom.engine.entries import Entry, StateEntry
+from elbowroom.engine.executor import Executor
+from elbowroom.run.room import Room
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Outcome,

@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from elbowroom.engine.executor import Executor, State
+from elbowroom.engine.saved_tensors import Handle
 from elbowroom.machine import TierName
-from elbowroom.runtime.executor import Executor, State
-from elbowroom.runtime.hooks import Handle
 from tests.torch.moved_by_hand import nothing_left
 from tests.torch.streams_by_hand import BLOCK_BYTES, COMPUTE, OTHER, HandStreams, host_tier
 

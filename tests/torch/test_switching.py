@@ -23,12 +23,12 @@ from elbowroom.capture.layers import (
     switchable,
     with_offers,
 )
+from elbowroom.engine.algorithm_switches import offered, switched
+from elbowroom.engine.memory_formats import other_format
 from elbowroom.errors import InvalidPlan
 from elbowroom.plan import Algorithm, Plan
-from elbowroom.runtime import layer_choices
-from elbowroom.runtime.formats import other_format
-from elbowroom.runtime.switches import offered, switched
-from elbowroom.runtime.switching import Switching, chosen_of
+from elbowroom.run import layer_algorithms as layer_choices
+from elbowroom.run.algorithm_calls import Switching, chosen_of
 from elbowroom.trace import Trace
 
 CPU = torch.device("cpu")

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 
 import elbowroom as er
-from elbowroom.runtime._torch_compat import top_hooks
-from elbowroom.runtime.known import details
-from elbowroom.runtime.memory import RamResidence, SoFar
-from elbowroom.runtime.room import Room
-from elbowroom.runtime.unhooked import SURE, UNCHECKED
+from elbowroom.engine.residence import RamResidence, SoFar
+from elbowroom.run.room import Room
+from elbowroom.run.step_kinds import details
+from elbowroom.run.unhooked import SURE, UNCHECKED
+from elbowroom.torch_compat.core import top_hooks
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Setup,

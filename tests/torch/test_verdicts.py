@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elbowroom.errors import Infeasible
-from elbowroom.runtime.verdicts import Verdicts
+from elbowroom.run.refusals import Verdicts
 
 
 def refused(least_feasible_bytes: int) -> Infeasible:

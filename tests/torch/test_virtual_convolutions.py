@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from elbowroom.answers.estimate import estimate, trials
 from elbowroom.capture.virtual import ConvolutionCall, CudnnModel, VirtualDevice, Wanted
-from elbowroom.estimate import estimate, trials
 from elbowroom.machine import Machine, Tier
 from tests.torch.virtual_gpu import H100
 

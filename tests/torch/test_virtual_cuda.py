@@ -15,10 +15,10 @@ import torch
 import torch.nn as nn
 
 from elbowroom.allocator.settings import VARIABLES
+from elbowroom.answers.estimate import estimate
 from elbowroom.capture.virtual import VirtualDevice
-from elbowroom.estimate import estimate
 from elbowroom.machine import Machine
-from elbowroom.simulate import simulate
+from elbowroom.simulate.simulate import simulate
 from elbowroom.trace import Trace
 
 A100 = Machine.of("a100-80gb")

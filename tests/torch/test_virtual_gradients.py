@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor, nn
 
 import elbowroom as er
-from elbowroom.lifetimes import last_step
+from elbowroom.step.last_step import last_step
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Setup,

@@ -12,9 +12,9 @@ from torch.utils import dlpack as places
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from elbowroom.allocator.blocks import PRIVATE
+from elbowroom.answers.estimate import estimate
 from elbowroom.capture.virtual import VirtualDevice
 from elbowroom.errors import CaptureError
-from elbowroom.estimate import estimate
 from tests.torch.virtual_gpu import H100
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from elbowroom.capture.virtual import VirtualDevice, repeats
 from elbowroom.machine import Machine
-from elbowroom.runtime._torch_compat import storage_key
+from elbowroom.torch_compat.core import storage_key
 from elbowroom.trace import Trace
 
 PASSES = 6

@@ -23,7 +23,7 @@ from torch.func import (
 )
 
 from elbowroom.capture.virtual import VirtualDevice
-from elbowroom.runtime._torch_compat import top_hooks
+from elbowroom.torch_compat.core import top_hooks
 from tests.torch.virtual_gpu import H100
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")

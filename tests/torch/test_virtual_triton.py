@@ -56,7 +56,7 @@ def test_a_kernel_without_source_may_write_through_anything() -> None:
 
 LIKE_TRITON = {
     "__init__.py": "",
-    "runtime/__init__.py": "",
+    "run/__init__.py": "",
     "runtime/jit.py": """
 class JITFunction:
     def __init__(self, fn):

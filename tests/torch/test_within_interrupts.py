@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import elbowroom as er
-from elbowroom.runtime.room import Room
+from elbowroom.run.room import Room
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Outcome,

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import elbowroom as er
 from elbowroom.capture.recorder import live_ram_bytes
-from elbowroom.runtime.known import Known
-from elbowroom.runtime.learning import Learner
-from elbowroom.runtime.memory import RamResidence
+from elbowroom.engine.residence import RamResidence
+from elbowroom.run.learner import Learner
+from elbowroom.run.step_kinds import Known
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Training,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import elbowroom as er
-from elbowroom.runtime.room import Room
+from elbowroom.run.room import Room
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 from tests.torch.helpers import (

@@ -16,7 +16,7 @@ from torch.autograd.profiler import record_function
 
 import elbowroom as er
 from elbowroom.capture.recorder import live_ram_bytes
-from elbowroom.runtime.room import Room
+from elbowroom.run.room import Room
 from tests.torch.helpers import (
     Outcome,
     Setup,

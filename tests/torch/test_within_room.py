@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import elbowroom as er
-from elbowroom.runtime.disk import DiskTier
+from elbowroom.engine.tiers.disk import DiskTier
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Setup,

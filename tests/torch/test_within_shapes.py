@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from elbowroom.runtime.memory import RamResidence, SoFar
-from elbowroom.runtime.room import Room
+from elbowroom.engine.residence import RamResidence, SoFar
+from elbowroom.run.room import Room
 from tests.torch.helpers import (
     Setup,
     Training,

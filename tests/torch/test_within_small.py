@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import elbowroom as er
-from elbowroom.least_size import least_size
+from elbowroom.step.least_size import least_size
 from elbowroom.units import format_bytes
 from tests.torch.helpers import (
     Training,

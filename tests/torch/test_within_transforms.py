@@ -15,11 +15,11 @@ from torch.autograd.graph import save_on_cpu
 from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
 import elbowroom as er
+from elbowroom.capture.never_moved import Reserved
 from elbowroom.capture.observe import Observing
-from elbowroom.capture.reserved import Reserved
-from elbowroom.runtime.executor import Executor
-from elbowroom.runtime.hooks import Hooks
-from elbowroom.runtime.tiers import HostTier
+from elbowroom.engine.executor import Executor
+from elbowroom.engine.saved_tensors import Hooks
+from elbowroom.engine.tiers.base import HostTier
 from tests.torch.helpers import MIN_SIZE_BYTES, SEED, Training, by_loss, mean_square, mlp, needs, ordinary, same_within
 
 pytestmark = [  # torch's own

@@ -3,7 +3,7 @@
 The device's allocator (`replay`) and that of pinned host memory (`replay_pinned`); no torch, no GPU. settings.py has
 what may be set, device.py how a request is served, release.py what is given back under pressure, expandable.py the
 segments that grow, replay.py the loop over events, within.py that loop within one capacity after another, statistics.py
-the figures, and of_trace.py what a trace reserves.
+the figures, and reserved_curve.py what a trace reserves.
 """
 
 from __future__ import annotations

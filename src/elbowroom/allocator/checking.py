@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import NoReturn, cast
 
 from elbowroom.errors import UsageError
-from elbowroom.rules import MAX_INT, shown
+from elbowroom.files.field_rules import MAX_INT, shown
 
 FORMS = (
     "('alloc', key, bytes), ('alloc', key, bytes, stream), ('free', key), ('record_stream', key, stream), "

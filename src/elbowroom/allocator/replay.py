@@ -11,7 +11,7 @@ from elbowroom.allocator.log import Log
 from elbowroom.allocator.settings import Settings, parse_settings
 from elbowroom.allocator.statistics import Replay
 from elbowroom.errors import UsageError
-from elbowroom.rules import MAX_INT, shown
+from elbowroom.files.field_rules import MAX_INT, shown
 
 Event = tuple[Any, ...]
 """("alloc", key, bytes[, stream]), ("free", key), ("record_stream", key, stream), ("synchronize",) or

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from elbowroom.errors import UsageError
+from elbowroom.files.field_rules import shown
 from elbowroom.machine import Machine
-from elbowroom.rules import shown
 from elbowroom.trace import Trace
 
 KIB, MIB = 2**10, 2**20

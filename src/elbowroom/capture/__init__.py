@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from elbowroom.least_size import LEAST_BYTES
 from elbowroom.machine import Machine
+from elbowroom.step.least_size import LEAST_BYTES
 from elbowroom.trace import Trace
 
 __all__ = ["capture"]

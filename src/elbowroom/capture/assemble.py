@@ -19,9 +19,9 @@ from elbowroom.capture.measured import Clock, Moved, curve_of, spans_of
 from elbowroom.capture.recorder import Note, Recording
 from elbowroom.capture.states_seen import StatesSeen
 from elbowroom.capture.stream import Allocation, Block, Mark, OpSeen
+from elbowroom.engine.entries import Entry
 from elbowroom.errors import CaptureError
 from elbowroom.machine import TierName
-from elbowroom.runtime.entries import Entry
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Category, Event, Op, Phase, Step, Trace
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, final
 import torch
 
 from elbowroom.capture.layout import HOLE, Piece, Segment
-from elbowroom.runtime._torch_compat_cuda import keep_memory_history, memory_history_on, memory_snapshot
-from elbowroom.runtime.managed import pools
+from elbowroom.engine.tiers.managed import pools
+from elbowroom.torch_compat.cuda_allocator import keep_memory_history, memory_history_on, memory_snapshot
 
 DEFAULT_STREAM = 0
 SHARED_POOL = (0, 0)

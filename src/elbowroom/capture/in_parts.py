@@ -7,8 +7,8 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.runtime.parts import AtPart, InTurn
-from elbowroom.runtime.stepping import Stepping
+from elbowroom.engine.optimizer_hooks import Stepping
+from elbowroom.engine.optimizer_parts import AtPart, InTurn
 
 
 @final

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from elbowroom.capture.stream import Allocation, Stream
-from elbowroom.runtime.formats import other_format
-from elbowroom.runtime.storages import tensors_of
-from elbowroom.runtime.switches import offered, switched
+from elbowroom.engine.algorithm_switches import offered, switched
+from elbowroom.engine.memory_formats import other_format
+from elbowroom.engine.storages import tensors_of
 from elbowroom.trace import Choice, Op, Trace
 
 RUNS = 1

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from elbowroom.capture.drafts import StorageDraft
 from elbowroom.capture.stream import OpSeen
+from elbowroom.engine.entries import Happening
 from elbowroom.machine import TierName
-from elbowroom.runtime.entries import Happening
 from elbowroom.timeline import Curve, Lane, Span
 from elbowroom.trace import Category
 

@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from elbowroom.runtime._torch_compat import tell_of_compiling
+from elbowroom.torch_compat.core import tell_of_compiling
 
 Before = Callable[[torch.nn.Module, Any], None]
 After = Callable[[torch.nn.Module, Any, Any], None]

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 
 from elbowroom.capture.module_hooks import ModuleHooks
-from elbowroom.runtime._torch_compat import never_compiled
+from elbowroom.torch_compat.core import never_compiled
 
 
 class _Stacks(threading.local):

@@ -13,13 +13,14 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.capture.recorder import Recorder, reachable
-from elbowroom.capture.reserved import Reserved
+from elbowroom.capture.never_moved import Reserved
+from elbowroom.capture.recorder import Recorder
 from elbowroom.capture.user_profile import UserProfile
-from elbowroom.runtime._torch_compat import holders_of, in_backward, never_compiled, next_node_number, version_of
-from elbowroom.runtime.entries import Entry
-from elbowroom.runtime.executor import Executor
-from elbowroom.runtime.hooks import Director, Handle
+from elbowroom.engine.entries import Entry
+from elbowroom.engine.executor import Executor
+from elbowroom.engine.saved_tensors import Director, Handle
+from elbowroom.engine.storages import reachable
+from elbowroom.torch_compat.core import holders_of, in_backward, never_compiled, next_node_number, version_of
 
 NOTHING = nullcontext()
 
@@ -173,7 +174,7 @@ def optimizer_ended(recorder: Recorder | None, optimizer: torch.optim.Optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     recorder.classify("parameter", parameters)
     recorder.classify("gradient", (p.grad for p in parameters if p.grad is not None))
-    # `optimizer.state` would bring back what is away; see runtime/states.py.
+    # `optimizer.state` would bring back what is away; see engine/optimizer_states.py.
     mappings = (values for values in vars(optimizer).get("state", {}).values() if isinstance(values, dict))
     state = (value for values in mappings for value in values.values())
     recorder.classify("optimizer_state", (value for value in state if isinstance(value, torch.Tensor)))

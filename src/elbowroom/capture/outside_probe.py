@@ -12,9 +12,9 @@ import json
 import subprocess
 import sys
 
-from elbowroom import nvml
 from elbowroom.errors import UsageError
-from elbowroom.outside_measured import Outside
+from elbowroom.hardware import nvml
+from elbowroom.hardware.outside_measured import Outside
 
 LIMIT_S = 300
 

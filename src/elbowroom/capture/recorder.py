@@ -19,11 +19,11 @@ from elbowroom.capture.cuda_memory import CudaMemory
 from elbowroom.capture.layout import fills
 from elbowroom.capture.modules import ModulePaths
 from elbowroom.capture.stream import Block, Item, Stream
-from elbowroom.runtime._torch_compat import in_compiled_backward, never_compiled, storage_key
-from elbowroom.runtime.entries import Entry, Happening, Observer, StateEntry
-from elbowroom.runtime.storages import alive_of, dtype_name, storage_of
-from elbowroom.runtime.streams import Streams
-from elbowroom.runtime.wrapped import inside
+from elbowroom.engine.entries import Entry, Happening, Observer, StateEntry
+from elbowroom.engine.storages import alive_of, dtype_name, storage_of
+from elbowroom.engine.tiers.streams import Streams
+from elbowroom.engine.wrapped_tensors import inside
+from elbowroom.torch_compat.core import in_compiled_backward, never_compiled, storage_key
 from elbowroom.trace import Category
 
 
@@ -270,24 +270,6 @@ def live_ram_bytes() -> int:
     """Bytes of all storages in RAM that Python can reach."""
     found = [storage for storage in map(storage_of, reachable_tensors()) if storage is not None]
     return sum({storage_key(each): each.nbytes() for each in found if each.device.type == "cpu"}.values())
-
-
-def reachable_parameters() -> list[torch.Tensor]:
-    """Every nn.Parameter Python knows of, and what its optimizers update."""
-    return _parameters_among(alive_of(torch.nn.Parameter, torch.optim.Optimizer))
-
-
-def reachable() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Tensors and parameters as `reachable_tensors` and `reachable_parameters` have them, looked for once."""
-    found = alive_of(torch.Tensor, torch.optim.Optimizer)
-    tensors = [each for each in found if issubclass(type(each), torch.Tensor)]
-    return tensors, _parameters_among(found)
-
-
-def _parameters_among(found: list[Any]) -> list[torch.Tensor]:
-    optimizers = [each for each in found if issubclass(type(each), torch.optim.Optimizer)]
-    updated = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    return [*(each for each in found if issubclass(type(each), torch.nn.Parameter)), *updated]
 
 
 def _timed(happening: Happening) -> Iterator[Happening]:

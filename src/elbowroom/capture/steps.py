@@ -10,19 +10,18 @@ import torch
 
 from elbowroom.capture.assemble import Assembly
 from elbowroom.capture.in_parts import PartsWatch
+from elbowroom.capture.never_moved import Reserved
 from elbowroom.capture.observe import Observing, OptimizerWatch, optimizer_began, optimizer_ended
 from elbowroom.capture.recorder import Recorder
-from elbowroom.capture.reserved import Reserved
+from elbowroom.engine.conductor import Conductor
+from elbowroom.engine.executor import Executor
+from elbowroom.engine.gradients import Gradients
+from elbowroom.engine.optimizer_parts import Portion, movable
+from elbowroom.engine.saved_tensors import Hooks
+from elbowroom.engine.tiers.base import HostTier
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Machine
-from elbowroom.runtime.executor import Executor
-from elbowroom.runtime.gradients import Gradients
-from elbowroom.runtime.hooks import Hooks
-from elbowroom.runtime.known import Known
-from elbowroom.runtime.parts import Portion, movable
-from elbowroom.runtime.states import Conductor
-from elbowroom.runtime.tiers import HostTier
-from elbowroom.schedule import Action
+from elbowroom.step.schedule import Action
 from elbowroom.trace import Trace
 
 
@@ -81,7 +80,7 @@ class _Alone(Conductor):
     def __init__(self, observing: Observing) -> None:
         self._observing = observing
 
-    def known(self) -> Known | None:
+    def known(self) -> None:
         return None
 
     def recorder(self) -> Recorder | None:

@@ -21,8 +21,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from elbowroom.capture.cuda_memory import CudaMemory, Request
-from elbowroom.capture.operators import operator, reads_bytes
-from elbowroom.runtime._torch_compat_profiles import (
+from elbowroom.torch_compat.operators import operator, reads_bytes
+from elbowroom.torch_compat.profiler import (
     address_of,
     let_profile_go,
     marker,
@@ -202,7 +202,7 @@ def _with_requests(items: list[Item], requests: list[Request]) -> list[Item]:
 def _is_unpacking(node: Any, op: Any) -> bool:
     """Whether torch makes a saved tensor anew for a convolution's backward: an op only where a dispatch mode is on.
 
-    One is on where that backward runs in another memory format (runtime/formats.py).
+    One is on where that backward runs in another memory format (engine/memory_formats.py).
     """
     return op.name == "aten::detach" and node.name == "ConvolutionBackward0"
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, final
 
-from elbowroom.runtime._torch_compat_profiles import go_on, prepare_again, profiler_running, put_aside, user_profile
+from elbowroom.torch_compat.profiler import go_on, prepare_again, profiler_running, put_aside, user_profile
 
 WHOLE_STEPS = 3
 """So many steps of a profile are never missing in it."""

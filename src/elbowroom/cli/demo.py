@@ -64,7 +64,7 @@ def _records(folder: Path, outcome: main.Outcome) -> str:
     """Write the report of the records that elbowroom's trial left; say where they are."""
     if outcome.within.failed:
         return ""
-    from elbowroom.files import load
+    from elbowroom.files.record_files import load
     from elbowroom.machine import Machine
     from elbowroom.plan import Plan
     from elbowroom.report import report

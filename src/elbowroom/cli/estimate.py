@@ -13,7 +13,7 @@ from elbowroom.errors import UsageError
 from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
-    from elbowroom.estimate import Estimate, Interval, Moment
+    from elbowroom.answers.estimate import Estimate, Interval, Moment
     from elbowroom.machine import Machine
     from elbowroom.trace import Trace
 
@@ -95,7 +95,7 @@ def _recorded(path: str) -> Trace:
 
 
 def _answer(trace: Trace, machine: Machine, watch: Watch) -> Estimate:
-    from elbowroom.estimate import estimate
+    from elbowroom.answers.estimate import estimate
 
     watch.say(f"replaying {len(trace.events)} allocations and frees on {machine.name}")
     return estimate(trace, machine)

@@ -12,10 +12,10 @@ from elbowroom.errors import CaptureError, UsageError
 from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
-    from elbowroom.estimate import Estimate
-    from elbowroom.largest import Largest
+    from elbowroom.answers.estimate import Estimate
+    from elbowroom.answers.largest import Largest
+    from elbowroom.answers.slowdown import Within
     from elbowroom.machine import Machine
-    from elbowroom.slowdown import Within
     from elbowroom.trace import Trace
 
 USAGE = "elbowroom largest (script.py | -m MODULE) --vary NAME=(A..B | A,B,C) [--gpu NAME] [options] [-- ARGS]"
@@ -71,7 +71,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _searched(trials: Trials, vary: Range, multiple_of: int) -> Largest:
-    from elbowroom.largest import largest, largest_of
+    from elbowroom.answers.largest import largest, largest_of
 
     capacity_bytes = trials.machine.tiers[0].capacity_bytes
     need, same, watch = trials.needed_bytes, trials.is_same, trials.watch
@@ -138,14 +138,14 @@ class Trials:
             CaptureError: it could not be captured; the message names the value.
             TimeOver: the time is over.
         """
-        from elbowroom.estimate import estimate
+        from elbowroom.answers.estimate import estimate
 
         trace = self._captured(value)
         self._marks[value] = hash(trace.events)
         self.answers[value] = estimate(trace, self.machine)
         if self.slowdown is None:
             return self.answers[value].needed_bytes
-        from elbowroom.slowdown import within_slowdown
+        from elbowroom.answers.slowdown import within_slowdown
 
         self.watch.say(f"{self._looked_at()}planning for {self.knob.name} = {value}")
         planner = self._arguments.planner or scripts.PLANNER

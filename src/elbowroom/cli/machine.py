@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from elbowroom import gpus, nvml, outside_measured
 from elbowroom.cli import output
 from elbowroom.errors import UsageError
-from elbowroom.gpu_table import ASSUMED, GIVEN, Figure, Gpu
+from elbowroom.hardware import gpus, nvml, outside_measured
+from elbowroom.hardware.gpu_table import ASSUMED, GIVEN, Figure, Gpu
 from elbowroom.machine import Machine, gpu_of
 from elbowroom.units import format_bytes, format_ns
 

@@ -11,12 +11,12 @@ from elbowroom.cli import choosing, output, scripts
 from elbowroom.cli.progress import progress
 from elbowroom.cli.settings import DEFAULTS, settings_of
 from elbowroom.errors import Infeasible, UsageError
-from elbowroom.least_size import least_size, said
+from elbowroom.step.least_size import least_size, said
 from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
+    from elbowroom.answers.pareto import Pareto
     from elbowroom.machine import Machine
-    from elbowroom.pareto import Pareto
     from elbowroom.report import Subject
     from elbowroom.trace import Trace
 
@@ -119,7 +119,7 @@ def _given(
     """The trace, read or captured, and the machine it is planned for: this computer, for a trace of its CPU."""
     from elbowroom.machine import Machine
     from elbowroom.planners import means_of
-    from elbowroom.planners.budgets import device_bytes
+    from elbowroom.planners.budget.budgets import device_bytes
     from elbowroom.trace import Trace
     from elbowroom.units import parse_budget
 
@@ -136,7 +136,7 @@ def _given(
 def _planned(trace: Trace, machine: Machine, asked: Mapping[str, Any], watch: Watch) -> Subject:
     from elbowroom.planners import plan
     from elbowroom.report import subject_of
-    from elbowroom.simulate import simulate
+    from elbowroom.simulate.simulate import simulate
 
     watch.say(f"planning {len(trace.storages)} storages for {asked['budget']}")
     made = plan(trace, machine, **asked, watch=watch)
@@ -144,8 +144,8 @@ def _planned(trace: Trace, machine: Machine, asked: Mapping[str, Any], watch: Wa
 
 
 def _curve(trace: Trace, machine: Machine, asked: Mapping[str, Any], watch: Watch) -> Pareto:
-    from elbowroom.pareto import pareto
-    from elbowroom.selecting import selection
+    from elbowroom.answers.pareto import pareto
+    from elbowroom.step.module_selection import selection
 
     watch.say("planning for other budgets")
     left = {name: value for name, value in asked.items() if name not in ("planner", "slowdown", "include", "exclude")}

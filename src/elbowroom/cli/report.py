@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from elbowroom.answers.pareto import Pareto
 from elbowroom.cli import output
-from elbowroom.codec import encode_object
-from elbowroom.decided import decided
 from elbowroom.errors import UsageError
-from elbowroom.files import load
+from elbowroom.files.codec import encode_object
+from elbowroom.files.record_files import load
 from elbowroom.machine import Machine
-from elbowroom.pareto import Pareto
 from elbowroom.plan import Bound, Plan
 from elbowroom.report import ENDINGS, Subject, subject_of, write
+from elbowroom.step.plan_summary import decided
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 

@@ -18,8 +18,8 @@ from elbowroom.report import ENDINGS
 from elbowroom.trace import Trace
 
 if TYPE_CHECKING:
-    from elbowroom.runtime.beforehand import Child
-    from elbowroom.runtime.room import Room
+    from elbowroom.run.check_beforehand import Child
+    from elbowroom.run.room import Room
 
 HELD_MORE = 3
 """Exit code of a run whose script ended well, and that held more than its budget, or trained outside of it."""
@@ -85,7 +85,7 @@ def _room(arguments: argparse.Namespace, settings: Settings) -> AbstractContextM
     # torch reads it once, on import: storages of 2 MiB and more then begin at a page and go to disk without a copy.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
-    from elbowroom.runtime import within
+    from elbowroom.run import within
 
     allowed = choosing.allowed(arguments.allow)
     means: dict[str, Any] = {} if allowed is None else {"allow": allowed}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from elbowroom.runtime.room import Room
+    from elbowroom.run.room import Room
 
 Mode = Literal["plain", "within"]
 

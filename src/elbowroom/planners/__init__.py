@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from elbowroom.allocator.settings import as_set_by_script
-from elbowroom.checks import check
 from elbowroom.errors import UsageError
-from elbowroom.least_size import MIN_SIZE_BYTES
-from elbowroom.lifetimes import last_step
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
-from elbowroom.planners.asking import Asking
-from elbowroom.planners.budgets import device_bytes, first_lower, held_to, lower_bytes
-from elbowroom.planners.capuchin import capuchin
-from elbowroom.planners.keep_all import keep_all
-from elbowroom.planners.least import checked_slowdown, least_plan
-from elbowroom.planners.lms import lms
-from elbowroom.planners.optimal import optimal
+from elbowroom.planners.ask import Asking
+from elbowroom.planners.baselines.capuchin import capuchin
+from elbowroom.planners.baselines.keep_all import keep_all
+from elbowroom.planners.baselines.lms import lms
+from elbowroom.planners.baselines.recompute_blocks import recompute_blocks
+from elbowroom.planners.baselines.swap_all import swap_all
+from elbowroom.planners.baselines.swap_greedy import swap_greedy
+from elbowroom.planners.baselines.swap_states import swap_states
+from elbowroom.planners.baselines.tflms import tflms
+from elbowroom.planners.baselines.threshold import threshold
+from elbowroom.planners.baselines.vdnn import vdnn
+from elbowroom.planners.budget.budgets import device_bytes, first_lower, held_to, lower_bytes
+from elbowroom.planners.budget.least import checked_slowdown, least_plan
+from elbowroom.planners.optimal.optimal import optimal
 from elbowroom.planners.problem import DEFAULT_MEANS, MEANS, SAME_BITS, Judge, Means, Planner, Problem, any_recompute
-from elbowroom.planners.recompute_blocks import recompute_blocks
-from elbowroom.planners.swap_all import swap_all
-from elbowroom.planners.swap_greedy import swap_greedy
-from elbowroom.planners.swap_states import swap_states
-from elbowroom.planners.tflms import tflms
-from elbowroom.planners.threshold import threshold
-from elbowroom.planners.vdnn import vdnn
-from elbowroom.selecting import EVERY, Selection, selected, selection
+from elbowroom.step.check import check
+from elbowroom.step.last_step import last_step
+from elbowroom.step.least_size import MIN_SIZE_BYTES
+from elbowroom.step.module_selection import EVERY, Selection, selected, selection
 from elbowroom.trace import Trace
 from elbowroom.units import Budget, parse_budget
 from elbowroom.watch import Watch

@@ -8,12 +8,12 @@ from typing import Literal
 
 import numpy as np
 
-from elbowroom.lanes import Play, play
-from elbowroom.lifetimes import Ints, LastStep, listed, why_kept
 from elbowroom.machine import Machine, TierName
-from elbowroom.moves import Moves, moves_of, need, tier_peak
 from elbowroom.plan import Algorithm, Plan, Recompute, Swap
-from elbowroom.rebuilds import Rebuild
+from elbowroom.simulate.lanes import Play, play
+from elbowroom.step.last_step import Ints, LastStep, listed, why_kept
+from elbowroom.step.moves import Moves, moves_of, need, tier_peak
+from elbowroom.step.rebuilds import Rebuild
 
 Judge = Callable[[Recompute], bool]
 Means = Literal["swap", "recompute", "state", "algorithm"]

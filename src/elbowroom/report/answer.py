@@ -10,13 +10,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from elbowroom.estimate import Estimate, Interval, moment_label
-from elbowroom.largest import Largest
+from elbowroom.answers.estimate import Estimate, Interval, moment_label
+from elbowroom.answers.largest import Largest
 from elbowroom.report.terminal import plain_table
 from elbowroom.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
-    from elbowroom.slowdown import Within
+    from elbowroom.answers.slowdown import Within
     from elbowroom.trace import Remark
 
 NONE = "(no module)"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from elbowroom.pareto import Pareto
+from elbowroom.answers.pareto import Pareto
 from elbowroom.report.subject import Subject
 from elbowroom.timeline import LANES, Curve, Span, Timeline
 from elbowroom.trace import Op, Trace

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from elbowroom.decided import sentences
-from elbowroom.lifetimes import last_step, why_kept
-from elbowroom.pareto import Pareto
+from elbowroom.answers.pareto import Pareto
 from elbowroom.plan import Bound, Plan, Recompute, Swap
 from elbowroom.report.subject import Subject
-from elbowroom.simulate import compare
+from elbowroom.simulate.simulate import compare
+from elbowroom.step.last_step import last_step, why_kept
+from elbowroom.step.plan_summary import sentences
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Category, Trace
 from elbowroom.units import format_bytes, format_ns

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from elbowroom.answers.pareto import Pareto
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
-from elbowroom.pareto import Pareto
 from elbowroom.plan import Plan
-from elbowroom.simulate import simulate
+from elbowroom.simulate.simulate import simulate
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 

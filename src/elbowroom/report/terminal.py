@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from elbowroom.pareto import Pareto
+from elbowroom.answers.pareto import Pareto
 from elbowroom.plan import Plan
 from elbowroom.report import figures
 from elbowroom.report.subject import Subject

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from shlex import quote
 
-from elbowroom.gpus import title_of
+from elbowroom.hardware.gpus import title_of
 from elbowroom.machine import Machine
 
 _UUID = "GPU-00000000-0000-0000-0000-000000000000"

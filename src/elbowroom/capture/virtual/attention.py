@@ -13,7 +13,7 @@ import torch
 from torch.backends import cuda as switches
 
 from elbowroom.capture.virtual.wrappers import is_wrapper
-from elbowroom.runtime._torch_compat_wrapped import jagged_attention
+from elbowroom.torch_compat.subclasses import jagged_attention
 
 aten: Any = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)

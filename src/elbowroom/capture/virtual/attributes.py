@@ -15,7 +15,7 @@ from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.storages import address_of
 from elbowroom.capture.virtual.tensor import CPU, META, AsMeta, gradient_of, home_of
 from elbowroom.capture.virtual.wrappers import is_wrapper
-from elbowroom.runtime._torch_compat import without_torch_function
+from elbowroom.torch_compat.core import without_torch_function
 
 Tensor = torch.Tensor
 Change = tuple[Any, str, Any]

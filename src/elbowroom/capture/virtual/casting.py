@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from elbowroom.capture.virtual.recurrent import flat_buffer
-from elbowroom.runtime._torch_compat import is_view, without_autocast
+from elbowroom.torch_compat.core import is_view, without_autocast
 
 aten: Any = torch.ops.aten
 LOWER = (

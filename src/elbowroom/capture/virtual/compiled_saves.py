@@ -20,8 +20,7 @@ from typing import Any, final
 import torch
 
 from elbowroom.capture.virtual import attention, casting
-from elbowroom.runtime._torch_compat import OpOverrides
-from elbowroom.runtime._torch_compat_compiler import (
+from elbowroom.torch_compat.compiler import (
     faking,
     is_graph_break,
     kept_bytes,
@@ -29,6 +28,7 @@ from elbowroom.runtime._torch_compat_compiler import (
     raise_in,
     without_autocast_on_cpu,
 )
+from elbowroom.torch_compat.core import OpOverrides
 
 aten: Any = torch.ops.aten
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ import torch
 from elbowroom.capture.virtual.sparse import Parts, is_compressed, known_of, of_places, parts_of, places_of
 from elbowroom.capture.virtual.tensor import CPU, CUDA, Inside, is_virtual, virtual
 from elbowroom.errors import CaptureError
-from elbowroom.runtime._torch_compat import without_torch_function
+from elbowroom.torch_compat.core import without_torch_function
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.mode import Special, VirtualMode

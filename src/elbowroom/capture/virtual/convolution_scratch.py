@@ -16,7 +16,7 @@ import torch
 from elbowroom.capture.virtual.cudnn_workspaces import ConvolutionCall
 from elbowroom.capture.virtual.layouts import bytes_of, convolution_layout, in_layout, layout_of
 from elbowroom.capture.virtual.reductions import partial_bytes
-from elbowroom.runtime._torch_compat import in_backward
+from elbowroom.torch_compat.core import in_backward
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.scratch import Call

@@ -18,7 +18,7 @@ from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.live_memory import LiveMemory
 from elbowroom.capture.virtual.settings import Settings
 from elbowroom.capture.virtual.streams import CUDA_TYPE, Stream
-from elbowroom.runtime._torch_compat_device import (
+from elbowroom.torch_compat.device_modules import (
     accelerator_changes,
     build_changes,
     cuda_changes,

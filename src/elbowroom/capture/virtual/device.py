@@ -29,9 +29,10 @@ from elbowroom.capture.virtual.settings import CudnnModel, Settings
 from elbowroom.capture.virtual.triton_kernels import Kernels
 from elbowroom.capture.virtual.updates import Updates
 from elbowroom.capture.virtual.values import SPECIALS
+from elbowroom.engine.optimizer_parts import Portion
 from elbowroom.errors import CaptureError
 from elbowroom.machine import Machine
-from elbowroom.runtime._torch_compat import (
+from elbowroom.torch_compat.core import (
     allow_cuda_device,
     autocast_asked_of_all,
     import_dynamo,
@@ -39,7 +40,6 @@ from elbowroom.runtime._torch_compat import (
     pop_mode,
     push_mode,
 )
-from elbowroom.runtime.parts import Portion
 from elbowroom.trace import Trace
 
 EVALUATIONS = 4

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from elbowroom.capture.operators import UNFILLED, reads_bytes
-from elbowroom.runtime._torch_compat import schema_of
+from elbowroom.torch_compat.core import schema_of
+from elbowroom.torch_compat.operators import UNFILLED, reads_bytes
 
 UNDECLARED: dict[str, tuple[int, ...]] = {
     # Running mean and variance, where argument 5 (training) is true: native_functions.yaml does not mark them.

@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 
 from elbowroom.capture.virtual.tensor import is_virtual
-from elbowroom.runtime._torch_compat import (
+from elbowroom.torch_compat.core import (
     DeviceContext,
     device_constructors,
     parse_to,

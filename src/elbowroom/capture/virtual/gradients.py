@@ -1,6 +1,6 @@
 """Accumulations on a virtual device: where backward writes the gradient of a parameter.
 
-They are parts of a trace as in a run (Note: [Gradients away] in runtime/gradients.py): but for the gradients that
+They are parts of a trace as in a run (Note: [Gradients away] in engine/gradients.py): but for the gradients that
 something else refers to once they are written, or that somebody asks for before their next use. Those stay.
 """
 
@@ -15,7 +15,7 @@ import torch
 from elbowroom.capture.virtual.attributes import Asked
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.tensor import gradient_of
-from elbowroom.runtime._torch_compat import storage_holders
+from elbowroom.torch_compat.core import storage_holders
 
 
 @final

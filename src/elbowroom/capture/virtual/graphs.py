@@ -15,7 +15,7 @@ from typing import Any, ClassVar, final
 import torch
 
 from elbowroom.capture.virtual.ledger import Ledger
-from elbowroom.runtime._torch_compat_device import pool_changes
+from elbowroom.torch_compat.device_modules import pool_changes
 
 Change = tuple[Any, str, Any]
 GRAPHS = "CUDA graphs (a pool of theirs counts to the end, also where its graphs are dropped; replays take no time)"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import torch
 
 from elbowroom.capture.virtual.tensor import CPU, is_virtual
-from elbowroom.runtime._torch_compat import set_storage, without_torch_function
-from elbowroom.runtime._torch_compat_device import without_modes
+from elbowroom.torch_compat.core import set_storage, without_torch_function
+from elbowroom.torch_compat.device_modules import without_modes
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.known_values import Entry, KnownValues

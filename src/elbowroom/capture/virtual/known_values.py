@@ -25,7 +25,7 @@ import torch
 from elbowroom.capture.virtual.effects import changed, effects_of
 from elbowroom.capture.virtual.guards import Tape
 from elbowroom.capture.virtual.tensor import CPU, LARGE_BYTES, home_of, is_virtual
-from elbowroom.runtime._torch_compat import set_storage, storage_key, without_torch_function
+from elbowroom.torch_compat.core import set_storage, storage_key, without_torch_function
 
 aten: Any = torch.ops.aten
 WHOLE_BYTES = 2**24

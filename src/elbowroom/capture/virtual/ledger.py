@@ -17,7 +17,7 @@ from elbowroom.capture.drafts import SaveDraft
 from elbowroom.capture.virtual import sparse
 from elbowroom.capture.virtual.streams import Streams
 from elbowroom.capture.virtual.wrappers import is_wrapper, parts_of
-from elbowroom.runtime._torch_compat import storage_key, unwrapped
+from elbowroom.torch_compat.core import storage_key, unwrapped
 from elbowroom.trace import Category, Part, Phase, RemarkKind
 
 BLOCK_BYTES = 512

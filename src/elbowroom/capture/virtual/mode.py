@@ -13,7 +13,6 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.capture.operators import reads_bytes
 from elbowroom.capture.virtual import collectives, compressed, dependent_shapes, kernels, scratch, unknown_ops
 from elbowroom.capture.virtual.compared import Compared
 from elbowroom.capture.virtual.effects import (
@@ -48,7 +47,7 @@ from elbowroom.capture.virtual.tensor import (
     virtual,
 )
 from elbowroom.capture.virtual.updates import Updates
-from elbowroom.runtime._torch_compat import (
+from elbowroom.torch_compat.core import (
     DispatchMode,
     backward_code,
     decomposition_of,
@@ -61,8 +60,9 @@ from elbowroom.runtime._torch_compat import (
     views,
     with_kernel_of_all,
 )
-from elbowroom.runtime._torch_compat_device import is_traced, traceable, untraced
-from elbowroom.runtime._torch_compat_wrapped import adds_no_dispatch
+from elbowroom.torch_compat.device_modules import is_traced, traceable, untraced
+from elbowroom.torch_compat.operators import reads_bytes
+from elbowroom.torch_compat.subclasses import adds_no_dispatch
 from elbowroom.trace import Phase
 
 aten: Any = torch.ops.aten

@@ -34,9 +34,9 @@ from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.settings import Settings
 from elbowroom.capture.virtual.tensor import is_real_host, is_virtual
 from elbowroom.capture.virtual.values import as_virtual_cpu
-from elbowroom.runtime._torch_compat import grouping_changes, variable_functions
-from elbowroom.runtime._torch_compat_device import scripted_as
-from elbowroom.runtime._torch_compat_loading import LoaderHere
+from elbowroom.torch_compat.core import grouping_changes, variable_functions
+from elbowroom.torch_compat.data_loader import LoaderHere
+from elbowroom.torch_compat.device_modules import scripted_as
 
 Change = tuple[Any, str, Any]
 

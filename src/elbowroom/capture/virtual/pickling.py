@@ -18,8 +18,8 @@ from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.tensor import CPU, CUDA, META, home_of, virtual
 from elbowroom.capture.virtual.wrappers import is_wrapper
-from elbowroom.runtime._torch_compat import REDUCE_TENSOR, no_dispatch, reduce_tensor, set_storage, storage_key
-from elbowroom.runtime._torch_compat_device import rebuild_change, rebuild_tensor, untyped
+from elbowroom.torch_compat.core import REDUCE_TENSOR, no_dispatch, reduce_tensor, set_storage, storage_key
+from elbowroom.torch_compat.device_modules import rebuild_change, rebuild_tensor, untyped
 
 _place: ContextVar[Any] = ContextVar("map_location", default=None)
 _ledgers: list[Ledger] = []

@@ -19,7 +19,7 @@ from typing import Any, final
 import torch
 
 from elbowroom.capture.virtual.ledger import Ledger
-from elbowroom.runtime._torch_compat_device import done_work
+from elbowroom.torch_compat.device_modules import done_work
 
 Change = tuple[Any, str, Any]
 NAME = "elbowroom"

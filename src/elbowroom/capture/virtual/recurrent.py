@@ -13,7 +13,7 @@ import torch
 from elbowroom.capture.virtual.reductions import partial_bytes
 from elbowroom.capture.virtual.settings import RecurrentCall
 from elbowroom.capture.virtual.tensor import META, Inside, virtual
-from elbowroom.runtime._torch_compat import set_storage, storage_key
+from elbowroom.torch_compat.core import set_storage, storage_key
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.mode import VirtualMode

@@ -29,7 +29,7 @@ from elbowroom.capture.virtual.guards import Guard, Tape, Unknown
 from elbowroom.capture.virtual.known_values import Entry
 from elbowroom.capture.virtual.ledger import BLOCK_BYTES, OpLine, StorageLine
 from elbowroom.capture.virtual.tensor import CUDA, META, home_of, is_virtual, virtual
-from elbowroom.runtime._torch_compat import has_hooks, no_dispatch
+from elbowroom.torch_compat.core import has_hooks, no_dispatch
 from elbowroom.trace import Category, RemarkKind
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.tensor import CUDA
-from elbowroom.runtime._torch_compat import dense_chunks, flattened, unflattened
+from elbowroom.torch_compat.core import dense_chunks, flattened, unflattened
 
 Change = tuple[Any, str, Any]
 BUFFER_BYTES = 10 * 2**20

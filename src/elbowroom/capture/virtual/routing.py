@@ -16,8 +16,8 @@ from elbowroom.capture.virtual import attention, casting, collectives, ctc, recu
 from elbowroom.capture.virtual.factories import META_ASKED
 from elbowroom.capture.virtual.layouts import layout_of
 from elbowroom.capture.virtual.tensor import CUDA, home_of, is_real_host
-from elbowroom.runtime._torch_compat import OpOverrides, below_autograd
-from elbowroom.runtime._torch_compat_wrapped import have_dtensor_draw
+from elbowroom.torch_compat.core import OpOverrides, below_autograd
+from elbowroom.torch_compat.subclasses import have_dtensor_draw
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.mode import VirtualMode

@@ -20,7 +20,7 @@ import torch
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.pickling import mapped
 from elbowroom.capture.virtual.tensor import AsMeta, is_real_host, is_virtual, meta_like, virtual
-from elbowroom.runtime._torch_compat_device import without_modes
+from elbowroom.torch_compat.device_modules import without_modes
 
 Change = tuple[Any, str, Any]
 RECORD = "elbowroom.tensors"

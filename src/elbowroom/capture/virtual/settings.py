@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from elbowroom.capture.facts import Facts
 from elbowroom.capture.virtual.cudnn_workspaces import ConvolutionCall, Wanted, usual_workspace
-from elbowroom.gpus import title_of
+from elbowroom.hardware.gpus import title_of
 from elbowroom.machine import Machine
 
 MIB = 2**20

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, final
 import torch
 
 from elbowroom.capture.virtual.tensor import COMPRESSED, META, is_virtual
-from elbowroom.runtime._torch_compat import storage_key
+from elbowroom.torch_compat.core import storage_key
 
 
 class Made(NamedTuple):

@@ -14,7 +14,7 @@ import torch
 
 from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.tensor import COMPRESSED, CUDA, Inside, virtual
-from elbowroom.runtime._torch_compat import node_name
+from elbowroom.torch_compat.core import node_name
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.scratch import Call

@@ -12,7 +12,7 @@ import torch
 
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.tensor import CPU, CUDA, HOME, META, AsMeta
-from elbowroom.runtime._torch_compat import no_dispatch, storage_key
+from elbowroom.torch_compat.core import no_dispatch, storage_key
 
 Change = tuple[Any, str, Any]
 PINNED = "_elbowroom_pinned"

@@ -15,7 +15,7 @@ import torch
 
 from elbowroom.allocator.blocks import PRIVATE
 from elbowroom.capture.virtual.tensor import CUDA
-from elbowroom.runtime._torch_compat import in_backward, next_node_number, node_number
+from elbowroom.torch_compat.core import in_backward, next_node_number, node_number
 
 Change = tuple[Any, str, Any]
 OF_GRADIENTS = 2**62

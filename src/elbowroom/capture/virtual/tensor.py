@@ -15,8 +15,9 @@ from typing import Any, cast, final
 
 import torch
 
+from elbowroom.engine.wrapped_tensors import inside
 from elbowroom.errors import CaptureError
-from elbowroom.runtime._torch_compat import (
+from elbowroom.torch_compat.core import (
     MetaKernels,
     as_subclass,
     backend_of,
@@ -24,8 +25,7 @@ from elbowroom.runtime._torch_compat import (
     unwrapped,
     without_torch_function,
 )
-from elbowroom.runtime._torch_compat_wrapped import wraps_others
-from elbowroom.runtime.wrapped import inside
+from elbowroom.torch_compat.subclasses import wraps_others
 
 CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")

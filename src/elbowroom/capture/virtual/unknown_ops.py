@@ -15,7 +15,7 @@ from elbowroom.capture.virtual.effects import changed, effects_of
 from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.tensor import CPU, META, is_virtual
 from elbowroom.errors import CaptureError
-from elbowroom.runtime._torch_compat import no_dispatch, schema_of, without_torch_function
+from elbowroom.torch_compat.core import no_dispatch, schema_of, without_torch_function
 
 HOST_BYTES = 2**28
 """More than this is not made on the host for the sake of an op's form."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
 
-from elbowroom import runtime
 from elbowroom.capture.virtual.ledger import Ledger
 
 Change = tuple[Any, str, Any]
+PLACES = ("elbowroom", "elbowroom.run")
 SAID = "elbowroom.within (estimated is what the training takes without a budget)"
 
 
@@ -48,4 +48,4 @@ def changes(ledger: Ledger) -> list[Change]:
         ledger.remark("unsupported", SAID)
         yield Unmanaged()
 
-    return [(place, "within", within) for place in (sys.modules["elbowroom"], runtime)]
+    return [(place, "within", within) for place in map(sys.modules.get, PLACES) if place is not None]

@@ -19,7 +19,7 @@ import torch
 
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.tensor import gradient_of, is_virtual
-from elbowroom.runtime._torch_compat import around_backward, in_backward, leaves_below, unwrapped
+from elbowroom.torch_compat.core import around_backward, in_backward, leaves_below, unwrapped
 
 KEPT = ("parameter", "gradient", "buffer", "input")
 """Categories that a storage keeps, whatever changes it."""

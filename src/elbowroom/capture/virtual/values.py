@@ -15,7 +15,7 @@ from elbowroom.capture.virtual import compressed, dependent_shapes, nested, recu
 from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.storages import without_bytes
 from elbowroom.capture.virtual.tensor import CPU, is_virtual, meta_like, virtual
-from elbowroom.runtime._torch_compat import in_backward, node_name, storage_holders, tensor_uses
+from elbowroom.torch_compat.core import in_backward, node_name, storage_holders, tensor_uses
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.mode import Special, VirtualMode

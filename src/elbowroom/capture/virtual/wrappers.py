@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from elbowroom.capture.virtual.tensor import META
-from elbowroom.runtime._torch_compat import KEYS_OF_CUDA, MAKE_WRAPPER
-from elbowroom.runtime._torch_compat_wrapped import adds_no_dispatch, wraps_others
-from elbowroom.runtime.wrapped import inside
+from elbowroom.engine.wrapped_tensors import inside
+from elbowroom.torch_compat.core import KEYS_OF_CUDA, MAKE_WRAPPER
+from elbowroom.torch_compat.subclasses import adds_no_dispatch, wraps_others
 
 Change = tuple[Any, str, Any]
 DEVICE, KEYS = 6, 12

@@ -1,0 +1,1 @@
+"""Answers: what people ask of a training, worked out from its trace."""

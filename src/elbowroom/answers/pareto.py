@@ -1,0 +1,200 @@
+"""pareto: the curve of budget against step time, for one or several planners.
+
+Computes: plans at some budgets between the least feasible one and what keeping everything takes, each simulated. The
+budgets are not given beforehand: the next one always halves the stretch of the curve that says least, the one with the
+largest product of bytes and time between its ends. A plan also serves any larger budget, so where a planner makes a
+slower one for more bytes, the point says the faster.
+Optimal: as the planner is. Ignores: what lies between the points.
+Cost: one plan and one simulation a point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from elbowroom.errors import UsageError
+from elbowroom.files import field_rules as rules
+from elbowroom.files.record_files import Filed
+from elbowroom.machine import Machine
+from elbowroom.plan import Plan
+from elbowroom.planners import DEFAULT_PLANNER, asking
+from elbowroom.planners.budget.least import Ask, Weighed, lowest
+from elbowroom.simulate.simulate import simulate
+from elbowroom.timeline import Timeline
+from elbowroom.trace import Trace
+from elbowroom.units import Budget
+from elbowroom.watch import ENDS, Watch
+
+POINTS = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """What one planner makes of one budget.
+
+    Attributes:
+        planner: its name.
+        budget_bytes: what it was given.
+        step_ns: simulated time of the step.
+        lower_bound_ns: no plan takes less, in the order of ops of the trace; None where the planner proves nothing.
+        stall_ns: part of the step in which compute waits for copies.
+        peak_allocated_bytes: simulated, on the device.
+        peak_reserved_bytes: the same of what the allocator holds.
+        swapped_out_bytes: bytes that leave the device.
+        swapped_back_bytes: bytes that come back.
+    """
+
+    planner: str
+    budget_bytes: int
+    step_ns: int
+    lower_bound_ns: int | None
+    stall_ns: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    swapped_out_bytes: int
+    swapped_back_bytes: int
+
+    def __post_init__(self) -> None:
+        rules.text("Point.planner", self.planner)
+        for name in ("budget_bytes", "step_ns", "stall_ns", "peak_allocated_bytes", "peak_reserved_bytes"):
+            rules.integer(f"Point.{name}", getattr(self, name))
+        rules.integer("Point.swapped_out_bytes", self.swapped_out_bytes)
+        rules.integer("Point.swapped_back_bytes", self.swapped_back_bytes)
+        if self.lower_bound_ns is not None:
+            rules.integer("Point.lower_bound_ns", self.lower_bound_ns, most=self.step_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pareto(Filed):
+    """Budgets against step times, for the last step of one trace on one machine.
+
+    Attributes:
+        trace_id: `Trace.id` of the trace.
+        machine: its name.
+        kept_peak_bytes: what the device holds with everything kept (reserved where there is a caching allocator).
+        kept_step_ns: simulated time of the step with everything kept.
+        points: by planner, and by rising budget for each.
+    """
+
+    trace_id: str
+    machine: str
+    kept_peak_bytes: int
+    kept_step_ns: int
+    points: tuple[Point, ...]
+
+    def __post_init__(self) -> None:
+        rules.text("Pareto.trace_id", self.trace_id)
+        rules.text("Pareto.machine", self.machine)
+        rules.integer("Pareto.kept_peak_bytes", self.kept_peak_bytes)
+        rules.integer("Pareto.kept_step_ns", self.kept_step_ns)
+        rules.records("Pareto.points", self.points, Point)
+        for planner in self.planners:
+            rules.ascending("Pareto.points.budget_bytes", tuple(p.budget_bytes for p in self.of(planner)))
+
+    @property
+    def planners(self) -> tuple[str, ...]:
+        """The planners, in the order of their points."""
+        return tuple(dict.fromkeys(point.planner for point in self.points))
+
+    def of(self, planner: str) -> tuple[Point, ...]:
+        """The points of one planner."""
+        return tuple(point for point in self.points if point.planner == planner)
+
+    def slowdown(self, point: Point) -> float:
+        """Step time of a point as a factor of that with everything kept."""
+        return point.step_ns / self.kept_step_ns if self.kept_step_ns else 1.0
+
+
+def pareto(
+    trace: Trace,
+    machine: Machine,
+    planners: Sequence[str] = (DEFAULT_PLANNER,),
+    *,
+    count: int = POINTS,
+    budget: str | Budget = "auto",
+    options: Mapping[str, object] | None = None,
+    **asked: Any,
+) -> Pareto:
+    """The curve of budget against step time.
+
+    Args:
+        trace: what the training does.
+        machine: where it will run.
+        planners: names of planners, each of which has a curve.
+        count: points a planner has at most, at least 2.
+        budget: its amounts for the tiers below the device hold for all points; that of the device is not looked at.
+        options: knobs of the planner, where there is one planner.
+        asked: further arguments of `elbowroom.plan`, such as min_size_bytes, allow, time_limit_s and watch.
+
+    Raises:
+        Infeasible: a planner meets no budget.
+        UsageError: `count` is below 2, or something that `elbowroom.plan` does not allow.
+    """
+    if count < 2:
+        raise UsageError(f"pareto: given count={count}; allowed are 2 points or more, for its ends; raise it")
+    if options and len(planners) > 1:
+        raise UsageError(f"pareto: given options for {len(planners)} planners; allowed is it for one; leave them out")
+    kept, found = simulate(trace, machine), list[Point]()
+    for planner in planners:
+        ask = asking(trace, machine, budget, planner, options=options, **asked)
+        found += _points(_sampled(ask.weigh, kept.peak_reserved_bytes, count, asked.get("watch")))
+    return Pareto(
+        trace_id=trace.id,
+        machine=machine.name,
+        kept_peak_bytes=kept.peak_reserved_bytes,
+        kept_step_ns=kept.step_ns,
+        points=tuple(found),
+    )
+
+
+def _sampled(ask: Ask, kept_peak_bytes: int, count: int, watch: Watch | None) -> list[Weighed]:
+    """Plans by rising budget: the least, that of keeping everything, and what halves the longest stretch between."""
+    points = [lowest(ask)]
+    try:
+        if points[0].plan.budget_bytes < kept_peak_bytes:
+            points.append(ask(kept_peak_bytes))
+        while 1 < len(points) < count and (halved := _halved(ask, points)):
+            points = halved
+    except ENDS as problem:
+        if watch is None:
+            raise
+        watch.ends_early(problem, f"the curve has {len(points)} of {count} points")
+    return points
+
+
+def _halved(ask: Ask, points: Sequence[Weighed]) -> list[Weighed]:
+    """With one more where the curve says least; none where no budget lies between."""
+    stretches = [
+        (high.plan.budget_bytes - low.plan.budget_bytes) * max(1, low.step_ns - high.step_ns)
+        for low, high in pairwise(points)
+    ]
+    at = stretches.index(max(stretches))
+    low_bytes, high_bytes = points[at].plan.budget_bytes, points[at + 1].plan.budget_bytes
+    if high_bytes - low_bytes < 2:
+        return []
+    return [*points[: at + 1], ask((low_bytes + high_bytes) // 2), *points[at + 1 :]]
+
+
+def _points(sampled: Sequence[Weighed]) -> Iterator[Point]:
+    """A point per budget, each with the fastest of its own plan and those of smaller budgets."""
+    best = sampled[0]
+    for each in sampled:
+        best = each if each.step_ns <= best.step_ns else best
+        yield _point(each.plan, best.line)
+
+
+def _point(made: Plan, line: Timeline) -> Point:
+    return Point(
+        planner=made.planner,
+        budget_bytes=made.budget_bytes,
+        step_ns=line.step_ns,
+        lower_bound_ns=made.bound.lower_bound_ns if made.bound else None,
+        stall_ns=line.stall_ns,
+        peak_allocated_bytes=line.peak_allocated_bytes,
+        peak_reserved_bytes=line.peak_reserved_bytes,
+        swapped_out_bytes=line.swapped_out_bytes,
+        swapped_back_bytes=line.swapped_back_bytes,
+    )

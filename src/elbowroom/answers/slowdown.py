@@ -1,0 +1,86 @@
+"""slowdown: does a step fit a machine with a plan that makes it at most so much slower, and what does it need?
+
+Computes: the least budget for that slowdown, as the device memory it takes with what lies outside the allocator. It is
+exact on the question whether that is within the capacity, and rough (`ROUGHLY` in planners/budget/least.py) elsewhere.
+Slowdown is against the same step with everything kept, on the same machine with memory for it: the same work, so it is
+that of every sample, pixel or token of it. Reference: vDNN (Rhu et al., MICRO 2016), whose loss of performance is
+against such an "oracular" GPU.
+Ignores: what the simulator ignores; what other values of a batch size do to the speed of kernels, as both sides have
+the same value. Cost: a plan for the capacity, and about five more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elbowroom.errors import Infeasible
+from elbowroom.machine import Machine
+from elbowroom.planners import asking
+from elbowroom.planners.budget.least import Weighed, needed_bytes
+from elbowroom.trace import Trace
+from elbowroom.watch import Watch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Within:
+    """What a step needs within a slowdown.
+
+    Attributes:
+        needed_bytes: device memory, what lies outside the allocator included; rough unless it is near the capacity.
+        capacity_bytes: of the device.
+        kept_step_ns: simulated time of the step with everything kept.
+        step_ns: the same with the plan for the whole capacity; None where there is no such plan.
+    """
+
+    needed_bytes: int
+    capacity_bytes: int
+    kept_step_ns: int
+    step_ns: int | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether a plan within the capacity is fast enough."""
+        return self.needed_bytes <= self.capacity_bytes
+
+    @property
+    def slowdown(self) -> float | None:
+        """What the plan for the whole capacity makes of the step time; None where there is no such plan."""
+        return self.step_ns / self.kept_step_ns if self.step_ns is not None and self.kept_step_ns else None
+
+
+def within_slowdown(
+    trace: Trace, machine: Machine, slowdown: float, planner: str, watch: Watch | None = None
+) -> Within:
+    """Say what a step needs so that it is at most so much slower.
+
+    Args:
+        trace: what the training does.
+        machine: where it runs; all of its device less what lies outside the allocator is the budget.
+        slowdown: factor on the step time with everything kept.
+        planner: who makes the plans.
+        watch: looks on.
+
+    Raises:
+        TimeOver: the time of `watch` is over.
+    """
+    ask = asking(trace, machine, planner=planner, watch=watch)
+    kept, capacity_bytes = ask.kept(), machine.tiers[0].capacity_bytes
+    budget_bytes = max(0, capacity_bytes - machine.outside_bytes)
+    seen: dict[int, Weighed] = {}
+
+    def remembered(budget: int) -> Weighed:
+        if budget not in seen:
+            seen[budget] = ask.weigh(budget)
+        return seen[budget]
+
+    try:
+        step_ns = remembered(budget_bytes).step_ns
+    except Infeasible:
+        step_ns = None
+    needed = needed_bytes(remembered, kept, slowdown, budget_bytes)
+    return Within(
+        needed_bytes=needed + machine.outside_bytes,
+        capacity_bytes=capacity_bytes,
+        kept_step_ns=kept.step_ns,
+        step_ns=step_ns,
+    )

@@ -1,0 +1,400 @@
+"""The executor: one table that says where every saved storage is, and the only code that changes it.
+
+    on device ── plan says swap ──► leaving ── write ended ──► away ── planned or asked for ──► returning
+        ▲                              │                                                            │
+        └── wanted back before that ───┘◄─────────────────────── read ended ────────────────────────┘
+
+    on device ── plan says recompute ──► dropped ── its recipe ran, as planned or when asked for ──► on device
+
+Note: [Single writer] Only code that holds the executor's lock moves an entry, and only at a tick: when autograd saves
+or reads back a tensor. Worker threads fill their transfers and touch nothing else. So the bytes on the device depend
+on the order of the ticks and not on how fast a disk is.
+
+Note: [Versions] A saved tensor that is changed in place before backward must raise, as autograd does without hooks
+(with hooks it cannot check). Every handle keeps a tensor that shares the saved one's version counter and none of its
+bytes; what `read` returns shares that counter too, so a change to a returned tensor is seen by the readers after it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import final
+from weakref import ref
+
+import torch
+
+from elbowroom.engine.entries import Counters, Entry, Happening, Observer, Remake, State, StateEntry, moved
+from elbowroom.engine.residence import RamResidence, Residence
+from elbowroom.engine.storages import CPU, Blanks
+from elbowroom.engine.tiers.base import LowerTier, Transfer
+from elbowroom.machine import TierName
+from elbowroom.torch_compat.core import storage_key
+
+ON_DEVICE, LEAVING, AWAY, RETURNING, DROPPED = State  # in this order, as looking one up takes time
+
+
+@final
+class Executor:
+    """Moves saved storages between the device and one lower tier.
+
+    Args:
+        tier: where they go.
+        residence: has the memory of what left go back to the system.
+        device: where they come from.
+    """
+
+    def __init__(self, tier: LowerTier, residence: Residence | None = None, device: torch.device = CPU) -> None:
+        self.tier = tier
+        self.device = device
+        self.residence = residence or RamResidence()
+        self._counts = type(self.residence).look is not Residence.look
+        self.blanks = Blanks(device)
+        self.counters, self.observer = Counters(), Observer()
+        self._by_key: dict[int, Entry] = {}
+        self._writes: deque[Entry] = deque()
+        self._writes_reaped = 0
+        self._released: deque[Entry] = deque()
+        self._lock = threading.Lock()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the device does not answer any more: nothing comes back to it."""
+        return self.tier.streams is not None and self.tier.streams.lost
+
+    # Saving
+
+    def find(self, storage: torch.UntypedStorage) -> Entry | None:
+        """The entry whose bytes this very storage holds now."""
+        entry = self._by_key.get(storage_key(storage))
+        return entry if entry is not None and entry.alive() is storage else None
+
+    def add(self, n: int, storage: torch.UntypedStorage, version: int) -> Entry:
+        """A new entry, on the device and not held by the table, with the one handle that its caller makes for it."""
+        entry = Entry(n, storage, version)
+        self._by_key[entry.key] = entry
+        return entry
+
+    def may_leave(self, entry: Entry) -> None:
+        """The storage of an entry is being saved, and may be swapped out at another tick: this stream is its own."""
+        entry.home = self.tier.home()
+
+    def swap_out(self, entry: Entry, to: TierName | None = None) -> None:
+        """Start to write an entry; the table holds its storage until the write has ended. Raises TierFull."""
+        storage = entry.alive()
+        assert storage is not None, "an entry is swapped out while its saved tensor is at hand"
+        with self._lock:
+            if entry.home is None:
+                entry.home = self.tier.home()
+            entry.slot = slot = self.tier.reserve(entry.size_bytes, to)
+            slot.home = entry.home
+            entry.out = self.tier.write(storage, slot)
+            entry.device = storage
+            entry.state = LEAVING
+            self._writes.append(entry)
+            self.counters.swaps += 1
+        if self._released:
+            self._after_lock()
+
+    def drop(self, entry: Entry, remake: Remake) -> None:
+        """Let go of an entry's bytes at once; `remake` brings them again, unless somebody else holds them till then."""
+        entry.state = DROPPED
+        entry.remake = remake
+        self.residence.let_go(entry.size_bytes)
+
+    def writes_done(self, count: int) -> None:
+        """Wait until the first `count` writes of this step have ended, and let go of their device bytes."""
+        writes = self._writes
+        while writes:
+            entry, out = writes[0], writes[0].out
+            if out is None:
+                continue  # a thread beside this one has just seen to it
+            if not out.done():
+                if self._writes_reaped >= count:
+                    break
+                self._wait(entry, out)
+            self._reap(entry, out)
+        if self._released:
+            self._after_lock()
+        if self._counts:
+            self.residence.look()
+
+    def settle(self) -> None:
+        """Wait for every write under way."""
+        self.writes_done(self._writes_reaped + len(self._writes))
+
+    def stop(self) -> None:
+        """End every write under way, at once: those that are not done are given up, and nobody asks how they ended."""
+        for entry in self._writes:
+            self.want(entry)
+        while self._writes:
+            with suppress(RuntimeError):
+                self.writes_done(self._writes_reaped + 1)
+        self._after_lock()
+
+    def close(self) -> None:
+        """Nothing will be saved any more. The tier ends now if nothing is away, else with the last saved tensor."""
+        self.stop()
+        if self.tier.held_bytes == 0 or self.lost:
+            self.tier.close()
+
+    def begin_step(self) -> None:
+        """Start counting writes and bytes anew. Entries of earlier steps live on until their graphs die.
+
+        Writes of the step before that are under way count as those before the first.
+        """
+        self.writes_done(self._writes_reaped)
+        self._writes_reaped = -len(self._writes)
+        self.counters = Counters()
+
+    def expect(self, lower_bytes: Mapping[TierName, int]) -> None:
+        """Another plan begins, which holds so much on the tiers below."""
+        self.residence.empty()
+        self.tier.fit(lower_bytes)
+
+    def _reap(self, entry: Entry, out: Transfer) -> None:
+        """The first write has ended."""
+        with self._lock:
+            if entry.out is None:
+                return  # a thread beside this one was faster
+            self._writes.popleft()
+            self._writes_reaped += 1
+            entry.out = None
+            if out.error is not None:
+                self._only_here(entry)
+                for other in self._writes:
+                    other.out.told = True  # pyright: ignore[reportOptionalMemberAccess]
+            elif entry.state is LEAVING:
+                self._let_go(entry)
+            if entry.handles == 0:
+                self._forget(entry)
+            if out.error is not None and not out.told:
+                raise out.error
+            if out.start_ns:
+                self.counters.swapped_out_bytes += out.size_bytes
+                if self.observer.moved:
+                    self.observer.moved(moved("swap_out", entry, out))
+
+    # Coming back
+
+    def bring_back(self, entry: Entry) -> None:
+        """Start the swap back of an entry, unless its bytes still are on the device."""
+        with self._lock:
+            storage = entry.held()
+            if entry.handles == 0 or entry.state is RETURNING:
+                return
+            if storage is not None:
+                self._stay(entry, storage)
+                return
+            assert entry.state is AWAY, "bytes that are nowhere on the device are away"
+            storage, entry.back = entry.refill(self.tier)
+            self._place(entry, storage)
+            entry.state = RETURNING
+        if self._released:
+            self._after_lock()
+        if self.observer.placed:
+            self.observer.placed(entry, storage)
+
+    def rebuilt(self, entry: Entry, storage: torch.UntypedStorage) -> None:
+        """A recipe has made an entry's bytes again, on this storage."""
+        with self._lock:
+            if entry.handles == 0 or entry.alive() is not None:
+                return
+            self._place(entry, storage)
+            entry.state = ON_DEVICE
+            self.counters.recomputed_bytes += entry.size_bytes
+        if self.observer.placed:
+            self.observer.placed(entry, storage)
+
+    def hold(self, entry: Entry) -> bool:
+        """Where the bytes of an entry still are on the device, keep them there; whether they are."""
+        with self._lock:
+            storage = entry.alive()
+            if storage is not None and entry.handles and entry.state is not RETURNING:
+                self._stay(entry, storage)
+            return storage is not None
+
+    def want(self, entry: Entry) -> None:
+        """Its swap back is next: where its write has not ended, give that up, the storage simply stays."""
+        if entry.out is None:
+            return
+        with self._lock:
+            storage = entry.alive()
+            if entry.state is LEAVING and entry.out is not None and not entry.out.done() and storage is not None:
+                self._stay(entry, storage)
+
+    def read(self, entry: Entry) -> torch.UntypedStorage:
+        """The device storage with an entry's bytes; waits for them where they are not back yet."""
+        if (entry.state is AWAY or entry.state is DROPPED) and entry.alive() is None:
+            self.counters.unplanned_reads += 1
+        storage = None
+        while storage is None:  # a reader in another thread may let go of it in between
+            if entry.state is AWAY or entry.state is LEAVING:
+                self.bring_back(entry)
+            if entry.state is DROPPED and entry.remake is not None:
+                entry.remake.run()
+            if entry.state is RETURNING:
+                self._finish_return(entry)
+            storage = entry.alive()
+        entry.reads += 1
+        if entry.arrived is not None:
+            entry.arrived.used(storage)
+        return storage
+
+    def _place(self, entry: Entry, storage: torch.UntypedStorage) -> None:
+        """An entry's bytes are on this storage from now on."""
+        self._unlist(entry)
+        entry.device = storage
+        entry.alive = ref(storage)
+        entry.key = storage_key(storage)
+        self._by_key[entry.key] = entry
+
+    def _finish_return(self, entry: Entry) -> None:
+        back = entry.back
+        if back is None:
+            return
+        if not back.done():
+            self._wait(entry, back)
+        with self._lock:
+            if entry.back is back:  # no reader in another thread was first
+                entry.back = None
+                if back.error is None:
+                    entry.state = ON_DEVICE
+                    entry.arrived = back
+                    self.counters.swapped_back_bytes += back.size_bytes
+                    if self.observer.moved:
+                        self.observer.moved(moved("swap_back", entry, back))
+                else:
+                    entry.state = AWAY
+                    entry.device = None
+                    self._unlist(entry)
+                    entry.lose()
+        if self._released:
+            self._after_lock()
+        if back.error is not None:
+            raise back.error
+
+    def _let_go(self, entry: Entry) -> None:
+        """The table drops the device bytes, the tier has them; readers that still use them keep them alive."""
+        self.residence.let_go(entry.size_bytes)
+        if self.observer.emptied and entry.device is not None:
+            self.observer.emptied(entry, entry.device)
+        entry.empty()
+        entry.device = None
+        entry.state = AWAY
+
+    def _stay(self, entry: Entry, storage: torch.UntypedStorage) -> None:
+        """Wanted back while still there: hold on to it. A write that has not ended is given up."""
+        entry.device = storage
+        entry.state = ON_DEVICE
+        if entry.out is not None and not entry.out.done():
+            entry.out.abandon()
+
+    def keep(self, entry: Entry) -> None:
+        """Hold the device bytes from now on and forget any copy: they changed, so only they are right."""
+        with self._lock:
+            self._only_here(entry)
+
+    def _only_here(self, entry: Entry) -> None:
+        entry.device = entry.alive()
+        entry.remake = None
+        entry.state = ON_DEVICE
+
+    # Optimizer states
+
+    def leave(self, n: int, storage: torch.UntypedStorage, to: TierName | None = None) -> StateEntry:
+        """Start to write an optimizer state, the bytes of whose storage are then freed. Raises TierFull."""
+        entry = StateEntry(n, storage, self.tier)
+        self._by_key[entry.key] = entry
+        try:
+            self.swap_out(entry, to)
+        except BaseException:
+            self.handle_died(entry)
+            raise
+        entry.alive = ref(storage, lambda _: self.handle_died(entry))
+        return entry
+
+    def arrive(self, entry: StateEntry) -> None:
+        """Have a state's bytes on the device, waiting where they are not there yet, and be done with its absence."""
+        if entry.handles and entry.alive() is not None and not self.lost:
+            self.bring_back(entry)
+            if entry.state is RETURNING:
+                self._finish_return(entry)
+            if entry.arrived is not None and (storage := entry.alive()) is not None:
+                entry.arrived.used(storage)
+            entry.alive = lambda: None
+            self.handle_died(entry)
+
+    def lose(self, entry: StateEntry) -> None:
+        """A state's bytes cannot be had back: give it others, and its room on the tier away."""
+        entry.spoil()
+        entry.alive = lambda: None
+        self.handle_died(entry)
+
+    # Handles that come and go
+
+    def handle_made(self, entry: Entry) -> None:
+        """One more saved tensor lies on an entry that was there."""
+        entry.handles += 1
+
+    def handle_died(self, entry: Entry) -> None:
+        """A saved tensor is gone. Called from a finalizer, so it may interrupt any code, this class included."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._one_handle_less(entry)
+            finally:
+                self._lock.release()
+        else:
+            self._released.append(entry)
+        if self._released:
+            self._after_lock()
+
+    def _after_lock(self) -> None:
+        while self._released and self._lock.acquire(blocking=False):
+            try:
+                while self._released:
+                    self._one_handle_less(self._released.popleft())
+            finally:
+                self._lock.release()
+
+    def _one_handle_less(self, entry: Entry) -> None:
+        entry.handles -= 1
+        if entry.handles:
+            return
+        if self._by_key.get(entry.key) is entry:
+            del self._by_key[entry.key]
+        if entry.out is None:
+            self._forget(entry)
+        else:
+            entry.out.abandon()
+
+    def _unlist(self, entry: Entry) -> None:
+        """Its storage is not found any more; a newer one may be listed under the same address."""
+        if self._by_key.get(entry.key) is entry:
+            del self._by_key[entry.key]
+
+    def _forget(self, entry: Entry) -> None:
+        """Free what an entry that is not listed holds; a swap back under way is given up (it keeps its own memory)."""
+        if entry.back is not None:
+            entry.back.abandon()
+            entry.back = None
+        if entry.slot is not None:
+            self.tier.release(entry.slot)
+            entry.slot = None
+        entry.device = entry.remake = None
+        if self.observer.dropped:
+            self.observer.dropped(entry)
+
+    def _wait(self, entry: Entry, transfer: Transfer) -> None:
+        if not transfer.blocks:
+            transfer.wait()
+            return
+        start_ns = time.perf_counter_ns()
+        transfer.wait()
+        end_ns = time.perf_counter_ns()
+        self.counters.stall_ns += end_ns - start_ns
+        if self.observer.stalled:
+            self.observer.stalled(Happening("stall", entry, start_ns, end_ns))

@@ -1,0 +1,195 @@
+"""Gradients below the device: each leaves once backward has written it, and is back for whoever uses it next.
+
+Note: [Gradients away]
+Who uses a gradient next is another accumulation, or the part of an optimizer's step that updates its parameter: both
+have it brought back first, as plans say or then. Anybody else has to get it from `parameter.grad`, which brings it back
+too (accumulation.py). In an observed step that is remembered: such a gradient stays on the device from then on, and so
+does one that somebody refers to when it has just been written, or that lies on a storage with others. Bits cannot
+change: what comes back is what left. Under torch.distributed gradients stay, as its reducers read without asking.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, final
+
+import torch
+from torch import nn
+
+from elbowroom.engine.accumulation import GRAD, Accumulating
+from elbowroom.engine.conductor import Conductor, StepPlan
+from elbowroom.engine.entries import OBSERVED, StateEntry
+from elbowroom.engine.executor import Executor
+from elbowroom.engine.optimizer_parts import Found, Portion
+from elbowroom.engine.storages import dtype_name, reachable_parameters, storage_of
+from elbowroom.errors import TierError, TierFull
+from elbowroom.units import format_bytes
+
+if TYPE_CHECKING:
+    from elbowroom.engine.conductor import Conductor
+
+
+@final
+class Gradients:
+    """Where the gradients of all parameters are.
+
+    Args:
+        executor: moves them.
+        conductor: decides.
+        min_size_bytes: smaller ones stay on the device.
+
+    Attributes:
+        wanted: whether gradients leave in steps that are observed, so that plans may move them.
+    """
+
+    def __init__(self, executor: Executor, conductor: Conductor, min_size_bytes: int) -> None:
+        self.wanted = False
+        self._executor = executor
+        self._conductor = conductor
+        self._around = Accumulating(self._begins, self._ends, self._asked, executor.device, min_size_bytes)
+        self._away: dict[int, StateEntry] = {}
+        self._of_window: dict[int, StateEntry] = {}
+        self._stay: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._written = 0
+        self._warned = False
+
+    def begin_step(self, known: StepPlan | None) -> None:
+        """A step of the training begins."""
+        self.bring_back()
+        self._written = 0
+        moved = known is not None and any(slot.n is not None for slot in known.schedule.gradients)
+        recorded = self.wanted and (known is None or self._conductor.recorder() is not None)
+        if not (moved or recorded) or _distributed():
+            self._around.install(())
+        elif recorded or not self._around.installed:
+            self._around.install(p for p in reachable_parameters() if not self._stays(p))
+
+    def _stays(self, parameter: torch.Tensor) -> bool:
+        ref = self._stay.get(id(parameter))
+        return ref is not None and ref() is parameter
+
+    def _begins(self, parameter: nn.Parameter) -> None:
+        recorder = self._conductor.recorder()
+        if recorder is not None:
+            recorder.part_begins()
+        with self._conductor.aside():
+            self._tick(ends=False)
+            self._arrive(parameter)
+
+    def _ends(self, parameter: nn.Parameter, found: Found | None) -> None:
+        known, recorder = self._conductor.known(), self._conductor.recorder()
+        if found is None:
+            return
+        if known is None and found.held:
+            self._stay[id(parameter)] = weakref.ref(parameter)
+            return
+        if recorder is not None:
+            recorder.part_ends([(found.storage, found.dtype)], "gradient")
+        with self._conductor.aside():
+            if known is None:
+                with suppress(TierFull):  # a plan may not need to move it at all
+                    self._leave(parameter, found, OBSERVED)
+                self._executor.settle()
+            else:
+                self._follow(known, parameter, found)
+        self._written += 1
+
+    def _follow(self, known: StepPlan, parameter: nn.Parameter, found: Found) -> None:
+        """Do what the plan says once a gradient is written."""
+        slots = known.schedule.gradients
+        slot = slots[self._written] if self._written < len(slots) else None
+        if slot is not None and (slot.size_bytes, slot.dtype) != (found.size_bytes, dtype_name(found.dtype)):
+            what = f"the gradient that backward writes as number {self._written} is not the one its plan expects"
+            self._conductor.surprised_by(what)
+            return
+        if slot is not None and slot.n is not None:
+            if found.held:
+                self._tell(f"of {format_bytes(found.size_bytes)} stays on the device, as something refers to it")
+            else:
+                self._leave(parameter, found, slot.n, known)
+        self._tick(ends=True)
+
+    def _tick(self, *, ends: bool) -> None:
+        known = self._conductor.known()
+        if known is not None:
+            self._conductor.act(known.schedule.on_gradient.get((self._written, ends)))
+
+    def _leave(self, parameter: nn.Parameter, found: Found, n: int, known: StepPlan | None = None) -> None:
+        entry = self._executor.leave(n, found.storage, None if known is None else known.tier_of.get(n))
+        self._away[id(parameter)] = entry
+        if n != OBSERVED:
+            self._of_window[n] = entry
+
+    def _arrive(self, parameter: torch.Tensor) -> None:
+        """Have a gradient on the device."""
+        entry = self._away.pop(id(parameter), None)
+        if entry is not None:
+            self._executor.arrive(entry)
+            if self._of_window.get(entry.n) is entry:
+                del self._of_window[entry.n]
+
+    def _asked(self, parameter: nn.Parameter) -> None:
+        """Somebody is about to get a gradient."""
+        if id(parameter) not in self._away:
+            return
+        known, recorder = self._conductor.known(), self._conductor.recorder()
+        with self._conductor.aside():
+            self._arrive(parameter)
+        storage = storage_of(GRAD.__get__(parameter))
+        if known is None:
+            self._stay[id(parameter)] = weakref.ref(parameter)
+            if recorder is not None and storage is not None:
+                recorder.asked(storage)
+        else:
+            self._executor.counters.unplanned_reads += 1
+            self._tell("was brought back early, as something asked for it between backward and the optimizer's step")
+
+    def part_begins(self, portion: Portion) -> None:
+        """A part of an optimizer's step uses the gradients of its parameters."""
+        if self._away:
+            with self._conductor.aside():
+                for parameter in portion.parameters():
+                    self._arrive(parameter)
+
+    def entry_of(self, n: int) -> StateEntry | None:
+        """The gradient that is away in a window, if it is."""
+        return self._of_window.get(n)
+
+    def bring_back(self) -> None:
+        """Have all gradients on the device."""
+        if self._away:
+            with self._conductor.aside():
+                for entry in self._away.values():
+                    self._executor.arrive(entry)
+        self._away.clear()
+        self._of_window.clear()
+
+    def close(self) -> TierError | None:
+        """Have every gradient on the device; what could not be had back, if something could not."""
+        self._around.close()
+        problem: TierError | None = None
+        for entry in self._away.values():
+            try:
+                self._executor.arrive(entry)
+            except TierError as found:
+                problem = problem or found
+                self._executor.lose(entry)
+        self._away.clear()
+        self._of_window.clear()
+        return problem
+
+    def _tell(self, what: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"elbowroom: a gradient {what}: the step may need more than its budget. Leave allow='gradient' out if "
+                "that is so in every step. Said once",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
+
+def _distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -1,0 +1,76 @@
+"""Where elbowroom sits in torch's optimizers: around their step functions, and before whoever asks for their states.
+
+An optimizer's `step` runs hooks, the function of its class, and hooks again. The function is what is carried out in
+parts (optimizer_parts.py), so that hooks, schedulers and gradient scalers see one step, as ever. See Note: [States
+away].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, final
+
+import torch
+
+from elbowroom.torch_compat.core import step_cell
+
+Step = Callable[[torch.optim.Optimizer, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+@final
+class Stepping:
+    """Stands around the steps of all optimizers that are met, until `close`.
+
+    Args:
+        step: called with an optimizer, the function of its class that does its step, and the arguments of the call.
+        asked: called with an optimizer before somebody gets its states; None where no state is ever away.
+    """
+
+    def __init__(self, step: Step, asked: Callable[[torch.optim.Optimizer], None] | None) -> None:
+        self._step = step
+        self._guards = asked is not None
+        self._changed: list[tuple[Any, Any]] = []
+        if asked is not None:
+            _guard_states(asked)
+
+    def meets(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step."""
+        cell = step_cell(optimizer)
+        if cell is None or any(known is cell for known, _ in self._changed):
+            return
+        before, carry_out = cell.cell_contents, self._step
+
+        @wraps(before)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            return carry_out(args[0], before, args, kwargs)
+
+        self._changed.append((cell, before))
+        cell.cell_contents = step
+
+    def close(self) -> None:
+        """Put everything back as it was."""
+        for cell, before in self._changed:
+            cell.cell_contents = before
+        self._changed.clear()
+        if self._guards:
+            delattr(torch.optim.Optimizer, "state")
+
+
+def _guard_states(asked: Callable[[torch.optim.Optimizer], None]) -> None:
+    """Have `Optimizer.state` ask first. What is in the instances stays there."""
+
+    def get(optimizer: torch.optim.Optimizer) -> Any:
+        asked(optimizer)
+        try:
+            return vars(optimizer)["state"]
+        except KeyError:
+            raise AttributeError(f"{type(optimizer).__name__!r} object has no attribute 'state'") from None
+
+    def put(optimizer: torch.optim.Optimizer, states: Any) -> None:
+        vars(optimizer)["state"] = states
+
+    def remove(optimizer: torch.optim.Optimizer) -> None:
+        vars(optimizer).pop("state")
+
+    torch.optim.Optimizer.state = property(get, put, remove)  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,267 @@
+"""The step of an optimizer in parts: which parameters each of them has, and which states that may leave the device.
+
+Note: [Parts]
+With all states of an optimizer on the device at once, its step would hold as much as ever. So the optimizer's own step
+function runs on some parameters after the other: for a call, `param_groups` holds nothing but them. That gives the same
+bits where each parameter is updated by itself, as all steps in `EACH_BY_ITSELF` do, whatever their options: ops over
+lists of tensors (foreach, fused) do for each tensor what they do for it alone. Any other step runs as one part: its
+states may be away between two steps. One with a closure runs as it is, and what it needs is brought back before.
+Which parameters go together follows from their sizes alone, so that every step has the same parts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from elbowroom.engine.storages import storage_of
+from elbowroom.torch_compat.core import holders_of, storage_key, tensor_uses
+
+EACH_BY_ITSELF = frozenset(
+    f"{name}.step"
+    for name in (
+        "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop",
+        "Rprop", "SGD", "SparseAdam",
+    )
+)  # fmt: skip
+"""Steps of torch.optim that update each parameter by itself; read in 2.11.0 and 2.13.0."""
+
+PARTS = 16
+"""A part has about so small a share of the parameters' bytes. More parts need less memory, and more calls."""
+
+Groups = tuple[tuple[dict[str, Any], list[torch.Tensor]], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Portion:
+    """The parameters of one part.
+
+    Attributes:
+        groups: parameter groups of the optimizer, each with its parameters of the part.
+        all: whether these are all that the optimizer has, so that its step runs as it is.
+    """
+
+    groups: Groups
+    all: bool
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """In the order of the groups."""
+        for _, parameters in self.groups:
+            yield from parameters
+
+
+def portions_of(
+    optimizer: torch.optim.Optimizer, step: Any, args: Any, kwargs: Any, min_size_bytes: int
+) -> list[Portion]:
+    """How a step of an optimizer is carried out; empty where it runs as it is: with a closure, or of small parameters.
+
+    Args:
+        optimizer: whose step it is.
+        step: the function of its class that does it.
+        args: arguments of the call, the optimizer first.
+        kwargs: those by name.
+        min_size_bytes: states smaller than this stay where they are.
+    """
+    with_closure = any(value is not None for value in (*args[1:], *kwargs.values()))
+    if with_closure or not isinstance(mapping_of(optimizer), dict):
+        return []
+    groups = [(group, p) for group in optimizer.param_groups for p in group["params"]]
+    sizes = [p.numel() * p.element_size() for _, p in groups]
+    if max(sizes, default=0) < min_size_bytes:
+        return []
+    if not _each_by_itself(optimizer, step):
+        return [Portion(tuple((group, list(group["params"])) for group in optimizer.param_groups), all=True)]
+    most, found, held = max(sum(sizes) // PARTS, min_size_bytes), list[Portion](), 0
+    begin = 0
+    for i, size in enumerate(sizes):
+        if i > begin and held + size > most:
+            found.append(_portion(groups[begin:i], all=False))
+            begin, held = i, 0
+        held += size
+    found.append(_portion(groups[begin:], all=begin == 0))
+    return found
+
+
+def _each_by_itself(optimizer: torch.optim.Optimizer, step: Any) -> bool:
+    """Whether it is a step of torch.optim that is known, and no subclass has changed what it calls."""
+    made = getattr(type(optimizer), "_init_group", step)
+    ours = all(str(each.__module__).startswith("torch.optim.") for each in (step, made))
+    return ours and step.__qualname__ in EACH_BY_ITSELF
+
+
+def _portion(members: list[tuple[dict[str, Any], torch.Tensor]], *, all: bool) -> Portion:  # noqa: A002
+    groups: list[tuple[dict[str, Any], list[torch.Tensor]]] = []
+    for group, parameter in members:
+        if not groups or groups[-1][0] is not group:
+            groups.append((group, []))
+        groups[-1][1].append(parameter)
+    return Portion(tuple(groups), all)
+
+
+@contextmanager
+def only(optimizer: torch.optim.Optimizer, portion: Portion) -> Iterator[None]:
+    """Within, the optimizer has no other parameters."""
+    if portion.all:
+        yield
+        return
+    groups = optimizer.param_groups
+    before = [(group, group["params"]) for group, _ in portion.groups]
+    optimizer.param_groups = [group for group, _ in portion.groups]
+    for group, parameters in portion.groups:
+        group["params"] = parameters
+    try:
+        yield
+    finally:
+        for group, parameters in before:
+            group["params"] = parameters
+        optimizer.param_groups = groups
+
+
+AtPart = Callable[[torch.optim.Optimizer, Portion], None]
+
+
+@final
+class InTurn:
+    """Carries out steps of optimizers part by part; whole where a step has no parts, or begins inside another one.
+
+    Args:
+        begins: called with the optimizer and the part before each.
+        ends: called with them after it.
+        whole: called with the optimizer before a step that has no parts.
+
+    Attributes:
+        inside: whether a step is being carried out in parts.
+    """
+
+    def __init__(
+        self, begins: AtPart, ends: AtPart, whole: Callable[[torch.optim.Optimizer], None] = lambda _: None
+    ) -> None:
+        self.inside = False
+        self._begins, self._ends, self._whole = begins, ends, whole
+
+    def step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        step: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        min_size_bytes: int | None,
+    ) -> Any:
+        """Carry out a step; what its last part returns.
+
+        Args:
+            optimizer: whose step it is.
+            step: the function of its class that does it.
+            args: of the call.
+            kwargs: of the call.
+            min_size_bytes: states smaller than this never move; None has the step carried out whole.
+        """
+        if self.inside or torch.compiler.is_compiling():
+            return step(*args, **kwargs)
+        parts = [] if min_size_bytes is None else portions_of(optimizer, step, args, kwargs, min_size_bytes)
+        if not parts:
+            self._whole(optimizer)
+            return step(*args, **kwargs)
+        self.inside, found = True, None
+        try:
+            for portion in parts:
+                self._begins(optimizer, portion)
+                with only(optimizer, portion):
+                    found = step(*args, **kwargs)
+                self._ends(optimizer, portion)
+        finally:
+            self.inside = False
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """A storage with optimizer states on it.
+
+    Attributes:
+        storage: the storage.
+        dtype: of the first state on it.
+        size_bytes: its bytes, on the device or away.
+        held: whether somebody else refers to a state on it, or to a mapping it is in, and could use it unseen.
+    """
+
+    storage: torch.UntypedStorage
+    dtype: torch.dtype
+    size_bytes: int
+    held: bool
+
+
+def mapping_of(optimizer: torch.optim.Optimizer) -> Any:
+    """The states of an optimizer, without bringing back what is away; None where it has them from elsewhere."""
+    return vars(optimizer).get("state")
+
+
+def movable(
+    optimizer: torch.optim.Optimizer, portion: Portion, where: torch.device, away: Mapping[int, int], least_bytes: int
+) -> list[Found]:
+    """Storages of a part's states that can be emptied, in the order of parameters and states.
+
+    Args:
+        optimizer: whose states they are.
+        portion: the part.
+        where: the device that states may leave.
+        away: bytes of storages that are away, by their keys.
+        least_bytes: smaller ones stay.
+    """
+    states = mapping_of(optimizer)
+    if not isinstance(states, dict):
+        return []
+    lone = sys.getrefcount(states) <= _LONE_MAPPING  # pyright: ignore[reportUnknownArgumentType]
+    found: dict[int, list[tuple[torch.UntypedStorage, torch.dtype, bool]]] = {}
+    for parameter in portion.parameters():
+        for tensor, counts in _states_of(states, parameter):
+            storage = storage_of(tensor) if _plain(tensor, where) else None
+            if storage is not None and away.get(key := storage_key(storage), storage.nbytes()) >= least_bytes:
+                others = not lone or any(count > most for count, most in zip(counts, _LONE, strict=True))
+                found.setdefault(key, []).append((storage, tensor.dtype, others))
+    return [
+        Found(
+            storage=storage,
+            dtype=tensors[0][1],
+            size_bytes=away.get(key, storage.nbytes()),
+            held=any(others for _, _, others in tensors) or holders_of(storage) > len(tensors) + 1,
+        )
+        for key, tensors in found.items()
+        if is_resizable(storage := tensors[0][0])
+    ]
+
+
+def _states_of(states: Any, parameter: torch.Tensor) -> Iterator[tuple[torch.Tensor, tuple[int, int, int]]]:
+    """The tensors among the states of a parameter, with the references to their mapping and to each of them."""
+    values = states.get(parameter)
+    if isinstance(values, dict):
+        of_values = sys.getrefcount(values)  # pyright: ignore[reportUnknownArgumentType]
+        for value in values.values():  # pyright: ignore[reportUnknownVariableType]
+            if type(value) is torch.Tensor:
+                yield value, (of_values, sys.getrefcount(value), tensor_uses(value))
+
+
+def _lone() -> tuple[int, int, int]:
+    """What the counts are where nobody else refers to anything."""
+    parameter = torch.empty(1)
+    states = {parameter: {"state": torch.empty(1)}}
+    return next(counts for _, counts in _states_of(states, parameter))
+
+
+_LONE = _lone()
+_LONE_MAPPING = 3
+"""References to an optimizer's mapping where nobody else has one: the optimizer's, ours, and that of the question."""
+
+
+def _plain(tensor: torch.Tensor, where: torch.device) -> bool:
+    return tensor.device == where and tensor.layout is torch.strided and not tensor.requires_grad
+
+
+def is_resizable(storage: torch.UntypedStorage) -> bool:
+    """Whether a storage can be emptied."""
+    return storage.resizable() and not (storage.device.type == "cpu" and storage.is_shared())

@@ -1,0 +1,274 @@
+"""Optimizer states below the device: each leaves after the part of the optimizer's step that used it.
+
+Note: [States away]
+A state that is away keeps its tensors and its storage; the storage has no bytes until they are back, and reading it
+would crash. So nobody may meet it unseen: `Optimizer.state` is a property while a room is open, and whoever asks for it
+outside a part (state_dict, pickle, deepcopy, a look at one tensor) has all states of that optimizer brought back first.
+A state that somebody else still refers to when its part ends stays on the device. It leaves again where a later step
+begins, or its part ends, without that.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, final
+
+import torch
+
+from elbowroom.engine.conductor import Conductor, StepPlan
+from elbowroom.engine.entries import OBSERVED, StateEntry
+from elbowroom.engine.executor import Executor
+from elbowroom.engine.gradients import Gradients
+from elbowroom.engine.optimizer_hooks import Stepping
+from elbowroom.engine.optimizer_parts import Found, InTurn, Portion, mapping_of, movable
+from elbowroom.engine.storages import dtype_name
+from elbowroom.errors import TierError, TierFull
+from elbowroom.torch_compat.core import storage_key
+from elbowroom.units import format_bytes
+
+EndedPart = tuple[weakref.ref[torch.optim.Optimizer], Portion, int]
+"""Whose, which parameters, and the identity of the mapping that its states are in."""
+
+
+@final
+class States:
+    """Where the states of all optimizers are, and the steps of optimizers in parts.
+
+    Args:
+        executor: moves them.
+        conductor: decides.
+        min_size_bytes: smaller ones stay on the device.
+
+    Attributes:
+        in_parts: whether the steps of optimizers are carried out in parts now.
+        gradients: where they are.
+    """
+
+    def __init__(self, executor: Executor, conductor: Conductor, min_size_bytes: int) -> None:
+        self.in_parts = False
+        self.gradients = Gradients(executor, conductor, min_size_bytes)
+        self._executor = executor
+        self._conductor = conductor
+        self._min_size_bytes = max(1, min_size_bytes)
+        self._away: dict[int, tuple[StateEntry, weakref.ref[torch.optim.Optimizer]]] = {}
+        self._of_window: dict[int, StateEntry] = {}
+        self._parts: list[EndedPart] = []
+        self._ended: list[EndedPart] = []
+        self._placed_for: StepPlan | None = None
+        self._part = 0
+        self._in_turn = InTurn(self._begin_part, self._end_part, self._step_whole)
+        self._warned = False
+        self._stepping: Stepping | None = None
+
+    def open(self) -> None:
+        """Stand around the steps of all optimizers that are met from now on."""
+        self._stepping = Stepping(self.step, self.bring_back)
+
+    def meets(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step."""
+        if self._stepping is not None:
+            self._stepping.meets(optimizer)
+
+    # Steps of optimizers
+
+    def plan_begins(self, known: StepPlan) -> None:
+        """A step is about to begin: what its plan does not have away then comes back, and what it has leaves.
+
+        Before the writes of the step are counted, as these are none of its plan's.
+        """
+        self._parts, self._ended = self._ended or self._parts, []
+        with self._conductor.aside():
+            if not known.in_parts:
+                self.bring_back(None)
+            elif known is not self._placed_for or self._changed():
+                self._place(known)
+        self._placed_for = known
+
+    def begin_step(self) -> None:
+        """A step of the training begins."""
+        known, self._part = self._conductor.known(), 0
+        self.gradients.begin_step(known)
+        if known is not None:
+            with self._conductor.aside():
+                self._conductor.act(known.schedule.on_begin)
+        elif not self.in_parts:
+            self.bring_back(None)
+            self._placed_for = None
+
+    def end_step(self) -> None:
+        """The last optimizer has stepped."""
+        known = self._conductor.known()
+        if known is not None and known.schedule.on_end is not None:
+            with self._conductor.aside():
+                self._conductor.act(known.schedule.on_end)
+
+    def step(self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Carry out an optimizer's step: `step` is the function of its class that does it, the rest its arguments."""
+        return self._in_turn.step(optimizer, step, args, kwargs, self._min_size_bytes if self.in_parts else None)
+
+    def _step_whole(self, optimizer: torch.optim.Optimizer) -> None:
+        self.gradients.bring_back()
+        self.bring_back(optimizer)
+
+    def _begin_part(self, optimizer: torch.optim.Optimizer, portion: Portion) -> None:
+        recorder = self._conductor.recorder()
+        if recorder is not None:
+            recorder.part_begins()
+        with self._conductor.aside():
+            self._tick(ends=False)
+            self.gradients.part_begins(portion)
+            for found in self._movable(optimizer, portion):
+                self._arrive(found.storage)
+
+    def _end_part(self, optimizer: torch.optim.Optimizer, portion: Portion) -> None:
+        recorder, states = self._conductor.recorder(), self._movable(optimizer, portion)
+        if recorder is not None:
+            recorder.part_ends([(each.storage, each.dtype) for each in states])
+        with self._conductor.aside():
+            known = self._conductor.known()
+            if known is not None and not _fits(known, self._part, states):
+                what = f"part {self._part} of the optimizer's step has other states than its plan expects"
+                self._conductor.surprised_by(what)
+                known = None
+            if known is None:
+                self._leave_all(optimizer, states)
+            else:
+                for found, slot in zip(states, known.schedule.parts[self._part], strict=True):
+                    if slot.n is not None:
+                        self._leave(optimizer, found, slot.n)
+            self._tick(ends=True)
+        self._ended.append((weakref.ref(optimizer), portion, id(mapping_of(optimizer))))
+        self._part += 1
+
+    def _tick(self, *, ends: bool) -> None:
+        known = self._conductor.known()
+        if known is not None:
+            self._conductor.act(known.schedule.on_part.get((self._part, ends)))
+
+    def _movable(self, optimizer: torch.optim.Optimizer, portion: Portion) -> list[Found]:
+        away = {key: entry.size_bytes for key, (entry, _) in self._away.items()}
+        return movable(optimizer, portion, self._executor.device, away, self._min_size_bytes)
+
+    # Between steps
+
+    def _changed(self) -> bool:
+        """Whether states were brought back, or replaced, since the parts of the last step ended."""
+        carried = self._placed_for.schedule.carried if self._placed_for is not None else ()
+        if any(n not in self._of_window for n in carried):
+            return True
+        return any(
+            (optimizer := ref()) is not None and id(mapping_of(optimizer)) != mapping for ref, _, mapping in self._parts
+        )
+
+    def _place(self, known: StepPlan) -> None:
+        """Have away what a plan has away where a step begins, and nothing else."""
+        self._of_window.clear()
+        for part, (ref, portion, _) in enumerate(self._parts):
+            optimizer = ref()
+            states = [] if optimizer is None else self._movable(optimizer, portion)
+            if optimizer is None or not _fits(known, part, states):
+                continue
+            for found, slot in zip(states, known.schedule.parts[part], strict=True):
+                entry = self._away.get(storage_key(found.storage))
+                if slot.n is None or slot.n not in known.schedule.carried:
+                    self._arrive(found.storage)
+                elif entry is not None:
+                    entry[0].n, self._of_window[slot.n] = slot.n, entry[0]
+                else:
+                    self._leave(optimizer, found, slot.n)
+        self._executor.settle()
+
+    def _leave_all(self, optimizer: torch.optim.Optimizer, states: list[Found]) -> None:
+        """In an observed step: move all states of a part below, as far as there is room, and wait until they are."""
+        with suppress(TierFull):  # a plan may not need to move them at all
+            for found in states:
+                self._leave(optimizer, found, OBSERVED)
+        self._executor.settle()
+
+    def _leave(self, optimizer: torch.optim.Optimizer, found: Found, n: int) -> None:
+        """Start to move a state below, unless somebody could use it unseen."""
+        if found.held:
+            self._warn(found.size_bytes)
+            return
+        known = self._conductor.known()
+        to = None if known is None else known.tier_of.get(n)
+        entry = self._executor.leave(n, found.storage, to)
+        self._away[storage_key(found.storage)] = (entry, weakref.ref(optimizer))
+        if n != OBSERVED:
+            self._of_window[n] = entry
+
+    def _arrive(self, storage: torch.UntypedStorage) -> None:
+        """Have a state on the device."""
+        known = self._away.get(storage_key(storage))
+        if known is not None:
+            self._executor.arrive(known[0])
+            del self._away[storage_key(storage)]
+            if self._of_window.get(known[0].n) is known[0]:
+                del self._of_window[known[0].n]
+
+    def entry_of(self, n: int) -> StateEntry | None:
+        """The state or gradient that is away in a window, if it is."""
+        return self._of_window.get(n) or self.gradients.entry_of(n)
+
+    def bring_back(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Have all states of an optimizer on the device, or of all; but for what its own step uses now."""
+        if self._in_turn.inside or not self._away:
+            return
+        with self._conductor.aside():
+            for entry, ref in list(self._away.values()):
+                storage = entry.alive()
+                if storage is None:
+                    self._forget(entry)
+                elif optimizer is None or ref() is optimizer:
+                    self._arrive(storage)
+
+    def _forget(self, entry: StateEntry) -> None:
+        """The storage of an entry is gone."""
+        self._away = {key: each for key, each in self._away.items() if each[0] is not entry}
+
+    def close(self) -> None:
+        """Have every state on the device, and end the executor: nothing steps or is saved any more.
+
+        Raises:
+            TierError: the bytes of some are lost; all others are back.
+        """
+        if self._stepping is not None:
+            self._stepping.close()
+        problem = self.gradients.close()
+        self._in_turn.inside = False
+        for entry, _ in list(self._away.values()):
+            storage = entry.alive()
+            try:
+                if storage is not None:
+                    self._arrive(storage)
+            except TierError as found:
+                problem = problem or found
+                self._executor.lose(entry)
+        self._away.clear()
+        self._of_window.clear()
+        self._parts, self._ended, self._placed_for = [], [], None
+        self._executor.close()
+        if problem is not None:
+            raise problem
+
+    def _warn(self, size_bytes: int) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"elbowroom: an optimizer state of {format_bytes(size_bytes)} stays on the device, as something beside "
+                "its optimizer refers to it (a state dict that is still alive, a tensor in a list): the step may need "
+                "more than its budget. Take a copy of states that are to be kept. Said once",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
+
+def _fits(known: StepPlan, part: int, states: list[Found]) -> bool:
+    """Whether a part has the states that a plan expects."""
+    parts = known.schedule.parts
+    expected = parts[part] if part < len(parts) else ()
+    found = [(each.size_bytes, dtype_name(each.dtype)) for each in states]
+    return part < len(parts) and found == [(slot.size_bytes, slot.dtype) for slot in expected]

@@ -1,0 +1,1 @@
+"""Tiers: the places below the device where bytes go, and the ways there."""

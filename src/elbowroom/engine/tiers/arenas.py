@@ -1,0 +1,259 @@
+"""Host memory for swapped storages: a few large arenas, page-locked within a budget, with room handed out in ranges.
+
+torch's own pinned memory comes in powers of two and is never given back. Arenas are mappings of their own, registered
+with the driver, so that they have the size that is asked for, and go back to the system when dropped. What the budget
+or the driver does not allow to be page-locked is ordinary memory: copies to it work the same, and are slower.
+"""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, final
+
+import torch
+
+from elbowroom.engine.tiers.base import Slot
+from elbowroom.engine.tiers.ranges import Ranges, whole_pages
+from elbowroom.errors import TierFull
+from elbowroom.hardware import ram
+from elbowroom.units import format_bytes
+
+GROWTH_BYTES = 64 << 20
+"""An arena has at least so many bytes, where the budgets have room for them: page-locking is slow, so it is rare."""
+ROUND_BYTES = 2 << 20
+SPARE_BYTES = 256 << 20
+"""RAM that is left alone: a process that takes the last of it is killed by the system."""
+
+
+@final
+class Arena:
+    """One mapping; `drop` undoes its page-lock."""
+
+    def __init__(self, size_bytes: int) -> None:
+        mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError, AttributeError):  # a kernel built without huge pages
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+        self.memory = torch.frombuffer(mapping, dtype=torch.uint8)
+        self.address = self.memory.data_ptr()
+        self.ranges = Ranges(size_bytes)
+        self.pinned = False
+        self.drop: Callable[[], object] = _nothing
+
+    def unlock(self) -> None:
+        """Undo its page-lock; its bytes stay."""
+        self.drop()
+        self.pinned, self.drop = False, _nothing
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the mapping."""
+        return self.ranges.size_bytes
+
+
+@final
+class ArenaSlot(Slot):
+    """Room in an arena; `address` is where its bytes begin."""
+
+    __slots__ = ("address", "arena")
+
+    def __init__(self, arena: Arena, offset: int, size_bytes: int) -> None:
+        self.offset = offset
+        self.size_bytes = size_bytes
+        self.home = None
+        self.arena = arena
+        self.address = arena.address + offset
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """Its bytes."""
+        return self.arena.memory[self.offset : self.offset + self.size_bytes]
+
+    def move(self, arena: Arena, offset: int) -> None:
+        """Have its bytes in another place."""
+        before = self.memory
+        self.arena, self.offset, self.address = arena, offset, arena.address + offset
+        self.memory.copy_(before)
+
+
+@final
+class Told:
+    """Whether people were told that memory is not page-locked; shared by arenas that are told of together."""
+
+    def __init__(self) -> None:
+        self.once = False
+
+
+@final
+class Arenas:
+    """All arenas of a run. Not for several threads at once: the executor's lock is around its use.
+
+    Args:
+        budget_bytes: for all of them.
+        pinned_bytes: for those that are page-locked.
+        pin: page-locks (address, size_bytes); False where the driver refuses.
+        unpin: the reverse.
+        told: shared with other arenas; None for these alone.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        pinned_bytes: int,
+        pin: Callable[[int, int], bool],
+        unpin: Callable[[int], object],
+        told: Told | None = None,
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self.pinned_budget_bytes = pinned_bytes
+        self.held_bytes = 0
+        self._pin, self._unpin = pin, unpin
+        self._arenas: list[Arena] = []
+        self._slots: set[ArenaSlot] = set()
+        self._told = told or Told()
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all arenas."""
+        return sum(arena.size_bytes for arena in self._arenas)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Of those that are page-locked."""
+        return sum(arena.size_bytes for arena in self._arenas if arena.pinned)
+
+    def reserve(self, size_bytes: int) -> ArenaSlot:
+        """Room for a storage. Raises TierFull where the budget or the computer has none left."""
+        found = self._take(size_bytes)
+        if found is None:
+            self._grow(whole_pages(size_bytes))
+            found = self._take(size_bytes)
+        assert found is not None, "a new arena has room for what it was made for"
+        return found
+
+    def try_reserve(self, size_bytes: int) -> ArenaSlot | None:
+        """Room for a storage, None where the budget has none left. Raises TierFull where the computer has none."""
+        found = self._take(size_bytes)
+        if found is None and self.size_bytes + whole_pages(size_bytes) <= self.budget_bytes:
+            return self.reserve(size_bytes)
+        return found
+
+    def _take(self, size_bytes: int) -> ArenaSlot | None:
+        for arena in self._arenas:
+            start = arena.ranges.take(size_bytes)
+            if start is not None:
+                self.held_bytes += size_bytes
+                slot = ArenaSlot(arena, start, size_bytes)
+                self._slots.add(slot)
+                return slot
+        return None
+
+    def release(self, slot: ArenaSlot) -> None:
+        """Give room back."""
+        slot.arena.ranges.give_back(slot.offset, slot.size_bytes)
+        self.held_bytes -= slot.size_bytes
+        self._slots.discard(slot)
+
+    def fit(self, size_bytes: int) -> None:
+        """Drop every arena and make one of this size, what is held moved there. No copy may be under way.
+
+        Where the budget or the computer has no room for both beside each other, those with something in them stay.
+        """
+        wanted = _round_up(size_bytes)
+        if [arena.size_bytes for arena in self._arenas] == [wanted]:
+            return
+        for arena in [each for each in self._arenas if each.ranges.unused]:
+            arena.drop()
+            self._arenas.remove(arena)
+        if wanted and wanted + self.size_bytes <= self.budget_bytes:
+            self._move_to(wanted)
+
+    def _move_to(self, size_bytes: int) -> None:
+        """Have one arena, with all that is held, if that has room in it."""
+        before, slots = self._arenas, sorted(self._slots, key=lambda slot: -slot.size_bytes)
+        if sum(whole_pages(slot.size_bytes) for slot in slots) > size_bytes:
+            return
+        for arena in before:
+            arena.unlock()
+        self._arenas = []
+        try:
+            self._add(size_bytes)
+        except TierFull:
+            self._arenas = before
+            if not slots:
+                raise
+            return
+        for slot in slots:
+            start = self._arenas[0].ranges.take(slot.size_bytes)
+            assert start is not None, "it is empty, and has room for all of them"
+            slot.move(self._arenas[0], start)
+
+    def drop(self) -> None:
+        """Give all arenas back to the system. No copy may be under way."""
+        for arena in self._arenas:
+            arena.drop()
+        self._arenas.clear()
+
+    def _grow(self, size_bytes: int) -> None:
+        left = self.budget_bytes - self.size_bytes
+        if size_bytes > left:
+            raise TierFull(
+                f"host tier: {format_bytes(size_bytes)} more are needed, its budget of "
+                f"{format_bytes(self.budget_bytes)} has {format_bytes(max(0, left))} left; raise it (host=...), or "
+                "raise the device budget so that less must be swapped",
+                tier="host",
+            )
+        self._add(max(size_bytes, min(_round_up(max(size_bytes, GROWTH_BYTES)), left)))
+
+    def _add(self, size_bytes: int) -> None:
+        free_bytes = ram.free_bytes()
+        if size_bytes + SPARE_BYTES > free_bytes:
+            raise TierFull(
+                f"host tier: {format_bytes(size_bytes)} of RAM are needed and {format_bytes(free_bytes)} are free, of "
+                f"which {format_bytes(SPARE_BYTES)} are left alone; free some, or raise the device budget so that less "
+                "must be swapped",
+                tier="host",
+            )
+        arena = Arena(size_bytes)
+        room = self.pinned_budget_bytes - self.pinned_bytes
+        arena.pinned = size_bytes <= room and self._pin(arena.address, size_bytes)
+        if arena.pinned:
+            # With its last slot at the latest: memory that is unmapped while it is page-locked stays so.
+            arena.drop = undo = weakref.finalize(arena, self._unpin, arena.address)
+            undo.atexit = False  # the driver sees to it, and a forked process may not
+        else:
+            self._warn(size_bytes, room)
+        self._arenas.append(arena)
+
+    def _warn(self, size_bytes: int, room: int) -> None:
+        if self._told.once:
+            return
+        self._told.once = True
+        reason = "the driver refuses" if size_bytes <= room else f"its budget has {format_bytes(max(0, room))} left"
+        warnings.warn(
+            f"elbowroom: {format_bytes(size_bytes)} of host memory are not page-locked ({reason}): copies to them are "
+            "slower and hold up the host. Raise pinned=... in the budget or the system's limit (ulimit -l). Said once",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _nothing() -> None:
+    """Where memory is not page-locked, nothing is to be undone."""
+
+
+def cuda_pinning() -> tuple[Callable[[int, int], bool], Callable[[int], object]]:
+    """How the CUDA driver page-locks memory, and the reverse."""
+    cudart: Any = torch.cuda.cudart()
+    return lambda address, size_bytes: _register(cudart, address, size_bytes) == 0, cudart.cudaHostUnregister
+
+
+def _register(cudart: Any, address: int, size_bytes: int) -> int:
+    return int(cudart.cudaHostRegister(address, size_bytes, 1))  # 1: for every context of the process
+
+
+def _round_up(size_bytes: int) -> int:
+    return (size_bytes + ROUND_BYTES - 1) // ROUND_BYTES * ROUND_BYTES

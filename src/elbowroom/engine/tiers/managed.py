@@ -1,0 +1,175 @@
+"""Managed memory: what a training needs beyond the budget of its CUDA device lies on the host, and the device reads it.
+
+Note: [Managed]
+torch's caching allocator can have pools of memory of another kind, one sort of which (`use_on_oom`) is looked into when
+the driver or a limit refuses it more: by every thread, those of backward too. Such a pool is filled once, at the
+beginning, with as many managed bytes as are allowed, and the allocator's limit is set to these and the budget. So the
+device's own memory holds no more than the budget, what is beyond goes to the pool, and beyond that torch raises its
+OutOfMemoryError. Managed memory is told to stay on the host, where the device reaches it over the link with each
+access: that is slow, and takes nothing of the device's memory.
+
+- The pool's memory belongs to one stream, as all memory of the allocator does: to the one that is current where the
+  run begins. Work on another stream does not get any.
+- What is in the pool when the run ends stays there as long as it is used; the driver has it back once nothing of a
+  segment is in use and the cache is emptied, by torch or its user. Nothing more is put there.
+- The allocator calls for segments while it holds its lock. A function of Python that is called then could wait for
+  Python's lock, and the thread that has this for the allocator's. So the segments are made beforehand, handed out by
+  functions of C alone while Python's lock is held, and freed by the driver's own function.
+- Where budget and managed bytes are more than the device has, no limit can be set: the driver's refusal is the limit.
+  That is said where a run begins, as the budget may then not be held.
+
+Reference: torch.cuda.MemPool (PyTorch documentation); cuMemAllocManaged, cuMemAdvise (CUDA Driver API).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+
+from elbowroom.allocator.blocks import SMALL_BYTES, SMALL_SEGMENT_BYTES
+from elbowroom.allocator.settings import set_in
+from elbowroom.errors import TierFull, UsageError
+from elbowroom.torch_compat.cuda_allocator import allocator_of
+from elbowroom.units import format_bytes
+
+MIB = 1 << 20
+"""Segments of the pool of small requests, and the largest of these: rules of the allocator."""
+SMALL_SHARE, SMALL_MOST = 8, 64
+"""One part in so many of the managed bytes is for small requests, and at most so many segments."""
+LEAST_BYTES = 32 * MIB
+IS_MANAGED, IS_CONCURRENT = 83, 89
+"""Of CUdevice_attribute: managed memory at all, and beside the host's use of it (not on WSL)."""
+ATTACH_GLOBAL, PREFER_LOCATION, ACCESSED_BY, HOST = 1, 3, 5, -1
+"""Of CUmemAttach_flags, CUmem_advise and the device number of the host."""
+
+pools: set[tuple[int, int]] = set()
+"""Those that were filled, of this process: their free memory is none of a training's until it is short of other."""
+_kept: list[Any] = []
+"""What the allocator calls, or keeps no reference to, as long as the process lives."""
+
+
+@contextmanager
+def managed_memory(device: torch.device, budget_bytes: int, managed_bytes: int) -> Iterator[None]:
+    """Around a run: what does not fit into its budget may lie in so many managed bytes.
+
+    Args:
+        device: with its index.
+        budget_bytes: of the device.
+        managed_bytes: at most so many beyond; 0 for none.
+
+    Raises:
+        UsageError: the device, torch's settings or the size do not allow it.
+        TierFull: the host has no room for them.
+    """
+    if not managed_bytes:
+        yield
+        return
+    sizes = _segments(managed_bytes)
+    _check(device, managed_bytes)
+    pool = _filled(device, sizes)
+    share = torch.cuda.get_per_process_memory_fraction(device)
+    limit_bytes, total_bytes = budget_bytes + sum(sizes), torch.cuda.get_device_properties(device).total_memory
+    if budget_bytes < total_bytes < limit_bytes:
+        _warn_of_no_limit(device, budget_bytes, sum(sizes), total_bytes)
+    torch.cuda.set_per_process_memory_fraction(min(share, limit_bytes / total_bytes), device)
+    try:
+        yield
+    finally:
+        with suppress(torch.AcceleratorError):  # a device that is lost has no limit
+            torch.cuda.set_per_process_memory_fraction(share, device)
+        del pool  # what is in use stays, and is nobody else's
+
+
+def _warn_of_no_limit(device: torch.device, budget_bytes: int, managed_bytes: int, total_bytes: int) -> None:
+    warnings.warn(
+        f"elbowroom: a budget of {format_bytes(budget_bytes)} and {format_bytes(managed_bytes)} of managed memory are "
+        f"more than the {format_bytes(total_bytes)} of {device}: torch's limit counts both and cannot be above that, "
+        "so the device may hold more than the budget before managed memory begins. Give managed="
+        f"{(total_bytes - budget_bytes) // MIB}MiB or less for a budget that is held",
+        RuntimeWarning,
+        stacklevel=6,
+    )
+
+
+def _segments(managed_bytes: int) -> list[int]:
+    """Sizes of the segments, the large one last."""
+    if managed_bytes < LEAST_BYTES:
+        raise UsageError(
+            f"within: given managed={format_bytes(managed_bytes)}; allowed are {format_bytes(LEAST_BYTES)} and more, "
+            "as small requests have segments of their own; raise it, or leave it out"
+        )
+    small = min(SMALL_MOST, managed_bytes // SMALL_SHARE // SMALL_SEGMENT_BYTES)
+    rest_bytes = managed_bytes - small * SMALL_SEGMENT_BYTES
+    return [SMALL_SEGMENT_BYTES] * small + [rest_bytes // SMALL_SEGMENT_BYTES * SMALL_SEGMENT_BYTES]
+
+
+def _check(device: torch.device, managed_bytes: int) -> None:
+    """Raise UsageError where the device or torch's settings do not allow it."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    found = ctypes.c_int()
+    for attribute in (IS_MANAGED, IS_CONCURRENT):
+        failed = driver.cuDeviceGetAttribute(ctypes.byref(found), attribute, device.index or 0)
+        if failed or not found.value:
+            raise UsageError(
+                f"within: given managed={format_bytes(managed_bytes)} on {device}; allowed is a device that reaches "
+                "managed memory while the host has it (Linux, compute capability 6.0 and more, not under WSL); leave "
+                "managed out"
+            )
+    if torch.cuda.get_allocator_backend() != "native" or "max_split_size_mb" in set_in(os.environ):
+        raise UsageError(
+            f"within: given managed={format_bytes(managed_bytes)} and PYTORCH_ALLOC_CONF={set_in(os.environ)!r}; "
+            "allowed is torch's own allocator without max_split_size_mb, which would not divide the managed memory; "
+            "leave one of them out"
+        )
+
+
+def _filled(device: torch.device, sizes: Sequence[int]) -> torch.cuda.MemPool:
+    """A pool that has segments of managed memory of these sizes, all of it free."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    addresses = _managed(driver, device, sizes)
+    give = ctypes.CFUNCTYPE(ctypes.c_void_p)(partial(next, iter(addresses), 0))
+    allocator = allocator_of(give, driver.cuMemFree_v2)
+    pool = torch.cuda.MemPool(allocator, use_on_oom=True)
+    _kept.extend((driver, give, allocator))
+    pools.add(pool.id)
+    with torch.cuda.use_mem_pool(pool, device):
+        # A storage is made with Python's lock held, where a tensor is not. Two small requests fill a segment.
+        made = [torch.UntypedStorage(SMALL_BYTES, device=device) for _ in range(2 * (len(sizes) - 1))]
+        made.append(torch.UntypedStorage(sizes[-1], device=device))
+    found = {segment["address"]: segment["total_size"] for segment in pool.snapshot()}
+    assert found == dict(zip(addresses, sizes, strict=True)), f"the allocator asked for {sorted(found.values())}"
+    return pool
+
+
+def _managed(driver: Any, device: torch.device, sizes: Sequence[int]) -> list[int]:
+    """Addresses of managed memory of these sizes, on the host and reached by the device."""
+    torch.cuda.synchronize(device)  # and so the device's context is this thread's
+    found: list[int] = []
+    for size_bytes in sizes:
+        address = ctypes.c_uint64()
+        if driver.cuMemAllocManaged(ctypes.byref(address), ctypes.c_size_t(size_bytes), ATTACH_GLOBAL):
+            for each in found:
+                driver.cuMemFree_v2(ctypes.c_uint64(each))
+            raise TierFull(
+                f"managed memory: the driver refuses {format_bytes(size_bytes)} of {format_bytes(sum(sizes))}; free "
+                "some RAM, or lower managed",
+                tier="host",
+            )
+        found.append(address.value)
+        for advice, place in ((PREFER_LOCATION, HOST), (ACCESSED_BY, device.index or 0)):
+            driver.cuMemAdvise(address, ctypes.c_size_t(size_bytes), advice, place)  # may be refused: it is an advice
+    return found
+
+
+def held_bytes() -> int:
+    """What all pools of managed memory have, used or not."""
+    if not pools:
+        return 0
+    return sum(each["total_size"] for each in torch.cuda.memory_snapshot() if each["segment_pool_id"] in pools)

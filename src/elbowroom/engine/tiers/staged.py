@@ -1,0 +1,230 @@
+"""Host memory below a device with streams, and the disk below it: what the plan says, or the host cannot hold, goes on.
+
+Note: [Two hops]
+A storage that goes to the disk passes through staging memory on the host, in pieces. Out: a copy in the stream of the
+host tier, then, once the device has made it, a write by a thread. Back: a read by a thread, then a copy. Device memory
+follows the same rules as for the host tier (Note: [Streams] in host.py): it is let go of behind the copy out, which the
+storage's stream waits for, and taken at the tick at which the swap back starts. So the bytes on the device do not
+depend on the disk. What does: a copy that waits for staging room, or for the disk, is not in its stream yet, and
+whoever needs its mark blocks the host until it is. A piece that has not been written yet when its storage is wanted
+back is copied back from where it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, cast, final
+
+import torch
+
+from elbowroom.engine.tiers.arenas import ArenaSlot
+from elbowroom.engine.tiers.base import Transfer
+from elbowroom.engine.tiers.disk import lane
+from elbowroom.engine.tiers.disk_pieces import DiskSlot, Piece, StagedBack, StagedOut
+from elbowroom.engine.tiers.host import StreamedHostTier
+from elbowroom.engine.tiers.lower_tiers import BelowDevice, translated
+from elbowroom.engine.tiers.spillfile import PAGE_BYTES, SpillFile, round_up
+from elbowroom.engine.tiers.staging import PIECE_BYTES, Room, Staging
+from elbowroom.errors import TierFull
+from elbowroom.machine import TierName
+from elbowroom.units import format_bytes
+
+SHARE = 4
+STAGING_BYTES = 16 * PIECE_BYTES
+"""Kept for staging where no plan says how much, and at most one part in `SHARE` of the host's budget."""
+LEAST_BYTES = 2 * PAGE_BYTES
+"""Of staging, for one piece to come while another goes."""
+
+
+@final
+class StagedTier(BelowDevice):
+    """The host tier, and the disk below it. See Note: [Two hops].
+
+    Args:
+        host: the tier of what stays on the host.
+        staging: memory for what passes.
+        open_file: makes the spill file when it is first needed; raises TierFull, TierFailed.
+    """
+
+    def __init__(self, host: StreamedHostTier, staging: Staging, open_file: Callable[[], SpillFile]) -> None:
+        super().__init__(host)
+        self._staging = staging
+        self._open_file = open_file
+        self._copying = 0
+        self._divide(min(STAGING_BYTES, self.budget_bytes // SHARE))
+
+    @property
+    def size_bytes(self) -> int:
+        return self.host.arenas.size_bytes + self._staging.arenas.size_bytes
+
+    @property
+    def pinned_bytes(self) -> int:
+        return self.host.pinned_bytes + self._staging.arenas.pinned_bytes
+
+    def _on_disk(self, size_bytes: int, full: TierFull | None) -> DiskSlot:
+        room_bytes = self._staging.arenas.budget_bytes
+        if room_bytes < LEAST_BYTES:
+            raise full or _no_staging(room_bytes)
+        return super()._on_disk(size_bytes, full)
+
+    def _room_on_disk(self, size_bytes: int) -> DiskSlot:
+        if self._file is None:
+            self._file = self._open_file()
+            self._lanes = [lane("elbowroom-copy", 1), lane("elbowroom-write", 2), lane("elbowroom-read", 2)]
+        room_bytes = self._staging.arenas.budget_bytes
+        return DiskSlot(self._file.reserve(size_bytes), min(PIECE_BYTES, room_bytes // 2 // PAGE_BYTES * PAGE_BYTES))
+
+    # Out
+
+    def _leave(self, storage: torch.UntypedStorage, slot: DiskSlot) -> Transfer:
+        streams = self.streams
+        ready = streams.mark(slot.home)
+        transfer = StagedOut(streams, slot, storage, ready, streams.out, timed=self.timed)
+        with self._lock:
+            slot.busy += len(slot.pieces)
+            first = self._copying == 0
+            self._copying += 1
+        done = 0
+        while first and done < len(slot.pieces) and (room := self._staging.take_now(slot.pieces[done].size_bytes)):
+            self._copy_out(transfer, slot.pieces[done], room)
+            done += 1
+        if done < len(slot.pieces):
+            self._lanes[0].submit(self._copy_rest, transfer, done)
+        else:
+            self._copied()
+        return transfer
+
+    def _copied(self) -> None:
+        with self._lock:
+            self._copying -= 1
+
+    def _copy_rest(self, transfer: StagedOut, done: int) -> None:
+        """On a thread: the pieces for which there was no room at once."""
+        for piece in transfer.slot.pieces[done:]:
+            if transfer.given_up:
+                self._no_longer_busy(transfer.slot)
+                continue
+            try:
+                room = self._staging.take(piece.size_bytes)
+            except Exception as error:  # noqa: BLE001 - raised on the thread that waits
+                transfer.fail(error)
+                self._no_longer_busy(transfer.slot)
+            else:
+                self._copy_out(transfer, piece, room)
+        self._copied()
+
+    def _copy_out(self, transfer: StagedOut, piece: Piece, room: Room) -> None:
+        piece.room = room  # before anybody can know of the copy, and ask for it back
+        try:
+            mark = transfer.copy(piece, room, out=True)
+        except Exception as error:  # noqa: BLE001 - raised on the thread that waits
+            transfer.fail(error)
+            mark = None
+        if mark is None:
+            piece.room = None
+            self._staging.done(room)
+            self._no_longer_busy(transfer.slot)
+        else:
+            self._lanes[1].submit(self._write_piece, transfer, piece, room, mark)
+
+    def _write_piece(self, transfer: StagedOut, piece: Piece, room: Room, mark: Any) -> None:
+        """On a thread: once the device has copied a piece, write it."""
+        assert self._file is not None, "the lanes come after the file"
+        try:
+            self.streams.until(mark)
+            if not transfer.given_up and not transfer.slot.released:
+                start_ns = time.perf_counter_ns()
+                self._file.check()
+                self._file.write(_whole_pages(room.slot), piece.offset)
+                transfer.moved("disk_write", start_ns, piece.size_bytes)
+        except Exception as error:  # noqa: BLE001 - raised at the next tick
+            self._error = self._error or translated(self._file, "writing", error)
+        with self._lock:
+            piece.room = None
+        self._staging.done(room)
+        self._no_longer_busy(transfer.slot)
+
+    # Back
+
+    def _bring(self, slot: DiskSlot, storage: torch.UntypedStorage) -> Transfer:
+        streams = self.streams
+        transfer = StagedBack(streams, slot, storage, streams.mark(slot.home), streams.back, timed=self.timed)
+        for piece in slot.pieces:
+            with self._lock:
+                room = piece.room
+                if room is None:
+                    slot.busy += 1
+                else:
+                    self._staging.use(room)
+            if room is None:
+                self._lanes[2].submit(self._read_piece, transfer, piece)
+            else:
+                self._copy_back(transfer, piece, room)
+        return transfer
+
+    def _read_piece(self, transfer: StagedBack, piece: Piece) -> None:
+        """On a thread: read a piece and give the device its copy."""
+        assert self._file is not None, "what is on the disk is in the file"
+        room: Room | None = None
+        try:
+            if not transfer.given_up:
+                room = self._staging.take(piece.size_bytes)
+                start_ns = time.perf_counter_ns()
+                self._file.check()
+                self._file.read(_whole_pages(room.slot), piece.offset)
+                transfer.moved("disk_read", start_ns, piece.size_bytes)
+        except Exception as error:  # noqa: BLE001 - raised on the thread that waits
+            transfer.fail(translated(self._file, "reading", error))
+        if room is not None:
+            self._copy_back(transfer, piece, room)
+        self._no_longer_busy(transfer.slot)
+
+    def _copy_back(self, transfer: StagedBack, piece: Piece, room: Room) -> None:
+        try:
+            mark = transfer.copy(piece, room, out=False)
+        except Exception as error:  # noqa: BLE001 - raised on the thread that waits
+            transfer.fail(error)
+            mark = None
+        if mark is None:
+            self._staging.done(room)
+        else:
+            self._staging.done_at(room, mark)
+
+    # Sizes and end
+
+    def fit(self, held_bytes: Mapping[TierName, int]) -> None:
+        self.streams.finish()
+        self._staging.settle()
+        host, disk = held_bytes.get("host", 0), held_bytes.get("disk", 0)
+        self._divide(max(0, min(disk or STAGING_BYTES, self.budget_bytes - host)))
+        if not self.host.arenas.held_bytes:
+            self.host.arenas.drop()
+        self._staging.fit(self._staging.arenas.budget_bytes if disk else 0)
+        self.host.fit(held_bytes)
+
+    def _divide(self, staging_bytes: int) -> None:
+        """Give staging its part of the budgets, and what stays on the host the rest."""
+        pinned = min(staging_bytes, self.pinned_budget_bytes)
+        staged, stays = self._staging.arenas, self.host.arenas
+        staged.budget_bytes, staged.pinned_budget_bytes = staging_bytes, pinned
+        stays.budget_bytes = self.budget_bytes - staging_bytes
+        stays.pinned_budget_bytes = min(stays.budget_bytes, self.pinned_budget_bytes - pinned)
+
+    def close(self) -> None:
+        super().close()
+        self._staging.drop()
+
+
+def _whole_pages(slot: ArenaSlot) -> memoryview:
+    """Memory of a slot up to the end of its last page: arenas hand out whole ones."""
+    whole = slot.arena.memory[slot.offset : slot.offset + round_up(slot.size_bytes)]
+    return memoryview(cast("Any", whole.numpy()))
+
+
+def _no_staging(room_bytes: int) -> TierFull:
+    return TierFull(
+        f"host tier: its budget leaves {format_bytes(room_bytes)} for storages on their way to the disk, and "
+        f"{format_bytes(LEAST_BYTES)} are the least; raise it (host=...)",
+        tier="host",
+    )

@@ -1,0 +1,1 @@
+"""Files: how records are written and read."""

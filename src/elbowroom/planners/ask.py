@@ -1,0 +1,139 @@
+"""Asking one planner for one trace and machine, for one budget after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import final
+
+from elbowroom.errors import Infeasible, TimeOver
+from elbowroom.plan import Plan
+from elbowroom.planners.budget.confirm_reserved import confirmed, limit_of_plan
+from elbowroom.planners.budget.infeasible import followed, in_reserved_bytes
+from elbowroom.planners.budget.least import Weighed
+from elbowroom.planners.knobs import apply
+from elbowroom.planners.problem import Planner, Problem
+from elbowroom.simulate.simulate import simulate
+from elbowroom.step.check import check_step
+from elbowroom.step.least_size import least_size
+from elbowroom.timeline import Timeline
+from elbowroom.units import format_bytes
+from elbowroom.watch import Watch
+
+
+@final
+class Asking:
+    """A problem without its budget, who is to solve it, and who looks on.
+
+    Args:
+        problem: but for its budget.
+        planner: who solves it.
+        name: of the planner.
+        options: its knobs.
+        watch: looks on.
+        follows: the least size of what may move follows each budget, whatever the problem says.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        planner: Planner,
+        name: str,
+        options: Mapping[str, object],
+        watch: Watch | None = None,
+        *,
+        follows: bool = False,
+    ) -> None:
+        self._problem = problem
+        self._planner = planner
+        self._name = name
+        self._options = dict(options)
+        self._watch = watch or Watch()
+        self._follows = follows
+        self._asked = 0
+        self._named: Plan | None = None
+
+    def plan(self, budget_bytes: int) -> Plan:
+        """A plan within a budget that has passed `check`.
+
+        Raises:
+            Infeasible: the planner cannot meet it.
+            TimeOver: no time is left.
+        """
+        if self._named is not None and self._named.budget_bytes == budget_bytes:
+            return self._named
+        try:
+            return self._plan(budget_bytes)
+        except Infeasible as found:
+            problem = self._met(found) if self._others_move(budget_bytes, found.least_feasible_bytes) else found
+        raise problem
+
+    def _plan(self, budget_bytes: int) -> Plan:
+        limit_s = self._watch.left_s(self._problem.time_limit_s)
+        self._asked += 1
+        self._watch.say(f"planner {self._name}: plan {self._asked}, for {format_bytes(budget_bytes)}")
+        least = least_size(budget_bytes) if self._follows else self._problem.min_size_bytes
+        problem = replace(self._problem, budget_bytes=budget_bytes, min_size_bytes=least, time_limit_s=limit_s)
+        try:
+            made = self._make(problem)
+        except Infeasible as found:
+            raise self._in_reserved_bytes(problem, found) from None
+        if problem.machine.allocator != "exact" and made.bound is None:  # what has a bound was confirmed
+            made = confirmed(problem, self._name, self._make, made)
+        check_step(problem.step, made, problem.machine)
+        return made
+
+    def weigh(self, budget_bytes: int) -> Weighed:
+        """A plan within a budget, and its simulation.
+
+        Raises:
+            Infeasible: the planner cannot meet it.
+        """
+        made = self.plan(budget_bytes)
+        return Weighed(made, self._simulated(made))
+
+    def kept(self) -> Weighed:
+        """The plan that keeps everything, with what that needs as its budget, and its simulation."""
+        line = simulate(self._problem.step.trace, self._problem.machine)
+        name, trace_id = "keep_all", self._problem.step.trace.id
+        return Weighed(Plan(trace_id=trace_id, planner=name, budget_bytes=line.peak_reserved_bytes), line)
+
+    def _make(self, problem: Problem) -> Plan:
+        """What the planner makes, which knows allocated bytes only."""
+        return apply(self._planner, self._name, problem, self._options)
+
+    def _others_move(self, budget_bytes: int, other_bytes: int) -> bool:
+        """Whether fewer storages may move with another budget, as the least size follows it."""
+        sizes = self._problem.step.storage_bytes
+        low, high = least_size(budget_bytes), least_size(other_bytes)
+        return self._follows and bool(((low <= sizes) & (sizes < high)).any())
+
+    def _met(self, found: Infeasible) -> Infeasible:
+        """An error whose least feasible budget is met with the least size that follows that budget."""
+        least_bytes, kept_bytes = found.least_feasible_bytes, self.kept().plan.budget_bytes
+        while least_bytes < kept_bytes:
+            try:
+                self._named = self._plan(least_bytes)
+                break
+            except Infeasible as problem:
+                least_bytes = min(max(problem.least_feasible_bytes, least_bytes + 1), kept_bytes)
+            except TimeOver:
+                return found
+        return found if least_bytes == found.least_feasible_bytes else followed(found, least_bytes)
+
+    def _in_reserved_bytes(self, problem: Problem, found: Infeasible) -> Infeasible:
+        """An error whose least feasible budget is what the allocator reserves for the plan that allocates least."""
+        least_bytes = found.least_feasible_bytes
+        if problem.machine.allocator == "exact" or found.counts_reserved:
+            return found
+        try:
+            made = self._make(replace(problem, budget_bytes=least_bytes))
+            reserved_bytes = limit_of_plan(problem.step.trace, problem.machine, made)
+        except Infeasible as more:
+            reserved_bytes = more.least_feasible_bytes
+        if reserved_bytes <= least_bytes:
+            return found
+        return in_reserved_bytes(problem, found, reserved_bytes)
+
+    def _simulated(self, made: Plan) -> Timeline:
+        return simulate(self._problem.step.trace, self._problem.machine, made)

@@ -1,0 +1,1 @@
+"""Baselines: the planners of the literature, and the simplest ones."""

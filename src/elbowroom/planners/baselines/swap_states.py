@@ -1,0 +1,78 @@
+"""swap_states: swap_greedy, and where its swaps of saved storages are not enough, optimizer states away beside them.
+
+Computes: swap_greedy's plan if there is one. Else the states that are idle longest are away, as few of them as leave a
+budget that swaps of saves can meet, or more; each comes back as late as hides its copy where there is room, or when it
+is used; swap_greedy plans the rest, and of these few plans the fastest one, played, wins. States alone are moved, and
+gradients, of traces that do not name the states of parts.
+Reference: Rajbhandari et al., "ZeRO-Infinity" (SC 2021), for states below the device; here only where nothing else
+does. Optimal: never provably; `optimal` looks further. Ignores: recomputes; sets that its order does not lead to.
+Cost: a weighing of all swaps per halving of the states, then six plans of swap_greedy at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from elbowroom.errors import Infeasible
+from elbowroom.plan import Plan
+from elbowroom.planners.baselines.swap_greedy import swap_greedy
+from elbowroom.planners.budget.infeasible import infeasible
+from elbowroom.planners.optimal.state_choice import deciding, placed, states_on_offer
+from elbowroom.planners.problem import Problem, as_plan, movable, moves_on_demand, peak_of
+from elbowroom.simulate.lanes import play
+from elbowroom.step.last_step import Ints
+from elbowroom.step.moves import moves_of_plan, tiers_of_plan
+
+NAME = "swap_states"
+
+
+def swap_states(problem: Problem) -> Plan:
+    """Meet the budget with swaps of saves, and where they cannot, of optimizer states too.
+
+    Raises:
+        Infeasible: the step needs more than the budget with every save and state swapped and back on demand.
+    """
+    try:
+        return replace(swap_greedy(problem), planner=NAME)
+    except Infeasible:
+        n = states_on_offer(problem)
+        if not len(n):
+            raise
+    plans = list(_plans(problem, n))
+    if not plans:
+        least = _on_demand(problem, n)
+        raise infeasible(least, NAME, movable(least))
+    return min(plans, key=lambda made: _cost(problem, made))
+
+
+def _on_demand(problem: Problem, n: Ints) -> Problem:
+    """The problem with states away until they are used."""
+    return deciding(problem, n, problem.step.first_read[n])
+
+
+def _enough(problem: Problem, n: Ints) -> bool:
+    left = _on_demand(problem, n)
+    return peak_of(left.step, moves_on_demand(left.step, movable(left))) <= problem.budget_bytes
+
+
+def _plans(problem: Problem, n: Ints) -> Iterator[Plan]:
+    """Plans with the fewest states away that are enough, with half of the others, and with all."""
+    few, many = 0, len(n)
+    while few < many:
+        middle = (few + many) // 2
+        few, many = (few, middle) if _enough(problem, n[:middle]) else (middle + 1, many)
+    for count in sorted({few, (few + len(n)) // 2, len(n)}):
+        for left in (placed(problem, n[:count]), _on_demand(problem, n[:count])):
+            try:
+                saves = swap_greedy(replace(left, states=None))
+            except Infeasible:
+                continue
+            yield as_plan(left, NAME, moves_of_plan(left.step, saves))
+
+
+def _cost(problem: Problem, made: Plan) -> tuple[int, int]:
+    """Simulated time, then bytes moved."""
+    moves = moves_of_plan(problem.step, made)
+    done = play(problem.step, moves, problem.machine, tiers_of_plan(problem.step, made, moves))
+    return done.step_ns, int(moves.size.sum())

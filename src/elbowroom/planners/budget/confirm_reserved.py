@@ -1,0 +1,193 @@
+"""confirming: plans whose reserved bytes, not only their allocated ones, stay within the budget.
+
+Computes: for a machine with a caching allocator, the fastest plan found whose replay stays within the budget, with the
+budget as the allocator's limit (Note: [At the limit] in simulate/reserved_curve.py). What the allocator holds follows
+from the order and the sizes of all blocks, and no bound of it is known that is easy to plan with; so plans are made for
+fewer allocated bytes until the replay of one is within the budget, and then for more. Reference: bisection; the replay
+is elbowroom.allocator. Optimal: never provably, as reserved bytes need not grow with allocated ones. Ignores: what the
+simulation does. Cost: ROUNDS times the planner's, plus replays of the plans it makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import final
+
+from elbowroom.errors import Infeasible
+from elbowroom.files.field_rules import MAX_INT
+from elbowroom.machine import Machine
+from elbowroom.plan import Plan
+from elbowroom.planners.budget.infeasible import reserves_more
+from elbowroom.planners.problem import Problem, peak_of
+from elbowroom.simulate.driver_waits import DRIVER
+from elbowroom.simulate.simulate import simulate
+from elbowroom.step.algorithms import with_algorithms
+from elbowroom.step.last_step import last_step
+from elbowroom.step.moves import moves_of_plan
+from elbowroom.trace import Trace
+
+ROUNDS = 5
+"""How many allocated budgets are tried."""
+LIMIT_BYTES = 2 << 20
+"""The least limit of a plan is told to so many bytes: a segment is no smaller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """A plan for a budget with what its simulation shows.
+
+    Attributes:
+        plan: with the budget that was asked for.
+        step_ns: of the step, waits for the driver included.
+        reserved_bytes: within the budget, or what it would reserve without a limit.
+        is_driven: whether compute waits for the driver.
+    """
+
+    plan: Plan
+    step_ns: int
+    reserved_bytes: int
+    is_driven: bool
+
+    @property
+    def fits(self) -> bool:
+        """Whether the allocator stays within the budget."""
+        return self.reserved_bytes <= self.plan.budget_bytes
+
+
+def replayed(trace: Trace, machine: Machine, made: Plan, budget_bytes: int) -> Replayed:
+    """What a plan does where the allocator may reserve so much."""
+    asked = replace(made, budget_bytes=budget_bytes)
+    line = simulate(trace, machine, asked)
+    return Replayed(
+        plan=asked,
+        step_ns=line.step_ns,
+        reserved_bytes=line.peak_reserved_bytes,
+        is_driven=any(span.name == DRIVER for span in line.spans),
+    )
+
+
+def lowest(works: Callable[[int], bool], fails: int, fits: int, near_bytes: int, share: float = 0.0) -> int:
+    """The least limit in bytes that works, as close as is asked for, by bisection.
+
+    Args:
+        works: whether a limit does.
+        fails: one that does not.
+        fits: one that does.
+        near_bytes: the answer may be larger by so many bytes,
+        share: or by such a share of it.
+    """
+    while fits - fails > max(near_bytes, share * fits):
+        middle = (fails + fits) // 2
+        fits, fails = (middle, fails) if works(middle) else (fits, middle)
+    return fits
+
+
+def limit_of_plan(trace: Trace, machine: Machine, made: Plan) -> int:
+    """The least that an allocator must be allowed to reserve for a plan, to LIMIT_BYTES."""
+    step = with_algorithms(last_step(trace), made.algorithms)
+    least = peak_of(step, moves_of_plan(step, made))
+    fits = max(least, simulate(trace, machine, replace(made, budget_bytes=MAX_INT)).peak_reserved_bytes)
+    return lowest(lambda limit: replayed(trace, machine, made, limit).fits, least - 1, fits, LIMIT_BYTES)
+
+
+@final
+class Narrowing:
+    """Which budget of allocated bytes to try next, so that the reserved ones are within the budget.
+
+    Attributes:
+        allowed_bytes: to be tried.
+
+    Args:
+        budget_bytes: of reserved bytes.
+        least_bytes: allocated bytes that can be planned for at least.
+        near_bytes: budgets that are so close are not told apart.
+    """
+
+    def __init__(self, budget_bytes: int, least_bytes: int, near_bytes: int = 0) -> None:
+        self.allowed_bytes = budget_bytes
+        self._least, self._fails, self._near = least_bytes, budget_bytes + 1, near_bytes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to try."""
+        return self._fails - self.allowed_bytes <= self._near or self.allowed_bytes < self._least
+
+    def more(self) -> None:
+        """What was tried is within the budget: try more."""
+        self._least = self.allowed_bytes + 1
+        self.allowed_bytes = (self.allowed_bytes + self._fails) // 2
+
+    def less(self, *, is_found: bool, over_bytes: int = 0) -> None:
+        """What was tried is not: half of what is left, where something was found already, else by what it is over."""
+        self._fails, room = self.allowed_bytes, self.allowed_bytes - self._least
+        lower = self.allowed_bytes - max(min(over_bytes, room // 2), self.allowed_bytes // 16, room // 4, 1)
+        self.allowed_bytes = (self._least + self._fails) // 2 if is_found else max(self._least, lower)
+
+
+def confirmed(problem: Problem, planner: str, make: Callable[[Problem], Plan], made: Plan | None = None) -> Plan:
+    """A plan of a planner that counts allocated bytes, whose reserved bytes are within the budget.
+
+    Waits for the driver are avoided where a plan without them is found.
+
+    Args:
+        problem: what was asked; its budget counts reserved bytes.
+        planner: its name.
+        make: the planner.
+        made: what it makes of the problem, where that is known.
+
+    Raises:
+        Infeasible: no plan that was tried is within the budget.
+    """
+    first = replayed(problem.step.trace, problem.machine, make(problem) if made is None else made, problem.budget_bytes)
+    if first.fits and not first.is_driven:
+        return first.plan
+    try:
+        return _within_reserved(problem, planner, _least_bytes(problem, make), make)
+    except Infeasible:
+        if first.fits:
+            return first.plan
+        raise
+
+
+def _least_bytes(problem: Problem, make: Callable[[Problem], Plan]) -> int:
+    """Allocated bytes that a planner can plan for at least."""
+    try:
+        make(replace(problem, budget_bytes=0))
+    except Infeasible as found:
+        return found.least_feasible_bytes
+    return 0
+
+
+def _within_reserved(problem: Problem, planner: str, least_bytes: int, make: Callable[[Problem], Plan]) -> Plan:
+    """The fastest plan found whose simulated reserved peak is within the budget.
+
+    Args:
+        problem: what was asked; its budget counts reserved bytes.
+        planner: its name.
+        least_bytes: allocated bytes that can be planned for at least.
+        make: makes a plan for a budget of allocated bytes.
+
+    Raises:
+        Infeasible: no plan that was tried is within the budget.
+    """
+    trace, machine, budget_bytes = problem.step.trace, problem.machine, problem.budget_bytes
+
+    def look(allowed_bytes: int) -> Replayed:
+        return replayed(trace, machine, make(replace(problem, budget_bytes=allowed_bytes)), budget_bytes)
+
+    narrowing, looked = Narrowing(budget_bytes, least_bytes), list[Replayed]()
+    while len(looked) < ROUNDS - 1 and not (looked and narrowing.is_over):
+        found = look(narrowing.allowed_bytes)
+        looked.append(found)
+        if found.fits and not found.is_driven:
+            narrowing.more()
+        else:
+            narrowing.less(is_found=any(each.fits and not each.is_driven for each in looked))
+    if least_bytes <= budget_bytes and not any(each.fits for each in looked):  # if no other, what allocates least
+        looked.append(look(least_bytes))
+    fit = [each for each in looked if each.fits]
+    if fit:
+        return min(fit, key=lambda each: each.step_ns).plan
+    frugal = make(replace(problem, budget_bytes=least_bytes))  # what is tried whatever the budget
+    raise reserves_more(problem, planner, limit_of_plan(trace, machine, frugal))

@@ -1,0 +1,377 @@
+"""Plans for a budget of reserved bytes, where the device has a caching allocator.
+
+Planners count allocated bytes; what the allocator reserves for them is more, by the free memory between blocks, and
+is known once a plan is played (elbowroom/simulate/repeated_steps.py). So a plan is made for the whole budget, and if it
+reserves more, for less and less, until one fits. Where none does, the cache is emptied at some ticks of the step: the
+device waits there for the driver, which gives memory out anew. And where that is not enough, the allocator gets the
+budget as its limit too, where it empties its cache itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import count
+
+from elbowroom.errors import Infeasible
+from elbowroom.machine import Machine
+from elbowroom.plan import Plan
+from elbowroom.planners import Asking, Judge, Means, any_recompute, asking
+from elbowroom.planners.budget.confirm_reserved import LIMIT_BYTES, lowest
+from elbowroom.planners.budget.infeasible import followed
+from elbowroom.planners.request import PlanRequest
+from elbowroom.simulate.repeated_steps import Cycle, Limited, cycle, early_waits, waits_at_saves
+from elbowroom.simulate.simulate import simulate
+from elbowroom.step.last_step import last_step, listed
+from elbowroom.step.moves import moves_of_plan, need, peak_in_one_go, tiers_of_plan
+from elbowroom.timeline import Curve, Timeline
+from elbowroom.trace import Trace
+from elbowroom.units import Amount, Budget, format_bytes
+
+PLANNER = "swap_greedy"
+PLANNER_OF_STATES = "swap_states"
+PLANNER_OF_RECOMPUTES = "optimal" if find_spec("highspy") else "capuchin"
+"""The best that knows recomputes; without the solver, the best that needs none."""
+ROUNDS = 10
+"""Plans that are tried for one budget."""
+ROUNDS_OF_RECOMPUTES = 3
+SPARE_BYTES = 2 << 20
+"""Of a budget, what a limit of the allocator leaves for small things that a plan does not know of: one segment."""
+TIME_LIMIT_S = 2.0
+"""Of each program that a planner solves: training waits for the plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """A plan and how closely its writes are waited for.
+
+    Attributes:
+        plan: what to swap and to recompute.
+        waiting: by position of a tick, how many writes must have ended there; None where only room counts.
+        peak_bytes: what a budget of the device counts, at most.
+        emptied: positions of ticks at which the allocator gives back what it has free.
+        limit_bytes: what the allocator may reserve: Note: [At the limit] in simulate/reserved_curve.py; None for no
+        limit.
+    """
+
+    plan: Plan
+    waiting: Mapping[int, int] | None
+    peak_bytes: int
+    emptied: frozenset[int] = frozenset()
+    limit_bytes: int | None = None
+
+
+def course_within(
+    trace: Trace,
+    machine: Machine,
+    budget: Budget,
+    asked: PlanRequest,
+    judge: Judge = any_recompute,
+    clear: Collection[int] = (),
+) -> Course:
+    """A plan whose peak is within the budget of the device; optimizer states move only where nothing else meets it.
+
+    Where managed memory is asked for, what no plan can do without may lie there.
+
+    Args:
+        trace: what runs.
+        machine: where.
+        budget: of the tiers.
+        asked: knobs of the plan.
+        judge: whether a recompute can be carried out.
+        clear: positions at which the cache may be emptied: a run has control there once what it can free is free.
+
+    Raises:
+        Infeasible: no plan that was tried is.
+    """
+    allowed_bytes = budget.device.size_bytes or 0
+    most_bytes = allowed_bytes + asked.managed_bytes
+    for turn in count():
+        try:
+            within = replace(budget, device=Amount(size_bytes=allowed_bytes))
+            return _course_within(trace, machine, within, asked, judge, clear)
+        except Infeasible as problem:
+            if allowed_bytes == most_bytes:
+                raise
+            least_bytes = problem.least_feasible_bytes
+        # What lies in managed memory is slow, so that as little as can be does.
+        more_bytes = allowed_bytes + asked.managed_bytes // 8 if turn else least_bytes
+        allowed_bytes = min(most_bytes, max(more_bytes, allowed_bytes + 1))
+    raise AssertionError("the last turn returns or raises")
+
+
+def without(asked: PlanRequest, means: Means) -> PlanRequest:
+    """All means but one."""
+    return replace(asked, allow=tuple(each for each in asked.allow if each != means))
+
+
+def least_allocated(trace: Trace, machine: Machine, budget: Budget, asked: PlanRequest) -> int:
+    """The least budget of allocated bytes that one plan can meet: found in a fraction of the time of a course."""
+    try:
+        return _asking(trace, machine, budget, asked, any_recompute).plan(1).budget_bytes
+    except Infeasible as problem:
+        return problem.least_feasible_bytes
+
+
+def _course_within(
+    trace: Trace, machine: Machine, budget: Budget, asked: PlanRequest, judge: Judge, clear: Collection[int]
+) -> Course:
+    budget_bytes = budget.device.size_bytes or 0
+    of_saves = without(asked, "state")
+    refused, tried, least = ("", 0), list[Plan](), 0
+    for means in [of_saves] if of_saves == asked else [of_saves, asked]:
+        try:
+            for made in _plans(trace, machine, budget, means, judge):
+                for found in _courses(trace, machine, made):
+                    if found.peak_bytes <= budget_bytes:
+                        return replace(found, plan=replace(made, budget_bytes=budget_bytes))
+                    least = min(least or found.peak_bytes, found.peak_bytes)
+                if made.swaps or made.recomputes:  # a step in which nothing moves runs without hooks
+                    tried.append(made)
+        except Infeasible as problem:  # itself, it would keep the frames of the training alive
+            refused = str(problem), problem.least_feasible_bytes
+    if not least:
+        raise _refused(trace, machine, budget, asked, judge, clear, *refused)
+    if found := _emptying(trace, machine, tried, budget_bytes, clear):
+        return replace(found, plan=replace(found.plan, budget_bytes=budget_bytes))
+    least = _least_budget(trace, machine, tried, budget_bytes, least, clear)
+    least = _met(trace, machine, budget, asked, judge, clear, least)
+    raise Infeasible(
+        f"budget: given {format_bytes(budget_bytes)} ({budget_bytes} bytes) of reserved memory; the plans that were "
+        f"tried reserve {format_bytes(least)} ({least} bytes) at least, free memory between blocks included; raise the "
+        "budget to that, or set PYTORCH_ALLOC_CONF=expandable_segments:True before torch starts",
+        budget_bytes=budget_bytes,
+        least_feasible_bytes=least,
+    )
+
+
+def _refused(
+    trace: Trace,
+    machine: Machine,
+    budget: Budget,
+    asked: PlanRequest,
+    judge: Judge,
+    clear: Collection[int],
+    why: str,
+    least_bytes: int,
+) -> Infeasible:
+    """Where not even what is allocated fits: the error says what is reserved for the least of that."""
+    if machine.allocator != "exact":
+        least = replace(budget, device=Amount(size_bytes=least_bytes))
+        plans = list(_plans(trace, machine, least, asked, judge))
+        fits = min(course.peak_bytes for made in plans for course in _courses(trace, machine, made))
+        least_bytes = _least_budget(trace, machine, plans, least_bytes - 1, fits, clear)
+        least_bytes = _met(trace, machine, budget, asked, judge, clear, least_bytes)
+        why = (
+            f"{why} These are allocated bytes; for such plans the allocator reserves {format_bytes(least_bytes)} "
+            f"({least_bytes} bytes): give at least so much."
+        )
+    found = Infeasible(why, budget_bytes=budget.device.size_bytes or 0, least_feasible_bytes=least_bytes)
+    if machine.allocator != "exact" or asked.with_budget(least_bytes) == asked:
+        return found
+    met_bytes = _met(trace, machine, budget, asked, judge, clear, least_bytes)
+    return found if met_bytes == least_bytes else followed(found, met_bytes)
+
+
+def _met(
+    trace: Trace,
+    machine: Machine,
+    budget: Budget,
+    asked: PlanRequest,
+    judge: Judge,
+    clear: Collection[int],
+    least_bytes: int,
+) -> int:
+    """This budget if a run would meet it, else a greater one that it would: other plans are made for other budgets."""
+    device = Amount(size_bytes=least_bytes)
+    try:
+        _course_within(trace, machine, replace(budget, device=device), asked.with_budget(least_bytes), judge, clear)
+    except Infeasible as problem:
+        return problem.least_feasible_bytes
+    return least_bytes
+
+
+def _plans(trace: Trace, machine: Machine, budget: Budget, asked: PlanRequest, judge: Judge) -> Iterator[Plan]:
+    """Plans for less and less allocated bytes; in the end the one that has all away as long as can be."""
+    # A budget above what the machine has is no limit here, and `plan` would refuse it.
+    allowed, least = min(budget.device.size_bytes or 0, machine.tiers[0].capacity_bytes), 0
+    ask = _asking(trace, machine, budget, asked, judge)
+    for turn in range(ROUNDS_OF_RECOMPUTES if "recompute" in asked.allow else ROUNDS):
+        try:
+            yield ask.plan(allowed)
+        except Infeasible as problem:
+            if not turn:
+                raise
+            least = problem.least_feasible_bytes
+        if allowed == least:
+            break
+        allowed = max(least, allowed - allowed // 12)
+    if asked.planner is None and "swap" in asked.allow:
+        try:
+            last = _everything(trace, machine, budget, asked, judge, budget.device.size_bytes or 0)
+        except Infeasible:
+            return
+        yield last
+
+
+def _everything(
+    trace: Trace, machine: Machine, budget: Budget, asked: PlanRequest, judge: Judge, device_bytes: int
+) -> Plan:
+    """All that may be away is, as long as can be."""
+    means = replace(asked, planner="threshold", options={"size_bytes": 1})
+    return _asking(trace, machine, budget, means, judge).plan(device_bytes)
+
+
+def exploring(trace: Trace, machine: Machine, budget: Budget, asked: PlanRequest) -> Course | None:
+    """What shows how little a step can hold: everything leaves as soon as its last user lets go of it.
+
+    An observed step shows that no closer than the ticks: what it writes it holds until it has control again. None where
+    the plans of the run are not to be ours, or the tiers below have no room for it all.
+    """
+    if asked.planner is not None or "swap" not in asked.allow:
+        return None
+    of_saves = replace(asked, allow=("swap",))
+    try:
+        made = _everything(trace, machine, budget, of_saves, any_recompute, machine.tiers[0].capacity_bytes)
+    except Infeasible:
+        return None
+    step = last_step(trace)
+    moves = moves_of_plan(step, made)
+    peak_bytes = int(need(step, moves).max())
+    return Course(plan=made, waiting=waits_at_saves(step, moves), peak_bytes=peak_bytes)
+
+
+def _asking(trace: Trace, machine: Machine, budget: Budget, asked: PlanRequest, judge: Judge) -> Asking:
+    return asking(
+        trace,
+        replace(machine, allocator="exact"),
+        budget,
+        asked.planner or _planner(asked.allow),
+        asked.min_size_bytes,
+        asked.options,
+        asked.allow,
+        TIME_LIMIT_S,
+        modules=asked.modules,
+        judge=judge,
+    )
+
+
+def _planner(allow: Sequence[Means]) -> str:
+    if "recompute" in allow or "algorithm" in allow:
+        return PLANNER_OF_RECOMPUTES
+    return PLANNER_OF_STATES if "state" in allow else PLANNER
+
+
+def course_of(
+    trace: Trace, machine: Machine, made: Plan, budget_bytes: int | None = None, clear: Collection[int] = ()
+) -> Course:
+    """The way to follow a plan that compute waits least in, of those within a budget where there are some.
+
+    Args:
+        trace: what runs.
+        machine: where.
+        made: the plan.
+        budget_bytes: of the device; None for any way.
+        clear: see course_within; for a plan that moves something, where no other way is within the budget.
+    """
+    ways = _courses(trace, machine, made)
+    first = next(ways)
+    if budget_bytes is None or first.peak_bytes <= budget_bytes:
+        return first
+    found = next((way for way in ways if way.peak_bytes <= budget_bytes), None)
+    if found is None and (made.swaps or made.recomputes) and machine.allocator != "exact":
+        found = _emptying(trace, machine, [made], budget_bytes, clear)
+    return found or first
+
+
+def keeping_bytes(trace: Trace, machine: Machine) -> int:
+    """What a budget counts of a step that keeps everything, at most."""
+    nothing = Plan(trace_id=trace.id, planner="keep", budget_bytes=machine.tiers[0].capacity_bytes)
+    in_one_go = peak_in_one_go(last_step(trace)) if trace.device != "cpu" else 0  # there each parameter is by itself
+    return max(next(_courses(trace, machine, nothing)).peak_bytes, in_one_go)
+
+
+def _courses(trace: Trace, machine: Machine, made: Plan) -> Iterator[Course]:
+    """Ways to follow a plan in which compute waits for copies alone, the one that it waits least in first."""
+    step = last_step(trace)
+    moves = moves_of_plan(step, made)
+    if machine.allocator == "exact":
+        yield Course(plan=made, waiting=None, peak_bytes=int(need(step, moves).max()))
+        return
+    tiers = tiers_of_plan(step, made, moves)
+    for rates, before_idle in ((machine, False), (None, False), (None, True)):
+        waiting = early_waits(step, moves, tiers, rates, before_idle=before_idle)
+        held = cycle(step, moves, waiting, machine.allocator)
+        yield Course(plan=made, waiting=waiting, peak_bytes=held.most_reserved)
+
+
+def _emptying(
+    trace: Trace, machine: Machine, plans: Sequence[Plan], budget_bytes: int, clear: Collection[int]
+) -> Course | None:
+    """The way to follow one of some plans with the cache emptied, without a limit of the allocator if any does."""
+    ways = [(made, *_limited(trace, machine, made, clear)) for made in plans]
+    for limit_bytes in (None, budget_bytes - SPARE_BYTES):
+        for made, waiting, limited in ways:
+            found = limited.emptied_within(limit_bytes or budget_bytes, is_limit=limit_bytes is not None)
+            if found is not None:
+                emptied, peak = found
+                return Course(plan=made, waiting=waiting, peak_bytes=peak, emptied=emptied, limit_bytes=limit_bytes)
+    return None
+
+
+def _limited(trace: Trace, machine: Machine, made: Plan, clear: Collection[int]) -> tuple[dict[int, int], Limited]:
+    """All leaves as soon as it can: the waits for that, and what the allocator then holds."""
+    step = last_step(trace)
+    moves = moves_of_plan(step, made)
+    waiting = early_waits(step, moves, tiers_of_plan(step, made, moves), None, before_idle=True)
+    return waiting, Limited(step, moves, waiting, machine.allocator, clear)
+
+
+def _least_budget(
+    trace: Trace, machine: Machine, plans: Sequence[Plan], fails: int, fits: int, clear: Collection[int]
+) -> int:
+    """The least budget whose limit of the allocator is found to be enough for one of some plans, to LIMIT_BYTES.
+
+    Args:
+        trace: what runs.
+        machine: where.
+        plans: to choose from.
+        fails: a budget that is not enough for any.
+        fits: one that is enough for one.
+        clear: positions at which the cache may be emptied.
+    """
+    for made in plans:
+        limited = _limited(trace, machine, made, clear)[1]
+
+        def works(budget_bytes: int, limited: Limited = limited) -> bool:
+            return limited.fits(budget_bytes - SPARE_BYTES)
+
+        if works(fits - LIMIT_BYTES):
+            fits = lowest(works, fails, fits - LIMIT_BYTES, LIMIT_BYTES)
+    return fits
+
+
+def simulated(trace: Trace, machine: Machine, course: Course, *, begins_empty: bool = False) -> Timeline:
+    """What a step of many under a plan should do; `begins_empty`: each begins with an empty cache."""
+    line = simulate(trace, machine, course.plan)
+    if machine.allocator == "exact":
+        return line
+    step = last_step(trace)
+    moves = moves_of_plan(step, course.plan)
+    steps = 1 if begins_empty else 0
+    held: Cycle = cycle(
+        step,
+        moves,
+        course.waiting or {},
+        machine.allocator,
+        steps=steps,
+        emptied=course.emptied,
+        limit_bytes=course.limit_bytes,
+    )
+    at_ns = tuple(span.start_ns for span in line.spans if span.kind == "op")
+    device = [
+        Curve(tier="device", kind="allocated", at_ns=at_ns, size_bytes=tuple(listed(held.allocated))),
+        Curve(tier="device", kind="reserved", at_ns=at_ns, size_bytes=tuple(listed(held.reserved))),
+    ]
+    return replace(line, curves=(*device, *(curve for curve in line.curves if curve.tier != "device")))

@@ -1,0 +1,129 @@
+"""basis: a step with some recomputes decided, seen as a step in which only swaps are left to decide.
+
+The planners of swaps (covering, placing, arranging) look at four things of a step: how high its slots are, when each
+save is needed, when each position comes, and which saves may go. Recomputes change all four, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from elbowroom.plan import Recompute
+from elbowroom.planners.problem import Problem
+from elbowroom.step.last_step import Ints, LastStep, listed
+from elbowroom.step.moves import Moves, moves_of, need
+from elbowroom.step.rebuilds import Rebuild, rebuild_of
+from elbowroom.step.recipes import Option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Basis:
+    """What swaps are decided on.
+
+    Attributes:
+        asked: the problem as it was asked.
+        options: the recomputes, in the order they run.
+        rebuilds: the same, worked out.
+        problem: the problem with a step whose slots, first reads and times are those that the recomputes leave.
+        n: the saves that may be swapped beside them.
+    """
+
+    asked: Problem
+    options: tuple[Option, ...]
+    rebuilds: tuple[Rebuild, ...]
+    problem: Problem
+    n: Ints
+
+    @property
+    def recomputes(self) -> set[Recompute]:
+        """What is recomputed, as a plan has it."""
+        return {option.recompute for option in self.options}
+
+    def moves(self, n: Ints, back: Ints) -> Moves:
+        """Swaps of saves `n` beside the recomputes."""
+        return moves_of(self.asked.step, n, back, rebuilds=self.rebuilds)
+
+    def on_demand(self, n: Ints) -> Moves:
+        """Swaps of saves `n`, each back only when it is needed."""
+        return self.moves(n, self.problem.step.first_read[n])
+
+    def fits(self, n: Ints) -> bool:
+        """Whether swapping saves `n`, each back on demand, meets the budgets of the device and of the tier below."""
+        moves = self.on_demand(n)
+        if int(need(self.asked.step, moves).max()) > self.problem.budget_bytes:
+            return False
+        return not len(n) or self.asked.holds(moves)
+
+
+def basis_of(
+    problem: Problem, n: Ints, options: Sequence[Option] = (), by_storage: dict[int, int] | None = None
+) -> Basis:
+    """The basis that recomputes leave.
+
+    Args:
+        problem: what was asked.
+        n: the saves that may be swapped when nothing is recomputed.
+        options: what is recomputed; no two drop the same storage.
+        by_storage: which save a storage is, derived where it is not given.
+    """
+    step = problem.step
+    if not options:
+        return Basis(asked=problem, options=(), rebuilds=(), problem=problem, n=n)
+    save_of = by_storage or {save.storage: i for i, save in enumerate(step.saves)}
+    ordered = tuple(sorted(options, key=lambda o: (o.recompute.before_op, o.recompute.storages)))
+    rebuilds = tuple(rebuild_of(step, option.recompute, save_of) for option in ordered)
+    first_read, extra_ns = step.first_read.copy(), np.zeros(len(step.at_ns), np.int64)
+    for option, rebuild in zip(ordered, rebuilds, strict=True):
+        inputs = np.array([save_of[s] for s in rebuild.inputs if s in save_of], np.int64)
+        first_read[inputs] = np.minimum(first_read[inputs], rebuild.position)
+        extra_ns[rebuild.position - step.first_op] += option.duration_ns
+    empty = moves_of(step, n[:0], n[:0], rebuilds=rebuilds)
+    left = replace(step, slot_peak=need(step, empty), first_read=first_read, at_ns=step.at_ns + np.cumsum(extra_ns))
+    # What the step never reads again cannot come back for a recipe either.
+    lost = np.nonzero((first_read < step.first_read) & ~step.returns)[0]
+    held = np.concatenate([lost, *(rebuild.n for rebuild in rebuilds)])
+    free = n[~np.isin(n, held) & (first_read[n] > step.idle_from[n])]
+    return Basis(asked=problem, options=ordered, rebuilds=rebuilds, problem=replace(problem, step=left), n=free)
+
+
+def agreeing(options: Sequence[Option]) -> list[Option]:
+    """Of some options, in order of preference, those that can be carried out together.
+
+    No storage is dropped by two, and what one reads is not rebuilt only later.
+    """
+    taken: list[Option] = []
+    rebuilt: dict[int, int] = {}
+    read: dict[int, int] = {}
+    for option in options:
+        before = option.recompute.before_op
+        late = any(rebuilt.get(s, -1) >= before for s in option.inputs)
+        needed = any(read.get(s, before + 1) <= before for s in option.recompute.storages)
+        if late or needed or any(s in rebuilt for s in option.recompute.storages):
+            continue
+        taken.append(option)
+        rebuilt.update(dict.fromkeys(option.recompute.storages, before))
+        for storage in option.inputs:
+            read[storage] = min(before, read.get(storage, before))
+    return taken
+
+
+def needed_by(step: LastStep, options: Sequence[Option], n: Ints) -> list[tuple[int, int]]:
+    """Pairs (save of `n`, position) at which recipes on offer read it before the step does."""
+    storage_of = dict(zip(listed(step.storage_of(n)), listed(n), strict=True))
+    found = {
+        (storage_of[s], option.recompute.before_op) for option in options for s in option.inputs if s in storage_of
+    }
+    early = ((i, before) for i, before in found if int(step.idle_from[i]) < before < int(step.first_read[i]))
+    return sorted((i, before) for i, before in early if step.returns[i])
+
+
+def families(options: Sequence[Option]) -> list[tuple[Option, ...]]:
+    """Sets of recomputes that go together: those of one storage, and blocks of about one size that do not overlap."""
+    singles = [option for option in options if option.kind == "single"]
+    blocks = sorted((o for o in options if o.kind == "block"), key=lambda o: (-o.saved_bytes, o.recompute.storages))
+    sizes = sorted({len(block.recompute.storages).bit_length() for block in blocks})
+    found = (agreeing([b for b in blocks if len(b.recompute.storages).bit_length() == size]) for size in sizes)
+    return [(*singles, *family) for family in found]

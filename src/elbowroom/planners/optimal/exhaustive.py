@@ -1,0 +1,162 @@
+"""every_plan: all plans of a step so small that they can be played one by one.
+
+Computes: every plan of swaps to every tier, back at every place where that may be, of sets of the recipes on offer,
+and of algorithms, as far as `check` lets it run; of those the fastest, or the one that needs the fewest bytes.
+Reference: none is needed. Optimal: always, among these. Ignores: recipes that are not on offer.
+Cost: a check and a play for each; MOST_PLANS of them at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain, combinations, product
+from math import prod
+
+import numpy as np
+
+from elbowroom.errors import InvalidPlan
+from elbowroom.files.field_rules import MAX_INT
+from elbowroom.machine import TierName
+from elbowroom.plan import Algorithm, Plan, Recompute, Swap
+from elbowroom.planners.optimal.algorithm_choice import offered
+from elbowroom.planners.problem import Means, Problem, peak_of
+from elbowroom.simulate.lanes import NEVER, play
+from elbowroom.step.algorithms import with_algorithms
+from elbowroom.step.check import check_step
+from elbowroom.step.last_step import listed, why_kept
+from elbowroom.step.moves import Moves, moves_of_plan, tiers_of_plan
+from elbowroom.step.recipes import Option, options
+
+MOST_PLANS = 300
+"""So many plans are all played."""
+
+
+def are_few(problem: Problem) -> bool:
+    """Whether all plans can be played."""
+    step, most = problem.step, MOST_PLANS.bit_length()
+    largest = max((tier.capacity_bytes for tier in problem.machine.tiers[1:]), default=0)
+    fits = (step.size >= max(1, problem.min_size_bytes)) & (step.size <= largest)
+    if np.count_nonzero(fits[len(step.saves) :]) >= most or np.count_nonzero(fits) > 2 * MOST_PLANS:
+        return False
+    saves = sum(1 for n in np.nonzero(fits[: len(step.saves)])[0].tolist() if why_kept(step, n) is None)
+    return saves < most and len(_on_offer(problem)) < most and _count(problem) <= MOST_PLANS
+
+
+def fastest_of_all(problem: Problem, known: Plan | None) -> tuple[Plan, int]:
+    """The fastest of all plans within the budget, and its time; of equals one that moves least, a known one first.
+
+    Args:
+        problem: nothing of it is decided; some plan meets its budget.
+        known: a plan within the budget.
+    """
+    found = ((known, *_cost(problem, known)) for known in ([known] if known else []))
+    within = (made for made in _every(problem) if _peak(problem, made) <= problem.budget_bytes)
+    played = ((made, *_cost(problem, made)) for made in within if _may_run(problem, made))
+    best, step_ns, _ = min(chain(found, played), key=lambda each: each[1:])
+    return best, step_ns
+
+
+def least_of_all(problem: Problem) -> tuple[Problem, Moves]:
+    """The step and the moves of the plan that needs the fewest bytes."""
+    for made in sorted(_every(problem), key=lambda made: _peak(problem, made)):
+        if _may_run(problem, made):
+            step = with_algorithms(problem.step, made.algorithms)
+            return replace(problem, step=step, algorithms=made.algorithms), moves_of_plan(step, made)
+    raise AssertionError("to keep everything may always run")
+
+
+def _peak(problem: Problem, made: Plan) -> int:
+    """Allocated bytes that a plan needs."""
+    step = with_algorithms(problem.step, made.algorithms)
+    return peak_of(step, moves_of_plan(step, made))
+
+
+def _cost(problem: Problem, made: Plan) -> tuple[int, int]:
+    """Simulated time of the step, and bytes moved."""
+    step = with_algorithms(problem.step, made.algorithms)
+    moves = moves_of_plan(step, made)
+    done = play(step, moves, problem.machine, tiers_of_plan(step, made, moves))
+    moved = moves.size[done.out_start_ns != NEVER].sum() + moves.size[done.back_start_ns != NEVER].sum()
+    return done.step_ns, int(moved)
+
+
+def _may_run(problem: Problem, made: Plan) -> bool:
+    try:
+        check_step(problem.step, made, problem.machine)
+    except InvalidPlan:
+        return False
+    return True
+
+
+def _every(problem: Problem) -> Iterator[Plan]:
+    """All plans; those that no check has seen yet, too."""
+    windows, algorithms = _swaps(problem), _algorithms(problem)
+    for recipes in _recipes(problem):
+        dropped = {storage for option in recipes for storage in option.recompute.storages}
+        kept = [[swap for swap in each if swap is None or swap.storage not in dropped] for each in windows]
+        for chosen, others in product(product(*kept), product(*algorithms)):
+            swaps = sorted((swap for swap in chosen if swap is not None), key=lambda swap: swap.out_after_op)
+            recomputes = sorted((option.recompute for option in recipes), key=lambda each: each.before_op)
+            decided = tuple(each for each in others if each is not None)
+            yield _plan(problem, swaps=tuple(swaps), recomputes=tuple(recomputes), algorithms=decided)
+
+
+def _count(problem: Problem) -> int:
+    return prod(map(len, (*_swaps(problem), *_algorithms(problem)))) * len(_recipes(problem))
+
+
+def _swaps(problem: Problem) -> list[list[Swap | None]]:
+    """Per window: to keep it, or each swap of it that may run."""
+    step = problem.step
+    tiers: list[TierName] = [tier.name for tier in problem.machine.tiers[1:]]
+    found: list[list[Swap | None]] = []
+    for n, storage in enumerate(listed(step.storage)):
+        means: Means = "swap" if n < len(step.saves) else "state"
+        may: list[Swap | None] = [None]
+        if means in problem.allow and step.size[n] >= max(1, problem.min_size_bytes):
+            places = sorted({*listed(step.ticks), step.first_op, step.end_op, int(step.first_read[n])}, reverse=True)
+            for tier, back in product(tiers, places):
+                swap = Swap(storage=storage, tier=tier, out_after_op=int(step.saved_at[n]) - 1, back_before_op=back)
+                may += [swap] if _may_run(problem, _plan(problem, swaps=(swap,))) else []
+        found.append(may)
+    return found
+
+
+def _plan(
+    problem: Problem,
+    *,
+    swaps: tuple[Swap, ...] = (),
+    recomputes: tuple[Recompute, ...] = (),
+    algorithms: tuple[Algorithm, ...] = (),
+) -> Plan:
+    """A plan with no budget."""
+    return Plan(
+        trace_id=problem.step.trace.id,
+        planner="every_plan",
+        budget_bytes=MAX_INT,
+        swaps=swaps,
+        recomputes=recomputes,
+        algorithms=algorithms,
+    )
+
+
+def _recipes(problem: Problem) -> list[tuple[Option, ...]]:
+    """The sets of recipes on offer that can be carried out together."""
+    on_offer = _on_offer(problem)
+    sets = (chosen for count in range(len(on_offer) + 1) for chosen in combinations(on_offer, count))
+    return [chosen for chosen in sets if _are_apart(chosen)]
+
+
+def _are_apart(recipes: tuple[Option, ...]) -> bool:
+    dropped = [storage for option in recipes for storage in option.recompute.storages]
+    return len(set(dropped)) == len(dropped)
+
+
+def _on_offer(problem: Problem) -> tuple[Option, ...]:
+    return options(problem.step, max(1, problem.min_size_bytes)) if "recompute" in problem.allow else ()
+
+
+def _algorithms(problem: Problem) -> list[list[Algorithm | None]]:
+    """Per op that offers several algorithms: the recorded one, or each other one."""
+    return [[None, *(Algorithm(op=op, choice=c.name) for c in each[1:])] for op, each in offered(problem).items()]

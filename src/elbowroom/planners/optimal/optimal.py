@@ -1,0 +1,223 @@
+"""optimal: the fastest plan found, and a proof of how much faster any other could be.
+
+Computes: what to keep, what to swap, what to recompute, and the algorithm of each op (algorithm_choice.py). The pipe
+program (pipe.py) says which storages should go if links moved bytes as pipes move water, and bounds what any plan can
+reach; its choice is made whole, arranged and played, for a few margins of the budget, beside the other planners' plans;
+the fastest is then improved by exchanges, each of them played (refine.py), until the bound is met or the effort is
+spent. Reference: pipe.py names it; improving by exchanges is local search (Papadimitriou and Steiglitz, "Combinatorial
+Optimization", 1982, chapter 19). Optimal: where it meets the bound; and where there are few options, as then all of
+them are played (exhaustive.py). Never slower, simulated, than any baseline that meets the same budget of allocated
+bytes (seeds.py); of reserved bytes by no more than CLOSE says. Ignores: what the simulator ignores. Cost: the
+program's, then plays of n log n each, fewer of them the larger n is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from elbowroom.errors import Infeasible
+from elbowroom.plan import Bound, Plan
+from elbowroom.planners.budget.confirm_reserved import replayed
+from elbowroom.planners.budget.infeasible import in_reserved_bytes, infeasible, reserves_more
+from elbowroom.planners.optimal.algorithm_choice import (
+    choices_near,
+    deciding_algorithms,
+    every,
+    every_count,
+    fastest,
+    optimistic,
+    smallest,
+)
+from elbowroom.planners.optimal.basis import agreeing, families
+from elbowroom.planners.optimal.exhaustive import are_few, fastest_of_all, least_of_all
+from elbowroom.planners.optimal.pipe_bound import bound_ns
+from elbowroom.planners.optimal.refine import (
+    EVERY,
+    Accept,
+    Pool,
+    best_of_all,
+    choice_count,
+    exchanged,
+    in_turn,
+    neighbours,
+    refined,
+    trial_count,
+)
+from elbowroom.planners.optimal.reserved_trials import Held, Within, fastest_within, frugalest, held_within
+from elbowroom.planners.optimal.search import GAP_SHARE, NAME, Found, Search, pool_of
+from elbowroom.planners.optimal.seeds import seeds_in_reserved, trial_of
+from elbowroom.planners.optimal.state_choice import all_away, for_free, states_near
+from elbowroom.planners.optimal.trial import Trial, arranged, tried
+from elbowroom.planners.problem import Problem, as_plan, movable, peak_of, with_disk, without_disk
+
+MOST_FRUGAL = 3
+"""So many of the choices that allocate least are replayed to see what the allocator needs."""
+CLOSE = 1.05
+"""Where the best takes more than so many times the bound, the baselines are asked too, each for reserved bytes."""
+SHARE = 3
+"""Where every improvement is replayed, so many times fewer are tried."""
+
+
+def optimal(problem: Problem) -> Plan:
+    """Meet the budget at the least simulated time found.
+
+    Raises:
+        Infeasible: no plan that was found meets the budget.
+    """
+    caching, problem = problem.machine.allocator != "exact", with_disk(problem)
+    ideal = for_free(optimistic(problem))
+    if problem.host_bytes is not None:  # no program knows which of two tiers a storage takes, so that any may go
+        ideal = replace(ideal, tier_bytes=2**62)
+    ideal_ns = int(ideal.step.at_ns[-1])
+    for way in (problem, fastest(problem)):
+        kept, step = as_plan(way, NAME), way.step
+        fits = int(step.level.max()) <= problem.budget_bytes and int(step.at_ns[-1]) == ideal_ns
+        if fits and (not caching or _is_free(problem, kept)):
+            return _bounded(problem, kept, ideal_ns, ideal_ns)
+    bound = ideal_ns + bound_ns(ideal, movable(ideal))
+    enough_ns = bound + int(GAP_SHARE * problem.step.at_ns[-1])
+    if caching:
+        held = _reserving(problem, bound, enough_ns)
+        return _bounded(problem, held.found[0].plan(NAME), held.step_ns, bound)
+    made = partial(_allocating, problem, bound, enough_ns)
+    return _of_every(problem, made, bound) if are_few(problem) else made()
+
+
+def _allocating(problem: Problem, bound: int, enough_ns: int) -> Plan:
+    """The best found whose allocated bytes are within the budget.
+
+    Raises:
+        Infeasible: there is none.
+    """
+    found = Search(problem)(problem.budget_bytes)
+    best = _refined(problem, (found or [_least(problem)])[0], bound, enough_ns)
+    return _bounded(problem, best.plan(NAME), best.cost[0], bound)
+
+
+def _of_every(problem: Problem, search: Callable[[], Plan], bound: int) -> Plan:
+    """The fastest of all plans of a small step, and where there is none the least budget that has one."""
+    try:
+        made = search()
+    except Infeasible as found:
+        least, moves = least_of_all(problem)
+        if peak_of(least.step, moves) >= found.least_feasible_bytes:
+            raise
+        if peak_of(least.step, moves) > problem.budget_bytes:
+            raise infeasible(least, NAME, moves.n, moves) from None
+        made = None
+    if made is not None and made.bound is not None and made.bound.step_ns <= bound:
+        return made
+    best, step_ns = fastest_of_all(problem, made)
+    return _bounded(problem, replace(best, planner=NAME), step_ns, bound)
+
+
+def _reserving(problem: Problem, bound: int, enough_ns: int) -> Held:
+    """The best found that an allocator with the budget for its limit has room for.
+
+    Raises:
+        Infeasible: there is none.
+    """
+    budget_bytes = problem.budget_bytes
+    bases = sorted(_bases(problem), key=lambda each: (each[0], each[1][0].cost))
+    bases = [each for k, each in enumerate(bases) if not k or each[1][0].cost != bases[k - 1][1][0].cost]
+    frugal = [found for _, found in bases[:MOST_FRUGAL]]
+    held = next(filter(None, (held_within(found, budget_bytes) for found in frugal)), None)
+    if held is None:
+        at_least = replace(problem, budget_bytes=bases[0][0])
+        found, limit_bytes = frugalest(frugal, Search(at_least), partial(_near, at_least))
+        held = held_within(found, budget_bytes)
+        if held is None:
+            raise _over_reserved(problem, bases[0][0], max(limit_bytes, budget_bytes + 1))
+    best = fastest_within(budget_bytes, bases[0][0], Search(problem), enough_ns)
+    held = best if best is not None and best.step_ns < held.step_ns else held
+    if held.step_ns > CLOSE * bound:
+        held = _beside_baselines(problem, held)
+    within = Within(held, budget_bytes)
+    _refined(problem, held.found, bound, enough_ns, within, SHARE)
+    return within.best
+
+
+def _beside_baselines(problem: Problem, held: Held) -> Held:
+    """The faster of a trial and the baselines' plans within the same reserved bytes."""
+    for made in seeds_in_reserved(without_disk(problem)):
+        found = trial_of(pool_of(deciding_algorithms(problem, made.algorithms)), made)
+        other = None if found is None else held_within(found, problem.budget_bytes)
+        held = other if other is not None and other.step_ns < held.step_ns else held
+    return held
+
+
+def _near(problem: Problem, trial: Trial, pool: Pool) -> Iterator[Trial]:
+    """Trials with one of swaps, recomputes and states changed, in turn."""
+    undecided = deciding_algorithms(problem, trial.basis.asked.algorithms)
+    of_states = states_near(undecided, pool, trial) if "state" in problem.allow else iter(())
+    return in_turn(neighbours(pool, trial), of_states)
+
+
+def _refined(
+    problem: Problem, found: Found, bound: int, enough_ns: int, accept: Accept | None = None, share: int = 1
+) -> Trial:
+    """Improve on a trial by exchanges: of swaps and recomputes, of algorithms, of states."""
+    best, pool = found
+    best, left = refined(pool, best, bound, enough_ns, share, accept), trial_count(pool, share)
+    if 1 < every_count(problem) * choice_count(pool) <= EVERY:
+        for way in every(problem):
+            best = best_of_all(pool_of(way), best, bound, accept)
+    best = exchanged(partial(choices_near, problem, pool), best, enough_ns, left, accept)
+    if "state" in problem.allow:
+        undecided = deciding_algorithms(problem, best.basis.asked.algorithms)
+        best = exchanged(partial(states_near, undecided, pool), best, enough_ns, left, accept)
+    return best
+
+
+def _is_free(problem: Problem, made: Plan) -> bool:
+    """Whether the allocator has room for a plan without turning to the driver."""
+    found = replayed(problem.step.trace, problem.machine, made, problem.budget_bytes)
+    return found.fits and not found.is_driven
+
+
+def _bases(problem: Problem) -> list[tuple[int, Found]]:
+    """Choices that need few bytes, whatever they cost, each with what it allocates.
+
+    All that may be is swapped and comes back on demand, beside all recomputes of one kind or none; or all is kept,
+    where the tiers below hold too little. They depend on no budget.
+    """
+    ways = {way.algorithms: way for way in (smallest(problem), fastest(problem))}
+    pools = [pool_of(way) for way in (*ways.values(), all_away(smallest(problem)))]
+    bases = [(pool.basis(agreeing(recipes)), pool) for pool in pools for recipes in ((), *families(pool.options))]
+    moves = [(basis, pool, basis.on_demand(basis.n)) for basis, pool in bases]
+    moves += [(basis, pool, basis.on_demand(basis.n[:0])) for basis, pool in bases if not basis.options]
+    return [
+        (peak_of(basis.asked.step, each), (tried(basis, each), pool))
+        for basis, pool, each in moves
+        if not len(each.n) or basis.asked.holds(each)
+    ]
+
+
+def _least(problem: Problem) -> Found:
+    """The choice that allocates least, arranged.
+
+    Raises:
+        Infeasible: even that is above the budget.
+    """
+    least_bytes, (trial, pool) = min(_bases(problem), key=lambda each: each[0])
+    basis = trial.basis
+    if least_bytes > problem.budget_bytes:
+        raise infeasible(pool.problem, NAME, pool.n, trial.moves if basis.options else None)
+    return arranged(basis, basis.n), pool
+
+
+def _over_reserved(problem: Problem, least_bytes: int, limit_bytes: int) -> Infeasible:
+    """Why a budget of reserved bytes is not met."""
+    if least_bytes > problem.budget_bytes:
+        try:
+            _least(problem)
+        except Infeasible as found:
+            return in_reserved_bytes(problem, found, limit_bytes)
+    return reserves_more(problem, NAME, limit_bytes)
+
+
+def _bounded(problem: Problem, made: Plan, step_ns: int, bound_ns: int) -> Plan:
+    bound = Bound(machine=problem.machine.name, step_ns=step_ns, lower_bound_ns=min(step_ns, bound_ns))
+    return replace(made, bound=bound, budget_bytes=problem.budget_bytes)

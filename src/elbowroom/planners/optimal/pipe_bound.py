@@ -1,0 +1,65 @@
+"""program: the pipe program (pipe.py) for a problem: its choice for a budget, and its bound.
+
+Computes: which swaps and recomputes the pipe would make, and what every plan takes longer than the ops at least.
+Reference: pipe.py names it. Optimal: for the pipe. Ignores: what pipe.py ignores. Cost: that of the program.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+import numpy as np
+
+from elbowroom.planners.optimal.pipe import NOTHING_SAVED, Choice, Effort, Offer, Pipe, choose, marks_of, swaps_on_offer
+from elbowroom.planners.optimal.pipe_recomputes import Recomputes, makers_on_offer
+from elbowroom.planners.problem import Problem
+from elbowroom.simulate.lanes import copy_ns
+from elbowroom.step.last_step import Ints
+from elbowroom.step.routes import link_to
+
+MOST_MARKS, FEWER_MARKS = 250, 160
+"""Marks of each kind in the program for the bound, and for a choice; more of them cost time and hardly raise the bound
+(see docs/planning.md)."""
+TOLERANCE = 1e-6
+"""The solver's, as a share of the step: a bound is lowered by it before it is rounded up to whole ns."""
+
+
+def bound_ns(problem: Problem, n: Ints) -> int:
+    """What every plan takes longer than the ops at least, in whole ns: see Note: [Why the pipe is a lower bound]."""
+    recomputes = "recompute" in problem.allow
+    makers = makers_on_offer(problem.step, problem.min_size_bytes if recomputes else 2**63 - 1)
+    effort = Effort(kind="bound", seconds=problem.time_limit_s)
+    least_ns = choice_of(problem, n, (), makers, problem.budget_bytes, effort).bound_ns
+    return max(0, ceil(least_ns - TOLERANCE * float(problem.step.at_ns[-1])))
+
+
+def choice_of(
+    problem: Problem,
+    n: Ints,
+    early: list[tuple[int, int]] | tuple[()],
+    recomputes: Recomputes,
+    budget_bytes: int,
+    effort: Effort,
+) -> Choice:
+    """What the pipe program makes of a budget."""
+    step, swaps = problem.step, swaps_on_offer(problem.step, n, early)
+    if not len(step.ticks):
+        return NOTHING_SAVED
+    offer = Offer(
+        step=step,
+        swaps=swaps,
+        recomputes=recomputes,
+        marks=marks_of(step, swaps, budget_bytes, MOST_MARKS if effort.kind == "bound" else FEWER_MARKS, recomputes),
+        pipe=_pipe(problem, n),
+        budget_bytes=budget_bytes,
+    )
+    return choose(offer, effort)
+
+
+def _pipe(problem: Problem, n: Ints) -> Pipe:
+    """The rates that no copy of these saves exceeds."""
+    if problem.tier is None or not len(n):
+        return Pipe(out=1.0, back=1.0)
+    size = problem.step.size[n]
+    out_ns, back_ns = copy_ns(link_to(problem.machine, problem.tier), size)
+    return Pipe(out=float((size / np.maximum(1, out_ns)).max()), back=float((size / np.maximum(1, back_ns)).max()))

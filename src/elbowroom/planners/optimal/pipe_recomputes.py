@@ -1,0 +1,192 @@
+"""flow_recomputes: recomputes as columns and rows of the pipe program (pipe.py).
+
+Computes: nothing by itself. Two kinds are offered to the program. *Options* are recipes that can be carried out, each
+with its time and the bytes it holds while it runs; choosing among them gives a plan. *Makers* are what any recipe
+needs at least: a storage that is dropped is made again by the op that made it; they give a bound for all recipes.
+Reference: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization" (MLSys 2020), for
+a program with a variable per op that runs again; here recipes are closed, so that one variable per recipe is enough.
+Optimal: as pipe.py. Ignores: for options, that what one reads may be rebuilt by another at the same time; for makers,
+that what a recipe reads and could be there may be away too, and what it holds meanwhile.
+Cost: a column per recipe, a row per storage and per input.
+
+Note: [What any recipe runs]
+A recipe allocates what the events of its ops allocate, so to rebuild a storage it runs the op that made it. What that
+op reads must be on the device or be made by the recipe too. A recipe for a storage runs after the storage is idle; what
+the step has freed by then is not there, is kept by no plan, and is made again inside the recipe: so the op that made
+that runs too, and so on. These ops take their time once for all storages whose recipes run them, which is no more than
+any plan spends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from elbowroom.planners.optimal.solver import INFINITE, Model
+from elbowroom.step.last_step import Ints, LastStep, listed, why_kept
+from elbowroom.step.recipes import Option
+from elbowroom.step.recipes.history import History, history
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recomputes:
+    """Recomputes on offer.
+
+    Attributes:
+        tick: per recompute, index of the tick before which it runs.
+        duration_ns: per recompute, its time.
+        extra: per recompute, bytes it holds while it runs beyond those it leaves.
+        which: per storage dropped by one, the recompute.
+        n: per storage dropped by one, the save.
+        begin: likewise, slot from which it is idle.
+        end: likewise, slot from which it is there again.
+        needs: pairs (recompute, save) of inputs that must be there.
+        makers: where these are makers, pairs (recompute, op that has to run again); else empty.
+    """
+
+    tick: Ints
+    duration_ns: Ints
+    extra: Ints
+    which: Ints
+    n: Ints
+    begin: Ints
+    end: Ints
+    needs: tuple[Ints, Ints]
+    makers: tuple[Ints, Ints]
+
+
+def options_on_offer(step: LastStep, options: Sequence[Option]) -> Recomputes:
+    """Recipes that can be carried out."""
+    save_of = {save.storage: n for n, save in enumerate(step.saves)}
+    pairs = [(r, save_of[s]) for r, option in enumerate(options) for s in option.recompute.storages]
+    inputs = [(r, save_of[s]) for r, option in enumerate(options) for s in option.inputs if s in save_of]
+    which, n = _columns(pairs)
+    before = np.array([option.recompute.before_op for option in options], np.int64)
+    return _recomputes(
+        step,
+        which,
+        n,
+        before,
+        duration_ns=np.array([option.duration_ns for option in options], np.int64),
+        extra=np.array([option.peak_bytes - option.saved_bytes for option in options], np.int64),
+        needs=_columns(inputs),
+        makers=_columns([]),
+    )
+
+
+def makers_on_offer(step: LastStep, min_size_bytes: int) -> Recomputes:
+    """Every storage that some recipe might rebuild, for the time of the ops that any recipe for it runs."""
+    known = history(step)
+    large = np.nonzero((step.size >= max(1, min_size_bytes)) & step.returns & (step.used_op == step.end_op))[0]
+    large = large[large < len(step.saves)]
+    n = np.array([i for i in large.tolist() if _may_be_made(step, i, known.maker)], np.int64)
+    idle = zip(listed(step.storage_of(n)), listed(step.points(step.idle_from[n])), strict=True)
+    pairs = [(r, op) for r, (storage, point) in enumerate(idle) for op in _made_again(known, storage, point)]
+    every = np.arange(len(n), dtype=np.int64)
+    none = np.zeros(0, np.int64)
+    nothing = np.zeros(len(n), np.int64)
+    return _recomputes(step, every, n, step.first_read[n], nothing, nothing, (none, none), _columns(pairs))
+
+
+def _made_again(known: History, storage: int, point: int) -> list[int]:
+    """Ops that any recipe for a storage that is idle from a point runs: see Note: [What any recipe runs]."""
+    found, left = set[int](), [storage]
+    while left:
+        op = known.maker.get(left.pop())
+        if op is not None and op not in found:
+            found.add(op)
+            left += [each for each in known.reads[op - known.first_op] if known.gone[each] <= point]
+    return sorted(found)
+
+
+def _may_be_made(step: LastStep, n: int, maker_of: dict[int, int]) -> bool:
+    op = maker_of.get(step.saves[n].storage)
+    return op is not None and step.trace.ops[op].phase == "forward" and why_kept(step, n) is None
+
+
+def _recomputes(
+    step: LastStep,
+    which: Ints,
+    n: Ints,
+    before: Ints,
+    duration_ns: Ints,
+    extra: Ints,
+    needs: tuple[Ints, Ints],
+    makers: tuple[Ints, Ints],
+) -> Recomputes:
+    begin, end = step.window(n, before[which])
+    return Recomputes(
+        tick=np.searchsorted(step.ticks, before).astype(np.int64),
+        duration_ns=duration_ns,
+        extra=extra,
+        which=which,
+        n=n,
+        begin=step.slots(begin),
+        end=step.slots(end),
+        needs=needs,
+        makers=makers,
+    )
+
+
+def _columns(pairs: list[tuple[int, int]]) -> tuple[Ints, Ints]:
+    first, second = np.array(pairs, np.int64).reshape(-1, 2).T
+    return first, second
+
+
+def once(model: Model, swapped: Ints, x: Ints, recomputes: Recomputes, y: Ints) -> None:
+    """A storage is swapped in one of the ways on offer, or dropped by one recompute, or kept."""
+    saves, row = np.unique(np.concatenate([swapped, recomputes.n]), return_inverse=True)
+    columns = np.concatenate([x, y[recomputes.which]])
+    model.rows(len(saves), (row.astype(np.int64), columns, 1.0), least=0.0, most=1.0)
+
+
+def taken_time(model: Model, marks: Ints, q: Ints, recomputes: Recomputes, y: Ints, step: LastStep, ns: float) -> None:
+    """The waits at the marks include the time of recomputes: the links move bytes meanwhile."""
+    which, op = recomputes.makers
+    if not len(op):
+        # The recomputes that run since the mark before take their time.
+        k = np.arange(len(q), dtype=np.int64)
+        mark = np.minimum(np.searchsorted(marks, recomputes.tick), len(q) - 1).astype(np.int64)
+        taken = recomputes.duration_ns.astype(np.float64) * ns
+        model.rows(len(q), (k, q, 1.0), (mark, y, -taken), least=0.0, most=INFINITE)
+        return
+    # Every op that has to run again takes its time, somewhere.
+    ops, z_of = np.unique(op, return_inverse=True)
+    z = model.columns(len(ops), upper=1.0)
+    row = np.arange(len(op), dtype=np.int64)
+    model.rows(len(op), (row, z[z_of], 1.0), (row, y[which], -1.0), least=0.0, most=INFINITE)
+    taken = np.array([step.op_ns(each) for each in listed(ops)], np.float64) * ns
+    zero = np.zeros(1, np.int64)
+    model.rows(1, (zero.repeat(len(q)), q, 1.0), (zero.repeat(len(ops)), z, -taken), least=0.0, most=INFINITE)
+
+
+def inputs_there(model: Model, swapped: Ints, read: Ints, x: Ints, recomputes: Recomputes, y: Ints) -> None:
+    """What a recompute reads is not away then: not swapped and back later, nor dropped and rebuilt later."""
+    which, n = recomputes.needs
+    if not len(which):
+        return
+    row, tick = np.arange(len(which), dtype=np.int64), recomputes.tick[which]
+    moving, column = _pairs(n, swapped)
+    back_later = read[column] > tick[moving]
+    dropping, other = _pairs(n, recomputes.n)
+    rebuilt_later = recomputes.tick[recomputes.which[other]] >= tick[dropping]
+    model.rows(
+        len(which),
+        (row, y[which], 1.0),
+        (moving[back_later], x[column[back_later]], 1.0),
+        (dropping[rebuilt_later], y[recomputes.which[other[rebuilt_later]]], 1.0),
+        least=0.0,
+        most=1.0,
+    )
+
+
+def _pairs(left: Ints, right: Ints) -> tuple[Ints, Ints]:
+    """All pairs of indices at which two arrays hold the same save."""
+    order = np.argsort(right, kind="stable")
+    first = np.searchsorted(right[order], left, side="left")
+    count = np.searchsorted(right[order], left, side="right") - first
+    rows = np.repeat(np.arange(len(left)), count)
+    within = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+    return rows.astype(np.int64), order[np.repeat(first, count) + within].astype(np.int64)

@@ -1,0 +1,242 @@
+"""refining: exchanges of single swaps and recomputes, each played, for as long as they make the step faster.
+
+Computes: a choice no slower than the one it is given. Where all choices (of recomputes, swaps and ticks for them to
+start back) are few, it plays every one of them. Else it tries, for the swaps that compute waits for most, to do
+without them, to take others instead, to recompute what they move, to add one, and to start one back at another tick;
+and for the recomputes, to do without each; every improvement starts over.
+Reference: local search (Papadimitriou and Steiglitz, "Combinatorial Optimization", 1982, chapter 19). Optimal: where
+it plays every choice. Ignores: exchanges of more than two things at once. Cost: a play of n log n per trial; there are
+about EFFORT / n of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, combinations, product
+
+import numpy as np
+
+from elbowroom.plan import Recompute
+from elbowroom.planners.baselines.covering import candidates, cover
+from elbowroom.planners.optimal.basis import Basis, agreeing, basis_of, families
+from elbowroom.planners.optimal.trial import Trial, arranged, tried, waited_for, without
+from elbowroom.planners.problem import Problem
+from elbowroom.step.last_step import Ints, LastStep, listed
+from elbowroom.step.moves import need
+from elbowroom.step.recipes import Option
+
+EVERY = 4000
+"""So many choices are all played."""
+EFFORT = 40_000
+"""Saves times trials that are about worth it."""
+MOST_TRIALS, FEWEST_TRIALS = 1000, 12
+ASKING = 3
+"""So many trials more it costs to ask whether one is accepted."""
+WORST = 8
+"""How many of the swaps that compute waits for are exchanged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pool:
+    """What there is to choose from: saves that may be swapped, and recomputes."""
+
+    problem: Problem
+    n: Ints
+    options: tuple[Option, ...]
+
+    def basis(self, options: tuple[Option, ...] | list[Option]) -> Basis:
+        """The basis of some of the recomputes."""
+        return basis_of(self.problem, self.n, options)
+
+    def within(self, budget_bytes: int) -> Pool:
+        """The same for another budget."""
+        return replace(self, problem=replace(self.problem, budget_bytes=budget_bytes))
+
+    def like(self, used: set[Recompute]) -> Pool:
+        """The same with the family of recomputes that has most of those used alone."""
+        alike = max(families(self.options), key=lambda them: sum(o.recompute in used for o in them), default=())
+        return replace(self, options=alike)
+
+
+Accept = Callable[[Trial], bool]
+"""Whether a trial is allowed, beyond its allocated bytes; asked of those that are faster only."""
+
+
+def refined(pool: Pool, best: Trial, bound_ns: int, enough_ns: int, share: int, accept: Accept | None) -> Trial:
+    """Improve on a trial.
+
+    Args:
+        pool: what there is to choose from.
+        best: where to begin.
+        bound_ns: no choice takes less; where all choices are played, it stops there.
+        enough_ns: else it stops at a step so fast.
+        share: the effort is divided by it.
+        accept: what else a trial must meet; None for nothing.
+    """
+    if choice_count(pool) <= EVERY:
+        return best_of_all(pool, best, bound_ns, accept)
+    return exchanged(partial(neighbours, pool), best, enough_ns, trial_count(pool, share), accept)
+
+
+def trial_count(pool: Pool, share: int) -> int:
+    """How many trials are about worth it."""
+    return max(FEWEST_TRIALS, min(MOST_TRIALS, EFFORT // max(1, len(pool.n))) // share)
+
+
+def exchanged(
+    near: Callable[[Trial], Iterator[Trial]], best: Trial, enough_ns: int, left: int, accept: Accept | None
+) -> Trial:
+    """Go from trial to trial for as long as that makes the step faster.
+
+    Args:
+        near: trials that differ in one thing, those that look best first.
+        best: where to begin.
+        enough_ns: it stops at a step so fast.
+        left: how many trials may be played; one that is asked about counts as several.
+        accept: what else a trial must meet; None for nothing.
+    """
+    found: Trial | None = best
+    while found is not None and left > 0 and found.cost[0] > enough_ns:
+        best, found = found, None
+        for trial in near(best):
+            left -= 1
+            if trial.cost < best.cost:
+                left -= ASKING if accept else 0
+                if not accept or accept(trial):
+                    found = trial
+                    break
+            if left <= 0:
+                break
+    return found or best
+
+
+def ticks_for(step: LastStep, n: int) -> Ints:
+    """Positions at which a swap back of a save may start."""
+    if not step.returns[n]:
+        return np.array([step.end_op], np.int64)
+    return step.ticks[(step.ticks > step.idle_from[n]) & (step.ticks <= step.first_read[n])]
+
+
+def choice_count(pool: Pool) -> int:
+    """How many choices there are at most, counted to a little above EVERY."""
+    count = 2 ** min(len(pool.options), 20)
+    for i in listed(pool.n):
+        count *= 1 + len(ticks_for(pool.problem.step, i))
+        if count > EVERY:
+            break
+    return count
+
+
+def best_of_all(pool: Pool, best: Trial, bound_ns: int, accept: Accept | None) -> Trial:
+    """Play every choice that meets the budgets; the fastest, or the trial given where none is faster."""
+    sets = chain.from_iterable(combinations(pool.options, k) for k in range(len(pool.options) + 1))
+    for options in sets:
+        if len(agreeing(options)) == len(options):
+            for trial in _every(pool.basis(options), best, bound_ns):
+                best = trial if trial.cost < best.cost and (not accept or accept(trial)) else best
+    return best
+
+
+def _every(basis: Basis, best: Trial, bound_ns: int) -> Iterator[Trial]:
+    """All swaps that meet the budgets beside some recomputes."""
+    if best.cost[0] <= bound_ns:
+        return
+    for backs in product(*([-1, *listed(ticks_for(basis.problem.step, i))] for i in listed(basis.n))):
+        back = np.array(backs, np.int64)
+        moves = basis.moves(basis.n[back >= 0], back[back >= 0])
+        if int(need(basis.asked.step, moves).max()) <= basis.problem.budget_bytes and basis.fits(moves.n):
+            yield tried(basis, moves)
+
+
+def neighbours(pool: Pool, best: Trial) -> Iterator[Trial]:
+    """Trials that differ from one in a thing or two, those that look best first."""
+    basis, chosen, worst = best.basis, best.moves.n, waited_for(best)[:WORST]
+    rest = without(basis.n, *listed(chosen))
+    sets = chain(
+        (without(chosen, w) for w in worst),
+        chain.from_iterable(_others(basis, chosen, w) for w in worst),
+        (without(chosen, i) for i in listed(chosen)),
+        (np.sort(np.append(chosen, i)) for i in listed(rest)),
+        (np.sort(np.append(without(chosen, w), i)) for w in worst for i in listed(rest)),
+    )
+    seen: set[tuple[int, ...]] = {tuple(listed(chosen))}
+    swaps = (arranged(basis, n) for n in sets if _is_new(n, seen) and basis.fits(n))
+    return in_turn(swaps, _other_recomputes(pool, best, worst), _other_ticks(best, worst))
+
+
+def in_turn(*kinds: Iterator[Trial]) -> Iterator[Trial]:
+    """One of each kind after the other."""
+    left = list(kinds)
+    while left:
+        for kind in tuple(left):
+            trial = next(kind, None)
+            if trial is None:
+                left.remove(kind)
+            else:
+                yield trial
+
+
+def _is_new(n: Ints, seen: set[tuple[int, ...]]) -> bool:
+    key = tuple(listed(n))
+    known = key in seen
+    seen.add(key)
+    return not known
+
+
+def _others(basis: Basis, chosen: Ints, save: int) -> Iterator[Ints]:
+    """Do without one save, keep the other swaps, and cover the rest by a few orders of preference."""
+    step, rest = basis.problem.step, candidates(basis.problem, without(basis.n, save))
+    added = np.isin(rest.n, chosen, invert=True)
+    idle_ns = step.nominal_ns(step.first_read[rest.n]) - step.nominal_ns(step.idle_from[rest.n])
+    for order in (
+        np.lexsort((rest.size, -idle_ns, added)),
+        np.lexsort((rest.n, -rest.size, added)),
+        np.lexsort((rest.n, rest.size, added)),
+        np.lexsort((rest.n, -step.first_read[rest.n], added)),
+    ):
+        yield cover(basis.problem, rest, order)
+
+
+def _other_recomputes(pool: Pool, best: Trial, worst: list[int]) -> Iterator[Trial]:
+    """One recompute more, for what compute waits for first, or one less; the swaps follow."""
+    chosen, storages = best.basis.options, {pool.problem.step.saves[w].storage for w in worst}
+    more = [option for option in pool.options if option not in chosen]
+    more.sort(key=lambda option: (not storages.intersection(option.recompute.storages), _price(option)))
+    fewer = sorted(chosen, key=lambda option: -option.duration_ns)
+    changed = (
+        *((option, *chosen) for option in more if storages.intersection(option.recompute.storages)),
+        *(tuple(other for other in chosen if other is not option) for option in fewer),
+        *((option, *chosen) for option in more if not storages.intersection(option.recompute.storages)),
+    )
+    for options in changed:
+        trial = covered(pool.basis(agreeing(options)), best.moves.n)
+        if trial is not None:
+            yield trial
+
+
+def _price(option: Option) -> float:
+    """Time per byte that a recompute saves."""
+    return option.duration_ns / max(1, option.saved_bytes)
+
+
+def covered(basis: Basis, preferred: Ints) -> Trial | None:
+    """Swap what brings a basis within the budget, preferred saves first; None where nothing does."""
+    among = candidates(basis.problem, basis.n)
+    n = cover(basis.problem, among, np.lexsort((among.n, np.isin(among.n, preferred, invert=True))))
+    return arranged(basis, n) if basis.fits(n) else None
+
+
+def _other_ticks(best: Trial, worst: list[int]) -> Iterator[Trial]:
+    """The same swaps, one of the worst started back at another tick."""
+    basis, moves = best.basis, best.moves
+    step = basis.problem.step
+    for w in worst:
+        i = int(np.searchsorted(moves.n, w))
+        for tick in reversed(listed(ticks_for(step, w))):
+            back = moves.back.copy()
+            back[i] = tick
+            changed = basis.moves(moves.n, back)
+            if tick != moves.back[i] and int(need(basis.asked.step, changed).max()) <= basis.problem.budget_bytes:
+                yield tried(basis, changed)

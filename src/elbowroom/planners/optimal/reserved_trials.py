@@ -1,0 +1,219 @@
+"""reserving: trials that an allocator with the budget for its limit has room for, as `optimal` needs them.
+
+Computes: for a machine with a caching allocator, the fastest rough trial found, waits for the driver counted (Note: [At
+the limit] in simulate/reserved_curve.py). What the allocator holds follows from the order and the sizes of all blocks,
+and no bound of it is known that is easy to plan with; so trials are made for fewer allocated bytes until one stays
+within the budget without such waits, and then for more. The least budget is that of the trials that allocate least,
+whatever was asked for, so that what is named can be met. Reference: bisection; the replay is elbowroom.allocator.
+Optimal: never provably, as reserved bytes need not grow with allocated ones. Ignores: what the simulation does. Cost:
+ROUNDS times that of rough trials, plus replays of a few equal steps for each trial looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import final
+
+from elbowroom.planners.budget.confirm_reserved import Narrowing, lowest, replayed
+from elbowroom.planners.optimal.refine import Pool
+from elbowroom.planners.optimal.search import NAME, Found
+from elbowroom.planners.optimal.trial import Trial
+from elbowroom.planners.problem import peak_of
+from elbowroom.simulate.curves import away_points
+from elbowroom.simulate.reserved_curve import played, reserved_at
+from elbowroom.step.last_step import LastStep
+
+ROUNDS = 5
+"""How many budgets of allocated bytes are tried."""
+LOOKS = 8
+"""How many trials for each are replayed, the fastest first."""
+NEAR = 0.01
+"""Two budgets of allocated bytes so close, as a share of the budget, are not told apart."""
+CLOSE = 0.005
+"""To such a share the least limit is known."""
+MOST_DRIVEN = 2
+"""So many trials of each round are played with waits for the driver, where none does without."""
+MOST_ASKED = 30
+"""So many trials are played with waits for the driver, where the best has such waits."""
+
+ABOVE = (1.0, 1.2)
+"""The least limit is looked for at so many times the least allocated bytes."""
+MOST_LOWERED = 40
+"""By so many exchanges at most."""
+
+Near = Callable[[Trial, Pool], Iterator[Trial]]
+"""Trials that differ from one in one thing."""
+Rough = Callable[[int], Sequence[Found]]
+"""Trials within so many allocated bytes, the fastest first."""
+
+
+def _step_of(trial: Trial) -> LastStep:
+    problem = trial.basis.asked
+    return problem.step if problem.states is None else problem.states.step
+
+
+def is_free(trial: Trial, limit_bytes: int) -> bool:
+    """Whether an allocator with a limit has room, without turning to the driver in every step."""
+    step, moves, problem = _step_of(trial), trial.played, trial.basis.asked
+    if _keeps_all(trial):
+        return reserved_bytes(trial) <= limit_bytes
+    away = away_points(step, moves, trial.done)
+    found = played(step, moves, away, problem.machine.allocator, limit_bytes=limit_bytes)
+    return not found.failed and not found.heights(step, moves).driven
+
+
+def _keeps_all(trial: Trial) -> bool:
+    return not (len(trial.played.n) or trial.played.rebuilds or trial.basis.asked.algorithms)
+
+
+def reserved_bytes(trial: Trial) -> int:
+    """What an allocator without a limit reserves in some equal steps."""
+    step, moves, problem = _step_of(trial), trial.played, trial.basis.asked
+    away, settings = away_points(step, moves, trial.done), problem.machine.allocator
+    if _keeps_all(trial):
+        return int(reserved_at(step, moves, away, settings, as_recorded=True).level.max())
+    return int(played(step, moves, away, settings).reserved.max())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Held:
+    """A trial that meets the budget.
+
+    Attributes:
+        found: the trial, and what it was chosen from.
+        step_ns: of the step, waits for the driver included.
+        is_driven: whether compute waits for the driver.
+    """
+
+    found: Found
+    step_ns: int
+    is_driven: bool
+
+
+def held_within(found: Found, budget_bytes: int) -> Held | None:
+    """A trial with what it does where the allocator may reserve so much; None where it has no room."""
+    trial, _ = found
+    if peak_of(_step_of(trial), trial.played) > budget_bytes:
+        return None
+    if is_free(trial, budget_bytes):
+        return Held(found=found, step_ns=trial.cost[0], is_driven=False)
+    problem = trial.basis.asked
+    done = replayed(problem.step.trace, problem.machine, trial.plan(NAME), budget_bytes)
+    return Held(found=found, step_ns=done.step_ns, is_driven=done.is_driven) if done.fits else None
+
+
+def limit_of_trial(found: Found) -> int:
+    """A limit that a trial fits, close to the least one."""
+    trial, _ = found
+    step, moves, settings = _step_of(trial), trial.played, trial.basis.asked.machine.allocator
+    away = away_points(step, moves, trial.done)
+
+    def works(limit_bytes: int) -> bool:
+        return not played(step, moves, away, settings, limit_bytes=limit_bytes).failed
+
+    fits = lowest(works, peak_of(step, moves) - 1, reserved_bytes(trial), 1, CLOSE)
+    # Waits for the driver may let storages leave at other ticks, and then a little more is needed.
+    while held_within(found, fits) is None:
+        fits += max(1, int(CLOSE * fits))
+    return fits
+
+
+def frugalest(frugal: Sequence[Found], rough: Rough, near: Near) -> tuple[Found, int]:
+    """The trial with the least limit, and that, of those that depend on no budget.
+
+    Args:
+        frugal: trials that allocate least, the least first.
+        rough: makes trials for little more than that.
+        near: makes trials that differ from one in one thing.
+    """
+    best, limit = frugal[0], limit_of_trial(frugal[0])
+    least_bytes = peak_of(_step_of(best[0]), best[0].played)
+    others = [each for above in ABOVE for each in rough(int(above * least_bytes))[:LOOKS]]
+    for each in (*frugal[1:], *others):
+        if _is_lower(each[0], limit):
+            best, limit = each, limit_of_trial(each)
+    left, is_found = MOST_LOWERED, True
+    while is_found and left > 0:
+        is_found = False
+        for trial in islice(near(best[0], best[1].within(int(ABOVE[-1] * least_bytes))), left):
+            left -= 1
+            if _is_lower(trial, limit):
+                best, is_found = (trial, best[1]), True
+                limit = limit_of_trial(best)
+                break
+    return best, limit
+
+
+def _is_lower(trial: Trial, limit_bytes: int) -> bool:
+    """Whether a trial has room within clearly less than a limit."""
+    step, moves, lower = _step_of(trial), trial.played, int((1 - 2 * CLOSE) * limit_bytes)
+    if peak_of(step, moves) > lower:
+        return False
+    away, settings = away_points(step, moves, trial.done), trial.basis.asked.machine.allocator
+    return not played(step, moves, away, settings, limit_bytes=lower).failed
+
+
+def fastest_within(budget_bytes: int, least_bytes: int, rough: Rough, enough_ns: int) -> Held | None:
+    """The fastest rough trial found that meets a budget; None where none does.
+
+    Args:
+        budget_bytes: reserved bytes.
+        least_bytes: allocated bytes that can be planned for at least.
+        rough: makes trials.
+        enough_ns: one so fast ends the search.
+    """
+    narrowing, best = Narrowing(budget_bytes, least_bytes, int(NEAR * budget_bytes)), None
+    for _ in range(ROUNDS):
+        found, over = _look(rough(narrowing.allowed_bytes), budget_bytes, best)
+        best = found or best
+        if best is not None and best.step_ns <= enough_ns:
+            break
+        if found is not None and not found.is_driven:
+            narrowing.more()
+        else:
+            narrowing.less(is_found=best is not None and not best.is_driven, over_bytes=over)
+        if narrowing.is_over:
+            break
+    return best
+
+
+def _look(found: Sequence[Found], budget_bytes: int, best: Held | None) -> tuple[Held | None, int]:
+    """The first that is faster than the best so far and needs no driver; else the fastest, if it is faster with it.
+
+    The number says by how much the fastest is over the budget where it has no limit.
+    """
+    faster = [each for each in found[:LOOKS] if best is None or each[0].cost[0] < best.step_ns]
+    for each in faster:
+        if is_free(each[0], budget_bytes):
+            return Held(found=each, step_ns=each[0].cost[0], is_driven=False), 0
+    held = [held_within(each, budget_bytes) for each in faster[:MOST_DRIVEN]]
+    driven = [each for each in held if each is not None and (best is None or each.step_ns < best.step_ns)]
+    over = max(0, reserved_bytes(faster[0][0]) - budget_bytes) if faster else 0
+    return min(driven, key=lambda each: each.step_ns, default=None), over
+
+
+@final
+class Within:
+    """Accepts trials that meet a budget and are faster than all before."""
+
+    def __init__(self, held: Held, budget_bytes: int) -> None:
+        self.best = held
+        self._budget_bytes = budget_bytes
+        self._left = MOST_ASKED
+
+    def __call__(self, trial: Trial) -> bool:
+        """Whether it is; the best is then this one."""
+        found, now = (trial, self.best.found[1]), self.best
+        if trial.cost[0] > now.step_ns or self._left <= 0:
+            return False
+        if not now.is_driven:
+            held = Held(found=found, step_ns=trial.cost[0], is_driven=False)
+            held = held if is_free(trial, self._budget_bytes) else None
+        else:
+            self._left -= 1
+            held = held_within(found, self._budget_bytes)
+            held = held if held is not None and held.step_ns < now.step_ns else None
+        self.best = held or now
+        return held is not None

@@ -1,0 +1,164 @@
+"""states: which optimizer states and gradients are away while nothing uses them, beside what else `optimal` decides.
+
+Computes: sets of such swaps, those idle longest first, with when each comes back: as late as that hides the copy, where
+there is room; steps on which they are decided, for the rest to be planned on; and exchanges of single ones, played.
+Reference: Rajbhandari et al., "ZeRO-Infinity" (SC 2021), for keeping states below the device; here one by one, and only
+where that pays. Optimal: never provably. Ignores: that swaps of saved storages and these share the link, until they
+are played. Cost: linear in the step per set; a play per exchange.
+
+Note: [States in the bound]
+Every window on offer is taken off the level, as if its storage were away for nothing: no copy, no time. What any plan
+holds is no less, and its copies of states only add to what the link carries. They also give the runtime control at
+more places: what compute waits there counts as a wait of the mark before, which the rows of pipe.py allow, as that only
+gives copies more time. So the bound stays one; it is loose by the time these copies take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from elbowroom.planners.optimal.basis import Basis, basis_of
+from elbowroom.planners.optimal.refine import Pool, covered
+from elbowroom.planners.optimal.trial import Trial, tried
+from elbowroom.planners.problem import Problem, States
+from elbowroom.simulate.lanes import copy_ns
+from elbowroom.step.last_step import Flags, Ints, LastStep, listed
+from elbowroom.step.moves import moves_of, need
+from elbowroom.step.routes import link_to
+
+SHARES = (0.5, 1.0)
+"""Of the bytes of all states on offer, how many are away in the sets tried."""
+
+
+def states_on_offer(problem: Problem) -> Ints:
+    """Windows of optimizer states and gradients that may be swapped, those idle longest first."""
+    step, first = problem.step, len(problem.step.saves)
+    if problem.tier is None or "state" not in problem.allow:
+        return np.zeros(0, np.int64)
+    n = np.arange(first, len(step.size), dtype=np.int64)
+    n = n[(step.size[n] >= max(1, problem.min_size_bytes)) & step.returns[n]]
+    begin, end = step.window(n, step.first_read[n])
+    n = n[step.wraps(n, step.first_read[n]) | (begin < end)]
+    idle_ns = step.nominal_ns(step.first_read[n]) - step.nominal_ns(step.idle_from[n])
+    idle_ns += np.where(step.wraps(n, step.first_read[n]), step.at_ns[-1], 0)
+    n = n[np.lexsort((n, -idle_ns))]
+    return n[np.cumsum(step.size[n]) <= problem.tier_bytes]
+
+
+def deciding(problem: Problem, n: Ints, back: Ints) -> Problem:
+    """A problem, no states of which are decided, with swaps of some decided."""
+    if not len(n):
+        return problem
+    step, moves = problem.step, moves_of(problem.step, n, back)
+    level = step.level - _away(step, n, back)
+    left = replace(step, level=level, slot_peak=np.maximum.reduceat(level, step.borders))
+    tier_bytes = problem.tier_bytes - int(moves.size.sum())
+    return replace(problem, step=left, tier_bytes=tier_bytes, states=States(step=step, moves=moves))
+
+
+def again(problem: Problem, states: States | None) -> Problem:
+    """A problem, no states of which are decided, with the same swaps of them decided as in another."""
+    return problem if states is None else deciding(problem, states.moves.n, states.moves.back)
+
+
+def all_away(problem: Problem) -> Problem:
+    """The problem with every state on offer away until it is used: what needs the fewest bytes."""
+    n = states_on_offer(problem)
+    return deciding(problem, n, problem.step.first_read[n])
+
+
+def for_free(problem: Problem) -> Problem:
+    """The problem for the bound: every state on offer is away for nothing; see Note: [States in the bound]."""
+    return replace(problem, step=all_away(problem).step)
+
+
+def sets_of(problem: Problem) -> Iterator[Problem]:
+    """The problem with sets of states away."""
+    n = states_on_offer(problem)
+    total = np.cumsum(problem.step.size[n])
+    for share in SHARES if len(n) else ():
+        yield placed(problem, n[total <= share * int(total[-1])])
+
+
+def placed(problem: Problem, n: Ints, needed: Ints | None = None) -> Problem:
+    """The problem with states `n` away, each back as late as hides its copy, where there is room.
+
+    Args:
+        problem: no states of it are decided.
+        n: the states.
+        needed: per slot, what is held beside them; everything else where it is not given.
+    """
+    step = problem.step
+    if problem.tier is None or not len(n):
+        return problem
+    _, back_ns = copy_ns(link_to(problem.machine, problem.tier), step.size[n])
+    away = moves_of(step, n, step.first_read[n])
+    held = need(step, away) if needed is None else needed.copy()
+    back, after = step.first_read[n].copy(), float("inf")
+    use_ns = step.nominal_ns(step.first_read[n])
+    for i in listed(np.lexsort((n, -use_ns))):
+        after = min(float(use_ns[i]), after) - float(back_ns[i])
+        back[i] = _start(step, int(n[i]), after, held, problem.budget_bytes)
+        begin, end = (int(slot) for slot in step.slots(step.points(np.array([back[i], step.first_read[n[i]]]))))
+        held[begin:end] += int(step.size[n[i]])
+    return deciding(problem, n, back)
+
+
+def _start(step: LastStep, n: int, before_ns: float, held: Ints, budget_bytes: int) -> int:
+    """The last place at which a state may start back by a time, or the first from which there is room for it."""
+    use = int(step.first_read[n])
+    first = step.first_op if use <= step.idle_from[n] else int(step.idle_from[n]) + 1
+    places = np.append(step.ticks[(step.ticks >= first) & (step.ticks < use)], use)
+    slots = step.slots(step.points(places))
+    full = np.nonzero(held[slots[0] : slots[-1]] + int(step.size[n]) > budget_bytes)[0]
+    earliest = int(np.searchsorted(slots, int(slots[0] + full[-1]) + 1)) if len(full) else 0
+    latest = int(np.searchsorted(step.nominal_ns(places), before_ns, side="right")) - 1
+    return int(places[min(max(earliest, latest), len(places) - 1)])
+
+
+def states_near(problem: Problem, pool: Pool, best: Trial) -> Iterator[Trial]:
+    """Trials with the states placed anew, one of them less, or one more.
+
+    Args:
+        problem: no states of it are decided; algorithms are as in the trial.
+        pool: swaps and recomputes to choose from.
+        best: where to begin.
+    """
+    step, decided = problem.step, best.basis.asked.states
+    chosen = decided.moves.n if decided is not None else np.zeros(0, np.int64)
+    held = need(best.basis.asked.step, best.moves)
+    if decided is not None:
+        held -= np.maximum.reduceat(_away(step, chosen, step.first_read[chosen]), step.borders)
+        held += np.maximum.reduceat(_away(step, chosen, decided.moves.back), step.borders)
+    waited = [int(best.played.n[stall.move]) for stall in best.done.stalls]
+    fewer = [i for i in dict.fromkeys((*waited, *listed(chosen))) if i in set(listed(chosen))]
+    more = [i for i in listed(states_on_offer(problem)) if i not in set(fewer)]
+    sets = [chosen, *(chosen[chosen != i] for i in fewer), *(np.append(chosen, i) for i in more)]
+    for n in sets:
+        for changed in (placed(problem, n, held if n is chosen else None), deciding(problem, n, step.first_read[n])):
+            yield from _beside(basis_of(changed, pool.n, best.basis.options), best)
+
+
+def _beside(basis: Basis, best: Trial) -> Iterator[Trial]:
+    """The same swaps of saves, and what covers the budget now."""
+    moves = basis.moves(best.moves.n, best.moves.back)
+    asked = basis.asked
+    if int(need(asked.step, moves).max()) <= asked.budget_bytes and asked.holds(moves):
+        yield tried(basis, moves)
+    trial = covered(basis, best.moves.n)
+    if trial is not None:
+        yield trial
+
+
+def _away(step: LastStep, n: Ints, back: Ints) -> Ints:
+    """Per point, bytes of states `n` that are away."""
+    begin, end = step.window(n, back)
+    wraps: Flags = step.wraps(n, back)
+    change = np.zeros(len(step.level) + 1, np.int64)
+    change[0] = step.size[n[wraps]].sum()
+    np.add.at(change, begin, step.size[n])
+    np.subtract.at(change, end, step.size[n])
+    return np.cumsum(change[:-1])

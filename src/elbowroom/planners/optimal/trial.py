@@ -1,0 +1,76 @@
+"""trying: one choice of swaps and recomputes, arranged and played, with what it costs: how `optimal` weighs choices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from elbowroom.plan import Plan
+from elbowroom.planners.baselines.placing import place_backs
+from elbowroom.planners.optimal.arrange import bring_back_early, bring_back_later
+from elbowroom.planners.optimal.basis import Basis
+from elbowroom.planners.problem import as_plan, moving
+from elbowroom.simulate.lanes import NEVER, Play
+from elbowroom.step.last_step import Ints
+from elbowroom.step.moves import Moves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trial:
+    """One choice and what it does.
+
+    Attributes:
+        basis: the recomputes.
+        moves: the swaps beside them.
+        played: the same with those of states that are decided.
+        done: the play of these.
+        cost: (simulated step_ns, bytes moved); the least wins.
+    """
+
+    basis: Basis
+    moves: Moves
+    played: Moves
+    done: Play
+    cost: tuple[int, int]
+
+    def plan(self, planner: str) -> Plan:
+        """The choice as a plan."""
+        made = as_plan(self.basis.asked, planner, self.moves)
+        return replace(made, recomputes=tuple(option.recompute for option in self.basis.options))
+
+
+def tried(basis: Basis, moves: Moves) -> Trial:
+    """Play moves as they are, beside the recomputes."""
+    moves = basis.moves(moves.n, moves.back)
+    done = moving(basis.asked, moves)
+    _, played = basis.asked.whole(moves)
+    moved = int(played.size[done.out_start_ns != NEVER].sum() + played.size[done.back_start_ns != NEVER].sum())
+    return Trial(basis=basis, moves=moves, played=played, done=done, cost=(done.step_ns, moved))
+
+
+def arranged(basis: Basis, n: Ints) -> Trial:
+    """The fastest of a few ways to bring saves `n` back; they must fit."""
+    early = tried(basis, bring_back_early(basis.problem, n))
+    later = tried(basis, bring_back_later(basis.problem, early.moves, early.done))
+    return best_of([later, early, tried(basis, place_backs(basis.problem, n))])
+
+
+def best_of(trials: Iterable[Trial]) -> Trial:
+    """The trial that costs least; the first of equals."""
+    return min(trials, key=lambda trial: trial.cost)
+
+
+def waited_for(trial: Trial) -> list[int]:
+    """The swapped saves that compute waited for, the longest wait first."""
+    waited: dict[int, int] = {}
+    for stall in trial.done.stalls:
+        waited[stall.move] = waited.get(stall.move, 0) + stall.end_ns - stall.start_ns
+    ordered = [int(trial.played.n[i]) for i in sorted(waited, key=lambda i: (-waited[i], i))]
+    return [n for n in ordered if n < len(trial.basis.asked.step.saves)]
+
+
+def without(n: Ints, *saves: int) -> Ints:
+    """The saves of `n` but for some."""
+    return n[~np.isin(n, np.array(saves, np.int64))]

@@ -1,0 +1,129 @@
+"""Figures of the steps of a run, and what people are told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from elbowroom.engine.entries import Counters
+from elbowroom.run.kind_totals import Kinds
+from elbowroom.run.step_kinds import Known
+from elbowroom.step.plan_summary import Decided, decided
+from elbowroom.units import format_bytes, format_ns
+
+Mode = Literal["observe", "plan", "keep"]
+
+
+class Held(Protocol):
+    """What is told of memory: see Records."""
+
+    @property
+    def kinds(self) -> Kinds:
+        """Of steps."""
+        ...
+
+    @property
+    def held_bytes(self) -> int:
+        """The most."""
+        ...
+
+    @property
+    def over_bytes(self) -> int:
+        """Beyond the budget."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """What one step did.
+
+    Attributes:
+        mode: "observe" (everything swapped), "plan", or "keep" (it fits: nothing is moved).
+        step_ns: from its first module call or large save to the end of its last optimizer step.
+        stall_ns: time it waited for transfers.
+        swapped_out_bytes, swapped_back_bytes: what left the device and came back.
+        mismatches: saved storages that were not what the plan expected.
+        recomputed_bytes, recompute_ns: what recipes rebuilt, and how long that took.
+        checked: whether all that autograd saved was compared with what the plan expects; see unhooked.py.
+    """
+
+    mode: Mode
+    step_ns: int
+    stall_ns: int
+    swapped_out_bytes: int
+    swapped_back_bytes: int
+    mismatches: int
+    recomputed_bytes: int = 0
+    recompute_ns: int = 0
+    checked: bool = True
+
+
+def of_step(mode: Mode, step_ns: int, counters: Counters, mismatches: int, *, checked: bool) -> StepFigures:
+    """The figures of a step that has ended."""
+    return StepFigures(
+        mode=mode,
+        step_ns=step_ns,
+        stall_ns=counters.stall_ns,
+        swapped_out_bytes=counters.swapped_out_bytes,
+        swapped_back_bytes=counters.swapped_back_bytes,
+        mismatches=mismatches,
+        recomputed_bytes=counters.recomputed_bytes,
+        recompute_ns=counters.recompute_ns,
+        checked=checked,
+    )
+
+
+def summary(head: str, planned_bytes: int, known: Known, steps: Sequence[StepFigures], count: int) -> list[str]:
+    """One line, and where storages are moved or dropped a table of them.
+
+    Args:
+        head: it begins with this.
+        planned_bytes: what the plans of all kinds of steps hold at most.
+        known: the kind of step that ran last.
+        steps: figures, the last step's last.
+        count: how many steps ended.
+    """
+    last, plan = steps[-1], known.plan
+    head = f"{head}, planned peak {format_bytes(planned_bytes)}"
+    if not any(step.mode == "plan" for step in steps) and not (plan.swaps or plan.recomputes or plan.algorithms):
+        fits = "it fits, nothing is moved" if planned_bytes <= plan.budget_bytes else "nothing is moved"
+        return [f"{head}: {fits} ({count} steps)"]
+    found = decided(known.trace, plan)
+    rows = [("", "storages", "size"), *((s.what, str(s.storages), format_bytes(s.size_bytes)) for s in found.shares)]
+    return [
+        f"{head} ({count} steps, {sum(step.mismatches for step in steps)} mismatches)",
+        *_table(rows),
+        f"  the last step took {format_ns(last.step_ns)}: {', '.join(_in_step(found, last))}",
+    ]
+
+
+def held(records: Held) -> Iterator[str]:
+    """What was measured, and what of it was too much."""
+    kept, most = records.kinds.keep_all_bytes, records.held_bytes
+    if kept:
+        so_much = f"; measured were at most {format_bytes(most)}" if most else ""
+        yield f"  keeping everything takes {format_bytes(kept)}{so_much}"
+    if records.over_bytes:
+        yield (
+            f"  THE BUDGET WAS NOT HELD: {format_bytes(records.over_bytes)} more than it were, in steps that are "
+            "observed, the first of each kind, or by what ran between steps"
+        )
+
+
+def _in_step(found: Decided, last: StepFigures) -> Iterator[str]:
+    """What a step did, in words."""
+    yield f"{format_bytes(last.swapped_out_bytes)} out and {format_bytes(last.swapped_back_bytes)} back"
+    yield f"stall {format_ns(last.stall_ns)}"
+    if found.recipe_ops:
+        took = format_ns(last.recompute_ns)
+        yield f"{format_bytes(last.recomputed_bytes)} recomputed by {found.recipe_ops} ops in {took}"
+    if found.algorithms:
+        yield f"{found.algorithms} ops with another algorithm"
+
+
+def _table(rows: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+    """Rows as lines: words to the left, numbers to the right."""
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for what, storages, size in rows:
+        yield f"  {what:<{wide[0]}}  {storages:>{wide[1]}}  {size:>{wide[2]}}"

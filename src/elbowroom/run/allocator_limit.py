@@ -1,0 +1,54 @@
+"""The limit of the device's allocator while the steps of a plan run that needs one.
+
+Note: [What a plan does not know of]
+A plan was played with all that lies on the device where its first step begins. Where a later one begins, something may
+lie there beside it, which takes of the limit what the plan needs, and the step would run out of memory. So the limit
+grows by the segments of small things (a plan leaves `SPARE_BYTES` of the budget for these), and where there is more
+than `LITTLE_BYTES`, which may lie anywhere, there is none in that step, and it is said.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from elbowroom.engine.residence import Residence
+from elbowroom.planners.budget.run_budget import SPARE_BYTES
+from elbowroom.run.run_warnings import Surprises
+from elbowroom.run.step_kinds import Known
+
+LITTLE_BYTES = 1 << 18
+"""Less than what has a segment of its own: the losses of a few hundred steps."""
+
+
+@final
+class Limit:
+    """Sets and lifts it.
+
+    Args:
+        residence: of the device.
+        surprises: are told.
+    """
+
+    def __init__(self, residence: Residence, surprises: Surprises) -> None:
+        self._residence = residence
+        self._surprises = surprises
+
+    def begin(self, known: Known) -> None:
+        """A step begins that follows a plan. One that was made for the first step, no steady one, has no limit."""
+        limit_bytes = known.course.limit_bytes
+        if limit_bytes is None or not known.refined:
+            return
+        self._residence.empty()
+        found = self._residence.held()
+        if known.found is None:
+            known.found = found
+        more_bytes = found.allocated_bytes - known.found.allocated_bytes
+        if more_bytes > LITTLE_BYTES:
+            self._surprises.lies_there(more_bytes)
+            return
+        segments_bytes = found.reserved_bytes - known.found.reserved_bytes
+        self._residence.limit(limit_bytes + max(0, min(segments_bytes, SPARE_BYTES)))
+
+    def lift(self) -> None:
+        """The step has ended, or is another one than its plan was made for."""
+        self._residence.limit(None)

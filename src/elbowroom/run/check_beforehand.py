@@ -1,0 +1,258 @@
+"""An answer to too small a budget before a step has ended: the script runs on a virtual GPU while the training starts.
+
+Note: [Beforehand]
+A child process captures the script as `elbowroom estimate` does (overlay, no network, low priority), and plans its
+trace with the means of the run. It refuses a budget only below what a step of the trace holds however its storages move
+(planners/budget/floor.py), workspaces not counted, and only where all steps that it saw are alike. The training does
+not take its word for it: it is refused once what its own first forward saved is what the capture saved, one storage
+after the other. Where nothing of the capture was assumed, who asks for it (`--check`) has the answer before the script
+starts. Whatever goes wrong in the child is no answer: the training goes on, and is planned for by what it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+from elbowroom.capture.script import capture_script
+from elbowroom.errors import ElbowroomError, Infeasible
+from elbowroom.machine import Machine
+from elbowroom.planners.budget.floor import floor_bytes
+from elbowroom.planners.budget.run_budget import course_within
+from elbowroom.planners.request import PlanRequest
+from elbowroom.run.lowering_means import restricted, with_means
+from elbowroom.run.options import asked as checked
+from elbowroom.trace import Trace
+from elbowroom.units import Amount, Budget
+
+STEPS = 3
+BEHIND = 10
+"""Added to the niceness of a child that works while the training runs; one that is waited for keeps its own."""
+FIRST_KILLED = "1000"
+"""Of oom_score_adj: where memory is short, the system ends the child, and not the training."""
+SAID_BY = " So says a capture of the script on a virtual GPU, before the training has shown it."
+
+Saved = tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a child is asked: a script, and what it is to fit into.
+
+    Attributes:
+        path: of the script; None where it is a module.
+        module: its dotted name.
+        arguments: its words.
+        budget_bytes: what the device may hold.
+        allow: what a plan may do, "gradient" included.
+        min_size_bytes: smaller storages are kept.
+        follows: that follows the budget.
+        planner: its name; None for that of runs.
+        options: its knobs.
+        alongside: whether the training goes on meanwhile.
+    """
+
+    path: str | None
+    module: str | None
+    arguments: tuple[str, ...]
+    budget_bytes: int
+    allow: tuple[str, ...]
+    min_size_bytes: int
+    planner: str | None
+    options: Mapping[str, object]
+    follows: bool = False
+    alongside: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a child answers.
+
+    Attributes:
+        why: the reason that there is no answer, or that the budget may be met; "" where it is refused.
+        message: of the error, where it is refused.
+        least_feasible_bytes: a budget that is enough, where it is refused.
+        assumed: what was assumed for the script; where there is something, a run has to confirm the answer.
+        saved: what the first step saves, and what the last.
+    """
+
+    why: str
+    message: str = ""
+    least_feasible_bytes: int = 0
+    assumed: tuple[str, ...] = ()
+    saved: tuple[Saved, ...] = ()
+
+    @property
+    def refuses(self) -> bool:
+        """Whether no plan meets the budget."""
+        return not self.why
+
+
+@final
+class Child:
+    """A process that looks for an answer, from `ask` until `close`."""
+
+    def __init__(self, question: Question, machine: Machine) -> None:
+        self._question = question
+        self._folder = tempfile.TemporaryDirectory(prefix="elbowroom-check-", ignore_cleanup_errors=True)
+        folder = Path(self._folder.name)
+        machine.save(folder / "machine.json")
+        (folder / "question.json").write_text(json.dumps(asdict(question)), encoding="utf-8")
+        command = [sys.executable, "-P", "-m", "elbowroom.run.check_beforehand", str(folder)]
+        silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **silent)
+        self._verdict: Verdict | None = None
+        self.open = True
+
+    def verdict(self) -> Verdict | None:
+        """The answer, once there is one."""
+        if self._verdict is None and self.open and self._process.poll() is not None:
+            self._verdict = _read(Path(self._folder.name))
+        return self._verdict
+
+    def wait(self) -> Verdict:
+        """The answer, as soon as there is one."""
+        self._process.wait()
+        return self.verdict() or Verdict(why="its process was ended")
+
+    def confirm(self, saved: Sequence[tuple[int, str]]) -> None:
+        """Raise Infeasible where the budget is refused, and what a step has saved so far is what the capture saved.
+
+        Args:
+            saved: (bytes, dtype) of each storage, at least those of a forward.
+        """
+        verdict = self.verdict()
+        if verdict is None or not verdict.refuses:
+            return
+        if saved and any(each[: len(saved)] == tuple(saved) for each in verdict.saved):
+            raise self.refusal(verdict)
+
+    def refusal(self, verdict: Verdict) -> Infeasible:
+        """What to raise."""
+        return Infeasible(
+            verdict.message + SAID_BY,
+            budget_bytes=self._question.budget_bytes,
+            least_feasible_bytes=verdict.least_feasible_bytes,
+        )
+
+    def close(self) -> None:
+        """Have no answer: the process ends with its standard input, and all that it started with it."""
+        if not self.open:
+            return
+        self.open = False
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._folder.cleanup()
+
+
+def _read(folder: Path) -> Verdict:
+    try:
+        found: dict[str, Any] = json.loads((folder / "verdict.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return Verdict(why="its process ended without a word")
+    saved = tuple(tuple((int(size), str(dtype)) for size, dtype in each) for each in found.pop("saved"))
+    return Verdict(**{**found, "assumed": tuple(found["assumed"]), "saved": saved})
+
+
+def main(folder: str) -> None:
+    """Answer the question in a folder."""
+    threading.Thread(target=_end_with_input, args=(folder,), daemon=True).start()
+    question = Question(**json.loads(Path(folder, "question.json").read_text("utf-8")))
+    _step_back(BEHIND if question.alongside else 0)
+    try:
+        verdict = _answer(question, Machine.load(Path(folder, "machine.json")))
+    except Exception as problem:  # noqa: BLE001  whatever fails here is no answer
+        verdict = Verdict(why=str(problem) if isinstance(problem, ElbowroomError) else repr(problem))
+    Path(folder, "verdict.json").write_text(json.dumps(asdict(verdict)), encoding="utf-8")
+
+
+def _end_with_input(folder: str) -> None:
+    """The parent process is gone, or wants no answer any more: the script's guard ends with this process."""
+    os.read(0, 1)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def _step_back(niceness: int) -> None:
+    """The training goes first, whatever is short."""
+    with suppress(OSError):
+        os.nice(niceness)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(FIRST_KILLED, encoding="ascii")
+
+
+def _answer(question: Question, machine: Machine) -> Verdict:
+    trace = capture_script(
+        question.path,
+        question.arguments,
+        machine=machine,
+        module=question.module,
+        steps=STEPS,
+        parts_min_bytes=question.min_size_bytes,
+    )
+    return verdict_of(trace, machine, question)
+
+
+def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
+    """Whether no plan for a trace meets a budget; said only where that is sure."""
+    kinds = _saved_in_steps(trace, question.min_size_bytes)
+    if len(kinds) < STEPS:
+        return Verdict(why=f"the script ended after {len(kinds)} steps")
+    if len(set(kinds[1:])) > 1:
+        return Verdict(why="its steps are not alike")
+    shown = restricted(trace, question.allow)
+    least_sure_bytes = floor_bytes(shown, 1 if "recompute" in question.allow else question.min_size_bytes)
+    if question.budget_bytes >= least_sure_bytes:
+        return Verdict(why=f"a step holds {least_sure_bytes} bytes at least, and may fit")
+    refused = _refused(trace, shown, machine, question)
+    if refused is None:
+        return Verdict(why="a plan meets it")
+    assumed = tuple(
+        each.name for each in trace.remarks if each.kind not in ("not_compared", "workspace_model", "compiled")
+    )
+    return Verdict(
+        why="",
+        message=str(refused),
+        least_feasible_bytes=refused.least_feasible_bytes,
+        assumed=assumed,
+        saved=(kinds[0], kinds[-1]),
+    )
+
+
+def _saved_in_steps(trace: Trace, min_size_bytes: int) -> list[Saved]:
+    """What each step saves, of what a run looks at."""
+    found: list[Saved] = []
+    for step in trace.steps:
+        storages = (trace.storages[s.storage] for s in trace.saves if step.first_op <= s.saved_at <= step.end_op)
+        found.append(tuple((each.size_bytes, each.dtype) for each in storages if each.size_bytes >= min_size_bytes))
+    return found
+
+
+def _refused(trace: Trace, shown: Trace, machine: Machine, question: Question) -> Infeasible | None:
+    """What planning for the budget ends in, with what a run may move shown; None where a plan meets it."""
+    asked, budget = _asked(question), Budget(device=Amount(size_bytes=question.budget_bytes))
+    try:
+        course_within(shown, machine, budget, asked, clear=range(len(trace.ops) + 1))
+    except Infeasible as problem:
+        return with_means(problem, trace, machine, budget, asked)
+    return None
+
+
+def _asked(question: Question) -> PlanRequest:
+    knobs: Any = {"allow": question.allow, "planner": question.planner, "options": question.options}
+    return replace(checked(question.min_size_bytes, knobs, has_plan=False), follows=question.follows)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

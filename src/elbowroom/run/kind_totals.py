@@ -1,0 +1,133 @@
+"""What each kind of step holds: when everything is kept, as planned, as measured. A run is what the largest does.
+
+A step that was recorded was measured. One that keeps everything holds what its trace says, as that was measured of the
+very ops. Others follow a plan that a recorded step of the kind has followed before. On CUDA the allocator itself tells
+what it reserved at most, whatever ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import asdict, dataclass
+from typing import final
+
+from elbowroom.run.step_kinds import Known, Signature
+from elbowroom.units import format_bytes
+
+TOLD_SHARE = 100
+"""One part in so many of a budget is no reason to say that it was not held: a list of losses takes more."""
+SHOWN = 4
+"""Kinds of steps in a summary, the largest."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Kind:
+    """One kind of step.
+
+    Attributes:
+        inputs: shapes of what its outermost module gets.
+        steps: how many there were.
+        keep_all_bytes: what keeping everything takes, of what a budget counts; 0 where no step was recorded.
+        planned_peak_bytes: of the last plan; 0 where there was none.
+        measured_peak_allocated_bytes: the most that its steps held; 0 where none was recorded.
+    """
+
+    inputs: str
+    steps: int = 0
+    keep_all_bytes: int = 0
+    planned_peak_bytes: int = 0
+    measured_peak_allocated_bytes: int = 0
+
+
+@final
+class Kinds:
+    """Of a run, by signature."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Hashable, Kind] = {}
+
+    def __iter__(self) -> Iterator[Kind]:
+        """Those that have ended a step, the ones that need most first."""
+        found = [kind for kind in self._by_key.values() if kind.steps]
+        return iter(sorted(found, key=lambda kind: -max(kind.keep_all_bytes, kind.measured_peak_allocated_bytes)))
+
+    def of(self, key: Hashable) -> Kind:
+        """The kind of a signature."""
+        return self._by_key.setdefault(key, Kind(inputs=_inputs(key)))
+
+    def recorded(self, key: Hashable, held_bytes: int, keep_all_bytes: int) -> None:
+        """A step was recorded: what it held, and what it would have held with everything kept."""
+        kind = self.of(key)
+        kind.measured_peak_allocated_bytes = max(kind.measured_peak_allocated_bytes, held_bytes)
+        kind.keep_all_bytes = max(kind.keep_all_bytes, keep_all_bytes)
+
+    def ended(self, key: Hashable, followed: Known | None) -> None:
+        """A step has ended that followed this, or was observed."""
+        kind = self.of(key)
+        kind.steps += 1
+        if followed is None:
+            return
+        kind.planned_peak_bytes = followed.course.peak_bytes
+        if not (followed.moves or followed.in_parts) and not followed.shared:
+            kind.measured_peak_allocated_bytes = max(kind.measured_peak_allocated_bytes, kind.keep_all_bytes)
+
+    @property
+    def keep_all_bytes(self) -> int:
+        """What keeping everything takes; 0 where no step was recorded."""
+        return max((kind.keep_all_bytes for kind in self), default=0)
+
+    @property
+    def planned_peak_bytes(self) -> int:
+        """What the plans of all kinds hold at most; 0 where there was none."""
+        return max((kind.planned_peak_bytes for kind in self), default=0)
+
+    @property
+    def measured_peak_bytes(self) -> int:
+        """What steps of all kinds held at most; 0 where none was recorded."""
+        return max((kind.measured_peak_allocated_bytes for kind in self), default=0)
+
+    def rows(self) -> list[dict[str, object]]:
+        """For programs."""
+        return [asdict(kind) for kind in self]
+
+    def told(self) -> Iterator[str]:
+        """Lines for people, where there are several kinds."""
+        kinds = list(self)
+        for kind in kinds[:SHOWN] if len(kinds) > 1 else ():
+            planned = f", planned {format_bytes(kind.planned_peak_bytes)}" if kind.planned_peak_bytes else ""
+            held = (
+                f", held {format_bytes(kind.measured_peak_allocated_bytes)}"
+                if kind.measured_peak_allocated_bytes
+                else ""
+            )
+            yield (
+                f"  {kind.steps} steps of {kind.inputs}: keeping everything takes "
+                f"{format_bytes(kind.keep_all_bytes)}{planned}{held}"
+            )
+        if len(kinds) > SHOWN:
+            yield f"  and {len(kinds) - SHOWN} smaller kinds of steps"
+
+
+def beyond(held_bytes: int, budget_bytes: int) -> int:
+    """By how much a budget was not held; 0 where that is next to nothing."""
+    more_bytes = held_bytes - budget_bytes
+    return more_bytes if more_bytes > budget_bytes // TOLD_SHARE else 0
+
+
+def _inputs(key: Hashable) -> str:
+    if not isinstance(key, Signature):
+        return "no module"
+    name = getattr(key.module[0], "__name__", "a module") if isinstance(key.module, tuple) else "a module"
+    shapes = ", ".join("x".join(map(str, shape)) for shape in _shapes_in(key.shapes))
+    return f"{name}({shapes})"
+
+
+def _shapes_in(told: Hashable) -> Iterator[tuple[int, ...]]:
+    """Sizes of tensors in what a signature says of arguments."""
+    if not isinstance(told, tuple):
+        return
+    if len(told) == 3 and type(told[2]) is bool and isinstance(told[0], tuple):
+        yield told[0]
+        return
+    for each in told:
+        yield from _shapes_in(each)

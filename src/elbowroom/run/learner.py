@@ -1,0 +1,499 @@
+"""Learning: from recordings of steps to what to do in the next ones of their kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import final
+
+from elbowroom.capture.assemble import Assembly
+from elbowroom.capture.rates import with_rates_of
+from elbowroom.capture.recorder import Recording
+from elbowroom.capture.steady import steady, with_idle_of
+from elbowroom.errors import Infeasible, InvalidPlan, UsageError
+from elbowroom.machine import Machine, TierName
+from elbowroom.planners import check
+from elbowroom.planners.budget.run_budget import Course, course_of, course_within, exploring, keeping_bytes, without
+from elbowroom.planners.request import PlanRequest
+from elbowroom.run.background_planning import Beside
+from elbowroom.run.check_beforehand import Question
+from elbowroom.run.compiled_backward import CompiledBackward
+from elbowroom.run.given_plan import Given, course_of_moved
+from elbowroom.run.kind_totals import Kinds
+from elbowroom.run.layer_algorithms import LayerChoices
+from elbowroom.run.lowering_means import means_of, with_means
+from elbowroom.run.options import live_modules
+from elbowroom.run.recompute.calls import Calls
+from elbowroom.run.recompute.controller import Planned, Recomputing
+from elbowroom.run.refusals import Verdicts
+from elbowroom.run.similar_shapes import Nearby
+from elbowroom.run.step_kinds import Known, Saved, Wanted, known_of
+from elbowroom.timeline import Timeline
+from elbowroom.trace import Trace
+from elbowroom.units import Amount, Budget
+
+MAX_EXPLORED = 2
+"""Kinds of steps that no plan was found for, of which the next step is to show more; where shapes change each time, no
+step of the kind may come, and the training would go on beyond its budget."""
+
+MAX_OBSERVATIONS = 8
+"""A kind of step that keeps turning out differently is observed so often; after that its rest is swapped."""
+
+MOST_CORRECTIONS = 2
+"""Times that a kind of step is planned again because it reserved more than its budget."""
+
+SURE_SHARE = 0.8
+"""Of the budget: where a first step needs less, the later ones surely fit too; else one more is recorded."""
+
+
+@final
+class Learner:
+    """All kinds of steps that were observed.
+
+    Args:
+        machine: this computer with assumed rates; `machine` has the measured ones later.
+        budget: for the device tier, in bytes, and for those below.
+        asked: the knobs of the plans.
+        tier: the lower tier.
+        given: a plan to follow in place of planning.
+        recomputing: what is known of recomputes.
+        layers: what is known of the algorithms of its layers.
+
+    Attributes:
+        min_size_bytes: smaller storages stay; where it `follows`, by the budget.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        budget: Budget,
+        asked: PlanRequest,
+        tier: TierName,
+        given: Given | None,
+        recomputing: Recomputing,
+        layers: LayerChoices,
+    ) -> None:
+        self.machine = machine
+        self.budget_bytes = budget.device.size_bytes or 0
+        self._budget = budget
+        self._asked = asked
+        self.min_size_bytes, self.follows = asked.min_size_bytes, asked.follows
+        self._tier: TierName = tier
+        self._given = given
+        self._recomputing = recomputing
+        self._compiled_backward = CompiledBackward()
+        self.layers = layers
+        self.kinds = Kinds()
+        self._unmet: dict[Hashable, Trace] = {}
+        self._explored: set[Hashable] = set()
+        self._met: set[Hashable] = set()
+        self._known: dict[Hashable, list[Known]] = {}
+        self._nearby = Nearby(self._known, asked.min_size_bytes)
+        self._beside = Beside()
+        self._verdicts = Verdicts()
+        self._observations: dict[Hashable, int] = {}
+        self._wanted: dict[Hashable, Wanted] = {}
+        self._reserved_more: dict[Hashable, int] = {}
+        self._after: dict[Saved, Saved] = {}
+        self._previous: Saved = ()
+        self._optimizer_steps: dict[Hashable, int] = {}
+
+    def question(self, path: str | None, module: str | None, arguments: Sequence[str], *, alongside: bool) -> Question:
+        """Whether a script fits into the budget with the means of this run: Note: [Beforehand] in check_beforehand.py.
+
+        Args:
+            path: of the script; None where it is a module.
+            module: its dotted name.
+            arguments: its words.
+            alongside: whether the training goes on meanwhile.
+
+        Raises:
+            UsageError: there is no such check for what this run is to do.
+        """
+        asked = self._asked
+        unknown = {
+            "RAM as the device": self.machine.allocator == "exact",
+            "a plan": self._given is not None,
+            "include or exclude": bool(asked.include or asked.exclude),
+            "managed memory": bool(asked.managed_bytes),
+        }
+        if found := [what for what, is_so in unknown.items() if is_so]:
+            raise UsageError(
+                f"run: given {found[0]} and --check; allowed is a CUDA device with torch's own allocator and a plan "
+                f"that the run makes of all modules; leave --check out: a budget that is too small is then refused "
+                "after two steps"
+            )
+        return Question(
+            path=path,
+            module=module,
+            arguments=tuple(arguments),
+            budget_bytes=self.budget_bytes,
+            allow=means_of(asked),
+            min_size_bytes=asked.min_size_bytes,
+            follows=asked.follows,
+            planner=asked.planner,
+            options=asked.options,
+            alongside=alongside,
+        )
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the steps of optimizers are carried out in parts in observed steps, so that states may move."""
+        return "state" in self._asked.allow
+
+    @property
+    def gradients(self) -> bool:
+        """Whether gradients leave in observed steps, so that plans, or the one that is given, may move them."""
+        return self._asked.gradients or (self._given is not None and self.in_parts)
+
+    def expected(self, key: Hashable) -> Known | None:
+        """What a step of this signature will most likely be; None: observe it.
+
+        Raises:
+            Infeasible: no plan meets the budget, as was found out beside the training.
+        """
+        self._beside.arrived(key)
+        known = self._known.get(key)
+        if key in self._wanted and (not known or self._observations[key] < MAX_OBSERVATIONS):
+            return None
+        if not known:
+            return self._nearby.of(key)
+        next_saved = self._after.get(self._previous)
+        return next((kind for kind in known if kind.schedule.saved == next_saved), known[-1])
+
+    def plans_beside(self, key: Hashable) -> bool:
+        """Whether a plan for steps of this signature is being made: there is nothing to be learnt from one."""
+        return self._beside.under_way(key)
+
+    def only(self, key: Hashable) -> bool:
+        """Whether all steps of this signature were of one kind so far."""
+        return len(self._known.get(key, ())) == 1 and key not in self._wanted
+
+    def ended(self, key: Hashable, was: Known | None, saved: Saved) -> Known | None:
+        """A step has ended: of what kind it was, now that all it saved is known; None where it was of no known kind.
+
+        Args:
+            key: its signature.
+            was: what it was taken for, None where it was observed.
+            saved: all it saved.
+        """
+        self._after[self._previous] = saved
+        self._previous = saved
+        if was is None or was.was(saved):
+            return was
+        found = next((kind for kind in self._known.get(key, []) if kind.schedule.saved == saved), None)
+        if found is None:
+            self._wanted[key] = Wanted(saved, whole=True)
+        return found
+
+    def other(self, key: Hashable, saved: Saved) -> Known | None:
+        """Another kind of this signature that has begun like this."""
+        return next((known for known in reversed(self._known.get(key, [])) if known.agrees(saved)), None)
+
+    def surprised(self, key: Hashable, saved: Saved) -> None:
+        """A step of this signature began like this and was of no known kind: observe until one of its kind was."""
+        self._wanted[key] = Wanted(saved, whole=False)
+
+    def held_more(self, key: Hashable, known: Known | None, saved: Saved) -> None:
+        """A step has held more than the budget allows: one that followed another kind's plan gets its own."""
+        if known is not None and known.shared:
+            self._wanted[key] = Wanted(saved, whole=True)
+
+    def reserved_more(self, key: Hashable, known: Known, more_bytes: int) -> None:
+        """A settled step left so much more reserved than the budget: plan again, for less by what was not played.
+
+        Storages that stay lie where the steps before the plan put them: the free space around them differs from the
+        simulated one.
+        """
+        tried = self._reserved_more.get(key, 0)
+        is_ours = self._given is None and known.rebuilder is None and not (known.shared or known.chosen)
+        if not is_ours or tried == MOST_CORRECTIONS or self._beside.under_way(key):
+            return
+        self._reserved_more[key] = tried + 1
+        less = Amount(size_bytes=max(1, known.course.peak_bytes - more_bytes))
+        trace, machine = known.trace, self.machine
+
+        def work() -> Known | None:
+            with suppress(Infeasible, InvalidPlan):
+                course = self._swaps(trace, machine, budget=replace(self._budget, device=less))
+                return replace(known_of(trace, course, machine, self.budget_bytes), refined=True)
+            return None
+
+        self._beside.make(key, work, lambda made: self._follows(key, made()))
+
+    def optimizer_steps(self, key: Hashable) -> int:
+        """How many optimizers step in a step of this signature, 1 until one has been seen."""
+        return self._optimizer_steps.get(key, 1)
+
+    def optimizers_stepped(self, key: Hashable, count: int) -> bool:
+        """So many did; whether a recording that ended with the expected one has all of the step."""
+        whole = count <= self.optimizer_steps(key)
+        self._optimizer_steps[key] = max(count, 1)
+        return whole
+
+    def observed(self, key: Hashable, recording: Recording, *, first: bool) -> Known | None:
+        """Learn from a step that was swapped whole.
+
+        Args:
+            key: its signature.
+            recording: what was recorded of it.
+            first: it was the first step of the training (see steady.py).
+
+        Returns:
+            What to do from now on; None where that can only be told after another observation.
+
+        Raises:
+            Infeasible: no plan meets the budget.
+            InvalidPlan: the given plan is not for this step.
+        """
+        assembly = Assembly(recording, self._tier)
+        trace = assembly.trace()
+        held = steady(trace) if first else trace  # its memory is rounded up
+        self._recorded(key, recording, assembly.peak_allocated_bytes(), held)
+        if self._given is not None and self._given.plan.recomputes:
+            if not first:  # which may make states, or weights
+                self._unmet[key] = trace
+            return None
+        trace, machine = self.layers.offered(held), self.machine
+
+        def planned(found: Callable[[], Known | None]) -> Known | None:
+            known = found()
+            if known is None:
+                if not first:
+                    self._unmet[key] = trace
+                return None
+            sure = known.course.peak_bytes < SURE_SHARE * self.budget_bytes and not known.plan.swaps
+            known.refined = sure and not self.layers.wanted
+            self._learnt(key, known)
+            return known
+
+        work = partial(self._planned, key, trace, machine, assembly.clear, again=first)
+        return self._beside.make(key, work, planned)
+
+    def _recorded(self, key: Hashable, recording: Recording, held_bytes: int, trace: Trace) -> None:
+        """Learn from an observed step what is no plan."""
+        self._asked = self._asked.among(live_modules)
+        self._recomputing.recorded(recording.compiled, self._given and self._given.plan)
+        self._compiled_backward.recorded(recording.compiled_backward)
+        self.machine = with_rates_of(self.machine, recording.happenings)
+        self.kinds.recorded(key, held_bytes, keeping_bytes(trace, self.machine))
+        self._observations[key] = self._observations.get(key, 0) + 1
+
+    def _planned(
+        self, key: Hashable, trace: Trace, machine: Machine, clear: Collection[int], *, again: bool
+    ) -> Known | None:
+        """What to do after an observed step; None where that can only be told after another one, `again`."""
+        try:
+            return self._plan(trace, machine, clear)
+        except (Infeasible, InvalidPlan) as problem:
+            if self._given is None and self._recomputing.would_help(trace, machine, None):
+                return None
+            why = self._verdicts.refused(key, problem) if isinstance(problem, Infeasible) else problem
+            known = self._exploring(key, trace, machine)
+            if known is None and not again:
+                raise self._helped(why, trace, machine) from None
+            return known
+
+    def _helped(self, why: Infeasible | InvalidPlan, trace: Trace, machine: Machine) -> Infeasible | InvalidPlan:
+        """With the means that would help, where there are some."""
+        if isinstance(why, InvalidPlan) or self._given is not None:
+            return why
+        return with_means(why, trace, machine, self._budget, self._asked)
+
+    def _exploring(self, key: Hashable, trace: Trace, machine: Machine) -> Known | None:
+        """What the next step is to do where no plan for the observed one meets the budget; None where it did so."""
+        course = exploring(trace, machine, self._budget, self._asked) if self._given is None else None
+        unmet = [other for other in self._explored if other not in self._met]
+        if course is None or key in self._explored or len(unmet) >= MAX_EXPLORED:
+            return None
+        self._explored.add(key)
+        return replace(known_of(trace, course, machine, self.budget_bytes), in_parts=bool(trace.parts))
+
+    def _learnt(self, key: Hashable, known: Known) -> None:
+        """Put what was learnt in the place of what was known of the same kind."""
+        kinds = [kind for kind in self._known.get(key, []) if kind.schedule.saved != known.schedule.saved]
+        self._known[key] = [*kinds, known]
+        self.kinds.of(key).planned_peak_bytes = known.course.peak_bytes
+        self._nearby.learnt(key)
+        wanted = self._wanted.get(key)
+        if wanted is not None and wanted.found(known):
+            del self._wanted[key]
+
+    def ran(self, key: Hashable, known: Known, recording: Recording) -> tuple[Known, Timeline]:
+        """Learn from a step that ran under a plan: a steady one, with the durations it has there.
+
+        Args:
+            key: its signature.
+            known: what it was taken for.
+            recording: what was recorded of it.
+
+        Returns:
+            What to do from now on, and the measured timeline of the step.
+
+        Raises:
+            Infeasible: no plan meets the budget, and neither does the one that the step ran under.
+        """
+        self._asked = self._asked.among(live_modules)
+        assembly = Assembly(recording, self._tier)
+        self._recomputing.recorded(recording.compiled, self._given and self._given.plan)
+        self._compiled_backward.recorded(recording.compiled_backward)
+        line = assembly.timeline(known.trace.id, self.machine.outside_bytes)
+        self.kinds.recorded(key, line.peak_allocated_bytes, 0)
+        if known.refined and (known.plan.swaps or known.plan.recomputes or known.plan.algorithms):
+            return known, line
+        self.machine = with_rates_of(self.machine, recording.happenings)
+        trace = with_idle_of(assembly.trace(), known.trace)
+        self.kinds.of(key).keep_all_bytes = keeping_bytes(trace or assembly.trace(), self.machine)
+        was_refined, known.refined = known.refined, True
+        if trace is None and not was_refined:
+            self.surprised(key, known.schedule.saved)
+            return known, line
+        if not self._beside.under_way(key):
+            # where nothing moves, from where on a storage is idle does not matter
+            known = self._better(key, known, trace, self.layers.offered(trace or assembly.trace()), assembly.clear)
+        return known, line
+
+    def _better(self, key: Hashable, known: Known, alike: Trace | None, trace: Trace, clear: Collection[int]) -> Known:
+        """Plan again, for a steady step; what to do until that is made."""
+        machine = self.machine
+
+        def work() -> Known:
+            try:
+                better = self._plan(trace, machine, clear)
+            except Infeasible as problem:
+                if other := self._instead(key, known, alike, machine, clear):
+                    return other
+                raise self._helped(self._verdicts.refused(key, problem), trace, machine) from None
+            better.refined = True
+            self._met.add(key)
+            better.wants_calls = self._given is None and self._recomputing.would_help(trace, machine, better.course)
+            return better
+
+        def planned(found: Callable[[], Known]) -> Known:
+            try:
+                better = found()
+            except InvalidPlan:
+                return known
+            if better is not known:
+                self._learnt(key, better)
+            return better
+
+        return self._beside.make(key, work, planned) or known
+
+    def _instead(
+        self, key: Hashable, known: Known, alike: Trace | None, machine: Machine, clear: Collection[int]
+    ) -> Known | None:
+        """Where no new plan meets the budget: follow the old one, observe or explore; None where that does not help."""
+        if alike is None:
+            return known
+        allowed_bytes = self.budget_bytes + self._asked.min_size_bytes  # collected losses are no reason to end it
+        course = course_of_moved(alike, machine, known.plan, allowed_bytes, clear)
+        if course is None and self.in_parts and not alike.parts and key not in self._explored:  # states could help
+            self._wanted[key] = Wanted(known.schedule.saved, whole=True)
+            return known
+        if course is None:
+            return self._exploring(key, alike, machine)
+        return known if known.rebuilder else replace(known_of(alike, course, machine, self.budget_bytes), refined=True)
+
+    def wants_calls(self, key: Hashable, known: Known | None) -> bool:
+        """Whether a step of this signature, taken for this, should record its calls."""
+        return known.wants_calls if known is not None else key in self._unmet
+
+    def called(self, key: Hashable, known: Known | None, calls: Calls) -> Known | None:
+        """Learn from the calls of a step.
+
+        Args:
+            key: its signature.
+            known: what it was; None where it was observed, as no plan with swaps alone meets the budget.
+            calls: what it called.
+
+        Returns:
+            What to do from now on.
+
+        Raises:
+            Infeasible: no plan meets the budget.
+        """
+        trace, machine = known.trace if known is not None else self._unmet.pop(key), self.machine
+        if known is not None:
+            known.wants_calls = False
+
+        def work() -> Planned | None:
+            found = self._recomputes(trace, machine, calls)
+            if found is None and known is None:
+                self._swaps(trace, machine)  # says why not
+            return found
+
+        return self._beside.make(key, work, lambda made: self._follows(key, made())) or known
+
+    def _follows(self, key: Hashable, found: Planned | Known | None) -> Known | None:
+        """Put what was planned again in the place of what was known of its kind."""
+        known = self._recomputing.carried_out(found) if isinstance(found, Planned) else found
+        if known is not None:
+            self._learnt(key, known)
+        return known
+
+    def proven(self, key: Hashable, known: Known, wrong: set[int]) -> Known:
+        """A step that proves its recomputes has ended.
+
+        Args:
+            key: its signature.
+            known: what it was.
+            wrong: saves that were not rebuilt with the same bits.
+        """
+        self._recomputing.ban(wrong)
+        if self._beside.under_way(key):  # until that plan is made, all that is dropped lies below too
+            return known
+        if not wrong:
+            known.proofs -= 1
+            return known
+        again = partial(self._again, known, self.layers.offered(known.trace))
+        return self._beside.make(key, again, lambda made: self._follows(key, made())) or known
+
+    def no_recomputes(self) -> None:
+        """Plan all kinds of steps without recomputes from now on."""
+        self._recomputing.stop()
+        for kinds in self._known.values():
+            for known in [each for each in kinds if each.rebuilder is not None]:
+                kinds.remove(known)
+                with suppress(Infeasible):  # raised where the next step was observed
+                    kinds.append(self._without(self.layers.offered(known.trace)))
+
+    def _again(self, known: Known, offered: Trace) -> Planned | Known:
+        """Plan a kind of step again, with the recomputes that are still allowed."""
+        planned = None if known.calls is None else self._recomputes(known.trace, known.machine, known.calls)
+        return planned or self._without(offered)
+
+    def _recomputes(self, trace: Trace, machine: Machine, calls: Calls) -> Planned | None:
+        """A plan with recomputes, or the given one with those that can be carried out; None where none helps."""
+        if self._given is not None:
+            return self._recomputing.following(trace, machine, calls, self._given.on(trace))
+        return self._recomputing.planned(trace, machine, calls) if self._recomputing.allowed else None
+
+    def _without(self, trace: Trace) -> Known:
+        """Plan a kind of step again, without recomputes."""
+        return replace(self._plan(trace, self.machine), refined=True)
+
+    def _plan(self, trace: Trace, machine: Machine, clear: Collection[int] = ()) -> Known:
+        if self._given is None:
+            course = self._swaps(trace, machine, clear)
+        else:
+            made = self._given.on(trace)
+            check(trace, made, machine)
+            course = course_of(trace, machine, made, self.budget_bytes, clear)
+            self._given.holds(course.peak_bytes, self.budget_bytes)
+        return known_of(trace, course, machine, self.budget_bytes)
+
+    def _swaps(
+        self, trace: Trace, machine: Machine, clear: Collection[int] = (), budget: Budget | None = None
+    ) -> Course:
+        """A plan without recomputes; for the budget of the run if no other is given."""
+        asked = without(self._asked, "recompute")
+        asked = asked if trace.parts else without(asked, "state")
+        with self._compiled_backward.named():
+            return course_within(trace, machine, budget or self._budget, asked, clear=clear)
+
+    def close(self) -> None:
+        """No plan is made any more."""
+        self._beside.close()

@@ -1,0 +1,129 @@
+"""Which means that were not allowed would lower the least budget, as planned for the trace of a refused step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import final
+
+from elbowroom.errors import Infeasible
+from elbowroom.machine import Machine
+from elbowroom.planners import Means
+from elbowroom.planners.budget.run_budget import course_within, least_allocated
+from elbowroom.planners.request import PlanRequest
+from elbowroom.run.options import MeansOfRuns
+from elbowroom.step.idle_windows import accumulates
+from elbowroom.step.last_step import last_step
+from elbowroom.trace import Part, Trace
+from elbowroom.units import Amount, Budget, format_bytes
+
+LOOKED_AT: tuple[MeansOfRuns, ...] = ("swap", "recompute", "state", "gradient")
+"""Means that change no number."""
+WORTH = 50
+"""A means is named if it lowers the least budget by one part in this many."""
+PATIENCE_S = 20.0
+"""A training that has ended waits so long for these plans, and for the last one of them."""
+
+
+def with_means(problem: Infeasible, trace: Trace, machine: Machine, budget: Budget, asked: PlanRequest) -> Infeasible:
+    """An error that says which other means lower its least, and to what; itself where none does, or not in time.
+
+    Args:
+        problem: the refusal.
+        trace: of the step; optimizer states can be looked at where it has parts for them.
+        machine: where.
+        budget: of the tiers.
+        asked: knobs of the plans.
+    """
+    found = list(_lower(_Question(with_accumulations(trace), machine, budget, asked), problem.least_feasible_bytes))
+    if not found:
+        return problem
+    return Infeasible(
+        f"{problem} Other means lower the least (--allow, or allow= of within): {'; '.join(found)}.",
+        budget_bytes=problem.budget_bytes,
+        least_feasible_bytes=problem.least_feasible_bytes,
+        counts_reserved=problem.counts_reserved,
+    )
+
+
+def _lower(question: _Question, least_bytes: int) -> Iterator[str]:
+    """Per means that helps: the words of --allow, and the least with them."""
+    until_s, given = time.monotonic() + PATIENCE_S, means_of(question.asked)
+    allocated_bytes = question.allocated(given)
+    others: list[MeansOfRuns] = [each for each in LOOKED_AT if each not in given]
+    for means in others:
+        wanted: tuple[MeansOfRuns, ...] = tuple(each for each in LOOKED_AT if each in given or each == means)
+        if time.monotonic() > until_s or not question.shows(means):
+            continue
+        if _less(question.allocated(wanted), allocated_bytes) and _less(least := question.least(wanted), least_bytes):
+            yield f"with {','.join(wanted)} it is {format_bytes(least)} ({least} bytes)"
+
+
+def _less(one_bytes: int, other_bytes: int) -> bool:
+    return one_bytes < other_bytes - other_bytes // WORTH
+
+
+def means_of(asked: PlanRequest) -> tuple[MeansOfRuns, ...]:
+    """What a run may do, as it is asked for."""
+    gradients: tuple[MeansOfRuns, ...] = ("gradient",) if asked.gradients else ()
+    return (*asked.allow, *gradients)
+
+
+def restricted(trace: Trace, means: Collection[str]) -> Trace:
+    """A trace in which a run has control only around what it may move."""
+    wanted = {True: "gradient" in means, False: "state" in means}
+    return replace(trace, parts=tuple(part for part in trace.parts if wanted[accumulates(trace, part)]))
+
+
+def with_accumulations(trace: Trace) -> Trace:
+    """A trace of a run that moved no gradients, with the places at which it could have; as it is without parts."""
+    if not trace.parts or any(accumulates(trace, part) for part in trace.parts):
+        return trace
+    parts = sorted([*trace.parts, *_accumulations(trace)], key=lambda part: (part.first_op, part.end_op))
+    return replace(trace, parts=tuple(parts))
+
+
+def _accumulations(trace: Trace) -> Iterator[Part]:
+    """Directly after the op of the last step's backward that makes it, a gradient is written."""
+    first_op = last_step(trace).first_op
+    for op, storage, size_bytes in trace.events:
+        is_gradient = size_bytes > 0 and trace.storages[storage].category == "gradient"
+        if is_gradient and op >= first_op and trace.ops[op].phase == "backward":
+            yield Part(first_op=op + 1, end_op=op + 1, storages=(storage,))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A step that was refused, to be planned with other means."""
+
+    trace: Trace
+    machine: Machine
+    budget: Budget
+    asked: PlanRequest
+
+    def shows(self, means: MeansOfRuns) -> bool:
+        """Whether the trace says where a run would have control."""
+        if means not in ("state", "gradient"):
+            return True
+        return any(accumulates(self.trace, part) is (means == "gradient") for part in self.trace.parts)
+
+    def allocated(self, means: Collection[MeansOfRuns]) -> int:
+        """The least allocated bytes with these means."""
+        within = replace(self.budget, device=Amount(size_bytes=1))
+        return least_allocated(restricted(self.trace, means), self.machine, within, self._asked(means))
+
+    def least(self, means: Collection[MeansOfRuns]) -> int:
+        """The least budget that plans with these means meet."""
+        shown, within = restricted(self.trace, means), replace(self.budget, device=Amount(size_bytes=1))
+        try:
+            course_within(shown, self.machine, within, self._asked(means), clear=range(len(shown.ops) + 1))
+        except Infeasible as problem:
+            return problem.least_feasible_bytes
+        return 1
+
+    def _asked(self, means: Collection[MeansOfRuns]) -> PlanRequest:
+        plain: list[Means] = ["state" if each == "gradient" else each for each in means]
+        allow = tuple(dict.fromkeys(plain))
+        return replace(self.asked, allow=allow, gradients="gradient" in means)

@@ -1,0 +1,177 @@
+"""Opening a room: budgets resolved on this computer, the spill file made, the hooks installed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import torch
+
+from elbowroom.capture.recorder import live_ram_bytes
+from elbowroom.engine.cuda_device import CudaResidence, cuda_machine, free_device_bytes, past_the_host, tiers_below
+from elbowroom.engine.executor import Executor
+from elbowroom.engine.residence import RamResidence, slack_bytes
+from elbowroom.engine.tiers.disk import DiskTier
+from elbowroom.engine.tiers.gds import DirectTier
+from elbowroom.engine.tiers.managed import managed_memory
+from elbowroom.errors import UsageError
+from elbowroom.hardware import ram
+from elbowroom.machine import Machine
+from elbowroom.planners.budget.budgets import held_to, lower_bytes
+from elbowroom.planners.request import PlanRequest
+from elbowroom.run.given_plan import Given
+from elbowroom.run.layer_algorithms import LayerChoices
+from elbowroom.run.learner import Learner
+from elbowroom.run.recompute.controller import Recomputing
+from elbowroom.run.room import Room
+from elbowroom.units import Amount, Budget, parse_budget
+
+PLENTY_BYTES = 1 << 30
+"""RAM beside the budget from which on freed blocks stay with the process for a while."""
+
+_open: list[Room] = []
+
+
+@contextmanager
+def opened(
+    budget: str | int | None,
+    given: Given | None,
+    spill_dir: str | os.PathLike[str] | None,
+    device: str | torch.device | None,
+    asked: PlanRequest,
+    *,
+    measure: bool,
+) -> Iterator[Room]:
+    """See `elbowroom.within`."""
+    with ExitStack() as around:
+        room = _opened(budget, given, spill_dir, device, asked, around)
+        if measure:
+            room.measure_next_step()
+        _open.append(room)
+        error: BaseException | None = None
+        try:
+            yield room
+        except BaseException as found:
+            error = found
+            raise
+        finally:
+            _open.remove(room)
+            lost = room.loss() if error is None or isinstance(error, Exception) else None
+            room.close(failed=error is not None or lost is not None)
+            if lost is not None:
+                raise lost from error
+
+
+def _opened(
+    budget: str | int | None,
+    given: Given | None,
+    spill_dir: str | os.PathLike[str] | None,
+    device: str | torch.device | None,
+    asked: PlanRequest,
+    around: ExitStack,
+) -> Room:
+    where = _device_of(device)
+    if _open:
+        raise _inside_another(where, _open[0].device)
+    amounts = parse_budget("auto" if budget is None else budget)
+    if given is not None and budget is None:
+        amounts = replace(amounts, device=Amount(size_bytes=given.plan.budget_bytes))
+    directory = None if spill_dir is None else os.fspath(spill_dir)
+    if where.type == "cuda":
+        executor, machine, resolved = _above_host(where, amounts, directory, asked)
+        budget_bytes = resolved.device.size_bytes or 0
+        around.enter_context(managed_memory(where, budget_bytes, asked.managed_bytes))
+    else:
+        _refuse_of_cuda(asked)
+        executor, machine, resolved = _above_disk(where, amounts, directory)
+    asked = asked.with_budget(given.plan.budget_bytes if given is not None else resolved.device.size_bytes or 0)
+    recomputing = Recomputing(executor, resolved, asked)
+    layers = LayerChoices(wanted="algorithm" in asked.allow or (given is not None and bool(given.plan.algorithms)))
+    learner = Learner(machine, resolved, asked, executor.tier.name, given, recomputing, layers)
+    room = Room(executor, learner, asked.min_size_bytes)
+    room.open()
+    return room
+
+
+def _inside_another(inner: torch.device, outer: torch.device) -> UsageError:
+    if inner == outer:
+        why = "as both would move the same storages; leave the first one, or put one `within` around everything"
+    else:
+        why = (
+            "as it carries out the steps of all optimizers, whatever device their parameters are on; give the one room "
+            "the device that is short of memory (what is on others stays there), or train on each in its own process"
+        )
+    return UsageError(
+        f"within: given a room for {inner} inside another one for {outer}; allowed is one at a time in a process, {why}"
+    )
+
+
+def _device_of(device: str | torch.device | None) -> torch.device:
+    """The device that storages are to leave, with its index where it is a GPU."""
+    has_cuda = torch.cuda.is_available()
+    try:
+        found = torch.device(device if device is not None else "cuda" if has_cuda else "cpu")
+    except (RuntimeError, TypeError):
+        found = None
+    count = torch.cuda.device_count() if has_cuda else 0
+    is_there = found is not None and (found.type == "cpu" or (found.type == "cuda" and (found.index or 0) < count))
+    if found is None or not is_there:
+        names = ", ".join(repr(f"cuda:{i}") for i in range(count))
+        allowed = f"'cpu' and {names}" if has_cuda else "'cpu', as torch sees no CUDA device"
+        raise UsageError(f"within: given device={str(device)!r}; allowed are {allowed}; take one")
+    if found.type == "cuda" and found.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return found
+
+
+Opened = tuple[Executor, Machine, Budget]
+"""What moves storages, the machine it does so on, and the budgets with the device's in bytes."""
+
+
+def _refuse_of_cuda(asked: PlanRequest) -> None:
+    """Raise UsageError where something is asked for that RAM as the device has not."""
+    for knob, given in (("gds", asked.gds), ("managed", asked.managed_bytes)):
+        if given:
+            raise UsageError(
+                f"within: given {knob}={given} and RAM as the device; allowed is a CUDA device, whose storages go past "
+                f"the host (gds) or lie on it (managed); leave {knob} out"
+            )
+
+
+def _above_disk(device: torch.device, amounts: Budget, directory: str | None) -> Opened:
+    """RAM is the device, the disk below it."""
+    machine = Machine.here(spill_dir=directory, device="cpu")
+    live_bytes = live_ram_bytes()
+    device_bytes, disk_bytes = (tier.capacity_bytes for tier in machine.tiers)
+    budget_bytes = amounts.device.resolve(device_bytes, ram.free_bytes() + live_bytes)
+    residence = _residence(budget_bytes, live_bytes)
+    outside_bytes = residence.measure(lambda: live_bytes)
+    tier = DiskTier(directory, None if amounts.disk.is_auto else amounts.disk.resolve(disk_bytes, disk_bytes))
+    resolved = Budget(device=Amount(size_bytes=budget_bytes))
+    return Executor(tier, residence, device), replace(machine, outside_bytes=outside_bytes), resolved
+
+
+def _above_host(device: torch.device, amounts: Budget, directory: str | None, asked: PlanRequest) -> Opened:
+    """A CUDA device above host memory."""
+    machine = cuda_machine(device, directory)
+    budget_bytes = amounts.device.resolve(machine.tiers[0].capacity_bytes, free_device_bytes(device))
+    residence = CudaResidence(device, has_limit=bool(asked.managed_bytes))
+    outside_bytes = residence.measure(live_ram_bytes)
+    tier = tiers_below(device, amounts, directory, machine.tiers[2].capacity_bytes, gds=asked.gds)
+    if isinstance(tier, DirectTier):
+        machine = past_the_host(machine)
+    host, pinned = Amount(size_bytes=tier.budget_bytes), Amount(size_bytes=tier.pinned_budget_bytes)
+    resolved = Budget(device=Amount(size_bytes=budget_bytes), host=host, pinned=pinned, disk=amounts.disk)
+    held = held_to(replace(machine, outside_bytes=outside_bytes), lower_bytes(machine, resolved))
+    return Executor(tier, residence, device), held, resolved
+
+
+def _residence(budget_bytes: int, live_bytes: int) -> RamResidence:
+    """How freed memory goes back: at once where the process may hold little beside its budget."""
+    most_bytes = budget_bytes + slack_bytes(budget_bytes)
+    spare_bytes = ram.free_bytes() + live_bytes - most_bytes
+    if spare_bytes < max(PLENTY_BYTES, budget_bytes):
+        return RamResidence()
+    return RamResidence(most_bytes)

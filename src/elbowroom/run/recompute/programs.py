@@ -1,0 +1,246 @@
+"""Programs: the recipes of a plan as calls that can be made again, with the place from where each takes its bytes.
+
+Computes: for each recompute of a plan the recorded calls of its ops (calls.py), and for each tensor in their arguments
+whether its storage is made by a call before, is a saved storage of the step, or belongs to a parameter or buffer.
+Impossible are: ops that the recorded step did not call at that place, storages of which nothing is known (constants,
+inputs that autograd did not save), storages that Python filled and no call did, and random ops that no tick precedes at
+which their generator's state can be noted.
+
+Note: [Generator states]
+The runtime has control at ticks. The state that a random op drew from is that of any tick after the random op before
+it; where that op is in the recipe too and ran right before, the state follows by itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elbowroom.plan import Plan, Recompute
+from elbowroom.run.recompute.calls import Call, Calls, Group, Owner, Source, View, views_of
+from elbowroom.step.last_step import LastStep, op_label
+from elbowroom.step.recipes.tables import RANDOM, STATISTICS
+from elbowroom.torch_compat.core import schema_of
+from elbowroom.torch_compat.operators import UNFILLED
+
+BEGIN = -1
+"""In place of the n of a save: the begin of the step."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """One recompute.
+
+    Attributes:
+        index: its place in the plan.
+        label: its first op, in words.
+        ops: by call, the op of the trace that it is part of.
+        calls: what is called, in order.
+        dies: by call, the storages that are not needed after it.
+        makes: by n, the saved storages that it rebuilds.
+        entries: the saved storages that it reads.
+        owners: the parameters and buffers that it reads.
+        copied: running statistics, of which it gets copies.
+        states: by call, the save at whose tick its generator's state is noted, or BEGIN.
+        flags: settings under which all calls ran.
+    """
+
+    index: int
+    label: str
+    ops: tuple[int, ...]
+    calls: tuple[Call, ...]
+    dies: tuple[tuple[Source, ...], ...]
+    makes: Mapping[int, Source]
+    entries: frozenset[int]
+    owners: tuple[Owner, ...]
+    copied: frozenset[Source]
+    states: Mapping[int, int]
+    flags: tuple[Any, ...]
+
+
+class Impossible(Exception):
+    """Why a recompute cannot be carried out, as a clause."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matched:
+    """A recorded step beside the last step of its trace.
+
+    Attributes:
+        step: the last step.
+        calls: what was recorded.
+        group_of: by op, what was called there; only as far as both agree.
+        random: ops that draw random numbers, ascending.
+    """
+
+    step: LastStep
+    calls: Calls
+    group_of: Mapping[int, Group]
+    random: tuple[int, ...]
+
+
+def matched(step: LastStep, calls: Calls) -> Matched:
+    """Put the calls of a step beside the trace of its kind."""
+    ops = step.trace.ops
+    group_of: dict[int, Group] = {}
+    forward = (i for i in range(step.first_op, step.end_op) if ops[i].phase == "forward")
+    for i, group in zip(forward, calls.groups, strict=False):
+        if group.name != ops[i].name:
+            break
+        group_of[i] = group
+    drawn = (i for i in range(step.first_op, step.end_op) if _draws(ops[i].name, group_of.get(i)))
+    return Matched(step, calls, group_of, tuple(drawn))
+
+
+def _draws(name: str, group: Group | None) -> bool:
+    return name in RANDOM or (group is not None and any(call.name in RANDOM for call in group.calls))
+
+
+def why_impossible(found: Matched, recompute: Recompute) -> str | None:
+    """Why a recompute cannot be carried out; None where it can."""
+    try:
+        program_of(found, recompute, 0)
+    except Impossible as problem:
+        return str(problem)
+    return None
+
+
+def programs_of(found: Matched, plan: Plan) -> tuple[Program, ...]:
+    """The programs of a plan's recomputes. Raises Impossible."""
+    return tuple(program_of(found, recompute, index) for index, recompute in enumerate(plan.recomputes))
+
+
+def program_of(found: Matched, recompute: Recompute, index: int) -> Program:
+    """The program of one recompute. Raises Impossible."""
+    groups = [found.group_of.get(i) for i in recompute.recipe]
+    missing = [i for i, group in zip(recompute.recipe, groups, strict=True) if group is None]
+    if missing:
+        raise Impossible(f"{op_label(found.step.trace, missing[0])} was not called there in the recorded step")
+    pairs = [(i, c) for i, g in zip(recompute.recipe, groups, strict=True) if g is not None for c in g.calls]
+    calls = [call for _, call in pairs]
+    for i, call in pairs:
+        if call.unfit:
+            raise Impossible(f"{op_label(found.step.trace, i)} {call.unfit}")
+    if any(call.flags != calls[0].flags for call in calls):
+        raise Impossible("its ops ran under different settings")
+    makes = _made(found, recompute, calls)
+    check_filled(calls, set(makes.values()))
+    inputs, copied = _inputs(calls)
+    return Program(
+        index=index,
+        label=op_label(found.step.trace, recompute.recipe[0]),
+        ops=tuple(i for i, _ in pairs),
+        calls=tuple(calls),
+        dies=_dying(calls, set(makes.values())),
+        makes=makes,
+        entries=frozenset(source.saved for source in inputs if source.saved is not None),
+        owners=tuple(source.owner for source in inputs if source.saved is None and source.owner is not None),
+        copied=frozenset(copied),
+        states=_states(found, recompute, pairs),
+        flags=calls[0].flags,
+    )
+
+
+def _made(found: Matched, recompute: Recompute, calls: Sequence[Call]) -> dict[int, Source]:
+    """By n, what the calls make of the storages that are dropped."""
+    step, again = found.step, set(map(id, calls))
+    save_of = {save.storage: n for n, save in enumerate(step.saves)}
+    makes: dict[int, Source] = {}
+    for storage in recompute.storages:
+        n = save_of[storage]
+        source = found.calls.saved.get(n)
+        if source is None or source.maker is None or id(source.maker) not in again:
+            raise Impossible(f"what made storage {storage} was not seen")
+        if source.size_bytes != step.storage_bytes[storage]:
+            raise Impossible(f"storage {storage} had {source.size_bytes} bytes in the recorded step")
+        makes[n] = source
+    return makes
+
+
+def check_filled(calls: Sequence[Call], needed: set[Source]) -> None:
+    """All that is read was written by a call: not by Python, as where a tensor is made of a list. Raises Impossible."""
+    unfilled: set[Source] = set()
+    for call in calls:
+        written = {view.source for view in _written(call)}
+        unfilled -= written
+        if any(view.source in unfilled for view in call.used()):
+            raise Impossible(f"{call.name} reads what no call has written")
+        if call.name.removeprefix("aten.") in UNFILLED:
+            unfilled.update(call.results.values())
+    if unfilled & needed:
+        raise Impossible("it makes what no call has written")
+
+
+def _written(call: Call) -> list[View]:
+    """Arguments that a call changes."""
+    arguments = schema_of(call.op).arguments
+    given = dict(zip((argument.name for argument in arguments), call.args, strict=False)) | call.kwargs
+    changed = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return list(views_of([given.get(name) for name in changed]))
+
+
+def _inputs(calls: Sequence[Call]) -> tuple[list[Source], list[Source]]:
+    """What the calls read and do not make, and the running statistics among it. Raises Impossible."""
+    made: set[Source] = set()
+    inputs: dict[Source, None] = {}
+    copied: dict[Source, None] = {}
+    for call in calls:
+        statistics = {view.source for view in _statistics(call)}
+        for view in call.used():
+            if view.source in statistics:
+                copied[view.source] = None
+            elif view.source not in made:
+                inputs[view.source] = None
+        made.update(call.results.values())
+    for source in (*inputs, *copied):
+        if source.saved is None and source.owner is None:
+            raise Impossible(f"a storage of {source.size_bytes} bytes that it reads is not known")
+    return list(inputs), list(copied)
+
+
+def _statistics(call: Call) -> list[View]:
+    """Running statistics that a call updates; in evaluation it only reads them."""
+    if call.name not in STATISTICS:
+        return []
+    given = dict(zip((argument.name for argument in schema_of(call.op).arguments), call.args, strict=False))
+    given |= call.kwargs
+    if not given.get("training", given.get("train", True)):
+        return []
+    return list(views_of([given.get("running_mean"), given.get("running_var")]))
+
+
+def _dying(calls: Sequence[Call], stay: set[Source]) -> tuple[tuple[Source, ...], ...]:
+    """By call, what is made or read by then and not needed any more."""
+    last: dict[Source, int] = {}
+    for at, call in enumerate(calls):
+        used = [view.source for view in call.used()]
+        last.update((source, at) for source in (*used, *call.results.values()))
+    dies: list[list[Source]] = [[] for _ in calls]
+    for source, at in last.items():
+        if source not in stay:
+            dies[at].append(source)
+    return tuple(map(tuple, dies))
+
+
+def _states(found: Matched, recompute: Recompute, pairs: Sequence[tuple[int, Call]]) -> dict[int, int]:
+    """See Note: [Generator states]."""
+    first_call = {i: at for at, (i, _) in reversed(list(enumerate(pairs)))}
+    saved_at = [save.saved_at for save in found.step.saves]
+    states: dict[int, int] = {}
+    before: int | None = None
+    for i in recompute.recipe:
+        at = bisect_left(found.random, i)
+        if at == len(found.random) or found.random[at] != i:
+            continue
+        last = found.random[at - 1] if at else None
+        n = bisect_right(saved_at, i) - 1
+        if n >= 0 and (last is None or saved_at[n] > last):
+            states[first_call[i]] = n
+        elif last is None:
+            states[first_call[i]] = BEGIN
+        elif last != before:
+            raise Impossible(f"no tick comes between the random ops {last} and {i}")
+        before = i
+    return states

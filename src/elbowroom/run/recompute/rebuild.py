@@ -1,0 +1,327 @@
+"""Rebuilding: drops saved storages as a plan says, and runs its recipes when they are read back.
+
+Note: [Trust, but verify]
+A step may differ from its trace in ways that sizes and types do not show: a number that changes from step to step,
+another branch of the same shapes. So nothing is dropped where the autograd node of the saved tensor is another one,
+where settings changed, or where what a recipe reads cannot be reached. In the first steps every storage that is
+dropped is swapped out too, and what its recipe makes is compared with it in every bit; where they differ backward gets
+the original, and that storage is never dropped again. In later steps a sample of each is compared, and the parameters
+and buffers that a recipe read must not have been written since; all that is looked at before an optimizer steps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+
+from elbowroom.engine.entries import Entry, Happening, Remake
+from elbowroom.engine.executor import Executor
+from elbowroom.errors import RecomputeFailed
+from elbowroom.run.recompute.calls import flags_now, node_of
+from elbowroom.run.recompute.programs import BEGIN, Program
+from elbowroom.run.recompute.proofs import Checksums, Samples
+from elbowroom.run.recompute.replay_calls import Storages, generator_state, replay
+from elbowroom.torch_compat.core import version_of
+from elbowroom.torch_compat.op_calls import modes_on
+
+INSTEAD = "train with within(..., allow=('swap',)), which recomputes nothing"
+
+
+@final
+class Hold:
+    """Keeps what a recipe will read from being forgotten before it runs."""
+
+    __slots__ = ("entry", "executor", "storage")
+
+    def __init__(self, executor: Executor, entry: Entry) -> None:
+        executor.handle_made(entry)
+        self.executor = executor
+        self.entry = entry
+        self.storage = None if entry.leaves else entry.alive()
+
+    def __del__(self) -> None:
+        self.executor.handle_died(self.entry)
+
+
+@final
+class Run(Remake):
+    """One recipe in one step, from the first storage that it drops until it has run or nobody wants them any more.
+
+    Args:
+        program: what it does.
+        step: the step it belongs to.
+        versions: of the parameters and buffers that it reads.
+    """
+
+    def __init__(self, program: Program, step: StepRuns, versions: list[int]) -> None:
+        self.program = program
+        self.dropped: list[Entry] = []
+        self._step = step
+        self._versions = versions
+        self._holds: dict[int, Hold] = {}
+        self._done = False
+
+    def needs(self, entry: Entry) -> None:
+        """An entry that it reads was saved."""
+        self._holds[entry.n] = Hold(self._step.executor, entry)
+
+    def run(self) -> None:
+        """See Remake."""
+        with self._step.lock:
+            executor = self._step.executor
+            missing = [entry for entry in self.dropped if entry.handles and not executor.hold(entry)]
+            if missing and not self._done:
+                self._try(missing)
+            self._done = True
+            for entry in self.dropped:
+                entry.remake = None
+            self.dropped, self._holds = [], {}
+
+    def _try(self, missing: list[Entry]) -> None:
+        """Rebuild; where the step proves, what goes wrong is no error, as the bytes are on the tier below too."""
+        try:
+            self._rebuild(missing)
+        except Exception:
+            if not self._step.proving:
+                raise
+            self._step.wrong.update(entry.n for entry in missing)
+
+    def _rebuild(self, missing: list[Entry]) -> None:
+        made: Storages = {}
+        clock = _Clock(self._step.executor, self.program, missing[0])
+        tell = self._step.executor.observer.recomputes or _nobody
+        tell(True)
+        try:
+            self._check_owners()
+            replay(self.program, self._input, self._step.states, self._step.executor.device, made, clock.began)
+            clock.ended()
+            for entry in missing:
+                self._step.rebuilt(self.program, entry, made.pop(self.program.makes[entry.n]))
+        finally:
+            made.clear()  # a traceback would keep it all
+            tell(False)
+
+    def _check_owners(self) -> None:
+        found = [None if (tensor := owner()) is None else version_of(tensor) for owner in self.program.owners]
+        if found != self._versions:
+            raise RecomputeFailed(
+                f"recompute: {self.program.label} reads a parameter or buffer that was written or replaced between "
+                f"forward and backward; what it makes again would be another result; {INSTEAD}"
+            )
+
+    def _input(self, n: int) -> torch.UntypedStorage:
+        entry = self._step.entries[n] if n < len(self._step.entries) else None
+        if entry is None or (entry.alive() is None and entry.handles == 0):
+            raise RecomputeFailed(
+                f"recompute: {self.program.label} reads saved storage {n} of its step, which this step does not have; "
+                f"{INSTEAD}"
+            )
+        return self._step.executor.read(entry)
+
+
+def _nobody(_begins: bool) -> None:
+    """Is told where no recorder is on."""
+
+
+class _Clock:
+    """Tells the executor's observer of each call, with the op that it is part of."""
+
+    def __init__(self, executor: Executor, program: Program, entry: Entry) -> None:
+        self._executor = executor
+        self._program = program
+        self._entry = entry
+        self._begin_ns = self._first_ns = time.perf_counter_ns()
+        self._at: int | None = None
+
+    def began(self, at: int) -> None:
+        """A call begins, and so the one before has ended."""
+        self._tell()
+        self._at = at
+
+    def ended(self) -> None:
+        """The last call has ended."""
+        self._tell()
+        self._executor.counters.recompute_ns += self._begin_ns - self._first_ns
+
+    def _tell(self) -> None:
+        now_ns = time.perf_counter_ns()
+        if self._at is not None and self._executor.observer.moved:
+            op = self._program.ops[self._at]
+            self._executor.observer.moved(Happening("recompute", self._entry, self._begin_ns, now_ns, op=op))
+        self._begin_ns = now_ns
+
+
+@final
+class StepRuns:
+    """The recipes of one step.
+
+    Args:
+        executor: moves the storages.
+        entries: of the step, by n; grows.
+        proofs: by n, checksums of what was dropped and is away too; None where the step proves nothing.
+        samples: of the kind of step.
+        rows: by n, its row of the samples.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        entries: Sequence[Entry],
+        samples: Samples,
+        rows: Mapping[int, int],
+        *,
+        proving: bool,
+    ) -> None:
+        self.executor = executor
+        self.entries = entries
+        self.lock = threading.RLock()
+        self.states: dict[int, torch.Tensor] = {}
+        self.runs: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
+        self.wrong: set[int] = set()
+        self._proofs: dict[int, torch.Tensor] = {}
+        self._checksums = Checksums(executor.device) if proving else None
+        self._samples = samples
+        self._rows = rows
+
+    @property
+    def proving(self) -> bool:
+        """Whether what is dropped is away too."""
+        return self._checksums is not None
+
+    def noted(self, n: int) -> None:
+        """Note the generator's state at the tick of a save, or at the begin of the step."""
+        self.states[n] = generator_state(self.executor.device)
+
+    def drop(self, run: Run, entry: Entry, storage: torch.UntypedStorage) -> None:
+        """Let go of a storage that a recipe will rebuild."""
+        run.dropped.append(entry)
+        if self._checksums is None:
+            self._samples.take(self._rows[entry.n], storage)
+            self.executor.drop(entry, run)
+        else:
+            self._proofs[entry.n] = self._checksums.of(storage)
+            self.executor.swap_out(entry)
+            entry.remake = run
+
+    def rebuilt(self, program: Program, entry: Entry, storage: torch.UntypedStorage) -> None:
+        """A recipe has made a storage: take it, or where it is not what was dropped, take that."""
+        if storage.nbytes() != entry.size_bytes:
+            raise RecomputeFailed(
+                f"recompute: {program.label} made {storage.nbytes()} bytes again where {entry.size_bytes} were saved; "
+                f"{INSTEAD}"
+            )
+        if self._checksums is None:
+            self._samples.compare(self._rows[entry.n], storage)
+            self.executor.rebuilt(entry, storage)
+        elif torch.equal(self._proofs[entry.n], self._checksums.of(storage)):
+            self.executor.rebuilt(entry, storage)
+        else:
+            self.wrong.add(entry.n)
+
+
+@final
+class Rebuilder:
+    """Follows the recomputes of one plan, step after step.
+
+    Args:
+        executor: moves the storages.
+        programs: by index in the plan.
+        nodes: by n, the autograd node that its saved tensor must have.
+    """
+
+    def __init__(self, executor: Executor, programs: Sequence[Program], nodes: Mapping[int, str]) -> None:
+        self._executor = executor
+        self._programs = programs
+        self._nodes = nodes
+        self._program_of = {n: program for program in programs for n in program.makes}
+        self._rows = {n: row for row, n in enumerate(sorted(self._program_of))}
+        self._noted = {n for program in programs for n in program.states.values()}
+        self._readers: dict[int, list[int]] = {}
+        for program in programs:
+            for n in program.entries:
+                self._readers.setdefault(n, []).append(program.index)
+        self._samples = Samples(len(self._rows), executor.device)
+        self._step: StepRuns | None = None
+
+    def begin(self, entries: Sequence[Entry], *, proving: bool) -> None:
+        """A step begins."""
+        self._samples.begin()
+        self._step = StepRuns(self._executor, entries, self._samples, self._rows, proving=proving)
+        if BEGIN in self._noted:
+            self._step.noted(BEGIN)
+
+    @property
+    def dropped(self) -> frozenset[int]:
+        """The saves that are dropped."""
+        return frozenset(self._program_of)
+
+    def saved(self, entry: Entry, storage: torch.UntypedStorage, tensor: torch.Tensor) -> bool:
+        """An entry was saved: drop it where the plan says so; False where that would not be safe.
+
+        Raises:
+            TierFull: in a step that proves, the tier below has no room.
+        """
+        step, n = self._step, entry.n
+        assert step is not None, "a step has begun"
+        if n in self._noted:
+            step.noted(n)
+        program = self._program_of.get(n)
+        fine = program is None or self._drops(step, program, entry, storage, tensor)
+        for index in self._readers.get(n, ()):
+            if index in step.runs:
+                step.runs[index].needs(entry)
+        return fine
+
+    def _drops(
+        self, step: StepRuns, program: Program, entry: Entry, storage: torch.UntypedStorage, tensor: torch.Tensor
+    ) -> bool:
+        if node_of(tensor) != self._nodes[entry.n] or modes_on():
+            return False
+        run = step.runs.get(program.index) or self._new_run(step, program)
+        if run is None:
+            return False
+        step.drop(run, entry, storage)
+        return True
+
+    def _new_run(self, step: StepRuns, program: Program) -> Run | None:
+        """A recipe whose inputs are within reach and whose settings are those of now; else None."""
+        owners = [owner() for owner in program.owners]
+        versions = [version_of(owner) for owner in owners if owner is not None]
+        inputs = [step.entries[n] for n in sorted(program.entries) if n < len(step.entries)]
+        reachable = all(entry.alive() is not None or entry.handles for entry in inputs)
+        if len(versions) < len(owners) or not reachable or flags_now() != program.flags:
+            return None
+        run = step.runs[program.index] = Run(program, step, versions)
+        for entry in inputs:
+            run.needs(entry)
+        return run
+
+    def rebuild(self, index: int) -> None:
+        """Run a recipe, as the plan says, unless it has run."""
+        assert self._step is not None, "a step has begun"
+        run = self._step.runs.get(index)
+        if run is not None:
+            run.run()
+
+    def wrong(self) -> set[int]:
+        """The saves that their recipes did not rebuild in this step, and backward got from the tier below."""
+        return self._step.wrong if self._step is not None else set()
+
+    def verify(self) -> None:
+        """Compare the samples of this step. Raises RecomputeFailed where one differs."""
+        step = self._step
+        if step is None or step.proving:
+            return
+        rows = self._samples.differing()
+        if rows:
+            n = sorted(self._program_of)[rows[0]]
+            raise RecomputeFailed(
+                f"recompute: {self._program_of[n].label} did not give again what it gave in forward (saved storage {n} "
+                "of the step), so gradients are wrong, and no optimizer has stepped with them; the step does something "
+                f"that changes from step to step; {INSTEAD}"
+            )

@@ -1,0 +1,161 @@
+"""Replay: makes the calls of a program again, with the numbers that they gave the first time.
+
+The calls run as they did inside autograd's own kernels: without autograd, autocast and modes, under the same settings,
+with grad mode and `requires_grad` as they were, because kernels ask for these when they choose how to compute. Random
+ops draw from the generator states that were noted; the generator is left as it was found. What the calls made besides
+goes after its last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from elbowroom.engine.storages import tensors_of
+from elbowroom.run.recompute.calls import Source, View, flags_now
+from elbowroom.run.recompute.programs import Program
+from elbowroom.torch_compat.core import set_storage
+from elbowroom.torch_compat.op_calls import replaying
+
+Storages = dict[Source, torch.UntypedStorage]
+
+
+def replay(
+    program: Program,
+    entry: Callable[[int], torch.UntypedStorage],
+    states: Mapping[int, torch.Tensor],
+    device: torch.device,
+    made: Storages,
+    began: Callable[[int], None],
+) -> None:
+    """Make the calls of a program.
+
+    Args:
+        program: what is called.
+        entry: by n, the storage of a saved one, on the device.
+        states: by n, the generator states that were noted.
+        device: where.
+        made: filled; what the program rebuilds is in it in the end.
+        began: called with the number of each call before it is made.
+    """
+    with _as_recorded(program, device):
+        for at, call in enumerate(program.calls):
+            began(at)
+            if at in program.states:
+                set_generator_state(device, states[program.states[at]])
+            with torch.set_grad_enabled(call.with_grad):
+                given = (_Form if call.of_form else _Given)(program, entry, device, made)
+                result = call.op(*given.value(call.args), **given.named(call.kwargs))
+                for place, tensor in enumerate(tensors_of(result)):
+                    if place in call.results:
+                        made[call.results[place]] = tensor.untyped_storage()
+                del given, result
+            for source in program.dies[at]:
+                made.pop(source, None)
+
+
+class _Given:
+    """Arguments from what was recorded of them."""
+
+    def __init__(
+        self,
+        program: Program,
+        entry: Callable[[int], torch.UntypedStorage],
+        device: torch.device,
+        made: Storages,
+    ) -> None:
+        self._program = program
+        self._entry = entry
+        self.device = device
+        self._made = made
+
+    def named(self, kept: Mapping[str, Any]) -> dict[str, Any]:
+        """What to give for the recorded keyword arguments."""
+        return self.value(dict(kept))
+
+    def value(self, kept: Any) -> Any:
+        """What to give for one recorded argument."""
+        if isinstance(kept, View):
+            return self.tensor(kept)
+        if isinstance(kept, dict):
+            return {name: self.value(each) for name, each in kept.items()}  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(kept, (list, tuple)):
+            return type(kept)(self.value(each) for each in kept)  # pyright: ignore[reportUnknownVariableType]
+        return kept
+
+    def tensor(self, view: View) -> torch.Tensor:
+        """A tensor on the storage that the recorded one was on."""
+        tensor = torch.empty(0, dtype=view.dtype, device=self.device)
+        set_storage(tensor, self._storage(view.source), view.offset, view.shape, view.stride)
+        return tensor.requires_grad_() if view.requires_grad else tensor
+
+    def _storage(self, source: Source) -> torch.UntypedStorage:
+        found = self._made.get(source)
+        if found is None:
+            found = self._entry(source.saved) if source.saved is not None else _owned(source)
+            if source in self._program.copied:
+                found = self._made[source] = found.clone()
+        return found
+
+
+class _Form(_Given):
+    """Arguments of a call that reads none of their bytes: a storage that was dropped too need not come back for it."""
+
+    def named(self, kept: Mapping[str, Any]) -> dict[str, Any]:
+        """With the device, which its tensors do not tell."""
+        given = super().named(kept)
+        return given if given.get("device") is not None else {**given, "device": self.device}
+
+    def tensor(self, view: View) -> torch.Tensor:
+        """A tensor of its shape, strides and type, without bytes."""
+        return torch.empty_strided(view.shape, view.stride, dtype=view.dtype, device="meta")
+
+
+def _owned(source: Source) -> torch.UntypedStorage:
+    tensor = None if source.owner is None else source.owner()
+    assert tensor is not None, "the owners of a program are looked at before it runs"
+    return tensor.untyped_storage()
+
+
+def generator_state(device: torch.device) -> torch.Tensor:
+    """State of the default generator of a device."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def set_generator_state(device: torch.device, state: torch.Tensor) -> None:
+    """Put the default generator of a device into a state."""
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+@contextmanager
+def _as_recorded(program: Program, device: torch.device) -> Iterator[None]:
+    """Settings as they were; afterwards all is as it was found."""
+    with ExitStack() as stack:
+        if program.states:
+            stack.callback(set_generator_state, device, generator_state(device))
+        before = flags_now()
+        if before != program.flags:
+            stack.callback(_set_flags, before)
+            _set_flags(program.flags)
+        for context in replaying():
+            stack.enter_context(context)
+        yield
+
+
+def _set_flags(flags: tuple[Any, ...]) -> None:
+    """Put the settings that `flags_now` reads."""
+    precision, deterministic, of_cudnn, of_matmul, with_mkldnn, threads = flags
+    cudnn: Any = torch.backends.cudnn
+    matmul: Any = torch.backends.cuda.matmul
+    torch.set_float32_matmul_precision(precision)
+    torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+    cudnn.enabled, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = of_cudnn
+    matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = of_matmul
+    torch.backends.mkldnn.enabled = with_mkldnn  # pyright: ignore[reportAttributeAccessIssue]
+    torch.set_num_threads(threads)

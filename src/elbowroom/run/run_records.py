@@ -1,0 +1,151 @@
+"""What a run tells of itself while it goes on and afterwards."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Hashable
+
+from elbowroom.engine.executor import Executor
+from elbowroom.engine.lost_device import loss_of
+from elbowroom.errors import DeviceLost
+from elbowroom.machine import Machine
+from elbowroom.plan import Plan
+from elbowroom.planners.budget.run_budget import simulated
+from elbowroom.run import account as figures
+from elbowroom.run.account import StepFigures
+from elbowroom.run.kind_totals import Kinds, beyond
+from elbowroom.run.learner import Learner
+from elbowroom.run.step_kinds import Known
+from elbowroom.step.least_size import said
+from elbowroom.timeline import Timeline
+from elbowroom.trace import Trace
+from elbowroom.units import format_bytes
+
+STEPS_KEPT = 4096
+"""A long training would fill the memory with figures of its steps: the older ones go."""
+
+
+class Records:
+    """Trace, plan, timelines and figures of a run.
+
+    Attributes:
+        device: whose storages move.
+        budget_bytes: what the device tier may hold.
+        min_size_bytes: smaller storages stay there.
+        trace, plan: of the step that ran last, None before the first is planned.
+        measured: timeline of the last step that was recorded under its plan.
+        steps: figures of the steps that have ended, of a long training those of the last few thousand.
+        passed: how many large saved tensors of each subclass stayed on the device, as nothing says how to rebuild them,
+            and how many stayed on each other device.
+        beyond_bytes: by how much a CUDA device has held more than the budget where a step began, at most.
+    """
+
+    def __init__(self, executor: Executor, learner: Learner) -> None:
+        self.device = executor.device
+        self.budget_bytes = learner.budget_bytes
+        self.min_size_bytes = learner.min_size_bytes
+        self.measured: Timeline | None = None
+        self.steps: list[StepFigures] = []
+        self.passed: Counter[str] = Counter()
+        self._executor = executor
+        self._learner = learner
+        self._last: Known | None = None
+        self._measure_next = False
+        self._steps_ended = 0
+        self.beyond_bytes = 0
+        self._settled = self._told_of_beyond = False
+
+    def _keep(self, step: StepFigures, key: Hashable, followed: Known | None, *, settled: bool) -> None:
+        """A step of this signature has ended; `settled` is one that followed the last plan of its kind."""
+        self._settled = settled
+        self._learner.kinds.ended(key, followed)
+        self.steps.append(step)
+        self._steps_ended += 1
+        if len(self.steps) > 2 * STEPS_KEPT:
+            del self.steps[:STEPS_KEPT]
+
+    def _see_what_lies_there(self) -> None:
+        """A step begins: what came between may have had the device hold more than the budget."""
+        beyond_bytes = self._executor.residence.beyond(self.budget_bytes)
+        self.beyond_bytes = max(self.beyond_bytes, beyond_bytes)
+        if beyond_bytes and self._settled and not self._told_of_beyond:
+            self._told_of_beyond = True
+            warnings.warn(
+                f"elbowroom: after step {self._steps_ended} {self.device} holds {format_bytes(beyond_bytes)} more than "
+                f"the budget of {format_bytes(self.budget_bytes)}. No plan knows of what runs between steps, such as "
+                "an evaluation. Give a budget less by as much, or call torch.cuda.empty_cache() before that runs. "
+                "Said once; room.beyond_bytes is the most",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    @property
+    def kinds(self) -> Kinds:
+        """What each kind of step holds."""
+        return self._learner.kinds
+
+    @property
+    def planned_peak_bytes(self) -> int:
+        """What the plans of all kinds of steps hold at most, of what the budget counts; 0 where there is none."""
+        return self.kinds.planned_peak_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What the training was measured to hold at most, of what the budget counts."""
+        return self._executor.residence.most_bytes() or self.kinds.measured_peak_bytes
+
+    @property
+    def over_bytes(self) -> int:
+        """By how much more than the budget was held, as measured; 0 where that is less than a part in a hundred."""
+        return beyond(self.held_bytes, self.budget_bytes) if self._steps_ended else 0
+
+    def loss(self) -> DeviceLost | None:
+        """What to raise if the device is lost, of which nothing is asked from then on."""
+        return loss_of(self._executor, self._steps_ended)
+
+    @property
+    def machine(self) -> Machine:
+        """This computer, its disk's rates as the transfers show them."""
+        return self._learner.machine
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Page-locked host memory that is taken now."""
+        return self._executor.tier.pinned_bytes
+
+    @property
+    def trace(self) -> Trace | None:
+        """Of the kind of step that ran last."""
+        return self._last.trace if self._last else None
+
+    @property
+    def plan(self) -> Plan | None:
+        """Of the kind of step that ran last."""
+        return self._last.plan if self._last else None
+
+    @property
+    def simulated(self) -> Timeline | None:
+        """What the plan of the last step should do."""
+        last = self._last
+        return simulated(last.trace, last.machine, last.course, begins_empty=last.begins_empty) if last else None
+
+    def measure_next_step(self) -> None:
+        """Record the next planned step; its timeline is in `measured` once it has ended."""
+        self._measure_next = True
+
+    def summary(self) -> str:
+        """For people: what the run held, kept, swapped and recomputed."""
+        head = f"elbowroom: budget {format_bytes(self.budget_bytes)}"
+        if not self._steps_ended:
+            return f"{head}; no training step was seen"
+        lines = [f"{head}; {self._steps_ended} steps, no plan yet"]
+        if self._last is not None:
+            lines = figures.summary(head, self.planned_peak_bytes, self._last, self.steps, self._steps_ended)
+        return "\n".join([*lines, *self._may_move(), *figures.held(self), *self.kinds.told()])
+
+    def _may_move(self) -> list[str]:
+        """How large storages are that may, where something does and nobody said it."""
+        moves = self._last is not None and bool(self._last.plan.swaps or self._last.plan.recomputes)
+        told = said(self.min_size_bytes) if moves and self._learner.follows else ""
+        return [f"  {told}"] if told else []

@@ -1,0 +1,69 @@
+"""Steps of nearby sizes: a shorter text or a smaller image follows the plan of a somewhat larger one.
+
+Note: [Nearby sizes]
+Where the lengths of texts vary, hardly a step has the shapes of another one, and each would be observed, all of it
+swapped. So a step whose inputs are nowhere larger than those of a known kind, and nowhere much smaller, follows its
+plan: the same storages leave and come back at the same ticks, and no storage is larger. What moves is what the step
+has saved itself, so that no number rests on the likeness; bytes do. Each save is compared by its dtype and, roughly,
+its size, the count of saves where the step ends, and then what the device held is compared with the budget. A step
+that was not alike is observed when it comes again. Recomputes and algorithms were proven and measured for one size
+each, so plans with these are followed by their own kind of step alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, final
+
+from elbowroom.run.step_kinds import NEAR, Known, Signature
+
+
+@final
+class Nearby:
+    """Finds for the signature of a step the kind of step that it may follow.
+
+    Args:
+        known: all kinds of steps that were observed, by signature.
+        min_size_bytes: smaller storages are not seen: one that shrinks below would put out the order of the others.
+    """
+
+    def __init__(self, known: Mapping[Hashable, Sequence[Known]], min_size_bytes: int) -> None:
+        self._known = known
+        self._min_size_bytes = min_size_bytes
+        self._of_form: dict[Hashable, dict[tuple[int, ...], Hashable]] = {}
+
+    def learnt(self, key: Hashable) -> None:
+        """A kind of step of this signature is known now."""
+        form, sizes = _form_and_sizes(key)
+        self._of_form.setdefault(form, {})[sizes] = key
+
+    def of(self, key: Hashable) -> Known | None:
+        """The least kind of step that is near; None where there is none, or several begin alike."""
+        form, sizes = _form_and_sizes(key)
+        for others, key_of_others in sorted(self._of_form.get(form, {}).items(), key=lambda each: each[0]):
+            shrinks = [mine / theirs if theirs else 1 for mine, theirs in zip(sizes, others, strict=True)]
+            if not shrinks or min(shrinks) < NEAR or max(shrinks) > 1:
+                continue
+            kinds = self._known[key_of_others]
+            least_bytes = min((size_bytes for size_bytes, _ in kinds[0].schedule.saved), default=self._min_size_bytes)
+            # attention saves the square of a length
+            if len(kinds) == 1 and least_bytes * min(shrinks) ** 2 >= self._min_size_bytes:
+                return kinds[0].for_nearby()
+        return None
+
+
+def _form_and_sizes(key: Hashable) -> tuple[Hashable, tuple[int, ...]]:
+    """A signature without the sizes of what the module is given, and these."""
+    sizes: list[int] = []
+
+    def form(value: Any) -> Hashable:
+        if isinstance(value, tuple):
+            return tuple(form(each) for each in value)  # pyright: ignore[reportUnknownVariableType]
+        if type(value) is int:  # not a bool
+            sizes.append(value)
+            return int
+        return value
+
+    if not isinstance(key, Signature):  # no module is called
+        return None, ()
+    return (key.module, form(key.shapes)), tuple(sizes)

@@ -1,0 +1,122 @@
+"""Trainings without torch.optim: a step ends where parameters changed after a backward.
+
+Keras, fastai and loops that are written by hand update parameters themselves: `p -= lr * p.grad`, `p.data.add_(...)`,
+`p = (p - lr * p.grad).detach().requires_grad_()`. Nothing tells of that when it happens. So what was there when a step
+began is compared where the next forward begins: versions, addresses, and as `p.data` has no version of its own, bits.
+
+Where an optimizer of torch steps, its steps are the training's and nobody looks any more. Where there is one that has
+not stepped yet, a script may still change parameters before it does, as adversarial training does: it is waited for.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import final
+
+import torch
+
+from elbowroom.engine.storages import alive_of, is_plain
+from elbowroom.torch_compat.core import no_dispatch, version_of
+
+LOOKED_AT = 16
+"""Parameters whose bits are compared, from the first to the last; each update changes next to all of them."""
+SAMPLES = 256
+"""Elements of each, as evenly."""
+PATIENCE = 3
+"""Updates that an optimizer of torch that has not stepped yet is waited for."""
+
+
+@final
+class Leaf:
+    """A parameter as it was.
+
+    Args:
+        tensor: the parameter.
+        looked_at: whether its bits are to be compared.
+    """
+
+    __slots__ = ("_bits", "_gradient", "_place", "_reference", "_version")
+
+    def __init__(self, tensor: torch.Tensor, *, looked_at: bool) -> None:
+        self._reference = weakref.ref(tensor)
+        self._version = version_of(tensor)
+        self._place = _place_of(tensor)
+        self._gradient = _gradient_of(tensor)
+        self._bits = _bits_of(tensor) if looked_at else None
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody has it any more."""
+        return self._reference() is None
+
+    def trained(self) -> bool:
+        """Whether it is there, and has got a gradient since."""
+        tensor = self._reference()
+        return tensor is not None and _gradient_of(tensor) != self._gradient
+
+    def changed(self) -> bool:
+        """Whether it is another one by now."""
+        tensor = self._reference()
+        if tensor is None:
+            return False
+        if version_of(tensor) != self._version or _place_of(tensor) != self._place:
+            return True
+        return self._bits is not None and _bits_of(tensor) != self._bits
+
+
+@final
+class Updates:
+    """Tells whether parameters have changed since a step began.
+
+    Attributes:
+        active: whether to look: no optimizer of torch has stepped.
+    """
+
+    def __init__(self) -> None:
+        self.active = True
+        self._leaves: list[Leaf] = []
+        self._waited = 0
+
+    def begin(self, root: torch.nn.Module | None, device: torch.device) -> None:
+        """A step begins, with a call of this module if any."""
+        found = _trained(root.parameters() if root is not None else (), device)
+        found = found or _trained(alive_of(torch.Tensor, torch.nn.Parameter), device)
+        stride = max(1, len(found) // LOOKED_AT)
+        with torch.no_grad(), no_dispatch():
+            self._leaves = [Leaf(tensor, looked_at=n % stride == 0) for n, tensor in enumerate(found)]
+
+    def changed(self) -> bool:
+        """Whether the step is over: parameters have changed, and no optimizer that has them is waited for."""
+        with torch.no_grad(), no_dispatch():
+            if not self._replaced() and not any(leaf.changed() for leaf in self._leaves):
+                return False
+        self._waited += 1
+        return self._waited > PATIENCE or not alive_of(torch.optim.Optimizer)
+
+    def _replaced(self) -> bool:
+        """Whether there are others in their places: those that are left, of other models too, are not trained."""
+        return any(leaf.gone for leaf in self._leaves) and not any(leaf.trained() for leaf in self._leaves)
+
+
+def _trained(tensors: Iterable[object], device: torch.device) -> list[torch.Tensor]:
+    found = [each for each in tensors if isinstance(each, torch.Tensor) and each.requires_grad and each.is_leaf]
+    return [each for each in found if each.device == device]
+
+
+def _gradient_of(tensor: torch.Tensor) -> tuple[int, int] | None:
+    return None if tensor.grad is None else (id(tensor.grad), version_of(tensor.grad))
+
+
+def _place_of(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr() if is_plain(tensor) else 0
+
+
+def _bits_of(tensor: torch.Tensor) -> bytes | None:
+    """Some of its elements; None where it has none of its own."""
+    if not is_plain(tensor) or not tensor.numel():
+        return None
+    whole = tensor.detach()
+    step = max(1, whole.numel() // SAMPLES)  # of a dense tensor in whatever order
+    some = torch.as_strided(whole, (min(SAMPLES, whole.numel()),), (step,), whole.storage_offset())
+    return some.cpu().clone().view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,97 @@
+"""Follows the plan of a step: what it says to do where a storage is saved or read back, and at the other ticks.
+
+Each line here runs for each storage that is saved in a step, so that calls are few: see docs/benchmarks.md, "What each
+storage costs the host".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+import torch
+
+from elbowroom.capture.recorder import Recorder
+from elbowroom.engine.entries import Entry
+from elbowroom.engine.executor import Executor
+from elbowroom.run.recompute.in_step import StepRecomputes
+from elbowroom.run.step_kinds import Known
+from elbowroom.step.schedule import Action
+from elbowroom.torch_compat.core import version_of
+
+
+@final
+class Following:
+    """The room's part that carries out plans.
+
+    Args:
+        executor: moves the storages.
+        recomputes: drops and rebuilds them.
+        state_of: the optimizer state or gradient of a window that is none of a save.
+
+    Attributes:
+        entries: of the step, by n.
+        refused: so many of them should have been dropped, and were swapped.
+    """
+
+    def __init__(self, executor: Executor, recomputes: StepRecomputes, state_of: Callable[[int], Entry | None]) -> None:
+        self._executor = executor
+        self._recomputes = recomputes
+        self._state_of = state_of
+        self.entries: list[Entry] = []
+        self.refused = 0
+
+    def begin(self) -> list[Entry]:
+        """A step begins; its entries, which grow."""
+        self.entries = []
+        self.refused = 0
+        return self.entries
+
+    def save(
+        self, known: Known, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor, recorder: Recorder | None
+    ) -> Entry:
+        """Keep, swap or drop the n-th storage of a step, and do what is to be done where it is saved."""
+        executor, turn = self._executor, known.turns[n]
+        entry = executor.add(n, storage, version_of(tensor))
+        try:
+            if recorder is not None:
+                recorder.saved(entry, storage, tensor.dtype)
+            if turn.tier is not None:
+                executor.swap_out(entry, turn.tier)
+            if known.schedule.dropped and not self._recomputes.saved(known, entry, storage, tensor):
+                self.refused += 1
+            self.act(turn.on_save)
+        except BaseException:  # no handle will be made that takes the entry with it
+            executor.handle_died(entry)
+            raise
+        self.entries.append(entry)
+        return entry
+
+    def read(self, known: Known, entry: Entry) -> None:
+        """Do what is to be done before a saved tensor of this step is read."""
+        n, entries = entry.n, self.entries
+        if n < len(entries) and entries[n] is entry:
+            actions = known.turns[n].on_read
+            self.act(actions[entry.reads] if entry.reads < len(actions) else None)
+
+    def act(self, action: Action | None) -> None:
+        """See Note: [Ticks] in schedule.py."""
+        executor = self._executor
+        if self._recomputes.has_own_writes:
+            executor.settle()
+        if action is None:
+            executor.writes_done(0)
+            return
+        back: list[Entry] = []
+        for n in action.back:
+            entry = self.entries[n] if n < len(self.entries) else self._state_of(n)
+            if entry is not None:
+                back.append(entry)
+                executor.want(entry)
+        executor.writes_done(action.writes_done)
+        if action.empties:
+            executor.residence.empty()
+        for entry in back:
+            executor.bring_back(entry)
+        if action.rebuild:
+            self._recomputes.rebuild(action.rebuild)

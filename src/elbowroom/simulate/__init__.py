@@ -1,0 +1,1 @@
+"""Simulation: the time and the bytes of a step under a plan."""

@@ -1,0 +1,236 @@
+"""What a caching allocator holds while a run follows a plan, step after step.
+
+Computes: allocated and reserved bytes during each op of the last step of a trace, once so many equal steps were played
+that what the first of them left in the cache counts. Reference: the rules of the runtime (Note: [Streams] in
+engine/tiers/host.py): a storage leaves at the tick at which the schedule waits for its write, or stays where none does
+before it is wanted back. So the order of all blocks, and with it what is reserved, follows from trace and plan alone.
+Exact where the trace is that of the steps that run. Ignored: blocks of several streams; what the steps before the
+plan left in the cache, as the cache is emptied where a plan begins.
+Cost: `STEPS` replays of the step; `MOST_TRIES` times `STEPS_EMPTIED` to find where emptying the cache helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from elbowroom.machine import Machine, TierName
+from elbowroom.simulate.lanes import LATE, NEVER, Play, play
+from elbowroom.simulate.reserved_curve import STEPS, Away, played
+from elbowroom.step.last_step import Ints, LastStep, listed
+from elbowroom.step.moves import Moves, need, ticks_of, waits
+from elbowroom.step.rebuilds import beats
+
+STEPS_EMPTIED = 6
+"""Where the cache is emptied, what is reserved settles later."""
+MOST_TRIES = 40
+"""Times that places to empty the cache at are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cycle:
+    """One step of many.
+
+    Attributes:
+        allocated: per op, bytes in blocks at most, recipes that run before it included.
+        reserved: per op, bytes that the allocator holds at most.
+        most_reserved: bytes that it holds at most in any of the steps.
+    """
+
+    allocated: Ints
+    reserved: Ints
+    most_reserved: int
+
+
+def early_waits(
+    step: LastStep, moves: Moves, tiers: Sequence[TierName], machine: Machine | None, *, before_idle: bool = False
+) -> dict[int, int]:
+    """By position of a tick: how many writes must have ended there, in write order; never fewer than `waits` has.
+
+    A storage that leaves only when its room is needed leaves a hole that the next block may not fit, so more is
+    reserved. So it leaves at the first tick at which its write should have ended, by the rates of a machine; with no
+    machine, at the first at which it is idle, even if compute has to wait; or where its last user lets go of it, as its
+    write has ended at the tick before that.
+
+    Args:
+        step: the last step of a trace.
+        moves: in write order.
+        tiers: per move, where it goes.
+        machine: gives the rates.
+        before_idle: with no machine, at the last tick before it is idle in place of the first one after.
+    """
+    needed = need(step, moves)
+    found = waits(step, moves, needed, int(needed.max()))
+    ticks = ticks_of(step, moves)
+    ready = _ready(step, moves, play(step, moves, machine, tiers) if machine else None, before_idle=before_idle)
+    counts = [np.searchsorted(np.maximum.accumulate(each), ticks, side="right") for each in ready]
+    # Of the writes of the step before, then of this one's.
+    both = np.where(counts[0] < len(moves.n), counts[0] - len(moves.n), counts[1])
+    least = none = -len(moves.n) if moves.wraps.any() else 0
+    for tick, count in zip(listed(ticks), listed(both), strict=True):
+        least = max(least, found.get(tick, least), count)
+        if least > none:
+            found[tick] = least
+    return found
+
+
+def _ready(step: LastStep, moves: Moves, done: Play | None, *, before_idle: bool) -> tuple[Ints, Ints]:
+    """Per write of the step before, and of this one, the position from which it should have ended."""
+    earlier = np.full(len(moves.n), step.first_op, np.int64)
+    if done is None:
+        # A later write that is to have ended takes the earlier ones along; who still uses those keeps them alive.
+        idle_from = np.minimum.accumulate(step.idle_from[moves.n][::-1])[::-1]
+        if before_idle:
+            ticks = ticks_of(step, moves)
+            idle_from = ticks[np.maximum(np.searchsorted(ticks, idle_from, side="right") - 1, 0)]
+        return earlier, np.maximum(idle_from, step.saved_at[moves.n])
+    ticks = ticks_of(step, moves)
+    room_ns, places = done.room_ns[ticks - step.first_op], np.append(ticks, step.end_op + 1)
+    carried = places[np.searchsorted(room_ns, done.carried_end_ns, side="left")]
+    carried = np.where(done.carried_end_ns == LATE, moves.back, carried)
+    own = places[np.searchsorted(room_ns, done.out_end_ns, side="left")]
+    unmade = (done.given_up & ~moves.wraps) | (done.out_start_ns == NEVER)
+    own = np.where(unmade, np.where(moves.wraps, step.end_op + 1, step.saved_at[moves.n]), own)
+    return np.where(moves.wraps, carried, earlier), np.maximum(own, step.saved_at[moves.n])
+
+
+def waits_at_saves(step: LastStep, moves: Moves) -> dict[int, int]:
+    """Waits for each write where its storage is saved: from there on it is there only for who else uses it."""
+    saved_at = step.saved_at[moves.n[moves.n < len(step.saves)]]
+    return {tick: int(np.searchsorted(saved_at, tick, side="right")) for tick in listed(np.unique(saved_at))}
+
+
+def away_while_waiting(step: LastStep, moves: Moves, waiting: Mapping[int, int]) -> Away:
+    """(move, begin, end): points [begin, end) at which the bytes of moves are not on the device, none of them empty.
+
+    Args:
+        step: the last step of a trace.
+        moves: the swaps.
+        waiting: by position of a tick, how many writes must have ended there, those of the step before below 0.
+    """
+    ticks, count = sorted(waiting), len(moves.n)
+    counts = np.maximum.accumulate(np.array([waiting[tick] for tick in ticks], np.int64))
+    places, never = np.append(np.array(ticks, np.int64), step.end_op + 1), step.end_op + 1
+    left = places[np.searchsorted(counts, np.arange(count), "right")]
+    carried = places[np.searchsorted(counts, np.arange(count) - count, "right")]
+    begin, end = step.window(moves.n, moves.back)
+    leaves = left < np.where(step.returns[moves.n] & ~moves.wraps, moves.back, never)
+    at = np.maximum(begin, step.points(np.minimum(left, step.end_op)))
+    whole = len(step.level)
+    first = np.where(leaves, at, whole), np.where(moves.wraps, whole, end)
+    # What left in one step is away when the next begins.
+    again = np.where(carried < moves.back, step.points(np.minimum(carried, step.end_op)), whole)
+    second = np.where(leaves, 0, again)[moves.wraps], end[moves.wraps]
+    every = np.arange(count, dtype=np.int64)
+    which = np.concatenate([every, every[moves.wraps]])
+    begins, ends = (np.concatenate(pair) for pair in zip(first, second, strict=True))
+    some = begins < ends
+    return which[some], begins[some], ends[some]
+
+
+def cycle(
+    step: LastStep,
+    moves: Moves,
+    waiting: Mapping[int, int],
+    settings: str,
+    steps: int = 0,
+    emptied: Collection[int] = (),
+    limit_bytes: int | None = None,
+) -> Cycle:
+    """The last of some equal steps under a plan.
+
+    Args:
+        step: the last step of a trace.
+        moves: the swaps of the plan.
+        waiting: by position of a tick, how many writes must have ended there.
+        settings: of the allocator, as in PYTORCH_ALLOC_CONF.
+        steps: how many; 0 for as many as it takes until what is reserved grows no more.
+        emptied: positions of ticks at which the cache is emptied.
+        limit_bytes: what the allocator may reserve; None for no limit. With one, each step begins with an empty cache.
+    """
+    steps = steps or (STEPS_EMPTIED if emptied or limit_bytes else STEPS)
+    if limit_bytes:
+        emptied = [step.first_op, *emptied]
+    away = away_while_waiting(step, moves, waiting)
+    done = played(step, moves, away, settings, limit_bytes=limit_bytes, steps=steps, emptied=emptied)
+    allocated = _per_op(step, done.allocated)
+    for beat in beats(step, moves.rebuilds, done.allocated):
+        place = min(moves.rebuilds[beat.rebuild].position, step.end_op - 1) - step.first_op
+        allocated[place] = max(allocated[place], beat.most)
+    return Cycle(allocated=allocated, reserved=_per_op(step, done.reserved), most_reserved=done.most_reserved)
+
+
+@final
+class Limited:
+    """Steps under a plan where the allocator has its cache emptied at some ticks, and may have a limit.
+
+    With nothing in the cache, a block never takes a part of a larger hole that the next one would need. At its limit
+    the allocator empties the cache itself, which is often too late for that, and ends the training where that is not
+    enough: so a limit is for what nothing else meets. It is there from the beginning of a step to its end, and the
+    cache is empty at both, as what comes between steps has none.
+
+    Args:
+        step: the last step of a trace.
+        moves: the swaps of the plan.
+        waiting: by position of a tick, how many writes must have ended there.
+        settings: of the allocator, as in PYTORCH_ALLOC_CONF.
+        places: ticks at which the cache may be emptied.
+    """
+
+    def __init__(
+        self, step: LastStep, moves: Moves, waiting: Mapping[int, int], settings: str, places: Collection[int]
+    ) -> None:
+        self._step, self._moves, self._settings = step, moves, settings
+        self._away = away_while_waiting(step, moves, waiting)
+        self._places = [tick for tick in listed(ticks_of(step, moves)) if tick in places]
+
+    def fits(self, limit_bytes: int) -> bool:
+        """Whether all fits within a limit if the cache is emptied wherever it may be."""
+        return self._held(limit_bytes, self._places) is not None
+
+    def emptied_within(self, limit_bytes: int, *, is_limit: bool = True) -> tuple[frozenset[int], int] | None:
+        """Few ticks at which to empty the cache, and what then is reserved at most; None where nothing is enough.
+
+        At most, and from the first step on: emptied at few places, the cache takes some steps to lose what is in the
+        way. Runs of places are left out while the rest is enough: half of them, then shorter ones.
+
+        Args:
+            limit_bytes: what may be reserved.
+            is_limit: whether the allocator knows of that.
+        """
+        found, reserved = self._places, self._held(limit_bytes, self._places, is_limit=is_limit)
+        if reserved is None:
+            return None
+        tries, run, start = MOST_TRIES, len(found), 0
+        while tries and run:
+            if start >= len(found):
+                run, start = run // 2, 0
+                continue
+            fewer = found[:start] + found[start + run :]
+            if (less := self._held(limit_bytes, fewer, is_limit=is_limit)) is not None:
+                found, reserved = fewer, less
+            else:
+                start += run
+            tries -= 1
+        return frozenset(found), reserved
+
+    def _held(self, limit_bytes: int, emptied: Sequence[int], *, is_limit: bool = True) -> int | None:
+        """What is reserved at most; None where that is more than what may be."""
+        done = played(
+            self._step,
+            self._moves,
+            self._away,
+            self._settings,
+            limit_bytes=limit_bytes if is_limit else None,
+            steps=STEPS_EMPTIED,
+            emptied=[self._step.first_op, *emptied] if is_limit else emptied,
+        )
+        return None if done.failed or done.most_reserved > limit_bytes else done.most_reserved
+
+
+def _per_op(step: LastStep, level: Ints) -> Ints:
+    """Maximum during each op and at the tick before it."""
+    return np.maximum.reduceat(level[: step.point_of[-1]], step.point_of[:-1])

@@ -1,0 +1,1 @@
+"""One step of a trace, and what a plan does to it."""

@@ -1,0 +1,353 @@
+"""What follows from a trace about its last step: nominal times, allocated bytes, ticks, and where saves are idle.
+
+Three coordinates are used. A *position* lies between two ops (see trace.py). A *point* is one entry of the keep-all
+level: each position has one (the level before its op starts), each alloc or free event has one (the level after it).
+A *slot* is a run of points between two borders, the only points at which something of a plan can begin or end; a
+plan is weighed slot by slot, which costs the same however many ops lie between.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
+
+import numpy as np
+import numpy.typing as npt
+
+from elbowroom.errors import UsageError
+from elbowroom.step.idle_windows import Window, accumulates, parts_of, state_windows
+from elbowroom.trace import Category, Part, Save, Step, Trace
+from elbowroom.units import format_bytes
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+SCRATCH = -1
+"""In place of the id of a storage: a workspace that the trace does not have."""
+
+SWAPPABLE: tuple[Category, ...] = ("activation", "temporary", "workspace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LastStep:
+    """Facts of the last step of a trace, all derived from it. Per position: index p - first_op, first_op to end_op.
+
+    Attributes:
+        trace: where it comes from.
+        first_op: the step's first op.
+        end_op: one past its last op.
+        saves: what autograd saved in this step; the n-th entry is the n-th saved storage.
+        parts: of the steps of optimizers in it, where they were carried out in parts.
+        accumulations: of gradients in it, where these may move.
+        at_ns: per position, time from the start of the step when nothing ever stalls.
+        level: per point, allocated bytes when every storage is kept.
+        point_of: per position, the point before its op starts.
+        born: per storage, the point from which it is allocated; 0 where it was there before.
+        gone: per storage, the point from which it is freed; len(level) where it outlives the step.
+        borders: points at which slots begin; the first is 0.
+        slot_peak: per slot, maximum of `level`.
+        ticks: positions at which the runtime gets control, ascending: every first save, every read back, and
+            the borders of parts and accumulations.
+        storage: per window, the storage. Windows are the saves, n-th to n-th, and after them those in which nothing
+            uses an optimizer state or a gradient (idle_windows.py).
+        size: per window, bytes.
+        saved_at: per save, position; for the others idle_from.
+        idle_from: per window, position; end_op where something else holds a save all the time.
+        first_read: per window, position of the next use; end_op where a save is never read back. Where it is not after
+            idle_from, the window goes on in the next step.
+        returns: per window, whether it is used again at all.
+        repeated: per save, whether its storage was saved more than once in the step.
+        written_op: per save, the first op from saved_at on that writes it before it is read back, else end_op.
+        used_op: per save, the first op from idle_from on that reads or writes it before it is read back, else end_op.
+        storage_bytes: per storage, its bytes.
+        first_event: index of the step's first event.
+        scratch: by op, (number of its events before it, bytes) of a workspace that the trace has no storage for.
+    """
+
+    trace: Trace
+    first_op: int
+    end_op: int
+    saves: tuple[Save, ...]
+    parts: tuple[Part, ...]
+    accumulations: tuple[Part, ...]
+    at_ns: Ints
+    level: Ints
+    point_of: Ints
+    born: Ints
+    gone: Ints
+    borders: Ints
+    slot_peak: Ints
+    ticks: Ints
+    storage: Ints
+    size: Ints
+    saved_at: Ints
+    idle_from: Ints
+    first_read: Ints
+    returns: Flags
+    repeated: Flags
+    written_op: Ints
+    used_op: Ints
+    storage_bytes: Ints
+    first_event: int
+    scratch: Mapping[int, tuple[int, int]]
+
+    def points(self, positions: Ints) -> Ints:
+        """The point of each position."""
+        return self.point_of[positions - self.first_op]
+
+    def slots(self, points: Ints) -> Ints:
+        """The slot that begins at each point (points must be borders, or the end)."""
+        return np.searchsorted(self.borders, points, side="left").astype(np.int64)
+
+    def nominal_ns(self, positions: Ints) -> Ints:
+        """Time of each position when nothing stalls."""
+        return self.at_ns[positions - self.first_op]
+
+    @property
+    def window_of(self) -> dict[int, int]:
+        """The window of each storage that has one."""
+        return {storage: n for n, storage in reversed(list(enumerate(listed(self.storage))))}
+
+    def wraps(self, n: Ints, back: Ints) -> Flags:
+        """Whether windows `n` are away across the end of the step when they are back before the positions `back`."""
+        return (n >= len(self.saves)) & (back < self.saved_at[n])
+
+    def window(self, n: Ints, back: Ints) -> tuple[Ints, Ints]:
+        """Points [begin, end) at which windows `n` are away when they are back before the positions `back`.
+
+        One that wraps is away from begin to the end of the step, and from its start to end.
+        """
+        gone = self.gone[self.storage_of(n)]
+        begin = self.points(self.idle_from[n])
+        end = np.where(self.returns[n], np.minimum(self.points(back), gone), gone)
+        return begin, np.where(self.wraps(n, back), end, np.maximum(begin, end))
+
+    def storage_of(self, n: Ints) -> Ints:
+        """The storage id of each window."""
+        return self.storage[n]
+
+    def events_of(self, op: int) -> list[tuple[int, int]]:
+        """(storage, bytes) of what happens while an op runs; negative where it is freed. SCRATCH is no storage."""
+        k = op - self.first_op
+        begin, end = int(self.point_of[k]) - k, int(self.point_of[k + 1]) - k - 1
+        happens = self.trace.events[self.first_event + begin : self.first_event + end]
+        found = [(s, int(self.storage_bytes[s]) * (1 if size > 0 else -1)) for _, s, size in happens]
+        found = [(storage, size_bytes) for storage, size_bytes in found if size_bytes]
+        if op in self.scratch:
+            at, size_bytes = self.scratch[op]
+            found[at:at] = [(SCRATCH, size_bytes), (SCRATCH, -size_bytes)]
+        return found
+
+    def op_ns(self, op: int) -> int:
+        """Time of one op."""
+        k = op - self.first_op
+        return int(self.at_ns[k + 1] - self.at_ns[k])
+
+    def time_of(self, ops: Iterable[int]) -> int:
+        """Time of some ops, one after the other."""
+        return sum(map(self.op_ns, ops))
+
+    def op_at(self, point: int) -> int:
+        """The op during which (or directly after which) a point lies; the last op for the end of the step."""
+        at = int(np.searchsorted(self.point_of, point, side="right")) - 1
+        return min(self.first_op + at, self.end_op - 1)
+
+
+def listed(values: Ints) -> list[int]:
+    """An array as a list of Python ints."""
+    return values.tolist()
+
+
+def last_step(trace: Trace) -> LastStep:
+    """Derive the last step's facts. Cost: linear in the ops and events of the trace."""
+    if not trace.steps or trace.steps[-1].end_op <= trace.steps[-1].first_op:
+        raise UsageError("the trace holds no step with ops in it; capture at least one whole training step")
+    step = trace.steps[-1]
+    saves = tuple(s for s in trace.saves if step.first_op <= s.saved_at <= step.end_op)
+    at_ns = _cumulative(trace.ops[p].duration_ns for p in range(step.first_op, step.end_op))
+    level, point_of, born, gone = _levels(trace, step)
+    states = _states(trace, step, saves, at_ns, (born == 0) & (gone == len(level)))
+    per_window = _per_save(trace, step, saves) | {"storage": _ints(s.storage for s in saves)}
+    per_window = {name: np.concatenate([values, _of_states(step, states, name)]) for name, values in per_window.items()}
+    ticks = _ticks(step, saves, inside := parts_of(trace, step))
+    marks = np.concatenate([ticks, per_window["idle_from"], per_window["first_read"][len(saves) :]])
+    borders = _borders(level, gone[per_window["storage"]], point_of[marks - step.first_op])
+    sizes = _ints(storage.size_bytes for storage in trace.storages)
+    return LastStep(
+        trace=trace,
+        first_op=step.first_op,
+        end_op=step.end_op,
+        saves=saves,
+        parts=tuple(part for part in inside if not accumulates(trace, part)),
+        accumulations=tuple(part for part in inside if accumulates(trace, part)),
+        at_ns=at_ns,
+        level=level,
+        point_of=point_of,
+        born=born,
+        gone=gone,
+        borders=borders,
+        slot_peak=np.maximum.reduceat(level, borders),
+        ticks=ticks,
+        size=sizes[per_window["storage"]],
+        returns=np.array([bool(s.read_at) for s in saves] + [True] * len(states), dtype=np.bool_),
+        repeated=_repeated(per_window["storage"]),
+        storage_bytes=sizes,
+        first_event=bisect_left(trace.events, step.first_op, key=itemgetter(0)),
+        scratch={},
+        **per_window,
+    )
+
+
+def _states(trace: Trace, step: Step, saves: tuple[Save, ...], at_ns: Ints, stays: Flags) -> list[Window]:
+    """The windows of optimizer states and gradients; `stays` says which storages are there all the time."""
+    saved = {save.storage for save in saves}
+    lasting = [stay and s not in saved for s, stay in enumerate(stays.tolist())]
+    return [found for found in state_windows(trace, step, at_ns.tolist(), lasting) if found.storage not in saved]
+
+
+def _ticks(step: Step, saves: tuple[Save, ...], parts: tuple[Part, ...]) -> Ints:
+    """Positions at which the runtime gets control."""
+    reads = [p for save in saves for p in save.read_at if p <= step.end_op]
+    borders = [p for part in parts for p in (part.first_op, part.end_op)]
+    return np.unique(_ints([*(save.saved_at for save in saves), *reads, *borders]))
+
+
+def _per_save(trace: Trace, step: Step, saves: tuple[Save, ...]) -> dict[str, Ints]:
+    """What LastStep says of each save, but for its storage."""
+    idle_from = _ints(step.end_op if s.idle_from is None else min(s.idle_from, step.end_op) for s in saves)
+    first_read = _ints(s.read_at[0] if s.read_at else step.end_op for s in saves)
+    written_op, used_op = _accesses(trace, step, saves, np.minimum(idle_from, first_read), first_read)
+    return {
+        "saved_at": _ints(s.saved_at for s in saves),
+        "idle_from": idle_from,
+        "first_read": first_read,
+        "written_op": written_op,
+        "used_op": used_op,
+    }
+
+
+def _of_states(step: Step, states: list[Window], name: str) -> Ints:
+    """The same of optimizer states and gradients: nothing uses them in their windows."""
+    if name == "storage":
+        return _ints(window.storage for window in states)
+    if name == "first_read":
+        return _ints(window.next_use for window in states)
+    if name in ("saved_at", "idle_from"):
+        return _ints(window.idle_from for window in states)
+    return np.full(len(states), step.end_op, np.int64)
+
+
+def _repeated(storages: Ints) -> Flags:
+    """Per window, whether another one is of the same storage."""
+    _, which, times = np.unique(storages, return_inverse=True, return_counts=True)
+    return times[which] > 1
+
+
+def why_kept(step: LastStep, n: int) -> str | None:
+    """Why the n-th saved storage may not be swapped at all; None where it may."""
+    save, storage = step.saves[n], step.trace.storages[step.saves[n].storage]
+    born = step.born[save.storage]
+    if storage.category not in SWAPPABLE:
+        return f"its category is {storage.category!r}; only {', '.join(SWAPPABLE)} may move"
+    if save.idle_from is None:
+        return "something other than autograd holds it until it is read, so swapping it frees nothing"
+    if step.repeated[n]:
+        return "autograd saved it more than once in the step"
+    if any(p > step.end_op for p in save.read_at):
+        return "it is read back after the step has ended"
+    if step.written_op[n] < step.end_op:
+        return f"it is written in place by {op_label(step.trace, int(step.written_op[n]))} after it was saved"
+    if step.points(step.idle_from[n]) < born:
+        return "the trace calls it idle at a time at which it is not allocated"
+    return None
+
+
+def allocated_at(step: LastStep, point: int) -> Ints:
+    """Ids of the storages that are allocated at a point when every storage is kept."""
+    return np.nonzero((step.born <= point) & (point < step.gone))[0].astype(np.int64)
+
+
+def peak_point(step: LastStep, needed: Ints) -> int:
+    """The point at which a per-slot curve, lower than the keep-all one by a constant in each slot, is at its peak."""
+    slot = int(needed.argmax())
+    end = step.borders[slot + 1] if slot + 1 < len(step.borders) else len(step.level)
+    return int(step.borders[slot] + step.level[step.borders[slot] : end].argmax())
+
+
+def maker_of(trace: Trace, storage: int) -> int | None:
+    """The op during which a storage was allocated; None where it was there before the first op."""
+    op = next((e.op for e in trace.events if e.storage == storage and e.size_bytes > 0), -1)
+    return None if op < 0 else op
+
+
+def op_label(trace: Trace, op: int) -> str:
+    """An op in words, such as "op 12 aten.relu.default in 'net.2' (forward)"."""
+    made = trace.ops[op]
+    where = f" in {made.module!r}" if made.module else ""
+    return f"op {op} {made.name}{where} ({made.phase})"
+
+
+def storage_label(trace: Trace, storage: int) -> str:
+    """A storage in words, such as "storage 7 (12.0 MiB, activation, made by op 3 aten.relu.default (forward))"."""
+    what, maker = trace.storages[storage], maker_of(trace, storage)
+    made = "there before the first op" if maker is None else f"made by {op_label(trace, maker)}"
+    return f"storage {storage} ({format_bytes(what.size_bytes)}, {what.category}, {made})"
+
+
+def _ints(values: Iterable[int]) -> Ints:
+    return np.fromiter(values, dtype=np.int64)
+
+
+def _cumulative(durations: Iterable[int]) -> Ints:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(_ints(durations))])
+
+
+def _levels(trace: Trace, step: Step) -> tuple[Ints, Ints, Ints, Ints]:
+    """Keep-all level per point, the point of each position, and where each storage is born and gone."""
+    ops, storages, sizes = _ints(chain.from_iterable(trace.events)).reshape(-1, 3).T
+    first, end = np.searchsorted(ops, [step.first_op, step.end_op], side="left")
+    ops, inside = ops[first:end] - step.first_op, storages[first:end]
+    positions = np.arange(step.end_op - step.first_op + 1, dtype=np.int64)
+    # An event's point follows the points of the positions up to its op and of the events before it.
+    point_of = positions + np.searchsorted(ops, positions, side="left")
+    event_point = ops + 1 + np.arange(len(ops), dtype=np.int64)
+    change = np.zeros(len(positions) + len(ops), np.int64)
+    change[0] = sizes[:first].sum()
+    change[event_point] = sizes[first:end]
+    born = np.full(len(trace.storages), len(change), np.int64)
+    gone = np.full(len(trace.storages), len(change), np.int64)
+    before = sizes[:first] > 0
+    born[storages[:first][before]] = 0
+    gone[storages[:first][~before]] = 0
+    alloc = sizes[first:end] > 0
+    born[inside[alloc]] = event_point[alloc]
+    gone[inside[~alloc]] = event_point[~alloc]
+    return np.cumsum(change), point_of.astype(np.int64), born, gone
+
+
+def _borders(level: Ints, ends: Ints, *points: Ints) -> Ints:
+    """Where slots begin: at the start, at `points`, and where a save's storage is freed in the step."""
+    return np.unique(np.concatenate([np.zeros(1, np.int64), ends[ends < len(level)], *points]))
+
+
+def _accesses(trace: Trace, step: Step, saves: tuple[Save, ...], idle: Ints, read: Ints) -> tuple[Ints, Ints]:
+    """Per save, the first op that writes it while saved, and the first that uses it while idle; else end_op."""
+    written = np.full(len(saves), step.end_op, np.int64)
+    used = written.copy()
+    save_of = {s.storage: n for n, s in enumerate(saves)}
+    saved = [s.saved_at for s in saves]
+    idle_from, first_read = idle.tolist(), read.tolist()
+    for op in range(step.first_op, step.end_op):
+        record = trace.ops[op]
+        for storage in record.writes:
+            n = save_of.get(storage)
+            if n is not None and saved[n] <= op < first_read[n]:
+                written[n] = min(written[n], op)
+        for storage in (*record.reads, *record.writes):
+            n = save_of.get(storage)
+            if n is not None and idle_from[n] <= op < first_read[n]:
+                used[n] = min(used[n], op)
+    return written, used

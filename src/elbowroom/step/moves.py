@@ -1,0 +1,187 @@
+"""Moves: the swaps and rebuilds of a plan, the bytes they leave on the device, and what must be waited for.
+
+Note: [Waits that do not depend on timing]
+need[j] is what slot j holds when every swapped storage is away in its window; the peak P* is its maximum. A write
+that has not ended leaves its storage on the device, so before the ops up to the next tick the runtime must know that
+need[j] + (idle storages whose writes may be unfinished) <= P* for each of their slots j. Writes end in the order they
+were queued, so one number per tick is enough: how many must have ended if none of the later ones has. It follows from
+the plan alone. Slow links cost time, never bytes: the allocated peak is P* on every machine. What is dropped to be
+rebuilt leaves at once, and waits for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from elbowroom.machine import TierName
+from elbowroom.plan import Plan
+from elbowroom.step.last_step import Flags, Ints, LastStep, listed
+from elbowroom.step.rebuilds import Rebuild, held_before, rebuilds_of_plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Moves:
+    """The swaps of a plan as arrays, in write order, and its rebuilds.
+
+    Attributes:
+        n: the save.
+        back: position before which it is back.
+        size: bytes.
+        begin: first slot of the window in which it is away.
+        end: one past the last slot of that window.
+        wraps: whether it is away across the end of the step: from its first slot to the end, and from the start to
+            its last one.
+        rebuilds: what is dropped and rebuilt, in the order the recipes run.
+    """
+
+    n: Ints
+    back: Ints
+    size: Ints
+    begin: Ints
+    end: Ints
+    wraps: Flags
+    rebuilds: tuple[Rebuild, ...] = ()
+
+
+def moves_of(step: LastStep, n: Ints, back: Ints, *, rebuilds: tuple[Rebuild, ...] = ()) -> Moves:
+    """Swap saves `n`, each back before the position at the same index of `back`, beside rebuilds."""
+    order = np.lexsort((n, step.saved_at[n]))
+    n, back = n[order], back[order]
+    begin, end = step.window(n, back)
+    return Moves(
+        n=n,
+        back=back,
+        size=step.size[n],
+        begin=step.slots(begin),
+        end=step.slots(end),
+        wraps=step.wraps(n, back),
+        rebuilds=rebuilds,
+    )
+
+
+def moves_of_plan(step: LastStep, plan: Plan) -> Moves:
+    """The moves of a plan that has passed `check`."""
+    window_of = step.window_of
+    n = np.array([window_of[swap.storage] for swap in plan.swaps], dtype=np.int64)
+    back = np.array([swap.back_before_op for swap in plan.swaps], dtype=np.int64)
+    return moves_of(step, n, back, rebuilds=rebuilds_of_plan(step, plan))
+
+
+def tiers_of_plan(step: LastStep, plan: Plan, moves: Moves) -> tuple[TierName, ...]:
+    """Per move of a plan, where it goes."""
+    tier_of: dict[int, TierName] = {swap.storage: swap.tier for swap in plan.swaps}
+    return tuple(tier_of[storage] for storage in listed(step.storage_of(moves.n)))
+
+
+def need(step: LastStep, moves: Moves) -> Ints:
+    """Allocated bytes at most per slot, recipes included, every swapped storage counted as away in its window."""
+    needed = step.slot_peak - _away(step, moves)
+    if not moves.rebuilds:
+        return needed
+    dropped = np.zeros(len(step.borders) + 1, np.int64)
+    for rebuild in moves.rebuilds:
+        np.add.at(dropped, step.slots(rebuild.begin), step.size[rebuild.n])
+        np.subtract.at(dropped, step.slots(rebuild.end), step.size[rebuild.n])
+    gone = np.cumsum(dropped[:-1])
+    needed -= gone
+    slots = step.slots(step.points(np.array([rebuild.position for rebuild in moves.rebuilds], np.int64)))
+    level = step.level.copy()
+    level[step.borders[slots]] -= (_away(step, moves) + gone)[slots]
+    for rebuild, slot, held in zip(
+        moves.rebuilds, listed(slots), held_before(step, moves.rebuilds, level), strict=True
+    ):
+        needed[slot] = max(needed[slot], held + rebuild.peak_bytes)
+    return needed
+
+
+def _away(step: LastStep, moves: Moves) -> Ints:
+    """Per slot, bytes of the swapped storages that are away in it."""
+    change = np.zeros(len(step.borders) + 1, np.int64)
+    change[0] = moves.size[moves.wraps].sum()
+    np.add.at(change, moves.begin, moves.size)
+    np.subtract.at(change, moves.end, moves.size)
+    return np.cumsum(change[:-1])
+
+
+def peak_in_one_go(step: LastStep) -> int:
+    """Bytes on the device at most in the optimizers' steps, all kept, if they were not carried out in parts.
+
+    At most: what each part holds beside what it finds and leaves, all of it at once.
+    """
+    if not step.parts:
+        return 0
+    first, end = (step.points(np.array([getattr(p, name) for p in step.parts])) for name in ("first_op", "end_op"))
+    begins, ends = listed(first), listed(end)
+    extra = [int(step.level[a : b + 1].max() - step.level[a]) for a, b in zip(begins, ends, strict=True)]
+    return int(step.level[first].max()) + sum(extra)
+
+
+def tier_peak(step: LastStep, moves: Moves, on: list[bool] | None = None) -> int:
+    """Bytes a lower tier holds at most: a save from the tick it is saved at until it is freed, any other always."""
+    chosen = np.array(on if on is not None else [True] * len(moves.n), dtype=np.bool_)
+    n = moves.n[chosen]
+    begin, end = step.points(step.saved_at[n]), step.gone[step.storage_of(n)]
+    begin[n >= len(step.saves)] = 0
+    change = np.zeros(len(step.level) + 1, np.int64)
+    np.add.at(change, begin, moves.size[chosen])
+    np.subtract.at(change, np.maximum(begin, end), moves.size[chosen])
+    return int(np.cumsum(change).max())
+
+
+def ticks_of(step: LastStep, moves: Moves) -> Ints:
+    """Where the runtime has control: the ticks of the step, and where moves that are no saves start and end."""
+    states = moves.n[moves.n >= len(step.saves)]
+    if not len(states):
+        return step.ticks
+    own = (step.saved_at[states], step.first_read[states], moves.back[moves.n >= len(step.saves)])
+    return np.unique(np.concatenate([step.ticks, [step.first_op], *own]))
+
+
+def waits(step: LastStep, moves: Moves, needed: Ints, limit_bytes: int) -> dict[int, int]:
+    """By position of a tick: how many writes must have ended there; only where it is more than before.
+
+    Below 0, it counts the writes of the step before: -1 is all of them but the last.
+    See Note: [Waits that do not depend on timing]. Cost: linear in the slots over the limit and in the moves.
+    """
+    # Where even without any swap the limit holds, nothing needs to have left.
+    tight, ticks = np.nonzero(needed + _away(step, moves) > limit_bytes)[0], ticks_of(step, moves)
+    tick_of = np.searchsorted(step.slots(step.points(ticks)), tight, side="right") - 1
+    begin, end, size, earlier = _in_two_steps(step, moves)
+    entering, leaving = np.argsort(begin, kind="stable").tolist(), np.argsort(end, kind="stable").tolist()
+    begin, end, size = begin.tolist(), end.tolist(), size.tolist()
+    room = (limit_bytes - needed[tight]).tolist()
+    done, pending, entered, left = 0, 0, 0, 0
+    found: dict[int, int] = {}
+    for slot, tick, free in zip(tight.tolist(), tick_of.tolist(), room, strict=True):
+        while entered < len(begin) and begin[entering[entered]] <= slot:
+            pending += size[entering[entered]] if entering[entered] >= done else 0
+            entered += 1
+        while left < len(end) and end[leaving[left]] <= slot:
+            pending -= size[leaving[left]] if leaving[left] >= done else 0
+            left += 1
+        while pending > free:
+            pending -= size[done] if begin[done] <= slot < end[done] else 0
+            done += 1
+            found[int(ticks[tick])] = done - earlier
+    return found
+
+
+def _in_two_steps(step: LastStep, moves: Moves) -> tuple[Ints, Ints, Ints, int]:
+    """First slot, one past the last and bytes of what the writes of the last step and of this one leave pending.
+
+    The number says how many of them are the last step's: none where no move wraps.
+    """
+    slots = len(step.borders)
+    own_end = np.where(moves.wraps, slots, moves.end)
+    if not moves.wraps.any():
+        return moves.begin, own_end, moves.size, 0
+    carried = np.where(moves.wraps, moves.end, 0)
+    begin = np.concatenate([np.zeros_like(moves.begin), moves.begin])
+    return begin, np.concatenate([carried, own_end]), np.concatenate([moves.size, moves.size]), len(moves.n)
+
+
+def in_order_of_need(step: LastStep, moves: Moves) -> list[int]:
+    """Indices of the moves by their first read; of those read together, the last saved first."""
+    return np.lexsort((-moves.n, step.first_read[moves.n])).tolist()

@@ -1,0 +1,260 @@
+"""Options of recomputing: closed choices for a planner, each with what it saves and what it costs.
+
+Computes: for each saved storage the shortest recipe from what is there when it is read back (a single); for runs of
+forward ops, all saved storages inside at once (a block): runs of one module at every depth, groups of 2, 4, 8 .. of
+these, and parts of equal bytes (2, 4, 8 .. of them). Of each run also the cheap storages alone: those that ops without
+products make, such as norms and activations.
+Reference: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (1604.06174): segments; Jain et al., "Checkmate"
+(1910.02653): any storage, any recipe.
+When optimal: every recipe is minimal for its storages, if everything else that is there stays there. The set of blocks
+is a choice, not all of them.
+Ignores: recipes whose inputs are rebuilt by another recipe; a planner may still combine those by `Option.inputs`.
+Cost: O(depth of modules * log saves) passes over the forward ops; a recipe is linear in its ops.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Literal
+
+from elbowroom.plan import Recompute
+from elbowroom.step.last_step import LastStep
+from elbowroom.step.recipes.history import History, history
+from elbowroom.step.recipes.rules import check_recipe, inputs_of, not_droppable
+from elbowroom.step.recipes.segments import Segment, segments
+
+MOST_OPS_OF_SINGLE = 16
+"""A longer recipe of one storage is better shared with others, in a block."""
+
+MOST_OPS_BEFORE_BLOCK = 32
+"""Ops before a block that its recipe may need beside its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way to recompute.
+
+    Attributes:
+        kind: "single" for one storage, "block" for those of a run of ops.
+        name: path of the module, or of the ops from first to last.
+        recompute: the storages, their recipe and when it runs.
+        inputs: storages that must be on the device then.
+        saved_bytes: bytes of the storages.
+        duration_ns: time of the recipe's ops.
+        peak_bytes: the most bytes that the recipe holds at once: rebuilt so far, intermediates, scratch.
+    """
+
+    kind: Literal["single", "block"]
+    name: str
+    recompute: Recompute
+    inputs: tuple[int, ...]
+    saved_bytes: int
+    duration_ns: int
+    peak_bytes: int
+
+
+def options(step: LastStep, min_size_bytes: int = 2**20) -> tuple[Option, ...]:
+    """All options of a last step, those that end first in backward first; no two have the same storages.
+
+    Args:
+        step: the last step.
+        min_size_bytes: smaller storages stay.
+    """
+    known = history(step)
+    wanted = _droppable(step, known, min_size_bytes)
+    found: dict[tuple[int, ...], Option | None] = {(storage,): _single(step, known, storage) for storage in wanted}
+    makers = sorted((known.maker[storage], storage) for storage in wanted)
+    last_read = _last_forward_reads(step)
+    saved = [step.trace.storages[storage].size_bytes for _, storage in makers]
+    for segment in segments(step, [op for op, _ in makers], saved):
+        inside = makers[bisect_left(makers, (segment.first, -1)) : bisect_left(makers, (segment.end, -1))]
+        inner = [s for _, s in inside if last_read.get(s, -1) < segment.end]
+        cheap = [s for s in inner if not any(step.trace.ops[w].flops for w in known.writers_before(s, segment.end))]
+        for storages in (_together(step, known, inner), _together(step, known, cheap)):
+            if storages and storages not in found:
+                found[storages] = _block(step, known, storages, segment)
+    offered = (option for option in found.values() if option is not None)
+    return tuple(sorted(offered, key=lambda o: (o.recompute.before_op, o.recompute.storages)))
+
+
+def blocks(step: LastStep, runs: Iterable[tuple[int, int]], min_size_bytes: int = 2**20) -> tuple[Option, ...]:
+    """One option for each of some runs of ops, where there is one: what it saves and no other run's recipe needs.
+
+    Args:
+        step: the last step.
+        runs: ops [first, end) of each.
+        min_size_bytes: smaller storages stay.
+    """
+    runs, kept = list(runs), set[int]()
+    while True:
+        found = _blocks(step, runs, min_size_bytes, kept)
+        dropped = {storage: i for i, option in enumerate(found) for storage in option.recompute.storages}
+        needed = {s for i, option in enumerate(found) for s in option.inputs if dropped.get(s, i) != i}
+        if not needed:
+            return tuple(found)
+        kept |= needed
+
+
+def _blocks(step: LastStep, runs: list[tuple[int, int]], min_size_bytes: int, kept: set[int]) -> list[Option]:
+    """Options of runs that leave some storages where they are."""
+    known, last_read = history(step), _last_forward_reads(step)
+    wanted = (storage for storage in _droppable(step, known, min_size_bytes) if storage not in kept)
+    makers = sorted((known.maker[storage], storage) for storage in wanted)
+    found: list[Option] = []
+    for first, end in runs:
+        inside = makers[bisect_left(makers, (first, -1)) : bisect_left(makers, (end, -1))]
+        inner = _idle_before(step, known, [s for _, s in inside if last_read.get(s, -1) < end])
+        segment = Segment(f"ops {first} to {end - 1}", first, end)
+        option = _block(step, known, tuple(sorted(inner)), segment) if len(inner) > 1 else None
+        if len(inner) == 1:
+            option = _single(step, known, inner[0])
+        found += [] if option is None else [option]
+    return found
+
+
+def _idle_before(step: LastStep, known: History, storages: list[int]) -> list[int]:
+    """Those that are idle for a while before the first of them is read."""
+    before_op = min((int(step.first_read[known.save_of[s]]) for s in storages), default=0)
+    idle = [s for s in storages if int(step.idle_from[known.save_of[s]]) < before_op]
+    return idle if len(idle) == len(storages) else _idle_before(step, known, idle)
+
+
+def why_not(step: LastStep, n: int) -> str | None:
+    """Why the n-th saved storage cannot be recomputed on its own, as a clause; None where it can."""
+    known, storage = history(step), step.saves[n].storage
+    problem = not_droppable(step, known, storage, int(step.first_read[n]))
+    if problem is not None:
+        return problem
+    recipe = _closure(step, known, (storage,), int(step.first_read[n]), step.end_op - step.first_op)
+    if isinstance(recipe, str):
+        return recipe
+    made = Recompute(storages=(storage,), recipe=recipe, before_op=int(step.first_read[n]))
+    return check_recipe(step, made)
+
+
+def peak_of_recipe(step: LastStep, recompute: Recompute) -> int:
+    """The most bytes that a recipe holds at once; an intermediate goes after its last use in the recipe."""
+    known, sizes = history(step), step.trace.storages
+    last_use: dict[int, int] = {}
+    for i in recompute.recipe:
+        last_use.update(dict.fromkeys(known.makes.get(i, ()), i))
+        last_use.update(
+            (s, i) for s in (*known.reads[i - step.first_op], *known.writes[i - step.first_op]) if s in last_use
+        )
+    ends: dict[int, list[int]] = {}
+    for storage, i in last_use.items():
+        ends.setdefault(i, []).append(storage)
+    stays, held, level, peak = set(recompute.storages), set[int](), 0, 0
+    for i in recompute.recipe:
+        peak = max(peak, level + known.scratch_peak.get(i, 0))
+        held.update(known.makes.get(i, ()))
+        level += sum(sizes[storage].size_bytes for storage in known.makes.get(i, ()))
+        gone = [storage for storage in ends.get(i, ()) if storage in held and storage not in stays]
+        held.difference_update(gone)
+        level -= sum(sizes[storage].size_bytes for storage in gone)
+    return peak
+
+
+def _droppable(step: LastStep, known: History, min_size_bytes: int) -> list[int]:
+    """Storages that may be dropped and that the step makes."""
+    return [
+        save.storage
+        for n, save in enumerate(step.saves)
+        if step.size[n] >= min_size_bytes
+        and save.storage in known.maker
+        and not_droppable(step, known, save.storage, int(step.first_read[n])) is None
+    ]
+
+
+def _last_forward_reads(step: LastStep) -> dict[int, int]:
+    """By storage, the last op of forward that reads it."""
+    ops = step.trace.ops
+    forward = (i for i in range(step.first_op, step.end_op) if ops[i].phase == "forward")
+    return {storage: i for i in forward for storage in ops[i].reads}
+
+
+def _single(step: LastStep, known: History, storage: int) -> Option | None:
+    before_op = int(step.first_read[known.save_of[storage]])
+    recipe = _closure(step, known, (storage,), before_op, MOST_OPS_OF_SINGLE)
+    if isinstance(recipe, str):
+        return None
+    name = step.trace.ops[known.maker[storage]].module
+    return _option(step, "single", name, Recompute(storages=(storage,), recipe=recipe, before_op=before_op))
+
+
+def _together(step: LastStep, known: History, storages: list[int]) -> tuple[int, ...]:
+    """Those that nobody needs any more when the first of them is read back: all of these can be rebuilt at once."""
+    saves = [known.save_of[storage] for storage in storages]
+    before_op = min((int(step.first_read[n]) for n in saves), default=0)
+    return tuple(sorted(s for s, n in zip(storages, saves, strict=True) if int(step.idle_from[n]) <= before_op))
+
+
+def _block(step: LastStep, known: History, storages: tuple[int, ...], segment: Segment) -> Option | None:
+    """All of these at once, before the first of them is read."""
+    before_op = min(int(step.first_read[known.save_of[storage]]) for storage in storages)
+    recipe = _closure(step, known, storages, before_op, segment.end - segment.first + MOST_OPS_BEFORE_BLOCK)
+    if isinstance(recipe, str):
+        return None
+    return _option(step, "block", segment.name, Recompute(storages=storages, recipe=recipe, before_op=before_op))
+
+
+def _option(step: LastStep, kind: Literal["single", "block"], name: str, recompute: Recompute) -> Option | None:
+    if check_recipe(step, recompute) is not None:
+        return None
+    return Option(
+        kind=kind,
+        name=name,
+        recompute=recompute,
+        inputs=inputs_of(step, recompute),
+        saved_bytes=sum(step.trace.storages[storage].size_bytes for storage in recompute.storages),
+        duration_ns=sum(step.trace.ops[i].duration_ns for i in recompute.recipe),
+        peak_bytes=peak_of_recipe(step, recompute),
+    )
+
+
+def _closure(
+    step: LastStep, known: History, storages: Iterable[int], before_op: int, most_ops: int
+) -> tuple[int, ...] | str:
+    """The fewest ops that rebuild storages from what is there; a clause where there are none, or too many.
+
+    Ops are visited from the last to the first, so that when one is visited all later readers of its results are known.
+    """
+    remade = dict.fromkeys(storages, before_op)
+    chosen: set[int] = set()
+    pending: list[int] = []
+
+    def remake(storage: int, before: int) -> None:
+        remade[storage] = max(before, remade.get(storage, 0))
+        for writer in known.writers_before(storage, before):
+            if writer not in chosen:
+                chosen.add(writer)
+                heappush(pending, -writer)
+
+    for storage in tuple(remade):
+        remake(storage, before_op)
+    while pending:
+        i = -heappop(pending)
+        if problem := known.refused[i - step.first_op]:
+            return f"op {i} {step.trace.ops[i].name}, which it needs, {problem}"
+        if len(chosen) > most_ops:
+            return f"its recipe needs more than {most_ops} ops"
+        for storage, before in _to_remake(known, i, remade, before_op):
+            remake(storage, before)
+    return tuple(sorted(chosen)) or "no op of the step writes it"
+
+
+def _to_remake(known: History, i: int, remade: dict[int, int], before_op: int) -> Iterator[tuple[int, int]]:
+    """Storages that must be made again if op i runs again, each as it is before some op.
+
+    Those it writes, itself included; and those it reads that are not there with the same content when the recipe runs.
+    """
+    writes = known.writes[i - known.first_op]
+    yield from ((storage, i + 1) for storage in writes)
+    for storage in known.reads[i - known.first_op]:
+        if storage in writes:
+            continue
+        if storage in remade or not known.alive(storage, before_op) or known.written(storage, i, before_op) is not None:
+            yield storage, i

@@ -1,0 +1,215 @@
+"""Schedule: a plan compiled into what the runtime does at each tick, with a peak that does not depend on timing.
+
+Note: [Ticks]
+The runtime gets control only when autograd saves a storage for the first time and when one is read back, and where a
+step begins or ends and a part of an optimizer's step does. What a part used is queued at its end, like a save; what it
+needs is waited for at its begin, like a read. At a tick
+it does, in this order: queue the write of a swapped storage that was just saved, let go of one that is dropped; give up
+the unfinished writes of `Action.back` (those storages simply stay); wait until `Action.writes_done` of the plan's
+writes, counted in write order and among those queued so far, have ended, been given up or lost their storage; empty the
+allocator's cache if `Action.empties`; start the swaps back of `Action.back`; run the recipes of `Action.rebuild`; on a
+read, wait until the storage is there. Several ticks at one position all carry that position's action, as their order is
+not known beforehand; doing it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from elbowroom.errors import InvalidPlan
+from elbowroom.machine import TierName
+from elbowroom.plan import Plan
+from elbowroom.step.check import check_step
+from elbowroom.step.last_step import LastStep, last_step, listed
+from elbowroom.step.moves import Moves, in_order_of_need, moves_of_plan, need, tiers_of_plan, waits
+from elbowroom.trace import Part, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """What the runtime does at a tick before it goes on.
+
+    Attributes:
+        writes_done: how many of the plan's writes must have ended, in write order.
+        back: the saves whose swap back starts here, in the order of need.
+        rebuild: the plan's recomputes that run here, by index.
+        empties: whether the device's allocator gives back here what it has free.
+    """
+
+    writes_done: int
+    back: tuple[int, ...]
+    rebuild: tuple[int, ...] = ()
+    empties: bool = False
+
+
+class StateSlot(NamedTuple):
+    """One optimizer state of a part, or the gradient of an accumulation.
+
+    What the run must find, and the window from there on in which it is swapped, else None.
+    """
+
+    size_bytes: int
+    dtype: str
+    n: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A plan in terms of the n-th saved storage of a step, and of the states of the parts of optimizers' steps.
+
+    The windows of states are numbered on after the saves, see `LastStep.storage`.
+
+    Attributes:
+        trace_id: the trace it belongs to.
+        budget_bytes: the plan's.
+        peak_allocated_bytes: what the step holds at most, on any machine: see Note: [Waits that do not
+            depend on timing] in moves.py.
+        swapped: the windows in which something is away, in write order.
+        tiers: where each of `swapped` goes.
+        dropped: by save that is dropped, which of the plan's recomputes rebuilds it.
+        on_save: by save: what to do when it is saved; where nothing, no entry.
+        on_read: by (save, k): what to do when it is read back for the k-th time, from 0; where nothing, no entry.
+        saved: per save of the step, (size_bytes, dtype): what the run must find.
+        reads: per save of the step, how often it is read back.
+        parts: the states of each part; empty where optimizers' steps are carried out whole.
+        on_part: by (part, whether it ends there): what to do; where nothing, no entry.
+        gradients: what each accumulation writes; empty where no gradient is swapped.
+        on_gradient: by (accumulation, whether it ends there): what to do; where nothing, no entry.
+        on_begin: what to do when the step begins.
+        on_end: what to do when it ends.
+        carried: the windows that go on in the next step.
+    """
+
+    trace_id: str
+    budget_bytes: int
+    peak_allocated_bytes: int
+    swapped: tuple[int, ...]
+    tiers: tuple[TierName, ...]
+    dropped: dict[int, int]
+    on_save: dict[int, Action]
+    on_read: dict[tuple[int, int], Action]
+    saved: tuple[tuple[int, str], ...]
+    reads: tuple[int, ...]
+    parts: tuple[tuple[StateSlot, ...], ...] = ()
+    on_part: Mapping[tuple[int, bool], Action] = field(default_factory=dict[tuple[int, bool], Action])
+    gradients: tuple[StateSlot, ...] = ()
+    on_gradient: Mapping[tuple[int, bool], Action] = field(default_factory=dict[tuple[int, bool], Action])
+    on_begin: Action | None = None
+    on_end: Action | None = None
+    carried: frozenset[int] = frozenset()
+
+
+def actions(
+    step: LastStep, moves: Moves, waiting: Mapping[int, int], emptied: Collection[int] = ()
+) -> dict[int, Action]:
+    """By position: what to do at its ticks. Swaps back that start together go in the order of need."""
+    back: dict[int, list[int]] = {}
+    for i in in_order_of_need(step, moves):
+        if step.returns[moves.n[i]]:
+            back.setdefault(int(moves.back[i]), []).append(int(moves.n[i]))
+    rebuild: dict[int, list[int]] = {}
+    for index, each in enumerate(moves.rebuilds):
+        rebuild.setdefault(each.position, []).append(index)
+    return {
+        p: Action(
+            writes_done=waiting.get(p, 0),
+            back=tuple(back.get(p, ())),
+            rebuild=tuple(rebuild.get(p, ())),
+            empties=p in emptied,
+        )
+        for p in sorted({*back, *waiting, *rebuild, *emptied})
+    }
+
+
+def compile_schedule(
+    trace: Trace, plan: Plan, waiting: Mapping[int, int] | None = None, emptied: Collection[int] = ()
+) -> Schedule:
+    """Compile a plan for the runtime.
+
+    Args:
+        trace: what the training does.
+        plan: what to do in its last step.
+        waiting: by position of a tick, how many writes must have ended there; None waits only where room is needed.
+        emptied: positions of ticks at which the allocator's cache is emptied.
+
+    Raises:
+        InvalidPlan: the plan may not run on this trace (see `check`), or does what the runtime cannot do.
+    """
+    step = last_step(trace)
+    _check_means(step, plan)
+    check_step(step, plan)
+    moves = moves_of_plan(step, plan)
+    needed = need(step, moves)
+    peak = int(needed.max())
+    at = actions(step, moves, waits(step, moves, needed, peak) if waiting is None else waiting, emptied)
+    return Schedule(
+        trace_id=plan.trace_id,
+        budget_bytes=plan.budget_bytes,
+        peak_allocated_bytes=peak,
+        swapped=tuple(moves.n.tolist()),
+        tiers=tiers_of_plan(step, plan, moves),
+        dropped={n: index for index, each in enumerate(moves.rebuilds) for n in each.n.tolist()},
+        on_save={n: at[s.saved_at] for n, s in enumerate(step.saves) if s.saved_at in at},
+        on_read={(n, k): at[p] for n, s in enumerate(step.saves) for k, p in enumerate(s.read_at) if p in at},
+        saved=_saved(step),
+        reads=tuple(len(s.read_at) for s in step.saves),
+        parts=_slots_of_parts(step, moves),
+        on_part=_at_borders(step.parts, at),
+        gradients=_slots_of_gradients(step, moves),
+        on_gradient=_at_borders(step.accumulations, at),
+        on_begin=at.get(step.first_op),
+        on_end=at.get(step.end_op),
+        carried=frozenset(listed(moves.n[moves.wraps])),
+    )
+
+
+def _saved(step: LastStep) -> tuple[tuple[int, str], ...]:
+    storages = (step.trace.storages[save.storage] for save in step.saves)
+    return tuple((storage.size_bytes, storage.dtype) for storage in storages)
+
+
+def _at_borders(parts: Sequence[Part], at: Mapping[int, Action]) -> dict[tuple[int, bool], Action]:
+    """By (part, whether it ends there): what to do."""
+    borders = (
+        (j, ends, p) for j, part in enumerate(parts) for ends, p in ((False, part.first_op), (True, part.end_op))
+    )
+    return {(j, ends): at[p] for j, ends, p in borders if p in at}
+
+
+def _slots_of_gradients(step: LastStep, moves: Moves) -> tuple[StateSlot, ...]:
+    """What each accumulation writes, with the window that begins there where it is swapped; empty where none is."""
+    begins = {(int(step.storage[n]), int(step.idle_from[n])): n for n in listed(moves.n) if n >= len(step.saves)}
+    slots = [
+        StateSlot(known.size_bytes, known.dtype, begins.get((part.storages[0], part.end_op)))
+        for part in step.accumulations
+        for known in (step.trace.storages[part.storages[0]],)
+    ]
+    return tuple(slots) if any(slot.n is not None for slot in slots) else ()
+
+
+def _slots_of_parts(step: LastStep, moves: Moves) -> tuple[tuple[StateSlot, ...], ...]:
+    """The states of each part, with their windows where they are swapped."""
+    states = {n for n in listed(moves.n) if n >= len(step.saves)}
+    window_of = {int(step.storage[n]): n for n in states}
+    storages = step.trace.storages
+    return tuple(
+        tuple(StateSlot(storages[s].size_bytes, storages[s].dtype, window_of.get(s)) for s in part.storages)
+        for part in step.parts
+    )
+
+
+def _check_means(step: LastStep, plan: Plan) -> None:
+    """Refuse what the runtime cannot do."""
+    in_parts = {storage for part in (*step.parts, *step.accumulations) for storage in part.storages}
+    saved = {save.storage for save in step.saves}
+    loose = [swap.storage for swap in plan.swaps if swap.storage not in in_parts and swap.storage not in saved]
+    if loose:
+        category = step.trace.storages[loose[0]].category if loose[0] < len(step.trace.storages) else "storage"
+        raise InvalidPlan(
+            f"the plan swaps {len(loose)} storages that autograd does not save, such as of category {category}; "
+            "allowed in a run are optimizer states and gradients that the trace names in its parts, as one of "
+            "elbowroom.capture(..., in_parts=True) does: plan again from such a trace, or with "
+            "elbowroom.plan(..., allow=('swap',))"
+        )

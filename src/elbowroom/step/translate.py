@@ -1,0 +1,166 @@
+"""translate: a plan for one trace as a plan for another trace of the same training.
+
+Computes: which storage of the other trace each swap means, and where it starts there. A trace that was captured on a
+GPU that is not there has more ops than one that `within` recorded (views, what other devices do), further steps before
+its last one and the small storages too, so neither numbers of storages nor positions are the same. What is the same is
+what the runtime goes by: the saved storages that are large enough, in order, with when each is saved and read back, the
+parts of optimizers' steps with their states, and the accumulations with their gradients. A swap back begins at the
+first of these that does not come before the place that the plan has for it, so that it needs no more memory than there.
+Optimal: exact where that place is one of them. Ignores: recomputes and algorithms, which name ops: a plan that has some
+is refused. Cost: swaps times saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from elbowroom.errors import InvalidPlan
+from elbowroom.plan import Plan, Swap
+from elbowroom.step.last_step import LastStep, last_step
+from elbowroom.trace import Category, Part, Save, Trace
+from elbowroom.units import format_bytes
+
+STAY: tuple[Category, ...] = ("parameter", "buffer", "input")
+"""What stays on the device: a trace may have it among the saved storages or not."""
+
+
+class Landmark(NamedTuple):
+    """A place of a step that the runtime notices.
+
+    Attributes:
+        kind: "saved", "read", "part begins", "part ends", "gradient arrives" or "gradient is there".
+        n: which saved storage, part or accumulation.
+        time: which of the reads of that storage.
+    """
+
+    kind: str
+    n: int
+    time: int = 0
+
+
+class Parts(NamedTuple):
+    """Places around which states and gradients may move.
+
+    Attributes:
+        of_optimizers: parts of their steps.
+        accumulations: of gradients.
+    """
+
+    of_optimizers: list[Part]
+    accumulations: list[Part]
+
+
+def translated(plan: Plan, source: Trace, trace: Trace) -> Plan:
+    """The plan in terms of `trace`.
+
+    Args:
+        plan: for `source`.
+        source: a trace of the training, such as one captured on a virtual GPU.
+        trace: another one of it, such as a run has recorded.
+
+    Raises:
+        InvalidPlan: the two save other storages, or the plan names ops or states that cannot be found in `trace`.
+    """
+    if plan.trace_id != source.id:
+        raise InvalidPlan(
+            f"plan: it is for trace {plan.trace_id}, and the trace beside it is {source.id}; give its own"
+        )
+    if plan.recomputes or plan.algorithms:
+        raise InvalidPlan(
+            f"plan: its {len(plan.recomputes)} recomputes and {len(plan.algorithms)} algorithms name ops of its trace, "
+            "which is no trace of a run; plan again with allow=('swap', 'state')"
+        )
+    here, there = last_step(source), last_step(trace)
+    saves, its_saves = _alike(here, there)
+    storage_of = {mine.storage: its.storage for mine, its in zip(saves, its_saves, strict=True)}
+    parts, its_parts = _large_parts(here, there), _large_parts(there, there)
+    storage_of |= _states(here, there, parts, its_parts)
+    places = _places(saves, parts), _places(its_saves, its_parts)
+    swaps = [_swap(swap, storage_of, there, *places) for swap in plan.swaps]
+    swaps.sort(key=lambda swap: swap.out_after_op)
+    return replace(plan, trace_id=trace.id, swaps=tuple(swaps))
+
+
+def _alike(here: LastStep, there: LastStep) -> tuple[list[Save], list[Save]]:
+    """The saves that both traces have, in order, as each has them. Raises InvalidPlan."""
+    its = _moving(there)
+    least_bytes = min((int(there.storage_bytes[save.storage]) for save in its), default=0)
+    mine = [save for save in _moving(here) if here.storage_bytes[save.storage] >= least_bytes]
+    told, wanted = [_told(here, save) for save in mine], [_told(there, save) for save in its]
+    if told == wanted:
+        return mine, its
+    n = next((n for n, pair in enumerate(zip(told, wanted, strict=False)) if pair[0] != pair[1]), None)
+    what = f"{len(its)} of at least {format_bytes(least_bytes)}, not {len(mine)}"
+    if n is not None:
+        what = f"as number {n} one of {wanted[n][0]} bytes of {wanted[n][1]}, not {told[n][0]} of {told[n][1]}"
+    raise InvalidPlan(f"plan: this training saves other storages than its trace: {what}; plan from a trace of it")
+
+
+def _moving(step: LastStep) -> list[Save]:
+    return [save for save in step.saves if step.trace.storages[save.storage].category not in STAY]
+
+
+def _told(step: LastStep, save: Save) -> tuple[int, str]:
+    storage = step.trace.storages[save.storage]
+    return storage.size_bytes, storage.dtype
+
+
+def _large_parts(step: LastStep, other: LastStep) -> Parts:
+    """The places of a step, with what is large enough to move in another one."""
+    its = [s for part in (*other.parts, *other.accumulations) for s in part.storages]
+    least_bytes = min((int(other.storage_bytes[s]) for s in its), default=0)
+
+    def large(parts: Sequence[Part]) -> list[Part]:
+        return [
+            replace(part, storages=tuple(s for s in part.storages if step.storage_bytes[s] >= least_bytes))
+            for part in parts
+        ]
+
+    return Parts(large(step.parts), [part for part in large(step.accumulations) if part.storages])
+
+
+def _states(here: LastStep, there: LastStep, parts: Parts, its_parts: Parts) -> dict[int, int]:
+    """By state or gradient, that of the other trace: the same of the same part; none of parts that differ."""
+    found: dict[int, int] = {}
+    for mine, its in zip(parts, its_parts, strict=True):
+        if [_sizes(here, part.storages) for part in mine] == [_sizes(there, part.storages) for part in its]:
+            pairs = zip(mine, its, strict=True)
+            found |= {s: t for one, other in pairs for s, t in zip(one.storages, other.storages, strict=True)}
+    return found
+
+
+def _sizes(step: LastStep, storages: Sequence[int]) -> list[int]:
+    return [int(step.storage_bytes[storage]) for storage in storages]
+
+
+def _places(saves: Sequence[Save], parts: Parts) -> dict[Landmark, int]:
+    """The position of each landmark."""
+    found = {Landmark("saved", n): save.saved_at for n, save in enumerate(saves)}
+    for n, save in enumerate(saves):
+        found |= {Landmark("read", n, time): position for time, position in enumerate(save.read_at)}
+    for n, part in enumerate(parts.of_optimizers):
+        found |= {Landmark("part begins", n): part.first_op, Landmark("part ends", n): part.end_op}
+    for n, part in enumerate(parts.accumulations):
+        found |= {Landmark("gradient arrives", n): part.first_op, Landmark("gradient is there", n): part.end_op}
+    return found
+
+
+def _swap(
+    swap: Swap, storage_of: dict[int, int], there: LastStep, mine: dict[Landmark, int], its: dict[Landmark, int]
+) -> Swap:
+    """One swap. Raises InvalidPlan."""
+    storage = storage_of.get(swap.storage)
+    n = None if storage is None else there.window_of.get(storage)
+    if storage is None or n is None:
+        raise InvalidPlan(
+            f"plan: it swaps storage {swap.storage} of its trace, which is none of the saved storages, states and "
+            "gradients that may move in this step; capture this training, with in_parts=True where states may move, "
+            "and plan again"
+        )
+    later = [landmark for landmark in mine if mine[landmark] >= swap.back_before_op and landmark in its]
+    first = min((mine[landmark] for landmark in later), default=None)
+    back = min((its[landmark] for landmark in later if mine[landmark] == first), default=there.end_op)
+    out = int(there.saved_at[n] if n < len(there.saves) else there.idle_from[n]) - 1
+    return replace(swap, storage=storage, out_after_op=out, back_before_op=back)

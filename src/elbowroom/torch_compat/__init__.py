@@ -1,0 +1,1 @@
+"""Every private symbol of torch that this package uses."""
