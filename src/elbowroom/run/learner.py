@@ -272,11 +272,15 @@ class Learner:
         work = partial(self._planned, key, trace, machine, assembly.clear, again=first)
         return self._beside.make(key, work, planned)
 
+    def _seen(self, recording: Recording) -> None:
+        """Learn from any recorded step which modules there are, and what was compiled."""
+        self._asked = self._asked.among(live_modules)
+        self._recomputing.recorded(recording.compiled, self._given and self._given.plan, self._asked.modules)
+        self._compiled_backward.recorded(recording.compiled_backward)
+
     def _recorded(self, key: Hashable, recording: Recording, held_bytes: int, trace: Trace) -> None:
         """Learn from an observed step what is no plan."""
-        self._asked = self._asked.among(live_modules)
-        self._recomputing.recorded(recording.compiled, self._given and self._given.plan)
-        self._compiled_backward.recorded(recording.compiled_backward)
+        self._seen(recording)
         self.machine = with_rates_of(self.machine, recording.happenings)
         self.kinds.recorded(key, held_bytes, keeping_bytes(trace, self.machine))
         self._observations[key] = self._observations.get(key, 0) + 1
@@ -335,10 +339,8 @@ class Learner:
         Raises:
             Infeasible: no plan meets the budget, and neither does the one that the step ran under.
         """
-        self._asked = self._asked.among(live_modules)
         assembly = Assembly(recording, self._tier)
-        self._recomputing.recorded(recording.compiled, self._given and self._given.plan)
-        self._compiled_backward.recorded(recording.compiled_backward)
+        self._seen(recording)
         line = assembly.timeline(known.trace.id, self.machine.outside_bytes)
         self.kinds.recorded(key, line.peak_allocated_bytes, 0)
         if known.refined and (known.plan.swaps or known.plan.recomputes or known.plan.algorithms):

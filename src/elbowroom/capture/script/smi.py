@@ -1,6 +1,7 @@
 """`nvidia-smi` for a script that asks it: a program that comes first on the PATH and tells of the virtual GPU.
 
-It answers `--query-gpu` with what is known, `-L`, and anything else with a line for the GPU. No process uses the GPU.
+It answers `--query-gpu`, `-L`, and anything else with a line for the GPU. No process uses the GPU. The
+driver's version, the temperature and the power are stand-ins, as there is no GPU.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from elbowroom.plan import Plan, Recompute
 from elbowroom.planners import check
 from elbowroom.planners.budget.run_budget import Course, course_of, course_within, without
 from elbowroom.planners.request import PlanRequest
-from elbowroom.run.options import live_modules
 from elbowroom.run.recompute.calls import Calls
 from elbowroom.run.recompute.programs import Impossible, Matched, Program, matched, programs_of, why_impossible
 from elbowroom.run.recompute.proofs import sample_bytes
@@ -30,6 +29,7 @@ from elbowroom.run.recompute.rebuild import Rebuilder
 from elbowroom.run.step_kinds import Known, known_of
 from elbowroom.simulate.simulate import simulate
 from elbowroom.step.last_step import last_step
+from elbowroom.step.module_selection import Selection
 from elbowroom.torch_compat.cuda_allocator import compiler_graphs
 from elbowroom.trace import Trace
 from elbowroom.units import Amount, Budget
@@ -77,18 +77,19 @@ class Recomputing:
         """Whether plans may recompute at all."""
         return "recompute" in self._asked.allow and not self._compiled
 
-    def recorded(self, compiled: bool, given: Plan | None) -> None:
+    def recorded(self, compiled: bool, given: Plan | None, modules: Selection) -> None:
         """A step of this run was recorded: see Note: [Compiled code].
 
         Args:
             compiled: whether some of it went through torch.compile.
             given: the plan that the run was given.
+            modules: those that plans may move storages of.
 
         Raises:
             InvalidPlan: it has recomputes, which such a run cannot carry out.
             UsageError: it is captured as CUDA graphs.
         """
-        self._asked = self._asked.among(live_modules)
+        self._asked = replace(self._asked, modules=modules)
         self._compiled |= compiled
         if compiled and compiler_graphs(self._executor.device):
             raise UsageError(
