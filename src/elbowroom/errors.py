@@ -105,3 +105,14 @@ class TierFull(TierError):
 
 class TierFailed(TierError):
     """A read or write of a tier failed or came up short."""
+
+
+def again(error: ElbowroomError) -> ElbowroomError:
+    """The same error as a new object, without the frames that the first one came through.
+
+    Frames that hold an error in a variable make a cycle with it. Raised in a training, it would keep the caller's model
+    and optimizer alive until the garbage collector runs.
+    """
+    made = type(error).__new__(type(error), *error.args)
+    vars(made).update(vars(error))
+    return made

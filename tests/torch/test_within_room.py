@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import importlib
 import io
 import re
@@ -327,3 +328,31 @@ def no_room_stays_open() -> Iterator[None]:
     yield
     functions: Any = torch._C
     assert functions._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+@pytest.mark.parametrize("allow", [("swap",), ("swap", "state"), ("swap", "recompute")])
+def test_a_training_that_is_refused_leaves_nothing_alive(allow: tuple[Any, ...]) -> None:
+    # given a script that catches the error, to try again with a smaller batch
+    models: list[weakref.ref[nn.Module]] = []
+
+    def refused() -> None:
+        training = perceptron()
+        models.append(weakref.ref(training.modules[0]))
+        try:
+            with er.within(100_000, allow=allow, min_size_bytes=MIN_SIZE_BYTES):
+                finish(training, 6)
+        except er.Infeasible:
+            return
+        pytest.fail("a budget of 100 kB was met")
+
+    refused()  # what torch makes once in a process is made
+    # when the garbage collector does not help
+    gc.collect()
+    gc.disable()
+    try:
+        refused()
+        alive = models[-1]() is not None
+    finally:
+        gc.enable()
+    # then its weights are gone, and with them the memory that the next try needs
+    assert not alive

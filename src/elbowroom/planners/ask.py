@@ -65,8 +65,9 @@ class Asking:
         try:
             return self._plan(budget_bytes)
         except Infeasible as found:
-            problem = self._met(found) if self._others_move(budget_bytes, found.least_feasible_bytes) else found
-        raise problem
+            if not self._others_move(budget_bytes, found.least_feasible_bytes):
+                raise
+            raise self._met(found) from None
 
     def _plan(self, budget_bytes: int) -> Plan:
         limit_s = self._watch.left_s(self._problem.time_limit_s)

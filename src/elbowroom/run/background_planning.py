@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from threading import Thread
 from typing import Any, final
 
+from elbowroom.errors import ElbowroomError, again
 from elbowroom.run.step_kinds import Known
 
 PATIENCE_S = 2.0
@@ -79,7 +80,9 @@ class _Making(Thread):
     def run(self) -> None:
         try:
             self._found = self._work()
-        except BaseException as error:  # noqa: BLE001 - whoever takes what was found gets it
+        except ElbowroomError as error:
+            self._error = again(error)
+        except BaseException as error:  # noqa: BLE001 - a defect of ours: raised where the plan is taken
             self._error = error
 
     def taken(self) -> Any:
