@@ -25,6 +25,7 @@ from benchmarks.gpu_direct import direct
 from benchmarks.gpu_peers import PEERS, Absent, around_steps, largest, trained
 from benchmarks.planning.models import setup_of
 from benchmarks.results import commit
+from elbowroom.run.room import run_of
 from tests.fakecuda.within import plain, within
 from tests.fakecuda.within_models import MODELS
 
@@ -171,7 +172,7 @@ def _timed_room(name: str, settings: Report, budget_bytes: int) -> Report:
         step = setup_of(name, **settings)()
     with er.within(budget_bytes) as room:
         found = timed(step)
-        line, pinned_bytes = room.simulated, room.pinned_bytes
+        line, pinned_bytes = room.simulated, run_of(room).pinned_bytes
     assert line is not None
     return {
         **found,

@@ -20,7 +20,7 @@ import elbowroom as er
 from elbowroom.run.recompute.calls import Calls
 from elbowroom.run.recompute.controller import Planned, Recomputing
 from elbowroom.run.recompute.programs import matched, why_impossible
-from elbowroom.run.room import Room
+from elbowroom.run.room import Room, run_of
 from elbowroom.step.check import check
 from elbowroom.step.last_step import last_step
 from elbowroom.step.recipes import options
@@ -189,7 +189,7 @@ def written_training(model: nn.Module, rate: float) -> Training:
         optimizer.zero_grad(set_to_none=True)
         loss = model()
         for room in _open:
-            room._executor.settle()
+            run_of(room)._executor.settle()
         loss.backward()
         optimizer.step()
         return loss

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import elbowroom as er
+from elbowroom.run.room import run_of
 
 WIDTH, ROWS = 512, 8192
 
@@ -37,7 +38,7 @@ def main() -> None:
         "told": [str(each.message) for each in told if str(each.message).startswith("elbowroom")],
         "beyond_bytes": room.beyond_bytes,
         "held_bytes": most,
-        "budget_bytes": room.budget_bytes,
+        "budget_bytes": run_of(room).budget_bytes,
         "summary": room.summary().splitlines(),
         "mismatches": sum(step.mismatches for step in room.steps),
     }

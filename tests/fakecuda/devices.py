@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import elbowroom as er
+from elbowroom.run.room import run_of
 from tests.torch.helpers import moved_categories
 
 FIRST, SECOND = "cuda:0", "cuda:1"
@@ -86,13 +87,13 @@ def run(trainings: Sequence[Sequence[str]], on: str | None, share: float, rows: 
     return {
         "plain": plain,
         "reserved": reserved(),
-        "budget_bytes": room.budget_bytes,
-        "device": str(room.device),
+        "budget_bytes": run_of(room).budget_bytes,
+        "device": str(run_of(room).device),
         "modes": [step.mode for step in room.steps],
         "swapped": [step.swapped_out_bytes for step in room.steps],
         "categories": sorted(moved_categories(room)),
         "mismatches": sum(step.mismatches for step in room.steps),
-        "passed": sorted(room.passed),
+        "passed": sorted(run_of(room).passed),
         "simulated": line.peak_reserved_bytes if line else 0,
         "told": [text for text in texts if " holds " not in text],
         "told_of_more": len([text for text in texts if " holds " in text]),
@@ -109,7 +110,7 @@ def refused(inner: str, outer: str) -> Found:
     except er.UsageError as error:
         found = str(error)
     with er.within("1GiB", device=inner) as room:
-        return {"error": found, "then": str(room.device)}
+        return {"error": found, "then": str(run_of(room).device)}
 
 
 def no_such_device() -> Found:

@@ -28,6 +28,7 @@ from elbowroom.engine.tiers import arenas
 from elbowroom.engine.tiers.spillfile import SpillFile
 from elbowroom.engine.tiers.streams import CudaStreams
 from elbowroom.hardware import ram
+from elbowroom.run.room import run_of
 
 BUDGET = "device=250MiB,host=100MiB"
 """Of more than 400 MiB: the host cannot hold all that must go."""
@@ -104,7 +105,7 @@ def trained(training: Training, budget: str = BUDGET, then: Callable[[], object]
         for _ in range(STEPS):
             training.step()
         then()
-        return {"pinned": room.pinned_bytes, "mode": room._mode}
+        return {"pinned": run_of(room).pinned_bytes, "mode": run_of(room)._mode}
 
 
 def user(where: str) -> Callable[[Training], dict[str, Any]]:

@@ -16,6 +16,7 @@ import warnings
 from typing import Any
 
 import elbowroom as er
+from elbowroom.run.room import run_of
 from tests.fakecuda.faults import Training, open_files
 
 STEPS = 8
@@ -42,7 +43,7 @@ def tried(spec: dict[str, Any]) -> dict[str, Any] | None:
                     if step == spec["step"]:
                         lose_after(spec["calls"], spec["error"])
                     training.step()
-                    found["mode"] = room._mode
+                    found["mode"] = run_of(room)._mode
         except Exception as error:  # noqa: BLE001 - it is what is looked at
             cause = error.__cause__
             found["error"] = f"{type(error).__name__}: {error}"

@@ -17,6 +17,7 @@ import torch
 
 import elbowroom as er
 from elbowroom.engine.tiers import managed
+from elbowroom.run.room import run_of
 from elbowroom.torch_compat.cuda_allocator import keep_memory_history, memory_snapshot
 from tests.fakecuda.within_models import MODELS
 
@@ -70,9 +71,9 @@ def run(share: float, reserved: int, managed_bytes: int | str) -> Found:
             step = MODELS["residual net"]()
             for _ in range(STEPS - 1):
                 step()
-                found["modes"].append(room._mode)
+                found["modes"].append(run_of(room)._mode)
             found["used"] = most_used(step)
-            found["modes"].append(room._mode)
+            found["modes"].append(run_of(room)._mode)
             found["on_device"] = torch.cuda.max_memory_reserved() - managed.held_bytes()
             del step
     except (er.ElbowroomError, torch.OutOfMemoryError) as error:

@@ -19,6 +19,7 @@ import elbowroom as er
 from elbowroom.engine.residence import resident_bytes
 from elbowroom.run import background_planning as beside
 from elbowroom.run.recompute.proofs import Checksums, Samples
+from elbowroom.run.room import run_of
 from tests.fakecuda.within_models import MODELS
 from tests.torch.plain_gds import PlainGdsFile
 
@@ -48,23 +49,23 @@ def within(step: Callable[[], Any], budget: str | int | None, steps: int, **opti
             peaks()
             step()
             allocated, reserved = peaks()
-            tier: Any = room._executor.tier
+            tier: Any = run_of(room)._executor.tier
             found["steps"].append(
                 {
                     "allocated": allocated,
                     "reserved": reserved,
-                    "pinned": room.pinned_bytes,
+                    "pinned": run_of(room).pinned_bytes,
                     "host": tier.size_bytes,
                     "held": tier.held_bytes,
                     "resident": resident_bytes(),
-                    "mode": room._mode,
+                    "mode": run_of(room)._mode,
                 }
             )
         line = room.simulated
         assert line is not None
         assert room.plan is not None
         assert room.trace is not None
-        found["budget_bytes"] = room.budget_bytes
+        found["budget_bytes"] = run_of(room).budget_bytes
         tiers = Counter(swap.tier for swap in room.plan.swaps)
         saves = {save.storage for save in room.trace.saves}
         states = [swap.storage for swap in room.plan.swaps if swap.storage not in saves]

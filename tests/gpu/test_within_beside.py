@@ -14,6 +14,7 @@ import elbowroom as er
 from elbowroom.engine.tiers import managed
 from elbowroom.engine.tiers.gds import DirectTier
 from elbowroom.errors import UsageError
+from elbowroom.run.room import run_of
 from tests.gpu.slow import needs_kernels
 from tests.gpu.test_within_races import STEPS, outcome, share_of_plain, training
 
@@ -32,7 +33,7 @@ def same_as_plain(budget: str | int, **options: Any) -> Any:
     assert len(room.steps) == STEPS
     for one, other in zip(inside, plain, strict=True):
         assert torch.equal(one, other)
-    return room._executor.tier
+    return run_of(room)._executor.tier
 
 
 @needs_kernels

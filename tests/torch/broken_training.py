@@ -16,7 +16,7 @@ from torch import Tensor
 import elbowroom as er
 from elbowroom.engine.tiers.disk import DiskTier
 from elbowroom.errors import TierError
-from elbowroom.run.room import Room
+from elbowroom.run.room import Room, run_of
 from tests.torch.helpers import MIN_SIZE_BYTES, Outcome, Training, finish, mlp, seeded, tight_budget, train
 
 STEPS = 5
@@ -139,14 +139,14 @@ def same(one: Outcome, other: Outcome) -> bool:
 
 def tier_of(room: Room) -> DiskTier:
     """The disk tier of a room."""
-    tier = room._executor.tier
+    tier = run_of(room)._executor.tier
     assert isinstance(tier, DiskTier)
     return tier
 
 
 def settle(room: Room) -> None:
     """Every write so far has ended."""
-    room._executor.settle()
+    run_of(room)._executor.settle()
 
 
 def take_all_room(room: Room) -> None:

@@ -12,6 +12,7 @@ import torch
 
 import elbowroom as er
 from elbowroom.run.check_beforehand import Child, Question, Verdict, verdict_of
+from elbowroom.run.room import run_of
 from elbowroom.trace import Remark
 from tests.fakecuda.within_models import MODELS
 
@@ -136,7 +137,7 @@ def steps_within(saved: tuple[tuple[tuple[int, str], ...], ...], budget: str) ->
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, child, ended = torch.randn(4096, 256), Answered(saved), 0
     with er.within(budget, min_size_bytes=MIB) as room:
-        room.foretold = child  # pyright: ignore[reportAttributeAccessIssue]
+        run_of(room).foretold = child  # pyright: ignore[reportAttributeAccessIssue]
         for _ in range(3):
             optimizer.zero_grad()
             model(x).square().mean().backward()

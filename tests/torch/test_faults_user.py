@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import elbowroom as er
-from elbowroom.run.room import Room
+from elbowroom.run.room import Room, run_of
 from tests.torch.broken_disk import open_descriptors, own_threads, until
 from tests.torch.broken_training import OBSERVED, PLANNED, Moment, broken, setup
 from tests.torch.helpers import MIN_SIZE_BYTES, Outcome, assert_equal, seeded, train
@@ -87,13 +87,13 @@ def test_after_an_exception_with_the_graph_alive_the_bytes_stay_readable_and_the
         loss = training(batch).sum()
         raise ValueError
     # then
-    assert opened._executor.tier.held_bytes > 0
+    assert run_of(opened)._executor.tier.held_bytes > 0
     found = torch.autograd.grad(loss, list(training.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
     # when
     del loss
     # then
-    assert opened._executor.tier.held_bytes == 0
+    assert run_of(opened)._executor.tier.held_bytes == 0
 
 
 @pytest.mark.parametrize("min_size_bytes", [1, 2**20], ids=["moved", "passed through"])

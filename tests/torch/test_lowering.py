@@ -15,7 +15,7 @@ from elbowroom.planners import Means
 from elbowroom.planners.budget.run_budget import course_within
 from elbowroom.planners.request import PlanRequest
 from elbowroom.run.lowering_means import means_of, restricted, with_accumulations, with_means
-from elbowroom.run.room import Room
+from elbowroom.run.room import Room, run_of
 from elbowroom.units import parse_budget
 from tests.fakecuda.within_models import MODELS
 
@@ -95,7 +95,7 @@ def test_a_training_that_is_refused_says_what_would_help() -> None:
     named = re.search(r"with swap,state it is [^;]* \((\d+) bytes\)", said)
     assert named is not None, said
     assert int(named[1]) < least - 8 * MIB
-    assert nine_steps(int(named[1]) + MIB, ("swap", "state")).planned_peak_bytes <= int(named[1]) + MIB
+    assert run_of(nine_steps(int(named[1]) + MIB, ("swap", "state"))).planned_peak_bytes <= int(named[1]) + MIB
 
 
 def test_a_step_without_parts_says_nothing_of_states() -> None:

@@ -402,7 +402,7 @@ def test_a_script_that_holds_itself_to_a_budget_is_estimated_without_it() -> Non
                 model(torch.randn(64, 512, device="cuda")).sum().backward()
                 optimizer.step()
             room.measure_next_step()
-        assert (room.plan, room.over_bytes) == (None, 0)
+        assert (room.plan, room.beyond_bytes) == (None, 0)
         assert "on a virtual GPU" in room.summary()
         assert device.steps_seen == 3
     assert elbowroom.within is before

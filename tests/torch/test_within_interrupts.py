@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import elbowroom as er
-from elbowroom.run.room import Room
+from elbowroom.run.room import Room, run_of
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Outcome,
@@ -96,7 +96,7 @@ def test_a_loop_that_goes_on_after_a_broken_step_gets_the_same_numbers(at: int, 
     # then
     assert_equal(inside, plain)
     assert "plan" in [step.mode for step in room.steps]
-    assert room._executor.tier.held_bytes == 0
+    assert run_of(room)._executor.tier.held_bytes == 0
 
 
 def broken_off(
@@ -135,8 +135,8 @@ def test_a_loop_that_is_left_in_the_middle_of_a_step_leaves_nothing_behind(
     gc.collect()
     # then
     assert activation() is None
-    assert room._executor.tier.held_bytes == 0
-    assert not room._executor._by_key
+    assert run_of(room)._executor.tier.held_bytes == 0
+    assert not run_of(room)._executor._by_key
     assert state.keys() == plain.keys()
     assert all(same_bits(value, plain[name]) for name, value in state.items())
 
@@ -181,4 +181,4 @@ def test_a_graph_that_nobody_holds_any_more_is_freed(use: Callable[[nn.Module, T
         gc.collect()
         # then
         assert [storage for storage in seen if storage() is not None] == []
-    assert room._executor.tier.held_bytes == 0
+    assert run_of(room)._executor.tier.held_bytes == 0

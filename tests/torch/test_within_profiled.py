@@ -16,7 +16,7 @@ from torch.autograd.profiler import record_function
 
 import elbowroom as er
 from elbowroom.capture.recorder import live_ram_bytes
-from elbowroom.run.room import Room
+from elbowroom.run.room import Room, run_of
 from tests.torch.helpers import (
     Outcome,
     Setup,
@@ -169,7 +169,7 @@ def test_what_is_held_under_the_users_profiler_is_seen_where_storages_are_saved_
                     optimizer.zero_grad()
                     model(x).square().mean().backward()
                     optimizer.step()
-        return room.kinds.keep_all_bytes, room.held_bytes, live_ram_bytes()
+        return run_of(room).kinds.keep_all_bytes, run_of(room).held_bytes, live_ram_bytes()
 
     # when
     keep_all, _, live = trained(profiled=False)

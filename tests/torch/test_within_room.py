@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import elbowroom as er
 from elbowroom.engine.tiers.disk import DiskTier
+from elbowroom.run.room import run_of
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Setup,
@@ -277,7 +278,7 @@ def test_the_budget_of_a_plan_is_the_rooms_where_none_is_given() -> None:
     with er.within(plan=plan, min_size_bytes=MIN_SIZE_BYTES) as room:
         finish(seeded(perceptron), 4)
 
-    assert room.budget_bytes == budget
+    assert run_of(room).budget_bytes == budget
     assert_swapped(room, 4)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from elbowroom.engine.residence import RamResidence, SoFar
-from elbowroom.run.room import Room
+from elbowroom.run.room import Room, run_of
 from tests.torch.helpers import (
     Setup,
     Training,
@@ -301,7 +301,7 @@ def test_training_and_a_validation_loss_with_gradients_give_the_same_numbers() -
     inside, room = train_within(setup, 6)
 
     assert_equal(inside, plain)
-    assert room._executor.tier.held_bytes == 0
+    assert run_of(room)._executor.tier.held_bytes == 0
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at the start", "after a step"])

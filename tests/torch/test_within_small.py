@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import elbowroom as er
+from elbowroom.run.room import run_of
 from elbowroom.step.least_size import least_size
 from elbowroom.units import format_bytes
 from tests.torch.helpers import (
@@ -56,8 +57,8 @@ def test_a_capture_is_planned_and_the_plan_is_followed() -> None:
     # then
     assert_equal(inside, train(small, 5))
     assert_swapped(room)
-    assert room.min_size_bytes == least_size(budget) < ACTIVATION_BYTES
-    assert f"Storages of {format_bytes(room.min_size_bytes)} or more may move" in room.summary()
+    assert run_of(room).min_size_bytes == least_size(budget) < ACTIVATION_BYTES
+    assert f"Storages of {format_bytes(run_of(room).min_size_bytes)} or more may move" in room.summary()
 
 
 def refused_at(budget_bytes: int) -> int:
@@ -79,5 +80,5 @@ def test_the_least_that_is_named_is_met_with_its_own_least_size() -> None:
     assert named > beside.nbytes
     outcome, room = train_within(small, budget=named, min_size_bytes=None)
     assert_equal(outcome, train(small))
-    assert room.min_size_bytes == least_size(named)
-    assert room.held_bytes <= named
+    assert run_of(room).min_size_bytes == least_size(named)
+    assert run_of(room).held_bytes <= named

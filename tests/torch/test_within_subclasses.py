@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 import elbowroom as er
 from elbowroom.planners import Means
+from elbowroom.run.room import run_of
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Setup,
@@ -72,7 +73,7 @@ def test_tensors_that_wrap_two_others_are_swapped_by_those(allow: list[Means]) -
     # five activations of 96 x 64 floats are saved, each of them twice; the last need not leave
     assert room.steps[-1].swapped_out_bytes + room.steps[-1].recomputed_bytes >= 2 * 2 * 96 * 64 * 4
     assert sum(step.mismatches for step in room.steps) == 0
-    assert not room.passed
+    assert not run_of(room).passed
 
 
 def test_parameters_that_wrap_others_are_never_moved() -> None:
@@ -98,7 +99,7 @@ def test_tensors_that_only_add_attributes_are_swapped() -> None:
     room = same_within(setup)
     # then
     assert_swapped(room)
-    assert not room.passed
+    assert not run_of(room).passed
 
 
 def test_jagged_tensors_are_swapped_by_their_values() -> None:
@@ -149,7 +150,7 @@ def test_tensors_that_do_not_say_what_they_wrap_stay_and_are_counted_and_said_on
             room.end_step()
     # then: each step saves the batch and what sin was given
     assert all(torch.equal(each, plain) for each in found)
-    assert dict(room.passed) == {"Opaque": 4}
+    assert dict(run_of(room).passed) == {"Opaque": 4}
     (message,) = [str(each.message) for each in told if "class Opaque" in str(each.message)]
     assert message.startswith("elbowroom: large saved tensors of class Opaque stay on the device")
 
@@ -217,9 +218,9 @@ def test_a_graph_of_wrapping_tensors_that_is_dropped_gives_everything_back() -> 
     # when
     with er.within(2**30, min_size_bytes=MIN_SIZE_BYTES) as room:
         loss = mean_square(model(batch))
-        held = room._executor.tier.held_bytes
+        held = run_of(room)._executor.tier.held_bytes
         del loss
-        left = room._executor.tier.held_bytes
+        left = run_of(room)._executor.tier.held_bytes
         mean_square(model(batch)).backward()
         room.end_step()
     # then

@@ -20,6 +20,7 @@ from elbowroom.trace import Trace
 if TYPE_CHECKING:
     from elbowroom.run.check_beforehand import Child
     from elbowroom.run.room import Room
+    from elbowroom.run.training import TrainingRun
 
 HELD_MORE = 3
 """Exit code of a run whose script ended well, and that held more than its budget, or trained outside of it."""
@@ -76,7 +77,7 @@ def execute(arguments: argparse.Namespace) -> int:
     code = outcome.exit_code()
     if outcome.room is None or outcome.failed or code:
         return code
-    return HELD_MORE if outcome.room.over_bytes or _trained_outside(outcome.room, children, command) else 0
+    return HELD_MORE if _run_of(outcome.room).over_bytes or _trained_outside(outcome.room, children, command) else 0
 
 
 def _room(arguments: argparse.Namespace, settings: Settings) -> AbstractContextManager[Room]:
@@ -114,11 +115,11 @@ def _check(room: Room, command: launch.Command, asked: bool | None) -> None:
         UsageError: it is asked for, and there is no such check for this run.
     """
     of_many = int(os.environ.get("WORLD_SIZE", "1") or 1) > 1
-    if asked is False or (asked is None and (of_many or room.device.type != "cuda")):
+    if asked is False or (asked is None and (of_many or _run_of(room).device.type != "cuda")):
         return
     path, module = (None, command.target) if command.is_module else (command.target, None)
     try:
-        child = room.ask_beforehand(path, module, command.arguments, alongside=not asked)
+        child = _run_of(room).ask_beforehand(path, module, command.arguments, alongside=not asked)
     except UsageError:
         if asked:
             raise
@@ -176,16 +177,23 @@ def _conclude(room: Room, arguments: argparse.Namespace) -> None:
 
 def figures(room: Room) -> dict[str, object]:
     """The figures of a run for programs, bytes and nanoseconds."""
+    run = _run_of(room)
     return {
-        "budget_bytes": room.budget_bytes,
-        "min_size_bytes": room.min_size_bytes,
-        "keep_all_bytes": room.kinds.keep_all_bytes,
-        "planned_peak_bytes": room.planned_peak_bytes,
-        "measured_peak_bytes": room.held_bytes,
-        "over_budget_bytes": room.over_bytes,
+        "budget_bytes": run.budget_bytes,
+        "min_size_bytes": run.min_size_bytes,
+        "keep_all_bytes": run.kinds.keep_all_bytes,
+        "planned_peak_bytes": run.planned_peak_bytes,
+        "measured_peak_bytes": run.held_bytes,
+        "over_budget_bytes": run.over_bytes,
         "swaps": len(room.plan.swaps) if room.plan else 0,
         "simulated_peak_allocated_bytes": room.simulated.peak_allocated_bytes if room.simulated else None,
-        "measured_peak_allocated_bytes": room.kinds.measured_peak_bytes or room.held_bytes,
-        "kinds": room.kinds.rows(),
+        "measured_peak_allocated_bytes": run.kinds.measured_peak_bytes or run.held_bytes,
+        "kinds": run.kinds.rows(),
         "steps": [asdict(step) for step in room.steps],
     }
+
+
+def _run_of(room: Room) -> TrainingRun:
+    from elbowroom.run.room import run_of
+
+    return run_of(room)

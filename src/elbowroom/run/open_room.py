@@ -26,12 +26,13 @@ from elbowroom.run.layer_algorithms import LayerChoices
 from elbowroom.run.learner import Learner
 from elbowroom.run.recompute.controller import Recomputing
 from elbowroom.run.room import Room
+from elbowroom.run.training import TrainingRun
 from elbowroom.units import Amount, Budget, parse_budget
 
 PLENTY_BYTES = 1 << 30
 """RAM beside the budget from which on freed blocks stay with the process for a while."""
 
-_open: list[Room] = []
+_open: list[TrainingRun] = []
 
 
 @contextmanager
@@ -46,20 +47,20 @@ def opened(
 ) -> Iterator[Room]:
     """See `elbowroom.within`."""
     with ExitStack() as around:
-        room = _opened(budget, given, spill_dir, device, asked, around)
+        run = _opened(budget, given, spill_dir, device, asked, around)
         if measure:
-            room.measure_next_step()
-        _open.append(room)
+            run.measure_next_step()
+        _open.append(run)
         error: BaseException | None = None
         try:
-            yield room
+            yield Room(run)
         except BaseException as found:
             error = found
             raise
         finally:
-            _open.remove(room)
-            lost = room.loss() if error is None or isinstance(error, Exception) else None
-            room.close(failed=error is not None or lost is not None)
+            _open.remove(run)
+            lost = run.loss() if error is None or isinstance(error, Exception) else None
+            run.close(failed=error is not None or lost is not None)
             if lost is not None:
                 raise lost from error
 
@@ -71,7 +72,7 @@ def _opened(
     device: str | torch.device | None,
     asked: PlanRequest,
     around: ExitStack,
-) -> Room:
+) -> TrainingRun:
     where = _device_of(device)
     if _open:
         raise _inside_another(where, _open[0].device)
@@ -90,9 +91,9 @@ def _opened(
     recomputing = Recomputing(executor, resolved, asked)
     layers = LayerChoices(wanted="algorithm" in asked.allow or (given is not None and bool(given.plan.algorithms)))
     learner = Learner(machine, resolved, asked, executor.tier.name, given, recomputing, layers)
-    room = Room(executor, learner, asked.min_size_bytes)
-    room.open()
-    return room
+    run = TrainingRun(executor, learner, asked.min_size_bytes)
+    run.open()
+    return run
 
 
 def _inside_another(inner: torch.device, outer: torch.device) -> UsageError:

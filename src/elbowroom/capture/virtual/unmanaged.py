@@ -19,14 +19,13 @@ class Unmanaged:
     """Stands for a `Room` that has seen no step.
 
     Attributes:
-        budget_bytes: 0, as none is held.
-        plan, trace, simulated, measured: None.
+        plan, trace, machine, simulated, measured: None.
         steps: none.
-        beyond_bytes, held_bytes, over_bytes, pinned_bytes, planned_peak_bytes: 0.
+        beyond_bytes: 0.
     """
 
-    plan = trace = simulated = measured = loss = None
-    budget_bytes = beyond_bytes = held_bytes = over_bytes = pinned_bytes = planned_peak_bytes = 0
+    plan = trace = machine = simulated = measured = None
+    beyond_bytes = 0
     steps: tuple[Any, ...] = ()
 
     def summary(self) -> str:

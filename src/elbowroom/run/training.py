@@ -1,0 +1,479 @@
+"""A training run: observe, plan, run. It decides which of these a step is, and follows the plan at each tick.
+
+Note: [Steps]
+A step ends with an optimizer's step; what follows without saving anything for backward (a second optimizer, logging,
+zero_grad) still belongs to it. So the end is acted on late: when the next outermost module is called, or the next
+large tensor saved. Where no optimizer of torch steps, that call is the end, if parameters have changed after a backward
+by then (step_ends.py); and an optimizer that calls a closure ends one before each call but the first. A step is told
+apart by its signature (step_kinds.py); where a known step turns out differently midway, another known one with the same
+beginning takes over, and if there is none the rest is swapped as in an observed step, counted, and said once; the next
+step with that signature is observed again.
+
+Note: [Recordings]
+A recording ends in the optimizer's step and another begins at the earliest with the next module call. A profiler range
+that is open when torch's profiler stops and another one starts would be written, at its end, into memory of the first:
+so no range of the user's may span both, and no recording begins in the call in which one ends. Several optimizers may
+step in one step: how many do is learnt from the first.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from typing import Any, final
+
+import torch
+
+from elbowroom.capture.module_hooks import ModuleHooks, warn_again
+from elbowroom.capture.never_moved import Reserved
+from elbowroom.capture.observe import (
+    NOTHING,
+    Observing,
+    OptimizerWatch,
+    optimizer_began,
+    optimizer_ended,
+)
+from elbowroom.capture.recorder import Recorder, Recording, live_ram_bytes
+from elbowroom.engine.conductor import Conductor
+from elbowroom.engine.entries import Entry, Observer
+from elbowroom.engine.executor import Executor
+from elbowroom.engine.optimizer_states import States
+from elbowroom.engine.saved_tensors import Director, Handle, Hooks
+from elbowroom.engine.storages import dtype_name
+from elbowroom.errors import Infeasible
+from elbowroom.run import account as figures
+from elbowroom.run.account import Mode
+from elbowroom.run.allocator_limit import Limit
+from elbowroom.run.check_beforehand import Child
+from elbowroom.run.learner import Learner
+from elbowroom.run.recompute.in_step import StepRecomputes
+from elbowroom.run.run_records import Records
+from elbowroom.run.run_warnings import NO_STEP, Surprises
+from elbowroom.run.step_ends import Updates
+from elbowroom.run.step_kinds import Known, details, lower_bytes, signature
+from elbowroom.run.step_plan import Following
+from elbowroom.run.unhooked import Unhooked
+from elbowroom.run.unrecorded import Levels
+from elbowroom.step.schedule import Action
+from elbowroom.torch_compat.core import in_backward, keywords_of_call, never_compiled
+
+
+@final
+class TrainingRun(Records, Director, Conductor):
+    """The policy of a run, and its records."""
+
+    def __init__(self, executor: Executor, learner: Learner, min_size_bytes: int) -> None:
+        super().__init__(executor, learner)
+        self._reserved = Reserved()
+        self._observing = Observing(executor, self._reserved)
+        self._current: Known | None = None
+        self._recorder: Recorder | None = None
+        self._recording: Recording | None = None
+        self._recomputes = StepRecomputes(executor, learner)
+        self._saved: list[tuple[int, str]] = []
+        self._key: Hashable = None
+        self._mode: Mode = "observe"
+        self._mismatches = self._optimizer_steps = 0
+        self._surprises = Surprises()
+        self._begin_ns = self._end_ns = 0
+        self._running = self._optimizer_ran = self._gives_back = False
+        self._left_beyond, self._begins_plan = 0, False
+        self._hooks = Hooks(executor, self, min_size_bytes)
+        self._states = States(executor, self, min_size_bytes)
+        self._following = Following(executor, self._recomputes, self._states.entry_of)
+        self._limit = Limit(executor.residence, self._surprises)
+        self._unhooked = Unhooked(self._hooks, executor.residence, learner.budget_bytes)
+        self._root_hook = ModuleHooks(self._on_root)
+        self._watch: OptimizerWatch | None = None
+        self._updates = Updates()
+        self._in_optimizer = self._just_stopped = False
+        self.foretold: Child | None = None
+        self._levels: Levels | None = None
+
+    # Life
+
+    def open(self) -> None:
+        """Install the hooks."""
+        self._moving(True)
+        self._watch = OptimizerWatch(self._optimizer_begins, self._optimizer_ends)
+        self._states.open()
+        self._hooks.open()
+        self._await_root()
+
+    def ask_beforehand(
+        self, path: str | None, module: str | None, arguments: Sequence[str], *, alongside: bool
+    ) -> Child:
+        """Check a script in a child process; the run is refused as soon as that is known: see Learner.question."""
+        self.foretold = Child(self._learner.question(path, module, arguments, alongside=alongside), self.machine)
+        return self.foretold
+
+    def _known_by_itself(self) -> None:
+        """Ask no longer beforehand."""
+        if self.foretold is not None:
+            self.foretold.close()
+            self.foretold = None
+
+    def close(self, *, failed: bool) -> None:
+        """Take the hooks out, and end the last step. Saved tensors that still exist can be read back afterwards."""
+        self._hooks.close()
+        self._known_by_itself()
+        if self._watch is not None:
+            self._watch.close()
+        self._root_hook.remove()
+        warn_again()
+        once = suppress(RuntimeError) if failed else NOTHING  # an error is told already
+        try:
+            with once:
+                self._recomputes.forward_ends()
+                self._recording = self._recording or self._stop_recording()
+            if not failed and self._updated():
+                self._mark_end()
+                self._root_hook.remove()
+            if self._optimizer_ran and not failed:
+                with suppress(Infeasible):  # the training is through: a plan for its next step is not missed
+                    self._end_step()
+            elif self._running and not self.steps and not failed:
+                warnings.warn(NO_STEP, RuntimeWarning, stacklevel=6)
+        finally:
+            self._running = False
+            self._limit.lift()
+            self._learner.layers.close()
+            self._learner.close()
+            with once:
+                self._states.close()
+            self._observing.profile.go_on()
+            self._moving(False)
+
+    def end_step(self) -> None:
+        """Say that a step of the training ends here, where no torch.optim.Optimizer says so."""
+        if self._running:
+            self._updates.active = False
+            self._ends_here()
+
+    def _ends_here(self) -> None:
+        self._recomputes.forward_ends()
+        self._recomputes.verify()
+        if self._recording is None:
+            self._recording = self._stop_recording()
+        self._mark_end()
+
+    def _mark_end(self) -> None:
+        self._optimizer_ran = True
+        if self._begins_plan:  # with an empty cache: what is there beyond the budget is this step's own
+            self._left_beyond = self._executor.residence.beyond(self.budget_bytes)
+        self._look()
+        self._unhooked.mark_end()
+        self._states.end_step()
+        self._limit.lift()
+        self._end_ns = time.perf_counter_ns()
+        self._await_root()
+
+    # Steps
+
+    def _await_root(self) -> None:
+        if not self._root_hook.installed:
+            self._root_hook.install()
+
+    @never_compiled
+    def _on_root(self, module: torch.nn.Module, args: Any) -> None:
+        """An outermost module is called: the first of a step that trains begins it."""
+        if self._optimizer_ran:
+            self._end_step()
+        elif torch.is_grad_enabled() and self._updated():
+            self._ends_unseen()
+        if not self._running and torch.is_grad_enabled():
+            keywords = keywords_of_call()
+            self._begin_step(module, signature(module, args, keywords), details(args, keywords))
+
+    def _updated(self) -> bool:
+        """Whether the step is over though no optimizer of torch says so; asked where a forward begins, or all ends."""
+        if not (self._running and self._hooks.read) or self._optimizer_ran or in_backward():
+            return False
+        if not (self._updates.active or self._in_optimizer):
+            return False
+        self._hooks.read = False  # until the next backward there is nothing to be seen
+        with self.aside():
+            return self._in_optimizer or self._updates.changed()
+
+    def _ends_unseen(self) -> None:
+        """The step ended where parameters changed, which is seen only now, as the next forward begins."""
+        self._just_stopped = self._recorder is not None
+        self._ends_here()
+        self._end_step()
+
+    def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
+        known = self._learner.expected(key)
+        self._await_updates(root)
+        others = key != self._key or known is not self._last
+        self._running, self._key, self._current = True, key, known
+        self._saved = []
+        self._mismatches = self._optimizer_steps = self._left_beyond = 0
+        self._recording = None
+        self._begin_memory(known, others=others)
+        if known is None or known.records(self._measure_next):
+            self._executor.settle()  # what is recorded begins with the step
+        self._executor.begin_step()
+        self._recomputes.begin(key, known, self._following.begin())
+        if known is None:
+            self._mode = "observe"
+            self._moving(True)
+            if not self._steps_ended:
+                self._executor.residence.training_begins(root)
+            self._observe(key, root)
+        else:
+            self._mode = "plan" if known.moves else "keep"
+            self._moving(known.moves)
+            if known.records(self._measure_next) and not self._just_stopped:
+                self._recorder = self._observing.record_moves(root)
+        self._just_stopped = False
+        if self._recorder is None:
+            self._observing.profile.go_on()
+        self._now_watched()
+        chosen = known.chosen if known is not None else {}
+        self._learner.layers.begin(root, chosen, recorded=self._recorder is not None)
+        self._states.gradients.wanted = self._learner.gradients
+        self._states.in_parts = self._learner.in_parts if self._current is None else self._current.in_parts
+        self._states.begin_step()
+        plain = known is not None and known.runs_as_ever and self._recorder is None and self._learner.only(key)
+        plain = plain and not self._root_hook.installed
+        self._unhooked.begin(known, details, plain=plain)
+        self._begin_ns = time.perf_counter_ns()
+
+    def _observe(self, key: Hashable, root: torch.nn.Module | None) -> None:
+        """Record the step that begins, if something is to be learnt from it."""
+        if self._recomputes.records_calls or self._learner.plans_beside(key) or self._just_stopped:
+            return
+        self._recorder = self._observing.record(root)
+        if self._recorder is None:
+            self._surprises.profiled(makes_way=self._observing.profile.makes_way)
+            self._levels = Levels(self._executor)
+
+    def _await_updates(self, root: torch.nn.Module | None) -> None:
+        """A step begins: where no optimizer says when it ends, or one runs it, each forward is looked at."""
+        self._hooks.read = False
+        if self._updates.active:
+            self._updates.begin(root, self.device)
+        if not (self._updates.active or self._in_optimizer):
+            self._root_hook.remove()
+
+    def _begin_memory(self, known: Known | None, *, others: bool) -> None:
+        """Make room for a step; `others`: for other storages than those of the step before.
+
+        By now the gradients of that are gone: Note: [Segments of their own].
+        """
+        residence = self._executor.residence
+        self._see_what_lies_there()
+        self._limit.lift()
+        self._begins_plan = known is not None and known.moves and not known.begun
+        if known is None:
+            residence.empty()
+            return
+        is_new, known.begun = not known.begun, True
+        if is_new:
+            residence.empty()
+        else:
+            needed_bytes = known.course.peak_bytes
+            known.begins_empty = others and residence.others_come(needed_bytes, self.budget_bytes)
+        self._states.plan_begins(known)
+        if is_new:
+            self._executor.expect(lower_bytes(known))
+        self._limit.begin(known)
+
+    def _moving(self, moving: bool) -> None:
+        """Whether storages leave in this step: then freed memory must go back to the system."""
+        if moving is not self._gives_back:
+            self._gives_back = moving
+            (self._executor.residence.begin if moving else self._executor.residence.end)()
+
+    def _optimizer_begins(self, optimizer: Any) -> None:
+        self._in_optimizer = True
+        self._states.meets(optimizer)
+        if self._running:
+            self._recomputes.forward_ends()
+            self._observing.tick()
+            self._settle()
+            self._recomputes.verify()
+            self._look()
+            optimizer_began(self._recorder)
+
+    def _optimizer_ends(self, optimizer: Any) -> None:
+        optimizer_ended(self._recorder, optimizer)
+        self._in_optimizer = self._updates.active = False
+        self._optimizer_steps += 1
+        if self._optimizer_steps >= self._learner.optimizer_steps(self._key):
+            self.end_step()
+        elif self._running:
+            self._mark_end()
+
+    def _settle(self) -> None:
+        """Wait for all writes, unless states leave at the step's end: their writes go on in the next one."""
+        if self._current is None or not self._current.schedule.carried:
+            self._executor.settle()
+
+    def _end_step(self) -> None:
+        self._optimizer_ran = False
+        if not self._running:
+            return
+        self._running = False
+        self._settle()
+        self._mismatches += self._following.refused
+        without, was = self._unhooked.without, self._current
+        saved = was.schedule.saved if without and was is not None else tuple(self._saved)
+        self._current = self._learner.ended(self._key, was, saved)
+        if excess_bytes := self._unhooked.ended(self._current):
+            self._mismatches += 1
+            self._surprises.memory(excess_bytes)
+            self._learner.held_more(self._key, was, saved)
+        step_ns, counters = self._end_ns - self._begin_ns, self._executor.counters
+        step = figures.of_step(self._mode, step_ns, counters, self._mismatches, checked=not without)
+        self._keep(step, self._key, was, settled=was is not None and was.refined)
+        if was is not None and was is self._current and was.moves and was.refined and self._left_beyond:
+            self._learner.reserved_more(self._key, was, self._left_beyond)
+        self._learn()
+
+    def _learn(self) -> None:
+        if self._levels is not None:
+            self._learner.kinds.recorded(self._key, self._levels.held_bytes, self._levels.keep_all_bytes)
+            self._levels = None
+        whole = self._learner.optimizers_stepped(self._key, self._optimizer_steps)
+        recording = self._recording or self._stop_recording()
+        self._recording = None
+        self._current, wrong = self._recomputes.ended(self._key, self._current)
+        self._now_watched()
+        if wrong:
+            self.steps[-1] = replace(self.steps[-1], mismatches=self._mismatches + wrong)
+            self._surprises.rebuilt(wrong)
+        if recording is not None and whole:
+            self._learn_from(recording)
+        self._last = self._current or self._last
+        if self._current is not None and self._current.course.peak_bytes <= self.budget_bytes:
+            self._known_by_itself()
+
+    def _learn_from(self, recording: Recording) -> None:
+        if self._mode == "observe":
+            # Libraries have come to hold what they need for such a step.
+            self._executor.residence.measure(live_ram_bytes)
+            self._current = self._learner.observed(self._key, recording, first=self._steps_ended == 1)
+        elif self._current is not None:
+            refined = self._current.refined
+            self._current, line = self._learner.ran(self._key, self._current, recording)
+            if refined:
+                self.measured, self._measure_next = line, False
+
+    def _stop_recording(self) -> Recording | None:
+        """End a recording, if one is on."""
+        recorder, self._recorder, self._observing.recorder = self._recorder, None, None
+        if recorder is None:
+            return None
+        self._now_watched()
+        try:
+            self._executor.settle()
+        finally:
+            self._executor.observer, self._executor.tier.timed = Observer(), False
+            recording = recorder.stop()
+        return recording
+
+    # Ticks
+
+    def first_save(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry | None:
+        """Keep or swap the n-th saved storage of the step, as its plan says."""
+        if self._reserved.holds(storage, tensor):
+            return None
+        if self._optimizer_ran:
+            self._end_step()
+        elif self._hooks.read and self._updated():
+            self._ends_unseen()
+        if not self._running:
+            self._begin_step(None, None)
+        self._look()
+        n, current = len(self._saved), self._current
+        saved = storage.nbytes(), dtype_name(tensor.dtype)
+        self._saved.append(saved)
+        if current is not None and current.schedule.saved[n : n + 1] != (saved,) and not current.fits(n, saved):
+            self._surprised(n)
+            current = self._current
+        if self.watched:
+            self._recomputes.saves(n, storage, tensor)
+        if current is not None:
+            return self._following.save(current, n, storage, tensor, self._recorder)
+        self._observing.count = n
+        entry = self._observing.first_save(storage, tensor)
+        if entry is not None:
+            self._following.entries.append(entry)
+        return entry
+
+    def _look(self) -> None:
+        """Where a step is not recorded, look at what it holds."""
+        if self._levels is not None:
+            self._levels.tick()
+
+    def stays(self, tensor: torch.Tensor) -> None:
+        """See Director."""
+        self.passed[self._surprises.stays(tensor, self.device)] += 1
+
+    def handled(self, handle: Handle) -> None:
+        """See Director."""
+        self._observing.handled(handle)
+
+    def before_read(self, entry: Entry) -> None:
+        """Do what the plan says to do before this saved tensor is read."""
+        self._look()
+        if self.foretold is not None:
+            self.foretold.confirm(self._saved)
+        if self._observing.held:
+            self._observing.tick()
+        if self._recorder is not None:
+            self._recorder.reads_back(entry)
+        if self._current is not None:
+            self._following.read(self._current, entry)
+
+    def _now_watched(self) -> None:
+        self.watched = self._recorder is not None or self._recomputes.records_calls
+        self.observes = self._current is None
+
+    def aside(self) -> AbstractContextManager[None]:
+        """See Director."""
+        return self._recomputes.paused() if self._recorder is None else self._recorder.paused()
+
+    def known(self) -> Known | None:
+        """See Conductor."""
+        return self._current
+
+    def recorder(self) -> Recorder | None:
+        """See Conductor."""
+        return self._recorder
+
+    def act(self, action: Action | None) -> None:
+        """See Conductor."""
+        self._following.act(action)
+
+    def surprised_by(self, what: str) -> None:
+        """See Conductor."""
+        self._current = None
+        self._differs()
+        self._mismatches += 1
+        self._stop_recording()
+        self._learner.surprised(self._key, tuple(self._saved))
+        self._surprises.differs(what)
+
+    def _surprised(self, n: int) -> None:
+        """The n-th saved storage is not what the plan expects: see Note: [Steps]."""
+        expected = self._current.schedule.saved[n : n + 1] if self._current else ()
+        self._current = self._learner.other(self._key, tuple(self._saved))
+        self._differs()
+        if self._current is not None:
+            return
+        self._mismatches += 1
+        self._stop_recording()
+        self._learner.surprised(self._key, tuple(self._saved))
+        self._surprises.save(n, expected, self._saved[n])
+
+    def _differs(self) -> None:
+        """From here on this step is not what its plan was made for."""
+        self._limit.lift()
+        self._recomputes.differs()
+        self._now_watched()
+        self._learner.layers.differs()
