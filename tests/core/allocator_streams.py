@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from elbowroom.allocator.statistics import Replay, inactive_split
+
 MIB = 2**20
 GIB = 2**30
 
@@ -91,3 +93,19 @@ def _size(draw: random.Random) -> int:
     if kind == 3:
         return draw.randrange(30 * MIB, 90 * MIB)
     return draw.randrange(1, 12 if kind < 6 else 36) * MIB + draw.choice([0, 0, draw.randrange(MIB)])
+
+
+def at_end(done: Replay) -> dict[str, int]:
+    """What a replay comes to at its end, by the names of torch.cuda.memory_stats."""
+    splits = inactive_split(done._device)
+    driver_bytes = done.driver_bytes()[:, 1]
+    return {
+        "allocated_bytes.all.peak": done.peak_allocated_bytes,
+        "reserved_bytes.all.peak": done.peak_reserved_bytes,
+        "active_bytes.all.peak": int(done.active_bytes.max(initial=0)),
+        "inactive_split_bytes.all.current": splits["inactive_split_bytes.all.current"],
+        "num_alloc_retries": int(done.retries[-1]),
+        "num_ooms": int(done.out_of_memory.sum()),
+        "num_device_alloc": int((driver_bytes > 0).sum()),
+        "num_device_free": int((driver_bytes < 0).sum()),
+    }

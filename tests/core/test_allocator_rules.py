@@ -265,51 +265,11 @@ def test_whole_free_pages_of_an_expandable_segment_are_given_back() -> None:
     assert done.reserved_bytes.tolist()[2:] == [80 * MIB, 80 * MIB, 60 * MIB, 80 * MIB]
 
 
-def test_memory_stats_are_named_and_counted_as_those_of_torch() -> None:
-    # given two blocks of 6 MiB in a segment of 20, one of which is freed, and a small one
-    stats = replay([*allocs(6 * MIB, 6 * MIB, 1000), ("free", 0)]).memory_stats()
-
-    expected = {
-        "allocated_bytes.all.current": 6 * MIB + 1024,
-        "allocated_bytes.all.peak": 12 * MIB + 1024,
-        "allocated_bytes.all.allocated": 12 * MIB + 1024,
-        "allocated_bytes.all.freed": 6 * MIB,
-        "allocated_bytes.small_pool.current": 1024,
-        "allocated_bytes.large_pool.peak": 12 * MIB,
-        "allocation.all.current": 2,
-        "allocation.all.peak": 3,
-        "requested_bytes.small_pool.current": 1000,
-        "active_bytes.all.current": 6 * MIB + 1024,
-        "reserved_bytes.all.current": 22 * MIB,
-        "reserved_bytes.large_pool.current": 20 * MIB,
-        "segment.all.current": 2,
-        "segment.small_pool.current": 1,
-        "inactive_split.all.current": 3,  # the 6 and 8 MiB around the live block, and the rest of the small segment
-        "inactive_split_bytes.large_pool.current": 14 * MIB,
-        "inactive_split_bytes.small_pool.current": 2 * MIB - 1024,
-        "num_alloc_retries": 0,
-        "num_ooms": 0,
-    }
-    assert {name: stats[name] for name in expected} == expected
-
-
-def test_memory_stats_count_a_held_block_as_active_until_it_is_let_go() -> None:
-    events = [("alloc", "a", 12 * MIB), ("record_stream", "a", 1), ("free", "a"), ("alloc", "b", 100)]
-    stats = replay(events).memory_stats()
-
-    assert stats["active.all.current"] == 1
-    assert stats["active.all.peak"] == 1
-    assert stats["active.all.freed"] == 1
-    assert stats["active_bytes.all.peak"] == 12 * MIB
-    assert stats["requested_bytes.all.current"] == 100
-
-
 def test_no_events_give_empty_statistics() -> None:
     done = replay([])
 
     assert done.allocated_bytes.tolist() == []
     assert (done.peak_allocated_bytes, done.peak_reserved_bytes) == (0, 0)
-    assert done.memory_stats()["num_ooms"] == 0
 
 
 @pytest.mark.parametrize(

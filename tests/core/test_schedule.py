@@ -189,9 +189,6 @@ def test_the_schedule_says_what_the_run_must_find() -> None:
     trace = chain([100, 50])
     schedule = compile_schedule(trace, swapping(trace, (0, 3)))
     assert schedule.saved == ((100, "float32"), (50, "float32"))
-    assert schedule.reads == (1, 1)
-    assert schedule.trace_id == trace.id
-    assert schedule.budget_bytes == 10**9
 
 
 def test_the_schedule_says_where_each_storage_goes() -> None:

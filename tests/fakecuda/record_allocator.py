@@ -3,8 +3,7 @@
     ELBOWROOM_RIG=/path/to/rig python -m tests.fakecuda.record_allocator [STREAMS]
 
 Writes tests/data/allocator/rig.json.xz: {"torch": ..., "at_end": names, "streams": [{settings, capacity_bytes,
-events_done, events, answers, at_end}], "pinned": [{settings, events_done, events, allocated_bytes}]}; each answer is a
-list of changes from one event to the next.
+events_done, events, answers, at_end}]}; each answer is a list of changes from one event to the next.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.core.allocator_streams import SETTINGS, random_stream
-from tests.fakecuda.rig import AT_END, answers, pinned_answers, pinned_stream, rig_folder
+from tests.fakecuda.rig import AT_END, answers, rig_folder
 
 OUT = Path(__file__).parents[1] / "data" / "allocator" / "rig.json.xz"
 
@@ -26,8 +25,8 @@ def main(count: int) -> None:
     rig = rig_folder()
     if rig is None:
         sys.exit("ELBOWROOM_RIG is not set; set it to the folder of a rig that was built")
-    streams, pinned = device_records(rig, count), pinned_records(rig, count // 100)
-    record = {"torch": "2.11.0", "at_end": list(AT_END.values()), "streams": streams, "pinned": pinned}
+    streams = device_records(rig, count)
+    record = {"torch": "2.11.0", "at_end": list(AT_END.values()), "streams": streams}
     OUT.write_bytes(lzma.compress(json.dumps(record, separators=(",", ":")).encode(), preset=9))
     print(f"{len(streams)} streams, {sum(len(s['events']) for s in streams)} events, {OUT.stat().st_size} bytes")
 
@@ -50,20 +49,6 @@ def device_records(rig: Path, count: int) -> list[dict[str, Any]]:
             }
         )
     return streams
-
-
-def pinned_records(rig: Path, count: int) -> list[dict[str, Any]]:
-    """Streams through the allocator of pinned memory."""
-    streams = [pinned_stream(seed) for seed in range(count)]
-    return [
-        {
-            "settings": stream.settings,
-            "events_done": stream.events_done,
-            "events": stream.events,
-            "allocated_bytes": pinned_answers(rig, stream),
-        }
-        for stream in streams
-    ]
 
 
 if __name__ == "__main__":

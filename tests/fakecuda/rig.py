@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import subprocess
 from pathlib import Path
 from typing import Any
 
-from elbowroom.allocator import EventsDone
 from elbowroom.machine import Machine, Tier
 from tests.core.allocator_streams import Stream
 
@@ -58,7 +55,7 @@ def answers(rig: Path, stream: Stream) -> tuple[dict[str, list[int]], dict[str, 
     """What the real allocator says of a stream.
 
     Returns:
-        After each event, by the names of `Replay`; and at the end, by the names of `Replay.memory_stats`.
+        After each event, by the names of `Replay`; and at the end, by those of `torch.cuda.memory_stats`.
     """
     lines = [" ".join(map(str, (WORDS.get(event[0], event[0]), *event[1:]))) for event in stream.events]
     driver = str(rig / "out" / "driver")
@@ -72,49 +69,6 @@ def answers(rig: Path, stream: Stream) -> tuple[dict[str, list[int]], dict[str, 
     told = {name: [int(value) for value in table[column]] for name, column in zip(NAMES[1:], COLUMNS[1:], strict=True)}
     at_end = {name: int(table[column][-1]) for column, name in AT_END.items()}
     return {"out_of_memory": [int(status == "OOM") for status in table["status"]], **told}, at_end
-
-
-PINNED_SETTINGS = ("", "pinned_reserve_segment_size_mb:3")
-
-
-def pinned_stream(seed: int, length: int = 60) -> Stream:
-    """Events of pinned memory that are the same for the same seed."""
-    draw = random.Random(seed)
-    events: list[tuple[Any, ...]] = []
-    live: list[int] = []
-    for index in range(length):
-        kind = draw.random()
-        if live and kind < 0.3:
-            events.append(("free", live.pop(draw.randrange(len(live)))))
-        elif live and kind < 0.5:
-            events.append(("record_stream", draw.choice(live), 0))
-        elif kind < 0.6:
-            events.append(draw.choice([("synchronize",), ("empty_cache",)]))
-        else:
-            live.append(index)
-            events.append(
-                ("alloc", index, draw.choice([1, 700, 2**16, 2**20 - 1, 2**20 + 1, draw.randrange(1, 2**22)]))
-            )
-    done: EventsDone = "at synchronize" if draw.random() < 0.5 else "at once"
-    settings = PINNED_SETTINGS[seed % len(PINNED_SETTINGS)]
-    return Stream(events=events, settings=settings, capacity_bytes=2**33, events_done=done)
-
-
-def pinned_answers(rig: Path, stream: Stream) -> list[int]:
-    """Allocated bytes of pinned memory after each event, as torch says.
-
-    Not the active ones: torch 2.11 counts a block as active for ever unless a stream was recorded on it. 2.13 does not.
-    """
-    script = str(Path(__file__).with_name("pin.py"))
-    done = subprocess.run(
-        [str(rig / "fake_torch.sh"), script],
-        input=json.dumps(stream.events),
-        env=_environment(stream),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [int(line) for line in done.stdout.partition("started\n")[2].splitlines()]
 
 
 def _environment(stream: Stream) -> dict[str, str]:

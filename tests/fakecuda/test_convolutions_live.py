@@ -42,7 +42,7 @@ def test_a_training_with_trials_peaks_as_in_the_cuda_build(
     if rig is None:
         pytest.skip("ELBOWROOM_RIG is not set: no rig with the CUDA build of PyTorch")
     training = TRAINING.format(benchmark=benchmark)
-    model = CudnnModel(workspace=lambda _: Wanted.exactly(workspace_bytes))
+    model = CudnnModel(workspace=lambda _: Wanted(*[workspace_bytes] * 4))
 
     with VirtualDevice(RIG, None, cudnn=model, cublas_handles=1) as device:
         exec(training, {})

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from elbowroom.capture import capture
 from elbowroom.step.last_step import last_step
-from elbowroom.step.recipes import options, why_not
+from elbowroom.step.recipes import options
 from elbowroom.step.recipes.tables import RANDOM, REFUSED, STATISTICS
 from elbowroom.torch_compat.core import has_kernel, schemas_of
 
@@ -96,8 +96,6 @@ def test_a_captured_net_offers_its_norm_activation_and_mask(machine: str) -> Non
     norm = "aten.native_batch_norm" if machine == "here" else "aten.cudnn_batch_norm"
     assert singles["Sequential.0"] == ["aten.convolution"]
     assert singles["Sequential.1"] == [norm, "aten.relu_"]
-    kept = {problem for n in range(len(step.saves)) if step.size[n] >= 2**14 and (problem := why_not(step, n))}
-    assert all("something other than autograd" in each or "'input'" in each for each in kept), kept
 
 
 def on_gpu(setup: Callable[[], Callable[[], None]]) -> Callable[[], None]:

@@ -1,6 +1,6 @@
-"""PyTorch's caching allocators as pure functions: replay the events of a training, get the bytes held after each.
+"""PyTorch's caching allocator as a pure function: replay the events of a training, get the bytes held after each.
 
-The device's allocator (`replay`) and that of pinned host memory (`replay_pinned`); no torch, no GPU. settings.py has
+No torch, no GPU. settings.py has
 what may be set, device.py how a request is served, release.py what is given back under pressure, expandable.py the
 segments that grow, replay.py the loop over events, within.py that loop within one capacity after another, statistics.py
 the figures, and reserved_curve.py what a trace reserves.
@@ -8,9 +8,8 @@ the figures, and reserved_curve.py what a trace reserves.
 
 from __future__ import annotations
 
-from elbowroom.allocator.pinned import PinnedReplay, replay_pinned
 from elbowroom.allocator.replay import EventsDone, replay
 from elbowroom.allocator.settings import Settings, parse_settings
 from elbowroom.allocator.statistics import Replay
 
-__all__ = ["EventsDone", "PinnedReplay", "Replay", "Settings", "parse_settings", "replay", "replay_pinned"]
+__all__ = ["EventsDone", "Replay", "Settings", "parse_settings", "replay"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Literal, Protocol, get_args
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, get_args
 
 from elbowroom.allocator.checking import check_form
 from elbowroom.allocator.device import Device
-from elbowroom.allocator.log import Log
 from elbowroom.allocator.settings import Settings, parse_settings
 from elbowroom.allocator.statistics import Replay
 from elbowroom.errors import UsageError
@@ -19,18 +18,6 @@ Event = tuple[Any, ...]
 
 EventsDone = Literal["at once", "at synchronize"]
 """When the work of other streams on a freed block is done: before the next allocation, or not before a synchronize."""
-
-
-class Allocator(Protocol):
-    """What takes events."""
-
-    log: Log
-
-    def allocate(self, key: Hashable, size: int, stream: int = 0) -> None: ...
-    def free(self, key: Hashable) -> None: ...
-    def record_stream(self, key: Hashable, stream: int) -> None: ...
-    def synchronize(self) -> None: ...
-    def empty_cache(self) -> None: ...
 
 
 def replay(
@@ -67,9 +54,9 @@ def replay(
     return Replay.of(device)
 
 
-def run(allocator: Allocator, events: Iterable[Event]) -> None:
+def run(device: Device, events: Iterable[Event]) -> None:
     """Put events through an allocator."""
-    allocate, free = allocator.allocate, allocator.free
+    allocate, free = device.allocate, device.free
     event: object = None
     try:
         for event in events:
@@ -83,18 +70,18 @@ def run(allocator: Allocator, events: Iterable[Event]) -> None:
                 _, key = event
                 free(key)
             else:
-                _other(allocator, *event)
+                _other(device, *event)
     except (IndexError, TypeError, ValueError):
-        check_form(event, len(allocator.log.blocks))
+        check_form(event, len(device.log.blocks))
         raise
 
 
-def _other(allocator: Allocator, what: str, *rest: Any) -> None:
+def _other(device: Device, what: str, *rest: Any) -> None:
     """The events that are rare; a TypeError where there is none of this name."""
     others: dict[str, Callable[..., None]] = {
-        "record_stream": allocator.record_stream,
-        "synchronize": allocator.synchronize,
-        "empty_cache": allocator.empty_cache,
+        "record_stream": device.record_stream,
+        "synchronize": device.synchronize,
+        "empty_cache": device.empty_cache,
     }
     if what not in others:
         raise TypeError(what)

@@ -35,9 +35,6 @@ class Settings:
         memory_fraction: share of the device's memory that the process may reserve.
         expandable_segments: one growing segment per pool and stream in place of many fixed ones.
         large_segment_bytes: size of the segments shared by requests above 1 MiB and below 10 MiB.
-        pinned_max_round_bytes: pinned requests above it are not rounded up to a power of two.
-        pinned_max_cached_bytes: pinned blocks above it are given back when freed, and not rounded up.
-        pinned_reserve_bytes: pinned memory taken at the first request; later ones are carved from it while it lasts.
     """
 
     max_split_bytes: int = UNLIMITED
@@ -47,9 +44,6 @@ class Settings:
     memory_fraction: float = 1.0
     expandable_segments: bool = False
     large_segment_bytes: int = 20 * MIB
-    pinned_max_round_bytes: int = UNLIMITED
-    pinned_max_cached_bytes: int = UNLIMITED
-    pinned_reserve_bytes: int = 0
 
 
 def set_in(environment: Mapping[str, str]) -> str:
@@ -115,13 +109,13 @@ def _refuse(given: str, allowed: str, text: str = "") -> NoReturn:
 Reader = Callable[[Settings, str, str], Settings]
 
 
-def _megabytes(field: str, least: int) -> Reader:
+def _megabytes(field: str | None, least: int) -> Reader:
     """A whole number of MiB, at least `least`."""
 
     def read(settings: Settings, value: str, item: str) -> Settings:
         if not value.isascii() or not value.isdigit() or len(value) > 12 or int(value) < least:
             _refuse(item, f"a whole number of MiB, at least {least}")
-        return replace(settings, **{field: min(int(value) * MIB, UNLIMITED)})
+        return replace(settings, **{field: min(int(value) * MIB, UNLIMITED)}) if field else settings
 
     return read
 
@@ -219,14 +213,14 @@ _READERS: dict[str, Reader] = {
     "max_non_split_rounding_mb": _megabytes("max_non_split_rounding_bytes", 1),
     "max_split_size_mb": _megabytes("max_split_bytes", 1),
     "per_process_memory_fraction": _share("memory_fraction", ends_too=True),
-    "pinned_max_cached_size_mb": _megabytes("pinned_max_cached_bytes", 0),
-    "pinned_max_round_threshold_mb": _megabytes("pinned_max_round_bytes", 0),
-    "pinned_reserve_segment_size_mb": _megabytes("pinned_reserve_bytes", 0),
     "roundup_power2_divisions": _divisions,
-    # These change when things happen, not how many bytes are held.
+    # These change when things happen, or host memory: not how many bytes the device holds.
     "graph_capture_record_stream_reuse": _flag(None),
     "pinned_free_catch_all": _flag(None),
+    "pinned_max_cached_size_mb": _megabytes(None, 0),
+    "pinned_max_round_threshold_mb": _megabytes(None, 0),
     "pinned_num_register_threads": _threads,
+    "pinned_reserve_segment_size_mb": _megabytes(None, 0),
     "pinned_use_background_threads": _flag(None),
     "pinned_use_cuda_host_register": _flag(None),
     "release_lock_on_cudamalloc": _flag(None),

@@ -153,7 +153,6 @@ class Counters:
     swapped_back_bytes: int = 0
     stall_ns: int = 0
     swaps: int = 0
-    unplanned_reads: int = 0
     recomputed_bytes: int = 0
     recompute_ns: int = 0
 

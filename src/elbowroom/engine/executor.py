@@ -228,8 +228,6 @@ class Executor:
 
     def read(self, entry: Entry) -> torch.UntypedStorage:
         """The device storage with an entry's bytes; waits for them where they are not back yet."""
-        if (entry.state is AWAY or entry.state is DROPPED) and entry.alive() is None:
-            self.counters.unplanned_reads += 1
         storage = None
         while storage is None:  # a reader in another thread may let go of it in between
             if entry.state is AWAY or entry.state is LEAVING:

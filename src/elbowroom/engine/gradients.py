@@ -143,7 +143,6 @@ class Gradients:
             if recorder is not None and storage is not None:
                 recorder.asked(storage)
         else:
-            self._executor.counters.unplanned_reads += 1
             self._tell("was brought back early, as something asked for it between backward and the optimizer's step")
 
     def part_begins(self, portion: Portion) -> None:

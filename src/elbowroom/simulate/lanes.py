@@ -56,7 +56,6 @@ class Play:
         out_start_ns: start of each copy off the device that is asked for in this step.
         out_end_ns: its end.
         back_start_ns: start of each swap back: of its first copy, where there are two.
-        back_end_ns: when it is on the device.
         given_up: the storage was wanted back, or freed, before it had left.
         carried_end_ns: for a move that is away when the step starts, when it had left; below 0 before the step.
         position_ns: per position, when compute goes on there, after its stalls.
@@ -71,7 +70,6 @@ class Play:
     out_start_ns: Ints
     out_end_ns: Ints
     back_start_ns: Ints
-    back_end_ns: Ints
     given_up: Flags
     carried_end_ns: Ints
     position_ns: Ints
@@ -284,8 +282,9 @@ class _Walk:
         return Play(
             step_ns=self.end_ns - self.start_ns,
             stalls=tuple(self.stalls),
-            **_columns("out", out),
-            **_columns("back", self.back_times),
+            out_start_ns=_starts(out),
+            out_end_ns=np.array([NEVER if each is None else each[1] for each in out], np.int64),
+            back_start_ns=_starts(self.back_times),
             given_up=np.array(self.given_up, np.bool_),
             carried_end_ns=np.array(self.carried_end, np.int64),
             position_ns=position_ns,
@@ -299,7 +298,6 @@ class _Walk:
         )
 
 
-def _columns(name: str, times: Sequence[tuple[int, int] | None]) -> dict[str, Ints]:
-    """Starts and ends as arrays, NEVER where there is none."""
-    starts, ends = np.array([each or (NEVER, NEVER) for each in times], np.int64).reshape(-1, 2).T
-    return {f"{name}_start_ns": starts, f"{name}_end_ns": ends}
+def _starts(times: Sequence[tuple[int, int] | None]) -> Ints:
+    """When each copy starts, NEVER where there is none."""
+    return np.array([NEVER if each is None else each[0] for each in times], np.int64)

@@ -62,8 +62,6 @@ class Schedule:
     The windows of states are numbered on after the saves, see `LastStep.storage`.
 
     Attributes:
-        trace_id: the trace it belongs to.
-        budget_bytes: the plan's.
         peak_allocated_bytes: what the step holds at most, on any machine: see Note: [Waits that do not
             depend on timing] in moves.py.
         swapped: the windows in which something is away, in write order.
@@ -72,7 +70,6 @@ class Schedule:
         on_save: by save: what to do when it is saved; where nothing, no entry.
         on_read: by (save, k): what to do when it is read back for the k-th time, from 0; where nothing, no entry.
         saved: per save of the step, (size_bytes, dtype): what the run must find.
-        reads: per save of the step, how often it is read back.
         parts: the states of each part; empty where optimizers' steps are carried out whole.
         on_part: by (part, whether it ends there): what to do; where nothing, no entry.
         gradients: what each accumulation writes; empty where no gradient is swapped.
@@ -82,8 +79,6 @@ class Schedule:
         carried: the windows that go on in the next step.
     """
 
-    trace_id: str
-    budget_bytes: int
     peak_allocated_bytes: int
     swapped: tuple[int, ...]
     tiers: tuple[TierName, ...]
@@ -91,7 +86,6 @@ class Schedule:
     on_save: dict[int, Action]
     on_read: dict[tuple[int, int], Action]
     saved: tuple[tuple[int, str], ...]
-    reads: tuple[int, ...]
     parts: tuple[tuple[StateSlot, ...], ...] = ()
     on_part: Mapping[tuple[int, bool], Action] = field(default_factory=dict[tuple[int, bool], Action])
     gradients: tuple[StateSlot, ...] = ()
@@ -145,8 +139,6 @@ def compile_schedule(
     peak = int(needed.max())
     at = actions(step, moves, waits(step, moves, needed, peak) if waiting is None else waiting, emptied)
     return Schedule(
-        trace_id=plan.trace_id,
-        budget_bytes=plan.budget_bytes,
         peak_allocated_bytes=peak,
         swapped=tuple(moves.n.tolist()),
         tiers=tiers_of_plan(step, plan, moves),
@@ -154,7 +146,6 @@ def compile_schedule(
         on_save={n: at[s.saved_at] for n, s in enumerate(step.saves) if s.saved_at in at},
         on_read={(n, k): at[p] for n, s in enumerate(step.saves) for k, p in enumerate(s.read_at) if p in at},
         saved=_saved(step),
-        reads=tuple(len(s.read_at) for s in step.saves),
         parts=_slots_of_parts(step, moves),
         on_part=_at_borders(step.parts, at),
         gradients=_slots_of_gradients(step, moves),

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 IMPORTS = "<frozen importlib"
 LOADS = os.path.join("torch", "utils", "data")
-STARTING = "starting Python and importing torch"
 
 
 def phase_of(device: VirtualDevice, script: str, steps: int) -> str:

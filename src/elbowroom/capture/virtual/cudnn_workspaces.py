@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 MOST_BYTES = 2**31
 """No algorithm with a larger workspace was seen to be chosen."""
@@ -83,16 +83,6 @@ class Wanted(NamedTuple):
     least_bytes: int
     most_bytes: int
     tried_bytes: int
-
-    @classmethod
-    def exactly(cls, size_bytes: int) -> Self:
-        """So much, whatever the algorithm."""
-        return cls(size_bytes, size_bytes, size_bytes, size_bytes)
-
-
-def no_workspace(_call: ConvolutionCall) -> Wanted:
-    """As in a test against a cuDNN that needs none."""
-    return Wanted.exactly(0)
 
 
 def usual_workspace(call: ConvolutionCall) -> Wanted:

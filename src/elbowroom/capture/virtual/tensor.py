@@ -110,15 +110,6 @@ def is_real_host(tensor: torch.Tensor) -> bool:
     return home_of(tensor) is None and tensor.device.type == "cpu"
 
 
-class _Virtual(type):
-    def __instancecheck__(cls, instance: object) -> bool:
-        return is_virtual(instance)
-
-
-class VirtualTensor(metaclass=_Virtual):
-    """No class of any tensor: `isinstance` says of a tensor whether it is virtual, as `is_virtual` does."""
-
-
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Its gradient, without telling anybody."""
     return _GRAD(tensor)

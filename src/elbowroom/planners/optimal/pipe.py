@@ -181,19 +181,17 @@ class Choice:
     Attributes:
         swapped: per swap on offer, from 0 (keep) to 1 (swap).
         recomputed: per recompute on offer, from 0 to 1.
-        extra_ns: how much longer than the ops it thinks the step takes: waits and recomputes.
-        bound_ns: how much longer it takes at least, in any plan of these options.
+        bound_ns: how much longer than the ops the step takes at least, in any plan of these options.
         found: whether it met the rows at all.
     """
 
     swapped: Reals
     recomputed: Reals
-    extra_ns: float
     bound_ns: float
     found: bool
 
 
-NOTHING_SAVED = Choice(swapped=np.zeros(0), recomputed=np.zeros(0), extra_ns=0.0, bound_ns=0.0, found=False)
+NOTHING_SAVED = Choice(swapped=np.zeros(0), recomputed=np.zeros(0), bound_ns=0.0, found=False)
 """What there is to choose where autograd saves nothing, so that there are no ticks."""
 
 
@@ -287,8 +285,7 @@ def choose(offer: Offer, effort: Effort) -> Choice:
     bound_ns = max(0.0, answer.bound - TIE_SHARE * UNITS) / offer.ns
     found = len(answer.values) > 0
     values = answer.values if found else np.zeros(model.column_count)
-    extra_ns = float(values[at.q].sum()) / offer.ns
-    return Choice(swapped=values[at.x], recomputed=values[at.y], extra_ns=extra_ns, bound_ns=bound_ns, found=found)
+    return Choice(swapped=values[at.x], recomputed=values[at.y], bound_ns=bound_ns, found=found)
 
 
 def _sums(model: Model, x: Ints, size: Reals, at: Ints, count: int) -> Ints:

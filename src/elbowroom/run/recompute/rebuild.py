@@ -236,7 +236,6 @@ class Rebuilder:
 
     def __init__(self, executor: Executor, programs: Sequence[Program], nodes: Mapping[int, str]) -> None:
         self._executor = executor
-        self._programs = programs
         self._nodes = nodes
         self._program_of = {n: program for program in programs for n in program.makes}
         self._rows = {n: row for row, n in enumerate(sorted(self._program_of))}

@@ -122,19 +122,6 @@ def _idle_before(step: LastStep, known: History, storages: list[int]) -> list[in
     return idle if len(idle) == len(storages) else _idle_before(step, known, idle)
 
 
-def why_not(step: LastStep, n: int) -> str | None:
-    """Why the n-th saved storage cannot be recomputed on its own, as a clause; None where it can."""
-    known, storage = history(step), step.saves[n].storage
-    problem = not_droppable(step, known, storage, int(step.first_read[n]))
-    if problem is not None:
-        return problem
-    recipe = _closure(step, known, (storage,), int(step.first_read[n]), step.end_op - step.first_op)
-    if isinstance(recipe, str):
-        return recipe
-    made = Recompute(storages=(storage,), recipe=recipe, before_op=int(step.first_read[n]))
-    return check_recipe(step, made)
-
-
 def peak_of_recipe(step: LastStep, recompute: Recompute) -> int:
     """The most bytes that a recipe holds at once; an intermediate goes after its last use in the recipe."""
     known, sizes = history(step), step.trace.storages

@@ -17,7 +17,6 @@ from __future__ import annotations
 from elbowroom.plan import Recompute
 from elbowroom.step.last_step import LastStep, op_label, why_kept
 from elbowroom.step.recipes.history import History, history
-from elbowroom.step.recipes.tables import RANDOM, STATISTICS
 
 
 def check_recipe(step: LastStep, recompute: Recompute) -> str | None:
@@ -46,16 +45,6 @@ def inputs_of(step: LastStep, recompute: Recompute) -> tuple[int, ...]:
         made.update(known.makes.get(i, ()))
         inputs.update(storage for storage in known.reads[i - step.first_op] if storage not in made)
     return tuple(sorted(inputs))
-
-
-def random_ops(step: LastStep, recompute: Recompute) -> tuple[int, ...]:
-    """Ops of a recipe before which the generator must have the state that it had before their first run."""
-    return tuple(i for i in recompute.recipe if step.trace.ops[i].name in RANDOM)
-
-
-def statistics_ops(step: LastStep, recompute: Recompute) -> tuple[int, ...]:
-    """Ops of a recipe that must be given copies of their running statistics."""
-    return tuple(i for i in recompute.recipe if step.trace.ops[i].name in STATISTICS)
 
 
 def not_droppable(step: LastStep, known: History, storage: int, before_op: int) -> str | None:
