@@ -2,7 +2,9 @@
 
     trace = er.capture(setup)                           what the training does
     trace = er.capture_script("train.py", machine="t4") the same of a script, on a GPU that is not here
-    line = er.simulate(trace, er.Machine.here())        what it needs
+    found = er.estimate(trace, er.Machine.of("t4"))     does it fit, and what holds the memory
+    found = er.largest(setup_of, "batch_size", 1, 512, "t4")   the largest batch that fits
+    line = er.simulate(trace, er.Machine.here())        the bytes and the time of a step
     plan = er.plan(trace, er.Machine.here(), "8GiB")    what to swap so that it fits
     with er.within("8GiB"):                             all of that, and the run
         train()
@@ -15,6 +17,11 @@ name. So `er.plan` is the function, and the file is reached by `from elbowroom.p
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from elbowroom.answers.estimate import Estimate, estimate
+from elbowroom.answers.largest import Largest
 from elbowroom.capture import capture
 from elbowroom.capture.script import capture_script
 from elbowroom.errors import (
@@ -37,9 +44,15 @@ from elbowroom.plan import Algorithm, Bound, Plan, Recompute, Swap
 from elbowroom.planners import check, plan
 from elbowroom.report import report
 from elbowroom.run import within
+from elbowroom.search import largest
 from elbowroom.simulate.simulate import compare, simulate
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
+from elbowroom.version import installed_version
+
+if TYPE_CHECKING:
+    from elbowroom.run.account import StepFigures
+    from elbowroom.run.room import Room
 
 __all__ = [
     "Algorithm",
@@ -47,16 +60,20 @@ __all__ = [
     "CaptureError",
     "DeviceLost",
     "ElbowroomError",
+    "Estimate",
     "FormatError",
     "Infeasible",
     "InvalidPlan",
     "InvalidRecord",
+    "Largest",
     "Link",
     "Machine",
     "Plan",
     "Rate",
     "Recompute",
     "RecomputeFailed",
+    "Room",
+    "StepFigures",
     "Swap",
     "Tier",
     "TierError",
@@ -66,12 +83,26 @@ __all__ = [
     "Timeline",
     "Trace",
     "UsageError",
+    "__version__",
     "capture",
     "capture_script",
     "check",
     "compare",
+    "estimate",
+    "largest",
     "plan",
     "report",
     "simulate",
     "within",
 ]
+
+__version__ = installed_version()
+
+_NEED_TORCH = {"Room": "elbowroom.run.room", "StepFigures": "elbowroom.run.account"}
+"""Classes whose files import torch, which `import elbowroom` does not."""
+
+
+def __getattr__(name: str) -> object:
+    if name in _NEED_TORCH:
+        return getattr(import_module(_NEED_TORCH[name]), name)
+    raise AttributeError(f"module 'elbowroom' has no attribute {name!r}")

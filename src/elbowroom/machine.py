@@ -17,6 +17,7 @@ from elbowroom.hardware.disk_probe import DiskRates, measure_disk, measure_memor
 from elbowroom.hardware.gpu_table import DTYPES, GIVEN, Gpu, LinkKind
 from elbowroom.hardware.outside_measured import Outside
 from elbowroom.hardware.ram import capacity_bytes, free_bytes
+from elbowroom.units import format_bytes
 
 TierName = Literal["device", "host", "disk"]
 Loading = Literal["lazy", "eager"]
@@ -234,6 +235,10 @@ class Machine(Filed):
             outside_bytes=measured.outside_bytes,
             outside_range_bytes=(measured.context_bytes, measured.most_bytes),
         )
+
+    def __repr__(self) -> str:
+        tiers = ", ".join(f"{tier.name} {format_bytes(tier.capacity_bytes)}" for tier in self.tiers)
+        return f"<Machine {self.name}: {tiers}>"
 
     def __post_init__(self) -> None:
         rules.text("Machine.name", self.name)

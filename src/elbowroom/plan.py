@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from elbowroom.files import field_rules as rules
 from elbowroom.files.record_files import Filed
 from elbowroom.machine import TIERS, TierName
+from elbowroom.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,10 @@ class Plan(Filed):
     recomputes: tuple[Recompute, ...] = ()
     algorithms: tuple[Algorithm, ...] = ()
     bound: Bound | None = None
+
+    def __repr__(self) -> str:
+        decided = f"{len(self.swaps)} swaps, {len(self.recomputes)} recomputes, {len(self.algorithms)} algorithms"
+        return f"<Plan by {self.planner} within {format_bytes(self.budget_bytes)}: {decided}>"
 
     def __post_init__(self) -> None:
         rules.text("Plan.trace_id", self.trace_id)

@@ -9,6 +9,7 @@ from elbowroom.files import field_rules as rules
 from elbowroom.files.record_files import Filed
 from elbowroom.machine import TIERS, TierName
 from elbowroom.trace import CATEGORIES, Category
+from elbowroom.units import format_bytes, format_ns
 
 Lane = Literal["compute", "copy out", "copy back", "disk write", "disk read", "collective"]
 LANES: tuple[Lane, ...] = ("compute", "copy out", "copy back", "disk write", "disk read", "collective")
@@ -95,6 +96,11 @@ class Timeline(Filed):
     curves: tuple[Curve, ...]
     at_peak: tuple[tuple[Category, int], ...] = ()
     outside_bytes: int = 0
+
+    def __repr__(self) -> str:
+        allocated, reserved = format_bytes(self.peak_allocated_bytes), format_bytes(self.peak_reserved_bytes)
+        peaks = f"allocated {allocated}, reserved {reserved}"
+        return f"<Timeline {self.source}: step {format_ns(self.step_ns)}, {len(self.spans)} spans, peak {peaks}>"
 
     def __post_init__(self) -> None:
         rules.one_of("Timeline.source", self.source, SOURCES)

@@ -295,6 +295,10 @@ class Trace(Filed):
             object.__setattr__(self, "_id", hashlib.sha256(encode(self)).hexdigest()[:16])
         return self._id
 
+    def __repr__(self) -> str:
+        counts = f"{len(self.steps)} steps, {len(self.ops)} ops, {len(self.storages)} storages, {len(self.saves)} saves"
+        return f"<Trace of {self.device}, torch {self.torch_version}: {counts}>"
+
     def __post_init__(self) -> None:
         rules.text("Trace.device", self.device)
         rules.text("Trace.torch_version", self.torch_version)

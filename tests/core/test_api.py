@@ -4,14 +4,42 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from importlib import metadata
 
 import pytest
 
 import elbowroom as er
 from elbowroom import errors
 
-FUNCTIONS = {"capture", "capture_script", "check", "compare", "plan", "report", "simulate", "within"}
-RECORDS = {"Algorithm", "Bound", "Link", "Machine", "Plan", "Rate", "Recompute", "Swap", "Tier", "Timeline", "Trace"}
+FUNCTIONS = {
+    "capture",
+    "capture_script",
+    "check",
+    "compare",
+    "estimate",
+    "largest",
+    "plan",
+    "report",
+    "simulate",
+    "within",
+}
+RECORDS = {
+    "Algorithm",
+    "Bound",
+    "Estimate",
+    "Largest",
+    "Link",
+    "Machine",
+    "Plan",
+    "Rate",
+    "Recompute",
+    "Swap",
+    "Tier",
+    "Timeline",
+    "Trace",
+}
+OF_RUNS = {"Room", "StepFigures"}
+"""Their files import torch."""
 ERRORS = {
     "CaptureError",
     "DeviceLost",
@@ -30,7 +58,7 @@ ERRORS = {
 
 
 def test_the_exported_names_are_these() -> None:
-    assert sorted(er.__all__) == sorted(FUNCTIONS | RECORDS | ERRORS)
+    assert sorted(er.__all__) == sorted(FUNCTIONS | RECORDS | OF_RUNS | ERRORS | {"__version__"})
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
@@ -46,6 +74,22 @@ def test_an_exported_function_has_a_docstring_and_a_list_of_arguments_leaves_non
 def test_an_exported_record_is_a_class_with_a_docstring(name: str) -> None:
     assert inspect.isclass(getattr(er, name))
     assert getattr(er, name).__doc__
+
+
+def test_what_a_run_yields_is_exported_for_type_hints() -> None:
+    pytest.importorskip("torch", reason="the files of these classes import torch")
+    for name in OF_RUNS:
+        assert inspect.isclass(getattr(er, name))
+        assert getattr(er, name).__doc__
+
+
+def test_a_name_that_is_not_exported_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'elbowroom' has no attribute 'estimates'"):
+        getattr(er, "estimates")  # noqa: B009
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert er.__version__ == metadata.version("elbowroom")
 
 
 def test_functions_keep_their_names_when_the_files_of_the_same_name_are_imported() -> None:

@@ -390,3 +390,14 @@ def test_a_hundred_thousand_ops_are_checked_in_seconds() -> None:
         steps=(Step(0, count),),
     )
     assert time.perf_counter() - start < 20  # 1 s on the slowest machine seen; the bound only catches quadratic work
+
+
+def test_the_repr_of_a_record_is_one_short_line_whatever_it_holds() -> None:
+    # given 1,000 ops, and what one byte or one op more adds to a line
+    many = Trace(**but(TRACE, ops=(Op(**OP),) * 1000, steps=(Step(0, 1000),)))
+
+    # then: 1 byte is 1 B, 2 ns are 2 ns
+    assert repr(many) == "<Trace of cpu, torch 2.13.0: 1 steps, 1000 ops, 2 storages, 1 saves>"
+    assert repr(Plan(**PLAN)) == "<Plan by x within 1 B: 1 swaps, 0 recomputes, 0 algorithms>"
+    assert repr(Machine(**MACHINE)) == "<Machine here: device 1 B, disk 1 B>"
+    assert repr(Timeline(**TIMELINE)) == "<Timeline measured: step 2 ns, 1 spans, peak allocated 2 B, reserved 2 B>"

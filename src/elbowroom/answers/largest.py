@@ -68,6 +68,11 @@ class Largest:
     early: str = ""
 
     @property
+    def value(self) -> int | None:
+        """The largest value that fits; None where not even the smallest one does."""
+        return None if self.fits is None else self.fits.value
+
+    @property
     def has_no_effect(self) -> bool:
         """Whether the captures of all values are the same: nothing in the training uses the knob."""
         return self.same_from is not None and self.same_from == min(probe.value for probe in self.probes)

@@ -11,12 +11,14 @@ the same value. Cost: a plan for the capacity, and about five more.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from elbowroom.errors import Infeasible
 from elbowroom.machine import Machine
-from elbowroom.planners import asking
-from elbowroom.planners.budget.least import Weighed, needed_bytes
+from elbowroom.planners import DEFAULT_PLANNER, Means, asking
+from elbowroom.planners.budget.least import needed_bytes
 from elbowroom.trace import Trace
 from elbowroom.watch import Watch
 
@@ -49,35 +51,36 @@ class Within:
 
 
 def within_slowdown(
-    trace: Trace, machine: Machine, slowdown: float, planner: str, watch: Watch | None = None
+    trace: Trace,
+    machine: Machine,
+    slowdown: float,
+    planner: str = DEFAULT_PLANNER,
+    watch: Watch | None = None,
+    *,
+    allow: Sequence[Means] | None = None,
 ) -> Within:
     """Say what a step needs so that it is at most so much slower.
 
     Args:
         trace: what the training does.
-        machine: where it runs; all of its device less what lies outside the allocator is the budget.
+        machine: where it runs; its device less what lies outside the allocator is the budget.
         slowdown: factor on the step time with everything kept.
         planner: who makes the plans.
         watch: looks on.
+        allow: means of the plans, as for `elbowroom.plan`.
 
     Raises:
         TimeOver: the time of `watch` is over.
     """
-    ask = asking(trace, machine, planner=planner, watch=watch)
+    ask = asking(trace, machine, planner=planner, allow=allow, watch=watch)
     kept, capacity_bytes = ask.kept(), machine.tiers[0].capacity_bytes
     budget_bytes = max(0, capacity_bytes - machine.outside_bytes)
-    seen: dict[int, Weighed] = {}
-
-    def remembered(budget: int) -> Weighed:
-        if budget not in seen:
-            seen[budget] = ask.weigh(budget)
-        return seen[budget]
-
+    weigh = cache(ask.weigh)
     try:
-        step_ns = remembered(budget_bytes).step_ns
+        step_ns = weigh(budget_bytes).step_ns
     except Infeasible:
         step_ns = None
-    needed = needed_bytes(remembered, kept, slowdown, budget_bytes)
+    needed = needed_bytes(weigh, kept, slowdown, budget_bytes)
     return Within(
         needed_bytes=needed + machine.outside_bytes,
         capacity_bytes=capacity_bytes,

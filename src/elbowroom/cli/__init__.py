@@ -9,11 +9,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 from elbowroom.cli import demo, estimate, failures, largest, launchers, machine, plan, report, run, scripts
 from elbowroom.cli.parser import Parser
 from elbowroom.errors import CaptureError, ElbowroomError
+from elbowroom.version import installed_version
 
 __all__ = ["main"]
 
@@ -61,16 +61,9 @@ def _parser() -> Parser:
         description="Training that does not fit in memory, made to fit.",
         epilog="`elbowroom VERB --help` says more about each verb.",
     )
-    parser.add_argument("--version", action="version", version=f"elbowroom {_version()}")
+    parser.add_argument("--version", action="version", version=f"elbowroom {installed_version()}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in VERBS:
         verb.add(verbs)
     parser.has_verbs(verbs)
     return parser
-
-
-def _version() -> str:
-    try:
-        return version("elbowroom")
-    except PackageNotFoundError:
-        return "(not installed)"

@@ -1,4 +1,4 @@
-"""`--vary NAME=A..B`: what NAME is in a script (argument, environment variable, constant), and how to turn it."""
+"""`--vary NAME=A..B`, and `vary` of `elbowroom.largest`: what NAME is in a script, and how to turn it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,157 @@
+"""largest(): the largest value of a training that fits a GPU, found by captures on a virtual one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypedDict, Unpack, final
+
+from elbowroom.answers.estimate import estimate
+from elbowroom.answers.largest import Largest
+from elbowroom.answers.largest import largest as search
+from elbowroom.answers.slowdown import within_slowdown
+from elbowroom.capture import capture
+from elbowroom.capture.script import STEPS, capture_script
+from elbowroom.capture.script.knobs import Range, find_knob
+from elbowroom.errors import CaptureError, UsageError
+from elbowroom.machine import Machine
+from elbowroom.planners import Means
+from elbowroom.trace import Trace
+from elbowroom.watch import Watch
+
+
+class Options(TypedDict, total=False):
+    """How `largest` searches.
+
+    Attributes:
+        argv: arguments of a script.
+        multiple_of: only multiples of it are tried.
+        steps: optimizer steps that each capture records (3).
+        slowdown: let a plan swap and recompute, as long as the step takes at most so many times as long.
+        allow: with `slowdown`: the means of these plans, as for `elbowroom.plan`.
+        watch: looks on, and ends the search early with the largest value so far.
+    """
+
+    argv: Sequence[str]
+    multiple_of: int
+    steps: int
+    slowdown: float | None
+    allow: Sequence[Means] | None
+    watch: Watch | None
+
+
+def largest(
+    setup_of: Callable[..., Callable[[], Any]] | str | os.PathLike[str],
+    vary: str,
+    lower: int,
+    upper: int,
+    machine: str | Machine,
+    **options: Unpack[Options],
+) -> Largest:
+    """Find the largest value of one argument of a training with which it fits a GPU.
+
+    Each value that is tried is captured on a virtual GPU, 4 to 6 of them on real models. The search ends where the
+    value that fits and the next one that does not are less than 1 % apart.
+
+    Args:
+        setup_of: `setup_of(batch_size=8)` builds model, optimizer and data for this value and returns the function
+            that does one step. Or the path of a script, which runs unchanged in a child process.
+        vary: the name of that argument. For a script: its argument, environment variable or constant.
+        lower: the smallest value that is tried.
+        upper: the largest value that is tried.
+        machine: the GPU, by its name or as a Machine.
+        options: argv, multiple_of, steps, slowdown, allow, watch: see `Options` in search.py.
+
+    Returns:
+        The value that fits (`value`) and what it needs, the next one that does not, and every value that was tried.
+
+    Raises:
+        UsageError: an argument is not allowed.
+        CaptureError: the training fails with the smallest value.
+    """
+    _check(options)
+    target = machine if isinstance(machine, Machine) else Machine.of(machine)
+    vary_text = f"{vary}={lower}..{upper}"
+    trials = _Trials(_way_to_capture(setup_of, vary_text, target, options), vary, target, options)
+    multiple_of, watch = options.get("multiple_of", 1), options.get("watch")
+    ends = {"least": lower, "most": upper, "multiple_of": multiple_of}
+    return search(trials.needed_bytes, target.tiers[0].capacity_bytes, **ends, same=trials.is_same, watch=watch)
+
+
+@final
+class _Trials:
+    """What a training needs by the value of its argument."""
+
+    def __init__(self, captured: Callable[[int], Trace], vary: str, target: Machine, options: Options) -> None:
+        self._captured = captured
+        self._vary = vary
+        self._target = target
+        self._options = options
+        self._marks: dict[int, int] = {}
+
+    def needed_bytes(self, value: int) -> int:
+        """Device memory that a value needs. Raises CaptureError, which names the value."""
+        try:
+            trace = self._captured(value)
+        except CaptureError as problem:
+            raise CaptureError(f"with {self._vary} = {value}: {problem}", ours=problem.ours) from problem
+        self._marks[value] = hash(trace.events)
+        slowdown = self._options.get("slowdown")
+        if slowdown is None:
+            return estimate(trace, self._target).needed_bytes
+        allow, watch = self._options.get("allow"), self._options.get("watch")
+        return within_slowdown(trace, self._target, slowdown, watch=watch, allow=allow).needed_bytes
+
+    def is_same(self, one: int, other: int) -> bool:
+        """Whether the captures with two values have the same allocations and frees, byte for byte."""
+        return self._marks[one] == self._marks[other]
+
+
+def _check(options: Options) -> None:
+    if unknown := [name for name in options if name not in Options.__annotations__]:
+        raise UsageError(f"largest: given {unknown[0]}; allowed are also {', '.join(Options.__annotations__)}")
+    slowdown = options.get("slowdown")
+    if slowdown is not None and not 1 <= slowdown < float("inf"):
+        raise UsageError(f"largest: given slowdown={slowdown}; allowed is a factor of 1 or more, such as 1.2")
+    if options.get("allow") is not None and slowdown is None:
+        raise UsageError("largest: given allow without slowdown, and so nothing is planned; give slowdown too")
+
+
+def _way_to_capture(
+    setup_of: Callable[..., Callable[[], Any]] | str | os.PathLike[str], vary: str, target: Machine, options: Options
+) -> Callable[[int], Trace]:
+    """What captures the training with a value; `vary` is NAME=LOWER..UPPER."""
+    argv, steps = tuple(options.get("argv", ())), options.get("steps", STEPS)
+    if isinstance(setup_of, str | os.PathLike):
+        return _of_script(os.fspath(setup_of), vary, argv, target, steps)
+    if not callable(setup_of):
+        raise UsageError(
+            f"largest: given setup_of={type(setup_of).__name__}; allowed is a function, or the path of a script"
+        )
+    if argv:
+        raise UsageError("largest: given argv and a function; allowed is argv with the path of a script; leave it out")
+    of_value: Callable[..., Callable[[], Any]] = setup_of
+    name = vary.partition("=")[0]
+
+    def captured(value: int) -> Trace:
+        return capture(partial(of_value, **{name: value}), target, steps)
+
+    return captured
+
+
+def _of_script(path: str, vary: str, argv: tuple[str, ...], target: Machine, steps: int) -> Callable[[int], Trace]:
+    knob = find_knob(Range.of(vary), path, argv)
+
+    def captured(value: int) -> Trace:
+        turned = knob.turned(argv, value)
+        return capture_script(
+            path,
+            turned.arguments,
+            machine=target,
+            steps=steps,
+            environment=turned.environment,
+            constants=turned.constants,
+        )
+
+    return captured

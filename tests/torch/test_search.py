@@ -1,0 +1,105 @@
+"""er.largest: the largest value of a training, given as a function or as a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import elbowroom as er
+from elbowroom.errors import CaptureError, UsageError
+from elbowroom.machine import Link, Tier
+from tests.torch.virtual_gpu import H100
+
+WIDTH = 1024
+CAPACITY = 256 * 2**20
+SMALL = replace(
+    H100,
+    name="small",
+    tiers=(Tier(name="device", capacity_bytes=CAPACITY), Tier(name="host", capacity_bytes=2**34)),
+    links=(Link(upper="device", lower="host", out_bytes_per_s=2**34, back_bytes_per_s=2**34, latency_ns=1000),),
+)
+
+
+def setup_of(batch_size: int, width: int = WIDTH) -> Callable[[], None]:
+    if batch_size > 100_000:
+        raise ValueError("too many rows")
+    layers = [each for _ in range(4) for each in (torch.nn.Linear(width, width), torch.nn.Sigmoid())]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(width, 1)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(batch_size, width, device="cuda")).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+SCRIPT = """
+import torch
+BATCH = 4
+model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    model(torch.randn(BATCH, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def needed_bytes(batch_size: int) -> int:
+    return er.estimate(er.capture(partial(setup_of, batch_size), SMALL), SMALL).needed_bytes
+
+
+def test_the_largest_batch_of_a_function_fits_and_the_next_does_not() -> None:
+    # when
+    found = er.largest(setup_of, vary="batch_size", lower=1, upper=60_000, machine=SMALL)
+
+    # then
+    assert found.value is not None
+    assert found.too_large is not None
+    assert needed_bytes(found.value) <= CAPACITY < needed_bytes(found.too_large.value)
+    assert (found.too_large.value - found.value) * 100 <= found.value
+
+
+def test_a_script_is_varied_by_its_constant_as_the_command_line_does(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+
+    # when: 2**15 and 2**16 rows of 4 KiB take 128 and 256 MiB, twice and more: input and activation
+    found = er.largest(path, vary="BATCH", lower=2**15, upper=2**16, multiple_of=2**15, machine=SMALL)
+
+    # then
+    assert [probe.value for probe in found.probes] == [2**15]
+    assert (found.value, found.capacity_bytes) == (None, CAPACITY)
+
+
+def test_a_plan_within_a_slowdown_lets_a_larger_value_fit() -> None:
+    alone = er.largest(setup_of, vary="batch_size", lower=512, upper=60_000, machine=SMALL, multiple_of=512)
+    planned = er.largest(
+        setup_of, vary="batch_size", lower=512, upper=60_000, machine=SMALL, multiple_of=512, slowdown=100.0
+    )
+
+    assert (planned.value or 0) > (alone.value or 0) > 0
+
+
+def test_a_training_that_fails_says_with_which_value() -> None:
+    with pytest.raises((CaptureError, ValueError), match="too many rows"):
+        er.largest(setup_of, vary="batch_size", lower=200_000, upper=300_000, machine=SMALL)
+
+
+def test_arguments_that_are_not_allowed_are_usage_errors() -> None:
+    find = partial(er.largest, vary="batch_size", lower=1, upper=2, machine=SMALL)
+    with pytest.raises(UsageError, match=r"given slowdown=0\.5; allowed is a factor of 1 or more"):
+        find(setup_of, slowdown=0.5)
+    with pytest.raises(UsageError, match="given allow without slowdown"):
+        find(setup_of, allow=["swap"])
+    with pytest.raises(UsageError, match="given argv and a function"):
+        find(setup_of, argv=["--width", "3"])
+    with pytest.raises(UsageError, match="given setup_of=int"):
+        find(3)  # pyright: ignore[reportArgumentType]
