@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         launched = launchers.without_launcher(given, WITH_SCRIPT_ARGUMENTS)
         os.environ.update(launched.environment)
         words, script_arguments = scripts.split_at_dashes(launched.words, WITH_SCRIPT_ARGUMENTS)
-        arguments = _parser().parsed(words, argparse.Namespace(script_arguments=script_arguments))
+        arguments = parser_of_all().parsed(words, argparse.Namespace(script_arguments=script_arguments))
         return arguments.execute(arguments)
     except ElbowroomError as problem:
         print(f"elbowroom: {problem}", file=sys.stderr)
@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return failures.show(problem, given)
 
 
-def _parser() -> Parser:
+def parser_of_all() -> Parser:
+    """The parser of the command line with all its verbs."""
     parser = Parser(
         prog="elbowroom",
         description="Training that does not fit in memory, made to fit.",
