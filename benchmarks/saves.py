@@ -180,7 +180,7 @@ def _warmed(room: Room, step: Callable[[], None]) -> int:
 
 
 def _within(step: Callable[[], None], budget_bytes: int, steps: int, clock: Callable[[], int]) -> dict[str, Any]:
-    with elbowroom.within(budget_bytes, min_size_bytes=MIN_SIZE_BYTES, allow=("swap",)) as room:
+    with elbowroom.within(budget_bytes, min_size=MIN_SIZE_BYTES, allow=("swap",)) as room:
         warm = _warmed(room, step)
         taken_ns = _timed(step, steps, clock)
         peak_bytes = room.simulated.peak_reserved_bytes if room.simulated else 0

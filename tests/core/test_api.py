@@ -114,3 +114,10 @@ def test_only_a_job_that_does_not_fit_exits_with_1() -> None:
     codes = {name: getattr(er, name).exit_code for name in ERRORS}
     assert {name for name, code in codes.items() if code == 1} == {"Infeasible"}
     assert {code for name, code in codes.items() if name != "Infeasible"} == {2}
+
+
+@pytest.mark.parametrize("name", ["capture", "capture_script", "plan", "within"])
+def test_the_least_size_has_one_name_and_is_bytes_or_text(name: str) -> None:
+    parameters = inspect.signature(getattr(er, name)).parameters
+    assert [each for each in parameters if "min" in each] == ["min_size"]
+    assert "int | str" in parameters["min_size"].annotation

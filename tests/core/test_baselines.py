@@ -41,7 +41,7 @@ OPTIONS: list[tuple[str, dict[str, object]]] = [
 def made(
     trace: Trace, budget: int, planner: str, options: Mapping[str, object] | None = None, rate: int = 10**9
 ) -> Plan:
-    return plan(trace, machine(rate, rate), budget, planner, min_size_bytes=1, options=options)
+    return plan(trace, machine(rate, rate), budget, planner, min_size=1, options=options)
 
 
 def swaps(trace: Trace, budget: int, planner: str, rate: int = 10**9, **options: object) -> dict[int, int]:
@@ -239,7 +239,7 @@ def test_vdnn_runs_convolutions_with_the_fastest_or_the_smallest_algorithm() -> 
         ["small"],
         ["small"],
     ]
-    only_swaps = plan(trace, machine(), 99, "vdnn", min_size_bytes=1, allow=("swap",))
+    only_swaps = plan(trace, machine(), 99, "vdnn", min_size=1, allow=("swap",))
     assert only_swaps.algorithms == ()
 
 
@@ -257,7 +257,7 @@ def test_capuchin_recomputes_what_costs_less_than_a_swap_that_shows() -> None:
     assert [each.storages for each in found.recomputes] == [(3,), (1,)]
     assert simulate(trace, machine(), found).step_ns == 80 + 2 * 10
     # and without recomputes it swaps
-    only_swaps = plan(trace, machine(), 310, "capuchin", min_size_bytes=1, allow=("swap",))
+    only_swaps = plan(trace, machine(), 310, "capuchin", min_size=1, allow=("swap",))
     assert (len(only_swaps.swaps), len(only_swaps.recomputes)) == (1, 0)
 
 
@@ -365,9 +365,9 @@ def test_a_machine_without_a_lower_tier_gets_the_empty_plan_or_none(planner: str
 
     bare = Machine(name="bare", tiers=(Tier(name="device", capacity_bytes=1000),), links=())
     trace = chain([100, 100, 100])
-    assert plan(trace, bare, 300, planner, min_size_bytes=1, allow=("swap",)).swaps == ()
+    assert plan(trace, bare, 300, planner, min_size=1, allow=("swap",)).swaps == ()
     with pytest.raises(Infeasible):
-        plan(trace, bare, 299, planner, min_size_bytes=1, allow=("swap",))
+        plan(trace, bare, 299, planner, min_size=1, allow=("swap",))
 
 
 def test_a_baseline_that_ignores_the_budget_says_what_it_needs() -> None:

@@ -21,7 +21,7 @@ def test_a_recipe_is_priced_with_what_the_step_has_freed_by_then() -> None:
     build.free(second)
 
     # when 200 bytes are allowed, and the link takes 100,000 ns for the storage
-    made = plan(build.trace(), machine(out=10**6, back=10**6), 200, "optimal", min_size_bytes=1)
+    made = plan(build.trace(), machine(out=10**6, back=10**6), 200, "optimal", min_size=1)
 
     # then both ops run again: 30 + 10 + 10 + 10 ns of the step and 30 + 10 more, which no plan can do without
     assert len(made.recomputes) == 1

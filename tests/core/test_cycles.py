@@ -29,7 +29,7 @@ def machine(out: int = 10**9) -> Machine:
 
 
 def planned(trace: Trace, budget: int, on: Machine) -> tuple[LastStep, Moves]:
-    made = plan(trace, replace(on, allocator="exact"), budget, "swap_greedy", min_size_bytes=1, allow=("swap",))
+    made = plan(trace, replace(on, allocator="exact"), budget, "swap_greedy", min_size=1, allow=("swap",))
     step = last_step(trace)
     return step, moves_of_plan(step, made)
 

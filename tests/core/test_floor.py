@@ -46,5 +46,5 @@ def test_no_planner_meets_a_budget_below_the_floor(trace: Trace) -> None:
     floor = floor_bytes(trace, 1)
     for planner in ("optimal", "swap_greedy", "threshold"):
         with pytest.raises(Infeasible) as refused:
-            plan(trace, machine(), max(floor - 1, 0), planner, min_size_bytes=1)
+            plan(trace, machine(), max(floor - 1, 0), planner, min_size=1)
         assert refused.value.least_feasible_bytes >= floor

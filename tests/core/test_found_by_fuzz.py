@@ -34,8 +34,8 @@ def test_what_is_never_read_again_is_not_swapped_before_a_recipe_reads_it() -> N
     trace, on = build.trace(), machine(10**7, 10**7)
 
     # then at 130 bytes the 50 are made again, and at 100, where the 30 are away for good, they are swapped
-    assert plan(trace, on, 130, "optimal", min_size_bytes=1).recomputes[0].storages == (made,)
-    least = plan(trace, on, 100, "optimal", min_size_bytes=1)
+    assert plan(trace, on, 130, "optimal", min_size=1).recomputes[0].storages == (made,)
+    least = plan(trace, on, 100, "optimal", min_size=1)
     check(trace, least, on)
     assert {swap.storage for swap in least.swaps} == {never_read, made}
     assert least.recomputes == ()
@@ -49,7 +49,7 @@ def found(name: str) -> tuple[Trace, Machine]:
 def planned(trace: Trace, on: Machine, budget_bytes: int, planner: str = "optimal") -> Plan:
     """A plan that may use all of the tiers below."""
     below = ",".join(f"{tier.name}=100%" for tier in on.tiers[1:])
-    return plan(trace, on, f"device={budget_bytes}B,{below}", planner, min_size_bytes=1)
+    return plan(trace, on, f"device={budget_bytes}B,{below}", planner, min_size=1)
 
 
 def test_what_the_host_holds_only_by_going_on_to_the_disk_is_planned_for() -> None:

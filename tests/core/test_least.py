@@ -86,8 +86,8 @@ def test_a_step_may_be_planned_for_the_least_budget() -> None:
     trace = chain([10, 10, 10, 10])
     on = machine()
 
-    least = plan(trace, on, "least", "swap_greedy", min_size_bytes=1)
-    free = plan(trace, on, "least", "swap_greedy", min_size_bytes=1, slowdown=1.0)
+    least = plan(trace, on, "least", "swap_greedy", min_size=1)
+    free = plan(trace, on, "least", "swap_greedy", min_size=1, slowdown=1.0)
 
     assert least.budget_bytes == 10
     assert simulate(trace, on, free).step_ns == 80
@@ -125,7 +125,7 @@ def test_plans_for_the_least_budget_keep_the_slowdown(trace: Trace, rate: int, s
     on = machine(rate, rate)
     kept = simulate(trace, on)
 
-    made = plan(trace, on, "least", "swap_greedy", min_size_bytes=1, slowdown=slowdown)
+    made = plan(trace, on, "least", "swap_greedy", min_size=1, slowdown=slowdown)
 
     check(trace, made, on)
     assert simulate(trace, on, made).step_ns <= kept.step_ns * slowdown
@@ -135,7 +135,7 @@ def test_plans_for_the_least_budget_keep_the_slowdown(trace: Trace, rate: int, s
 def test_the_curve_falls_from_the_least_budget_to_keeping_everything() -> None:
     trace, on = chain([10] * 12), machine(out=5 * 10**8, back=5 * 10**8)
 
-    curve = pareto(trace, on, ("swap_greedy", "swap_all"), count=6, min_size_bytes=1)
+    curve = pareto(trace, on, ("swap_greedy", "swap_all"), count=6, min_size=1)
 
     assert curve.planners == ("swap_greedy", "swap_all")
     assert (curve.kept_peak_bytes, curve.kept_step_ns) == (120, 240)
@@ -150,13 +150,13 @@ def test_the_curve_falls_from_the_least_budget_to_keeping_everything() -> None:
 
 
 def test_a_curve_is_a_file(tmp_path: Path) -> None:
-    curve = pareto(chain([10] * 6), machine(), ("swap_greedy",), count=3, min_size_bytes=1)
+    curve = pareto(chain([10] * 6), machine(), ("swap_greedy",), count=3, min_size=1)
     curve.save(tmp_path / "curve.json")
     assert Pareto.load(tmp_path / "curve.json") == curve
 
 
 def test_a_curve_whose_points_do_not_rise_is_refused() -> None:
-    curve = pareto(chain([10] * 6), machine(), ("swap_greedy",), count=3, min_size_bytes=1)
+    curve = pareto(chain([10] * 6), machine(), ("swap_greedy",), count=3, min_size=1)
     with pytest.raises(InvalidRecord, match=r"Pareto\.points"):
         replace(curve, points=curve.points[::-1])
     with pytest.raises(InvalidRecord, match=r"Point\.lower_bound_ns"):
@@ -165,7 +165,7 @@ def test_a_curve_whose_points_do_not_rise_is_refused() -> None:
 
 def test_a_trace_that_cannot_be_planned_has_a_curve_of_one_point() -> None:
     # given a layer that is read at once: nothing can move, and keeping it is the least
-    curve = pareto(chain([10]), machine(), ("swap_greedy",), min_size_bytes=1)
+    curve = pareto(chain([10]), machine(), ("swap_greedy",), min_size=1)
     assert [point.budget_bytes for point in curve.points] == [int(last_step(chain([10])).level.max())]
     assert isinstance(curve.points[0], Point)
 

@@ -40,7 +40,7 @@ def test_a_model_of_small_storages_is_planned_for(planner: str, share: float) ->
 
 def test_a_least_size_that_is_given_holds() -> None:
     with pytest.raises(Infeasible, match=r"those of 1\.0 MiB or more"):
-        plan(SMALL, machine(), 5 * MIB, min_size_bytes=MIB)
+        plan(SMALL, machine(), 5 * MIB, min_size=MIB)
 
 
 # 100 storages of 8 KiB may move within less than 32 MiB; 34 MiB that no plan gets around are more than that.
@@ -59,7 +59,7 @@ def test_the_least_budget_that_is_named_is_met_with_its_own_least_size(planner: 
     assert plan(BOTH, machine(), named, planner).budget_bytes == named
     assert plan(BOTH, machine(), "least", planner).budget_bytes == named
     # with a least size that is given, less is enough
-    assert plan(BOTH, machine(), "least", planner, min_size_bytes=4 * KIB).budget_bytes < named
+    assert plan(BOTH, machine(), "least", planner, min_size=4 * KIB).budget_bytes < named
 
 
 def test_each_point_of_a_curve_has_the_least_size_of_its_budget() -> None:

@@ -136,7 +136,7 @@ def test_the_bound_is_what_the_link_cannot_hide() -> None:
     assert bound_ns(problem, 1.0) == pytest.approx(360, abs=0.01)
 
     # then the plan is as fast: 80 ns of ops and the waits
-    made = plan(trace, machine(), 200, "optimal", min_size_bytes=1, allow=("swap",))
+    made = plan(trace, machine(), 200, "optimal", min_size=1, allow=("swap",))
     assert simulate(trace, machine(), made).step_ns == 440
     assert made.bound == Bound(machine="test", step_ns=440, lower_bound_ns=440)
 
@@ -175,19 +175,19 @@ def test_copies_back_that_are_early_wait_until_they_are_due() -> None:
 
 
 def test_where_the_step_fits_nothing_is_moved() -> None:
-    made = plan(chain([100, 100]), machine(), 200, "optimal", min_size_bytes=1)
+    made = plan(chain([100, 100]), machine(), 200, "optimal", min_size=1)
     assert (made.planner, made.swaps) == ("optimal", ())
 
 
 def test_a_budget_that_nothing_meets_is_refused_with_the_least_that_can_be_met() -> None:
     with pytest.raises(Infeasible, match="the least that 'optimal' can meet is 100 B") as caught:
-        plan(chain([100, 100, 100]), machine(), 99, "optimal", min_size_bytes=1)
+        plan(chain([100, 100, 100]), machine(), 99, "optimal", min_size=1)
     assert caught.value.least_feasible_bytes == 100
 
 
 def test_the_same_question_gets_the_same_answer() -> None:
     trace = chain([90, 10, 50, 70, 30, 60, 80, 20])
-    made = [plan(trace, machine(), 200, "optimal", min_size_bytes=1) for _ in range(2)]
+    made = [plan(trace, machine(), 200, "optimal", min_size=1) for _ in range(2)]
     assert made[0] == made[1]
 
 
@@ -242,7 +242,7 @@ def test_on_small_steps_no_plan_of_swaps_is_faster(
     on = machine(out, back, latency)
     problem = problem_of(trace, on, budget_between(trace, on, percent))
 
-    made = plan(trace, on, problem.budget_bytes, "optimal", min_size_bytes=1, allow=("swap",))
+    made = plan(trace, on, problem.budget_bytes, "optimal", min_size=1, allow=("swap",))
 
     # then the plan takes what the fastest of all plans takes
     check(trace, made, on)
@@ -277,7 +277,7 @@ def test_on_small_steps_no_plan_of_swaps_and_recomputes_is_faster(
     problem = problem_of(trace, on, budget_between(trace, on, percent))
     assume(choice_count(Pool(problem=problem, n=movable(problem), options=options(problem.step, 1))) <= 500)
 
-    made = plan(trace, on, problem.budget_bytes, "optimal", min_size_bytes=1)
+    made = plan(trace, on, problem.budget_bytes, "optimal", min_size=1)
 
     # then the plan takes what the fastest of all plans takes, and none takes less than its bound
     check(trace, made, on)
@@ -329,12 +329,12 @@ def fastest_with_recomputes(problem: Problem) -> int:
 def test_on_larger_steps_no_baseline_is_faster(trace: Trace, out: int, back: int, latency: int, percent: int) -> None:
     on = machine(out, back, latency)
     budget = budget_between(trace, on, percent)
-    made = plan(trace, on, budget, "optimal", min_size_bytes=1)
+    made = plan(trace, on, budget, "optimal", min_size=1)
     check(trace, made, on)
     step_ns = simulate(trace, on, made).step_ns
     for baseline in BASELINES:
         try:
-            other = plan(trace, on, budget, baseline, min_size_bytes=1)
+            other = plan(trace, on, budget, baseline, min_size=1)
         except Infeasible:
             continue
         assert step_ns <= simulate(trace, on, other).step_ns
@@ -345,7 +345,7 @@ def test_without_a_lower_tier_recomputing_alone_meets_a_budget() -> None:
     bare = Machine(name="bare", tiers=(Tier(name="device", capacity_bytes=1000),), links=())
     trace = chain([100, 100, 100])
 
-    made = plan(trace, bare, 200, "optimal", min_size_bytes=1)
+    made = plan(trace, bare, 200, "optimal", min_size=1)
 
     # then one of them is dropped: that takes one op of 10 ns more than the 60 there are, and no plan takes less
     assert simulate(trace, bare, made).step_ns == 70
@@ -354,9 +354,9 @@ def test_without_a_lower_tier_recomputing_alone_meets_a_budget() -> None:
 
     # and the least that can be met is one layer, as all the others are made only when they are read
     with pytest.raises(Infeasible) as caught:
-        plan(trace, bare, 99, "optimal", min_size_bytes=1)
+        plan(trace, bare, 99, "optimal", min_size=1)
     assert caught.value.least_feasible_bytes == 100
-    assert plan(trace, bare, 100, "optimal", min_size_bytes=1).recomputes
+    assert plan(trace, bare, 100, "optimal", min_size=1).recomputes
 
 
 def test_what_is_read_back_at_once_is_not_recomputed() -> None:
@@ -369,5 +369,5 @@ def test_what_is_read_back_at_once_is_not_recomputed() -> None:
 
     # then dropping it gains nothing, as there is no time at which it could be away
     with pytest.raises(Infeasible) as caught:
-        plan(build.trace(), machine(), 19, "optimal", min_size_bytes=1)
+        plan(build.trace(), machine(), 19, "optimal", min_size=1)
     assert caught.value.least_feasible_bytes == 20

@@ -64,8 +64,8 @@ def test_only_the_op_above_the_budget_gives_its_workspace_up() -> None:
     trace, on = two_convolutions(), machine(10**8, 10**8)
 
     # then at 110 bytes nothing is done, and at 109 both ops must do without: 130 + 130 + 10
-    assert plan(trace, on, 110, "optimal", min_size_bytes=1).algorithms == ()
-    made = plan(trace, on, 109, "optimal", min_size_bytes=1, allow=("algorithm",))
+    assert plan(trace, on, 110, "optimal", min_size=1).algorithms == ()
+    made = plan(trace, on, 109, "optimal", min_size=1, allow=("algorithm",))
     assert made.algorithms == (Algorithm(op=0, choice="small"), Algorithm(op=1, choice="small"))
     assert made.bound is not None
     assert made.bound.step_ns == simulate(trace, on, made).step_ns == 270
@@ -79,13 +79,13 @@ def test_a_faster_algorithm_than_the_recorded_one_is_taken_where_it_fits() -> No
     trace, on = two_convolutions(small_first=True), machine()
 
     # then at 110 bytes both ops run with the fast ones
-    made = plan(trace, on, 110, "optimal", min_size_bytes=1)
+    made = plan(trace, on, 110, "optimal", min_size=1)
     assert made.algorithms == (Algorithm(op=0, choice="fast"), Algorithm(op=1, choice="fast"))
     assert made.bound is not None
     assert (simulate(trace, on, made).step_ns, made.bound.gap) == (210, 0.0)
 
     # and where algorithms are not allowed it is as recorded
-    assert plan(trace, on, 110, "optimal", min_size_bytes=1, allow=("swap",)).algorithms == ()
+    assert plan(trace, on, 110, "optimal", min_size=1, allow=("swap",)).algorithms == ()
 
 
 def test_the_optimistic_step_has_the_time_of_one_choice_and_the_workspace_of_another() -> None:
@@ -102,9 +102,9 @@ def test_algorithms_count_in_the_least_feasible_budget() -> None:
     asked: tuple[tuple[tuple[Means, ...], int], ...] = ((("algorithm",), 60), (("recompute",), 110))
     for allow, least in asked:
         with pytest.raises(Infeasible) as caught:
-            plan(trace, on, 0, "optimal", min_size_bytes=1, allow=allow)
+            plan(trace, on, 0, "optimal", min_size=1, allow=allow)
         assert caught.value.least_feasible_bytes == least
-        assert plan(trace, on, least, "optimal", min_size_bytes=1, allow=allow).planner == "optimal"
+        assert plan(trace, on, least, "optimal", min_size=1, allow=allow).planner == "optimal"
 
 
 @settings(max_examples=60, deadline=None)
@@ -118,12 +118,12 @@ def test_on_small_steps_no_plan_of_any_algorithms_is_faster(trace: Trace, out: i
     assume(count > 1 and count * choice_count(pool) <= 400)
     peak = int(problem.step.level.max())
     try:
-        least = plan(trace, on, 0, "optimal", min_size_bytes=1).budget_bytes
+        least = plan(trace, on, 0, "optimal", min_size=1).budget_bytes
     except Infeasible as found:
         least = found.least_feasible_bytes
     budget = least + (peak - least) * percent // 100
 
-    made = plan(trace, on, budget, "optimal", min_size_bytes=1)
+    made = plan(trace, on, budget, "optimal", min_size=1)
 
     # then the plan takes what the fastest of all plans takes, and none takes less than its bound
     check(trace, made, on)
@@ -173,18 +173,18 @@ def test_no_baseline_at_all_is_faster(trace: Trace, out: int, back: int, percent
     on = machine(out, back)
     peak = int(last_step(trace).level.max())
     try:
-        least = plan(trace, on, 0, "optimal", min_size_bytes=1).budget_bytes
+        least = plan(trace, on, 0, "optimal", min_size=1).budget_bytes
     except Infeasible as found:
         least = found.least_feasible_bytes
     budget = least + (peak - least) * percent // 100
     others: dict[str, int] = {}
     for baseline in set(PLANNERS) - {"optimal"}:
         try:
-            others[baseline] = simulate(trace, on, plan(trace, on, budget, baseline, min_size_bytes=1)).step_ns
+            others[baseline] = simulate(trace, on, plan(trace, on, budget, baseline, min_size=1)).step_ns
         except Infeasible:
             continue
 
-    made = plan(trace, on, budget, "optimal", min_size_bytes=1)
+    made = plan(trace, on, budget, "optimal", min_size=1)
 
     # then none of those that meet the budget is faster
     check(trace, made, on)

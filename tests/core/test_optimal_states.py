@@ -56,14 +56,14 @@ def test_states_that_are_away_in_forward_and_backward_make_room() -> None:
 
     # then saves alone leave 130 bytes at least, one layer beside the state
     with pytest.raises(Infeasible) as caught:
-        plan(trace, on, 0, "optimal", min_size_bytes=1, allow=("swap",))
+        plan(trace, on, 0, "optimal", min_size=1, allow=("swap",))
     assert caught.value.least_feasible_bytes == 130
 
     # and the state away leaves the state alone, when it is used
     with pytest.raises(Infeasible) as caught:
-        plan(trace, on, 0, "optimal", min_size_bytes=1)
+        plan(trace, on, 0, "optimal", min_size=1)
     assert caught.value.least_feasible_bytes == 100
-    made = plan(trace, on, 100, "optimal", min_size_bytes=1, allow=("swap", "state"))
+    made = plan(trace, on, 100, "optimal", min_size=1, allow=("swap", "state"))
     assert [(swap.storage, swap.out_after_op) for swap in made.swaps] == [(0, 4)]
     check(trace, made, on)
 
@@ -119,7 +119,7 @@ def test_no_plan_with_states_takes_less_than_the_bound(
     least = least_of(trace, on)
     budget = least + (peak - least) * percent // 100
 
-    made = plan(trace, on, budget, "optimal", min_size_bytes=1, allow=("swap", "state"))
+    made = plan(trace, on, budget, "optimal", min_size=1, allow=("swap", "state"))
 
     # then it holds, its bound is that of every plan, and no budget below the least is met by any
     check(trace, made, on)
@@ -133,7 +133,7 @@ def test_no_plan_with_states_takes_less_than_the_bound(
 
 def least_of(trace: Trace, on: Machine) -> int:
     try:
-        return plan(trace, on, 0, "optimal", min_size_bytes=1, allow=("swap", "state")).budget_bytes
+        return plan(trace, on, 0, "optimal", min_size=1, allow=("swap", "state")).budget_bytes
     except Infeasible as found:
         return found.least_feasible_bytes
 

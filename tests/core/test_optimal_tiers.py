@@ -33,7 +33,7 @@ def test_what_the_host_cannot_hold_goes_on_to_the_disk() -> None:
     # given 6 layers of 100 bytes, one of which is on the device, and a host for 300 bytes
     trace, on = chain([100] * 6, ns=1000), two_tiers(300)
 
-    made = plan(trace, on, "100B,host=300B", "optimal", min_size_bytes=1, allow=("swap",))
+    made = plan(trace, on, "100B,host=300B", "optimal", min_size=1, allow=("swap",))
 
     # then all but the last, which is read at once, are swapped, and what is idle longest, the first ones, goes to the
     # disk: 100 bytes of the host are left for what passes through, so that 2 stay there
@@ -43,7 +43,7 @@ def test_what_the_host_cannot_hold_goes_on_to_the_disk() -> None:
     assert made.bound.step_ns == simulate(trace, on, made).step_ns >= made.bound.lower_bound_ns
 
     # and a host for all of them keeps them
-    roomy = plan(trace, two_tiers(600), "100B,host=600B", "optimal", min_size_bytes=1, allow=("swap",))
+    roomy = plan(trace, two_tiers(600), "100B,host=600B", "optimal", min_size=1, allow=("swap",))
     assert {swap.tier for swap in roomy.swaps} == {"host"}
 
 
@@ -52,7 +52,7 @@ def test_without_a_disk_the_host_bounds_what_can_move() -> None:
     on = two_tiers(300)
     bare = Machine(name="bare", tiers=on.tiers[:2], links=on.links[:1])
     with pytest.raises(Infeasible):
-        plan(chain([100] * 6, ns=1000), bare, 100, "optimal", min_size_bytes=1, allow=("swap",))
+        plan(chain([100] * 6, ns=1000), bare, 100, "optimal", min_size=1, allow=("swap",))
 
 
 @settings(max_examples=40, deadline=None)
@@ -68,9 +68,9 @@ def test_plans_over_two_tiers_hold(sizes: list[int], host: int, disk: int, rate:
     trace, on = chain(sizes), two_tiers(host, disk, rate)
     budget = max(sizes) + (sum(sizes) - max(sizes)) * percent // 100
     try:
-        made = plan(trace, on, budget, "optimal", min_size_bytes=1, allow=("swap",))
+        made = plan(trace, on, budget, "optimal", min_size=1, allow=("swap",))
     except Infeasible as problem:
-        made = plan(trace, on, max(budget, problem.least_feasible_bytes), "optimal", min_size_bytes=1, allow=("swap",))
+        made = plan(trace, on, max(budget, problem.least_feasible_bytes), "optimal", min_size=1, allow=("swap",))
 
     # then no tier holds more than it has, and the step takes no less than its bound
     check(trace, made, on)

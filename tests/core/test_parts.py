@@ -153,18 +153,18 @@ def test_swap_states_moves_states_only_where_saves_are_not_enough() -> None:
     saved = {save.storage for save in trace.saves}
 
     # 230 bytes are one layer beside both states: saves alone do
-    enough = plan(trace, on, 230, "swap_states", min_size_bytes=1)
+    enough = plan(trace, on, 230, "swap_states", min_size=1)
     assert {swap.storage for swap in enough.swaps} <= saved
 
     # 229 bytes are not: a state goes
-    less = plan(trace, on, 229, "swap_states", min_size_bytes=1)
+    less = plan(trace, on, 229, "swap_states", min_size=1)
     assert {swap.storage for swap in less.swaps} - saved
     with pytest.raises(Infeasible) as caught:
-        plan(trace, on, 99, "swap_states", min_size_bytes=1)
+        plan(trace, on, 99, "swap_states", min_size=1)
     # in a part its state is there
     assert caught.value.least_feasible_bytes == 100
     with pytest.raises(Infeasible):
-        plan(trace, on, 229, "swap_states", min_size_bytes=1, allow=("swap",))
+        plan(trace, on, 229, "swap_states", min_size=1, allow=("swap",))
 
 
 def test_parts_are_in_the_file_of_a_trace_and_an_older_one_has_none() -> None:

@@ -30,7 +30,7 @@ def keep_all_peak(trace: Trace) -> int:
 def least_budget(trace: Trace, on: Machine, planner: str = "swap_greedy") -> int:
     """The least feasible budget; 0 where any will do."""
     try:
-        plan(trace, on, 0, planner, min_size_bytes=1)
+        plan(trace, on, 0, planner, min_size=1)
     except Infeasible as problem:
         return problem.least_feasible_bytes
     return 0
@@ -38,7 +38,7 @@ def least_budget(trace: Trace, on: Machine, planner: str = "swap_greedy") -> int
 
 def infeasible(trace: Trace, budget: int, planner: str = "swap_greedy", on: Machine | None = None) -> Infeasible:
     with pytest.raises(Infeasible) as caught:
-        plan(trace, on or machine(), budget, planner, min_size_bytes=1)
+        plan(trace, on or machine(), budget, planner, min_size=1)
     return caught.value
 
 
@@ -79,7 +79,7 @@ def test_a_planner_of_swaps_moves_nothing_where_swaps_are_not_allowed() -> None:
 
 def infeasible_without_swaps(trace: Trace) -> Infeasible:
     with pytest.raises(Infeasible) as caught:
-        plan(trace, machine(), 199, "swap_all", min_size_bytes=1, allow=("recompute",))
+        plan(trace, machine(), 199, "swap_all", min_size=1, allow=("recompute",))
     return caught.value
 
 
@@ -161,7 +161,7 @@ def test_a_budget_of_nothing_names_the_least_that_can_be_met() -> None:
 def test_where_the_step_fits_nothing_is_moved() -> None:
     trace = chain([100, 100, 100])
     for planner in ("keep_all", "swap_greedy"):
-        assert plan(trace, machine(), 300, planner, min_size_bytes=1) == Plan(
+        assert plan(trace, machine(), 300, planner, min_size=1) == Plan(
             trace_id=trace.id, planner=planner, budget_bytes=300
         )
 
@@ -176,7 +176,7 @@ def test_swap_greedy_takes_what_idles_longest_and_brings_it_back_in_time() -> No
     # given 4 layers of 5 bytes, 20 at the turn, ops of 10 ns, a byte a ns, and 15 bytes allowed
     trace = chain([5, 5, 5, 5])
 
-    made = plan(trace, machine(), 15, min_size_bytes=1)
+    made = plan(trace, machine(), 15, min_size=1)
 
     # then storage 0 goes; its copy takes 5 ns, so the tick before op 6, 10 ns before its read at position 7, would
     # do; three times that is the most a swap back may start ahead for free, and at position 6 there is room:
@@ -202,17 +202,17 @@ def test_a_swap_back_waits_for_room() -> None:
     trace = build.trace()
 
     # when 100 bytes are allowed: op 2 needs second and temporary, so first comes back on demand, at position 3
-    made = plan(trace, machine(out=10**9, back=5 * 10**8), 100, "swap_greedy", min_size_bytes=1)
+    made = plan(trace, machine(out=10**9, back=5 * 10**8), 100, "swap_greedy", min_size=1)
 
     assert made.swaps == (Swap(storage=first, tier="disk", out_after_op=0, back_before_op=3),)
 
 
 def test_small_storages_are_kept() -> None:
     trace = chain([100, 10, 100, 10])
-    made = plan(trace, machine(), 130, min_size_bytes=50)
+    made = plan(trace, machine(), 130, min_size=50)
     assert {swap.storage for swap in made.swaps} <= {0, 2}
     with pytest.raises(Infeasible, match="those of 101 B or more"):
-        plan(trace, machine(), 130, min_size_bytes=101)
+        plan(trace, machine(), 130, min_size=101)
 
 
 def test_budgets_may_be_text() -> None:
@@ -226,9 +226,9 @@ def test_budgets_may_be_text() -> None:
 def test_the_budget_of_the_tier_below_is_kept() -> None:
     # given 4 layers of 100 bytes: one may move to the 100 bytes of disk allowed
     trace = chain([100, 100, 100, 100])
-    assert len(plan(trace, machine(), "300,disk=100", "swap_greedy", min_size_bytes=1).swaps) == 1
+    assert len(plan(trace, machine(), "300,disk=100", "swap_greedy", min_size=1).swaps) == 1
     with pytest.raises(Infeasible) as caught:
-        plan(trace, machine(), "200,disk=100", "swap_greedy", min_size_bytes=1)
+        plan(trace, machine(), "200,disk=100", "swap_greedy", min_size=1)
     assert caught.value.least_feasible_bytes == 300
     assert "within 100 B there" in str(caught.value)
 
@@ -236,7 +236,7 @@ def test_the_budget_of_the_tier_below_is_kept() -> None:
 def test_a_machine_without_a_lower_tier_can_only_keep() -> None:
     bare = Machine(name="bare", tiers=(Tier(name="device", capacity_bytes=1000),), links=())
     trace = chain([100, 100, 100])
-    assert plan(trace, bare, 300, min_size_bytes=1).swaps == ()
+    assert plan(trace, bare, 300, min_size=1).swaps == ()
     problem = infeasible(trace, 299, on=bare)
     assert problem.least_feasible_bytes == 300
     assert "Machine 'bare' has no tier below its device to swap to" in str(problem)
@@ -259,19 +259,19 @@ def test_infeasible_says_what_holds_the_memory_and_what_to_do() -> None:
         "2 of 3 saved storages may move to disk (those of 1 B or more, within 838.19 GiB there): "
         "give at least that, or make the batch or the input smaller."
     )
-    assert len(plan(trace, machine(), 160, "swap_greedy", min_size_bytes=1).swaps) > 0
+    assert len(plan(trace, machine(), 160, "swap_greedy", min_size=1).swaps) > 0
 
 
 def test_plans_are_for_the_last_step() -> None:
     trace = chain([100, 100, 100], steps=3)
-    made = plan(trace, machine(), 200, min_size_bytes=1)
+    made = plan(trace, machine(), 200, min_size=1)
     assert {swap.storage for swap in made.swaps} <= {6, 7, 8}
     assert simulate(trace, machine(), made).peak_allocated_bytes <= 200
 
 
 def test_the_same_question_gets_the_same_answer() -> None:
     trace = chain([90, 10, 50, 70, 30])
-    assert plan(trace, machine(), 140, min_size_bytes=1) == plan(trace, machine(), 140, min_size_bytes=1)
+    assert plan(trace, machine(), 140, min_size=1) == plan(trace, machine(), 140, min_size=1)
 
 
 @settings(max_examples=100, deadline=None)
@@ -287,7 +287,7 @@ def test_plans_keep_the_budget_and_greedy_is_never_slower(
     # when both planners plan for it
     steps: dict[str, int] = {}
     for planner in ("swap_all", "swap_greedy"):
-        made = plan(trace, on, budget, planner, min_size_bytes=1)
+        made = plan(trace, on, budget, planner, min_size=1)
         check(trace, made, on)
         line = simulate(trace, on, made)
         assert line.peak_allocated_bytes <= budget
@@ -300,7 +300,7 @@ def test_plans_keep_the_budget_and_greedy_is_never_slower(
 @given(traces())
 def test_the_least_feasible_budget_is_the_least(trace: Trace) -> None:
     least = least_budget(trace, machine())
-    assert plan(trace, machine(), least, min_size_bytes=1).budget_bytes == least
+    assert plan(trace, machine(), least, min_size=1).budget_bytes == least
     if least:
         assert infeasible(trace, least - 1).least_feasible_bytes == least
 
@@ -310,7 +310,7 @@ def test_the_least_feasible_budget_is_the_least(trace: Trace) -> None:
 def test_a_small_disk_is_never_overfilled(trace: Trace, disk: int) -> None:
     small = machine(disk=disk)
     least = least_budget(trace, small)
-    check(trace, plan(trace, small, least, min_size_bytes=1), small)
+    check(trace, plan(trace, small, least, min_size=1), small)
 
 
 def test_a_large_trace_is_planned_in_seconds() -> None:
@@ -334,12 +334,12 @@ def test_a_large_trace_is_planned_in_seconds() -> None:
 
     # when it is planned
     started = time.process_time()
-    made = plan(trace, slow, keep_all_peak(trace) // 2, min_size_bytes=1)
+    made = plan(trace, slow, keep_all_peak(trace) // 2, min_size=1)
     seconds = time.process_time() - started
 
     # then it takes seconds of one core, with room for a slow one, and beats swapping everything
     assert seconds < 10
-    everything = plan(trace, slow, made.budget_bytes, "swap_all", min_size_bytes=1)
+    everything = plan(trace, slow, made.budget_bytes, "swap_all", min_size=1)
     assert simulate(trace, slow, made).step_ns < simulate(trace, slow, everything).step_ns
 
 
@@ -348,7 +348,7 @@ def test_a_slow_link_is_spared() -> None:
     trace = chain([100, 100, 100, 100])
     trace = replace(trace, ops=tuple(replace(op, duration_ns=100) for op in trace.ops))
 
-    made = plan(trace, machine(), 300, min_size_bytes=1)
+    made = plan(trace, machine(), 300, min_size=1)
 
     # then it is the one whose copies, 100 ns each, are hidden behind the ops
     assert [swap.storage for swap in made.swaps] == [0]

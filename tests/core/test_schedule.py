@@ -29,7 +29,7 @@ def swapping(trace: Trace, *swaps: tuple[int, int], budget: int = 10**9) -> Plan
 
 
 def everything(trace: Trace, budget_bytes: int | None = None) -> Plan:
-    return plan(trace, machine(), 10**9 if budget_bytes is None else budget_bytes, "swap_all", min_size_bytes=1)
+    return plan(trace, machine(), 10**9 if budget_bytes is None else budget_bytes, "swap_all", min_size=1)
 
 
 def held_per_op(trace: Trace, swapped: Plan, unfinished: dict[int, set[int]]) -> list[int]:

@@ -203,7 +203,7 @@ def test_a_plan_that_may_not_run_is_refused() -> None:
 @settings(max_examples=150, deadline=None)
 @given(traces(), RATES, RATES, st.integers(0, 50))
 def test_the_peak_is_the_same_at_any_speed_of_the_link(trace: Trace, out: int, back: int, latency: int) -> None:
-    made = plan(trace, machine(), 10**9, "swap_all", min_size_bytes=1)
+    made = plan(trace, machine(), 10**9, "swap_all", min_size=1)
     line = simulate(trace, machine(out, back, latency), made)
     assert line.peak_allocated_bytes == compile_schedule(trace, made).peak_allocated_bytes
     assert sum(line.breakdown().values()) == line.peak_allocated_bytes
@@ -214,7 +214,7 @@ def test_the_peak_is_the_same_at_any_speed_of_the_link(trace: Trace, out: int, b
 @settings(max_examples=100, deadline=None)
 @given(traces(), RATES, RATES)
 def test_no_lane_does_two_things_at_once(trace: Trace, out: int, back: int) -> None:
-    made = plan(trace, machine(out, back), 10**9, "swap_all", min_size_bytes=1)
+    made = plan(trace, machine(out, back), 10**9, "swap_all", min_size=1)
     line = simulate(trace, machine(out, back), made)
     free: dict[Lane, int] = {}
     for span in line.spans:

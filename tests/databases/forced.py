@@ -79,7 +79,7 @@ def train_swapping_all(setup: Setup) -> Forced:
     plain = _plain(setup, STEPS)
     trace, machine = _traced(setup)
     budget = machine.tiers[0].capacity_bytes
-    plan = er.plan(trace, machine, budget, planner="swap_all", min_size_bytes=MIN_SIZE_BYTES)
+    plan = er.plan(trace, machine, budget, planner="swap_all", min_size=MIN_SIZE_BYTES)
     read_at = {save.storage: save.read_at for save in trace.saves}
     on_demand = (
         replace(each, back_before_op=min(read_at[each.storage], default=each.back_before_op)) for each in plan.swaps
@@ -140,13 +140,13 @@ def _plain(setup: Setup, steps: int) -> Outcome:
 
 
 def _traced(setup: Setup) -> tuple[er.Trace, er.Machine]:
-    return er.capture(lambda: _counted(setup), steps=2, min_size_bytes=MIN_SIZE_BYTES), er.Machine.here(device="cpu")
+    return er.capture(lambda: _counted(setup), steps=2, min_size=MIN_SIZE_BYTES), er.Machine.here(device="cpu")
 
 
 def _followed(setup: Setup, plan: er.Plan, plain: Outcome, steps: int) -> Room:
     """A training under a plan, which gives the same bits as the plain one."""
     gc.collect()
-    with er.within(plan=plan, min_size_bytes=MIN_SIZE_BYTES) as room:
+    with er.within(plan=plan, min_size=MIN_SIZE_BYTES) as room:
         _open.append(room)
         try:
             inside = finish(seeded(setup), steps)

@@ -74,7 +74,7 @@ def test_weights_and_states_are_bit_equal_with_states_away(info: Any, given: dic
     least, _ = needs(lambda: with_mlp(info, alone))
     budget = least - states // 2 if states else least + MIN_SIZE_BYTES
     # when
-    with er.within(budget, min_size_bytes=MIN_SIZE_BYTES, allow=("swap", "state")) as room:
+    with er.within(budget, min_size=MIN_SIZE_BYTES, allow=("swap", "state")) as room:
         inside = finish(seeded(setup), STEPS)
     # then
     assert_equal(inside, plain)

@@ -54,7 +54,7 @@ def _budget(case: Case) -> str:
 
 
 def asked(case: Case, planner: str) -> Asking:
-    return asking(case.trace, case.machine, _budget(case), planner, min_size_bytes=1, allow=MEANS)
+    return asking(case.trace, case.machine, _budget(case), planner, min_size=1, allow=MEANS)
 
 
 def agrees_with_reference(trace: Trace, machine: Machine, plan: Plan, line: Timeline | None = None) -> None:

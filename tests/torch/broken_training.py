@@ -109,7 +109,7 @@ def broken(directory: Path, at: int, moment: Moment, breaks: Break, mends: Calla
 
     training = seeded(lambda: setup(at, moment, fall))
     try:
-        with er.within(allowed_bytes(), spill_dir=directory, min_size_bytes=MIN_SIZE_BYTES) as room:
+        with er.within(allowed_bytes(), spill_dir=directory, min_size=MIN_SIZE_BYTES) as room:
             rooms.append(room)
             losses.extend(training.step(i).clone() for i in range(STEPS))
     except BaseException as error:  # noqa: BLE001 (whatever comes out is looked at; a traceback kept would hold the graph)

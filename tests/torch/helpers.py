@@ -84,7 +84,7 @@ def train_within(
     budget = budget or tight_budget
     limit = budget(setup) if callable(budget) else budget
     gc.collect()
-    options.setdefault("min_size_bytes", MIN_SIZE_BYTES)
+    options.setdefault("min_size", MIN_SIZE_BYTES)
     with er.within(limit, **options) as room:
         outcome = finish(seeded(setup), steps)
     return outcome, room
@@ -99,7 +99,7 @@ def captured(setup: Setup, steps: int = 3, *, in_parts: bool = False, machine: s
         numbers = iter(range(steps))
         return lambda: training.step(next(numbers))
 
-    return er.capture(counted, machine, steps=steps, min_size_bytes=MIN_SIZE_BYTES, in_parts=in_parts)
+    return er.capture(counted, machine, steps=steps, min_size=MIN_SIZE_BYTES, in_parts=in_parts)
 
 
 def needs(setup: Setup, steps: int = 3, allow: Sequence[Means] = ("swap",)) -> tuple[int, int]:

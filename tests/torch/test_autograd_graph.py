@@ -236,7 +236,7 @@ def test_a_backward_pass_after_the_room_has_closed_gives_the_same_gradients() ->
     # when
     plain = without_a_room()
     budget = tight_budget(setup)
-    with er.within(budget, min_size_bytes=MIN_SIZE_BYTES) as room:
+    with er.within(budget, min_size=MIN_SIZE_BYTES) as room:
         training = seeded(setup)
         finish(training, 3)
         with quiet():
@@ -308,7 +308,7 @@ def test_a_saved_tensor_that_was_changed_in_place_is_refused_as_autograd_does(
     # when
     expected = error_of(lambda: mistake(seeded(setup)))
     budget = 2**40 if when == "keep" else tight_budget(setup, share=0.7)
-    with quiet(), er.within(budget, min_size_bytes=MIN_SIZE_BYTES) as room:
+    with quiet(), er.within(budget, min_size=MIN_SIZE_BYTES) as room:
         training = seeded(setup)
         finish(training, 0 if when == "observe" else 4)
         found = error_of(lambda: mistake(training))

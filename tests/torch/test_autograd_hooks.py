@@ -291,7 +291,7 @@ def test_a_saved_tensor_that_is_changed_by_the_function_that_reads_it_counts_as_
     # when
     plain = train(setup)
     inside, _ = train_within(setup, budget=2**30)
-    with er.within(2**30, min_size_bytes=MIN_SIZE_BYTES):
+    with er.within(2**30, min_size=MIN_SIZE_BYTES):
         training = seeded(setup)
         first = training.step(0)
 

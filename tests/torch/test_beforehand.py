@@ -136,7 +136,7 @@ def steps_within(saved: tuple[tuple[tuple[int, str], ...], ...], budget: str) ->
     model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh()) for _ in range(2)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, child, ended = torch.randn(4096, 256), Answered(saved), 0
-    with er.within(budget, min_size_bytes=MIB) as room:
+    with er.within(budget, min_size=MIB) as room:
         run_of(room).foretold = child  # pyright: ignore[reportAttributeAccessIssue]
         for _ in range(3):
             optimizer.zero_grad()

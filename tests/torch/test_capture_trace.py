@@ -90,7 +90,7 @@ def counted(setup: Setup, keep: list[Training] | None = None) -> Callable[[], Ca
 
 def captured(setup: Setup, steps: int = STEPS) -> er.Trace:
     gc.collect()
-    return er.capture(counted(setup), steps=steps, min_size_bytes=MIN_SIZE_BYTES)
+    return er.capture(counted(setup), steps=steps, min_size=MIN_SIZE_BYTES)
 
 
 def last_ops(trace: er.Trace) -> list[Op]:
@@ -113,7 +113,7 @@ def test_capturing_changes_no_number() -> None:
         step = counted(net, kept)()
         return lambda: losses.append(step().clone())
 
-    er.capture(begin, steps=STEPS, min_size_bytes=MIN_SIZE_BYTES)
+    er.capture(begin, steps=STEPS, min_size=MIN_SIZE_BYTES)
 
     assert all(torch.equal(a, b) for a, b in zip(losses, plain.losses, strict=True))
     assert all(torch.equal(value, plain.state[name]) for name, value in kept[0].state().items())
@@ -195,7 +195,7 @@ def test_saves_are_what_a_perceptron_must_save_in_order() -> None:
 
 
 def test_storages_below_the_least_size_are_no_saves() -> None:
-    trace = er.capture(counted(perceptron), steps=2, min_size_bytes=128 * 64 * 4 + 1)
+    trace = er.capture(counted(perceptron), steps=2, min_size=128 * 64 * 4 + 1)
 
     assert trace.saves == ()
     assert len(trace.steps) == 2
@@ -322,8 +322,8 @@ def test_a_trace_is_the_same_after_its_file_was_written_and_read(net_trace: er.T
     assert found.id == net_trace.id
     peak = er.simulate(found, machine).peak_allocated_bytes
     budget = peak - 8 * MIN_SIZE_BYTES
-    mine = er.plan(net_trace, machine, budget, min_size_bytes=MIN_SIZE_BYTES)
-    assert mine == er.plan(found, machine, budget, min_size_bytes=MIN_SIZE_BYTES)
+    mine = er.plan(net_trace, machine, budget, min_size=MIN_SIZE_BYTES)
+    assert mine == er.plan(found, machine, budget, min_size=MIN_SIZE_BYTES)
     assert mine.swaps or mine.recomputes, "which of them is quicker was measured"
     assert er.simulate(found, machine, mine).peak_allocated_bytes <= budget
 
@@ -371,7 +371,7 @@ def test_an_error_in_a_step_comes_out_and_nothing_goes_on_recording() -> None:
 
     # when
     with pytest.raises(ZeroDivisionError, match="the user's own"):
-        er.capture(begin, min_size_bytes=MIN_SIZE_BYTES)
+        er.capture(begin, min_size=MIN_SIZE_BYTES)
     # then
     assert_equal(train(perceptron), train(perceptron))
     assert len(captured(perceptron, 2).steps) == 2

@@ -176,7 +176,7 @@ def test_the_spill_file_cannot_be_removed_because_it_has_no_name(tmp_path: Path)
     # when
     rooms: list[Room] = []
     training = seeded(lambda: setup(PLANNED, "between", lambda: look(rooms[0])))
-    with er.within("1GiB", spill_dir=tmp_path, min_size_bytes=MIN_SIZE_BYTES) as room:
+    with er.within("1GiB", spill_dir=tmp_path, min_size=MIN_SIZE_BYTES) as room:
         rooms.append(room)
         for i in range(PLANNED + 1):
             training.step(i)
@@ -270,7 +270,7 @@ def test_a_step_that_is_done_again_in_the_same_room_gives_the_plain_numbers(
     training = seeded(lambda: setup(at, "before", breaks))
     losses: list[Tensor] = []
     # when
-    with er.within(allowed_bytes(), spill_dir=tmp_path, min_size_bytes=MIN_SIZE_BYTES) as room:
+    with er.within(allowed_bytes(), spill_dir=tmp_path, min_size=MIN_SIZE_BYTES) as room:
         rooms.append(room)
         while len(losses) < 5:
             try:

@@ -47,7 +47,7 @@ def stop_here():
 
 budget = tight_budget(setup)
 training = seeded(lambda: setup(at, moment, stop_here))
-with er.within(budget, spill_dir=spill_dir, min_size_bytes=1024) as room:
+with er.within(budget, spill_dir=spill_dir, min_size=1024) as room:
     for i in range(6):
         training.step(i)
 print("done", flush=True)

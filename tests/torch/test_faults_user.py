@@ -67,7 +67,7 @@ def test_an_exception_in_backward_comes_out_as_it_is(tmp_path: Path) -> None:
     weight = torch.randn(64, 64, requires_grad=True)
 
     def train() -> None:
-        with er.within("1GiB", spill_dir=tmp_path, min_size_bytes=MIN_SIZE_BYTES):
+        with er.within("1GiB", spill_dir=tmp_path, min_size=MIN_SIZE_BYTES):
             hidden = Refusing.apply((weight @ weight).tanh())
             (hidden @ weight).tanh().sum().backward()  # pyright: ignore[reportOperatorIssue]
 
@@ -82,7 +82,7 @@ def test_after_an_exception_with_the_graph_alive_the_bytes_stay_readable_and_the
     batch = torch.randn(64, 64)
     expected = torch.autograd.grad(training(batch).sum(), list(training.parameters()))
     # when
-    room = er.within("1GiB", spill_dir=tmp_path, min_size_bytes=MIN_SIZE_BYTES)
+    room = er.within("1GiB", spill_dir=tmp_path, min_size=MIN_SIZE_BYTES)
     with suppress(ValueError), room as opened:
         loss = training(batch).sum()
         raise ValueError
@@ -100,7 +100,7 @@ def test_after_an_exception_with_the_graph_alive_the_bytes_stay_readable_and_the
 def test_a_graph_that_is_dropped_without_backward_is_freed(min_size_bytes: int, tmp_path: Path) -> None:
     # given: an op that saves its own output
     weight = torch.randn(64, 64, requires_grad=True)
-    with er.within("1GiB", spill_dir=tmp_path, min_size_bytes=min_size_bytes) as room:
+    with er.within("1GiB", spill_dir=tmp_path, min_size=min_size_bytes) as room:
         for _ in range(3):
             loss = (weight @ weight).tanh().exp().sum()
             # when
@@ -116,7 +116,7 @@ def test_a_graph_that_is_dropped_without_backward_is_freed(min_size_bytes: int, 
 def test_a_room_is_gone_when_nobody_holds_it(tmp_path: Path) -> None:
     # given
     def once() -> weakref.ref[Room]:
-        with er.within("1GiB", spill_dir=tmp_path, min_size_bytes=MIN_SIZE_BYTES) as room:
+        with er.within("1GiB", spill_dir=tmp_path, min_size=MIN_SIZE_BYTES) as room:
             training = seeded(setup)
             training.step(0)
             training.step(1)
@@ -135,7 +135,7 @@ def test_a_budget_nothing_can_meet_names_the_least_one_and_that_one_works(tmp_pa
         losses: list[Tensor] = []
         training = seeded(setup)
         try:
-            with er.within(1, spill_dir=tmp_path, min_size_bytes=MIN_SIZE_BYTES):
+            with er.within(1, spill_dir=tmp_path, min_size=MIN_SIZE_BYTES):
                 losses.extend(training.step(i) for i in range(5))
         except er.Infeasible as error:
             return error.least_feasible_bytes, str(error), len(losses)
@@ -149,7 +149,7 @@ def test_a_budget_nothing_can_meet_names_the_least_one_and_that_one_works(tmp_pa
     gc.collect()
     # when
     training = seeded(setup)
-    with er.within(least_bytes, spill_dir=tmp_path, min_size_bytes=MIN_SIZE_BYTES) as room:
+    with er.within(least_bytes, spill_dir=tmp_path, min_size=MIN_SIZE_BYTES) as room:
         losses = [training.step(i).clone() for i in range(5)]
     # then
     assert [step.mode for step in room.steps][-2:] == ["plan", "plan"]
@@ -160,7 +160,7 @@ def test_a_budget_nothing_can_meet_is_raised_before_any_wrong_step(tmp_path: Pat
     # when
     training = seeded(setup)
     losses: list[Tensor] = []
-    with pytest.raises(er.Infeasible), er.within(1, spill_dir=tmp_path, min_size_bytes=MIN_SIZE_BYTES):
+    with pytest.raises(er.Infeasible), er.within(1, spill_dir=tmp_path, min_size=MIN_SIZE_BYTES):
         losses.extend(training.step(i).clone() for i in range(5))
     gc.collect()
     # then: what was trained until then is as it should be, and goes on without a budget

@@ -47,7 +47,7 @@ def within_gradients(
     setup: Callable[[], Training], budget: int, steps: int = STEPS, **options: Any
 ) -> tuple[Any, Room]:
     options.setdefault("allow", (*STATES, "gradient"))
-    with er.within(budget, min_size_bytes=MIN_SIZE_BYTES, **options) as room:
+    with er.within(budget, min_size=MIN_SIZE_BYTES, **options) as room:
         outcome = finish(seeded(setup), steps)
     return outcome, room
 
@@ -132,7 +132,7 @@ def test_a_plan_with_gradients_made_from_a_captured_trace_is_carried_out() -> No
     )
 
     # when
-    with er.within(plan=made, min_size_bytes=MIN_SIZE_BYTES) as room:
+    with er.within(plan=made, min_size=MIN_SIZE_BYTES) as room:
         inside = finish(seeded(setup), STEPS)
 
     # then
@@ -303,7 +303,7 @@ def test_nothing_of_torch_is_changed_once_the_room_is_closed() -> None:
 
     # when
     training = seeded(setup)
-    with er.within(budget, min_size_bytes=MIN_SIZE_BYTES, allow=(*STATES, "gradient")) as room:
+    with er.within(budget, min_size=MIN_SIZE_BYTES, allow=(*STATES, "gradient")) as room:
         finish(training, 4)
 
     # then

@@ -71,7 +71,7 @@ def nine_steps(budget: int | str, allow: tuple[Means, ...]) -> Room:
     """Of six layers that save 4 MiB each."""
     model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(6)])
     optimizer, x = torch.optim.AdamW(model.parameters()), torch.zeros(4096, 256)
-    with er.within(budget, min_size_bytes=MIB, allow=allow) as room:
+    with er.within(budget, min_size=MIB, allow=allow) as room:
         for _ in range(9):
             optimizer.zero_grad()
             model(x).sum().backward()

@@ -284,7 +284,7 @@ def test_training_functions_without_modules_and_optimizers_gives_the_same_number
 
     plain = train(setup)
     budget = tight_budget(setup)
-    with er.within(budget, min_size_bytes=MIN_SIZE_BYTES) as room:
+    with er.within(budget, min_size=MIN_SIZE_BYTES) as room:
         inside = finish(seeded(lambda: setup(room.end_step)), 5)
 
     assert_equal(inside, plain)

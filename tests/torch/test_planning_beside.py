@@ -122,7 +122,7 @@ def test_a_plan_is_followed_until_a_better_one_is_made(gate: Gate) -> None:
     setup = with_gate(gate, 1, 5)
     plain = train(setup, STEPS)
     budget = tight_budget(setup)
-    with er.within(budget, min_size_bytes=MIN_SIZE_BYTES, allow=["swap"]) as room:
+    with er.within(budget, min_size=MIN_SIZE_BYTES, allow=["swap"]) as room:
         training, losses, traces = seeded(setup), list[Tensor](), list[er.Trace | None]()
         for number in range(STEPS):
             losses.append(training.step(number))
@@ -144,7 +144,7 @@ def test_a_budget_that_cannot_be_met_is_said_where_a_step_begins_once_that_is_kn
 
     # when the first step's plan is made at once: its memory is rounded up, and it says nothing
     def run() -> None:
-        with er.within(least // 2, min_size_bytes=MIN_SIZE_BYTES, allow=["swap"]):
+        with er.within(least // 2, min_size=MIN_SIZE_BYTES, allow=["swap"]):
             finish(training, STEPS)
 
     with pytest.raises(er.Infeasible, match="the least that"):
@@ -187,7 +187,7 @@ def test_what_is_rebuilt_wrong_lies_below_too_until_another_plan_is_made(gate: G
     with (
         pytest.warns(RuntimeWarning, match="did not come out the same when they were recomputed"),
         pytest.raises(er.Infeasible),  # in the end nothing can be recomputed any more
-        er.within(least + (peak - least) // 6, min_size_bytes=MIN_SIZE_BYTES, allow=["recompute"]) as room,
+        er.within(least + (peak - least) // 6, min_size=MIN_SIZE_BYTES, allow=["recompute"]) as room,
     ):
         run()
 
@@ -204,7 +204,7 @@ def test_leaving_waits_for_the_planning(gate: Gate) -> None:
     before = threading.active_count()
     later = threading.Timer(0.2, gate.open)
 
-    with er.within(budget, min_size_bytes=MIN_SIZE_BYTES, allow=["swap"]) as room:
+    with er.within(budget, min_size=MIN_SIZE_BYTES, allow=["swap"]) as room:
         finish(seeded(setup), 3)
         later.start()
     later.join()

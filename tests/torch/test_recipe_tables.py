@@ -89,7 +89,7 @@ def block_net() -> Callable[[], None]:
 def test_a_captured_net_offers_its_norm_activation_and_mask(machine: str) -> None:
     # given conv, norm, relu in place, dropout, saved as conv's result, relu's and the mask; on the GPU bool, here float
     setup = block_net if machine == "here" else lambda: on_gpu(block_net)
-    step = last_step(capture(setup, machine=machine, steps=2, min_size_bytes=2**14))
+    step = last_step(capture(setup, machine=machine, steps=2, min_size=2**14))
     singles = {o.name: [step.trace.ops[i].name for i in o.recompute.recipe] for o in options(step, 2**14)}
 
     # then the convolution, the norm with its activation, and the mask can each be made again

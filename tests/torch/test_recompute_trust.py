@@ -303,7 +303,7 @@ def test_an_error_in_the_middle_of_a_recipe_leaves_nothing_behind(monkeypatch: p
     made = seeded(setup)
     failed: list[int] = []
     levels: list[int] = []
-    with er.within(least + (peak - least) // 2, min_size_bytes=1024, allow=("recompute",)) as room:
+    with er.within(least + (peak - least) // 2, min_size=1024, allow=("recompute",)) as room:
         for i in range(12):
             fails[0] = i == 9
             try:

@@ -40,7 +40,7 @@ def layers(make: Make, width: int = 96, depth: int = 8) -> Training:
 def within_states(setup: Callable[[], Training], share: float, steps: int = STEPS, **options: Any) -> tuple[Any, Room]:
     """Run in a share of what the training needs with all saves swapped."""
     least, _ = needs(setup)
-    with er.within(int(share * least), min_size_bytes=MIN_SIZE_BYTES, allow=("swap", "state"), **options) as room:
+    with er.within(int(share * least), min_size=MIN_SIZE_BYTES, allow=("swap", "state"), **options) as room:
         outcome: Outcome = finish(seeded(setup), steps)
     return outcome, room
 
@@ -86,7 +86,7 @@ def test_a_budget_that_saves_cannot_meet_is_met_by_states() -> None:
     least, _ = needs(setup)
 
     # when only saves may move
-    with pytest.raises(er.Infeasible), er.within(int(0.9 * least), min_size_bytes=MIN_SIZE_BYTES, allow=("swap",)):
+    with pytest.raises(er.Infeasible), er.within(int(0.9 * least), min_size=MIN_SIZE_BYTES, allow=("swap",)):
         finish(seeded(setup), 4)
 
     # then states make the room
@@ -131,7 +131,7 @@ def test_whoever_looks_at_states_between_steps_finds_them_whole(look: str) -> No
     # when
     needed, _ = needs(lambda: layers(MAKES["Adam"]))
     seen.clear()
-    with er.within(int(0.9 * needed), min_size_bytes=MIN_SIZE_BYTES, allow=("swap", "state")) as room:
+    with er.within(int(0.9 * needed), min_size=MIN_SIZE_BYTES, allow=("swap", "state")) as room:
         inside = finish(seeded(setup), STEPS)
 
     # then

@@ -51,7 +51,7 @@ def test_a_plan_with_states_made_from_a_captured_trace_is_carried_out_bit_equal(
     made.save(tmp_path / "plan.json")
 
     # when
-    with er.within(plan=er.Plan.load(tmp_path / "plan.json"), min_size_bytes=MIN_SIZE_BYTES) as room:
+    with er.within(plan=er.Plan.load(tmp_path / "plan.json"), min_size=MIN_SIZE_BYTES) as room:
         inside = finish(seeded(setup), STEPS)
 
     # then
@@ -68,7 +68,7 @@ def test_a_captured_step_is_the_one_that_a_run_observes(name: str) -> None:
     # when
     trace = captured(setup, in_parts=True)
     least, _ = needs(setup)
-    with er.within(int(0.9 * least), min_size_bytes=MIN_SIZE_BYTES, allow=("swap", "state", "gradient")) as room:
+    with er.within(int(0.9 * least), min_size=MIN_SIZE_BYTES, allow=("swap", "state", "gradient")) as room:
         finish(seeded(setup), 4)
 
     # then the last steps of both have the same ops up to the end of the optimizer's, and the same parts of the same
@@ -96,7 +96,7 @@ def test_parts_are_captured_on_a_gpu_that_is_not_there_where_that_is_asked_for()
 
     # when
     as_ever = er.capture(setup, "a100-80gb")
-    in_parts = er.capture(setup, "a100-80gb", min_size_bytes=MIN_SIZE_BYTES, in_parts=True)
+    in_parts = er.capture(setup, "a100-80gb", min_size=MIN_SIZE_BYTES, in_parts=True)
 
     # then an estimate sees the step as it is, and a plan each layer by itself with both of its states
     assert as_ever.parts == ()

@@ -46,7 +46,7 @@ def both(setup: Setup, less: Callable[[int], int] | None = None, steps: int = ST
     least, _ = needs(setup)
     weights = DEPTH * WIDTH * WIDTH * 4
     budget = less(least) if less else least - weights
-    with er.within(budget, min_size_bytes=MIN_SIZE_BYTES, allow=("swap", "state")) as room:
+    with er.within(budget, min_size=MIN_SIZE_BYTES, allow=("swap", "state")) as room:
         inside = finish(seeded(setup), steps)
     return plain, inside, room
 
@@ -334,7 +334,7 @@ def test_an_exception_in_a_step_leaves_all_parameters_and_states_in_place() -> N
         parameters[6].grad = parameters[6].detach().to_sparse()
         optimizer.step()
 
-    with pytest.raises(RuntimeError, match="sparse"), er.within("1GiB", min_size_bytes=1024, allow=("swap", "state")):
+    with pytest.raises(RuntimeError, match="sparse"), er.within("1GiB", min_size=1024, allow=("swap", "state")):
         train()
 
     # then the optimizer has its groups and parameters, and states with bytes
@@ -352,7 +352,7 @@ def test_a_training_goes_on_after_the_room_as_if_there_had_been_none() -> None:
     plain = plainly(setup, 2 * STEPS)
     needed, _ = needs(setup)
     inside = seeded(setup)
-    with er.within(needed - 4 * DEPTH * WIDTH * WIDTH, min_size_bytes=MIN_SIZE_BYTES, allow=("swap", "state")) as room:
+    with er.within(needed - 4 * DEPTH * WIDTH * WIDTH, min_size=MIN_SIZE_BYTES, allow=("swap", "state")) as room:
         first = finish(inside, STEPS)
     rest = finish(inside, 2 * STEPS, STEPS)
     assert "optimizer_state" in moved_categories(room)
@@ -411,7 +411,7 @@ def test_a_plan_of_one_run_is_followed_in_the_next() -> None:
     gc.collect()
 
     # when
-    with er.within(plan=given, min_size_bytes=MIN_SIZE_BYTES) as room:
+    with er.within(plan=given, min_size=MIN_SIZE_BYTES) as room:
         inside = finish(seeded(with_groups), STEPS)
 
     # then
@@ -440,7 +440,7 @@ def test_a_distributed_state_dict_taken_in_the_middle_is_whole() -> None:
 
     plain = plainly(setup, STEPS)
     least, _ = needs(bare)
-    with er.within(least - 4 * DEPTH * WIDTH * WIDTH, min_size_bytes=MIN_SIZE_BYTES) as room:
+    with er.within(least - 4 * DEPTH * WIDTH * WIDTH, min_size=MIN_SIZE_BYTES) as room:
         inside = finish(seeded(setup), STEPS)
 
     assert_equal(inside, plain)

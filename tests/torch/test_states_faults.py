@@ -38,7 +38,7 @@ def test_a_disk_that_fails_under_states_is_said_and_none_of_them_is_left_without
     budget = least - DEPTH * WIDTH * WIDTH * 4
 
     def run() -> None:
-        with er.within(budget, spill_dir=tmp_path, min_size_bytes=MIN_SIZE_BYTES) as room:
+        with er.within(budget, spill_dir=tmp_path, min_size=MIN_SIZE_BYTES) as room:
             finish(training, 4)
             assert room.plan is not None
             assert room.plan.planner == "swap_states"

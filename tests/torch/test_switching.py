@@ -306,7 +306,7 @@ def test_a_run_that_may_choose_has_the_numbers_of_the_switches_set_by_hand(
         return losses, [parameter.detach() for parameter in model.parameters()]
 
     # when it is run, with room for everything
-    with er.within(2**40, allow=["swap", "algorithm"], min_size_bytes=1024) as room:
+    with er.within(2**40, allow=["swap", "algorithm"], min_size=1024) as room:
         inside = training()
 
     # then the plan of the last step chose it for both calls, forward and backward
@@ -319,7 +319,7 @@ def test_a_run_that_may_choose_has_the_numbers_of_the_switches_set_by_hand(
     assert mkldnn.enabled
     # and given to another run, which has another trace, the plan is run there
     assert not room.plan.swaps
-    with er.within(plan=replace(room.plan, trace_id="of another run"), min_size_bytes=1024) as again:
+    with er.within(plan=replace(room.plan, trace_id="of another run"), min_size=1024) as again:
         training()
     assert again.plan is not None
     assert again.plan.algorithms == room.plan.algorithms
@@ -333,7 +333,7 @@ def test_nothing_is_chosen_unless_it_is_allowed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(layer_choices, "measure", lambda _: pytest.fail("measured"))
     model, x = built()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    with er.within(2**40, min_size_bytes=1024) as room:
+    with er.within(2**40, min_size=1024) as room:
         for _ in range(4):
             gradients(model, x)
             optimizer.step()

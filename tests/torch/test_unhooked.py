@@ -194,7 +194,7 @@ def test_an_error_that_leaves_the_room_in_a_step_without_hooks_leaves_none_behin
     inside: list[object] = []
 
     def interrupted() -> None:
-        with er.within(PLENTY, min_size_bytes=MIN_SIZE_BYTES):
+        with er.within(PLENTY, min_size=MIN_SIZE_BYTES):
             for number in range(SEEN + 1):
                 training.step(number)
             training.modules[0](INPUT)
@@ -257,7 +257,7 @@ def test_what_is_saved_before_the_first_call_of_a_module_is_checked() -> None:
 
 def test_a_module_that_another_thread_calls_leaves_the_hooks_of_this_one_alone() -> None:
     training = ordinary(mlp(), INPUT)
-    with er.within(PLENTY, min_size_bytes=MIN_SIZE_BYTES) as room:
+    with er.within(PLENTY, min_size=MIN_SIZE_BYTES) as room:
         for number in range(SEEN):
             training.step(number)
         other = threading.Thread(target=lambda: mean_square(training.modules[0](INPUT)).backward())

@@ -87,7 +87,7 @@ def test_a_plan_with_gradients_for_a_gpu_that_is_not_there_is_carried_out_bit_eq
     trace, made = planned()
 
     # when
-    with er.within(plan=made, trace=trace, min_size_bytes=MIN_SIZE_BYTES) as room:
+    with er.within(plan=made, trace=trace, min_size=MIN_SIZE_BYTES) as room:
         inside = finish(seeded(heavy_at_the_end_of_backward), STEPS)
 
     # then
@@ -109,7 +109,7 @@ def test_a_plan_with_gradients_is_refused_where_the_training_asks_for_them_befor
     training.optimizers[0].register_step_pre_hook(clip)
 
     def run() -> None:
-        with er.within(plan=made, trace=trace, min_size_bytes=MIN_SIZE_BYTES):
+        with er.within(plan=made, trace=trace, min_size=MIN_SIZE_BYTES):
             finish(training, STEPS)
 
     # then

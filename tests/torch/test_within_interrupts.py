@@ -91,7 +91,7 @@ def test_a_loop_that_goes_on_after_a_broken_step_gets_the_same_numbers(at: int, 
     plain = finish_anyway(seeded(lambda: setup(at, moment)))
     budget = tight_budget(setup)
     # when
-    with quiet(), er.within(budget, min_size_bytes=MIN_SIZE_BYTES) as room:
+    with quiet(), er.within(budget, min_size=MIN_SIZE_BYTES) as room:
         inside = finish_anyway(seeded(lambda: setup(at, moment)))
     # then
     assert_equal(inside, plain)
@@ -108,7 +108,7 @@ def broken_off(
     training.modules[0][1].register_forward_pre_hook(
         lambda _m, args: seen.append(weakref.ref(args[0].untyped_storage()))
     )
-    with suppress(error), quiet(), er.within(tight_budget(setup), min_size_bytes=MIN_SIZE_BYTES) as room:
+    with suppress(error), quiet(), er.within(tight_budget(setup), min_size=MIN_SIZE_BYTES) as room:
         for number in range(STEPS):
             training.step(number)
     return room, seen[-1], training.state()
@@ -173,7 +173,7 @@ def test_a_graph_that_nobody_holds_any_more_is_freed(use: Callable[[nn.Module, T
         layer.register_forward_hook(lambda _m, _a, output: seen.append(weakref.ref(output.untyped_storage())))
     # when
     budget = 2**40 if mode == "keep" else tight_budget(setup)
-    with quiet(), er.within(budget, min_size_bytes=MIN_SIZE_BYTES) as room:
+    with quiet(), er.within(budget, min_size=MIN_SIZE_BYTES) as room:
         for number in range(0 if mode == "observe" else 4):
             training.step(number)
         assert [step.mode for step in room.steps[2:]] == ([] if mode == "observe" else [mode])

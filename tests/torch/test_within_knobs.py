@@ -61,7 +61,7 @@ def test_the_planner_of_a_run_is_chosen_by_name(planner: str, options: dict[str,
 def test_a_limit_and_a_least_size_as_in_large_model_support() -> None:
     # given storages of 128 x 64 x 4 bytes = 32 KiB, and gradients and weights of 16 KiB
     plain = train(network)
-    inside, room = train_within(network, planner="lms", min_size="32KiB", min_size_bytes=1)
+    inside, room = train_within(network, planner="lms", min_size="32KiB")
     assert_equal(inside, plain)
     assert room.trace is not None
     assert room.plan is not None
@@ -113,7 +113,7 @@ def test_a_pattern_that_matches_no_module_is_known_after_the_first_step() -> Non
         ({"planner": "tflms", "options": {"ahead": 3}}, "options: given 'ahead' for planner 'tflms'; allowed are"),
         ({"planner": "lms", "options": {"size_bytes": "x"}}, "size: given 'x'"),
         ({"min_size": "big"}, "size: given 'big'"),
-        ({"min_size": 0}, "given min_size_bytes=0; allowed is an int of at least 1"),
+        ({"min_size": 0}, "given min_size=0; allowed is a size of 1 byte or more"),
         ({"include": 3}, "include: given 3; allowed is a glob"),
     ],
 )

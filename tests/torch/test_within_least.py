@@ -116,7 +116,7 @@ def test_a_plan_that_reserved_more_than_its_budget_is_made_again_for_less(monkey
     model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8)])
     optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(4096, 256)
     planned: list[int] = []
-    with er.within(live_ram_bytes() + 30 * 2**20, min_size_bytes=2**20) as room:
+    with er.within(live_ram_bytes() + 30 * 2**20, min_size=2**20) as room:
         again: list[int] = []
         made = Learner.reserved_more
 

@@ -158,7 +158,7 @@ def test_the_next_step_can_be_measured_at_any_time() -> None:
     rooms: list[Room] = []
     budget = tight_budget(setup)
     # when
-    with er.within(budget, min_size_bytes=MIN_SIZE_BYTES) as room:
+    with er.within(budget, min_size=MIN_SIZE_BYTES) as room:
         rooms.append(room)
         finish(seeded(setup), 7)
     # then

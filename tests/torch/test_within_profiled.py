@@ -162,7 +162,7 @@ def test_what_is_held_under_the_users_profiler_is_seen_where_storages_are_saved_
         gc.collect()
         model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8)])
         optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(4096, 256)
-        with er.within("1GiB", min_size_bytes=2**20) as room, warnings.catch_warnings():
+        with er.within("1GiB", min_size=2**20) as room, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with torch.profiler.profile() if profiled else nullcontext():
                 for _ in range(3):

@@ -100,7 +100,7 @@ def test_parameters_and_buffers_and_gradients_are_never_written_to_the_disk(writ
     budget = tight_budget(setup)
     written.clear()
     # when
-    with er.within(budget, min_size_bytes=MIN_SIZE_BYTES) as room:
+    with er.within(budget, min_size=MIN_SIZE_BYTES) as room:
         training = seeded(setup)
         finish(training, 5)
     # then
@@ -145,9 +145,9 @@ def test_a_room_after_a_room_gives_the_same_numbers() -> None:
     budget = tight_budget(perceptron)
     # when
     training = seeded(perceptron)
-    with er.within(budget, min_size_bytes=MIN_SIZE_BYTES) as first:
+    with er.within(budget, min_size=MIN_SIZE_BYTES) as first:
         losses = finish(training, 4).losses
-    with er.within(budget, min_size_bytes=MIN_SIZE_BYTES) as second:
+    with er.within(budget, min_size=MIN_SIZE_BYTES) as second:
         rest = finish(training, 8, first=4)
     # then
     rest.losses[:0] = losses
@@ -253,14 +253,14 @@ def captured(setup: Setup) -> tuple[er.Trace, er.Machine, int]:
         return lambda: training.step(next(numbers))
 
     budget = tight_budget(setup)
-    return er.capture(counted, steps=3, min_size_bytes=MIN_SIZE_BYTES), er.Machine.here(device="cpu"), budget
+    return er.capture(counted, steps=3, min_size=MIN_SIZE_BYTES), er.Machine.here(device="cpu"), budget
 
 
 def test_a_plan_from_a_captured_trace_is_followed(tmp_path: Path) -> None:
     # given
     plain = train(perceptron)
     trace, machine, budget = captured(perceptron)
-    er.plan(trace, machine, budget, min_size_bytes=MIN_SIZE_BYTES, allow=("swap",)).save(tmp_path / "plan.json")
+    er.plan(trace, machine, budget, min_size=MIN_SIZE_BYTES, allow=("swap",)).save(tmp_path / "plan.json")
     plan = er.Plan.load(tmp_path / "plan.json")
     # when
     inside, room = train_within(perceptron, budget=budget, plan=plan)
@@ -273,9 +273,9 @@ def test_a_plan_from_a_captured_trace_is_followed(tmp_path: Path) -> None:
 
 def test_the_budget_of_a_plan_is_the_rooms_where_none_is_given() -> None:
     trace, machine, budget = captured(perceptron)
-    plan = er.plan(trace, machine, budget, min_size_bytes=MIN_SIZE_BYTES, allow=("swap",))
+    plan = er.plan(trace, machine, budget, min_size=MIN_SIZE_BYTES, allow=("swap",))
 
-    with er.within(plan=plan, min_size_bytes=MIN_SIZE_BYTES) as room:
+    with er.within(plan=plan, min_size=MIN_SIZE_BYTES) as room:
         finish(seeded(perceptron), 4)
 
     assert run_of(room).budget_bytes == budget
@@ -285,7 +285,7 @@ def test_the_budget_of_a_plan_is_the_rooms_where_none_is_given() -> None:
 def test_a_plan_for_another_training_is_refused() -> None:
     # given
     trace, machine, budget = captured(perceptron)
-    plan = er.plan(trace, machine, budget, min_size_bytes=MIN_SIZE_BYTES, allow=("swap",))
+    plan = er.plan(trace, machine, budget, min_size=MIN_SIZE_BYTES, allow=("swap",))
 
     def other() -> Training:
         return ordinary(nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 64)), torch.randn(128, 64))
@@ -312,8 +312,8 @@ def test_what_a_room_made_can_be_saved_and_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"min_size_bytes": 0}, "min_size_bytes=0"),
-        ({"min_size_bytes": True}, "min_size_bytes=True"),
+        ({"min_size": 0}, "min_size=0; allowed is a size of 1 byte or more"),
+        ({"min_size": True}, "size: given True; allowed is"),
         ({"plan": "plan.json"}, "Plan.load"),
         ({"budget": "eight"}, "eight"),
     ],
@@ -340,7 +340,7 @@ def test_a_training_that_is_refused_leaves_nothing_alive(allow: tuple[Any, ...])
         training = perceptron()
         models.append(weakref.ref(training.modules[0]))
         try:
-            with er.within(100_000, allow=allow, min_size_bytes=MIN_SIZE_BYTES):
+            with er.within(100_000, allow=allow, min_size=MIN_SIZE_BYTES):
                 finish(training, 6)
         except er.Infeasible:
             return

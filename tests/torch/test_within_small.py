@@ -64,7 +64,7 @@ def test_a_capture_is_planned_and_the_plan_is_followed() -> None:
 def refused_at(budget_bytes: int) -> int:
     """What is then named as the least. The error itself would keep the frames of the training alive."""
     try:
-        train_within(small, budget=budget_bytes, min_size_bytes=None)
+        train_within(small, budget=budget_bytes, min_size=None)
     except er.Infeasible as problem:
         return problem.least_feasible_bytes
     raise AssertionError("a training fits into less than the least")
@@ -78,7 +78,7 @@ def test_the_least_that_is_named_is_met_with_its_own_least_size() -> None:
     named = refused_at(1)
     # then
     assert named > beside.nbytes
-    outcome, room = train_within(small, budget=named, min_size_bytes=None)
+    outcome, room = train_within(small, budget=named, min_size=None)
     assert_equal(outcome, train(small))
     assert run_of(room).min_size_bytes == least_size(named)
     assert run_of(room).held_bytes <= named

@@ -145,7 +145,7 @@ def test_tensors_that_do_not_say_what_they_wrap_stay_and_are_counted_and_said_on
     plain = step()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        with er.within(2**30, min_size_bytes=MIN_SIZE_BYTES) as room:
+        with er.within(2**30, min_size=MIN_SIZE_BYTES) as room:
             found = [step(), step()]
             room.end_step()
     # then: each step saves the batch and what sin was given
@@ -178,7 +178,7 @@ def test_a_wrapping_tensor_that_was_changed_in_place_is_refused_as_autograd_does
     with pytest.raises(RuntimeError) as expected:
         mistake()
     budget = tight_budget(setup)
-    with er.within(budget, min_size_bytes=MIN_SIZE_BYTES):
+    with er.within(budget, min_size=MIN_SIZE_BYTES):
         finish(seeded(setup), 0 if when == "observe" else 4)
         with pytest.raises(RuntimeError) as found:
             mistake()
@@ -216,7 +216,7 @@ def test_a_graph_of_wrapping_tensors_that_is_dropped_gives_everything_back() -> 
     # given
     model, batch = with_parameters(two), two(torch.randn(96, 64))
     # when
-    with er.within(2**30, min_size_bytes=MIN_SIZE_BYTES) as room:
+    with er.within(2**30, min_size=MIN_SIZE_BYTES) as room:
         loss = mean_square(model(batch))
         held = run_of(room)._executor.tier.held_bytes
         del loss

@@ -127,7 +127,7 @@ def pareto(
         count: points a planner has at most, at least 2.
         budget: its amounts for the tiers below the device hold for all points; that of the device is not looked at.
         options: knobs of the planner, where there is one planner.
-        asked: further arguments of `elbowroom.plan`, such as min_size_bytes, allow, time_limit_s and watch.
+        asked: further arguments of `elbowroom.plan`, such as min_size, allow, time_limit_s and watch.
 
     Raises:
         Infeasible: a planner meets no budget.

@@ -8,6 +8,7 @@ from typing import Any
 from elbowroom.machine import Machine
 from elbowroom.step.least_size import LEAST_BYTES
 from elbowroom.trace import Trace
+from elbowroom.units import parse_bytes
 
 __all__ = ["capture"]
 
@@ -16,13 +17,13 @@ def capture(
     setup: Callable[[], Callable[[], Any]],
     machine: str | Machine = "here",
     steps: int = 3,
-    min_size_bytes: int = LEAST_BYTES,
+    min_size: int | str = LEAST_BYTES,
     in_parts: bool = False,
 ) -> Trace:
     """Run a few training steps and record what they do: on this computer, or on a virtual GPU.
 
     With `machine="here"` the steps really run, once, with their own numbers. Every saved storage of at least
-    `min_size_bytes` is copied when it is saved, so the run needs that much more time and RAM than the training itself.
+    `min_size` is copied when it is saved, so the run needs that much more time and RAM than the training itself.
     Any other machine is a GPU that need not be there: inside `setup` and the step "cuda" is a device without bytes, on
     which nothing is computed, and the trace is what the CUDA build of torch would allocate (docs/virtual-device.md).
 
@@ -30,7 +31,7 @@ def capture(
         setup: builds model, optimizer and data and returns the function that does one step.
         machine: "here", a GPU of the database in any spelling, or a Machine.
         steps: how many steps to record, at least 2: the last one is the steady state.
-        min_size_bytes: smaller storages are recorded, but not as saved.
+        min_size: smaller storages are recorded, but not as saved; bytes, or text such as "4MiB".
         in_parts: whether the steps of optimizers are carried out in parts, as a run does that swaps their states: only
             then a plan that swaps them can be run. As it is otherwise: an optimizer that updates lists of tensors needs
             more memory in one go, which is what an estimate has to show.
@@ -44,4 +45,4 @@ def capture(
     """
     from elbowroom.capture.steps import capture_steps
 
-    return capture_steps(setup, machine, steps, min_size_bytes, in_parts)
+    return capture_steps(setup, machine, steps, parse_bytes(min_size), in_parts)

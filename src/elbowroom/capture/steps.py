@@ -120,7 +120,7 @@ def _step_of(setup: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
 
 
 def _on_virtual(
-    setup: Callable[[], Callable[[], Any]], machine: Machine, steps: int, parts_min_bytes: int | None
+    setup: Callable[[], Callable[[], Any]], machine: Machine, steps: int, min_size_bytes: int | None
 ) -> Trace:
     """Steps of a virtual GPU: as many as are asked for, however many calls of the step function that takes."""
     from elbowroom.capture.virtual import VirtualDevice
@@ -130,7 +130,7 @@ def _on_virtual(
             f"capture: given machine {machine.name!r}, which has no CUDA GPU; allowed are 'here' and such with one; "
             "take a name of `elbowroom machine --list`"
         )
-    with VirtualDevice(machine, steps, parts_min_bytes=parts_min_bytes) as device:
+    with VirtualDevice(machine, steps, min_size_bytes=min_size_bytes) as device:
         step = _step_of(setup)
         for _ in range(steps):
             step()

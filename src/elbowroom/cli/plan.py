@@ -78,7 +78,7 @@ def execute(arguments: argparse.Namespace) -> int:
             raise
         curve = _curve(trace, machine, asked, watch) if arguments.pareto and not watch.early else None
     written += _write(subject, curve, arguments)
-    _show(script.label, subject, asked.get("min_size_bytes"), watch.early, written, as_json=arguments.json)
+    _show(script.label, subject, asked.get("min_size"), watch.early, written, as_json=arguments.json)
     return 0
 
 
@@ -101,7 +101,7 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
     settings = settings_of({name: given.get(name) for name in DEFAULTS})
     asked: dict[str, Any] = {
         "budget": settings.budget,
-        "min_size_bytes": settings.min_size_bytes,
+        "min_size": settings.min_size_bytes,
         "slowdown": arguments.slowdown,
         "planner": arguments.planner or scripts.PLANNER,
         "options": choosing.options(arguments.option),
@@ -129,8 +129,8 @@ def _given(
     machine = scripts.machine_of(arguments.gpu)
     follows = least_size(device_bytes(machine, parse_budget(asked["budget"])))
     in_parts = "state" in means_of(asked["planner"], asked.get("allow"))
-    parts_min_bytes = asked.get("min_size_bytes", follows) if in_parts else None
-    return trace or scripts.captured(script, machine, arguments, watch, parts_min_bytes=parts_min_bytes), machine
+    parts = {"in_parts": in_parts, "min_size": asked.get("min_size", follows)}
+    return trace or scripts.captured(script, machine, arguments, watch, **parts), machine
 
 
 def _planned(trace: Trace, machine: Machine, asked: Mapping[str, Any], watch: Watch) -> Subject:

@@ -95,7 +95,7 @@ def _room(arguments: argparse.Namespace, settings: Settings) -> AbstractContextM
         plan=plan,
         trace=Trace.load(arguments.trace) if arguments.trace else None,
         spill_dir=settings.spill_dir,
-        min_size_bytes=settings.min_size_bytes,
+        min_size=settings.min_size_bytes,
         measure=arguments.report is not None,
         planner=arguments.planner,
         options=choosing.options(arguments.option),

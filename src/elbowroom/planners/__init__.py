@@ -28,7 +28,7 @@ from elbowroom.step.last_step import last_step
 from elbowroom.step.least_size import MIN_SIZE_BYTES
 from elbowroom.step.module_selection import EVERY, Selection, selected, selection
 from elbowroom.trace import Trace
-from elbowroom.units import Budget, parse_budget
+from elbowroom.units import Budget, parse_budget, parse_bytes
 from elbowroom.watch import Watch
 
 __all__ = [
@@ -71,7 +71,7 @@ def plan(
     machine: Machine,
     budget: int | str | Budget,
     planner: str = DEFAULT_PLANNER,
-    min_size_bytes: int | None = None,
+    min_size: int | str | None = None,
     options: Mapping[str, object] | None = None,
     allow: Sequence[Means] | None = None,
     time_limit_s: float = TIME_LIMIT_S,
@@ -88,7 +88,7 @@ def plan(
         budget: bytes the device may hold (reserve, where it has a caching allocator), or text such as "8GiB", "90%",
             "auto" (what lies outside the allocator left out) or "least"; "host=20GiB,disk=90%" bound the tiers below.
         planner: a name in PLANNERS.
-        min_size_bytes: storages below it are kept. None: 1 MiB, or a 4096th part of the budget if that is less.
+        min_size: smaller storages are kept; bytes or text. None: 1 MiB, or a 4096th part of the budget if less.
         options: knobs of the planner by name.
         allow: means a plan may use, of swap, recompute, state and algorithm (see `Problem`). None: of `optimal` those
             that change no number (`SAME_BITS`), of any other planner all.
@@ -103,7 +103,7 @@ def plan(
         UsageError: an argument is not allowed.
     """
     amounts, modules = parse_budget(budget), selection(include, exclude)
-    knobs = (min_size_bytes, options, allow, time_limit_s)
+    knobs = (min_size, options, allow, time_limit_s)
     ask = asking(trace, machine, amounts, planner, *knobs, modules=modules, watch=watch)
     return _planned(ask, machine, amounts, slowdown, watch)
 
@@ -122,7 +122,7 @@ def asking(
     machine: Machine,
     budget: str | Budget = "auto",
     planner: str = DEFAULT_PLANNER,
-    min_size_bytes: int | None = None,
+    min_size: int | str | None = None,
     options: Mapping[str, object] | None = None,
     allow: Sequence[Means] | None = None,
     time_limit_s: float = TIME_LIMIT_S,
@@ -145,13 +145,13 @@ def asking(
         tier=tier,
         tier_bytes=lower["pinned" if tier == "host" else tier] if tier else 0,
         budget_bytes=0,
-        min_size_bytes=MIN_SIZE_BYTES if min_size_bytes is None else min_size_bytes,
+        min_size_bytes=MIN_SIZE_BYTES if min_size is None else parse_bytes(min_size),
         tiers=lower,
         allow=means_of(planner, allow),
         time_limit_s=_limit(time_limit_s),
         judge=judge,
     )
-    return Asking(problem, PLANNERS[planner], planner, options or {}, watch, follows=min_size_bytes is None)
+    return Asking(problem, PLANNERS[planner], planner, options or {}, watch, follows=min_size is None)
 
 
 def means_of(planner: str, allow: Sequence[Means] | None = None) -> tuple[Means, ...]:

@@ -26,7 +26,7 @@ def within(
     plan: Plan | None = None,
     trace: Trace | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
-    min_size_bytes: int | None = None,
+    min_size: int | str | None = None,
     measure: bool = False,
     device: str | torch.device | None = None,
     **knobs: Unpack[Knobs],
@@ -42,10 +42,10 @@ def within(
         plan: follow this plan of the same training step in place of making one.
         trace: what that was made from; needed where it is of a GPU that was not there.
         spill_dir: directory of the spill file; TMPDIR or the system's where None.
-        min_size_bytes: smaller storages are kept; None: 1 MiB, or a 4096th part of the budget if that is less.
+        min_size: smaller storages are kept; bytes or text. None: 1 MiB, or a 4096th part of the budget if less.
         measure: record one step under the final plan; its timeline is in `room.measured`.
         device: whose storages leave, "cpu" or such as "cuda:0"; None is torch's current CUDA device, else RAM.
-        knobs: allow, min_size, planner, options, include, exclude, gds, managed: see `Knobs` in run/options.py.
+        knobs: allow, planner, options, include, exclude, gds, managed: see `Knobs` in run/options.py.
 
     Raises:
         Infeasible: no plan meets the budget; raised where the step after the observed ones begins.
@@ -57,6 +57,6 @@ def within(
     from elbowroom.run.open_room import opened
     from elbowroom.run.options import asked
 
-    given, plans = given_plan(plan, trace), asked(min_size_bytes, knobs, has_plan=plan is not None)
+    given, plans = given_plan(plan, trace), asked(min_size, knobs, has_plan=plan is not None)
     with opened(budget, given, spill_dir, device, plans, measure=measure) as room:
         yield room

@@ -199,7 +199,8 @@ def _answer(question: Question, machine: Machine) -> Verdict:
         machine=machine,
         module=question.module,
         steps=STEPS,
-        parts_min_bytes=question.min_size_bytes,
+        in_parts=True,
+        min_size=question.min_size_bytes,
     )
     return verdict_of(trace, machine, question)
 

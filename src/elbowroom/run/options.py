@@ -31,7 +31,6 @@ class Knobs(TypedDict, total=False):
         allow: what plans may do: "swap" saved storages; "recompute" them, where swaps make steps wait or are too few;
             swap optimizer states too, where nothing else is enough ("state"), and gradients beside them ("gradient");
             run convolutions with other algorithms, which round differently ("algorithm").
-        min_size: as min_size_bytes, also as text: "4MiB".
         planner: who makes the plans, as for `elbowroom.plan`.
         options: its knobs, such as {"size_bytes": "8MiB"} of the planner "threshold".
         include: plans move only what these modules made: a glob on paths of modules such as "layer1.*", or several.
@@ -43,7 +42,6 @@ class Knobs(TypedDict, total=False):
     """
 
     allow: Sequence[MeansOfRuns]
-    min_size: int | str | None
     planner: str | None
     options: Mapping[str, object] | None
     include: str | Sequence[str]
@@ -52,7 +50,7 @@ class Knobs(TypedDict, total=False):
     managed: int | str
 
 
-def asked(min_size_bytes: int | None, knobs: Knobs, *, has_plan: bool) -> PlanRequest:
+def asked(min_size: int | str | None, knobs: Knobs, *, has_plan: bool) -> PlanRequest:
     """The knobs as `elbowroom.within` takes them.
 
     Raises:
@@ -65,10 +63,9 @@ def asked(min_size_bytes: int | None, knobs: Knobs, *, has_plan: bool) -> PlanRe
             f"within: given plan and {both[0]}; allowed is one of them, as a plan says all that is to be done; leave "
             f"{both[0]} out"
         )
-    min_size, name = knobs.get("min_size"), knobs.get("planner")
-    size_bytes = min_size_bytes if min_size is None else parse_bytes(min_size)
-    if size_bytes is not None and (type(size_bytes) is not int or size_bytes < 1):
-        raise UsageError(f"within: given min_size_bytes={size_bytes!r}; allowed is an int of at least 1")
+    name, size_bytes = knobs.get("planner"), None if min_size is None else parse_bytes(min_size)
+    if size_bytes == 0:
+        raise UsageError(f"within: given min_size={min_size!r}; allowed is a size of 1 byte or more, such as 4MiB")
     if name is not None and name not in PLANNERS:
         raise UsageError(f"planner: given {shown(name)}; allowed is one of {', '.join(PLANNERS)}")
     allow = tuple(knobs.get("allow", DEFAULT_MEANS))

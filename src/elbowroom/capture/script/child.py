@@ -66,7 +66,7 @@ def _capture(order: Order, folder: Path, asked: set[str]) -> faults.Fault | None
     from elbowroom.capture.virtual import VirtualDevice
 
     target = Machine.load(folder / "machine.json")
-    device = VirtualDevice(target, steps=order.steps, parts_min_bytes=order.parts_min_bytes)
+    device = VirtualDevice(target, steps=order.steps, min_size_bytes=order.min_size_bytes)
     smi.install(folder, target)
     overlay = Overlay(str(folder), _caches(order))
     files.install(overlay, savers.install(overlay))

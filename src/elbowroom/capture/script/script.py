@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 from elbowroom.capture.script import guard
 from elbowroom.capture.script.faults import over
@@ -25,7 +25,9 @@ from elbowroom.capture.script.kept_away import surroundings
 from elbowroom.capture.script.modules_found import module_file
 from elbowroom.errors import CaptureError, FormatError, UsageError
 from elbowroom.machine import Machine
+from elbowroom.step.least_size import LEAST_BYTES
 from elbowroom.trace import Trace
+from elbowroom.units import parse_bytes
 
 TIMEOUT_S = 900
 STEPS = 3
@@ -51,7 +53,7 @@ class Order:
         steps: optimizer steps to record.
         constants: numbers that replace module-level ones.
         timeout_s: the time limit, for messages.
-        parts_min_bytes: as for the virtual device.
+        min_size_bytes: as for the virtual device.
         network: whether it may use the network.
         compiled: whether to tell what torch.compile saves for backward.
     """
@@ -62,7 +64,7 @@ class Order:
     constants: Mapping[str, int | float]
     timeout_s: float = TIMEOUT_S
     module: str = ""
-    parts_min_bytes: int | None = None
+    min_size_bytes: int | None = None
     network: bool = False
     compiled: bool = False
 
@@ -74,6 +76,20 @@ class Order:
     def argument(self) -> str:
         """As a word of a command line."""
         return json.dumps(asdict(self))
+
+
+class Listeners(TypedDict, total=False):
+    """What is called while a script runs.
+
+    Attributes:
+        on_step: with the number of steps done so far, whenever it grows.
+        on_asked: at the end, with what the script asked of the GPU beside its `Facts`: "name", "memory".
+        on_phase: with what takes the time now, such as "importing torch", whenever that changes.
+    """
+
+    on_step: Callable[[int], None]
+    on_asked: Callable[[frozenset[str]], None]
+    on_phase: Callable[[str], None]
 
 
 class Told(NamedTuple):
@@ -90,14 +106,11 @@ class Told(NamedTuple):
     asked: Callable[[frozenset[str]], None]
 
     @classmethod
-    def of(
-        cls,
-        step: Callable[[int], None] | None,
-        phase: Callable[[str], None] | None,
-        asked: Callable[[frozenset[str]], None] | None,
-    ) -> Told:
+    def of(cls, listeners: Listeners) -> Told:
         """Who is there is told."""
-        return cls(step or _silent, phase or _silent, asked or _silent)
+        return cls(
+            listeners.get("on_step", _silent), listeners.get("on_phase", _silent), listeners.get("on_asked", _silent)
+        )
 
 
 def _silent(_: object) -> None:
@@ -114,12 +127,11 @@ def capture_script(
     timeout_s: float = TIMEOUT_S,
     environment: Mapping[str, str] | None = None,
     constants: Mapping[str, int | float] | None = None,
-    on_step: Callable[[int], None] | None = None,
-    on_asked: Callable[[frozenset[str]], None] | None = None,
-    on_phase: Callable[[str], None] | None = None,
-    parts_min_bytes: int | None = None,
+    in_parts: bool = False,
+    min_size: int | str = LEAST_BYTES,
     network: bool = False,
     compiled: bool = False,
+    **listeners: Unpack[Listeners],
 ) -> Trace:
     """Run a training script on a virtual GPU for a few optimizer steps; the trace of all that it does up to then.
 
@@ -132,18 +144,18 @@ def capture_script(
         timeout_s: after so many seconds the script is ended, and the trace is of the steps that were done.
         environment: variables that are set for the script, beside those of this process.
         constants: numbers that replace module-level ones of the script, by name.
-        on_step: called with the number of steps done so far, whenever it grows.
-        on_asked: called at the end with what the script asked of the GPU beside its `Facts`: "name", "memory".
-        on_phase: called with what takes the time now, such as "importing torch", whenever that changes.
-        parts_min_bytes: carry out optimizers' steps in parts, as for `capture`, for states of at least so many bytes.
+        in_parts: carry out optimizers' steps in parts, as for `capture`.
+        min_size: smaller states stay where they are then; bytes, or text such as "4MiB".
         network: let the script use the network, as to download data; it is refused otherwise (docs/safety.md).
         compiled: tell in a remark what torch.compile saves for backward, which takes up to 20 seconds more.
+        listeners: on_step, on_asked, on_phase: see `Listeners` in capture/script/script.py.
 
     Raises:
         UsageError, CaptureError: there is no such script, GPU or constant; the script did no step in time, and why.
     """
-    order = _order(path, module, argv, steps, constants or {}, parts_min_bytes, timeout_s, network, compiled)
-    return _captured(order, _gpu(machine), environment or {}, Told.of(on_step, on_phase, on_asked))
+    least = parse_bytes(min_size) if in_parts else None
+    order = _order(path, module, argv, steps, constants or {}, least, timeout_s, network, compiled)
+    return _captured(order, _gpu(machine), environment or {}, Told.of(listeners))
 
 
 def _captured(
@@ -167,7 +179,7 @@ def _order(
     argv: Sequence[str],
     steps: int,
     constants: Mapping[str, int | float],
-    parts_min_bytes: int | None,
+    min_size_bytes: int | None,
     timeout_s: float,
     network: bool,
     compiled: bool,
@@ -186,7 +198,7 @@ def _order(
         constants=dict(constants),
         timeout_s=timeout_s,
         module=module or "",
-        parts_min_bytes=parts_min_bytes,
+        min_size_bytes=min_size_bytes,
         network=network,
         compiled=compiled,
     )

@@ -77,7 +77,7 @@ class VirtualDevice:
         cudnn: what cuDNN's closed kernels ask for.
         fake_host: parameters and large float tensors made on the CPU have no bytes either.
         cublas_handles: handles that ask for a workspace.
-        parts_min_bytes: steps of optimizers are carried out in parts, which name the states of at least so many bytes;
+        min_size_bytes: steps of optimizers are carried out in parts, which name the states of at least so many bytes;
             None: they are carried out as ever.
 
     Attributes:
@@ -99,7 +99,7 @@ class VirtualDevice:
         cudnn: CudnnModel | None = None,
         fake_host: bool = True,
         cublas_handles: int = 2,
-        parts_min_bytes: int | None = None,
+        min_size_bytes: int | None = None,
     ) -> None:
         self._steps = steps
         self._machine = machine
@@ -119,9 +119,9 @@ class VirtualDevice:
         self._roots: dict[int, weakref.ref[torch.nn.Module]] = {}
         self.repeats = Repeats(self._mode, self._root)
         self.started = Started(self.ledger, lambda: not self.steps_seen and not self.host_steps)
-        self._parts = PartsWatch(parts_min_bytes, self._part_begins, self._part_ends)
-        self._parts_min_bytes = parts_min_bytes or 0
-        self._accumulations = None if parts_min_bytes is None else Accumulations(self.ledger, parts_min_bytes)
+        self._parts = PartsWatch(min_size_bytes, self._part_begins, self._part_ends)
+        self._min_size_bytes = min_size_bytes or 0
+        self._accumulations = None if min_size_bytes is None else Accumulations(self.ledger, min_size_bytes)
 
     @property
     def steps_seen(self) -> int:
@@ -282,7 +282,7 @@ class VirtualDevice:
     def _part_ends(self, optimizer: torch.optim.Optimizer, portion: Portion) -> None:
         values = (optimizer.state.get(parameter, {}).values() for parameter in portion.parameters())
         states = [each for found in values for each in found if isinstance(each, torch.Tensor)]
-        self.ledger.part_ends(states, self._parts_min_bytes)
+        self.ledger.part_ends(states, self._min_size_bytes)
 
     def _host_step_ends(self, optimizer: Any) -> None:
         """A step on the CPU is none of the device. A script that does nothing else is left after a while."""

@@ -95,7 +95,7 @@ def followed(found: Infeasible, least_bytes: int) -> Infeasible:
     return Infeasible(
         f"{found} But the least size of what may move follows the budget: {_bytes(least_bytes)} is met, where storages "
         f"of {format_bytes(least_size(least_bytes))} or more may move; give that, or a least size (--min-size, "
-        "min_size_bytes).",
+        "min_size).",
         budget_bytes=found.budget_bytes,
         least_feasible_bytes=least_bytes,
         counts_reserved=found.counts_reserved,
