@@ -10,10 +10,13 @@ from typing import Any
 from elbowroom.errors import Infeasible
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
-from elbowroom.planners import asking
+from elbowroom.planners import asking, requested
+from elbowroom.planners.ask import Asking
+from elbowroom.planners.budget.budgets import below_device
 from elbowroom.simulate.simulate import simulate
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
+from elbowroom.units import Budget
 
 Row = dict[str, Any]
 SHARES = (0.75, 0.5, 0.25)
@@ -71,10 +74,15 @@ def again(refused: Mapping[str, Row], planner: str, budget_bytes: int) -> Row | 
 def least_bytes(trace: Trace, machine: Machine, limit_s: float) -> int:
     """The least that the allocator must be able to reserve under any plan of `optimal`."""
     try:
-        asking(trace, machine, planner="optimal", time_limit_s=limit_s).plan(1)
+        _ask(trace, machine, "optimal", {}, limit_s).plan(1)
     except Infeasible as infeasible:
         return infeasible.least_feasible_bytes
     return 1
+
+
+def _ask(trace: Trace, machine: Machine, planner: str, options: Mapping[str, object], limit_s: float) -> Asking:
+    lower = below_device(machine, Budget())
+    return asking(trace, machine, lower, requested(planner, options=options, time_limit_s=limit_s))
 
 
 def row(trace: Trace, machine: Machine, label: str, budget_bytes: int, keep: Row, limit_s: float) -> Row:
@@ -83,7 +91,7 @@ def row(trace: Trace, machine: Machine, label: str, budget_bytes: int, keep: Row
     begin = time.process_time()
     found: Row = {"planner": label, "budget_bytes": budget_bytes}
     try:
-        made = asking(trace, machine, planner=planner, options=options, time_limit_s=limit_s).plan(budget_bytes)
+        made = _ask(trace, machine, planner, options, limit_s).plan(budget_bytes)
     except Infeasible as infeasible:
         return found | {"least_feasible_bytes": infeasible.least_feasible_bytes, "seconds": _since(begin)}
     seconds = _since(begin)

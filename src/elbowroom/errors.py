@@ -20,6 +20,8 @@ with `exit_code`.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 
 class ElbowroomError(Exception):
     """Base of all errors of this package."""
@@ -107,7 +109,10 @@ class TierFailed(TierError):
     """A read or write of a tier failed or came up short."""
 
 
-def again(error: ElbowroomError) -> ElbowroomError:
+AnyError = TypeVar("AnyError", bound=ElbowroomError)
+
+
+def again(error: AnyError) -> AnyError:
     """The same error as a new object, without the frames that the first one came through.
 
     Frames that hold an error in a variable make a cycle with it. Raised in a training, it would keep the caller's model

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 import elbowroom as er
+from elbowroom.run.recompute import planning
 from elbowroom.run.recompute.calls import Calls
-from elbowroom.run.recompute.controller import Planned, Recomputing
 from elbowroom.run.recompute.programs import matched, why_impossible
 from elbowroom.run.room import Room, run_of
+from elbowroom.run.step_question import StepQuestion
 from elbowroom.step.check import check
 from elbowroom.step.last_step import last_step
 from elbowroom.step.recipes import options
@@ -92,9 +93,10 @@ def train_swapping_all(setup: Setup) -> Forced:
 def train_recomputing_all(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> Recomputed:
     """As train_swapping_all, with every storage recomputed that has a recipe whose calls can be made again."""
     impossible: list[str] = []
-    follow = Recomputing.following
+    follow = planning.following
 
-    def following(self: Recomputing, trace: er.Trace, machine: er.Machine, calls: Calls, given: er.Plan) -> Planned:
+    def following(question: StepQuestion, calls: Calls, given: er.Plan) -> planning.Planned:
+        trace = question.trace
         try:
             check(trace, given)
         except er.InvalidPlan as problem:  # of LBFGS, whose steps end at each call of its closure
@@ -104,9 +106,9 @@ def train_recomputing_all(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> Reco
         why = [why_impossible(found, each) for each in given.recomputes]
         impossible.extend(filter(None, why))
         kept = tuple(each for each, reason in zip(given.recomputes, why, strict=True) if reason is None)
-        return follow(self, trace, machine, calls, replace(given, recomputes=kept))
+        return follow(question, calls, replace(given, recomputes=kept))
 
-    monkeypatch.setattr(Recomputing, "following", following)
+    monkeypatch.setattr(planning, "following", following)
     plain = _plain(setup, STEPS_OF_RECOMPUTES)
     trace, machine = _traced(setup)
     plan = _recomputing_all(trace, machine.tiers[0].capacity_bytes)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from elbowroom.errors import Infeasible
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
-from elbowroom.planners import MEANS, PLANNERS, asking, check
+from elbowroom.planners import MEANS, PLANNERS, asking, check, requested
 from elbowroom.planners.ask import Asking
-from elbowroom.planners.budget.budgets import held_to, lower_bytes
+from elbowroom.planners.budget.budgets import below_device, held_to
 from elbowroom.simulate.simulate import simulate
 from elbowroom.step.last_step import last_step, listed
 from elbowroom.timeline import Timeline
@@ -46,7 +46,7 @@ def demand(holds: bool, says: str) -> None:
 
 def held(case: Case) -> Machine:
     """The machine with what the case allows of its lower tiers."""
-    return held_to(case.machine, lower_bytes(case.machine, parse_budget(_budget(case))))
+    return held_to(case.machine, below_device(case.machine, parse_budget(_budget(case))))
 
 
 def _budget(case: Case) -> str:
@@ -54,7 +54,8 @@ def _budget(case: Case) -> str:
 
 
 def asked(case: Case, planner: str) -> Asking:
-    return asking(case.trace, case.machine, _budget(case), planner, min_size=1, allow=MEANS)
+    lower = below_device(case.machine, parse_budget(_budget(case)))
+    return asking(case.trace, case.machine, lower, requested(planner, 1, allow=MEANS))
 
 
 def agrees_with_reference(trace: Trace, machine: Machine, plan: Plan, line: Timeline | None = None) -> None:

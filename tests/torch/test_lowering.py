@@ -12,7 +12,8 @@ from torch import nn
 import elbowroom as er
 from elbowroom.errors import Infeasible
 from elbowroom.planners import Means
-from elbowroom.planners.budget.run_budget import course_within
+from elbowroom.planners.budget.budgets import resolved
+from elbowroom.planners.budget.run_budget import CourseRequest, course_within
 from elbowroom.planners.request import PlanRequest
 from elbowroom.run.lowering_means import means_of, restricted, with_accumulations, with_means
 from elbowroom.run.room import Room, run_of
@@ -25,8 +26,13 @@ MIB = 2**20
 
 def refused(trace: er.Trace, asked: PlanRequest, budget: str = "1MiB") -> Infeasible:
     with pytest.raises(Infeasible) as found:
-        course_within(restricted(trace, means_of(asked)), GPU, parse_budget(budget), asked)
-    return with_means(found.value, trace, GPU, parse_budget(budget), asked)
+        course_within(request_of(restricted(trace, means_of(asked)), asked, budget))
+    return with_means(found.value, request_of(trace, asked, budget))
+
+
+def request_of(trace: er.Trace, asked: PlanRequest, budget: str | int) -> CourseRequest:
+    within = resolved(GPU, parse_budget(budget))
+    return CourseRequest(trace=trace, machine=GPU, budget=within, asked=asked, clear=range(len(trace.ops)))
 
 
 def trace_of(model: str) -> er.Trace:
@@ -47,7 +53,7 @@ def test_each_means_that_helps_is_named_with_a_budget_that_it_meets() -> None:
     assert least < problem.least_feasible_bytes - 64 * MIB
     with_states = PlanRequest(allow=("swap", "state"))
     shown = restricted(trace, means_of(with_states))
-    assert course_within(shown, GPU, parse_budget(least), with_states, clear=range(len(trace.ops))).peak_bytes <= least
+    assert course_within(request_of(shown, with_states, least)).peak_bytes <= least
 
 
 def test_gradients_help_where_the_last_layer_of_backward_holds_the_floor() -> None:

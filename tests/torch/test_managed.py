@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elbowroom.engine.tiers.managed import _segments
 from elbowroom.errors import Infeasible, UsageError
-from elbowroom.planners.budget.run_budget import course_within
+from elbowroom.planners.budget.budgets import resolved
+from elbowroom.planners.budget.run_budget import CourseRequest, course_within
 from elbowroom.planners.request import PlanRequest
 from elbowroom.run.options import asked
 from elbowroom.units import Amount, Budget
@@ -43,17 +46,20 @@ def test_a_plan_takes_as_little_of_it_as_there_is_a_plan_for() -> None:
     # given a step of five layers of 5 bytes and half of what its least plan needs
     trace, on = chain([5] * 5), machine()
     knobs = PlanRequest(allow=("swap",), min_size_bytes=1)
+    least = CourseRequest(
+        trace=trace, machine=on, budget=resolved(on, Budget(device=Amount(size_bytes=1))), asked=knobs
+    )
     with pytest.raises(Infeasible) as caught:
-        course_within(trace, on, Budget(device=Amount(size_bytes=1)), knobs)
+        course_within(least)
     least_bytes = caught.value.least_feasible_bytes
-    budget = Budget(device=Amount(size_bytes=least_bytes // 2))
+    half = least.within(least_bytes // 2)
 
     # when as much managed memory is allowed as would keep everything
-    course = course_within(trace, on, budget, PlanRequest(allow=("swap",), min_size_bytes=1, managed_bytes=1000))
+    course = course_within(replace(half, asked=replace(knobs, managed_bytes=1000)))
     # then the plan swaps all that helps
     assert course.plan.swaps
     assert course.peak_bytes == least_bytes
 
     # and where less is allowed than the least plan needs, there is none
     with pytest.raises(Infeasible):
-        course_within(trace, on, budget, PlanRequest(allow=("swap",), min_size_bytes=1, managed_bytes=1))
+        course_within(replace(half, asked=replace(knobs, managed_bytes=1)))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
+from contextlib import suppress
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +16,10 @@ from torch import Tensor
 import elbowroom as er
 from elbowroom.capture.observe import Observing
 from elbowroom.run import background_planning as beside
-from elbowroom.run import learner as learning
-from elbowroom.run.recompute import controller as recomputing
+from elbowroom.run import step_planning as swaps
+from elbowroom.run.learner import Learner
+from elbowroom.run.recompute import planning as recomputes
+from elbowroom.run.room import run_of
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Outcome,
@@ -42,13 +48,13 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
         self._open = threading.Event()
-        made = learning.course_within
+        made = swaps.course_within
 
         def through(*args: Any, **more: Any) -> Any:
             assert self._open.wait(60)
             return made(*args, **more)
 
-        for module in (learning, recomputing):
+        for module in (swaps, recomputes):
             monkeypatch.setattr(module, "course_within", through)
         self.open()
 
@@ -212,3 +218,66 @@ def test_leaving_waits_for_the_planning(gate: Gate) -> None:
     assert [step.mode for step in room.steps] == ["observe"] * 3
     assert threading.active_count() == before
     assert "3 steps, no plan yet" in room.summary()
+
+
+class Owned(dict[Any, Any]):
+    """A dictionary that notes in which threads it is changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed_in: set[str] = set()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.changed_in.add(threading.current_thread().name)
+        super().__setitem__(key, value)
+
+
+class OwnedSet(set[Any]):
+    """A set that notes in which threads something is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed_in: set[str] = set()
+
+    def add(self, element: Any) -> None:
+        self.changed_in.add(threading.current_thread().name)
+        super().add(element)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.9, 0.5])
+def test_planning_changes_nothing_that_the_training_reads(share: float) -> None:
+    # given a run whose records note which threads change them, and a budget that is met, explored for or refused
+    least, _ = needs(usual, allow=("swap", "state"))
+    with er.within(int(share * least), min_size=MIN_SIZE_BYTES, allow=["swap", "state"]) as room:
+        learner: Any = run_of(room)._learner
+        owned = {name: OwnedSet() for name in ("_explored", "_met")} | {"_wanted": Owned(), "_known": Owned()}
+        for name, records in owned.items():
+            setattr(learner, name, records)
+        # when
+        with suppress(er.Infeasible):
+            finish(seeded(usual), STEPS)
+    # then the training's own thread alone has
+    assert owned["_known"].changed_in | owned["_explored"].changed_in
+    assert set[str]().union(*(records.changed_in for records in owned.values())) == {threading.main_thread().name}
+
+
+def test_what_is_planned_from_does_not_change() -> None:
+    # given all questions that a run asks of its planning thread
+    asked: list[Any] = []
+    make = beside.Beside.make
+
+    def noted(self: Any, key: Any, work: Any, then: Any) -> Any:
+        asked.append(work)
+        return make(self, key, work, then)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(beside.Beside, "make", noted)
+        train_within(usual, STEPS)
+    # then each is a function of the package and arguments of which none is an object of the run
+    assert asked
+    for work in asked:
+        assert isinstance(work, partial)
+        assert inspect.isfunction(work.func)
+        question, *_ = work.args
+        assert type(question).__dataclass_params__.frozen
+        assert not any(isinstance(getattr(question, field.name), Learner) for field in fields(question))

@@ -20,12 +20,13 @@ from elbowroom.files import field_rules as rules
 from elbowroom.files.record_files import Filed
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
-from elbowroom.planners import DEFAULT_PLANNER, asking
+from elbowroom.planners import DEFAULT_PLANNER, asking, requested
+from elbowroom.planners.budget.budgets import below_device
 from elbowroom.planners.budget.least import Ask, Weighed, lowest
 from elbowroom.simulate.simulate import simulate
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
-from elbowroom.units import Budget
+from elbowroom.units import Budget, parse_budget
 from elbowroom.watch import ENDS, Watch
 
 POINTS = 9
@@ -127,20 +128,18 @@ def pareto(
         count: points a planner has at most, at least 2.
         budget: its amounts for the tiers below the device hold for all points; that of the device is not looked at.
         options: knobs of the planner, where there is one planner.
-        asked: further arguments of `elbowroom.plan`, such as min_size, allow, time_limit_s and watch.
+        asked: further arguments of `elbowroom.plan`, such as allow, time_limit_s and watch.
 
     Raises:
         Infeasible: a planner meets no budget.
         UsageError: `count` is below 2, or something that `elbowroom.plan` does not allow.
     """
-    if count < 2:
-        raise UsageError(f"pareto: given count={count}; allowed are 2 points or more, for its ends; raise it")
-    if options and len(planners) > 1:
-        raise UsageError(f"pareto: given options for {len(planners)} planners; allowed is it for one; leave them out")
+    _check(planners, count, options)
     kept, found = simulate(trace, machine), list[Point]()
+    lower, watch = below_device(machine, parse_budget(budget)), asked.pop("watch", None)
     for planner in planners:
-        ask = asking(trace, machine, budget, planner, options=options, **asked)
-        found += _points(_sampled(ask.weigh, kept.peak_reserved_bytes, count, asked.get("watch")))
+        ask = asking(trace, machine, lower, requested(planner, options=options, **asked), watch=watch)
+        found += _points(_sampled(ask.weigh, kept.peak_reserved_bytes, count, watch))
     return Pareto(
         trace_id=trace.id,
         machine=machine.name,
@@ -148,6 +147,13 @@ def pareto(
         kept_step_ns=kept.step_ns,
         points=tuple(found),
     )
+
+
+def _check(planners: Sequence[str], count: int, options: Mapping[str, object] | None) -> None:
+    if count < 2:
+        raise UsageError(f"pareto: given count={count}; allowed are 2 points or more, for its ends; raise it")
+    if options and len(planners) > 1:
+        raise UsageError(f"pareto: given options for {len(planners)} planners; allowed is it for one; leave them out")
 
 
 def _sampled(ask: Ask, kept_peak_bytes: int, count: int, watch: Watch | None) -> list[Weighed]:

@@ -17,9 +17,11 @@ from functools import cache
 
 from elbowroom.errors import Infeasible
 from elbowroom.machine import Machine
-from elbowroom.planners import DEFAULT_PLANNER, Means, asking
+from elbowroom.planners import DEFAULT_PLANNER, Means, asking, requested
+from elbowroom.planners.budget.budgets import below_device
 from elbowroom.planners.budget.least import needed_bytes
 from elbowroom.trace import Trace
+from elbowroom.units import Budget
 from elbowroom.watch import Watch
 
 
@@ -72,7 +74,7 @@ def within_slowdown(
     Raises:
         TimeOver: the time of `watch` is over.
     """
-    ask = asking(trace, machine, planner=planner, allow=allow, watch=watch)
+    ask = asking(trace, machine, below_device(machine, Budget()), requested(planner, allow=allow), watch=watch)
     kept, capacity_bytes = ask.kept(), machine.tiers[0].capacity_bytes
     budget_bytes = max(0, capacity_bytes - machine.outside_bytes)
     weigh = cache(ask.weigh)

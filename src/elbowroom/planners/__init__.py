@@ -19,14 +19,15 @@ from elbowroom.planners.baselines.swap_states import swap_states
 from elbowroom.planners.baselines.tflms import tflms
 from elbowroom.planners.baselines.threshold import threshold
 from elbowroom.planners.baselines.vdnn import vdnn
-from elbowroom.planners.budget.budgets import device_bytes, first_lower, held_to, lower_bytes
+from elbowroom.planners.budget.budgets import first_lower, held_to, resolved
 from elbowroom.planners.budget.least import checked_slowdown, least_plan
 from elbowroom.planners.optimal.optimal import optimal
 from elbowroom.planners.problem import DEFAULT_MEANS, MEANS, SAME_BITS, Judge, Means, Planner, Problem, any_recompute
+from elbowroom.planners.request import TIME_LIMIT_S, PlanRequest, ResolvedBudget
 from elbowroom.step.check import check
 from elbowroom.step.last_step import last_step
 from elbowroom.step.least_size import MIN_SIZE_BYTES
-from elbowroom.step.module_selection import EVERY, Selection, selected, selection
+from elbowroom.step.module_selection import selected, selection
 from elbowroom.trace import Trace
 from elbowroom.units import Budget, parse_budget, parse_bytes
 from elbowroom.watch import Watch
@@ -47,6 +48,7 @@ __all__ = [
     "check",
     "means_of",
     "plan",
+    "requested",
 ]
 
 PLANNERS: dict[str, Planner] = {
@@ -63,7 +65,6 @@ PLANNERS: dict[str, Planner] = {
     "lms": lms,
 }
 DEFAULT_PLANNER = "optimal"
-TIME_LIMIT_S = 60.0
 
 
 def plan(
@@ -102,56 +103,86 @@ def plan(
         Infeasible: no plan of this planner meets the budget; the message names the least that one does.
         UsageError: an argument is not allowed.
     """
-    amounts, modules = parse_budget(budget), selection(include, exclude)
-    knobs = (min_size, options, allow, time_limit_s)
-    ask = asking(trace, machine, amounts, planner, *knobs, modules=modules, watch=watch)
-    return _planned(ask, machine, amounts, slowdown, watch)
+    asked = requested(planner, min_size, options, allow, time_limit_s, include=include, exclude=exclude)
+    amounts = parse_budget(budget)
+    within = resolved(machine, amounts)
+    return _planned(asking(trace, machine, within, asked, watch=watch), within, amounts, slowdown, watch)
 
 
-def _planned(ask: Asking, machine: Machine, amounts: Budget, slowdown: float | None, watch: Watch | None) -> Plan:
+def _planned(ask: Asking, within: ResolvedBudget, amounts: Budget, slowdown: float | None, watch: Watch | None) -> Plan:
     """The plan for a budget, or for the least one."""
     if amounts.device.is_least:
         return least_plan(ask.weigh, ask.kept(), checked_slowdown(slowdown), watch)
     if slowdown is not None:
         raise UsageError(f"slowdown: given {slowdown} with budget {amounts.device}; allowed is it with 'least' only")
-    return ask.plan(device_bytes(machine, amounts))
+    return ask.plan(within.device_bytes)
 
 
-def asking(
-    trace: Trace,
-    machine: Machine,
-    budget: str | Budget = "auto",
+def requested(
     planner: str = DEFAULT_PLANNER,
     min_size: int | str | None = None,
     options: Mapping[str, object] | None = None,
     allow: Sequence[Means] | None = None,
     time_limit_s: float = TIME_LIMIT_S,
     *,
-    modules: Selection = EVERY,
-    judge: Judge = any_recompute,
-    watch: Watch | None = None,
-) -> Asking:
-    """As `plan`, to ask for one device budget after the other; the amount that `budget` has for it is not looked at.
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+) -> PlanRequest:
+    """The arguments of `plan` as planners are asked.
 
-    No plan of `optimal` or `capuchin` has a recompute that `judge` refuses.
+    Raises:
+        UsageError: one of them is not allowed.
     """
     if planner not in PLANNERS:
         raise UsageError(f"planner: given {planner!r}; allowed is one of {', '.join(PLANNERS)}")
-    link, lower = first_lower(machine), lower_bytes(machine, parse_budget(budget))
-    tier = link.lower if link else None
-    problem = Problem(
-        step=selected(last_step(trace), modules),
-        machine=held_to(as_set_by_script(machine, trace), lower),
-        tier=tier,
-        tier_bytes=lower["pinned" if tier == "host" else tier] if tier else 0,
-        budget_bytes=0,
+    modules = selection(include, exclude)
+    return PlanRequest(
+        planner=planner,
         min_size_bytes=MIN_SIZE_BYTES if min_size is None else parse_bytes(min_size),
-        tiers=lower,
+        follows=min_size is None,
+        options=dict(options or {}),
         allow=means_of(planner, allow),
         time_limit_s=_limit(time_limit_s),
+        include=modules.include,
+        exclude=modules.exclude,
+        modules=modules,
+    )
+
+
+def asking(
+    trace: Trace,
+    machine: Machine,
+    budget: ResolvedBudget,
+    request: PlanRequest,
+    *,
+    judge: Judge = any_recompute,
+    watch: Watch | None = None,
+) -> Asking:
+    """Who plans a trace, to be asked for one device budget after the other.
+
+    Args:
+        trace: what the training does.
+        machine: where.
+        budget: for the tiers below the device; its bytes for that are not looked at.
+        request: the planner and its knobs.
+        judge: no plan of `optimal` or `capuchin` has a recompute that it refuses.
+        watch: looks on.
+    """
+    link, name = first_lower(machine), request.planner or DEFAULT_PLANNER
+    tier = link.lower if link else None
+    problem = Problem(
+        step=selected(last_step(trace), request.modules),
+        machine=held_to(as_set_by_script(machine, trace), budget),
+        tier=tier,
+        tier_bytes=budget.lower["pinned" if tier == "host" else tier] if tier else 0,
+        budget_bytes=0,
+        min_size_bytes=request.min_size_bytes,
+        tiers=budget.lower,
+        allow=request.allow,
+        time_limit_s=request.time_limit_s,
         judge=judge,
     )
-    return Asking(problem, PLANNERS[planner], planner, options or {}, watch, follows=min_size is None)
+    return Asking(problem, PLANNERS[name], name, request.options, watch, follows=request.follows)
 
 
 def means_of(planner: str, allow: Sequence[Means] | None = None) -> tuple[Means, ...]:

@@ -1,4 +1,4 @@
-"""What a run asks of its planners."""
+"""What is asked of planners: knobs that were checked, and bytes that were decided."""
 
 from __future__ import annotations
 
@@ -9,14 +9,44 @@ from elbowroom.planners.problem import DEFAULT_MEANS, Means
 from elbowroom.step.least_size import MIN_SIZE_BYTES, least_size
 from elbowroom.step.module_selection import EVERY, Selection, selection
 
+TIME_LIMIT_S = 60.0
+"""A planner that searches stops then, if nothing else is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedBudget:
+    """Bytes that each tier of one machine may hold; 0 for a tier that it does not have.
+
+    Attributes:
+        device_bytes: of the device; 0 where the least is asked for, or one budget after the other.
+        host_bytes: of the host.
+        pinned_bytes: of the host's, those that may be page-locked.
+        disk_bytes: of the disk.
+    """
+
+    device_bytes: int = 0
+    host_bytes: int = 0
+    pinned_bytes: int = 0
+    disk_bytes: int = 0
+
+    def on_device(self, device_bytes: int) -> ResolvedBudget:
+        """With another budget of the device."""
+        return replace(self, device_bytes=device_bytes)
+
+    @property
+    def lower(self) -> dict[str, int]:
+        """Bytes of the tiers below the device, and how many of the host's may be pinned."""
+        return {"host": self.host_bytes, "pinned": self.pinned_bytes, "disk": self.disk_bytes}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What plans of a run may do, checked. Attributes as in `Knobs` of run/options.py, but that `gradients` are apart.
+    """What plans may do, checked. Attributes as in `Knobs` of run/options.py, but that `gradients` are apart.
 
     Attributes:
         follows: no least size was given: it follows the budget.
         modules: what of the modules that exist `include` and `exclude` name.
+        time_limit_s: a planner that searches stops then with the best plan it has.
     """
 
     allow: tuple[Means, ...] = DEFAULT_MEANS
@@ -30,6 +60,7 @@ class PlanRequest:
     gds: bool = False
     managed_bytes: int = 0
     modules: Selection = EVERY
+    time_limit_s: float = TIME_LIMIT_S
 
     def with_budget(self, budget_bytes: int) -> PlanRequest:
         """With a least size that follows the budget, where none was given: small models have small storages."""

@@ -1,11 +1,12 @@
-"""Plans that are made beside the training.
+"""Plans that are made in a thread while the training goes on.
 
 Note: [Beside the training]
 A plan is made where a step has ended, and mostly takes less time than the step. Where one takes longer than
 `PATIENCE_S`, a thread goes on with it and the training goes on as it did: steps of a kind that has no plan are swapped
 whole, which holds what an observed step holds, and are not recorded; others follow the plan that they have. The first
-step of the kind that begins once the plan is made follows it; an error that planning ended in is raised there. The
-thread reads records that nobody changes, and calls nothing of torch.
+step of the kind that begins once the plan is made follows it; an error that planning ended in is raised there.
+
+The thread runs functions of frozen questions (step_planning.py) and returns a value. The training's thread applies it.
 """
 
 from __future__ import annotations

@@ -27,13 +27,14 @@ from typing import Any, final
 from elbowroom.capture.script import capture_script
 from elbowroom.errors import ElbowroomError, Infeasible
 from elbowroom.machine import Machine
+from elbowroom.planners.budget.budgets import below_device
 from elbowroom.planners.budget.floor import floor_bytes
-from elbowroom.planners.budget.run_budget import course_within
+from elbowroom.planners.budget.run_budget import CourseRequest, course_within
 from elbowroom.planners.request import PlanRequest
 from elbowroom.run.lowering_means import restricted, with_means
 from elbowroom.run.options import asked as checked
 from elbowroom.trace import Trace
-from elbowroom.units import Amount, Budget
+from elbowroom.units import Budget
 
 STEPS = 3
 BEHIND = 10
@@ -242,11 +243,13 @@ def _saved_in_steps(trace: Trace, min_size_bytes: int) -> list[Saved]:
 
 def _refused(trace: Trace, shown: Trace, machine: Machine, question: Question) -> Infeasible | None:
     """What planning for the budget ends in, with what a run may move shown; None where a plan meets it."""
-    asked, budget = _asked(question), Budget(device=Amount(size_bytes=question.budget_bytes))
+    everywhere = range(len(trace.ops) + 1)
+    budget = below_device(machine, Budget()).on_device(question.budget_bytes)
+    request = CourseRequest(trace=shown, machine=machine, budget=budget, asked=_asked(question), clear=everywhere)
     try:
-        course_within(shown, machine, budget, asked, clear=range(len(trace.ops) + 1))
+        course_within(request)
     except Infeasible as problem:
-        return with_means(problem, trace, machine, budget, asked)
+        return with_means(problem, replace(request, trace=trace))
     return None
 
 

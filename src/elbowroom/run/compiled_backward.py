@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import final
 
 from elbowroom.errors import Infeasible
 
@@ -20,29 +19,18 @@ WHY = (
 )
 
 
-@final
-class CompiledBackward:
-    """Whether backward passes of a run are compiled."""
-
-    def __init__(self) -> None:
-        self._seen = False
-
-    def recorded(self, compiled: bool) -> None:
-        """A step of the run was recorded; whether its backward pass was compiled."""
-        self._seen |= compiled
-
-    @contextmanager
-    def named(self) -> Iterator[None]:
-        """Around planning: an error that no plan meets the budget names it, where it is so."""
-        try:
-            yield
-        except Infeasible as problem:
-            if not self._seen:
-                raise
-            said, budget_bytes, least_bytes = str(problem), problem.budget_bytes, problem.least_feasible_bytes
-            counts_reserved = problem.counts_reserved
-        else:
-            return
-        raise Infeasible(
-            said + WHY, budget_bytes=budget_bytes, least_feasible_bytes=least_bytes, counts_reserved=counts_reserved
-        )
+@contextmanager
+def named(is_compiled: bool) -> Iterator[None]:
+    """Around planning: if no plan meets the budget and a backward pass was compiled, the error says so."""
+    try:
+        yield
+    except Infeasible as problem:
+        if not is_compiled:
+            raise
+        said, budget_bytes, least_bytes = str(problem), problem.budget_bytes, problem.least_feasible_bytes
+        counts_reserved = problem.counts_reserved
+    else:
+        return
+    raise Infeasible(
+        said + WHY, budget_bytes=budget_bytes, least_feasible_bytes=least_bytes, counts_reserved=counts_reserved
+    )

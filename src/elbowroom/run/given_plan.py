@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import final
 
 from elbowroom.errors import InvalidPlan, UsageError
@@ -24,35 +24,33 @@ ANOTHER = (
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class Given:
     """A plan to follow.
 
-    Args:
+    Attributes:
         plan: as it was given.
         source: the trace that it was made for, where that was given too.
     """
 
-    def __init__(self, plan: Plan, source: Trace | None = None) -> None:
-        self.plan = plan
-        self._source = source
-        self._told = False
+    plan: Plan
+    source: Trace | None = None
 
     def on(self, trace: Trace) -> Plan:
         """The plan in terms of a trace of this run. Raises InvalidPlan."""
-        if self._source is None or self.plan.trace_id == trace.id:
+        if self.source is None or self.plan.trace_id == trace.id:
             return moved_to(trace, self.plan)
-        return translated(self.plan, self._source, trace)
+        return translated(self.plan, self.source, trace)
 
-    def holds(self, peak_bytes: int, budget_bytes: int) -> None:
-        """The plan holds so much here, of what the budget counts: say once where that is more."""
-        if peak_bytes > budget_bytes and not self._told:
-            self._told = True
-            warnings.warn(
-                f"elbowroom: the given plan reserves {format_bytes(peak_bytes)} in this run, more than its budget "
-                f"of {format_bytes(budget_bytes)}; give `within` the budget in place of the plan. Said once",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+
+def warn_of_peak(peak_bytes: int, budget_bytes: int) -> None:
+    """Warn that a given plan reserves more than its budget in this run."""
+    warnings.warn(
+        f"elbowroom: the given plan reserves {format_bytes(peak_bytes)} in this run, more than its budget "
+        f"of {format_bytes(budget_bytes)}; give `within` the budget in place of the plan. Said once",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def given_plan(plan: object, trace: object) -> Given | None:

@@ -12,27 +12,35 @@ from elbowroom.capture.assemble import Assembly
 from elbowroom.capture.rates import with_rates_of
 from elbowroom.capture.recorder import Recording
 from elbowroom.capture.steady import steady, with_idle_of
-from elbowroom.errors import Infeasible, InvalidPlan, UsageError
+from elbowroom.errors import Infeasible, UsageError, again
 from elbowroom.machine import Machine, TierName
-from elbowroom.planners import check
-from elbowroom.planners.budget.run_budget import Course, course_of, course_within, exploring, keeping_bytes, without
-from elbowroom.planners.request import PlanRequest
+from elbowroom.planners.budget.run_budget import keeping_bytes
+from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.run.background_planning import Beside
 from elbowroom.run.check_beforehand import Question
-from elbowroom.run.compiled_backward import CompiledBackward
-from elbowroom.run.given_plan import Given, course_of_moved
+from elbowroom.run.given_plan import Given, warn_of_peak
 from elbowroom.run.kind_totals import Kinds
 from elbowroom.run.layer_algorithms import LayerChoices
-from elbowroom.run.lowering_means import means_of, with_means
+from elbowroom.run.lowering_means import means_of
 from elbowroom.run.options import live_modules
 from elbowroom.run.recompute.calls import Calls
-from elbowroom.run.recompute.controller import Planned, Recomputing
-from elbowroom.run.refusals import Verdicts
+from elbowroom.run.recompute.controller import Recomputing
+from elbowroom.run.recompute.planning import Planned
+from elbowroom.run.refusals import Refusals
 from elbowroom.run.similar_shapes import Nearby
-from elbowroom.run.step_kinds import Known, Saved, Wanted, known_of
+from elbowroom.run.step_kinds import Known, Saved, Wanted
+from elbowroom.run.step_planning import (
+    Before,
+    better_plan,
+    first_plan,
+    plan_after_proof,
+    plan_of,
+    plan_of_calls,
+    smaller_plan,
+)
+from elbowroom.run.step_question import Answer, Explores, Followed, Made, Next, Refused, StepQuestion
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
-from elbowroom.units import Amount, Budget
 
 MAX_EXPLORED = 2
 """Kinds of steps that no plan was found for, of which the next step is to show more; where shapes change each time, no
@@ -54,7 +62,7 @@ class Learner:
 
     Args:
         machine: this computer with assumed rates; `machine` has the measured ones later.
-        budget: for the device tier, in bytes, and for those below.
+        budget: of all tiers.
         asked: the knobs of the plans.
         tier: the lower tier.
         given: a plan to follow in place of planning.
@@ -68,7 +76,7 @@ class Learner:
     def __init__(
         self,
         machine: Machine,
-        budget: Budget,
+        budget: ResolvedBudget,
         asked: PlanRequest,
         tier: TierName,
         given: Given | None,
@@ -76,14 +84,14 @@ class Learner:
         layers: LayerChoices,
     ) -> None:
         self.machine = machine
-        self.budget_bytes = budget.device.size_bytes or 0
+        self.budget_bytes = budget.device_bytes
         self._budget = budget
         self._asked = asked
         self.min_size_bytes, self.follows = asked.min_size_bytes, asked.follows
         self._tier: TierName = tier
         self._given = given
         self._recomputing = recomputing
-        self._compiled_backward = CompiledBackward()
+        self._compiled_backward = self._warned_of_peak = False
         self.layers = layers
         self.kinds = Kinds()
         self._unmet: dict[Hashable, Trace] = {}
@@ -92,7 +100,7 @@ class Learner:
         self._known: dict[Hashable, list[Known]] = {}
         self._nearby = Nearby(self._known, asked.min_size_bytes)
         self._beside = Beside()
-        self._verdicts = Verdicts()
+        self._refusals = Refusals()
         self._observations: dict[Hashable, int] = {}
         self._wanted: dict[Hashable, Wanted] = {}
         self._reserved_more: dict[Hashable, int] = {}
@@ -212,15 +220,8 @@ class Learner:
         if not is_ours or tried == MOST_CORRECTIONS or self._beside.under_way(key):
             return
         self._reserved_more[key] = tried + 1
-        less = Amount(size_bytes=max(1, known.course.peak_bytes - more_bytes))
-        trace, machine = known.trace, self.machine
-
-        def work() -> Known | None:
-            with suppress(Infeasible, InvalidPlan):
-                course = self._swaps(trace, machine, budget=replace(self._budget, device=less))
-                return replace(known_of(trace, course, machine, self.budget_bytes), refined=True)
-            return None
-
+        less_bytes = max(1, known.course.peak_bytes - more_bytes)
+        work = partial(smaller_plan, self._question(key, known.trace), less_bytes)
         self._beside.make(key, work, lambda made: self._follows(key, made()))
 
     def optimizer_steps(self, key: Hashable) -> int:
@@ -256,10 +257,10 @@ class Learner:
             if not first:  # which may make states, or weights
                 self._unmet[key] = trace
             return None
-        trace, machine = self.layers.offered(held), self.machine
+        trace = self.layers.offered(held)
 
-        def planned(found: Callable[[], Known | None]) -> Known | None:
-            known = found()
+        def apply(found: Callable[[], Answer]) -> Known | None:
+            known = self._made(key, found(), None, may_wait=first)
             if known is None:
                 if not first:
                     self._unmet[key] = trace
@@ -269,14 +270,78 @@ class Learner:
             self._learnt(key, known)
             return known
 
-        work = partial(self._planned, key, trace, machine, assembly.clear, again=first)
-        return self._beside.make(key, work, planned)
+        work = partial(first_plan, self._question(key, trace, assembly.clear), is_observed_again=first)
+        return self._beside.make(key, work, apply)
+
+    def _question(self, key: Hashable, trace: Trace, clear: Collection[int] = ()) -> StepQuestion:
+        """What planning a step of this signature goes by, as it is now."""
+        unmet = [other for other in self._explored if other not in self._met]
+        return StepQuestion(
+            trace=trace,
+            machine=self.machine,
+            budget=self._budget,
+            asked=self._asked,
+            clear=clear,
+            given=self._given,
+            compiled_backward=self._compiled_backward,
+            recomputes=self._recomputing.allowed,
+            banned=self._recomputing.banned,
+            other_kinds_bytes=self._refusals.others_bytes(key),
+            explored=key in self._explored,
+            may_explore=key not in self._explored and len(unmet) < MAX_EXPLORED,
+        )
+
+    def _made(self, key: Hashable, answer: Answer, before: Known | None, *, may_wait: bool) -> Known | None:
+        """Apply what planning has found.
+
+        Args:
+            key: the signature of the step.
+            answer: to its question.
+            before: what steps of the kind do until now; None where they are observed.
+            may_wait: whether another step may be observed before a refusal is raised.
+
+        Returns:
+            What to do from now on; None where nothing is known.
+
+        Raises:
+            Infeasible, InvalidPlan: no plan meets the budget.
+        """
+        match answer:
+            case Made(known):
+                if before is not None:
+                    self._met.add(key)
+                self._warn_of_peak(known)
+                return known
+            case Followed(known):
+                return known
+            case Explores(known, refused):
+                if self._question(key, known.trace).may_explore:  # another kind may have, meanwhile
+                    self._explored.add(key)
+                    return known
+                return self._refuse(key, refused, may_wait=may_wait)
+            case Refused():
+                return self._refuse(key, answer, may_wait=may_wait)
+            case Next.OBSERVE_STATES if before is not None:
+                self._wanted[key] = Wanted(before.schedule.saved, whole=True)
+        return before
+
+    def _refuse(self, key: Hashable, refused: Refused, *, may_wait: bool) -> None:
+        if refused.least_bytes:
+            self._refusals.note(key, refused.least_bytes)
+        if not may_wait:
+            raise again(refused.error)
+
+    def _warn_of_peak(self, known: Known) -> None:
+        """Warn once if the given plan holds more here than its budget."""
+        if self._given is not None and known.course.peak_bytes > self.budget_bytes and not self._warned_of_peak:
+            self._warned_of_peak = True
+            warn_of_peak(known.course.peak_bytes, self.budget_bytes)
 
     def _seen(self, recording: Recording) -> None:
         """Learn from any recorded step which modules there are, and what was compiled."""
         self._asked = self._asked.among(live_modules)
-        self._recomputing.recorded(recording.compiled, self._given and self._given.plan, self._asked.modules)
-        self._compiled_backward.recorded(recording.compiled_backward)
+        self._recomputing.recorded(recording.compiled, self._given and self._given.plan)
+        self._compiled_backward |= recording.compiled_backward
 
     def _recorded(self, key: Hashable, recording: Recording, held_bytes: int, trace: Trace) -> None:
         """Learn from an observed step what is no plan."""
@@ -284,36 +349,6 @@ class Learner:
         self.machine = with_rates_of(self.machine, recording.happenings)
         self.kinds.recorded(key, held_bytes, keeping_bytes(trace, self.machine))
         self._observations[key] = self._observations.get(key, 0) + 1
-
-    def _planned(
-        self, key: Hashable, trace: Trace, machine: Machine, clear: Collection[int], *, again: bool
-    ) -> Known | None:
-        """What to do after an observed step; None where that can only be told after another one, `again`."""
-        try:
-            return self._plan(trace, machine, clear)
-        except (Infeasible, InvalidPlan) as problem:
-            if self._given is None and self._recomputing.would_help(trace, machine, None):
-                return None
-            why = self._verdicts.refused(key, problem) if isinstance(problem, Infeasible) else problem
-            known = self._exploring(key, trace, machine)
-            if known is None and not again:
-                raise self._helped(why, trace, machine) from None
-            return known
-
-    def _helped(self, why: Infeasible | InvalidPlan, trace: Trace, machine: Machine) -> Infeasible | InvalidPlan:
-        """With the means that would help, where there are some."""
-        if isinstance(why, InvalidPlan) or self._given is not None:
-            return why
-        return with_means(why, trace, machine, self._budget, self._asked)
-
-    def _exploring(self, key: Hashable, trace: Trace, machine: Machine) -> Known | None:
-        """What the next step is to do where no plan for the observed one meets the budget; None where it did so."""
-        course = exploring(trace, machine, self._budget, self._asked) if self._given is None else None
-        unmet = [other for other in self._explored if other not in self._met]
-        if course is None or key in self._explored or len(unmet) >= MAX_EXPLORED:
-            return None
-        self._explored.add(key)
-        return replace(known_of(trace, course, machine, self.budget_bytes), in_parts=bool(trace.parts))
 
     def _learnt(self, key: Hashable, known: Known) -> None:
         """Put what was learnt in the place of what was known of the same kind."""
@@ -359,45 +394,16 @@ class Learner:
 
     def _better(self, key: Hashable, known: Known, alike: Trace | None, trace: Trace, clear: Collection[int]) -> Known:
         """Plan again, for a steady step; what to do until that is made."""
-        machine = self.machine
 
-        def work() -> Known:
-            try:
-                better = self._plan(trace, machine, clear)
-            except Infeasible as problem:
-                if other := self._instead(key, known, alike, machine, clear):
-                    return other
-                raise self._helped(self._verdicts.refused(key, problem), trace, machine) from None
-            better.refined = True
-            self._met.add(key)
-            better.wants_calls = self._given is None and self._recomputing.would_help(trace, machine, better.course)
-            return better
-
-        def planned(found: Callable[[], Known]) -> Known:
-            try:
-                better = found()
-            except InvalidPlan:
-                return known
-            if better is not known:
+        def apply(found: Callable[[], Answer]) -> Known | None:
+            better = self._made(key, found(), known, may_wait=False)
+            if better is not known and better is not None:
                 self._learnt(key, better)
             return better
 
-        return self._beside.make(key, work, planned) or known
-
-    def _instead(
-        self, key: Hashable, known: Known, alike: Trace | None, machine: Machine, clear: Collection[int]
-    ) -> Known | None:
-        """Where no new plan meets the budget: follow the old one, observe or explore; None where that does not help."""
-        if alike is None:
-            return known
-        allowed_bytes = self.budget_bytes + self._asked.min_size_bytes  # collected losses are no reason to end it
-        course = course_of_moved(alike, machine, known.plan, allowed_bytes, clear)
-        if course is None and self.in_parts and not alike.parts and key not in self._explored:  # states could help
-            self._wanted[key] = Wanted(known.schedule.saved, whole=True)
-            return known
-        if course is None:
-            return self._exploring(key, alike, machine)
-        return known if known.rebuilder else replace(known_of(alike, course, machine, self.budget_bytes), refined=True)
+        before = Before(plan=known.plan, rebuilds=known.rebuilder is not None, alike=alike)
+        work = partial(better_plan, self._question(key, trace, clear), before)
+        return self._beside.make(key, work, apply) or known
 
     def wants_calls(self, key: Hashable, known: Known | None) -> bool:
         """Whether a step of this signature, taken for this, should record its calls."""
@@ -417,16 +423,10 @@ class Learner:
         Raises:
             Infeasible: no plan meets the budget.
         """
-        trace, machine = known.trace if known is not None else self._unmet.pop(key), self.machine
+        trace = known.trace if known is not None else self._unmet.pop(key)
         if known is not None:
             known.wants_calls = False
-
-        def work() -> Planned | None:
-            found = self._recomputes(trace, machine, calls)
-            if found is None and known is None:
-                self._swaps(trace, machine)  # says why not
-            return found
-
+        work = partial(plan_of_calls, self._question(key, trace), calls, is_needed=known is None)
         return self._beside.make(key, work, lambda made: self._follows(key, made())) or known
 
     def _follows(self, key: Hashable, found: Planned | Known | None) -> Known | None:
@@ -450,51 +450,20 @@ class Learner:
         if not wrong:
             known.proofs -= 1
             return known
-        again = partial(self._again, known, self.layers.offered(known.trace))
-        return self._beside.make(key, again, lambda made: self._follows(key, made())) or known
+        question = replace(self._question(key, known.trace), machine=known.machine)
+        without = self._question(key, self.layers.offered(known.trace))
+        work = partial(plan_after_proof, question, without, known.calls)
+        return self._beside.make(key, work, lambda made: self._follows(key, made())) or known
 
     def no_recomputes(self) -> None:
         """Plan all kinds of steps without recomputes from now on."""
         self._recomputing.stop()
-        for kinds in self._known.values():
+        for key, kinds in self._known.items():
             for known in [each for each in kinds if each.rebuilder is not None]:
                 kinds.remove(known)
                 with suppress(Infeasible):  # raised where the next step was observed
-                    kinds.append(self._without(self.layers.offered(known.trace)))
-
-    def _again(self, known: Known, offered: Trace) -> Planned | Known:
-        """Plan a kind of step again, with the recomputes that are still allowed."""
-        planned = None if known.calls is None else self._recomputes(known.trace, known.machine, known.calls)
-        return planned or self._without(offered)
-
-    def _recomputes(self, trace: Trace, machine: Machine, calls: Calls) -> Planned | None:
-        """A plan with recomputes, or the given one with those that can be carried out; None where none helps."""
-        if self._given is not None:
-            return self._recomputing.following(trace, machine, calls, self._given.on(trace))
-        return self._recomputing.planned(trace, machine, calls) if self._recomputing.allowed else None
-
-    def _without(self, trace: Trace) -> Known:
-        """Plan a kind of step again, without recomputes."""
-        return replace(self._plan(trace, self.machine), refined=True)
-
-    def _plan(self, trace: Trace, machine: Machine, clear: Collection[int] = ()) -> Known:
-        if self._given is None:
-            course = self._swaps(trace, machine, clear)
-        else:
-            made = self._given.on(trace)
-            check(trace, made, machine)
-            course = course_of(trace, machine, made, self.budget_bytes, clear)
-            self._given.holds(course.peak_bytes, self.budget_bytes)
-        return known_of(trace, course, machine, self.budget_bytes)
-
-    def _swaps(
-        self, trace: Trace, machine: Machine, clear: Collection[int] = (), budget: Budget | None = None
-    ) -> Course:
-        """A plan without recomputes; for the budget of the run if no other is given."""
-        asked = without(self._asked, "recompute")
-        asked = asked if trace.parts else without(asked, "state")
-        with self._compiled_backward.named():
-            return course_within(trace, machine, budget or self._budget, asked, clear=clear)
+                    question = self._question(key, self.layers.offered(known.trace))
+                    kinds.append(replace(plan_of(question), refined=True))
 
     def close(self) -> None:
         """No plan is made any more."""

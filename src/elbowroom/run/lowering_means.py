@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from elbowroom.errors import Infeasible
-from elbowroom.machine import Machine
-from elbowroom.planners import Means
-from elbowroom.planners.budget.run_budget import course_within, least_allocated
+from elbowroom.planners import Means, any_recompute
+from elbowroom.planners.budget.run_budget import CourseRequest, course_within, least_allocated
 from elbowroom.planners.request import PlanRequest
 from elbowroom.run.options import MeansOfRuns
 from elbowroom.step.idle_windows import accumulates
 from elbowroom.step.last_step import last_step
 from elbowroom.trace import Part, Trace
-from elbowroom.units import Amount, Budget, format_bytes
+from elbowroom.units import format_bytes
 
 LOOKED_AT: tuple[MeansOfRuns, ...] = ("swap", "recompute", "state", "gradient")
 """Means that change no number."""
@@ -26,17 +25,15 @@ PATIENCE_S = 20.0
 """A training that has ended waits so long for these plans, and for the last one of them."""
 
 
-def with_means(problem: Infeasible, trace: Trace, machine: Machine, budget: Budget, asked: PlanRequest) -> Infeasible:
+def with_means(problem: Infeasible, request: CourseRequest) -> Infeasible:
     """An error that says which other means lower its least, and to what; itself where none does, or not in time.
 
     Args:
         problem: the refusal.
-        trace: of the step; optimizer states can be looked at where it has parts for them.
-        machine: where.
-        budget: of the tiers.
-        asked: knobs of the plans.
+        request: what was refused; optimizer states can be looked at where its trace has parts for them.
     """
-    found = list(_lower(_Question(with_accumulations(trace), machine, budget, asked), problem.least_feasible_bytes))
+    question = _Question(replace(request, trace=with_accumulations(request.trace)))
+    found = list(_lower(question, problem.least_feasible_bytes))
     if not found:
         return problem
     return Infeasible(
@@ -49,7 +46,7 @@ def with_means(problem: Infeasible, trace: Trace, machine: Machine, budget: Budg
 
 def _lower(question: _Question, least_bytes: int) -> Iterator[str]:
     """Per means that helps: the words of --allow, and the least with them."""
-    until_s, given = time.monotonic() + PATIENCE_S, means_of(question.asked)
+    until_s, given = time.monotonic() + PATIENCE_S, means_of(question.request.asked)
     allocated_bytes = question.allocated(given)
     others: list[MeansOfRuns] = [each for each in LOOKED_AT if each not in given]
     for means in others:
@@ -98,32 +95,31 @@ def _accumulations(trace: Trace) -> Iterator[Part]:
 class _Question:
     """A step that was refused, to be planned with other means."""
 
-    trace: Trace
-    machine: Machine
-    budget: Budget
-    asked: PlanRequest
+    request: CourseRequest
 
     def shows(self, means: MeansOfRuns) -> bool:
         """Whether the trace says where a run would have control."""
         if means not in ("state", "gradient"):
             return True
-        return any(accumulates(self.trace, part) is (means == "gradient") for part in self.trace.parts)
+        trace = self.request.trace
+        return any(accumulates(trace, part) is (means == "gradient") for part in trace.parts)
 
     def allocated(self, means: Collection[MeansOfRuns]) -> int:
         """The least allocated bytes with these means."""
-        within = replace(self.budget, device=Amount(size_bytes=1))
-        return least_allocated(restricted(self.trace, means), self.machine, within, self._asked(means))
+        return least_allocated(self._with(means))
 
     def least(self, means: Collection[MeansOfRuns]) -> int:
         """The least budget that plans with these means meet."""
-        shown, within = restricted(self.trace, means), replace(self.budget, device=Amount(size_bytes=1))
         try:
-            course_within(shown, self.machine, within, self._asked(means), clear=range(len(shown.ops) + 1))
+            course_within(self._with(means))
         except Infeasible as problem:
             return problem.least_feasible_bytes
         return 1
 
-    def _asked(self, means: Collection[MeansOfRuns]) -> PlanRequest:
+    def _with(self, means: Collection[MeansOfRuns]) -> CourseRequest:
+        """What was refused, for next to no bytes, with these means."""
         plain: list[Means] = ["state" if each == "gradient" else each for each in means]
-        allow = tuple(dict.fromkeys(plain))
-        return replace(self.asked, allow=allow, gradients="gradient" in means)
+        asked = replace(self.request.asked, allow=tuple(dict.fromkeys(plain)), gradients="gradient" in means)
+        shown, budget = restricted(self.request.trace, means), self.request.budget.on_device(1)
+        everywhere = range(len(shown.ops) + 1)
+        return replace(self.request, trace=shown, budget=budget, asked=asked, judge=any_recompute, clear=everywhere)

@@ -19,8 +19,8 @@ from elbowroom.engine.tiers.managed import managed_memory
 from elbowroom.errors import UsageError
 from elbowroom.hardware import ram
 from elbowroom.machine import Machine
-from elbowroom.planners.budget.budgets import held_to, lower_bytes
-from elbowroom.planners.request import PlanRequest
+from elbowroom.planners.budget.budgets import below_device, held_to
+from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.run.given_plan import Given
 from elbowroom.run.layer_algorithms import LayerChoices
 from elbowroom.run.learner import Learner
@@ -82,13 +82,12 @@ def _opened(
     directory = None if spill_dir is None else os.fspath(spill_dir)
     if where.type == "cuda":
         executor, machine, resolved = _above_host(where, amounts, directory, asked)
-        budget_bytes = resolved.device.size_bytes or 0
-        around.enter_context(managed_memory(where, budget_bytes, asked.managed_bytes))
+        around.enter_context(managed_memory(where, resolved.device_bytes, asked.managed_bytes))
     else:
         _refuse_of_cuda(asked)
         executor, machine, resolved = _above_disk(where, amounts, directory)
-    asked = asked.with_budget(given.plan.budget_bytes if given is not None else resolved.device.size_bytes or 0)
-    recomputing = Recomputing(executor, resolved, asked)
+    asked = asked.with_budget(given.plan.budget_bytes if given is not None else resolved.device_bytes)
+    recomputing = Recomputing(executor, wanted="recompute" in asked.allow)
     layers = LayerChoices(wanted="algorithm" in asked.allow or (given is not None and bool(given.plan.algorithms)))
     learner = Learner(machine, resolved, asked, executor.tier.name, given, recomputing, layers)
     run = TrainingRun(executor, learner, asked.min_size_bytes)
@@ -127,8 +126,8 @@ def _device_of(device: str | torch.device | None) -> torch.device:
     return found
 
 
-Opened = tuple[Executor, Machine, Budget]
-"""What moves storages, the machine it does so on, and the budgets with the device's in bytes."""
+Opened = tuple[Executor, Machine, ResolvedBudget]
+"""What moves storages, the machine it does so on, and the budgets of its tiers."""
 
 
 def _refuse_of_cuda(asked: PlanRequest) -> None:
@@ -150,7 +149,7 @@ def _above_disk(device: torch.device, amounts: Budget, directory: str | None) ->
     residence = _residence(budget_bytes, live_bytes)
     outside_bytes = residence.measure(lambda: live_bytes)
     tier = DiskTier(directory, None if amounts.disk.is_auto else amounts.disk.resolve(disk_bytes, disk_bytes))
-    resolved = Budget(device=Amount(size_bytes=budget_bytes))
+    resolved = below_device(machine, Budget(disk=amounts.disk)).on_device(budget_bytes)
     return Executor(tier, residence, device), replace(machine, outside_bytes=outside_bytes), resolved
 
 
@@ -164,8 +163,8 @@ def _above_host(device: torch.device, amounts: Budget, directory: str | None, as
     if isinstance(tier, DirectTier):
         machine = past_the_host(machine)
     host, pinned = Amount(size_bytes=tier.budget_bytes), Amount(size_bytes=tier.pinned_budget_bytes)
-    resolved = Budget(device=Amount(size_bytes=budget_bytes), host=host, pinned=pinned, disk=amounts.disk)
-    held = held_to(replace(machine, outside_bytes=outside_bytes), lower_bytes(machine, resolved))
+    resolved = below_device(machine, Budget(host=host, pinned=pinned, disk=amounts.disk)).on_device(budget_bytes)
+    held = held_to(replace(machine, outside_bytes=outside_bytes), resolved)
     return Executor(tier, residence, device), held, resolved
 
 

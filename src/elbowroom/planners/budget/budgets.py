@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from elbowroom.errors import UsageError
 from elbowroom.machine import Link, Machine, TierName
+from elbowroom.planners.request import ResolvedBudget
 from elbowroom.units import Amount, Budget, format_bytes
 
 LOWER: tuple[TierName, ...] = ("host", "disk")
@@ -31,8 +32,17 @@ def device_bytes(machine: Machine, budget: Budget) -> int:
     return resolved
 
 
-def lower_bytes(machine: Machine, budget: Budget) -> dict[str, int]:
-    """Bytes that each lower tier of a machine may hold, and how many of the host's may be pinned: all, unless said.
+def resolved(machine: Machine, budget: Budget) -> ResolvedBudget:
+    """A budget on a machine, in bytes.
+
+    Raises:
+        UsageError: more than the device has, or what `below_device` refuses.
+    """
+    return below_device(machine, budget).on_device(device_bytes(machine, budget))
+
+
+def below_device(machine: Machine, budget: Budget) -> ResolvedBudget:
+    """The amounts of a budget for the lower tiers; all of the host's may be pinned, unless the budget says less.
 
     Raises:
         UsageError: bytes on a tier that the machine does not have, or more pinned than the host may hold.
@@ -46,24 +56,17 @@ def lower_bytes(machine: Machine, budget: Budget) -> dict[str, int]:
                 f"budget: given {name}={amount}, and machine {machine.name!r} has no {tier} tier below its device; "
                 f"its tiers are {', '.join(capacity)}; leave {name} out"
             )
-    found: dict[str, int] = {
-        name: min(capacity[name], amounts[name].resolve(capacity[name], capacity[name]))
+    host_bytes, disk_bytes = (
+        min(capacity[name], amounts[name].resolve(capacity[name], capacity[name])) if name in capacity else 0
         for name in LOWER
-        if name in capacity
-    }
-    if "host" in found:
-        found["pinned"] = _pinned(budget, capacity["host"], found["host"])
-    return found
+    )
+    pinned_bytes = _pinned(budget, capacity["host"], host_bytes) if "host" in capacity else 0
+    return ResolvedBudget(host_bytes=host_bytes, pinned_bytes=pinned_bytes, disk_bytes=disk_bytes)
 
 
-def held_to(machine: Machine, lower: Mapping[str, int]) -> Machine:
-    """A machine whose lower tiers hold what a budget allows: of the host's bytes those that may be pinned.
-
-    Args:
-        machine: the whole one.
-        lower: what `lower_bytes` made of the budget.
-    """
-    allowed = {**lower, "host": lower.get("pinned", 0)}
+def held_to(machine: Machine, budget: ResolvedBudget) -> Machine:
+    """A machine whose lower tiers hold what a budget allows: of the host's bytes those that may be pinned."""
+    allowed = {"host": budget.pinned_bytes, "disk": budget.disk_bytes}
     device, *tiers = machine.tiers
     return replace(machine, tiers=(device, *(replace(each, capacity_bytes=allowed[each.name]) for each in tiers)))
 

@@ -20,14 +20,14 @@ from elbowroom.plan import Plan
 from elbowroom.planners import Asking, Judge, Means, any_recompute, asking
 from elbowroom.planners.budget.confirm_reserved import LIMIT_BYTES, lowest
 from elbowroom.planners.budget.infeasible import followed
-from elbowroom.planners.request import PlanRequest
+from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.simulate.repeated_steps import Cycle, Limited, cycle, early_waits, waits_at_saves
 from elbowroom.simulate.simulate import simulate
 from elbowroom.step.last_step import last_step, listed
 from elbowroom.step.moves import moves_of_plan, need, peak_in_one_go, tiers_of_plan
 from elbowroom.timeline import Curve, Timeline
 from elbowroom.trace import Trace
-from elbowroom.units import Amount, Budget, format_bytes
+from elbowroom.units import format_bytes
 
 PLANNER = "swap_greedy"
 PLANNER_OF_STATES = "swap_states"
@@ -62,41 +62,58 @@ class Course:
     limit_bytes: int | None = None
 
 
-def course_within(
-    trace: Trace,
-    machine: Machine,
-    budget: Budget,
-    asked: PlanRequest,
-    judge: Judge = any_recompute,
-    clear: Collection[int] = (),
-) -> Course:
-    """A plan whose peak is within the budget of the device; optimizer states move only where nothing else meets it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CourseRequest:
+    """What a run asks for one kind of step. Nothing in it changes, so that any thread may plan it.
 
-    Where managed memory is asked for, what no plan can do without may lie there.
-
-    Args:
+    Attributes:
         trace: what runs.
         machine: where.
         budget: of the tiers.
         asked: knobs of the plan.
         judge: whether a recompute can be carried out.
         clear: positions at which the cache may be emptied: a run has control there once what it can free is free.
+    """
+
+    trace: Trace
+    machine: Machine
+    budget: ResolvedBudget
+    asked: PlanRequest
+    judge: Judge = any_recompute
+    clear: Collection[int] = ()
+
+    def within(self, device_bytes: int) -> CourseRequest:
+        """For another budget of the device."""
+        return replace(self, budget=self.budget.on_device(device_bytes))
+
+    def following(self, device_bytes: int) -> CourseRequest:
+        """For another budget of the device, with the least size that follows it."""
+        return replace(self.within(device_bytes), asked=self.asked.with_budget(device_bytes))
+
+    def without(self, means: Means) -> CourseRequest:
+        """With all means but one."""
+        return replace(self, asked=without(self.asked, means))
+
+
+def course_within(request: CourseRequest) -> Course:
+    """A plan whose peak is within the budget of the device; optimizer states move only where nothing else meets it.
+
+    Where managed memory is asked for, what no plan can do without may lie there.
 
     Raises:
         Infeasible: no plan that was tried is.
     """
-    allowed_bytes = budget.device.size_bytes or 0
-    most_bytes = allowed_bytes + asked.managed_bytes
+    allowed_bytes, managed_bytes = request.budget.device_bytes, request.asked.managed_bytes
+    most_bytes = allowed_bytes + managed_bytes
     for turn in count():
         try:
-            within = replace(budget, device=Amount(size_bytes=allowed_bytes))
-            return _course_within(trace, machine, within, asked, judge, clear)
+            return _course_within(request.within(allowed_bytes))
         except Infeasible as problem:
             if allowed_bytes == most_bytes:
                 raise
             least_bytes = problem.least_feasible_bytes
         # What lies in managed memory is slow, so that as little as can be does.
-        more_bytes = allowed_bytes + asked.managed_bytes // 8 if turn else least_bytes
+        more_bytes = allowed_bytes + managed_bytes // 8 if turn else least_bytes
         allowed_bytes = min(most_bytes, max(more_bytes, allowed_bytes + 1))
     raise AssertionError("the last turn returns or raises")
 
@@ -106,24 +123,21 @@ def without(asked: PlanRequest, means: Means) -> PlanRequest:
     return replace(asked, allow=tuple(each for each in asked.allow if each != means))
 
 
-def least_allocated(trace: Trace, machine: Machine, budget: Budget, asked: PlanRequest) -> int:
+def least_allocated(request: CourseRequest) -> int:
     """The least budget of allocated bytes that one plan can meet: found in a fraction of the time of a course."""
     try:
-        return _asking(trace, machine, budget, asked, any_recompute).plan(1).budget_bytes
+        return _asking(replace(request, judge=any_recompute)).plan(1).budget_bytes
     except Infeasible as problem:
         return problem.least_feasible_bytes
 
 
-def _course_within(
-    trace: Trace, machine: Machine, budget: Budget, asked: PlanRequest, judge: Judge, clear: Collection[int]
-) -> Course:
-    budget_bytes = budget.device.size_bytes or 0
-    of_saves = without(asked, "state")
+def _course_within(request: CourseRequest) -> Course:
+    budget_bytes, of_saves = request.budget.device_bytes, request.without("state")
     refused, tried, least = ("", 0), list[Plan](), 0
-    for means in [of_saves] if of_saves == asked else [of_saves, asked]:
+    for means in [of_saves] if of_saves.asked == request.asked else [of_saves, request]:
         try:
-            for made in _plans(trace, machine, budget, means, judge):
-                for found in _courses(trace, machine, made):
+            for made in _plans(means):
+                for found in _courses(request.trace, request.machine, made):
                     if found.peak_bytes <= budget_bytes:
                         return replace(found, plan=replace(made, budget_bytes=budget_bytes))
                     least = min(least or found.peak_bytes, found.peak_bytes)
@@ -132,11 +146,10 @@ def _course_within(
         except Infeasible as problem:  # itself, it would keep the frames of the training alive
             refused = str(problem), problem.least_feasible_bytes
     if not least:
-        raise _refused(trace, machine, budget, asked, judge, clear, *refused)
-    if found := _emptying(trace, machine, tried, budget_bytes, clear):
+        raise _refused(request, *refused)
+    if found := _emptying(request.trace, request.machine, tried, budget_bytes, request.clear):
         return replace(found, plan=replace(found.plan, budget_bytes=budget_bytes))
-    least = _least_budget(trace, machine, tried, budget_bytes, least, clear)
-    least = _met(trace, machine, budget, asked, judge, clear, least)
+    least = _met(request, _least_budget(request, tried, budget_bytes, least))
     raise Infeasible(
         f"budget: given {format_bytes(budget_bytes)} ({budget_bytes} bytes) of reserved memory; the plans that were "
         f"tried reserve {format_bytes(least)} ({least} bytes) at least, free memory between blocks included; raise the "
@@ -146,57 +159,38 @@ def _course_within(
     )
 
 
-def _refused(
-    trace: Trace,
-    machine: Machine,
-    budget: Budget,
-    asked: PlanRequest,
-    judge: Judge,
-    clear: Collection[int],
-    why: str,
-    least_bytes: int,
-) -> Infeasible:
+def _refused(request: CourseRequest, why: str, least_bytes: int) -> Infeasible:
     """Where not even what is allocated fits: the error says what is reserved for the least of that."""
+    machine = request.machine
     if machine.allocator != "exact":
-        least = replace(budget, device=Amount(size_bytes=least_bytes))
-        plans = list(_plans(trace, machine, least, asked, judge))
-        fits = min(course.peak_bytes for made in plans for course in _courses(trace, machine, made))
-        least_bytes = _least_budget(trace, machine, plans, least_bytes - 1, fits, clear)
-        least_bytes = _met(trace, machine, budget, asked, judge, clear, least_bytes)
+        plans = list(_plans(request.within(least_bytes)))
+        fits = min(course.peak_bytes for made in plans for course in _courses(request.trace, machine, made))
+        least_bytes = _met(request, _least_budget(request, plans, least_bytes - 1, fits))
         why = (
             f"{why} These are allocated bytes; for such plans the allocator reserves {format_bytes(least_bytes)} "
             f"({least_bytes} bytes): give at least so much."
         )
-    found = Infeasible(why, budget_bytes=budget.device.size_bytes or 0, least_feasible_bytes=least_bytes)
-    if machine.allocator != "exact" or asked.with_budget(least_bytes) == asked:
+    found = Infeasible(why, budget_bytes=request.budget.device_bytes, least_feasible_bytes=least_bytes)
+    if machine.allocator != "exact" or request.asked.with_budget(least_bytes) == request.asked:
         return found
-    met_bytes = _met(trace, machine, budget, asked, judge, clear, least_bytes)
+    met_bytes = _met(request, least_bytes)
     return found if met_bytes == least_bytes else followed(found, met_bytes)
 
 
-def _met(
-    trace: Trace,
-    machine: Machine,
-    budget: Budget,
-    asked: PlanRequest,
-    judge: Judge,
-    clear: Collection[int],
-    least_bytes: int,
-) -> int:
+def _met(request: CourseRequest, least_bytes: int) -> int:
     """This budget if a run would meet it, else a greater one that it would: other plans are made for other budgets."""
-    device = Amount(size_bytes=least_bytes)
     try:
-        _course_within(trace, machine, replace(budget, device=device), asked.with_budget(least_bytes), judge, clear)
+        _course_within(request.following(least_bytes))
     except Infeasible as problem:
         return problem.least_feasible_bytes
     return least_bytes
 
 
-def _plans(trace: Trace, machine: Machine, budget: Budget, asked: PlanRequest, judge: Judge) -> Iterator[Plan]:
+def _plans(request: CourseRequest) -> Iterator[Plan]:
     """Plans for less and less allocated bytes; in the end the one that has all away as long as can be."""
     # A budget above what the machine has is no limit here, and `plan` would refuse it.
-    allowed, least = min(budget.device.size_bytes or 0, machine.tiers[0].capacity_bytes), 0
-    ask = _asking(trace, machine, budget, asked, judge)
+    allowed, least = min(request.budget.device_bytes, request.machine.tiers[0].capacity_bytes), 0
+    ask, asked = _asking(request), request.asked
     for turn in range(ROUNDS_OF_RECOMPUTES if "recompute" in asked.allow else ROUNDS):
         try:
             yield ask.plan(allowed)
@@ -209,31 +203,30 @@ def _plans(trace: Trace, machine: Machine, budget: Budget, asked: PlanRequest, j
         allowed = max(least, allowed - allowed // 12)
     if asked.planner is None and "swap" in asked.allow:
         try:
-            last = _everything(trace, machine, budget, asked, judge, budget.device.size_bytes or 0)
+            last = _everything(request)
         except Infeasible:
             return
         yield last
 
 
-def _everything(
-    trace: Trace, machine: Machine, budget: Budget, asked: PlanRequest, judge: Judge, device_bytes: int
-) -> Plan:
+def _everything(request: CourseRequest) -> Plan:
     """All that may be away is, as long as can be."""
-    means = replace(asked, planner="threshold", options={"size_bytes": 1})
-    return _asking(trace, machine, budget, means, judge).plan(device_bytes)
+    means = replace(request.asked, planner="threshold", options={"size_bytes": 1})
+    return _asking(replace(request, asked=means)).plan(request.budget.device_bytes)
 
 
-def exploring(trace: Trace, machine: Machine, budget: Budget, asked: PlanRequest) -> Course | None:
+def exploring(request: CourseRequest) -> Course | None:
     """What shows how little a step can hold: everything leaves as soon as its last user lets go of it.
 
     An observed step shows that no closer than the ticks: what it writes it holds until it has control again. None where
     the plans of the run are not to be ours, or the tiers below have no room for it all.
     """
+    trace, machine, asked = request.trace, request.machine, request.asked
     if asked.planner is not None or "swap" not in asked.allow:
         return None
-    of_saves = replace(asked, allow=("swap",))
+    of_saves = replace(request.within(machine.tiers[0].capacity_bytes), asked=replace(asked, allow=("swap",)))
     try:
-        made = _everything(trace, machine, budget, of_saves, any_recompute, machine.tiers[0].capacity_bytes)
+        made = _everything(replace(of_saves, judge=any_recompute))
     except Infeasible:
         return None
     step = last_step(trace)
@@ -242,18 +235,11 @@ def exploring(trace: Trace, machine: Machine, budget: Budget, asked: PlanRequest
     return Course(plan=made, waiting=waits_at_saves(step, moves), peak_bytes=peak_bytes)
 
 
-def _asking(trace: Trace, machine: Machine, budget: Budget, asked: PlanRequest, judge: Judge) -> Asking:
+def _asking(request: CourseRequest) -> Asking:
+    planner = request.asked.planner or _planner(request.asked.allow)
+    asked = replace(request.asked, planner=planner, follows=False, time_limit_s=TIME_LIMIT_S)
     return asking(
-        trace,
-        replace(machine, allocator="exact"),
-        budget,
-        asked.planner or _planner(asked.allow),
-        asked.min_size_bytes,
-        asked.options,
-        asked.allow,
-        TIME_LIMIT_S,
-        modules=asked.modules,
-        judge=judge,
+        request.trace, replace(request.machine, allocator="exact"), request.budget, asked, judge=request.judge
     )
 
 
@@ -328,21 +314,17 @@ def _limited(trace: Trace, machine: Machine, made: Plan, clear: Collection[int])
     return waiting, Limited(step, moves, waiting, machine.allocator, clear)
 
 
-def _least_budget(
-    trace: Trace, machine: Machine, plans: Sequence[Plan], fails: int, fits: int, clear: Collection[int]
-) -> int:
+def _least_budget(request: CourseRequest, plans: Sequence[Plan], fails: int, fits: int) -> int:
     """The least budget whose limit of the allocator is found to be enough for one of some plans, to LIMIT_BYTES.
 
     Args:
-        trace: what runs.
-        machine: where.
+        request: what runs, where, and where the cache may be emptied.
         plans: to choose from.
         fails: a budget that is not enough for any.
         fits: one that is enough for one.
-        clear: positions at which the cache may be emptied.
     """
     for made in plans:
-        limited = _limited(trace, machine, made, clear)[1]
+        limited = _limited(request.trace, request.machine, made, request.clear)[1]
 
         def works(budget_bytes: int, limited: Limited = limited) -> bool:
             return limited.fits(budget_bytes - SPARE_BYTES)

@@ -1,0 +1,114 @@
+"""Plans with recomputes, as pure functions of a question: the planning thread runs them.
+
+A kind of step is planned with swaps alone first. Where those make it wait, or do not meet the budget, and recomputes
+would do better, one more step of the kind runs under that plan, or swapped whole, and records its calls (calls.py);
+then it is planned again with the recomputes that the calls can carry out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from elbowroom.errors import Infeasible, InvalidPlan
+from elbowroom.plan import Plan, Recompute
+from elbowroom.planners import check
+from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_of, course_within, without
+from elbowroom.run.recompute.calls import Calls
+from elbowroom.run.recompute.programs import Impossible, Matched, Program, matched, programs_of, why_impossible
+from elbowroom.run.recompute.proofs import sample_bytes
+from elbowroom.run.step_kinds import Known, known_of
+from elbowroom.run.step_question import StepQuestion
+from elbowroom.simulate.simulate import simulate
+from elbowroom.step.last_step import last_step
+
+WORTH = 1.01
+"""A step that takes at most this factor of the time with everything kept needs no recomputes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Planned:
+    """What is to be done in steps of a kind, recomputes included, that nothing carries out yet.
+
+    Attributes:
+        known: all but what rebuilds.
+        programs: of its recomputes.
+        calls: that the programs are made of.
+    """
+
+    known: Known
+    programs: tuple[Program, ...]
+    calls: Calls
+
+
+def would_help(question: StepQuestion, swaps: Course | None) -> bool:
+    """Whether a plan with recomputes is better than one with swaps alone; None where there is none."""
+    trace, machine = question.trace, question.machine
+    if not question.recomputes or (swaps is not None and not swaps.plan.swaps):
+        return False
+    kept_ns = simulate(trace, machine).step_ns
+    swaps_ns = None if swaps is None else simulate(trace, machine, swaps.plan).step_ns
+    if swaps_ns is not None and swaps_ns <= WORTH * kept_ns:
+        return False
+    found = _course(question, None)
+    if found is None or not found.plan.recomputes:
+        return False
+    return swaps_ns is None or simulate(trace, machine, found.plan).step_ns < swaps_ns
+
+
+def planned(question: StepQuestion, calls: Calls) -> Planned | None:
+    """What to do in the next steps, now that their calls are known; None where no recompute helps.
+
+    A given plan is followed, but for what was rebuilt wrong.
+
+    Raises:
+        InvalidPlan: the calls cannot carry out the given plan.
+    """
+    if question.given is not None:
+        return following(question, calls, question.given.on(question.trace))
+    if not question.recomputes:
+        return None
+    found = matched(last_step(question.trace), calls)
+    course = _course(question, found)
+    return _planned(question, found, course) if course is not None and course.plan.recomputes else None
+
+
+def following(question: StepQuestion, calls: Calls, given: Plan) -> Planned:
+    """What to do to follow a given plan, but for what was rebuilt wrong. Raises InvalidPlan."""
+    trace, machine = question.trace, question.machine
+    check(trace, given)
+    saves = last_step(trace).saves
+    wrong = {saves[n].storage for n in question.banned}
+    given = replace(given, recomputes=tuple(each for each in given.recomputes if wrong.isdisjoint(each.storages)))
+    try:
+        return _planned(question, matched(last_step(trace), calls), course_of(trace, machine, given))
+    except Impossible as problem:
+        raise InvalidPlan(
+            f"plan: one of its recomputes cannot be carried out: {problem}; plan again with allow=('swap',)"
+        ) from None
+
+
+def _planned(question: StepQuestion, found: Matched, course: Course) -> Planned:
+    """Raises Impossible."""
+    programs = programs_of(found, course.plan)
+    known = known_of(question.trace, course, question.machine, question.budget.device_bytes)
+    return Planned(known=known, programs=programs, calls=found.calls)
+
+
+def _course(question: StepQuestion, found: Matched | None) -> Course | None:
+    """A plan with recomputes; of those that can be carried out, where that is known."""
+    trace, machine, asked = question.trace, question.machine, question.asked
+    step = last_step(trace)
+    save_of = {save.storage: n for n, save in enumerate(step.saves)}
+
+    def may(recompute: Recompute) -> bool:
+        banned = any(save_of[storage] in question.banned for storage in recompute.storages)
+        return not banned and (found is None or why_impossible(found, recompute) is None)
+
+    asked = asked if trace.parts else without(asked, "state")
+    large = int((step.size[: len(step.saves)] >= asked.min_size_bytes).sum())
+    taken_bytes = sample_bytes(large, caching=machine.allocator != "exact")
+    budget = question.budget.on_device(max(0, question.budget.device_bytes - taken_bytes))
+    try:
+        return course_within(CourseRequest(trace=trace, machine=machine, budget=budget, asked=asked, judge=may))
+    except Infeasible:
+        return None

@@ -1,0 +1,172 @@
+"""Plans for one kind of step: from a question to an answer, both of which nobody changes.
+
+These functions run in the planning thread. They look at no state of the run, call nothing of torch and change nothing:
+what comes of them is applied by the training's thread (learner.py).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from elbowroom.errors import Infeasible, InvalidPlan, again
+from elbowroom.plan import Plan
+from elbowroom.planners import check
+from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_of, course_within, exploring, without
+from elbowroom.run.compiled_backward import named
+from elbowroom.run.given_plan import course_of_moved
+from elbowroom.run.lowering_means import with_means
+from elbowroom.run.recompute.calls import Calls
+from elbowroom.run.recompute.planning import Planned, planned, would_help
+from elbowroom.run.refusals import with_others
+from elbowroom.run.step_kinds import Known, known_of
+from elbowroom.run.step_question import Answer, Explores, Followed, Made, Next, Refused, StepQuestion
+from elbowroom.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Before:
+    """What a kind of step does until it is planned again.
+
+    Attributes:
+        plan: that it follows.
+        rebuilds: whether something carries out recomputes of it.
+        alike: the step that followed the plan, with the idle times of the observed one; None where their ops differ.
+    """
+
+    plan: Plan
+    rebuilds: bool
+    alike: Trace | None
+
+
+def first_plan(question: StepQuestion, *, is_observed_again: bool) -> Answer:
+    """What to do after an observed step.
+
+    Args:
+        question: with its trace.
+        is_observed_again: whether the next step may be observed too, as this one's memory was rounded up.
+    """
+    try:
+        return Made(plan_of(question))
+    except (Infeasible, InvalidPlan) as problem:
+        if question.given is None and would_help(question, None):
+            return Next.RECORD_CALLS
+        explores = _exploring(question)
+        refused = _refused(question, problem, with_advice=explores is None and not is_observed_again)
+    return Explores(explores, refused) if explores is not None else refused
+
+
+def better_plan(question: StepQuestion, before: Before) -> Answer:
+    """Plan a kind of step again, for a steady one."""
+    try:
+        better = plan_of(question)
+    except InvalidPlan:
+        return Next.AS_BEFORE
+    except Infeasible as problem:
+        return _instead(question, before, problem) or _refused(question, problem, with_advice=True)
+    better.refined = True
+    better.wants_calls = question.given is None and would_help(question, better.course)
+    return Made(better)
+
+
+def smaller_plan(question: StepQuestion, device_bytes: int) -> Known | None:
+    """A plan for fewer bytes than the budget has; None where there is none."""
+    with suppress(Infeasible, InvalidPlan):
+        course = _swaps(replace(question, budget=question.budget.on_device(device_bytes)))
+        return replace(_known_of(question, course), refined=True)
+    return None
+
+
+def plan_of_calls(question: StepQuestion, calls: Calls, *, is_needed: bool) -> Planned | None:
+    """A plan with recomputes, now that the calls of a step are known; None where none helps.
+
+    Raises:
+        Infeasible: none helps, and one `is_needed`, as no plan with swaps alone meets the budget.
+        InvalidPlan: the calls cannot carry out the given plan.
+    """
+    found = planned(question, calls)
+    if found is None and is_needed:
+        _swaps(question)
+    return found
+
+
+def plan_after_proof(question: StepQuestion, without_any: StepQuestion, calls: Calls | None) -> Planned | Known:
+    """Plan a kind of step again with the recomputes that are still allowed, or without any.
+
+    Raises:
+        Infeasible: no plan meets the budget.
+    """
+    found = None if calls is None else planned(question, calls)
+    return found or replace(plan_of(without_any), refined=True)
+
+
+def plan_of(question: StepQuestion) -> Known:
+    """A plan without recomputes, or the given one.
+
+    Raises:
+        Infeasible: none meets the budget.
+        InvalidPlan: the given plan is not for this step.
+    """
+    if question.given is None:
+        return _known_of(question, _swaps(question))
+    trace, machine = question.trace, question.machine
+    made = question.given.on(trace)
+    check(trace, made, machine)
+    return _known_of(question, course_of(trace, machine, made, question.budget.device_bytes, question.clear))
+
+
+def _swaps(question: StepQuestion) -> Course:
+    with named(question.compiled_backward):
+        return course_within(_request(question))
+
+
+def _request(question: StepQuestion) -> CourseRequest:
+    """What planners are asked: no recomputes, and states where the trace says where they may move."""
+    asked = without(question.asked, "recompute")
+    asked = asked if question.trace.parts else without(asked, "state")
+    return CourseRequest(
+        trace=question.trace, machine=question.machine, budget=question.budget, asked=asked, clear=question.clear
+    )
+
+
+def _known_of(question: StepQuestion, course: Course) -> Known:
+    return known_of(question.trace, course, question.machine, question.budget.device_bytes)
+
+
+def _instead(question: StepQuestion, before: Before, problem: Infeasible) -> Answer | None:
+    """Where no new plan meets the budget: follow the old one, observe or explore; None where that does not help."""
+    alike = before.alike
+    if alike is None:
+        return Next.AS_BEFORE
+    machine, clear = question.machine, question.clear
+    # collected losses are no reason to end the run
+    allowed_bytes = question.budget.device_bytes + question.asked.min_size_bytes
+    course = course_of_moved(alike, machine, before.plan, allowed_bytes, clear)
+    if course is not None:
+        return (
+            Next.AS_BEFORE
+            if before.rebuilds
+            else Followed(replace(_known_of(question.on(alike), course), refined=True))
+        )
+    if "state" in question.asked.allow and not alike.parts and not question.explored:  # states could help
+        return Next.OBSERVE_STATES
+    explores = _exploring(question.on(alike))
+    return None if explores is None else Explores(explores, _refused(question, problem, with_advice=False))
+
+
+def _exploring(question: StepQuestion) -> Known | None:
+    """What the next step is to do where no plan for the observed one meets the budget; None where it did so."""
+    if question.given is not None or not question.may_explore:
+        return None
+    course = exploring(replace(_request(question), asked=question.asked))
+    return None if course is None else replace(_known_of(question, course), in_parts=bool(question.trace.parts))
+
+
+def _refused(question: StepQuestion, problem: Infeasible | InvalidPlan, *, with_advice: bool) -> Refused:
+    """A refusal, which names what other kinds of steps need; with the means that would help, if there are some."""
+    if isinstance(problem, InvalidPlan):
+        return Refused(again(problem))
+    why = with_others(problem, question.other_kinds_bytes)
+    if with_advice and question.given is None:
+        why = with_means(why, replace(_request(question), asked=question.asked))
+    return Refused(again(why), problem.least_feasible_bytes)
