@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -349,3 +351,20 @@ def test_ram_as_the_device_has_neither_a_way_past_the_host_nor_managed_memory(kn
     refused = pytest.raises(UsageError, match=f"given {knob}={said} and RAM as the device; allowed is a CUDA device")
     with refused, er.within("1GiB", device="cpu", **{knob: given}):
         pass
+
+
+SMALL_RUN = """
+import sys, torch, elbowroom
+layer = torch.nn.Linear(8, 8)
+with elbowroom.within("1GiB", device="cpu"):
+    for _ in range(3):
+        layer(torch.ones(2, 8)).sum().backward()
+        layer.zero_grad()
+assert "elbowroom.engine.tiers.disk" in sys.modules
+assert "elbowroom.engine.tiers.gds" not in sys.modules
+"""
+
+
+def test_gpudirect_storage_is_not_loaded_by_a_run_that_does_not_ask_for_it() -> None:
+    done = subprocess.run([sys.executable, "-c", SMALL_RUN], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -14,7 +14,6 @@ from elbowroom.allocator.blocks import SMALL_SEGMENT_BYTES
 from elbowroom.allocator.settings import set_in
 from elbowroom.engine.residence import Held, Residence, SoFar
 from elbowroom.engine.tiers.arenas import Arenas, Told, cuda_pinning
-from elbowroom.engine.tiers.gds import DirectTier, open_direct
 from elbowroom.engine.tiers.host import StreamedHostTier
 from elbowroom.engine.tiers.lower_tiers import BelowDevice
 from elbowroom.engine.tiers.managed import held_bytes
@@ -93,9 +92,12 @@ def tiers_below(
     most_bytes = None if budget.disk.is_auto else budget.disk.resolve(disk_bytes, disk_bytes)
     streams, (pin, unpin), told = CudaStreams(device), cuda_pinning(), Told()
     host = StreamedHostTier(streams, Arenas(host_bytes, pinned_bytes, pin, unpin, told))
-    direct = open_direct(directory, most_bytes, device) if gds else None
-    if direct is not None:
-        return DirectTier(host, direct)
+    if gds:
+        from elbowroom.engine.tiers.gds import DirectTier, open_direct  # loaded for who asks for it alone
+
+        direct = open_direct(directory, most_bytes, device)
+        if direct is not None:
+            return DirectTier(host, direct)
     return StagedTier(
         host,
         Staging(Arenas(0, 0, pin, unpin, told), streams),

@@ -14,7 +14,6 @@ from elbowroom.engine.cuda_device import CudaResidence, cuda_machine, free_devic
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.residence import RamResidence, slack_bytes
 from elbowroom.engine.tiers.disk import DiskTier
-from elbowroom.engine.tiers.gds import DirectTier
 from elbowroom.engine.tiers.managed import managed_memory
 from elbowroom.errors import UsageError
 from elbowroom.hardware import ram
@@ -160,7 +159,7 @@ def _above_host(device: torch.device, amounts: Budget, directory: str | None, as
     residence = CudaResidence(device, has_limit=bool(asked.managed_bytes))
     outside_bytes = residence.measure(live_ram_bytes)
     tier = tiers_below(device, amounts, directory, machine.tiers[2].capacity_bytes, gds=asked.gds)
-    if isinstance(tier, DirectTier):
+    if tier.skips_host:
         machine = past_the_host(machine)
     host, pinned = Amount(size_bytes=tier.budget_bytes), Amount(size_bytes=tier.pinned_budget_bytes)
     resolved = below_device(machine, Budget(host=host, pinned=pinned, disk=amounts.disk)).on_device(budget_bytes)

@@ -202,6 +202,8 @@ class DirectTier(BelowDevice):
         direct: the file.
     """
 
+    skips_host = True
+
     def __init__(self, host: StreamedHostTier, direct: DirectFile) -> None:
         super().__init__(host)
         self._direct, self._file = direct, direct.file

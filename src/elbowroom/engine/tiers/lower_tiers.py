@@ -6,7 +6,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -25,9 +25,13 @@ class BelowDevice(LowerTier):
 
     Args:
         host: the tier of what stays on the host.
+
+    Attributes:
+        skips_host: whether storages go to the disk past the host.
     """
 
     name: TierName = "host"
+    skips_host: ClassVar[bool] = False
     streams: Streams
 
     def __init__(self, host: StreamedHostTier) -> None:
