@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import elbowroom as er
-from elbowroom.planners.budget.confirm_reserved import Narrowing, lowest
+from elbowroom.planners.budget.reserved_search import Narrowing, lowest
 from elbowroom.simulate.simulate import simulate
 from tests.core.build import chain, machine
 

@@ -317,6 +317,8 @@ class Learner:
             case Explores(known, refused):
                 if self._question(key, known.trace).may_explore:  # another kind may have, meanwhile
                     self._explored.add(key)
+                    if before is None:
+                        self._refusals.note(key, refused.least_bytes)
                     return known
                 return self._refuse(key, refused, may_wait=may_wait)
             case Refused():

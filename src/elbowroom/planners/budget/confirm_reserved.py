@@ -11,14 +11,15 @@ simulation does. Cost: ROUNDS times the planner's, plus replays of the plans it 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import final
 
 from elbowroom.errors import Infeasible
 from elbowroom.files.field_rules import MAX_INT
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.planners.budget.infeasible import reserves_more
+from elbowroom.planners.budget.reserved_search import Look, lowest, search
 from elbowroom.planners.problem import Problem, peak_of
 from elbowroom.simulate.driver_waits import DRIVER
 from elbowroom.simulate.simulate import simulate
@@ -54,6 +55,11 @@ class Replayed:
         """Whether the allocator stays within the budget."""
         return self.reserved_bytes <= self.plan.budget_bytes
 
+    @property
+    def is_free(self) -> bool:
+        """Whether it does so, and compute never waits for the driver."""
+        return self.fits and not self.is_driven
+
 
 def replayed(trace: Trace, machine: Machine, made: Plan, budget_bytes: int) -> Replayed:
     """What a plan does where the allocator may reserve so much."""
@@ -67,62 +73,12 @@ def replayed(trace: Trace, machine: Machine, made: Plan, budget_bytes: int) -> R
     )
 
 
-def lowest(works: Callable[[int], bool], fails: int, fits: int, near_bytes: int, share: float = 0.0) -> int:
-    """The least limit in bytes that works, as close as is asked for, by bisection.
-
-    Args:
-        works: whether a limit does.
-        fails: one that does not.
-        fits: one that does.
-        near_bytes: the answer may be larger by so many bytes,
-        share: or by such a share of it.
-    """
-    while fits - fails > max(near_bytes, share * fits):
-        middle = (fails + fits) // 2
-        fits, fails = (middle, fails) if works(middle) else (fits, middle)
-    return fits
-
-
 def limit_of_plan(trace: Trace, machine: Machine, made: Plan) -> int:
     """The least that an allocator must be allowed to reserve for a plan, to LIMIT_BYTES."""
     step = with_algorithms(last_step(trace), made.algorithms)
     least = peak_of(step, moves_of_plan(step, made))
     fits = max(least, simulate(trace, machine, replace(made, budget_bytes=MAX_INT)).peak_reserved_bytes)
     return lowest(lambda limit: replayed(trace, machine, made, limit).fits, least - 1, fits, LIMIT_BYTES)
-
-
-@final
-class Narrowing:
-    """Which budget of allocated bytes to try next, so that the reserved ones are within the budget.
-
-    Attributes:
-        allowed_bytes: to be tried.
-
-    Args:
-        budget_bytes: of reserved bytes.
-        least_bytes: allocated bytes that can be planned for at least.
-        near_bytes: budgets that are so close are not told apart.
-    """
-
-    def __init__(self, budget_bytes: int, least_bytes: int, near_bytes: int = 0) -> None:
-        self.allowed_bytes = budget_bytes
-        self._least, self._fails, self._near = least_bytes, budget_bytes + 1, near_bytes
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is left to try."""
-        return self._fails - self.allowed_bytes <= self._near or self.allowed_bytes < self._least
-
-    def more(self) -> None:
-        """What was tried is within the budget: try more."""
-        self._least = self.allowed_bytes + 1
-        self.allowed_bytes = (self.allowed_bytes + self._fails) // 2
-
-    def less(self, *, is_found: bool, over_bytes: int = 0) -> None:
-        """What was tried is not: half of what is left, where something was found already, else by what it is over."""
-        self._fails, room = self.allowed_bytes, self.allowed_bytes - self._least
-        lower = self.allowed_bytes - max(min(over_bytes, room // 2), self.allowed_bytes // 16, room // 4, 1)
-        self.allowed_bytes = (self._least + self._fails) // 2 if is_found else max(self._least, lower)
 
 
 def confirmed(problem: Problem, planner: str, make: Callable[[Problem], Plan], made: Plan | None = None) -> Plan:
@@ -139,15 +95,25 @@ def confirmed(problem: Problem, planner: str, make: Callable[[Problem], Plan], m
     Raises:
         Infeasible: no plan that was tried is within the budget.
     """
-    first = replayed(problem.step.trace, problem.machine, make(problem) if made is None else made, problem.budget_bytes)
-    if first.fits and not first.is_driven:
-        return first.plan
-    try:
-        return _within_reserved(problem, planner, _least_bytes(problem, make), make)
-    except Infeasible:
-        if first.fits:
-            return first.plan
-        raise
+    trace, machine, budget_bytes = problem.step.trace, problem.machine, problem.budget_bytes
+    looked = [replayed(trace, machine, make(problem) if made is None else made, budget_bytes)]
+    if looked[0].is_free:
+        return looked[0].plan
+
+    def look(allowed_bytes: int) -> Look:
+        looked.append(replayed(trace, machine, make(replace(problem, budget_bytes=allowed_bytes)), budget_bytes))
+        return Look(fits=looked[-1].is_free)
+
+    least_bytes = _least_bytes(problem, make)
+    with suppress(Infeasible):
+        search(budget_bytes, least_bytes, look, ROUNDS - 1, first=Look(fits=False))
+        if least_bytes <= budget_bytes and not any(each.fits for each in looked):  # if no other, what allocates least
+            look(least_bytes)
+    fit = [each for each in looked if each.fits]
+    if fit:
+        return min(fit, key=lambda each: each.step_ns).plan
+    frugal = make(replace(problem, budget_bytes=least_bytes))  # what is tried whatever the budget
+    raise reserves_more(problem, planner, limit_of_plan(trace, machine, frugal))
 
 
 def _least_bytes(problem: Problem, make: Callable[[Problem], Plan]) -> int:
@@ -157,37 +123,3 @@ def _least_bytes(problem: Problem, make: Callable[[Problem], Plan]) -> int:
     except Infeasible as found:
         return found.least_feasible_bytes
     return 0
-
-
-def _within_reserved(problem: Problem, planner: str, least_bytes: int, make: Callable[[Problem], Plan]) -> Plan:
-    """The fastest plan found whose simulated reserved peak is within the budget.
-
-    Args:
-        problem: what was asked; its budget counts reserved bytes.
-        planner: its name.
-        least_bytes: allocated bytes that can be planned for at least.
-        make: makes a plan for a budget of allocated bytes.
-
-    Raises:
-        Infeasible: no plan that was tried is within the budget.
-    """
-    trace, machine, budget_bytes = problem.step.trace, problem.machine, problem.budget_bytes
-
-    def look(allowed_bytes: int) -> Replayed:
-        return replayed(trace, machine, make(replace(problem, budget_bytes=allowed_bytes)), budget_bytes)
-
-    narrowing, looked = Narrowing(budget_bytes, least_bytes), list[Replayed]()
-    while len(looked) < ROUNDS - 1 and not (looked and narrowing.is_over):
-        found = look(narrowing.allowed_bytes)
-        looked.append(found)
-        if found.fits and not found.is_driven:
-            narrowing.more()
-        else:
-            narrowing.less(is_found=any(each.fits and not each.is_driven for each in looked))
-    if least_bytes <= budget_bytes and not any(each.fits for each in looked):  # if no other, what allocates least
-        looked.append(look(least_bytes))
-    fit = [each for each in looked if each.fits]
-    if fit:
-        return min(fit, key=lambda each: each.step_ns).plan
-    frugal = make(replace(problem, budget_bytes=least_bytes))  # what is tried whatever the budget
-    raise reserves_more(problem, planner, limit_of_plan(trace, machine, frugal))

@@ -10,7 +10,8 @@ budget as its limit too, where it empties its cache itself.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import count
 
@@ -18,8 +19,9 @@ from elbowroom.errors import Infeasible
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.planners import Asking, Judge, Means, any_recompute, asking
-from elbowroom.planners.budget.confirm_reserved import LIMIT_BYTES, lowest
+from elbowroom.planners.budget.confirm_reserved import LIMIT_BYTES
 from elbowroom.planners.budget.infeasible import followed
+from elbowroom.planners.budget.reserved_search import Look, lowest, search
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.simulate.repeated_steps import Cycle, Limited, cycle, early_waits, waits_at_saves
 from elbowroom.simulate.simulate import simulate
@@ -126,30 +128,26 @@ def without(asked: PlanRequest, means: Means) -> PlanRequest:
 def least_allocated(request: CourseRequest) -> int:
     """The least budget of allocated bytes that one plan can meet: found in a fraction of the time of a course."""
     try:
-        return _asking(replace(request, judge=any_recompute)).plan(1).budget_bytes
+        return _asking(request).plan(1).budget_bytes
     except Infeasible as problem:
         return problem.least_feasible_bytes
 
 
 def _course_within(request: CourseRequest) -> Course:
     budget_bytes, of_saves = request.budget.device_bytes, request.without("state")
-    refused, tried, least = ("", 0), list[Plan](), 0
+    refused, tried = ("", 0), _Tried()
     for means in [of_saves] if of_saves.asked == request.asked else [of_saves, request]:
         try:
-            for made in _plans(means):
-                for found in _courses(request.trace, request.machine, made):
-                    if found.peak_bytes <= budget_bytes:
-                        return replace(found, plan=replace(made, budget_bytes=budget_bytes))
-                    least = min(least or found.peak_bytes, found.peak_bytes)
-                if made.swaps or made.recomputes:  # a step in which nothing moves runs without hooks
-                    tried.append(made)
+            if found := _searched(means, tried):
+                return found
         except Infeasible as problem:  # itself, it would keep the frames of the training alive
             refused = str(problem), problem.least_feasible_bytes
-    if not least:
+    if not tried.least_bytes:
         raise _refused(request, *refused)
-    if found := _emptying(request.trace, request.machine, tried, budget_bytes, request.clear):
+    plans = [made for made in tried.plans if made.swaps or made.recomputes]  # others run without hooks
+    if found := _emptying(request.trace, request.machine, plans, budget_bytes, request.clear):
         return replace(found, plan=replace(found.plan, budget_bytes=budget_bytes))
-    least = _met(request, _least_budget(request, tried, budget_bytes, least))
+    least = _met(request, _least_budget(request, plans, budget_bytes, tried.least_bytes))
     raise Infeasible(
         f"budget: given {format_bytes(budget_bytes)} ({budget_bytes} bytes) of reserved memory; the plans that were "
         f"tried reserve {format_bytes(least)} ({least} bytes) at least, free memory between blocks included; raise the "
@@ -159,13 +157,31 @@ def _course_within(request: CourseRequest) -> Course:
     )
 
 
+@dataclass(slots=True)
+class _Tried:
+    """Plans that were tried for a budget, and the least that the allocator reserves for one of them."""
+
+    plans: list[Plan] = field(default_factory=list[Plan])
+    least_bytes: int = 0
+
+    def add(self, request: CourseRequest, made: Plan) -> Course | None:
+        """The first way to follow a plan that is within the budget; None where none is."""
+        self.plans.append(made)
+        budget_bytes = request.budget.device_bytes
+        for way in _courses(request.trace, request.machine, made):
+            self.least_bytes = min(self.least_bytes or way.peak_bytes, way.peak_bytes)
+            if way.peak_bytes <= budget_bytes:
+                return replace(way, plan=replace(made, budget_bytes=budget_bytes))
+        return None
+
+
 def _refused(request: CourseRequest, why: str, least_bytes: int) -> Infeasible:
     """Where not even what is allocated fits: the error says what is reserved for the least of that."""
     machine = request.machine
     if machine.allocator != "exact":
-        plans = list(_plans(request.within(least_bytes)))
-        fits = min(course.peak_bytes for made in plans for course in _courses(request.trace, machine, made))
-        least_bytes = _met(request, _least_budget(request, plans, least_bytes - 1, fits))
+        tried = _Tried()
+        _searched(request.within(least_bytes), tried)
+        least_bytes = _met(request, _least_budget(request, tried.plans, least_bytes - 1, tried.least_bytes))
         why = (
             f"{why} These are allocated bytes; for such plans the allocator reserves {format_bytes(least_bytes)} "
             f"({least_bytes} bytes): give at least so much."
@@ -186,27 +202,30 @@ def _met(request: CourseRequest, least_bytes: int) -> int:
     return least_bytes
 
 
-def _plans(request: CourseRequest) -> Iterator[Plan]:
-    """Plans for less and less allocated bytes; in the end the one that has all away as long as can be."""
+def _searched(request: CourseRequest, tried: _Tried) -> Course | None:
+    """The first plan that was found within the budget; in the end the one that has all away as long as can be.
+
+    Raises:
+        Infeasible: not even allocated bytes can be planned for.
+    """
     # A budget above what the machine has is no limit here, and `plan` would refuse it.
-    allowed, least = min(request.budget.device_bytes, request.machine.tiers[0].capacity_bytes), 0
+    allowed_bytes = min(request.budget.device_bytes, request.machine.tiers[0].capacity_bytes)
     ask, asked = _asking(request), request.asked
-    for turn in range(ROUNDS_OF_RECOMPUTES if "recompute" in asked.allow else ROUNDS):
-        try:
-            yield ask.plan(allowed)
-        except Infeasible as problem:
-            if not turn:
-                raise
-            least = problem.least_feasible_bytes
-        if allowed == least:
-            break
-        allowed = max(least, allowed - allowed // 12)
-    if asked.planner is None and "swap" in asked.allow:
-        try:
-            last = _everything(request)
-        except Infeasible:
-            return
-        yield last
+    found = tried.add(request, ask.plan(allowed_bytes))
+
+    def look(allowed_bytes: int) -> Look:
+        nonlocal found
+        found = tried.add(request, ask.plan(allowed_bytes))
+        over_bytes = max(0, tried.least_bytes - request.budget.device_bytes)
+        return Look(fits=found is not None, over_bytes=over_bytes, is_enough=found is not None)
+
+    if found is None:
+        rounds = ROUNDS_OF_RECOMPUTES if "recompute" in asked.allow else ROUNDS
+        search(allowed_bytes, least_allocated(request), look, rounds, first=Look(fits=False))
+    if found is None and asked.planner is None and "swap" in asked.allow:
+        with suppress(Infeasible):
+            found = tried.add(request, _everything(request))
+    return found
 
 
 def _everything(request: CourseRequest) -> Plan:

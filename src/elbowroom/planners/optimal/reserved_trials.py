@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import final
 
-from elbowroom.planners.budget.confirm_reserved import Narrowing, lowest, replayed
+from elbowroom.planners.budget.confirm_reserved import replayed
+from elbowroom.planners.budget.reserved_search import Look, lowest, search
 from elbowroom.planners.optimal.refine import Pool
 from elbowroom.planners.optimal.search import NAME, Found
 from elbowroom.planners.optimal.trial import Trial
@@ -164,18 +165,16 @@ def fastest_within(budget_bytes: int, least_bytes: int, rough: Rough, enough_ns:
         rough: makes trials.
         enough_ns: one so fast ends the search.
     """
-    narrowing, best = Narrowing(budget_bytes, least_bytes, int(NEAR * budget_bytes)), None
-    for _ in range(ROUNDS):
-        found, over = _look(rough(narrowing.allowed_bytes), budget_bytes, best)
+    best: Held | None = None
+
+    def look(allowed_bytes: int) -> Look:
+        nonlocal best
+        found, over_bytes = _look(rough(allowed_bytes), budget_bytes, best)
         best = found or best
-        if best is not None and best.step_ns <= enough_ns:
-            break
-        if found is not None and not found.is_driven:
-            narrowing.more()
-        else:
-            narrowing.less(is_found=best is not None and not best.is_driven, over_bytes=over)
-        if narrowing.is_over:
-            break
+        is_enough = best is not None and best.step_ns <= enough_ns
+        return Look(fits=found is not None and not found.is_driven, over_bytes=over_bytes, is_enough=is_enough)
+
+    search(budget_bytes, least_bytes, look, ROUNDS, near_bytes=int(NEAR * budget_bytes))
     return best
 
 
