@@ -38,18 +38,8 @@ RemarkKind = Literal[
     "compiled",
 ]
 REMARK_KINDS: tuple[RemarkKind, ...] = get_args(RemarkKind)
-PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "other")
-CATEGORIES: tuple[Category, ...] = (
-    "parameter",
-    "gradient",
-    "optimizer_state",
-    "buffer",
-    "input",
-    "activation",
-    "temporary",
-    "workspace",
-    "context",
-)
+PHASES: tuple[Phase, ...] = get_args(Phase)
+CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +262,7 @@ class Trace(Filed):
         workspaces: those whose size is an interval, by rising id of the storage.
         empties: places in `events`, ascending: the allocator's cache is emptied directly before that event.
         streams: what the default stream did not allocate, by rising id of the storage.
+        derived: what follows from all this and is kept for the next question, by name; no part of the trace.
     """
 
     device: str
@@ -287,6 +278,7 @@ class Trace(Filed):
     empties: tuple[int, ...] = ()
     streams: tuple[OnStream, ...] = ()
     _id: str = field(init=False, repr=False, compare=False, default="")
+    derived: dict[str, object] = field(init=False, repr=False, compare=False, default_factory=dict[str, object])
 
     @property
     def id(self) -> str:

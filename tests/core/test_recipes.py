@@ -67,7 +67,7 @@ def test_a_block_drops_what_is_inside_and_keeps_its_result_for_the_next_block() 
         (op if op.phase != "forward" else type(op)(**{**as_dict(op), "module": f"net.{i // 2}"}))
         for i, op in enumerate(trace.ops)
     ]
-    trace = type(trace)(**{**as_dict(trace), "ops": tuple(ops)})
+    trace = replace(trace, ops=tuple(ops))
 
     blocks = {o.name: o for o in options(last_step(trace), 1) if o.kind == "block"}
 

@@ -152,7 +152,8 @@ def settle(room: Room) -> None:
 def take_all_room(room: Room) -> None:
     """Every free page of the spill file is taken, as by saved tensors of other graphs."""
     file = tier_of(room).file
-    while file._free:
-        file.reserve(max(length for _, length in file._free))
-    if file._size_bytes > file._end:
-        file.reserve(file._size_bytes - file._end)
+    free = file._ranges._free
+    while len(free) > 1:  # the last is what the file has not grown to
+        file.reserve(max(length for _, length in free[:-1]))
+    if file._size_bytes > free[-1][0]:
+        file.reserve(file._size_bytes - free[-1][0])

@@ -24,7 +24,8 @@ from elbowroom.engine.tiers import spillfile
 from elbowroom.engine.tiers.arenas import Arenas
 from elbowroom.engine.tiers.gds import DirectFile, DirectTier, open_direct
 from elbowroom.engine.tiers.host import StreamedHostTier
-from elbowroom.engine.tiers.spillfile import PAGE_BYTES, SpillFile
+from elbowroom.engine.tiers.ranges import PAGE_BYTES
+from elbowroom.engine.tiers.spillfile import SpillFile
 from elbowroom.errors import TierFailed, TierFull, UsageError
 from tests.torch.broken_disk import open_descriptors, own_threads
 from tests.torch.plain_gds import PlainGdsFile

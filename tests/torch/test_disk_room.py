@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elbowroom.engine.tiers.base import Slot
-from elbowroom.engine.tiers.spillfile import GROWTH_BYTES, PAGE_BYTES, SpillFile, round_up
+from elbowroom.engine.tiers.ranges import PAGE_BYTES, whole_pages
+from elbowroom.engine.tiers.spillfile import GROWTH_BYTES, SpillFile
 from elbowroom.errors import TierFailed, TierFull
 from tests.torch.broken_disk import refusing
 
@@ -68,7 +69,7 @@ def test_room_never_overlaps_and_is_all_free_again_in_the_end(steps: list[tuple[
         else:
             file.release(held.pop(random.randrange(len(held))))
         # then
-        ends = sorted((slot.offset, slot.offset + round_up(slot.size_bytes)) for slot in held)
+        ends = sorted((slot.offset, slot.offset + whole_pages(slot.size_bytes)) for slot in held)
         assert all(end <= start for (_, end), (start, _) in pairwise(ends))
         assert all(start % PAGE_BYTES == 0 for start, _ in ends)
         assert file.held_bytes == sum(slot.size_bytes for slot in held)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from elbowroom.engine.tiers.base import Slot, Transfer
 from elbowroom.engine.tiers.disk import CHUNK_BYTES, DiskTier
-from elbowroom.engine.tiers.spillfile import PAGE_BYTES
+from elbowroom.engine.tiers.ranges import PAGE_BYTES
 from elbowroom.errors import TierFailed, TierFull
 from tests.torch.broken_disk import answering, failing, open_descriptors, own_threads, until
 

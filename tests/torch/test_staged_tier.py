@@ -14,7 +14,8 @@ from elbowroom.engine.executor import Executor, State
 from elbowroom.engine.saved_tensors import Handle
 from elbowroom.engine.tiers.arenas import Arenas
 from elbowroom.engine.tiers.host import StreamedHostTier
-from elbowroom.engine.tiers.spillfile import PAGE_BYTES, SpillFile
+from elbowroom.engine.tiers.ranges import PAGE_BYTES
+from elbowroom.engine.tiers.spillfile import SpillFile
 from elbowroom.engine.tiers.staged import StagedTier
 from elbowroom.engine.tiers.staging import Staging
 from elbowroom.errors import TierFailed, TierFull

@@ -13,12 +13,13 @@ from __future__ import annotations
 import warnings
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import torch
 from torch import nn
 
 from elbowroom.engine.accumulation import GRAD, Accumulating
+from elbowroom.engine.away_parts import AwayParts
 from elbowroom.engine.conductor import Conductor, StepPlan
 from elbowroom.engine.entries import OBSERVED, StateEntry
 from elbowroom.engine.executor import Executor
@@ -26,9 +27,6 @@ from elbowroom.engine.optimizer_parts import Found, Portion
 from elbowroom.engine.storages import dtype_name, reachable_parameters, storage_of
 from elbowroom.errors import TierError, TierFull
 from elbowroom.units import format_bytes
-
-if TYPE_CHECKING:
-    from elbowroom.engine.conductor import Conductor
 
 
 @final
@@ -49,8 +47,7 @@ class Gradients:
         self._executor = executor
         self._conductor = conductor
         self._around = Accumulating(self._begins, self._ends, self._asked, executor.device, min_size_bytes)
-        self._away: dict[int, StateEntry] = {}
-        self._of_window: dict[int, StateEntry] = {}
+        self._away = AwayParts(executor)
         self._stay: dict[int, weakref.ref[torch.Tensor]] = {}
         self._written = 0
         self._warned = False
@@ -76,7 +73,7 @@ class Gradients:
             recorder.part_begins()
         with self._conductor.aside():
             self._tick(ends=False)
-            self._arrive(parameter)
+            self._away.arrive(id(parameter))
 
     def _ends(self, parameter: nn.Parameter, found: Found | None) -> None:
         known, recorder = self._conductor.known(), self._conductor.recorder()
@@ -90,7 +87,7 @@ class Gradients:
         with self._conductor.aside():
             if known is None:
                 with suppress(TierFull):  # a plan may not need to move it at all
-                    self._leave(parameter, found, OBSERVED)
+                    self._away.leave(id(parameter), found, OBSERVED, None)
                 self._executor.settle()
             else:
                 self._follow(known, parameter, found)
@@ -108,7 +105,7 @@ class Gradients:
             if found.held:
                 self._tell(f"of {format_bytes(found.size_bytes)} stays on the device, as something refers to it")
             else:
-                self._leave(parameter, found, slot.n, known)
+                self._away.leave(id(parameter), found, slot.n, known)
         self._tick(ends=True)
 
     def _tick(self, *, ends: bool) -> None:
@@ -116,27 +113,13 @@ class Gradients:
         if known is not None:
             self._conductor.act(known.schedule.on_gradient.get((self._written, ends)))
 
-    def _leave(self, parameter: nn.Parameter, found: Found, n: int, known: StepPlan | None = None) -> None:
-        entry = self._executor.leave(n, found.storage, None if known is None else known.tier_of.get(n))
-        self._away[id(parameter)] = entry
-        if n != OBSERVED:
-            self._of_window[n] = entry
-
-    def _arrive(self, parameter: torch.Tensor) -> None:
-        """Have a gradient on the device."""
-        entry = self._away.pop(id(parameter), None)
-        if entry is not None:
-            self._executor.arrive(entry)
-            if self._of_window.get(entry.n) is entry:
-                del self._of_window[entry.n]
-
     def _asked(self, parameter: nn.Parameter) -> None:
         """Somebody is about to get a gradient."""
-        if id(parameter) not in self._away:
+        if id(parameter) not in self._away.entries:
             return
         known, recorder = self._conductor.known(), self._conductor.recorder()
         with self._conductor.aside():
-            self._arrive(parameter)
+            self._away.arrive(id(parameter))
         storage = storage_of(GRAD.__get__(parameter))
         if known is None:
             self._stay[id(parameter)] = weakref.ref(parameter)
@@ -147,37 +130,27 @@ class Gradients:
 
     def part_begins(self, portion: Portion) -> None:
         """A part of an optimizer's step uses the gradients of its parameters."""
-        if self._away:
+        if self._away.entries:
             with self._conductor.aside():
                 for parameter in portion.parameters():
-                    self._arrive(parameter)
+                    self._away.arrive(id(parameter))
 
     def entry_of(self, n: int) -> StateEntry | None:
         """The gradient that is away in a window, if it is."""
-        return self._of_window.get(n)
+        return self._away.of_window.get(n)
 
     def bring_back(self) -> None:
         """Have all gradients on the device."""
-        if self._away:
+        if self._away.entries:
             with self._conductor.aside():
-                for entry in self._away.values():
-                    self._executor.arrive(entry)
-        self._away.clear()
-        self._of_window.clear()
+                for key in list(self._away.entries):
+                    self._away.arrive(key)
+        self._away.of_window.clear()
 
     def close(self) -> TierError | None:
         """Have every gradient on the device; what could not be had back, if something could not."""
         self._around.close()
-        problem: TierError | None = None
-        for entry in self._away.values():
-            try:
-                self._executor.arrive(entry)
-            except TierError as found:
-                problem = problem or found
-                self._executor.lose(entry)
-        self._away.clear()
-        self._of_window.clear()
-        return problem
+        return self._away.close()
 
     def _tell(self, what: str) -> None:
         if not self._warned:

@@ -18,6 +18,7 @@ from typing import Any, final
 
 import torch
 
+from elbowroom.engine.away_parts import AwayParts
 from elbowroom.engine.conductor import Conductor, StepPlan
 from elbowroom.engine.entries import OBSERVED, StateEntry
 from elbowroom.engine.executor import Executor
@@ -25,7 +26,7 @@ from elbowroom.engine.gradients import Gradients
 from elbowroom.engine.optimizer_hooks import Stepping
 from elbowroom.engine.optimizer_parts import Found, InTurn, Portion, mapping_of, movable
 from elbowroom.engine.storages import dtype_name
-from elbowroom.errors import TierError, TierFull
+from elbowroom.errors import TierFull
 from elbowroom.torch_compat.core import storage_key
 from elbowroom.units import format_bytes
 
@@ -53,8 +54,8 @@ class States:
         self._executor = executor
         self._conductor = conductor
         self._min_size_bytes = max(1, min_size_bytes)
-        self._away: dict[int, tuple[StateEntry, weakref.ref[torch.optim.Optimizer]]] = {}
-        self._of_window: dict[int, StateEntry] = {}
+        self._away = AwayParts(executor)
+        self._owners: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._parts: list[EndedPart] = []
         self._ended: list[EndedPart] = []
         self._placed_for: StepPlan | None = None
@@ -149,7 +150,7 @@ class States:
             self._conductor.act(known.schedule.on_part.get((self._part, ends)))
 
     def _movable(self, optimizer: torch.optim.Optimizer, portion: Portion) -> list[Found]:
-        away = {key: entry.size_bytes for key, (entry, _) in self._away.items()}
+        away = {key: self._away.entries[key].size_bytes for key in self._owners}
         return movable(optimizer, portion, self._executor.device, away, self._min_size_bytes)
 
     # Between steps
@@ -157,7 +158,7 @@ class States:
     def _changed(self) -> bool:
         """Whether states were brought back, or replaced, since the parts of the last step ended."""
         carried = self._placed_for.schedule.carried if self._placed_for is not None else ()
-        if any(n not in self._of_window for n in carried):
+        if any(n not in self._away.of_window for n in carried):
             return True
         return any(
             (optimizer := ref()) is not None and id(mapping_of(optimizer)) != mapping for ref, _, mapping in self._parts
@@ -165,18 +166,18 @@ class States:
 
     def _place(self, known: StepPlan) -> None:
         """Have away what a plan has away where a step begins, and nothing else."""
-        self._of_window.clear()
+        self._away.of_window.clear()
         for part, (ref, portion, _) in enumerate(self._parts):
             optimizer = ref()
             states = [] if optimizer is None else self._movable(optimizer, portion)
             if optimizer is None or not _fits(known, part, states):
                 continue
             for found, slot in zip(states, known.schedule.parts[part], strict=True):
-                entry = self._away.get(storage_key(found.storage))
+                entry = self._away.entries.get(storage_key(found.storage))
                 if slot.n is None or slot.n not in known.schedule.carried:
                     self._arrive(found.storage)
                 elif entry is not None:
-                    entry[0].n, self._of_window[slot.n] = slot.n, entry[0]
+                    entry.n, self._away.of_window[slot.n] = slot.n, entry
                 else:
                     self._leave(optimizer, found, slot.n)
         self._executor.settle()
@@ -193,41 +194,31 @@ class States:
         if found.held:
             self._warn(found.size_bytes)
             return
-        known = self._conductor.known()
-        to = None if known is None else known.tier_of.get(n)
-        entry = self._executor.leave(n, found.storage, to)
-        self._away[storage_key(found.storage)] = (entry, weakref.ref(optimizer))
-        if n != OBSERVED:
-            self._of_window[n] = entry
+        key = storage_key(found.storage)
+        self._away.leave(key, found, n, self._conductor.known())
+        self._owners[key] = weakref.ref(optimizer)
 
     def _arrive(self, storage: torch.UntypedStorage) -> None:
         """Have a state on the device."""
-        known = self._away.get(storage_key(storage))
-        if known is not None:
-            self._executor.arrive(known[0])
-            del self._away[storage_key(storage)]
-            if self._of_window.get(known[0].n) is known[0]:
-                del self._of_window[known[0].n]
+        key = storage_key(storage)
+        self._away.arrive(key)
+        self._owners.pop(key, None)
 
     def entry_of(self, n: int) -> StateEntry | None:
         """The state or gradient that is away in a window, if it is."""
-        return self._of_window.get(n) or self.gradients.entry_of(n)
+        return self._away.of_window.get(n) or self.gradients.entry_of(n)
 
     def bring_back(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Have all states of an optimizer on the device, or of all; but for what its own step uses now."""
-        if self._in_turn.inside or not self._away:
+        if self._in_turn.inside or not self._owners:
             return
         with self._conductor.aside():
-            for entry, ref in list(self._away.values()):
-                storage = entry.alive()
+            for key, ref in list(self._owners.items()):
+                storage = self._away.entries[key].alive()
                 if storage is None:
-                    self._forget(entry)
+                    del self._away.entries[key], self._owners[key]
                 elif optimizer is None or ref() is optimizer:
                     self._arrive(storage)
-
-    def _forget(self, entry: StateEntry) -> None:
-        """The storage of an entry is gone."""
-        self._away = {key: each for key, each in self._away.items() if each[0] is not entry}
 
     def close(self) -> None:
         """Have every state on the device, and end the executor: nothing steps or is saved any more.
@@ -237,21 +228,12 @@ class States:
         """
         if self._stepping is not None:
             self._stepping.close()
-        problem = self.gradients.close()
+        problems = [self.gradients.close(), self._away.close()]
         self._in_turn.inside = False
-        for entry, _ in list(self._away.values()):
-            storage = entry.alive()
-            try:
-                if storage is not None:
-                    self._arrive(storage)
-            except TierError as found:
-                problem = problem or found
-                self._executor.lose(entry)
-        self._away.clear()
-        self._of_window.clear()
+        self._owners.clear()
         self._parts, self._ended, self._placed_for = [], [], None
         self._executor.close()
-        if problem is not None:
+        for problem in filter(None, problems):
             raise problem
 
     def _warn(self, size_bytes: int) -> None:

@@ -34,7 +34,7 @@ TRIM_BYTES = 16 << 20
 """Where memory is short, what is free goes back whenever so many bytes have left."""
 LOOK_NS = 1_000_000
 """RSS is asked for so rarely: that takes tens of microseconds, and meanwhile page faults add some MiB to it at most."""
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+SYSTEM_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def give_back() -> bool:
@@ -73,7 +73,7 @@ def resident_bytes() -> int:
     """RSS of this process, 0 where the system does not tell."""
     try:
         with open("/proc/self/statm", "rb", buffering=0) as statm:
-            return int(statm.read(100).split()[1]) * PAGE_BYTES
+            return int(statm.read(100).split()[1]) * SYSTEM_PAGE_BYTES
     except OSError:
         return 0
 

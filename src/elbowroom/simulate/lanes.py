@@ -298,6 +298,12 @@ class _Walk:
         )
 
 
+def moved_bytes(moves: Moves, done: Play) -> int:
+    """Bytes that the copies of a step move, out and back."""
+    out, back = done.out_start_ns != NEVER, done.back_start_ns != NEVER
+    return int(moves.size[out].sum() + moves.size[back].sum())
+
+
 def _starts(times: Sequence[tuple[int, int] | None]) -> Ints:
     """When each copy starts, NEVER where there is none."""
     return np.array([NEVER if each is None else each[0] for each in times], np.int64)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from operator import itemgetter
 
@@ -162,7 +162,17 @@ def listed(values: Ints) -> list[int]:
 
 
 def last_step(trace: Trace) -> LastStep:
-    """Derive the last step's facts. Cost: linear in the ops and events of the trace."""
+    """The last step's facts, derived once and kept with the trace. Cost: linear in its ops and events."""
+    kept = trace.derived.get("last_step")
+    if not isinstance(kept, LastStep):
+        kept = trace.derived["last_step"] = _derived(trace)
+        for each in fields(kept):
+            if isinstance(values := getattr(kept, each.name), np.ndarray):
+                values.flags.writeable = False  # all who ask for the step get this one
+    return kept
+
+
+def _derived(trace: Trace) -> LastStep:
     if not trace.steps or trace.steps[-1].end_op <= trace.steps[-1].first_op:
         raise UsageError("the trace holds no step with ops in it; capture at least one whole training step")
     step = trace.steps[-1]

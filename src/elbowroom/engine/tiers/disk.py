@@ -20,7 +20,8 @@ from typing import final
 import torch
 
 from elbowroom.engine.tiers.base import LowerTier, Slot, Transfer
-from elbowroom.engine.tiers.spillfile import PAGE_BYTES, SpillFile, round_up
+from elbowroom.engine.tiers.ranges import PAGE_BYTES, whole_pages
+from elbowroom.engine.tiers.spillfile import SpillFile
 from elbowroom.errors import TierFailed, TierFull
 from elbowroom.machine import TierName
 from elbowroom.units import format_bytes
@@ -98,7 +99,7 @@ class DiskTier(LowerTier):
         return transfer
 
     def read(self, slot: Slot) -> tuple[torch.UntypedStorage, Transfer]:
-        memory = _fresh_memory(round_up(slot.size_bytes))
+        memory = _fresh_memory(whole_pages(slot.size_bytes))
         whole = memoryview(memory)
         starts = range(0, len(memory), CHUNK_BYTES)
         transfer = DiskTransfer(slot.size_bytes, len(starts))
@@ -136,7 +137,7 @@ class DiskTier(LowerTier):
 
         def work() -> None:
             buffer = self._buffer()
-            self.file.read(memoryview(buffer)[: round_up(length)], offset)
+            self.file.read(memoryview(buffer)[: whole_pages(length)], offset)
             ctypes.memmove(storage.data_ptr() + start, (ctypes.c_char * length).from_buffer(buffer), length)
 
         self._run(transfer, "reading", work)
@@ -163,7 +164,7 @@ class DiskTier(LowerTier):
             return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
         buffer = self._buffer()
         ctypes.memmove((ctypes.c_char * length).from_buffer(buffer), address, length)
-        return memoryview(buffer)[: round_up(length)]
+        return memoryview(buffer)[: whole_pages(length)]
 
     def _buffer(self) -> mmap.mmap:
         """This thread's own chunk of aligned memory."""

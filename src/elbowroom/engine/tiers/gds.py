@@ -30,7 +30,8 @@ from elbowroom.engine.tiers.disk import lane
 from elbowroom.engine.tiers.disk_pieces import DiskSlot
 from elbowroom.engine.tiers.host import StreamedHostTier
 from elbowroom.engine.tiers.lower_tiers import BelowDevice
-from elbowroom.engine.tiers.spillfile import PAGE_BYTES, SpillFile
+from elbowroom.engine.tiers.ranges import PAGE_BYTES
+from elbowroom.engine.tiers.spillfile import SpillFile
 from elbowroom.engine.tiers.streams import Streams
 from elbowroom.errors import TierFailed
 from elbowroom.machine import TierName

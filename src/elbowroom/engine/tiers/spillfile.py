@@ -19,16 +19,13 @@ from contextlib import suppress
 from typing import final
 
 from elbowroom.engine.tiers.base import Slot
+from elbowroom.engine.tiers.ranges import PAGE_BYTES, Ranges, whole_pages
 from elbowroom.errors import TierFailed, TierFull
 from elbowroom.units import format_bytes
 
-PAGE_BYTES = 4096
 GROWTH_BYTES = 64 << 20
-
-
-def round_up(size_bytes: int) -> int:
-    """To whole pages: offset, length and memory address of O_DIRECT are multiples of the logical block."""
-    return (size_bytes + PAGE_BYTES - 1) // PAGE_BYTES * PAGE_BYTES
+ENDLESS_BYTES = 1 << 62
+"""What the ranges of a file lie in: it grows as far as they are handed out."""
 
 
 @final
@@ -55,8 +52,7 @@ class SpillFile:
             _warn_of_buffering(self.directory)
         self._lock = threading.Lock()
         self._size_bytes = 0
-        self._end = 0
-        self._free: list[tuple[int, int]] = []
+        self._ranges = Ranges(ENDLESS_BYTES)
         self.held_bytes = 0
 
     def _check_free(self, needed_bytes: int) -> None:
@@ -73,34 +69,25 @@ class SpillFile:
             )
 
     def reserve(self, size_bytes: int) -> Slot:
-        """Room of whole pages for `size_bytes`; the smallest free range that fits, else the file grows."""
-        pages_bytes = round_up(size_bytes)
+        """Room of whole pages for `size_bytes`; the smallest free range that fits, else the file grows.
+
+        Offset, length and memory address of O_DIRECT are multiples of the logical block, and so are pages.
+        """
         with self._lock:
-            fitting = [(length, start) for start, length in self._free if length >= pages_bytes]
-            if fitting:
-                length, start = min(fitting)
-                self._free.remove((start, length))
-                if length > pages_bytes:
-                    self._free.append((start + pages_bytes, length - pages_bytes))
-            else:
-                start = self._end
-                self._grow(start + pages_bytes)
-                self._end = start + pages_bytes
+            start = self._ranges.take(size_bytes)
+            assert start is not None, "there is no end to it"
+            try:
+                self._grow(start + whole_pages(size_bytes))
+            except BaseException:
+                self._ranges.give_back(start, size_bytes)
+                raise
             self.held_bytes += size_bytes
         return Slot(start, size_bytes)
 
     def release(self, slot: Slot) -> None:
         """Give room back; neighbouring free ranges become one."""
-        start, length = slot.offset, round_up(slot.size_bytes)
         with self._lock:
-            for other in list(self._free):
-                if other[0] + other[1] == start:
-                    self._free.remove(other)
-                    start, length = other[0], other[1] + length
-                elif start + length == other[0]:
-                    self._free.remove(other)
-                    length += other[1]
-            self._free.append((start, length))
+            self._ranges.give_back(slot.offset, slot.size_bytes)
             self.held_bytes -= slot.size_bytes
 
     def _grow(self, needed_bytes: int) -> None:

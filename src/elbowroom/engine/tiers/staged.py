@@ -24,7 +24,8 @@ from elbowroom.engine.tiers.disk import lane
 from elbowroom.engine.tiers.disk_pieces import DiskSlot, Piece, StagedBack, StagedOut
 from elbowroom.engine.tiers.host import StreamedHostTier
 from elbowroom.engine.tiers.lower_tiers import BelowDevice, translated
-from elbowroom.engine.tiers.spillfile import PAGE_BYTES, SpillFile, round_up
+from elbowroom.engine.tiers.ranges import PAGE_BYTES, whole_pages
+from elbowroom.engine.tiers.spillfile import SpillFile
 from elbowroom.engine.tiers.staging import PIECE_BYTES, Room, Staging
 from elbowroom.errors import TierFull
 from elbowroom.machine import TierName
@@ -116,11 +117,7 @@ class StagedTier(BelowDevice):
 
     def _copy_out(self, transfer: StagedOut, piece: Piece, room: Room) -> None:
         piece.room = room  # before anybody can know of the copy, and ask for it back
-        try:
-            mark = transfer.copy(piece, room, out=True)
-        except Exception as error:  # noqa: BLE001 - raised on the thread that waits
-            transfer.fail(error)
-            mark = None
+        mark = _copied(transfer, piece, room, out=True)
         if mark is None:
             piece.room = None
             self._staging.done(room)
@@ -136,7 +133,7 @@ class StagedTier(BelowDevice):
             if not transfer.given_up and not transfer.slot.released:
                 start_ns = time.perf_counter_ns()
                 self._file.check()
-                self._file.write(_whole_pages(room.slot), piece.offset)
+                self._file.write(_in_pages(room.slot), piece.offset)
                 transfer.moved("disk_write", start_ns, piece.size_bytes)
         except Exception as error:  # noqa: BLE001 - raised at the next tick
             self._error = self._error or translated(self._file, "writing", error)
@@ -172,7 +169,7 @@ class StagedTier(BelowDevice):
                 room = self._staging.take(piece.size_bytes)
                 start_ns = time.perf_counter_ns()
                 self._file.check()
-                self._file.read(_whole_pages(room.slot), piece.offset)
+                self._file.read(_in_pages(room.slot), piece.offset)
                 transfer.moved("disk_read", start_ns, piece.size_bytes)
         except Exception as error:  # noqa: BLE001 - raised on the thread that waits
             transfer.fail(translated(self._file, "reading", error))
@@ -181,11 +178,7 @@ class StagedTier(BelowDevice):
         self._no_longer_busy(transfer.slot)
 
     def _copy_back(self, transfer: StagedBack, piece: Piece, room: Room) -> None:
-        try:
-            mark = transfer.copy(piece, room, out=False)
-        except Exception as error:  # noqa: BLE001 - raised on the thread that waits
-            transfer.fail(error)
-            mark = None
+        mark = _copied(transfer, piece, room, out=False)
         if mark is None:
             self._staging.done(room)
         else:
@@ -216,9 +209,18 @@ class StagedTier(BelowDevice):
         self._staging.drop()
 
 
-def _whole_pages(slot: ArenaSlot) -> memoryview:
+def _copied(transfer: StagedOut | StagedBack, piece: Piece, room: Room, *, out: bool) -> Any:
+    """The mark behind a piece's copy; None where there is none, or it failed."""
+    try:
+        return transfer.copy(piece, room, out=out)
+    except Exception as error:  # noqa: BLE001 - raised on the thread that waits
+        transfer.fail(error)
+        return None
+
+
+def _in_pages(slot: ArenaSlot) -> memoryview:
     """Memory of a slot up to the end of its last page: arenas hand out whole ones."""
-    whole = slot.arena.memory[slot.offset : slot.offset + round_up(slot.size_bytes)]
+    whole = slot.arena.memory[slot.offset : slot.offset + whole_pages(slot.size_bytes)]
     return memoryview(cast("Any", whole.numpy()))
 
 

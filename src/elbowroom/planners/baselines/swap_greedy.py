@@ -27,7 +27,7 @@ from elbowroom.planners.baselines.covering import Candidates, candidates, cover,
 from elbowroom.planners.baselines.placing import place_backs
 from elbowroom.planners.budget.infeasible import infeasible
 from elbowroom.planners.problem import Problem, as_plan, movable, moves_on_demand, moving, peak_of, with_disk
-from elbowroom.simulate.lanes import NEVER, Play, copy_ns
+from elbowroom.simulate.lanes import Play, copy_ns, moved_bytes
 from elbowroom.step.last_step import Ints, listed
 from elbowroom.step.moves import Moves
 from elbowroom.step.routes import link_to
@@ -70,13 +70,18 @@ def swap_greedy(problem: Problem) -> Plan:
         return as_plan(problem, NAME)
     problem = with_disk(problem)
     n = movable(problem)
-    if peak_of(step, moves_on_demand(step, n)) > problem.budget_bytes:
+    if not _fits(problem, n):
         raise infeasible(problem, NAME, n)
     among = candidates(problem, n)
     trials = islice(_covers(problem, among), _effort(among))
     best = min([_try(problem, n), *trials], key=lambda trial: trial.cost)
     best = _exchanged(problem, among, _improve(problem, among, best))
     return as_plan(problem, NAME, _steadied(problem, best).moves)
+
+
+def _fits(problem: Problem, n: Ints) -> bool:
+    """Whether the budget is met with all of these swapped, and back on demand."""
+    return peak_of(problem.step, moves_on_demand(problem.step, n)) <= problem.budget_bytes
 
 
 def _effort(among: Candidates) -> int:
@@ -88,8 +93,7 @@ def _try(problem: Problem, n: Ints, lead: float = 1.0) -> Trial:
     """Place the swaps back of saves `n` and play them."""
     moves = place_backs(problem, n, lead)
     done = moving(problem, moves)
-    moved = int(moves.size[done.out_start_ns != NEVER].sum() + moves.size[done.back_start_ns != NEVER].sum())
-    return Trial(moves=moves, done=done, cost=(done.step_ns, moved))
+    return Trial(moves=moves, done=done, cost=(done.step_ns, moved_bytes(moves, done)))
 
 
 def _orders(problem: Problem, among: Candidates) -> Iterator[Ints]:
@@ -132,7 +136,7 @@ def _improve(problem: Problem, among: Candidates, best: Trial) -> Trial:
         found = best
         for stalled in _stalled(best):
             rest = among.without(stalled)
-            if left > 0 and peak_of(problem.step, moves_on_demand(problem.step, rest.n)) <= problem.budget_bytes:
+            if left > 0 and _fits(problem, rest.n):
                 trials = list(islice(_covers(problem, rest), min(left, TRIALS_PER_BAN)))
                 left -= len(trials)
                 found = min([found, *trials], key=lambda trial: trial.cost)
@@ -149,7 +153,7 @@ def _exchanged(problem: Problem, among: Candidates, best: Trial) -> Trial:
         found = best
         for n in worst:
             rest = among.without(np.array([n], np.int64))
-            if left <= 0 or peak_of(problem.step, moves_on_demand(problem.step, rest.n)) > problem.budget_bytes:
+            if left <= 0 or not _fits(problem, rest.n):
                 continue
             others = np.isin(rest.n, best.moves.n, invert=True)
             orders = [order[np.argsort(others[order], kind="stable")] for order in islice(_orders(problem, rest), left)]

@@ -21,7 +21,7 @@ from elbowroom.machine import TierName
 from elbowroom.plan import Algorithm, Plan, Recompute, Swap
 from elbowroom.planners.optimal.algorithm_choice import offered
 from elbowroom.planners.problem import Means, Problem, peak_of
-from elbowroom.simulate.lanes import NEVER, play
+from elbowroom.simulate.lanes import moved_bytes, play
 from elbowroom.step.algorithms import with_algorithms
 from elbowroom.step.check import check_step
 from elbowroom.step.last_step import listed, why_kept
@@ -77,8 +77,7 @@ def _cost(problem: Problem, made: Plan) -> tuple[int, int]:
     step = with_algorithms(problem.step, made.algorithms)
     moves = moves_of_plan(step, made)
     done = play(step, moves, problem.machine, tiers_of_plan(step, made, moves))
-    moved = moves.size[done.out_start_ns != NEVER].sum() + moves.size[done.back_start_ns != NEVER].sum()
-    return done.step_ns, int(moved)
+    return done.step_ns, moved_bytes(moves, done)
 
 
 def _may_run(problem: Problem, made: Plan) -> bool:

@@ -12,7 +12,7 @@ from elbowroom.planners.baselines.placing import place_backs
 from elbowroom.planners.optimal.arrange import bring_back_early, bring_back_later
 from elbowroom.planners.optimal.basis import Basis
 from elbowroom.planners.problem import as_plan, moving
-from elbowroom.simulate.lanes import NEVER, Play
+from elbowroom.simulate.lanes import Play, moved_bytes
 from elbowroom.step.last_step import Ints
 from elbowroom.step.moves import Moves
 
@@ -46,8 +46,8 @@ def tried(basis: Basis, moves: Moves) -> Trial:
     moves = basis.moves(moves.n, moves.back)
     done = moving(basis.asked, moves)
     _, played = basis.asked.whole(moves)
-    moved = int(played.size[done.out_start_ns != NEVER].sum() + played.size[done.back_start_ns != NEVER].sum())
-    return Trial(basis=basis, moves=moves, played=played, done=done, cost=(done.step_ns, moved))
+    cost = done.step_ns, moved_bytes(played, done)
+    return Trial(basis=basis, moves=moves, played=played, done=done, cost=cost)
 
 
 def arranged(basis: Basis, n: Ints) -> Trial:
