@@ -1,7 +1,7 @@
 """Bytes and nanoseconds to text and back, and budgets. The only file that formats either.
 
 On screen bytes are in KiB, MiB, GiB (powers of 1024). Given ones may be decimal too: 8GB is 8,000,000,000 bytes. A
-letter alone is a power of 1024, as in 8G, which is what schedulers and containers take it for.
+letter alone is a power of 1024, as in 8G or 8Gi, which is what schedulers and containers take it for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 UNITS: dict[str, int] = {
     **{f"{prefix}ib": 1024**power for prefix, power in _POWERS.items() if prefix},
     **{f"{prefix}b": 1000**power for prefix, power in _POWERS.items()},
-    **{prefix: 1024**power for prefix, power in _POWERS.items() if prefix},
+    **{f"{prefix}{i}": 1024**power for prefix, power in _POWERS.items() if prefix for i in ("", "i")},
 }
 """Bytes of each unit, by its name in lower case."""
 
@@ -25,11 +25,8 @@ AUTO_MARGIN = Fraction(1, 10)
 """The part of the free bytes that a budget of `auto` leaves alone: for what other programs come to need meanwhile."""
 
 _NUMBER = re.compile(r"(\d{1,20}(?:\.\d{0,20})?(?:e\d{1,2})?)\s*([a-z%]*)", re.ASCII)
-_SIZES = "8GiB, 8G (powers of 1024), 8GB (powers of 1000) or bytes, as in 8e9"
-_BUDGETS = (
-    "a size such as 8GiB or 8GB, a share such as 90%, auto, or one of these per tier as in "
-    "device=8GiB,host=24GiB,pinned=4GiB,disk=200GiB"
-)
+_SIZES = "8GiB or 8G (powers of 1024), 8GB (of 1000) or bytes, as in 8e9"
+_BUDGETS = "8GiB, 8G, 8GB, 8e9, 90%, auto, or these per tier, as in device=8GiB,host=24GiB,pinned=4GiB,disk=200GiB"
 
 
 def parse_bytes(value: str | int) -> int:
@@ -66,6 +63,15 @@ def format_bytes(size_bytes: int) -> str:
         if abs(size_bytes) >= UNITS[unit.lower()]:
             return f"{size_bytes / UNITS[unit.lower()]:,.{digits}f} {unit}"
     return f"{size_bytes} B"
+
+
+def in_gib(size_bytes: int, *, digits: int) -> str:
+    """A size as a number of GiB, for tables that have the unit in a header.
+
+    >>> in_gib(1610612736, digits=1)
+    '1.5'
+    """
+    return f"{size_bytes / UNITS['gib']:,.{digits}f}"
 
 
 def format_ns(duration_ns: int) -> str:
@@ -185,5 +191,5 @@ def _parse_amount(part: str | int, whole: str | int) -> Amount:
         return Amount(share=share)
     try:
         return Amount(size_bytes=parse_bytes(text))
-    except UsageError as problem:
-        raise UsageError(f"budget: given {shown(whole)}; allowed is {_BUDGETS}; {problem}") from None
+    except UsageError:
+        raise UsageError(f"budget: given {shown(whole)}; allowed is {_BUDGETS}") from None

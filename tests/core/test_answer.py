@@ -17,8 +17,8 @@ from tests.core.test_estimate import MIB, gpu, two_layers
 ANSWER = estimate(two_layers(), gpu(1000, outside=(300, 300, 300)))
 
 
-def text_of(what: RenderableType) -> str:
-    console = Console(file=io.StringIO(), width=120, color_system=None)
+def text_of(what: RenderableType, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
     with console.capture() as captured:
         console.print(what)
     return captured.get()
@@ -107,3 +107,17 @@ def test_square_brackets_of_a_module_are_no_markup() -> None:
 )
 def test_the_outcome_of_a_search_is_a_sentence(found: Largest, sentence: str) -> None:
     assert outcome("the constant N", found) == sentence
+
+
+def test_several_gpus_keep_their_verdicts_and_no_cell_is_cut_in_80_columns() -> None:
+    # given GPUs with long names and answers that are not sure
+    answers = [replace(ANSWER, machine=name, fits=False, sure=False) for name in ("rtx4090", "a100-40gb", "h100-sxm")]
+
+    wide, narrow, tiny = (text_of(rendered("train.py", answers), width) for width in (120, 80, 60))
+
+    for text in (wide, narrow, tiny):
+        assert text.count("probably not") == 3
+        assert "…" not in text
+    assert "Left out" not in wide
+    assert "low, high (--json has them)" in narrow
+    assert max(len(line) for line in narrow.splitlines()) <= 80

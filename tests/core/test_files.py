@@ -359,7 +359,7 @@ def test_a_hostile_file_is_one_clear_error_that_names_it(tmp_path: Path, data: b
     ("make", "message"),
     [
         (lambda path: None, r": cannot be read: No such file or directory; check the path$"),
-        (lambda path: path.mkdir(), r": cannot be read: Is a directory; check the path$"),
+        (lambda path: path.mkdir(), r": it is a folder; allowed is the path of a file; check the path$"),
         (lambda path: path.symlink_to(path), r": cannot be read: Too many levels of symbolic links; check the path$"),
     ],
     ids=["missing", "directory", "loop"],

@@ -28,6 +28,7 @@ from elbowroom.units import AUTO, Amount, Budget, format_bytes, format_ns, parse
         ("17B", 17),
         ("8G", 8_589_934_592),  # as 8GiB
         ("8g", 8_589_934_592),
+        ("8Gi", 8_589_934_592),
         ("512M", 536_870_912),  # as 512MiB
         ("12 GB", 12_000_000_000),
         ("1e9", 1_000_000_000),
@@ -120,6 +121,13 @@ def test_a_budget_names_tiers() -> None:
 def test_what_is_not_a_budget_is_refused(text: Any) -> None:
     with pytest.raises(UsageError, match=r"^budget: given .*; allowed "):
         parse_budget(text)
+
+
+@pytest.mark.parametrize("text", ["12 apples", "12X", "1,5GiB"])
+def test_a_refused_budget_is_said_in_less_than_thirty_words(text: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_budget(text)
+    assert len(str(refused.value).split()) < 30
 
 
 def test_amounts_are_resolved_on_a_tier() -> None:

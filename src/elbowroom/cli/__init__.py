@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from elbowroom.cli import demo, estimate, failures, largest, launchers, machine, plan, report, run, scripts
 from elbowroom.cli.parser import Parser
 from elbowroom.errors import CaptureError, ElbowroomError
+from elbowroom.files.field_rules import printable
 from elbowroom.version import installed_version
 
 __all__ = ["main"]
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser_of_all().parsed(words, argparse.Namespace(script_arguments=script_arguments))
         return arguments.execute(arguments)
     except ElbowroomError as problem:
-        print(f"elbowroom: {problem}", file=sys.stderr)
+        print(f"elbowroom: {printable(str(problem))}", file=sys.stderr)
         if isinstance(problem, CaptureError) and problem.ours:
             print(failures.how_to_report(given), file=sys.stderr)
         return problem.exit_code

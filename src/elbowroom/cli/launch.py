@@ -15,6 +15,7 @@ from typing import Any
 from elbowroom.capture.script.faults import of_elbowroom
 from elbowroom.cli.failures import how_to_report
 from elbowroom.errors import ElbowroomError, UsageError
+from elbowroom.files.record_files import why_no_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +36,16 @@ class Command:
         words = words[1:] if words and words[0] == "--" else words
         if not words:
             raise UsageError("run: given no script; allowed is a path, or -m and a module; add it at the end")
-        if not is_module and not Path(words[0]).exists():
-            raise UsageError(f"run: given {words[0]!r}, which is not there; allowed is the path of a script; check it")
+        if not is_module and (what := _why_no_script(Path(words[0]))):
+            raise UsageError(f"run: given {words[0]!r}, which is {what}; allowed is the path of a script; check it")
         return cls(target=words[0], arguments=tuple(words[1:]), is_module=is_module)
+
+
+def _why_no_script(path: Path) -> str:
+    """What a path is in place of a script; "" where Python can run it, as it can a folder with a __main__.py."""
+    if (path / "__main__.py").is_file():
+        return ""
+    return why_no_file(path) if path.exists() else "not there"
 
 
 @dataclass(slots=True, kw_only=True)

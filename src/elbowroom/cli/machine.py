@@ -12,7 +12,7 @@ from elbowroom.errors import UsageError
 from elbowroom.hardware import gpus, nvml, outside_measured
 from elbowroom.hardware.gpu_table import ASSUMED, GIVEN, Figure, Gpu
 from elbowroom.machine import Machine, gpu_of
-from elbowroom.units import format_bytes, format_ns
+from elbowroom.units import format_bytes, format_ns, in_gib
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -131,24 +131,37 @@ def _list(*, as_json: bool) -> int:
         sources = {key: source._asdict() for key, source in database.sources.items()}
         print(output.as_json({"gpus": rows, "sources": sources}))
         return 0
-    from elbowroom.report.terminal import plain_table
+    from elbowroom.report.screen import Column, FittingTable
 
-    table = plain_table(title=f"{len(database.gpus)} GPUs; `elbowroom machine NAME` says where each figure comes from")
-    for name in ("name", "memory", "capability", "float32", "bfloat16", "memory rate", "to the host"):
-        table.add_column(name, justify="left" if name == "name" else "right", no_wrap=True)
-    for gpu in database.gpus.values():
-        rates = dict(gpu.rates)
-        table.add_row(
-            gpu.name,
-            format_bytes(gpu.total_bytes.value),
-            _capability(gpu.compute_capability.value),
-            _tera(rates.get("float32")),
-            "none" if gpu.compute_capability.value < BFLOAT16_SINCE else _tera(rates.get("bfloat16")),
-            _per_s(gpu.memory_bytes_per_s),
-            "is the host's" if gpu.unified else f"{format_bytes(gpu.link.out_bytes_per_s)}/s" if gpu.link else UNKNOWN,
-        )
-    output.console().print(table)
+    # Units stand in the headers, so that all of it fits 80 columns.
+    names = ("memory GiB", "capability", "float32 T/s", "bfloat16 T/s", "memory GiB/s", "host GiB/s")
+    title = f"{len(database.gpus)} GPUs; `elbowroom machine NAME` says where each figure comes from"
+    columns = [Column("name", left=True), *map(Column, names)]
+    output.console().print(FittingTable(title, columns, [_listed(gpu) for gpu in database.gpus.values()]))
     return 0
+
+
+def _listed(gpu: Gpu) -> tuple[str, ...]:
+    """The row of a GPU in the list of all."""
+    rates, link = dict(gpu.rates), gpu.link
+    to_host = Figure(link.out_bytes_per_s, link.source) if link else None
+    return (
+        gpu.name,
+        in_gib(gpu.total_bytes.value, digits=2),
+        _capability(gpu.compute_capability.value),
+        _in_tera(rates.get("float32")),
+        "none" if gpu.compute_capability.value < BFLOAT16_SINCE else _in_tera(rates.get("bfloat16")),
+        _in_gib(gpu.memory_bytes_per_s),
+        "unified" if gpu.unified else _in_gib(to_host),
+    )
+
+
+def _in_tera(rate: Figure | None) -> str:
+    return UNKNOWN if rate is None else f"{rate.value / 1e12:,.1f}"
+
+
+def _in_gib(rate: Figure | None) -> str:
+    return UNKNOWN if rate is None else in_gib(rate.value, digits=1)
 
 
 def _figures_of(gpu: Gpu) -> dict[str, object]:
@@ -175,7 +188,7 @@ def _each(gpu: Gpu) -> Iterator[tuple[str, Figure | None]]:
 def _sourced(gpu: Gpu) -> Table:
     from rich.markup import escape
 
-    from elbowroom.report.terminal import plain_table
+    from elbowroom.report.screen import plain_table
 
     table = plain_table(title=f"\n{escape(gpu.title)}")
     table.add_column("figure", no_wrap=True)
@@ -211,7 +224,7 @@ def _capability(value: int) -> str:
 
 
 def _tera(rate: Figure | None) -> str:
-    return UNKNOWN if rate is None else f"{rate.value / 1e12:,.1f} T/s"
+    return UNKNOWN if rate is None else f"{_in_tera(rate)} T/s"
 
 
 def _per_s(rate: Figure | None) -> str:
@@ -219,7 +232,7 @@ def _per_s(rate: Figure | None) -> str:
 
 
 def _tiers(machine: Machine) -> Table:
-    from elbowroom.report.terminal import plain_table
+    from elbowroom.report.screen import plain_table
 
     table = plain_table(title="Tiers")
     table.add_column("")
@@ -235,7 +248,7 @@ def _outside(machine: Machine) -> str:
 
 
 def _links(machine: Machine, *, how: str) -> Table:
-    from elbowroom.report.terminal import plain_table
+    from elbowroom.report.screen import plain_table
 
     table = plain_table(title=f"\nLinks ({how})")
     for name in ("", "out", "back", "latency"):

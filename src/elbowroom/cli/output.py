@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,10 @@ from elbowroom.errors import FormatError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+WIDE = 120
+"""Columns where neither a terminal nor COLUMNS says how many: wide enough for tables."""
 
 
 def as_json(answer: object) -> str:
@@ -34,8 +39,14 @@ def write_json(answer: object, place: str) -> None:
 
 
 def console(*, errors: bool = False) -> Console:
-    """Standard output, or standard error, as rich writes to it. Wide enough for tables where it is no terminal."""
-    from rich.console import Console
+    """Standard output, or standard error, as rich writes to it. COLUMNS says how wide it is where no terminal does."""
+    from elbowroom.report.screen import PlainConsole
 
     stream = sys.stderr if errors else sys.stdout
-    return Console(stderr=errors, width=None if stream.isatty() else 120, highlight=False, emoji=False)
+    width = None if stream.isatty() or _columns() else WIDE
+    return PlainConsole(stderr=errors, width=width, highlight=False, emoji=False)
+
+
+def _columns() -> bool:
+    """Whether COLUMNS is a width, which rich takes."""
+    return os.environ.get("COLUMNS", "").isdigit() and int(os.environ["COLUMNS"]) > 0

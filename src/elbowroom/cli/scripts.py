@@ -14,6 +14,7 @@ from elbowroom.capture.script import STEPS, TIMEOUT_S
 from elbowroom.capture.script.modules_found import module_file
 from elbowroom.cli.settings import given_or_set
 from elbowroom.errors import UsageError
+from elbowroom.files.record_files import why_no_file
 from elbowroom.machine import Machine
 from elbowroom.watch import Watch
 
@@ -175,7 +176,8 @@ def script_of(arguments: argparse.Namespace, verb: str) -> Script:
             f"elbowroom {verb} train.py"
         )
     if not Path(path).is_file():
-        raise UsageError(f"{verb}: given {path!r}, which is not there; allowed is the path of a script; check it")
+        what = why_no_file(path) or "not there"
+        raise UsageError(f"{verb}: given {path!r}, which is {what}; allowed is the path of a script; check it")
     if path.endswith(RECORD) and verb in OF_TRACES:
         return Script(path=path)
     if path.endswith(NO_SCRIPTS):

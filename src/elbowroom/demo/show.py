@@ -112,7 +112,7 @@ def _peak_rss_bytes(trial: Trial) -> int:
 
 def as_table(outcome: Outcome) -> RenderableType:
     """The answer for people."""
-    from elbowroom.report.terminal import plain_table
+    from elbowroom.report.screen import plain_table
 
     table = plain_table(title="")
     table.add_column("")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Sequence
 from typing import NoReturn, cast
@@ -9,6 +10,8 @@ from typing import NoReturn, cast
 from elbowroom.errors import InvalidRecord
 
 MAX_INT = 2**63 - 1
+_CODES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""C0 and C1 control codes, and the marks that turn the direction of what follows."""
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 80
 
@@ -27,6 +30,11 @@ def refuse(field: str, given: object, allowed: str) -> NoReturn:
 def shown(value: object) -> str:
     """Repr of a value, however large or deep, short enough for a message."""
     return _short.repr(value)
+
+
+def printable(text: str) -> str:
+    """A text without control codes but ends of lines and tabs: what a terminal may be sent."""
+    return text if text.isprintable() else _CODES.sub("", text)
 
 
 def integer(field: str, value: object, least: int = 0, most: int = MAX_INT) -> None:

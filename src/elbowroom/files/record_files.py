@@ -109,7 +109,24 @@ def _name_of(kind: type) -> str:
     return kind.__name__.lower()
 
 
+def why_no_file(path: str | os.PathLike[str]) -> str:
+    """What a path is in place of a file that can be read, such as "a folder"; "" where it is a file or is not there.
+
+    A pipe that is open already, such as /dev/stdin, is as good as a file. One of another name may wait for ever.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return ""
+    if stat.S_ISDIR(mode):
+        return "a folder"
+    is_open = Path(path).absolute().is_relative_to("/dev") or Path(path).absolute().is_relative_to("/proc")
+    return "a named pipe" if stat.S_ISFIFO(mode) and not is_open else ""
+
+
 def _read(path: Path) -> bytes:
+    if what := why_no_file(path):
+        raise FormatError(f"it is {what}; allowed is the path of a file; check the path")
     with path.open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from elbowroom.errors import FormatError, UsageError
 from elbowroom.files.field_rules import shown
+from elbowroom.files.record_files import why_no_file
 from elbowroom.hardware.gpu_table import (
     GIVEN,
     Eager,
@@ -201,6 +202,8 @@ def _sources(where: str, content: object) -> Iterator[tuple[str, Source]]:
 
 
 def _text(path: str) -> str:
+    if what := why_no_file(path):
+        raise FormatError(f"{path}: it is {what}; allowed is the path of a .toml file; check the path")
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_TABLE_BYTES + 1)

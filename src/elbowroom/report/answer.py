@@ -12,7 +12,7 @@ from rich.text import Text
 
 from elbowroom.answers.estimate import Estimate, Interval, moment_label
 from elbowroom.answers.largest import Largest
-from elbowroom.report.terminal import plain_table
+from elbowroom.report.screen import Column, FittingTable, plain_table
 from elbowroom.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
@@ -139,23 +139,20 @@ def _row(table: Table, name: str, size_bytes: int, answer: Estimate) -> None:
     table.add_row(Text(name), format_bytes(size_bytes), f"{share:.1%}")
 
 
-def _machines(script: str, answers: Sequence[Estimate]) -> Table:
-    table = plain_table(title=escape(script))
-    for name in (
-        "GPU",
-        "capacity",
-        "verdict",
-        "needs at least",
-        "peak allocated",
-        "reserved",
-        "on the device",
-        "low",
-        "high",
-    ):
-        left = name in ("GPU", "verdict")
-        table.add_column(name, justify="left" if left else "right", no_wrap=name != "verdict")
-    for answer in answers:
-        table.add_row(
+def _machines(script: str, answers: Sequence[Estimate]) -> FittingTable:
+    columns = (
+        Column("GPU", left=True),
+        Column("capacity"),
+        Column("verdict", left=True),
+        Column("needs at least"),
+        Column("peak allocated", rank=1),
+        Column("reserved", rank=2),
+        Column("on the device", rank=3),
+        Column("low", rank=4),
+        Column("high", rank=4),
+    )
+    rows = [
+        (
             answer.machine,
             format_bytes(answer.capacity_bytes),
             Text(_short_verdict(answer), style=_style(answer)),
@@ -164,7 +161,9 @@ def _machines(script: str, answers: Sequence[Estimate]) -> Table:
             format_bytes(answer.peak_reserved_bytes),
             *_cells(answer.peak_device),
         )
-    return table
+        for answer in answers
+    ]
+    return FittingTable(escape(script), columns, rows)
 
 
 def _short_verdict(answer: Estimate) -> str:
@@ -222,22 +221,22 @@ def search_rendered(
     return Group(*parts, _looked_at(found, answers, planned))
 
 
-def _looked_at(found: Largest, answers: Mapping[int, Estimate], planned: Mapping[int, Within] | None) -> Table:
-    table = plain_table(title=f"\n{len(found.probes)} values were looked at")
-    names = ("value", "needs at least", "peak allocated", "peak reserved", "verdict")
-    for name in (*names, *(PLANNED if planned else ())):
-        table.add_column(name, justify="left" if name == "verdict" else "right", no_wrap=True)
-    for value, needed_bytes in sorted(found.probes):
-        answer = answers[value]
-        table.add_row(
+def _looked_at(found: Largest, answers: Mapping[int, Estimate], planned: Mapping[int, Within] | None) -> FittingTable:
+    ranked = (("value", 0), ("needs at least", 0), ("peak allocated", 1), ("peak reserved", 2), ("verdict", 0))
+    columns = [Column(name, rank, left=name == "verdict") for name, rank in ranked]
+    columns += [Column(name) for name in PLANNED if planned]
+    rows = [
+        (
             str(value),
-            format_bytes(answer.needed_bytes if planned else needed_bytes),
-            format_bytes(answer.peak_allocated_bytes),
-            format_bytes(answer.peak_reserved_bytes),
-            Text(_short_verdict(answer), style=_style(answer)),
+            format_bytes(answers[value].needed_bytes if planned else needed_bytes),
+            format_bytes(answers[value].peak_allocated_bytes),
+            format_bytes(answers[value].peak_reserved_bytes),
+            Text(_short_verdict(answers[value]), style=_style(answers[value])),
             *(_planned_cells(value, planned[value]) if planned else ()),
         )
-    return table
+        for value, needed_bytes in sorted(found.probes)
+    ]
+    return FittingTable(f"\n{len(found.probes)} values were looked at", columns, rows)
 
 
 PLANNED = ("with a plan", "step time", "per value", "slowdown")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from elbowroom.answers.pareto import Pareto
 from elbowroom.plan import Plan
 from elbowroom.report import figures
+from elbowroom.report.screen import Column, FittingTable, PlainConsole, plain_table
 from elbowroom.report.subject import Subject
 from elbowroom.trace import Category
 from elbowroom.units import format_bytes, format_ns
@@ -20,10 +21,15 @@ STORAGES_SHOWN = 12
 WIDTH = 120
 COLOUR_OF = {"everything kept": "bright_black", "simulated": "yellow", "measured": "blue"}
 
+PARETO_RANKS = {"stall": 2, "swapped out": 3, "reserved": 1}
+"""Columns of the curve that a narrow terminal can do without."""
+
 
 def as_text(subject: Subject) -> str:
     """The report without colours, at a fixed width."""
-    console = Console(file=io.StringIO(), width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
+    console = PlainConsole(
+        file=io.StringIO(), width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False
+    )
     with console.capture() as captured:
         console.print(rendered(subject))
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
@@ -117,11 +123,6 @@ def _bound(subject: Subject) -> str:
     return f"bound: {said}" if said else ""
 
 
-def plain_table(*, title: str) -> Table:
-    """A table in the one look that elbowroom's tables have."""
-    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-
-
 def _headlines(subject: Subject) -> Table:
     table = plain_table(title="\nThe step")
     table.add_column("")
@@ -147,13 +148,9 @@ def _breakdown(found: tuple[figures.Peak, ...]) -> Table:
     return table
 
 
-def _pareto(curve: Pareto) -> Table:
-    table = plain_table(title=f"\nBudget against step time on {curve.machine}")
-    for name in figures.PARETO_COLUMNS:
-        table.add_column(name, justify="left" if name == "planner" else "right", no_wrap=True)
-    for row in figures.pareto_rows(curve):
-        table.add_row(*row)
-    return table
+def _pareto(curve: Pareto) -> FittingTable:
+    columns = [Column(name, left=name == "planner", rank=PARETO_RANKS.get(name, 0)) for name in figures.PARETO_COLUMNS]
+    return FittingTable(f"\nBudget against step time on {curve.machine}", columns, list(figures.pareto_rows(curve)))
 
 
 def _storages(subject: Subject) -> Table:
