@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,33 @@ def test_the_table_of_packages_points_upward_only_and_names_all_there_is() -> No
         assert max(allowed_by(n)) == n, f"row {ROWS[n].parts} imports one below it"
     there = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in FILES}
     assert {part for row in ROWS for part in row.parts} == there
+
+
+def modules() -> dict[str, Path]:
+    """All files of the package by their dotted names."""
+    return {".".join(parts_of(path)).removesuffix(".__init__"): path for path in FILES}
+
+
+def files_imported_by(path: Path, known: dict[str, Path]) -> set[str]:
+    """Files of the package that a file imports when it is imported, or later."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            node.body = []
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in known:
+            below = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in known else node.module for name in below}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & set(known)
+    return found
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    known = modules()
+    sorter = TopologicalSorter({name: files_imported_by(path, known) for name, path in known.items()})
+    sorter.prepare()  # raises CycleError, which names the files
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)

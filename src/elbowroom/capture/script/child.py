@@ -1,6 +1,6 @@
 """The child process of capture_script(): runs one script on the virtual device and answers through files.
 
-guard.py calls it. FOLDER has machine.json, ORDER is `script.Order` as JSON.
+guard.py calls it. FOLDER has machine.json, ORDER is `order.Order` as JSON.
 Written there: steps (how many are done) and phase (what takes the time), then trace.json where there is one, then
 answer.json.
 """
@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from elbowroom.capture.script import faults, files, kept_away, landlock, savers, smi, written_modules
 from elbowroom.capture.script.constants import compiled
-from elbowroom.capture.script.guard import OVER
 from elbowroom.capture.script.on_cpu import hint
+from elbowroom.capture.script.order import COMPILING, WRITING, Order
 from elbowroom.capture.script.overlay import SYSTEM, Overlay
 from elbowroom.capture.script.phases import phase_of
-from elbowroom.capture.script.script import COMPILING, WRITING, Order
 from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
 
@@ -36,13 +35,13 @@ if TYPE_CHECKING:
 _REPORT_S = 0.2
 
 
-def main(folder: str, argument: str) -> None:
-    """Carry out an order."""
+def main(folder: str, argument: str, over: int) -> None:
+    """Carry out an order; `over` is the signal that comes when its time is over."""
     order = Order(**json.loads(argument))
     landlock.write_only_in([folder, *SYSTEM, *_caches(order)])
     asked: set[str] = set()
     try:
-        problem = _capture(order, Path(folder), asked)
+        problem = _capture(order, Path(folder), asked, over)
     except UsageError as wrong:
         problem = faults.Fault(str(wrong), usage=True)
     answer = {
@@ -55,7 +54,7 @@ def main(folder: str, argument: str) -> None:
     _write(Path(folder) / "answer.json", json.dumps(answer))
 
 
-def _capture(order: Order, folder: Path, asked: set[str]) -> faults.Fault | None:
+def _capture(order: Order, folder: Path, asked: set[str], over: int) -> faults.Fault | None:
     """Run the script on the virtual device and write its trace; what went wrong, if anything did.
 
     `asked` gets what the script was told of the GPU.
@@ -77,7 +76,7 @@ def _capture(order: Order, folder: Path, asked: set[str]) -> faults.Fault | None
     what = {"steps": lambda: str(device.steps_seen), "phase": lambda: phase_of(device, order.script, order.steps)}
     with _reporting(folder, what):
         try:
-            with _limited(order), device:
+            with _limited(order, over), device:
                 _execute(code, order)
                 device.started.carry_out()
         except BaseException as raised:  # noqa: BLE001  whatever the script raises is explained, not shown
@@ -107,19 +106,19 @@ def _record(device: VirtualDevice, order: Order, folder: Path) -> None:
 
 
 @contextmanager
-def _limited(order: Order) -> Iterator[None]:
+def _limited(order: Order, over: int) -> Iterator[None]:
     """Have the guard's signal leave the script; it comes once."""
 
     def leave(_number: int, _frame: FrameType | None) -> None:
-        signal.signal(OVER, signal.SIG_IGN)
+        signal.signal(over, signal.SIG_IGN)
         raise faults.TimeIsOver(f"{order.timeout_s:g} s")
 
-    signal.signal(OVER, leave)
+    signal.signal(over, leave)
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [OVER])
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [over])
         yield
     finally:
-        signal.signal(OVER, signal.SIG_IGN)
+        signal.signal(over, signal.SIG_IGN)
 
 
 def _explained(problem: BaseException, order: Order) -> faults.Fault:

@@ -44,7 +44,7 @@ def main(folder: str, order: str) -> None:
         _become_script(guard)
         from elbowroom.capture.script.child import main as run
 
-        run(folder, order)
+        run(folder, order, OVER)
         os._exit(0)  # threads and workers that the script left behind are not waited for
     _prctl(_DEATH_SIGNAL, signal.SIGTERM)
     signal.set_wakeup_fd(awake)

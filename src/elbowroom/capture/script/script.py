@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
 
@@ -23,59 +22,21 @@ from elbowroom.capture.script import guard
 from elbowroom.capture.script.faults import over
 from elbowroom.capture.script.kept_away import surroundings
 from elbowroom.capture.script.modules_found import module_file
+from elbowroom.capture.script.order import COMPILING, TIMEOUT_S, WRITING, Order
 from elbowroom.errors import CaptureError, FormatError, UsageError
 from elbowroom.machine import Machine
 from elbowroom.step.least_size import LEAST_BYTES
 from elbowroom.trace import Trace
 from elbowroom.units import parse_bytes
 
-TIMEOUT_S = 900
 STEPS = 3
 
 GRACE_S = 10.0
 """A script whose time is over has so long to be left; to write its trace it has as long as that takes."""
-WRITING = "writing the trace"
-COMPILING = "asking the compiler what it would save"
 
 _POLL_S = 0.1
 _GUARD_S = 20.0
 _SAID_LINES = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What a child shall run.
-
-    Attributes:
-        script: its path.
-        module: its dotted name where it is run as `python -m` does, "" otherwise.
-        arguments: its words.
-        steps: optimizer steps to record.
-        constants: numbers that replace module-level ones.
-        timeout_s: the time limit, for messages.
-        min_size_bytes: as for the virtual device.
-        network: whether it may use the network.
-        compiled: whether to tell what torch.compile saves for backward.
-    """
-
-    script: str
-    arguments: tuple[str, ...]
-    steps: int
-    constants: Mapping[str, int | float]
-    timeout_s: float = TIMEOUT_S
-    module: str = ""
-    min_size_bytes: int | None = None
-    network: bool = False
-    compiled: bool = False
-
-    @property
-    def label(self) -> str:
-        """What messages call it."""
-        return f"-m {self.module}" if self.module else self.script
-
-    def argument(self) -> str:
-        """As a word of a command line."""
-        return json.dumps(asdict(self))
 
 
 class Listeners(TypedDict, total=False):
