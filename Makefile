@@ -4,6 +4,9 @@
 # make fuzz    random traces, machines and budgets by the thousand: planners and simulator beside slow, obvious ones;
 #              with FUZZ_ARGS="--of trainings" random trainings within budgets, beside plain ones
 # make test-zoo   a quarter of an hour more: models of MONAI and transformers under elbowroom; ZOO=zoo,timm adds those of timm
+# make docs    the site, in site/; a warning is an error
+# make docs-check     runs every code block of README and the tutorials and compares what they print, some minutes
+# make wheel-test     builds wheel and sdist, and runs the demo's small size from each, in an empty environment
 # make demo    a 3D U-Net that does not fit in memory, trained inside a hard limit
 # make bench   the benchmark cases; results go to benchmarks/results
 # make gpu     all that is to be measured on a GPU, under nine minutes: python -m benchmarks.gpu with the Python in PYTHON,
@@ -33,7 +36,7 @@ GPU_PACKAGES := 'highspy>=1.15,<1.16' 'rich>=13.7' markdown-it-py mdurl pygments
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: venv test test-databases test-zoo fuzz check demo bench gpu gpu-wheels clean
+.PHONY: docs docs-check wheel-test venv test test-databases test-zoo fuzz check demo bench gpu gpu-wheels clean
 .DEFAULT_GOAL := venv
 
 venv: $(STAMP)
@@ -61,7 +64,19 @@ check: venv
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/codespell
+	$(BIN)/python -m tools.long_parts
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+docs: venv
+	$(BIN)/python -m pip install -q $(PIP_ARGS) $(if $(TORCH_CONSTRAINT),-c $(TORCH_CONSTRAINT)) -e '.[dev,demo,docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-check: venv
+	$(BIN)/python -m tools.doc_blocks check README.md docs/tutorials/*.md
+
+wheel-test: venv
+	$(BIN)/python -m tools.wheel_test $(if $(TORCH_CONSTRAINT),--constraint $(TORCH_CONSTRAINT)) -- $(PIP_ARGS)
 
 demo: venv
 	$(BIN)/elbowroom demo
@@ -77,5 +92,5 @@ gpu:
 	$(PYTHON) -m benchmarks.gpu $(if $(wildcard $(WHEELS)/*.whl),--wheels $(WHEELS))
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist elbowroom-demo
+	rm -rf .venv site .pytest_cache .ruff_cache .hypothesis build dist elbowroom-demo
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Writes the README's tables from the result files: `python -m benchmarks.table [--check]`.
+"""Writes the tables of README.md and docs/benchmarks.md from the result files: `python -m benchmarks.table [--check]`.
 
 They stand between marker lines and are never edited by hand. `--check` writes nothing and fails where they are
 out of date.
@@ -20,6 +20,7 @@ START = "<!-- benchmarks: made by python -m benchmarks.table, do not edit -->"
 END = "<!-- benchmarks end -->"
 DEMO_START = "<!-- demo: made by python -m benchmarks.table, do not edit -->"
 DEMO_END = "<!-- demo end -->"
+DOCS = ROOT / "docs" / "benchmarks.md"
 
 Result = dict[str, Any]
 COLUMNS: dict[str, Callable[[Result], str]] = {
@@ -142,20 +143,25 @@ def provenance(result: Result) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write the README's tables from the result files.")
+    parser = argparse.ArgumentParser(description="Write the tables of README.md and docs/benchmarks.md.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the tables are out of date")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory with the result files")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", help="the file with the marker lines")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", help="the file with the demo's table")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="the file with the cases' tables")
     arguments = parser.parse_args()
-    text = arguments.readme.read_text()
     results = newest_results(arguments.results)
-    wanted = replace_between(text, START, END, tables(results))
+    _write(arguments.docs, START, END, tables(results), check=arguments.check)
     if "demo" in results:
-        wanted = replace_between(wanted, DEMO_START, DEMO_END, demo_table(results["demo"]))
-    if arguments.check and wanted != text:
-        sys.exit(f"{arguments.readme} is out of date: run python -m benchmarks.table")
-    if not arguments.check:
-        arguments.readme.write_text(wanted)
+        _write(arguments.readme, DEMO_START, DEMO_END, demo_table(results["demo"]), check=arguments.check)
+
+
+def _write(path: Path, start: str, end: str, table: str, *, check: bool) -> None:
+    text = path.read_text()
+    wanted = replace_between(text, start, end, table)
+    if check and wanted != text:
+        sys.exit(f"{path} is out of date: run python -m benchmarks.table")
+    if not check:
+        path.write_text(wanted)
 
 
 if __name__ == "__main__":

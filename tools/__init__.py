@@ -1,0 +1,1 @@
+"""Tools of the project: its docs, its packages, its reviewers."""
