@@ -13,7 +13,7 @@ from elbowroom.answers.largest import largest as search
 from elbowroom.answers.slowdown import within_slowdown
 from elbowroom.capture import capture
 from elbowroom.capture.script import STEPS, capture_script
-from elbowroom.capture.script.knobs import Range, find_knob
+from elbowroom.capture.script.script_knobs import Range, find_knob
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Machine
 from elbowroom.planners import Means

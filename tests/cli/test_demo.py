@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from elbowroom.cli import main as command
-from elbowroom.demo import limits, main, show, trial
-from elbowroom.demo.child import Order, memory
+from elbowroom.demo import limited_run, limits, main, show
+from elbowroom.demo.limited_run import Trial
 from elbowroom.demo.limits import DataLimit, available_kind, hard_limit
-from elbowroom.demo.trial import Trial
+from elbowroom.demo.trainer import Order, memory
 from elbowroom.errors import UsageError
 
 MIB = 2**20
@@ -207,7 +207,7 @@ def test_a_child_reports_over_its_pipe_and_its_death_is_seen(monkeypatch: pytest
     seen: list[Any] = []
 
     order = Order(mode="plain", pipe=-1, shape_XYZ=(1, 1, 1), seed=0, steps=1, folder=str(tmp_path))
-    done = trial.run(order, None, seen.append)
+    done = limited_run.run(order, None, seen.append)
 
     assert seen == [{"event": "step", "loss": 1.0}]
     assert (done.exit_code, done.out_of_memory, done.output) == (-9, True, "last words\n")

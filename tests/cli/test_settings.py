@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elbowroom.cli.settings import Settings, settings_of
+from elbowroom.cli.run_settings import Settings, settings_of
 from elbowroom.errors import UsageError
 
 PROJECT = '[tool.elbowroom]\nbudget = "3GiB"\nspill-dir = "/project"\nmin-size = 4096\n'

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elbowroom.allocator import replay
 from elbowroom.allocator.blocks import Block
-from elbowroom.allocator.device import Device
+from elbowroom.allocator.device_allocator import Device
 from elbowroom.allocator.replay import run
 from elbowroom.allocator.settings import parse_settings
 from elbowroom.allocator.statistics import Replay, inactive_split

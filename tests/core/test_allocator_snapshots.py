@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from elbowroom.allocator.blocks import MIN_BLOCK_BYTES, Block, Shelf
-from elbowroom.allocator.device import SPLIT_LARGE_BYTES, Device
+from elbowroom.allocator.device_allocator import SPLIT_LARGE_BYTES, Device
 from elbowroom.allocator.settings import Settings
 
 DATA = Path(__file__).parents[1] / "data" / "allocator"

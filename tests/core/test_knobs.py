@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elbowroom.capture.script.knobs import Knob, Range, Variation, find_knob
+from elbowroom.capture.script.script_knobs import Knob, Range, Variation, find_knob
 from elbowroom.errors import UsageError
 
 SCRIPT = """

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from elbowroom.planners import plan
 from elbowroom.planners.optimal.reserved_trials import reserved_bytes
-from elbowroom.planners.optimal.search import pool_of
+from elbowroom.planners.optimal.rough_trials import pool_of
 from elbowroom.planners.optimal.trial import tried
 from elbowroom.simulate.simulate import simulate
 from tests.core.build import chain, machine

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from elbowroom.allocator.blocks import Block, Shelf, join
 
 if TYPE_CHECKING:
-    from elbowroom.allocator.device import Device
+    from elbowroom.allocator.device_allocator import Device
 
 UNLIMITED_DEVICE_BYTES = 2**44
 """Taken for the device's memory where it has no limit, to reserve addresses by."""

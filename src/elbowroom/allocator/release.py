@@ -11,7 +11,7 @@ from elbowroom.allocator.settings import UNLIMITED
 
 if TYPE_CHECKING:
     from elbowroom.allocator.blocks import Shelf
-    from elbowroom.allocator.device import Device
+    from elbowroom.allocator.device_allocator import Device
 
 
 def collect_garbage(device: Device) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args
 
 from elbowroom.allocator.checking import check_form
-from elbowroom.allocator.device import Device
+from elbowroom.allocator.device_allocator import Device
 from elbowroom.allocator.settings import Settings, parse_settings
 from elbowroom.allocator.statistics import Replay
 from elbowroom.errors import UsageError
@@ -47,7 +47,7 @@ def replay(
         UsageError: an event, a setting or another argument is not allowed.
 
     Limits:
-        See device.py. A request of 0 bytes is no allocation.
+        See device_allocator.py. A request of 0 bytes is no allocation.
     """
     device = Device(as_settings(settings), checked_capacity(capacity_bytes), waits(events_done))
     run(device, events)

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from elbowroom.allocator.device import Device
+from elbowroom.allocator.device_allocator import Device
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -14,7 +14,7 @@ from typing import final
 import numpy as np
 
 from elbowroom.allocator.blocks import ROUND_BYTES, Block
-from elbowroom.allocator.device import Device
+from elbowroom.allocator.device_allocator import Device
 from elbowroom.allocator.replay import Event, as_settings, checked_capacity, run
 from elbowroom.allocator.settings import Settings
 from elbowroom.allocator.statistics import Ints, Replay

@@ -10,7 +10,18 @@ import os
 import sys
 from collections.abc import Sequence
 
-from elbowroom.cli import demo, estimate, failures, largest, launchers, machine, plan, report, run, scripts
+from elbowroom.cli import (
+    demo_verb,
+    estimate_verb,
+    failures,
+    largest_verb,
+    launchers,
+    machine_verb,
+    plan_verb,
+    report_verb,
+    run_verb,
+    scripts,
+)
 from elbowroom.cli.parser import Parser
 from elbowroom.errors import CaptureError, ElbowroomError
 from elbowroom.files.field_rules import printable
@@ -18,7 +29,7 @@ from elbowroom.version import installed_version
 
 __all__ = ["main"]
 
-VERBS = (estimate, largest, plan, run, report, machine, demo)
+VERBS = (estimate_verb, largest_verb, plan_verb, run_verb, report_verb, machine_verb, demo_verb)
 
 WITH_SCRIPT_ARGUMENTS = ("estimate", "largest", "plan")
 """Verbs that take a script's own words after --, behind their options."""

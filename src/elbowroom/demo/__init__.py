@@ -1,9 +1,9 @@
 """The demo: one training in three child processes, the second and third under a hard memory limit.
 
-job.py      the training: MONAI's 3D U-Net learns to take noise off a brain MRI volume
-child.py    one child process: trains, and reports each step as a line of JSON
-limits.py   a hard memory limit around a command: memory cgroup or RLIMIT_DATA
-trial.py    starts a child under a limit and collects what it reports
-main.py     the three trials, the limit and the budget between them
-show.py     the table
+job.py          the training: MONAI's 3D U-Net learns to take noise off a brain MRI volume
+trainer.py      one child process: trains, and reports each step as a line of JSON
+limits.py       a hard memory limit around a command: memory cgroup or RLIMIT_DATA
+limited_run.py  starts a child under a limit and collects what it reports
+main.py         the three trials, the limit and the budget between them
+show.py         the table
 """

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from elbowroom.demo import trial
-from elbowroom.demo.child import Order
+from elbowroom.demo import limited_run
+from elbowroom.demo.limited_run import Trial, Watcher
 from elbowroom.demo.limits import Kind, Limit, available_kind, hard_limit
-from elbowroom.demo.trial import Trial, Watcher
+from elbowroom.demo.trainer import Order
 from elbowroom.errors import ElbowroomError, UsageError
 from elbowroom.units import format_bytes
 
@@ -149,7 +149,7 @@ def run(settings: Settings, audience: Audience) -> Outcome:
 
 
 def _trial(name: str, order: Order, limit: Limit | None, audience: Audience) -> Trial:
-    done = trial.run(order, limit, audience.watch(name))
+    done = limited_run.run(order, limit, audience.watch(name))
     audience.ended(name, done)
     return done
 

@@ -10,8 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from elbowroom.demo.limited_run import Trial, Watcher
 from elbowroom.demo.main import OBSERVED_STEPS, Outcome, need_bytes
-from elbowroom.demo.trial import Trial, Watcher
 from elbowroom.units import format_bytes, format_ns
 
 TITLES = {

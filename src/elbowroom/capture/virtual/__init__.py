@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from elbowroom.capture.virtual.cudnn_workspaces import ConvolutionCall, Wanted
 from elbowroom.capture.virtual.device import Enough, VirtualDevice
-from elbowroom.capture.virtual.settings import CudnnModel
+from elbowroom.capture.virtual.library_settings import CudnnModel
 
 __all__ = ["ConvolutionCall", "CudnnModel", "Enough", "VirtualDevice", "Wanted"]

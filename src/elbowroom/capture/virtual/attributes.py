@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from elbowroom.capture.virtual.known_values import KnownValues
-from elbowroom.capture.virtual.storages import address_of
+from elbowroom.capture.virtual.storage_methods import address_of
 from elbowroom.capture.virtual.tensor import CPU, META, AsMeta, gradient_of, home_of
 from elbowroom.capture.virtual.wrappers import is_wrapper
 from elbowroom.torch_compat.core import without_torch_function

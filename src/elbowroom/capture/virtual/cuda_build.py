@@ -14,10 +14,10 @@ from typing import Any, final
 import torch
 
 from elbowroom.allocator.settings import set_in
+from elbowroom.capture.virtual.cuda_streams import CUDA_TYPE, Stream
 from elbowroom.capture.virtual.ledger import Ledger
+from elbowroom.capture.virtual.library_settings import Settings
 from elbowroom.capture.virtual.live_memory import LiveMemory
-from elbowroom.capture.virtual.settings import Settings
-from elbowroom.capture.virtual.streams import CUDA_TYPE, Stream
 from elbowroom.torch_compat.device_modules import (
     accelerator_changes,
     build_changes,

@@ -14,18 +14,18 @@ from elbowroom.capture.in_parts import PartsWatch
 from elbowroom.capture.modules import ModulePaths
 from elbowroom.capture.observe import OptimizerWatch
 from elbowroom.capture.virtual import routing, threads
-from elbowroom.capture.virtual.assemble import assemble
+from elbowroom.capture.virtual.accumulations import Accumulations
 from elbowroom.capture.virtual.built_kernels import BuiltKernels
 from elbowroom.capture.virtual.compiled import Compiled
-from elbowroom.capture.virtual.gradients import Accumulations
 from elbowroom.capture.virtual.ledger import Ledger
+from elbowroom.capture.virtual.ledger_trace import assemble
+from elbowroom.capture.virtual.library_settings import CudnnModel, Settings
 from elbowroom.capture.virtual.mode import VirtualMode
 from elbowroom.capture.virtual.paged import Paged
 from elbowroom.capture.virtual.patches import changes, patched
 from elbowroom.capture.virtual.processes import Started
 from elbowroom.capture.virtual.repeats import Repeats
 from elbowroom.capture.virtual.saves import Saves
-from elbowroom.capture.virtual.settings import CudnnModel, Settings
 from elbowroom.capture.virtual.triton_kernels import Kernels
 from elbowroom.capture.virtual.updates import Updates
 from elbowroom.capture.virtual.values import SPECIALS

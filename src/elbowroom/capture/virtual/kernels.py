@@ -9,7 +9,7 @@ import torch
 
 from elbowroom.capture.virtual import ctc, grouped, recurrent, sparse
 from elbowroom.capture.virtual.layouts import convolution_layout
-from elbowroom.capture.virtual.settings import CudnnModel
+from elbowroom.capture.virtual.library_settings import CudnnModel
 from elbowroom.capture.virtual.tensor import CPU, META, virtual
 
 aten: Any = torch.ops.aten

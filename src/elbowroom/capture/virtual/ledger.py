@@ -15,7 +15,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[repor
 
 from elbowroom.capture.drafts import SaveDraft
 from elbowroom.capture.virtual import sparse
-from elbowroom.capture.virtual.streams import Streams
+from elbowroom.capture.virtual.cuda_streams import Streams
 from elbowroom.capture.virtual.wrappers import is_wrapper, parts_of
 from elbowroom.torch_compat.core import storage_key, unwrapped
 from elbowroom.trace import Category, Part, Phase, RemarkKind

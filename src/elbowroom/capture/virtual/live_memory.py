@@ -10,7 +10,7 @@ from typing import Any, final
 
 from elbowroom.allocator import Settings, parse_settings
 from elbowroom.allocator.blocks import PRIVATE, SMALL_BYTES, Block
-from elbowroom.allocator.device import Device
+from elbowroom.allocator.device_allocator import Device
 from elbowroom.allocator.statistics import inactive_split
 from elbowroom.capture.virtual.ledger import Ledger
 

@@ -27,12 +27,12 @@ from elbowroom.capture.virtual.effects import (
 from elbowroom.capture.virtual.factories import META_ASKED
 from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.ledger import Ledger, OpLine
+from elbowroom.capture.virtual.library_settings import Settings
 from elbowroom.capture.virtual.plausible import Plausible
 from elbowroom.capture.virtual.saves import Saves
-from elbowroom.capture.virtual.settings import Settings
 from elbowroom.capture.virtual.shapes import Shapes
 from elbowroom.capture.virtual.sparse import is_compressed
-from elbowroom.capture.virtual.storages import pinned
+from elbowroom.capture.virtual.storage_methods import pinned
 from elbowroom.capture.virtual.tensor import (
     CPU,
     CUDA,

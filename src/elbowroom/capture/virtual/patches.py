@@ -12,6 +12,7 @@ from elbowroom.capture.virtual import (
     attributes,
     compressed,
     cuda_build,
+    cuda_streams,
     dlpack,
     factories,
     flex,
@@ -23,15 +24,14 @@ from elbowroom.capture.virtual import (
     replicas,
     scripted,
     sparse,
-    storages,
-    streams,
+    storage_methods,
     types,
     unmanaged,
     wrappers,
 )
 from elbowroom.capture.virtual.cuda_build import say
 from elbowroom.capture.virtual.ledger import Ledger
-from elbowroom.capture.virtual.settings import Settings
+from elbowroom.capture.virtual.library_settings import Settings
 from elbowroom.capture.virtual.tensor import is_real_host, is_virtual
 from elbowroom.capture.virtual.values import as_virtual_cpu
 from elbowroom.torch_compat.core import grouping_changes, variable_functions
@@ -148,7 +148,7 @@ def changes(settings: Settings, ledger: Ledger) -> list[Change]:
     """Everything that is changed while the device is on."""
     from torch.backends.cudnn import rnn
 
-    found: list[Change] = [*cuda_build.changes(settings, ledger), *streams.changes(), *_loading()]
+    found: list[Change] = [*cuda_build.changes(settings, ledger), *cuda_streams.changes(), *_loading()]
     if settings.fake_host:
         found += [*_parameters(), *_recurrent()]
     cudnn: dict[str, Any] = {"is_acceptable": _flattens, "is_available": say(True), "version": say(91900)}
@@ -167,7 +167,7 @@ def changes(settings: Settings, ledger: Ledger) -> list[Change]:
         *nested.changes(),
         *dlpack.changes(),
         *graphs.changes(ledger),
-        *storages.changes(ledger),
+        *storage_methods.changes(ledger),
         *factories.changes(),
         *grouping_changes(_grouped),
     ]

@@ -1,6 +1,7 @@
 """Recurrent layers as cuDNN runs them (RNN.cpp of cudnn; rig): one flat buffer of weights, a reserve, a workspace.
 
-Shapes: T time steps, B batch, H hidden. cuDNN's own figures for reserve and workspace are a model in settings.py.
+Shapes: T time steps, B batch, H hidden. cuDNN's own figures for reserve and workspace are a model in
+library_settings.py.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from elbowroom.capture.virtual.library_settings import RecurrentCall
 from elbowroom.capture.virtual.reductions import partial_bytes
-from elbowroom.capture.virtual.settings import RecurrentCall
 from elbowroom.capture.virtual.tensor import META, Inside, virtual
 from elbowroom.torch_compat.core import set_storage, storage_key
 

@@ -25,8 +25,8 @@ from elbowroom.capture.virtual import (
 )
 from elbowroom.capture.virtual.cudnn_workspaces import Wanted
 from elbowroom.capture.virtual.ledger import Ledger
+from elbowroom.capture.virtual.library_settings import Settings
 from elbowroom.capture.virtual.reductions import partial_bytes
-from elbowroom.capture.virtual.settings import Settings
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.mode import VirtualMode

@@ -13,7 +13,7 @@ import torch
 
 from elbowroom.capture.virtual import compressed, dependent_shapes, nested, recurrent
 from elbowroom.capture.virtual.known_values import KnownValues
-from elbowroom.capture.virtual.storages import without_bytes
+from elbowroom.capture.virtual.storage_methods import without_bytes
 from elbowroom.capture.virtual.tensor import CPU, is_virtual, meta_like, virtual
 from elbowroom.torch_compat.core import in_backward, node_name, storage_holders, tensor_uses
 

@@ -46,7 +46,7 @@ from elbowroom.planners.optimal.refine import (
     trial_count,
 )
 from elbowroom.planners.optimal.reserved_trials import Held, Within, fastest_within, frugalest, held_within
-from elbowroom.planners.optimal.search import GAP_SHARE, NAME, Found, Search, pool_of
+from elbowroom.planners.optimal.rough_trials import GAP_SHARE, NAME, Found, Search, pool_of
 from elbowroom.planners.optimal.seeds import seeds_in_reserved, trial_of
 from elbowroom.planners.optimal.state_choice import all_away, for_free, states_near
 from elbowroom.planners.optimal.trial import Trial, arranged, tried

@@ -19,7 +19,7 @@ from typing import final
 from elbowroom.planners.budget.confirm_reserved import replayed
 from elbowroom.planners.budget.reserved_search import Look, lowest, search
 from elbowroom.planners.optimal.refine import Pool
-from elbowroom.planners.optimal.search import NAME, Found
+from elbowroom.planners.optimal.rough_trials import NAME, Found
 from elbowroom.planners.optimal.trial import Trial
 from elbowroom.planners.problem import peak_of
 from elbowroom.simulate.curves import away_points

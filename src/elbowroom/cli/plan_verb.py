@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from elbowroom.cli import choosing, output, scripts
 from elbowroom.cli.progress import progress
-from elbowroom.cli.settings import DEFAULTS, settings_of
+from elbowroom.cli.run_settings import DEFAULTS, settings_of
 from elbowroom.errors import Infeasible, UsageError
 from elbowroom.step.least_size import least_size, said
 from elbowroom.watch import Watch
@@ -221,6 +221,6 @@ def _infeasible(script: str, machine: Machine, problem: Infeasible) -> dict[str,
 
 def figures(subject: Subject) -> dict[str, object]:
     """The answer for programs: what `elbowroom report --json` says, and what the plan does."""
-    from elbowroom.cli.report import figures as of_report
+    from elbowroom.cli.report_verb import figures as of_report
 
     return of_report(subject)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from elbowroom.demo.child import Order
 from elbowroom.demo.limits import Limit
+from elbowroom.demo.trainer import Order
 
 Watcher = Callable[[Mapping[str, Any]], None]
 
@@ -34,7 +34,7 @@ class Trial:
     """What a child reported, and how it ended.
 
     Attributes:
-        events: in order, as `elbowroom.demo.child` makes them.
+        events: in order, as `elbowroom.demo.trainer` makes them.
         exit_code: negative for the signal that ended it.
         peak_rss_bytes: resident peak as the system counted it, until its end.
         output: the end of what it wrote for people.
@@ -96,7 +96,7 @@ def run(order: Order, limit: Limit | None, watch: Watcher) -> Trial:
         watch: called with each event as it comes.
     """
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", "elbowroom.demo.child", replace(order, pipe=writing).argument()]
+    command = [sys.executable, "-m", "elbowroom.demo.trainer", replace(order, pipe=writing).argument()]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         child = subprocess.Popen(
             limit.wrap(command) if limit else command,

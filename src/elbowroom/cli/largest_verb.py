@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, final
 
-from elbowroom.capture.script.knobs import Knob, Range, find_knob
+from elbowroom.capture.script.script_knobs import Knob, Range, find_knob
 from elbowroom.cli import output, scripts
 from elbowroom.cli.progress import progress
 from elbowroom.errors import CaptureError, UsageError

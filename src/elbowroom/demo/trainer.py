@@ -1,6 +1,6 @@
 """One child process of the demo: trains, and writes each event as a line of JSON to a pipe.
 
-`python -m elbowroom.demo.child '{"mode": ...}'`. It knows nothing of the limit it may run under.
+`python -m elbowroom.demo.trainer '{"mode": ...}'`. It knows nothing of the limit it may run under.
 """
 
 from __future__ import annotations

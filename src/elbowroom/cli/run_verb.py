@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elbowroom.cli import choosing, launch, output, started
-from elbowroom.cli.settings import DEFAULTS, Settings, settings_of
+from elbowroom.cli.run_settings import DEFAULTS, Settings, settings_of
 from elbowroom.errors import UsageError
 from elbowroom.plan import Plan
 from elbowroom.report import ENDINGS
