@@ -45,7 +45,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than 3.11: set PYTHON to a newer one, as in make PYTHON=python3.12 venv" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install $(PIP_ARGS) $(if $(TORCH_CONSTRAINT),-c $(TORCH_CONSTRAINT)) -e '.[dev,demo]'
+	$(BIN)/python -m pip install $(PIP_ARGS) $(if $(TORCH_CONSTRAINT),-c $(TORCH_CONSTRAINT)) -e '.[dev,demo,docs]'
 	touch $@
 
 test: check
@@ -54,7 +54,7 @@ test-databases: venv
 	$(BIN)/python -m pytest tests/databases --timeout 300 $(PYTEST_ARGS)
 
 test-zoo: venv
-	$(BIN)/python -m pip install $(PIP_ARGS) $(if $(TORCH_CONSTRAINT),-c $(TORCH_CONSTRAINT)) -e '.[dev,demo,$(ZOO)]'
+	$(BIN)/python -m pip install $(PIP_ARGS) $(if $(TORCH_CONSTRAINT),-c $(TORCH_CONSTRAINT)) -e '.[dev,demo,docs,$(ZOO)]'
 	$(BIN)/python -m pytest tests/zoo --timeout 300 $(PYTEST_ARGS)
 
 fuzz: venv
@@ -66,11 +66,11 @@ check: venv
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/codespell
 	$(BIN)/python -m tools.long_parts
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 docs: venv
-	$(BIN)/python -m pip install -q $(PIP_ARGS) $(if $(TORCH_CONSTRAINT),-c $(TORCH_CONSTRAINT)) -e '.[dev,demo,docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 docs-check: venv
 	$(BIN)/python -m tools.doc_blocks check README.md docs/tutorials/*.md

@@ -1,4 +1,4 @@
-"""README and docs: links lead somewhere, and the tools that run their blocks work."""
+"""README and docs: links lead somewhere, words are plain, and the tools that run their blocks work."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ PAGES = sorted(
 )
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+STRUCK = re.compile(r"\b(so many|told|beside|whoever|where it is so|of which none|said once)\b", re.IGNORECASE)
 MADE_BY_THE_SITE = {"api.md", "cli.md", "architecture.md", "contributing.md", "changelog.md", "security.md"}
 
 
 def without_code(text: str) -> str:
-    """A page without its blocks and its words of code: what programs print is not the page's prose."""
-    text = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.M | re.S)
-    return re.sub(r"`[^`\n]+`", "", re.sub(r"^    .*$", "", text, flags=re.M))
+    """A page without its blocks, its words of code and what programs write: those are not the page's prose."""
+    text = re.sub(r"<!-- [\w ]+: made by .*?<!-- [\w ]+ end -->", "", text, flags=re.DOTALL)
+    text = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`\n]+`", "", re.sub(r"^    .*$", "", text, flags=re.MULTILINE))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=NAMES)
@@ -34,8 +36,18 @@ def test_links_within_the_project_lead_to_a_file(path: Path) -> None:
         assert (path.parent / target).exists(), f"{path} links to {link}, which is not there"
 
 
+@pytest.mark.parametrize("path", PAGES, ids=NAMES)
+def test_pages_say_things_in_plain_words(path: Path) -> None:
+    found = [
+        f"{n}: {line.strip()}"
+        for n, line in enumerate(without_code(path.read_text("utf-8")).splitlines(), 1)
+        if STRUCK.search(line)
+    ]
+    assert not found, f"{path}: use other words than {STRUCK.pattern}: {found}"
+
+
 def test_every_page_is_in_the_site() -> None:
-    listed = set(re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M))
+    listed = set(re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE))
     there = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     assert there <= listed
     assert listed - there <= MADE_BY_THE_SITE
