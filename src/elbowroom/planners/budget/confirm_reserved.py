@@ -19,7 +19,7 @@ from elbowroom.files.field_rules import MAX_INT
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.planners.budget.infeasible import reserves_more
-from elbowroom.planners.budget.reserved_search import Look, lowest, search
+from elbowroom.planners.budget.reserved_search import Look, Narrowing, lowest, search
 from elbowroom.planners.problem import Problem, peak_of
 from elbowroom.simulate.driver_waits import DRIVER
 from elbowroom.simulate.simulate import simulate
@@ -106,7 +106,7 @@ def confirmed(problem: Problem, planner: str, make: Callable[[Problem], Plan], m
 
     least_bytes = _least_bytes(problem, make)
     with suppress(Infeasible):
-        search(budget_bytes, least_bytes, look, ROUNDS - 1, first=Look(fits=False))
+        search(Narrowing(budget_bytes, least_bytes), look, ROUNDS - 1, first=Look(fits=False))
         if least_bytes <= budget_bytes and not any(each.fits for each in looked):  # if no other, what allocates least
             look(least_bytes)
     fit = [each for each in looked if each.fits]

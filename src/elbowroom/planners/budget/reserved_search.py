@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,50 +19,61 @@ class Look:
     Attributes:
         fits: no more than the budget, and compute never waits for the driver.
         over_bytes: by how much it is more, where that is known.
+        least_bytes: nothing could be planned, and so many allocated bytes can; 0 where plans were made.
         is_enough: whether the search may end.
     """
 
     fits: bool
     over_bytes: int = 0
+    least_bytes: int = 0
     is_enough: bool = False
 
 
-def search(
-    budget_bytes: int,
-    least_bytes: int,
-    look: Callable[[int], Look],
-    rounds: int,
-    *,
-    near_bytes: int = 0,
-    first: Look | None = None,
-) -> None:
+class Steps(Protocol):
+    """Says which number of allocated bytes is looked at next."""
+
+    allowed_bytes: int
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to look at."""
+        ...
+
+    def more(self) -> None:
+        """The plans that were looked at fit: look at more bytes."""
+        ...
+
+    def less(self, found: Look, *, has_fit: bool) -> None:
+        """They do not: look at fewer bytes; `has_fit`: others did."""
+        ...
+
+
+def search(steps: Steps, look: Callable[[int], Look], rounds: int, *, first: Look | None = None) -> None:
     """Look at plans for one number of allocated bytes after the other; `look` keeps what it finds.
 
     Args:
-        budget_bytes: of reserved bytes; as many allocated ones are looked at first.
-        least_bytes: allocated bytes that can be planned for at least.
+        steps: where to look.
         look: at plans within a number of allocated bytes.
         rounds: looks at most.
-        near_bytes: two numbers of allocated bytes this close are not told apart.
         first: the first look, where it was had before.
     """
-    narrowing, has_fit, found = Narrowing(budget_bytes, least_bytes, near_bytes), False, first or look(budget_bytes)
+    has_fit, found = False, first or look(steps.allowed_bytes)
     for _ in range(rounds - 1):
         has_fit |= found.fits
         if found.is_enough:
             return
         if found.fits:
-            narrowing.more()
+            steps.more()
         else:
-            narrowing.less(is_found=has_fit, over_bytes=found.over_bytes)
-        if narrowing.is_over:
+            steps.less(found, has_fit=has_fit)
+        if steps.is_over:
             return
-        found = look(narrowing.allowed_bytes)
+        found = look(steps.allowed_bytes)
 
 
 @final
 class Narrowing:
-    """Which budget of allocated bytes to try next, so that the reserved ones are within the budget.
+    """Steps to the fastest plan, where the least that can be planned for is known: down, and up again.
 
     Attributes:
         allowed_bytes: to be tried.
@@ -87,11 +98,38 @@ class Narrowing:
         self._least = self.allowed_bytes + 1
         self.allowed_bytes = (self.allowed_bytes + self._fails) // 2
 
-    def less(self, *, is_found: bool, over_bytes: int = 0) -> None:
+    def less(self, found: Look, *, has_fit: bool) -> None:
         """What was tried is not: half of what is left, where something was found already, else by what it is over."""
         self._fails, room = self.allowed_bytes, self.allowed_bytes - self._least
-        lower = self.allowed_bytes - max(min(over_bytes, room // 2), self.allowed_bytes // 16, room // 4, 1)
-        self.allowed_bytes = (self._least + self._fails) // 2 if is_found else max(self._least, lower)
+        lower = self.allowed_bytes - max(min(found.over_bytes, room // 2), self.allowed_bytes // 16, room // 4, 1)
+        self.allowed_bytes = (self._least + self._fails) // 2 if has_fit else max(self._least, lower)
+
+
+@final
+class Descending:
+    """Steps to the first plan that fits, where the least that can be planned for shows on the way: down by a twelfth.
+
+    Attributes:
+        allowed_bytes: to be tried.
+        is_over: whether the least was tried.
+
+    Args:
+        budget_bytes: of reserved bytes.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.allowed_bytes, self.is_over = budget_bytes, False
+        self._least = 0
+
+    def more(self) -> None:
+        """What was tried is within the budget: that is enough."""
+        self.is_over = True
+
+    def less(self, found: Look, *, has_fit: bool) -> None:  # noqa: ARG002
+        """What was tried is not, or cannot be planned for."""
+        self._least = found.least_bytes or self._least
+        self.is_over = self.allowed_bytes == self._least
+        self.allowed_bytes = max(self._least, self.allowed_bytes - self.allowed_bytes // 12)
 
 
 def lowest(works: Callable[[int], bool], fails: int, fits: int, near_bytes: int, share: float = 0.0) -> int:

@@ -21,7 +21,7 @@ from elbowroom.plan import Plan
 from elbowroom.planners import Asking, Judge, Means, any_recompute, asking
 from elbowroom.planners.budget.confirm_reserved import LIMIT_BYTES
 from elbowroom.planners.budget.infeasible import followed
-from elbowroom.planners.budget.reserved_search import Look, lowest, search
+from elbowroom.planners.budget.reserved_search import Descending, Look, lowest, search
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.simulate.repeated_steps import Cycle, Limited, cycle, early_waits, waits_at_saves
 from elbowroom.simulate.simulate import simulate
@@ -215,13 +215,15 @@ def _searched(request: CourseRequest, tried: _Tried) -> Course | None:
 
     def look(allowed_bytes: int) -> Look:
         nonlocal found
-        found = tried.add(request, ask.plan(allowed_bytes))
-        over_bytes = max(0, tried.least_bytes - request.budget.device_bytes)
-        return Look(fits=found is not None, over_bytes=over_bytes, is_enough=found is not None)
+        try:
+            found = tried.add(request, ask.plan(allowed_bytes))
+        except Infeasible as problem:
+            return Look(fits=False, least_bytes=problem.least_feasible_bytes)
+        return Look(fits=found is not None)
 
     if found is None:
         rounds = ROUNDS_OF_RECOMPUTES if "recompute" in asked.allow else ROUNDS
-        search(allowed_bytes, least_allocated(request), look, rounds, first=Look(fits=False))
+        search(Descending(allowed_bytes), look, rounds, first=Look(fits=False))
     if found is None and asked.planner is None and "swap" in asked.allow:
         with suppress(Infeasible):
             found = tried.add(request, _everything(request))

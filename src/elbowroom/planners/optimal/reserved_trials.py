@@ -17,7 +17,7 @@ from itertools import islice
 from typing import final
 
 from elbowroom.planners.budget.confirm_reserved import replayed
-from elbowroom.planners.budget.reserved_search import Look, lowest, search
+from elbowroom.planners.budget.reserved_search import Look, Narrowing, lowest, search
 from elbowroom.planners.optimal.refine import Pool
 from elbowroom.planners.optimal.rough_trials import NAME, Found
 from elbowroom.planners.optimal.trial import Trial
@@ -174,7 +174,7 @@ def fastest_within(budget_bytes: int, least_bytes: int, rough: Rough, enough_ns:
         is_enough = best is not None and best.step_ns <= enough_ns
         return Look(fits=found is not None and not found.is_driven, over_bytes=over_bytes, is_enough=is_enough)
 
-    search(budget_bytes, least_bytes, look, ROUNDS, near_bytes=int(NEAR * budget_bytes))
+    search(Narrowing(budget_bytes, least_bytes, int(NEAR * budget_bytes)), look, ROUNDS)
     return best
 
 
