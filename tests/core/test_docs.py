@@ -15,6 +15,7 @@ PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.md")],
 )
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
+PACKAGE_PAGES = sorted((ROOT / "src" / "elbowroom").glob("*/README.md"))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 STRUCK = re.compile(r"\b(so many|told|beside|whoever|where it is so|of which none|said once)\b", re.IGNORECASE)
 MADE_BY_THE_SITE = {"api.md", "cli.md", "architecture.md", "contributing.md", "changelog.md", "security.md"}
@@ -51,6 +52,13 @@ def test_every_page_is_in_the_site() -> None:
     there = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     assert there <= listed
     assert listed - there <= MADE_BY_THE_SITE
+
+
+@pytest.mark.parametrize("page", PACKAGE_PAGES, ids=[path.parent.name for path in PACKAGE_PAGES])
+def test_the_page_of_a_package_names_files_that_are_there(page: Path) -> None:
+    names = re.findall(r"[\w/]+(?:\.py|/)(?=[,:])", page.read_text("utf-8"))
+    assert names
+    assert all((page.parent / name).exists() for name in names), f"{page} names a file that is not there: {names}"
 
 
 def test_readme_is_short_and_begins_with_the_question() -> None:
