@@ -76,8 +76,30 @@ def test_a_word_that_is_not_allowed_is_named_with_what_was_meant(
 ) -> None:
     assert main(words) == 2
     out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert said in err
+    message, *usage = err.splitlines()
+    assert (out, said in message) == ("", True)
+    verbs = (f"usage: elbowroom {words[0]} ",) if words[0] != "estimat" else ()
+    assert tuple(line[: len(verbs[0])] for line in usage[:1]) == verbs
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_a_shell_can_complete_verbs_options_and_gpus(shell: str) -> None:
+    done = run("--completion", shell)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    for word in ("estimate", "pareto", "rtx4090", "swap_greedy"):
+        assert word in done.stdout
+
+
+def test_bash_completes_what_was_printed_for_it(tmp_path: Path) -> None:
+    # given the completion, and `elbowroom plan --gpu rtx409`
+    (tmp_path / "completion").write_text(run("--completion", "bash").stdout)
+    asked = "COMP_WORDS=(elbowroom plan --gpu rtx409); COMP_CWORD=3; COMP_LINE='elbowroom plan --gpu rtx409'"
+    name = "$(complete -p elbowroom | sed 's/.*-F \\([^ ]*\\).*/\\1/')"
+    script = f'source {tmp_path}/completion; {asked}; {name}; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+
+    assert done.stdout.split() == ["rtx4090", "rtx4090d"]
 
 
 def test_an_error_of_elbowroom_is_one_message_and_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

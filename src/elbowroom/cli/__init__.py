@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from elbowroom.cli import (
+    completion,
     demo_verb,
     estimate_verb,
     failures,
@@ -75,6 +76,7 @@ def parser_of_all() -> Parser:
         epilog="`elbowroom VERB --help` says more about each verb.",
     )
     parser.add_argument("--version", action="version", version=f"elbowroom {installed_version()}")
+    completion.add(parser)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in VERBS:
         verb.add(verbs)

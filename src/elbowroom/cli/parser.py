@@ -1,4 +1,4 @@
-"""The parser of the command line: one message for what is wrong, with what was probably meant."""
+"""The parser of the command line: one message for what is wrong, with what was probably meant and the verb's usage."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class Parser(argparse.ArgumentParser):
         own = f" The script's own arguments follow after --, as in -- {' '.join(unknown)}"
         raise UsageError(
             f"given {option!r}, which is no option here; allowed are those that `{self.prog} --help` lists"
-            f"{_meant(option, known) or '.'}{own if self._takes_script_arguments else ''}"
+            f"{_meant(option, known) or '.'}{own if self._takes_script_arguments else ''}\n{self.format_usage().rstrip()}"
         )
 
     def error(self, message: str) -> NoReturn:
         """As for `refuse`, where a value is missing or is none of those allowed."""
-        raise UsageError(f"{message}; `{self.prog} --help` says what is allowed")
+        raise UsageError(f"{message}; `{self.prog} --help` says what is allowed\n{self.format_usage().rstrip()}")
 
 
 def _meant(word: str, known: Iterable[str]) -> str:

@@ -116,7 +116,7 @@ def why_no_file(path: str | os.PathLike[str]) -> str:
     """
     try:
         mode = os.stat(path).st_mode
-    except OSError:
+    except (OSError, ValueError):
         return ""
     if stat.S_ISDIR(mode):
         return "a folder"
