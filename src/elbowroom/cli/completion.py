@@ -16,9 +16,9 @@ class Completion(argparse.Action):
     def __call__(
         self,
         parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
+        namespace: argparse.Namespace,  # noqa: ARG002  argparse calls it with four
         values: str | Sequence[Any] | None,
-        option_string: str | None = None,
+        option_string: str | None = None,  # noqa: ARG002
     ) -> None:
         """Print it."""
         import shtab

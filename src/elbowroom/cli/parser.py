@@ -54,7 +54,8 @@ class Parser(argparse.ArgumentParser):
         own = f" The script's own arguments follow after --, as in -- {' '.join(unknown)}"
         raise UsageError(
             f"given {option!r}, which is no option here; allowed are those that `{self.prog} --help` lists"
-            f"{_meant(option, known) or '.'}{own if self._takes_script_arguments else ''}\n{self.format_usage().rstrip()}"
+            f"{_meant(option, known) or '.'}{own if self._takes_script_arguments else ''}"
+            f"\n{self.format_usage().rstrip()}"
         )
 
     def error(self, message: str) -> NoReturn:

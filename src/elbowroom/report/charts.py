@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elbowroom.answers.pareto import Pareto
-from elbowroom.report.subject import Subject
+from elbowroom.report.subject import KEPT, Subject
 from elbowroom.timeline import LANES, Curve, Span, Timeline
 from elbowroom.trace import Op, Trace
 
@@ -37,7 +37,7 @@ def memory(subject: Subject) -> dict[str, object]:
         for title, line in subject.timelines
         for curve in line.curves
         for label, tone in [_series(title, curve)]
-        if curve.tier == "device" or title != "everything kept"
+        if curve.tier == "device" or title != KEPT
     ]
     named.sort(key=lambda entry: DRAWN.index(entry[1]))
     thinned = [thin(curve) for _, _, _, curve in named]
@@ -67,7 +67,7 @@ def thin(curve: Curve) -> tuple[Ints, Ints]:
 
 def lanes(subject: Subject) -> list[dict[str, object]]:
     """Per timeline its title, its end and its lanes; everything kept has one lane only and is left out."""
-    shown = [(title, line) for title, line in subject.timelines if title != "everything kept"]
+    shown = [(title, line) for title, line in subject.timelines if title != KEPT]
     return [
         {"title": title, "step_ns": line.step_ns, "lanes": _lanes(line, subject.trace)}
         for title, line in shown or subject.timelines
@@ -90,7 +90,7 @@ def pareto(curve: Pareto) -> dict[str, object]:
 
 
 def _series(title: str, curve: Curve) -> tuple[str, str]:
-    tones = {"everything kept": "kept"}
+    tones = {KEPT: "kept"}
     tone = tones.get(title, title)
     if curve.tier != "device":
         return f"on {curve.tier}, {title}", f"{tone}-lower"

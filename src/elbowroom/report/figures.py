@@ -102,6 +102,55 @@ def accuracy(subject: Subject) -> str:
     return f"the simulated peak is {far} {side} the measured one"
 
 
+def accuracy_of_time(subject: Subject) -> str:
+    """How far the simulated step time is from the measured one, in a sentence; "" without both."""
+    if subject.simulated is None or subject.measured is None:
+        return ""
+    found = compare(subject.simulated, subject.measured)
+    return (
+        f"the simulated step takes {format_ns(found.step_simulated_ns)}, {found.step_ratio:.2f} times the "
+        f"{format_ns(found.step_measured_ns)} that were measured"
+    )
+
+
+def title(subject: Subject) -> str:
+    """What tells this report from others: the curve or the plan, the machine, the trace."""
+    parts: list[str] = []
+    if subject.pareto is not None:
+        parts.append("budget against step time")
+    if subject.plan is not None:
+        parts.append(f"{subject.plan.planner} within {format_bytes(subject.plan.budget_bytes)}")
+    if subject.measured is not None:
+        parts.append("measured")
+    if subject.machine is not None:
+        parts.append(subject.machine.name)
+    if subject.trace is not None:
+        parts.append(f"trace {subject.trace.id[:8]}")
+    return f"elbowroom: {', '.join(parts) or 'timelines'}"
+
+
+def memory_text(subject: Subject) -> str:
+    """What the chart of memory shows, for who does not see it."""
+    held = [f"{title} {format_bytes(line.peak_allocated_bytes)}" for title, line in subject.timelines]
+    budget = f"; the budget is {format_bytes(subject.plan.budget_bytes)}" if subject.plan else ""
+    return f"Line chart of memory over the step. Peak allocated: {', '.join(held)}{budget}."
+
+
+def lanes_text(subject: Subject) -> str:
+    """What the chart of lanes shows."""
+    taken = [
+        f"{title} {format_ns(line.step_ns)}, of which compute waits {format_ns(line.stall_ns)}"
+        for title, line in subject.timelines
+    ]
+    return f"Bars of what runs when, on each lane. The step takes: {'; '.join(taken)}."
+
+
+def pareto_text(subject: Subject) -> str:
+    """What the chart of budgets shows; its points are in the table below it."""
+    count = len(subject.pareto.points) if subject.pareto else 0
+    return f"Line chart of step time against budget, {count} points, which the table after it lists."
+
+
 def decisions(subject: Subject) -> str:
     """What the plan does, in a sentence; "" without a plan."""
     plan, trace = subject.plan, subject.trace

@@ -12,13 +12,14 @@ from importlib import resources
 from string import Template
 
 from elbowroom.report import charts, figures
-from elbowroom.report.subject import Subject
+from elbowroom.report.subject import KEPT, Subject
 from elbowroom.trace import Category
 from elbowroom.units import format_bytes, format_ns
 
 STORAGES_SHOWN = 80
 STYLES = (("vendor", "uPlot.min.css"), ("web", "page.css"))
-SCRIPTS = (("web", "format.js"), ("web", "memory.js"), ("web", "lanes.js"), ("web", "pareto.js"), ("web", "page.js"))
+SCRIPTS = (("web", "format.js"), ("web", "memory.js"), ("web", "lanes.js"), ("web", "pareto.js"), ("web", "tables.js"))
+START = ("web", "page.js")
 
 
 def page(subject: Subject) -> str:
@@ -27,6 +28,10 @@ def page(subject: Subject) -> str:
     if subject.pareto:
         data["pareto"] = charts.pareto(subject.pareto)
     return Template(_file("web", "page.html")).substitute(
+        title=escape(figures.title(subject)),
+        memory_text=escape(figures.memory_text(subject)),
+        lanes_text=escape(figures.lanes_text(subject)),
+        pareto_text=escape(figures.pareto_text(subject)),
         facts=_facts(subject),
         tiles=_tiles(subject),
         headlines=_headlines(subject),
@@ -38,7 +43,7 @@ def page(subject: Subject) -> str:
         data=in_script(data),
         style="".join(_file(*name) for name in STYLES),
         library=_file("vendor", "uPlot.iife.min.js"),
-        script="".join(_file(*name) for name in SCRIPTS),
+        script="".join(_file(*name) for name in (*SCRIPTS, START)),
     )
 
 
@@ -58,7 +63,8 @@ def _facts(subject: Subject) -> str:
         ("machine", figures.machine(subject)),
         ("plan", figures.decisions(subject)),
         ("bound", figures.bound(subject)),
-        ("accuracy", figures.accuracy(subject)),
+        ("accuracy of memory", figures.accuracy(subject)),
+        ("accuracy of time", figures.accuracy_of_time(subject)),
     )
     return "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in known if text)
 
@@ -99,7 +105,7 @@ def _toned(title: str, html: str) -> str:
 
 
 def _tone(title: str) -> str:
-    return "tone-kept" if title == "everything kept" else f"tone-{title}"
+    return "tone-kept" if title == KEPT else f"tone-{title}"
 
 
 def _headlines(subject: Subject) -> str:
@@ -155,18 +161,21 @@ def _storages(subject: Subject) -> str:
     rows = "".join(_storage(row) for row in figures.largest_storages(subject, STORAGES_SHOWN))
     if not rows:
         return ""
-    head = "".join(f"<th>{name}</th>" for name in ("", "size", "category", "made by", "module", "idle for", "plan", ""))
+    head = "".join(
+        f"<th>{name}</th>"
+        for name in ("storage", "size", "category", "made by", "module", "idle for", "plan", "detail")
+    )
     return f'<table class="storages"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
 def _storage(row: figures.StorageRow) -> str:
     cells = (
         ("id", str(row.storage)),
-        ("number", escape(format_bytes(row.size_bytes))),
+        (f'number" data-value="{row.size_bytes}', escape(format_bytes(row.size_bytes))),
         ("", f'<i class="key cat-{row.category}"></i>{row.category}'),
         ("", f"<code>{escape(row.made_by)}</code>"),
         ("", f"<code>{escape(row.module)}</code>"),
-        ("number", "" if row.idle_ns is None else escape(format_ns(row.idle_ns))),
+        (f'number" data-value="{row.idle_ns or 0}', "" if row.idle_ns is None else escape(format_ns(row.idle_ns))),
         ("", f'<b class="action">{row.action}</b>'),
         ("detail", escape(row.detail)),
     )

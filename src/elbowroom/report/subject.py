@@ -12,6 +12,9 @@ from elbowroom.simulate.simulate import simulate
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 
+KEPT = "everything kept, simulated"
+"""Title of the timeline that is never measured, so that none takes its seconds for measured ones."""
+
 Record = Trace | Machine | Plan | Timeline | Pareto
 
 
@@ -37,7 +40,7 @@ class Subject:
     @property
     def timelines(self) -> tuple[tuple[str, Timeline], ...]:
         """The timelines that are there, with the title each has in every report."""
-        named = (("everything kept", self.kept), ("simulated", self.simulated), ("measured", self.measured))
+        named = ((KEPT, self.kept), ("simulated", self.simulated), ("measured", self.measured))
         return tuple((title, timeline) for title, timeline in named if timeline is not None)
 
 

@@ -13,13 +13,13 @@ from elbowroom.answers.pareto import Pareto
 from elbowroom.plan import Plan
 from elbowroom.report import figures
 from elbowroom.report.screen import Column, FittingTable, PlainConsole, plain_table
-from elbowroom.report.subject import Subject
+from elbowroom.report.subject import KEPT, Subject
 from elbowroom.trace import Category
 from elbowroom.units import format_bytes, format_ns
 
 STORAGES_SHOWN = 12
 WIDTH = 120
-COLOUR_OF = {"everything kept": "bright_black", "simulated": "yellow", "measured": "blue"}
+COLOUR_OF = {KEPT: "bright_black", "simulated": "yellow", "measured": "blue"}
 
 PARETO_RANKS = {"stall": 2, "swapped out": 3, "reserved": 1}
 """Columns of the curve that a narrow terminal can do without."""
@@ -42,7 +42,7 @@ def rendered(subject: Subject) -> RenderableType:
     if subject.timelines:
         parts.append(_headlines(subject))
     if accuracy := figures.accuracy(subject):
-        parts.append(Text(accuracy + "\n"))
+        parts.append(Text(f"accuracy of memory: {accuracy}\naccuracy of time: {figures.accuracy_of_time(subject)}\n"))
     if found := figures.peaks(subject):
         parts.append(_breakdown(found))
     if subject.pareto is not None:

@@ -1,10 +1,16 @@
 // Puts the charts on the page, and keeps the time ranges of memory and lanes the same.
 (function () {
   const data = JSON.parse(document.getElementById("data").textContent);
+  const storages = document.querySelector("table.storages");
+  if (storages) {
+    sortable(storages);
+    findable(storages);
+  }
   if (data.pareto) {
     const place = document.getElementById("pareto");
     paretoKeys(document.getElementById("pareto-keys"), data.pareto);
     const plot = paretoChart(place, data.pareto);
+    named(place);
     addEventListener("resize", () => plot.setSize({ width: place.clientWidth, height: 300 }));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plot.redraw());
   }
@@ -21,6 +27,8 @@
   memoryKeys(document.getElementById("memory-keys"), data.memory);
   const plot = memoryChart(place, data.memory, follow);
   zoom(whole[0], whole[1]);
+  named(place);
+  named(document.getElementById("lanes"));
 
   const keys = document.getElementById("lane-keys");
   const tones = new Set(data.lanes.flatMap((group) => group.lanes.flatMap((lane) => lane.tone)));

@@ -27,7 +27,7 @@ function drawKept(plot, keptNs) {
   ctx.stroke();
   ctx.font = 12 * devicePixelRatio + "px system-ui, sans-serif";
   ctx.textAlign = "left";
-  ctx.fillText("everything kept " + timeText(keptNs), bbox.left + 6 * devicePixelRatio, y + 15 * devicePixelRatio);
+  ctx.fillText("everything kept, simulated " + timeText(keptNs), bbox.left + 6 * devicePixelRatio, y + 15 * devicePixelRatio);
   ctx.restore();
 }
 
