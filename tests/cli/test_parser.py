@@ -78,8 +78,9 @@ def test_a_word_that_is_not_allowed_is_named_with_what_was_meant(
     out, err = capsys.readouterr()
     message, *usage = err.splitlines()
     assert (out, said in message) == ("", True)
-    verbs = (f"usage: elbowroom {words[0]} ",) if words[0] != "estimat" else ()
-    assert tuple(line[: len(verbs[0])] for line in usage[:1]) == verbs
+    shown = "" if words[0] == "estimat" else f"usage: elbowroom {words[0]} "
+    assert "".join(usage[:1]).startswith(shown)
+    assert bool(usage) == bool(shown)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
