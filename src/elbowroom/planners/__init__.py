@@ -21,6 +21,7 @@ from elbowroom.planners.baselines.threshold import threshold
 from elbowroom.planners.baselines.vdnn import vdnn
 from elbowroom.planners.budget.budgets import first_lower, held_to, resolved
 from elbowroom.planners.budget.least import checked_slowdown, least_plan
+from elbowroom.planners.installed import installed
 from elbowroom.planners.optimal.optimal import optimal
 from elbowroom.planners.problem import DEFAULT_MEANS, MEANS, SAME_BITS, Judge, Means, Planner, Problem, any_recompute
 from elbowroom.planners.request import TIME_LIMIT_S, PlanRequest, ResolvedBudget
@@ -64,6 +65,7 @@ PLANNERS: dict[str, Planner] = {
     "threshold": threshold,
     "lms": lms,
 }
+PLANNERS.update(installed(PLANNERS))
 DEFAULT_PLANNER = "optimal"
 
 

@@ -3,6 +3,7 @@
 terminal.py   the figures as tables
 html.py       one file with charts, no network needed
 chrome.py     a timeline for chrome://tracing and ui.perfetto.dev
+snapshot.py   storages for pytorch.org/memory_viz
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from elbowroom.report.subject import Record, Subject, subject_of
 
 __all__ = ["Record", "Subject", "report", "subject_of", "write"]
 
-ENDINGS = (".html", ".trace.json", ".txt")
+ENDINGS = (".html", ".trace.json", ".txt", ".pickle")
 
 
 def report(*records: Record, out: str | os.PathLike[str] | None = None) -> str:
@@ -23,7 +24,8 @@ def report(*records: Record, out: str | os.PathLike[str] | None = None) -> str:
 
     Args:
         records: any of a Trace, a Machine, a Plan, a simulated and a measured Timeline, in any order.
-        out: file to write as well: .html (one offline page), .trace.json (Chrome trace) or .txt (what is returned).
+        out: file to write as well: .html (one offline page), .trace.json (Chrome trace), .txt (what is returned) or
+            .pickle (a memory snapshot for https://pytorch.org/memory_viz, of what a plan has where one is given).
 
     Returns:
         The report as plain text.
@@ -47,17 +49,17 @@ def write(subject: Subject, out: str | os.PathLike[str]) -> None:
         UsageError: an ending that is not known.
         FormatError: the file cannot be written.
     """
-    text = _text_for(subject, os.fspath(out))
+    made = _made(subject, os.fspath(out))
     try:
-        Path(out).write_text(text, encoding="utf-8")
+        Path(out).write_bytes(made if isinstance(made, bytes) else made.encode())
     except OSError as problem:
         raise FormatError(f"{os.fspath(out)}: cannot be written: {problem.strerror}; name another path") from problem
 
 
-def _text_for(subject: Subject, out: str) -> str:
-    from elbowroom.report import chrome, html, terminal
+def _made(subject: Subject, out: str) -> str | bytes:
+    from elbowroom.report import chrome, html, snapshot, terminal
 
-    makers = dict(zip(ENDINGS, (html.page, chrome.trace_json, terminal.as_text), strict=True))
+    makers = dict(zip(ENDINGS, (html.page, chrome.trace_json, terminal.as_text, snapshot.snapshot_pickle), strict=True))
     for ending, make in makers.items():
         if out.endswith(ending):
             return make(subject)
