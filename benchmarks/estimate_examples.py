@@ -26,7 +26,7 @@ from rich.console import Console
 from elbowroom.allocator import replay
 from elbowroom.answers.estimate import Estimate, conv_workspaces, estimate
 from elbowroom.capture.script import capture_script
-from elbowroom.capture.virtual.library_settings import CudnnModel, Settings
+from elbowroom.capture.virtual.library_settings import CudnnModel, ModelledDevice
 from elbowroom.machine import Machine
 from elbowroom.report.answer import rendered
 from elbowroom.trace import Trace
@@ -132,7 +132,7 @@ def _row(case: Case, found: Estimate, trace: Trace, before: dict[str, Any] | Non
 
 def _with_the_rigs_workspaces(trace: Trace, gpu: Machine) -> dict[str, int]:
     """The events with cuBLAS's first workspace alone, and without those of convolutions."""
-    size_bytes = Settings.of(gpu, CudnnModel(), True).cublas_bytes
+    size_bytes = ModelledDevice.of(gpu, CudnnModel(), True).cublas_bytes
     storages = enumerate(trace.storages)
     cublas = [number for number, each in storages if (each.category, each.size_bytes) == ("workspace", size_bytes)]
     left_out = conv_workspaces(trace) | set(cublas[1:])

@@ -12,7 +12,7 @@ import torch
 from benchmarks.accuracy.corpus import Line, read_history
 from benchmarks.accuracy.figures import digest, first_difference, numbered
 from elbowroom.allocator import Replay, replay
-from elbowroom.capture.virtual import ConvolutionCall, CudnnModel, VirtualDevice, Wanted
+from elbowroom.capture.virtual import ConvolutionCall, CudnnModel, PassWorkspace, VirtualDevice
 from elbowroom.machine import Machine, Tier
 
 Answer = dict[str, Any]
@@ -68,8 +68,8 @@ def cudnn_of(env: dict[str, str]) -> CudnnModel:
     text = env.get("FAKECUDNN_WORKSPACE", "0")
     if not text.startswith("x"):
         size_bytes = int(text)
-        return CudnnModel(workspace=lambda _: Wanted.exactly(size_bytes))
-    return CudnnModel(workspace=lambda call: Wanted.exactly(int(float(text[1:]) * _largest_bytes(call))))
+        return CudnnModel(workspace=lambda _: PassWorkspace.exactly(size_bytes))
+    return CudnnModel(workspace=lambda call: PassWorkspace.exactly(int(float(text[1:]) * _largest_bytes(call))))
 
 
 def _largest_bytes(call: ConvolutionCall) -> int:

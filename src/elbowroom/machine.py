@@ -15,7 +15,7 @@ from elbowroom.files.record_files import Filed
 from elbowroom.hardware import gpus, nvml, outside_measured
 from elbowroom.hardware.disk_probe import DiskRates, measure_disk, measure_memory
 from elbowroom.hardware.gpu_table import DTYPES, GIVEN, Gpu, LinkKind
-from elbowroom.hardware.outside_measured import Outside
+from elbowroom.hardware.outside_measured import MeasuredOutside
 from elbowroom.hardware.ram import capacity_bytes, free_bytes
 from elbowroom.units import format_bytes
 
@@ -163,7 +163,7 @@ class Machine(Filed):
         )
 
     @classmethod
-    def _here_with(cls, found: nvml.Device, host: Tier, disk: Tier, rates: DiskRates) -> Self:
+    def _here_with(cls, found: nvml.NvmlDevice, host: Tier, disk: Tier, rates: DiskRates) -> Self:
         gpu, known = gpus.known(found.name), outside_measured.of(found.name)
         tiers = (_device(found.total_bytes), host, disk)
         links = (link_to_host(_link_of(found, gpu)), _to_disk("host", rates))
@@ -228,7 +228,7 @@ class Machine(Filed):
             outside_range_bytes=(least, most),
         )
 
-    def with_outside(self, measured: Outside) -> Self:
+    def with_outside(self, measured: MeasuredOutside) -> Self:
         """This machine with what was measured outside the allocator: `elbowroom machine --measure` keeps it."""
         return replace(
             self,
@@ -348,7 +348,7 @@ def _to_disk(upper: Literal["device", "host"], rates: DiskRates) -> Link:
     )
 
 
-def _link_of(device: nvml.Device, gpu: Gpu | None) -> LinkKind:
+def _link_of(device: nvml.NvmlDevice, gpu: Gpu | None) -> LinkKind:
     """The database's where that is no PCIe, else by what the driver says of the slot."""
     listed = gpu.link if gpu else None
     if listed and not listed.name.startswith("pcie-"):

@@ -14,9 +14,9 @@ import pytest
 
 from elbowroom.cli import main as command
 from elbowroom.demo import limited_run, limits, main, show
-from elbowroom.demo.limited_run import Trial
+from elbowroom.demo.limited_run import LimitedTrial
 from elbowroom.demo.limits import DataLimit, available_kind, hard_limit
-from elbowroom.demo.trainer import Order, memory
+from elbowroom.demo.trainer import TrainingOrder, memory
 from elbowroom.errors import UsageError
 
 MIB = 2**20
@@ -24,16 +24,18 @@ SOURCES = Path(__file__).parents[2] / "src"
 HOLD = "import sys; held = bytearray(int(sys.argv[1])); held[::4096] = b'x' * len(held[::4096]); print('held')"
 
 
-def hold(limit: limits.Limit, size_bytes: int) -> subprocess.CompletedProcess[str]:
+def hold(limit: limits.CommandLimit, size_bytes: int) -> subprocess.CompletedProcess[str]:
     words = limit.wrap([sys.executable, "-c", HOLD, str(size_bytes)])
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
-def ended(*, exit_code: int = 0, output: str = "", losses: tuple[float, ...] = (), **figures: dict[str, Any]) -> Trial:
+def ended(
+    *, exit_code: int = 0, output: str = "", losses: tuple[float, ...] = (), **figures: dict[str, Any]
+) -> LimitedTrial:
     """A trial that reported these losses, a step of 3 s each, and these events."""
     steps = [{"event": "step", "loss": loss, "step_ns": 3_000_000_000} for loss in losses]
     others = [{"event": name, **values} for name, values in figures.items()]
-    return Trial(events=(*steps, *others), exit_code=exit_code, peak_rss_bytes=700 * MIB, output=output)
+    return LimitedTrial(events=(*steps, *others), exit_code=exit_code, peak_rss_bytes=700 * MIB, output=output)
 
 
 PLAIN = ended(
@@ -57,8 +59,10 @@ WITHIN = ended(
 )
 
 
-def outcome(plain: Trial = PLAIN, limited: Trial = KILLED, within: Trial = WITHIN) -> main.Outcome:
-    return main.Outcome(
+def outcome(
+    plain: LimitedTrial = PLAIN, limited: LimitedTrial = KILLED, within: LimitedTrial = WITHIN
+) -> main.DemoOutcome:
+    return main.DemoOutcome(
         limit_kind="memory cgroup v2",
         limit_bytes=720 * MIB,
         bare_bytes=300 * MIB,
@@ -206,7 +210,7 @@ def test_a_child_reports_over_its_pipe_and_its_death_is_seen(monkeypatch: pytest
     monkeypatch.setattr(sys, "executable", str(fake))
     seen: list[Any] = []
 
-    order = Order(mode="plain", pipe=-1, shape_XYZ=(1, 1, 1), seed=0, steps=1, folder=str(tmp_path))
+    order = TrainingOrder(mode="plain", pipe=-1, shape_XYZ=(1, 1, 1), seed=0, steps=1, folder=str(tmp_path))
     done = limited_run.run(order, None, seen.append)
 
     assert seen == [{"event": "step", "loss": 1.0}]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from elbowroom.cli.launch import Command, Outcome, as_python_would, execute
+from elbowroom.cli.launch import Command, ScriptEnd, as_python_would, execute
 from elbowroom.errors import Infeasible, UsageError
 
 
-def launched(path: Path, *arguments: str) -> Outcome:
+def launched(path: Path, *arguments: str) -> ScriptEnd:
     command = Command.of([str(path), *arguments], is_module=False)
     with as_python_would(command) as outcome:
         execute(command, outcome)

@@ -13,10 +13,10 @@ from elbowroom.capture import link_probe, outside_probe
 from elbowroom.cli import main
 from elbowroom.hardware import gpus, nvml
 from elbowroom.hardware.disk_probe import DiskRates
-from elbowroom.hardware.outside_measured import Outside
+from elbowroom.hardware.outside_measured import MeasuredOutside
 from elbowroom.machine import Machine
 
-GPU = nvml.Device("NVIDIA GeForce RTX 3090", 24124 * 2**20, 86, 4, 16)
+GPU = nvml.NvmlDevice("NVIDIA GeForce RTX 3090", 24124 * 2**20, 86, 4, 16)
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_the_link_of_a_gpu_is_measured_with_torch(
     monkeypatch.setattr(nvml, "first_device", lambda: GPU)
     monkeypatch.setattr(link_probe, "measure_link", lambda: link_probe.LinkRates(7, 8, 9))
     monkeypatch.setattr("elbowroom.machine.measure_disk", lambda _: DiskRates(3, 4, 5, True))
-    monkeypatch.setattr(outside_probe, "measure_outside", lambda: Outside(300, 420))
+    monkeypatch.setattr(outside_probe, "measure_outside", lambda: MeasuredOutside(300, 420))
 
     assert main(["machine", "--measure", "--json"]) == 0
 
@@ -92,7 +92,7 @@ def child(returncode: int, out: str, error: str = "") -> Callable[..., subproces
 
 def test_the_childs_last_line_is_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", child(0, "a library's own words\n[5, 8]\n"))
-    assert outside_probe.measure_outside() == Outside(5, 8)
+    assert outside_probe.measure_outside() == MeasuredOutside(5, 8)
 
 
 def test_a_measurement_that_fails_says_why_and_what_is_needed(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elbowroom.cli.run_settings import Settings, settings_of
+from elbowroom.cli.run_settings import RunSettings, settings_of
 from elbowroom.errors import UsageError
 
 PROJECT = '[tool.elbowroom]\nbudget = "3GiB"\nspill-dir = "/project"\nmin-size = 4096\n'
@@ -20,13 +20,13 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_without_anything_the_defaults_hold(tmp_path: Path) -> None:
-    assert settings_of({}, {}, tmp_path) == Settings(budget="auto", spill_dir=None, min_size_bytes=None)
+    assert settings_of({}, {}, tmp_path) == RunSettings(budget="auto", spill_dir=None, min_size_bytes=None)
 
 
 def test_each_setting_comes_from_the_first_place_that_has_it(project: Path) -> None:
     found = settings_of({"budget": "1GiB", "spill_dir": None}, ENVIRONMENT, project)
 
-    assert found == Settings(budget="1GiB", spill_dir="/environment", min_size_bytes=4096)
+    assert found == RunSettings(budget="1GiB", spill_dir="/environment", min_size_bytes=4096)
 
 
 def test_the_environment_goes_before_the_project(project: Path) -> None:
@@ -34,7 +34,7 @@ def test_the_environment_goes_before_the_project(project: Path) -> None:
 
 
 def test_the_project_goes_before_the_defaults(project: Path) -> None:
-    assert settings_of({}, {}, project) == Settings(budget="3GiB", spill_dir="/project", min_size_bytes=4096)
+    assert settings_of({}, {}, project) == RunSettings(budget="3GiB", spill_dir="/project", min_size_bytes=4096)
 
 
 def test_an_empty_variable_counts_as_none(project: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elbowroom.allocator import replay
 from elbowroom.allocator.blocks import Block
-from elbowroom.allocator.device_allocator import Device
+from elbowroom.allocator.device_allocator import DeviceAllocator
 from elbowroom.allocator.replay import run
 from elbowroom.allocator.settings import parse_settings
 from elbowroom.allocator.statistics import Replay, inactive_split
@@ -22,14 +22,14 @@ streams = st.builds(
 )
 
 
-def device_after(stream: Stream) -> Device:
+def device_after(stream: Stream) -> DeviceAllocator:
     waits = stream.events_done == "at synchronize"
-    device = Device(parse_settings(stream.settings), stream.capacity_bytes, waits)
+    device = DeviceAllocator(parse_settings(stream.settings), stream.capacity_bytes, waits)
     run(device, stream.events)
     return device
 
 
-def first_blocks(device: Device) -> Iterator[Block]:
+def first_blocks(device: DeviceAllocator) -> Iterator[Block]:
     """The first block of each segment."""
     shelves = [shelf for pool in device.shelves for shelf in pool.values()]
     blocks = [*device._held, *[block for block in device.live.values() if block]]

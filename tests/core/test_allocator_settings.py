@@ -6,7 +6,7 @@ import doctest
 
 import pytest
 
-from elbowroom.allocator import Settings, parse_settings, settings
+from elbowroom.allocator import AllocatorSettings, parse_settings, settings
 from elbowroom.errors import UsageError
 
 MIB = 2**20
@@ -15,37 +15,40 @@ MIB = 2**20
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", Settings()),
-        (" , ", Settings()),
-        ("backend:native", Settings()),
-        ("max_split_size_mb:128", Settings(max_split_bytes=128 * MIB)),
-        ("max_non_split_rounding_mb:30", Settings(max_non_split_rounding_bytes=30 * MIB)),
-        (" expandable_segments : True ", Settings(expandable_segments=True)),
-        ("expandable_segments:False", Settings()),
-        ("garbage_collection_threshold:0.8", Settings(garbage_collection_threshold=0.8)),
-        ("per_process_memory_fraction:1", Settings()),
-        ("per_process_memory_fraction:0.25", Settings(memory_fraction=0.25)),
-        ("max_split_size_mb:64,max_split_size_mb:32", Settings(max_split_bytes=32 * MIB)),
+        ("", AllocatorSettings()),
+        (" , ", AllocatorSettings()),
+        ("backend:native", AllocatorSettings()),
+        ("max_split_size_mb:128", AllocatorSettings(max_split_bytes=128 * MIB)),
+        ("max_non_split_rounding_mb:30", AllocatorSettings(max_non_split_rounding_bytes=30 * MIB)),
+        (" expandable_segments : True ", AllocatorSettings(expandable_segments=True)),
+        ("expandable_segments:False", AllocatorSettings()),
+        ("garbage_collection_threshold:0.8", AllocatorSettings(garbage_collection_threshold=0.8)),
+        ("per_process_memory_fraction:1", AllocatorSettings()),
+        ("per_process_memory_fraction:0.25", AllocatorSettings(memory_fraction=0.25)),
+        ("max_split_size_mb:64,max_split_size_mb:32", AllocatorSettings(max_split_bytes=32 * MIB)),
         (
             "large_segment_size_mb:40",
-            Settings(large_segment_bytes=40 * MIB, max_non_split_rounding_bytes=40 * MIB),
+            AllocatorSettings(large_segment_bytes=40 * MIB, max_non_split_rounding_bytes=40 * MIB),
         ),
-        ("roundup_power2_divisions:8", Settings(roundup_divisions=(8,) * 16)),
+        ("roundup_power2_divisions:8", AllocatorSettings(roundup_divisions=(8,) * 16)),
         # 256 MiB is the power 8 above 1 MiB: the first value counts below it too
-        ("roundup_power2_divisions:[256:1,512:2,2048:8]", Settings(roundup_divisions=(1,) * 9 + (2, 0, 8) + (0,) * 4)),
-        ("roundup_power2_divisions:[512:2,>:4]", Settings(roundup_divisions=(2,) * 10 + (4,) * 6)),
-        ("roundup_power2_divisions:[2:0,4:2]", Settings(roundup_divisions=(0, 0, 2) + (0,) * 13)),
+        (
+            "roundup_power2_divisions:[256:1,512:2,2048:8]",
+            AllocatorSettings(roundup_divisions=(1,) * 9 + (2, 0, 8) + (0,) * 4),
+        ),
+        ("roundup_power2_divisions:[512:2,>:4]", AllocatorSettings(roundup_divisions=(2,) * 10 + (4,) * 6)),
+        ("roundup_power2_divisions:[2:0,4:2]", AllocatorSettings(roundup_divisions=(0, 0, 2) + (0,) * 13)),
         (
             "max_split_size_mb:64,pinned_use_background_threads:True,pinned_num_register_threads:8",
-            Settings(max_split_bytes=64 * MIB),
+            AllocatorSettings(max_split_bytes=64 * MIB),
         ),
         (
             "pinned_max_round_threshold_mb:16,pinned_max_cached_size_mb:64,pinned_reserve_segment_size_mb:8",
-            Settings(),
+            AllocatorSettings(),
         ),
     ],
 )
-def test_settings_are_read(text: str, expected: Settings) -> None:
+def test_settings_are_read(text: str, expected: AllocatorSettings) -> None:
     assert parse_settings(text) == expected
 
 

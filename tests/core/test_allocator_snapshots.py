@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from elbowroom.allocator.blocks import MIN_BLOCK_BYTES, Block, Shelf
-from elbowroom.allocator.device_allocator import SPLIT_LARGE_BYTES, Device
-from elbowroom.allocator.settings import Settings
+from elbowroom.allocator.device_allocator import SPLIT_LARGE_BYTES, DeviceAllocator
+from elbowroom.allocator.settings import AllocatorSettings
 
 DATA = Path(__file__).parents[1] / "data" / "allocator"
 NAMES = ["wed_medium_128_train", "wed_medium_256_train", "wed_medium_1024_train"]
@@ -44,9 +44,9 @@ def live_before(events: list[Row], final: list[Row]) -> dict[int, int]:
     return live
 
 
-def device_before(live: dict[int, int], final: list[Row]) -> Device:
+def device_before(live: dict[int, int], final: list[Row]) -> DeviceAllocator:
     """An allocator with these blocks in the segments; the key of each is its address."""
-    device = Device(Settings(), None, wait_for_synchronize=False)
+    device = DeviceAllocator(AllocatorSettings(), None, wait_for_synchronize=False)
     for row in {row["segment_addr_minus_base"]: row for row in final}.values():
         start, size, large = int(row["segment_addr_minus_base"]), int(row["segment_size"]), row["pool"] == "large"
         split_bytes = SPLIT_LARGE_BYTES if large else MIN_BLOCK_BYTES
@@ -76,7 +76,7 @@ def linked(block: Block) -> Block:
     return block
 
 
-def blocks_of(device: Device) -> list[tuple[int, int, int, str]]:
+def blocks_of(device: DeviceAllocator) -> list[tuple[int, int, int, str]]:
     """(address, size, requested, state) of all blocks."""
     live = [(b.address, b.size, b.requested, "active_allocated") for b in device.live.values() if b]
     shelves = [shelf for pool in device.shelves for shelf in pool.values()]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elbowroom.allocator import replay
 from elbowroom.allocator.replay import Event
-from elbowroom.allocator.within import Within
+from elbowroom.allocator.within import CapacityReplays
 
 MIB = 2**20
 SETTINGS = ("", "expandable_segments:True", "max_split_size_mb:32", "garbage_collection_threshold:0.5")
@@ -40,7 +40,7 @@ def test_a_replay_that_begins_where_memory_runs_short_is_equal(
 ) -> None:
     free = replay(events, settings)
     least = free.peak_allocated_bytes
-    again = Within(events, settings, free, least_bytes=least)
+    again = CapacityReplays(events, settings, free, least_bytes=least)
     for share in shares:
         capacity = least + (free.peak_reserved_bytes - least) * share // 100
         found, expected = again.replay(capacity), replay(events, settings, capacity)
@@ -52,12 +52,12 @@ def test_a_replay_that_begins_where_memory_runs_short_is_equal(
 
 def test_a_capacity_below_the_least_is_replayed_from_the_first_event() -> None:
     events: list[Event] = [("alloc", "w", 30 * MIB), ("free", "w"), ("alloc", "x", 40 * MIB)]
-    again = Within(events, "", replay(events), least_bytes=40 * MIB)
+    again = CapacityReplays(events, "", replay(events), least_bytes=40 * MIB)
     assert again.replay(35 * MIB).out_of_memory.tolist() == [False, False, True]
     assert again.replay(40 * MIB).retries.tolist() == [0, 0, 1]
 
 
 def test_a_failure_of_what_is_spared_ends_nothing() -> None:
     events: list[Event] = [("alloc", "w", 30 * MIB), ("free", "w"), ("alloc", "x", 10 * MIB)]
-    again = Within(events, "", replay(events), least_bytes=20 * MIB, spared={"w"})
+    again = CapacityReplays(events, "", replay(events), least_bytes=20 * MIB, spared={"w"})
     assert again.replay(20 * MIB).allocated_bytes.tolist() == [0, 0, 10 * MIB]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elbowroom.answers.estimate import Estimate, Interval, conv_workspaces, estimate, moment_label
-from elbowroom.answers.memory_by_module import Share, block_name
+from elbowroom.answers.memory_by_module import ModuleShare, block_name
 from elbowroom.machine import Machine, Tier
 from elbowroom.trace import Category, Event, OnStream, Op, Phase, Step, Storage, Trace, Workspace
 
@@ -222,7 +222,7 @@ def test_what_is_held_at_the_peak_is_told_by_category_and_by_module() -> None:
 
     assert answer.categories == (("activation", 160 * MIB), ("parameter", 20 * MIB))
     # the weight belongs to the module that reads it first
-    assert answer.modules == (Share("Net.conv1", 1, 120 * MIB), Share("Net.conv2", 1, 60 * MIB))
+    assert answer.modules == (ModuleShare("Net.conv1", 1, 120 * MIB), ModuleShare("Net.conv2", 1, 60 * MIB))
     assert (answer.other_modules_bytes, answer.rounding_bytes) == (0, 0)
     assert moment_label(answer.peak) == "step 1, forward, aten.cudnn_convolution in Net.conv2 (op 2 of 4)"
 
@@ -239,7 +239,7 @@ def test_repeated_blocks_are_one_row_and_ten_rows_are_shown() -> None:
 
     answer = estimate(story.trace(), gpu(1000))
 
-    assert answer.modules[0] == Share("Net.h.*.mlp", 3, 30 * MIB)
+    assert answer.modules[0] == ModuleShare("Net.h.*.mlp", 3, 30 * MIB)
     # 9 of the 12 single layers are shown
     assert len(answer.modules) == 10
     assert answer.other_modules_bytes == 3 * MIB
@@ -283,7 +283,7 @@ def test_gradients_and_optimizer_state_belong_to_the_module_of_their_parameter()
     answer = estimate(story.trace(), gpu(1000))
 
     # 3 x 20 MiB and 3 x 30 MiB
-    assert answer.modules == (Share("Net.two", 1, 90 * MIB), Share("Net.one", 1, 60 * MIB))
+    assert answer.modules == (ModuleShare("Net.two", 1, 90 * MIB), ModuleShare("Net.one", 1, 60 * MIB))
 
 
 def test_on_a_machine_whose_allocator_is_exact_reserved_is_allocated() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from elbowroom.errors import FormatError, InvalidRecord, UsageError
 from elbowroom.hardware import gpus, nvml, outside_measured
-from elbowroom.hardware.outside_measured import Outside
+from elbowroom.hardware.outside_measured import MeasuredOutside
 from elbowroom.machine import ASSUMED_DISK, Link, Machine, Rate, Tier
 
 GIB, MIB = 2**30, 2**20
@@ -311,7 +311,7 @@ def test_what_was_measured_outside_the_allocator_is_used_from_then_on(
     load(driver())
     assert Machine.here().outside_bytes == 300 * MIB
 
-    kept = outside_measured.keep("NVIDIA GeForce RTX 3090", Outside(250 * MIB, 330 * MIB))
+    kept = outside_measured.keep("NVIDIA GeForce RTX 3090", MeasuredOutside(250 * MIB, 330 * MIB))
 
     # kernels took 80 MiB over the context; as much again is the most
     assert kept == cache
@@ -323,11 +323,11 @@ def test_what_was_measured_outside_the_allocator_is_used_from_then_on(
 
 
 def test_a_second_measurement_takes_the_place_of_the_first_one_of_its_gpu(cache: Path) -> None:
-    outside_measured.keep("A", Outside(1, 2))
-    outside_measured.keep("B", Outside(3, 4))
-    outside_measured.keep("A", Outside(5, 6))
+    outside_measured.keep("A", MeasuredOutside(1, 2))
+    outside_measured.keep("B", MeasuredOutside(3, 4))
+    outside_measured.keep("A", MeasuredOutside(5, 6))
 
-    assert (outside_measured.of("A"), outside_measured.of("B")) == (Outside(5, 6), Outside(3, 4))
+    assert (outside_measured.of("A"), outside_measured.of("B")) == (MeasuredOutside(5, 6), MeasuredOutside(3, 4))
     assert [file.name for file in cache.parent.iterdir()] == ["outside.json"]
 
 
@@ -364,7 +364,7 @@ def test_a_driver_that_does_not_tell_the_slot_leaves_it_to_the_table(load: Load)
 
 
 def test_a_gpu_that_the_table_does_not_have_is_described_by_the_driver_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "first_device", lambda: nvml.Device("NVIDIA Z1000", 2 * GIB, 130, 0, 0))
+    monkeypatch.setattr(nvml, "first_device", lambda: nvml.NvmlDevice("NVIDIA Z1000", 2 * GIB, 130, 0, 0))
 
     here = Machine.here()
 
@@ -377,7 +377,7 @@ def test_a_gpu_that_the_table_does_not_have_is_described_by_the_driver_alone(mon
 
 
 def test_a_gpu_on_another_link_than_pcie_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "first_device", lambda: nvml.Device("NVIDIA GH200 480GB", GIB, 90, 5, 16))
+    monkeypatch.setattr(nvml, "first_device", lambda: nvml.NvmlDevice("NVIDIA GH200 480GB", GIB, 90, 5, 16))
     assert Machine.here().links[0] == Machine.of("gh200").links[0]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 
 from elbowroom.run.recompute import calls
-from elbowroom.run.recompute.calls import CallRecorder, Calls, Source, tensors_of, views_of
+from elbowroom.run.recompute.calls import CallRecorder, Calls, CallStorage, tensors_of, views_of
 from elbowroom.run.recompute.programs import Impossible, Program, check_filled
 from elbowroom.run.recompute.replay_calls import Storages, replay
 from elbowroom.step.recipes.tables import RANDOM
@@ -83,7 +83,7 @@ def _there(storage: torch.UntypedStorage | None) -> torch.UntypedStorage:
     return storage
 
 
-def _laid_out(kept: Storages, source: Source | None, like: Tensor) -> Tensor:
+def _laid_out(kept: Storages, source: CallStorage | None, like: Tensor) -> Tensor:
     if source is None:
         return like  # a view of an argument
     return torch.empty(0, dtype=like.dtype).set_(kept[source], like.storage_offset(), like.shape, like.stride())  # pyright: ignore[reportArgumentType]

@@ -15,7 +15,7 @@ from typing import Any
 from torch.backends import cudnn
 
 from elbowroom.capture import layers
-from elbowroom.capture.layers import Call, Cost
+from elbowroom.capture.layers import Cost, LayerCall
 from elbowroom.engine.algorithm_switches import CUDNN
 from elbowroom.run import layer_algorithms as layer_choices
 from tests.fakecuda.within import plain, within
@@ -30,9 +30,9 @@ def settings() -> tuple[Any, ...]:
 def main() -> None:
     spec = json.load(sys.stdin)
     measure = layers.measure
-    costs: list[tuple[Call, tuple[Cost, ...]]] = []
+    costs: list[tuple[LayerCall, tuple[Cost, ...]]] = []
 
-    def measured(call: Call) -> tuple[Cost, ...]:
+    def measured(call: LayerCall) -> tuple[Cost, ...]:
         """Memory as it is; times as the test wants them."""
         found = measure(call)
         costs.append((call, found))

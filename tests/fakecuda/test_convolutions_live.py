@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elbowroom.answers.estimate import estimate
-from elbowroom.capture.virtual import CudnnModel, VirtualDevice, Wanted
+from elbowroom.capture.virtual import CudnnModel, PassWorkspace, VirtualDevice
 from tests.fakecuda.rig import machine_of, rig_folder
 
 CAPACITY_BYTES = 8 * 2**30
@@ -42,7 +42,7 @@ def test_a_training_with_trials_peaks_as_in_the_cuda_build(
     if rig is None:
         pytest.skip("ELBOWROOM_RIG is not set: no rig with the CUDA build of PyTorch")
     training = TRAINING.format(benchmark=benchmark)
-    model = CudnnModel(workspace=lambda _: Wanted(*[workspace_bytes] * 4))
+    model = CudnnModel(workspace=lambda _: PassWorkspace(*[workspace_bytes] * 4))
 
     with VirtualDevice(RIG, None, cudnn=model, cublas_handles=1) as device:
         exec(training, {})

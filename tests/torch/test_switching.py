@@ -15,9 +15,9 @@ import elbowroom as er
 from elbowroom.capture.layers import (
     BACKWARD,
     FORWARD,
-    Call,
     Chosen,
     Cost,
+    LayerCall,
     LayerWatch,
     measure,
     switchable,
@@ -281,7 +281,7 @@ def test_a_run_that_may_choose_has_the_numbers_of_the_switches_set_by_hand(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     # given measurements after which another choice takes a tenth of the time
-    def measured(_: Call) -> tuple[Cost, ...]:
+    def measured(_: LayerCall) -> tuple[Cost, ...]:
         return Cost("onednn", 1000, 0, 1000, 0), Cost(name, 100, 0, 100, 0)
 
     monkeypatch.setattr(layer_choices, "measure", measured)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from elbowroom.answers.estimate import estimate, trials
-from elbowroom.capture.virtual import ConvolutionCall, CudnnModel, VirtualDevice, Wanted
+from elbowroom.capture.virtual import ConvolutionCall, CudnnModel, PassWorkspace, VirtualDevice
 from elbowroom.machine import Machine, Tier
 from tests.torch.virtual_gpu import H100
 
@@ -19,8 +19,8 @@ MOST, TRIED, TAKEN = 16 * MIB, 8 * MIB, 3 * MIB
 Told = list[tuple[str, int]]
 
 
-def taken(_call: ConvolutionCall) -> Wanted:
-    return Wanted(likely_bytes=TAKEN, least_bytes=MIB, most_bytes=TRIED, tried_bytes=MOST)
+def taken(_call: ConvolutionCall) -> PassWorkspace:
+    return PassWorkspace(likely_bytes=TAKEN, least_bytes=MIB, most_bytes=TRIED, tried_bytes=MOST)
 
 
 @pytest.fixture(autouse=True)

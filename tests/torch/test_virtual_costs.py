@@ -17,7 +17,7 @@ from elbowroom.capture.flops import flops
 from elbowroom.capture.virtual.convolutions import choices
 from elbowroom.capture.virtual.costs import LAUNCH_NS, duration_ns
 from elbowroom.capture.virtual.ledger import OpLine
-from elbowroom.capture.virtual.products import Product, filled, rate_of
+from elbowroom.capture.virtual.products import MatrixProduct, filled, rate_of
 from elbowroom.machine import Rate
 from elbowroom.trace import Trace
 from tests.torch.virtual_gpu import H100
@@ -77,13 +77,13 @@ def test_a_product_that_fills_the_gpu_takes_its_share_of_the_peak() -> None:
     product = line("aten.mm", (1280, 900), (900, 1280))
     assert duration_ns(product, work, GPU) == int(work / 0.9 / 1000)
     # with another column of tiles, 110 of them fill 200 places; smaller ones, of 64, are 20 * 22 in 500 places, at 75 %
-    assert filled(Product(batch=1, rows=1280, columns=1408, inner=100), 100) == pytest.approx(0.75 * 440 / 500)
+    assert filled(MatrixProduct(batch=1, rows=1280, columns=1408, inner=100), 100) == pytest.approx(0.75 * 440 / 500)
 
 
 def test_a_long_product_of_few_tiles_is_split() -> None:
     # one tile, 51,200 long: 100 pieces of 512
-    assert filled(Product(batch=1, rows=128, columns=128, inner=51_200), 100) == 1.0
-    assert filled(Product(batch=1, rows=128, columns=128, inner=512), 100) == pytest.approx(0.75 * 4 / 100)
+    assert filled(MatrixProduct(batch=1, rows=128, columns=128, inner=51_200), 100) == 1.0
+    assert filled(MatrixProduct(batch=1, rows=128, columns=128, inner=512), 100) == pytest.approx(0.75 * 4 / 100)
 
 
 def test_rates_are_those_of_the_type_or_of_the_next_wider_one() -> None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import elbowroom
 from elbowroom.capture import capture
 from elbowroom.capture.virtual import CudnnModel, VirtualDevice
-from elbowroom.capture.virtual.cudnn_workspaces import Wanted
+from elbowroom.capture.virtual.cudnn_workspaces import PassWorkspace
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Machine
 from elbowroom.trace import Trace
@@ -24,7 +24,7 @@ Lines = list[tuple[str, int]]
 
 
 def device(steps: int | None = None, **settings: Any) -> VirtualDevice:
-    return VirtualDevice(H100, steps, cudnn=CudnnModel(workspace=lambda _: Wanted(0, 0, 0, 0)), **settings)
+    return VirtualDevice(H100, steps, cudnn=CudnnModel(workspace=lambda _: PassWorkspace(0, 0, 0, 0)), **settings)
 
 
 def events_of(work: Callable[..., Any], setup: Callable[[], Any] = lambda: None) -> Lines:

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from elbowroom.capture.stream import Allocation, Block, Item, Mark, OpSeen, _of_training
+from elbowroom.capture.stream import Allocation, Item, Mark, OpSeen, RecordedBlock, _of_training
 from elbowroom.run.room import run_of
 from tests.torch.helpers import Training, assert_swapped, needs, same_within, telling
 
@@ -116,7 +116,7 @@ def test_two_ranks_of_a_fully_sharded_model_make_a_plan_and_keep_it(tmp_path: Pa
 
 def test_ops_of_threads_that_do_not_train_are_no_part_of_a_step() -> None:
     # given: a collective's thread, whose op lies across the ends of those of the step
-    block = Block(64, 4096, "float32")
+    block = RecordedBlock(64, 4096, "float32")
     op = OpSeen("aten.add_", (block,), (block,), 0, False, (), 10, 30)
     theirs = [Item(10, op), Item(20, Allocation(block, False)), Item(30, op, ends=True)]
     # when / then: what it allocates counts

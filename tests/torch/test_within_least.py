@@ -13,7 +13,7 @@ from elbowroom.capture.recorder import live_ram_bytes
 from elbowroom.engine.residence import RamResidence
 from elbowroom.run.learner import Learner
 from elbowroom.run.room import run_of
-from elbowroom.run.step_kinds import Known
+from elbowroom.run.step_kinds import StepKind
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
     Training,
@@ -120,7 +120,7 @@ def test_a_plan_that_reserved_more_than_its_budget_is_made_again_for_less(monkey
         again: list[int] = []
         made = Learner.reserved_more
 
-        def reserved_more(self: Learner, key: Hashable, known: Known, more_bytes: int) -> None:
+        def reserved_more(self: Learner, key: Hashable, known: StepKind, more_bytes: int) -> None:
             again.append(known.course.peak_bytes)
             made(self, key, known, more_bytes)
 

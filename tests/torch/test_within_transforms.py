@@ -15,7 +15,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
 import elbowroom as er
-from elbowroom.capture.never_moved import Reserved
+from elbowroom.capture.never_moved import StorageSet
 from elbowroom.capture.observe import Observing
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.saved_tensors import Hooks
@@ -149,7 +149,7 @@ def test_a_transform_leaves_nothing_behind(use: str) -> None:
 
     # when: nothing records, as torch's profiler keeps graphs that vmap made, without hooks too
     executor = Executor(HostTier())
-    with Hooks(executor, Observing(executor, Reserved()), MIN_SIZE_BYTES).installed():
+    with Hooks(executor, Observing(executor, StorageSet()), MIN_SIZE_BYTES).installed():
         for _ in range(3):
             once()
     gc.collect()

@@ -8,7 +8,7 @@ within one capacity after another, and statistics.py the figures.
 from __future__ import annotations
 
 from elbowroom.allocator.replay import EventsDone, replay
-from elbowroom.allocator.settings import Settings, parse_settings
+from elbowroom.allocator.settings import AllocatorSettings, parse_settings
 from elbowroom.allocator.statistics import Replay
 
-__all__ = ["EventsDone", "Replay", "Settings", "parse_settings", "replay"]
+__all__ = ["AllocatorSettings", "EventsDone", "Replay", "parse_settings", "replay"]

@@ -33,8 +33,8 @@ from elbowroom.allocator.blocks import (
     join,
 )
 from elbowroom.allocator.checking import check_alloc, check_known, check_stream
-from elbowroom.allocator.log import Change, Held, Log
-from elbowroom.allocator.settings import INTERVALS, MIB, UNLIMITED, Settings
+from elbowroom.allocator.log import HeldBlock, Log, ReservedChange
+from elbowroom.allocator.settings import INTERVALS, MIB, UNLIMITED, AllocatorSettings
 
 SPLIT_LARGE_BYTES = MIB + MIN_BLOCK_BYTES
 """Least remainder for which a block of the large pool is split: more than 1 MiB."""
@@ -42,7 +42,7 @@ ONE_EXBIBYTE = 2**60
 """A request of this size is refused before anything else is tried."""
 
 
-class Device:
+class DeviceAllocator:
     """The state of the allocator of one device.
 
     Attributes:
@@ -56,7 +56,7 @@ class Device:
         log: what happened.
     """
 
-    def __init__(self, settings: Settings, capacity_bytes: int | None, wait_for_synchronize: bool) -> None:
+    def __init__(self, settings: AllocatorSettings, capacity_bytes: int | None, wait_for_synchronize: bool) -> None:
         self.settings = settings
         self.live: dict[Hashable, Block | None] = {}
         self.shelves: tuple[dict[int, Shelf], dict[int, Shelf]] = ({}, {})
@@ -125,7 +125,7 @@ class Device:
         log.blocks.append(-block.size)
         log.requested.append(-block.requested)
         if block.streams:
-            log.held.append(Held(len(log.blocks) - 1, block.size, block.requested))
+            log.held.append(HeldBlock(len(log.blocks) - 1, block.size, block.requested))
             self._held.append(block)
             self._done += not self._waits
         else:
@@ -181,7 +181,7 @@ class Device:
         del self._held[: self._done]
         self._done = 0
         for block in done:
-            log.held.append(Held(len(log.blocks), -block.size, -block.requested))
+            log.held.append(HeldBlock(len(log.blocks), -block.size, -block.requested))
             block.streams = None
             self.shelve(block)
 
@@ -193,7 +193,7 @@ class Device:
     def reserve(self, size: int, large: bool, segments: int) -> None:
         """Count bytes that were taken from the driver, or (negative) given back."""
         self.reserved_bytes += size
-        self.log.reserved.append(Change(len(self.log.blocks), size, segments, large))
+        self.log.reserved.append(ReservedChange(len(self.log.blocks), size, segments, large))
 
     def _refuse_or_skip(self, key: Hashable, size: int) -> None:
         check_alloc(key, size, self.live, len(self.log.blocks))
@@ -266,7 +266,7 @@ class Device:
         self.skip()
 
 
-def segment_bytes(rounded: int, settings: Settings) -> int:
+def segment_bytes(rounded: int, settings: AllocatorSettings) -> int:
     """Size of the segment that the driver is asked for when a block of a rounded size is missing."""
     if rounded <= SMALL_BYTES:
         return SMALL_SEGMENT_BYTES

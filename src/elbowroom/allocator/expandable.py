@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from elbowroom.allocator.blocks import Block, Shelf, join
 
 if TYPE_CHECKING:
-    from elbowroom.allocator.device_allocator import Device
+    from elbowroom.allocator.device_allocator import DeviceAllocator
 
 UNLIMITED_DEVICE_BYTES = 2**44
 """Taken for the device's memory where it has no limit, to reserve addresses by."""
@@ -34,7 +34,7 @@ def _room(block: Block) -> int:
     return block.size + (after.size if after is not None and not after.mapped else 0)
 
 
-def grow(device: Device, shelf: Shelf, size: int) -> Block | None:
+def grow(device: DeviceAllocator, shelf: Shelf, size: int) -> Block | None:
     """Map what is missing for a block at the lowest address at which free and unmapped blocks can hold it.
 
     Returns:
@@ -52,7 +52,7 @@ def grow(device: Device, shelf: Shelf, size: int) -> Block | None:
     return block
 
 
-def shrink(device: Device, block: Block) -> None:
+def shrink(device: DeviceAllocator, block: Block) -> None:
     """Unmap the whole pages inside a free block, and give up the segment if nothing of it is left."""
     shelf = block.shelf
     base, page = shelf.base_of(block), shelf.page_bytes
@@ -67,7 +67,7 @@ def shrink(device: Device, block: Block) -> None:
             device.memory.give_address(base, block.size)
 
 
-def _place(device: Device, shelf: Shelf, size: int) -> Block:
+def _place(device: DeviceAllocator, shelf: Shelf, size: int) -> Block:
     """Where the room begins; in a new segment if there is none."""
     for block in shelf.unmapped:
         before = block.prev
@@ -94,7 +94,7 @@ def _has_room(start: Block, size: int) -> bool:
     return size <= 0
 
 
-def _map(device: Device, block: Block, size: int) -> bool:
+def _map(device: DeviceAllocator, block: Block, size: int) -> bool:
     """Map the first pages of an unmapped block, and shelve what they become, joined with free neighbours."""
     shelf = block.shelf
     mapped = size + -size % shelf.page_bytes
@@ -115,7 +115,7 @@ def _map(device: Device, block: Block, size: int) -> bool:
     return True
 
 
-def _unmap(device: Device, block: Block, begin: int, end: int) -> None:
+def _unmap(device: DeviceAllocator, block: Block, begin: int, end: int) -> None:
     """Make [begin, end) of a free block unmapped; the rest stays free."""
     shelf = block.shelf
     shelf.take(block)

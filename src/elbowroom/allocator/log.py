@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 
-class Change(NamedTuple):
+class ReservedChange(NamedTuple):
     """A change of the reserved bytes during one event; events are numbered from 0."""
 
     event: int
@@ -15,7 +15,7 @@ class Change(NamedTuple):
     large: bool
 
 
-class Held(NamedTuple):
+class HeldBlock(NamedTuple):
     """A block freed while other streams still use it (both sizes positive), or let go of later (both negative)."""
 
     event: int
@@ -38,8 +38,8 @@ class Log:
 
     blocks: list[int] = field(default_factory=list[int])
     requested: list[int] = field(default_factory=list[int])
-    held: list[Held] = field(default_factory=list[Held])
-    reserved: list[Change] = field(default_factory=list[Change])
+    held: list[HeldBlock] = field(default_factory=list[HeldBlock])
+    reserved: list[ReservedChange] = field(default_factory=list[ReservedChange])
     retries: list[int] = field(default_factory=list[int])
     failed: list[int] = field(default_factory=list[int])
 

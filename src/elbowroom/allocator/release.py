@@ -11,10 +11,10 @@ from elbowroom.allocator.settings import UNLIMITED
 
 if TYPE_CHECKING:
     from elbowroom.allocator.blocks import Shelf
-    from elbowroom.allocator.device_allocator import Device
+    from elbowroom.allocator.device_allocator import DeviceAllocator
 
 
-def collect_garbage(device: Device) -> None:
+def collect_garbage(device: DeviceAllocator) -> None:
     """Give back old whole segments of the large pool until the reserved bytes are below the threshold.
 
     Age is the number of searches of the pool since the block was freed. Each round takes all blocks at least as old
@@ -35,7 +35,7 @@ def collect_garbage(device: Device) -> None:
             _give_back(device, block)
 
 
-def release_oversize(device: Device, shelf: Shelf, rounded: int) -> bool:
+def release_oversize(device: DeviceAllocator, shelf: Shelf, rounded: int) -> bool:
     """Give back the smallest block that may not be split and is big enough, else several from the largest down.
 
     Returns:
@@ -56,7 +56,7 @@ def release_oversize(device: Device, shelf: Shelf, rounded: int) -> bool:
     return released >= needed
 
 
-def release_cached(device: Device) -> None:
+def release_cached(device: DeviceAllocator) -> None:
     """Wait for all streams, then give back every whole free segment of both pools, or every whole free page.
 
     Pools of their own keep theirs: a graph may write there again.
@@ -71,7 +71,7 @@ def release_cached(device: Device) -> None:
                     _give_back(device, block)
 
 
-def _give_back(device: Device, block: Block) -> None:
+def _give_back(device: DeviceAllocator, block: Block) -> None:
     block.shelf.take(block)
     device.memory.give(block.address, block.size)
     device.reserve(-block.size, block.shelf.large, -1)

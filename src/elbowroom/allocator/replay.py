@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args
 
 from elbowroom.allocator.checking import check_form
-from elbowroom.allocator.device_allocator import Device
-from elbowroom.allocator.settings import Settings, parse_settings
+from elbowroom.allocator.device_allocator import DeviceAllocator
+from elbowroom.allocator.settings import AllocatorSettings, parse_settings
 from elbowroom.allocator.statistics import Replay
 from elbowroom.errors import UsageError
 from elbowroom.files.field_rules import MAX_INT, shown
@@ -22,7 +22,7 @@ EventsDone = Literal["at once", "at synchronize"]
 
 def replay(
     events: Iterable[Event],
-    settings: str | Settings = "",
+    settings: str | AllocatorSettings = "",
     capacity_bytes: int | None = None,
     *,
     events_done: EventsDone = "at once",
@@ -49,12 +49,12 @@ def replay(
     Limits:
         See device_allocator.py. A request of 0 bytes is no allocation.
     """
-    device = Device(as_settings(settings), checked_capacity(capacity_bytes), waits(events_done))
+    device = DeviceAllocator(as_settings(settings), checked_capacity(capacity_bytes), waits(events_done))
     run(device, events)
     return Replay.of(device)
 
 
-def run(device: Device, events: Iterable[Event]) -> None:
+def run(device: DeviceAllocator, events: Iterable[Event]) -> None:
     """Put events through an allocator."""
     allocate, free = device.allocate, device.free
     event: object = None
@@ -76,7 +76,7 @@ def run(device: Device, events: Iterable[Event]) -> None:
         raise
 
 
-def _other(device: Device, what: str, *rest: Any) -> None:
+def _other(device: DeviceAllocator, what: str, *rest: Any) -> None:
     """The events that are rare; a TypeError where there is none of this name."""
     others: dict[str, Callable[..., None]] = {
         "record_stream": device.record_stream,
@@ -88,9 +88,9 @@ def _other(device: Device, what: str, *rest: Any) -> None:
     others[what](*rest)
 
 
-def as_settings(settings: str | Settings) -> Settings:
+def as_settings(settings: str | AllocatorSettings) -> AllocatorSettings:
     """Settings from text, or as they are."""
-    return settings if isinstance(settings, Settings) else parse_settings(settings)
+    return settings if isinstance(settings, AllocatorSettings) else parse_settings(settings)
 
 
 def checked_capacity(capacity_bytes: int | None) -> int | None:

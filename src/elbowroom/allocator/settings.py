@@ -23,7 +23,7 @@ INTERVALS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class AllocatorSettings:
     """What may be set of the allocators of PyTorch 2.11 to 2.13. Sizes in bytes.
 
     Attributes:
@@ -57,7 +57,7 @@ def as_set_by_script(machine: Machine, trace: Trace) -> Machine:
     return replace(machine, allocator=made[-1]) if made and machine.allocator != "exact" else machine
 
 
-def parse_settings(text: str) -> Settings:
+def parse_settings(text: str) -> AllocatorSettings:
     """Read settings.
 
     >>> parse_settings("max_split_size_mb:64, expandable_segments:True").max_split_bytes
@@ -70,7 +70,7 @@ def parse_settings(text: str) -> Settings:
     Raises:
         UsageError: a key that is not known, or a value that is not allowed.
     """
-    settings, given = Settings(), set[str]()
+    settings, given = AllocatorSettings(), set[str]()
     for item in _items(text):
         key, colon, value = item.partition(":")
         if key not in _READERS:
@@ -106,13 +106,13 @@ def _refuse(given: str, allowed: str, text: str = "") -> NoReturn:
     )
 
 
-Reader = Callable[[Settings, str, str], Settings]
+Reader = Callable[[AllocatorSettings, str, str], AllocatorSettings]
 
 
 def _megabytes(field: str | None, least: int) -> Reader:
     """A whole number of MiB, at least `least`."""
 
-    def read(settings: Settings, value: str, item: str) -> Settings:
+    def read(settings: AllocatorSettings, value: str, item: str) -> AllocatorSettings:
         if not value.isascii() or not value.isdigit() or len(value) > 12 or int(value) < least:
             _refuse(item, f"a whole number of MiB, at least {least}")
         return replace(settings, **{field: min(int(value) * MIB, UNLIMITED)}) if field else settings
@@ -123,7 +123,7 @@ def _megabytes(field: str | None, least: int) -> Reader:
 def _share(field: str, ends_too: bool) -> Reader:
     """A number between 0 and 1, or either of them too."""
 
-    def read(settings: Settings, value: str, item: str) -> Settings:
+    def read(settings: AllocatorSettings, value: str, item: str) -> AllocatorSettings:
         try:
             share = float(value)
         except ValueError:
@@ -138,7 +138,7 @@ def _share(field: str, ends_too: bool) -> Reader:
 def _flag(field: str | None) -> Reader:
     """True or False."""
 
-    def read(settings: Settings, value: str, item: str) -> Settings:
+    def read(settings: AllocatorSettings, value: str, item: str) -> AllocatorSettings:
         if value not in ("True", "False"):
             _refuse(item, "True or False, spelt like this")
         return replace(settings, **{field: value == "True"}) if field else settings
@@ -146,13 +146,13 @@ def _flag(field: str | None) -> Reader:
     return read
 
 
-def _backend(settings: Settings, value: str, item: str) -> Settings:
+def _backend(settings: AllocatorSettings, value: str, item: str) -> AllocatorSettings:
     if value != "native":
         _refuse(item, "native: cudaMallocAsync is the driver's own allocator, which has no model here")
     return settings
 
 
-def _threads(settings: Settings, value: str, item: str) -> Settings:
+def _threads(settings: AllocatorSettings, value: str, item: str) -> AllocatorSettings:
     if not value.isdigit() or not _is_power_of_two(int(value)):
         _refuse(item, "a power of two")
     return settings
@@ -162,7 +162,7 @@ def _is_power_of_two(value: int) -> bool:
     return value > 0 and value & (value - 1) == 0
 
 
-def _divisions(settings: Settings, value: str, item: str) -> Settings:
+def _divisions(settings: AllocatorSettings, value: str, item: str) -> AllocatorSettings:
     """One number for all sizes, or [MiB:number,...,>:number]: each up to the next larger power of two that is named."""
     if not value.startswith("["):
         return replace(settings, roundup_divisions=(_division(value, item, least=1),) * INTERVALS)
@@ -191,7 +191,7 @@ def _division(value: str, item: str, least: int) -> int:
     return number
 
 
-def _with_large_segments(settings: Settings, given: set[str], text: str) -> Settings:
+def _with_large_segments(settings: AllocatorSettings, given: set[str], text: str) -> AllocatorSettings:
     """The settings that a large segment is the least of, or the default."""
     least = settings.large_segment_bytes
     if "max_non_split_rounding_mb" not in given:

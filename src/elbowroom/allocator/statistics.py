@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from elbowroom.allocator.device_allocator import Device
+from elbowroom.allocator.device_allocator import DeviceAllocator
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -36,10 +36,10 @@ class Replay:
     segments: Ints
     retries: Ints
     out_of_memory: Flags
-    _device: Device = field(repr=False)
+    _device: DeviceAllocator = field(repr=False)
 
     @classmethod
-    def of(cls, device: Device) -> Self:
+    def of(cls, device: DeviceAllocator) -> Self:
         """From an allocator that has seen all events."""
         log, count = device.log, len(device.log.blocks)
         allocated = np.cumsum(_ints(log.blocks))
@@ -92,7 +92,7 @@ def _steps(count: int, changes: Iterable[tuple[int, int]]) -> Ints:
     return np.cumsum(curve[:-1])
 
 
-def inactive_split(device: Device) -> dict[str, int]:
+def inactive_split(device: DeviceAllocator) -> dict[str, int]:
     """Free blocks that cannot be given back, as others of their segment are in use; none with expandable segments."""
     sizes: list[list[int]] = [
         []

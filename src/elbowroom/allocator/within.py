@@ -14,9 +14,9 @@ from typing import final
 import numpy as np
 
 from elbowroom.allocator.blocks import ROUND_BYTES, Block
-from elbowroom.allocator.device_allocator import Device
+from elbowroom.allocator.device_allocator import DeviceAllocator
 from elbowroom.allocator.replay import Event, as_settings, checked_capacity, run
-from elbowroom.allocator.settings import Settings
+from elbowroom.allocator.settings import AllocatorSettings
 from elbowroom.allocator.statistics import Ints, Replay
 
 CHUNK = 2**15
@@ -24,7 +24,7 @@ CHUNK = 2**15
 
 
 @final
-class Within:
+class CapacityReplays:
     """Events, to be replayed within capacities.
 
     Args:
@@ -38,7 +38,7 @@ class Within:
     def __init__(
         self,
         events: Sequence[Event],
-        settings: str | Settings,
+        settings: str | AllocatorSettings,
         free: Replay,
         *,
         least_bytes: int,
@@ -48,13 +48,13 @@ class Within:
         self._settings = as_settings(settings)
         self._least_bytes = least_bytes
         self._begin = 0 if self._settings.memory_fraction < 1 else _first_over(free.driver_bytes(), least_bytes)
-        self._start: Device | None = None
+        self._start: DeviceAllocator | None = None
 
     def replay(self, capacity_bytes: int) -> Replay:
         """What `elbowroom.allocator.replay` gives, up to the first failure at least."""
         checked_capacity(capacity_bytes)
         if not self._begin or capacity_bytes < self._least_bytes:
-            device, at = Device(self._settings, capacity_bytes, wait_for_synchronize=False), 0
+            device, at = DeviceAllocator(self._settings, capacity_bytes, wait_for_synchronize=False), 0
         else:
             device, at = copied(self._kept(), capacity_bytes), self._begin
         while at < len(self._events) and not self._failed(device):
@@ -62,13 +62,13 @@ class Within:
             at += CHUNK
         return Replay.of(device)
 
-    def _kept(self) -> Device:
+    def _kept(self) -> DeviceAllocator:
         if self._start is None:
-            self._start = Device(self._settings, None, wait_for_synchronize=False)
+            self._start = DeviceAllocator(self._settings, None, wait_for_synchronize=False)
             run(self._start, self._events[: self._begin])
         return self._start
 
-    def _failed(self, device: Device) -> bool:
+    def _failed(self, device: DeviceAllocator) -> bool:
         return any(self._events[place][1] not in self._spared for place in device.log.failed)
 
 
@@ -79,9 +79,9 @@ def _first_over(changes: Ints, limit_bytes: int) -> int:
     return int(changes[over[0], 0]) if len(over) else 0
 
 
-def copied(device: Device, capacity_bytes: int) -> Device:
+def copied(device: DeviceAllocator, capacity_bytes: int) -> DeviceAllocator:
     """A device in the same state, with another capacity."""
-    new = Device(device.settings, capacity_bytes, wait_for_synchronize=False)
+    new = DeviceAllocator(device.settings, capacity_bytes, wait_for_synchronize=False)
     blocks: dict[int, Block] = {}
     for old, shelves in zip(device.shelves, new.shelves, strict=True):
         for stream, shelf in old.items():

@@ -20,8 +20,8 @@ import numpy as np
 from elbowroom.allocator import Replay, replay
 from elbowroom.allocator.replay import Event
 from elbowroom.allocator.settings import as_set_by_script
-from elbowroom.allocator.within import Within
-from elbowroom.answers.memory_by_module import Share, shares_of
+from elbowroom.allocator.within import CapacityReplays
+from elbowroom.answers.memory_by_module import ModuleShare, shares_of
 from elbowroom.machine import Machine
 from elbowroom.simulate.reserved_curve import streams_of
 from elbowroom.step.last_step import Ints, listed
@@ -106,7 +106,7 @@ class Estimate:
     peak: Moment
     failure: Moment | None
     categories: tuple[tuple[Category, int], ...]
-    modules: tuple[Share, ...]
+    modules: tuple[ModuleShare, ...]
     other_modules_bytes: int
     rounding_bytes: int
 
@@ -247,7 +247,7 @@ class _Case:
     numbers: Ints
     spared: frozenset[int]
     with_room: _Played
-    again: Within | None
+    again: CapacityReplays | None
 
     def within(self, capacity_bytes: int) -> _Played:
         """The replay within so many bytes."""
@@ -306,7 +306,7 @@ def _case(trace: Trace, settings: str, other_bytes: Mapping[int, int]) -> _Case:
         return _Case(events=events, numbers=kept, spared=spared, with_room=_play_exact(events, kept, None), again=None)
     done = replay(events, settings)
     with_room = _played(done, events, kept, spared)
-    again = Within(events, settings, done, least_bytes=with_room.peak_allocated_bytes, spared=spared)
+    again = CapacityReplays(events, settings, done, least_bytes=with_room.peak_allocated_bytes, spared=spared)
     return _Case(events=events, numbers=kept, spared=spared, with_room=with_room, again=again)
 
 

@@ -16,7 +16,7 @@ from elbowroom.trace import Category, Op, Trace
 MODULES_SHOWN = 10
 
 
-class Share(NamedTuple):
+class ModuleShare(NamedTuple):
     """What one module holds at the peak; modules that differ in the number of a repeated block alone count as one.
 
     Attributes:
@@ -97,7 +97,7 @@ def _first_known(owners: list[str], storages: Iterable[int]) -> str:
     return next((owners[storage] for storage in storages if owners[storage]), "")
 
 
-def shares_of(trace: Trace, held: Sequence[int]) -> tuple[tuple[Share, ...], int]:
+def shares_of(trace: Trace, held: Sequence[int]) -> tuple[tuple[ModuleShare, ...], int]:
     """What each module holds of some storages: the `MODULES_SHOWN` largest rows, and the bytes of all others."""
     owners, containers = owners_of(trace), _containers(trace)
     total: dict[str, int] = {}
@@ -108,7 +108,7 @@ def shares_of(trace: Trace, held: Sequence[int]) -> tuple[tuple[Share, ...], int
         members.setdefault(row, set()).add(owners[storage])
     ranked = sorted(total, key=lambda row: (-total[row], row))
     names = {row: row if len(of_row) > 1 else min(of_row) for row, of_row in members.items()}
-    shown = tuple(Share(names[row], len(members[row]), total[row]) for row in ranked[:MODULES_SHOWN])
+    shown = tuple(ModuleShare(names[row], len(members[row]), total[row]) for row in ranked[:MODULES_SHOWN])
     return shown, sum(total[row] for row in ranked[MODULES_SHOWN:])
 
 

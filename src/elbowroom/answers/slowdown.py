@@ -26,7 +26,7 @@ from elbowroom.watch import Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Within:
+class SlowdownNeed:
     """What a step needs within a slowdown.
 
     Attributes:
@@ -60,7 +60,7 @@ def within_slowdown(
     watch: Watch | None = None,
     *,
     allow: Sequence[Means] | None = None,
-) -> Within:
+) -> SlowdownNeed:
     """Say what a step needs so that it is at most so much slower.
 
     Args:
@@ -83,7 +83,7 @@ def within_slowdown(
     except Infeasible:
         step_ns = None
     needed = needed_bytes(weigh, kept, slowdown, budget_bytes)
-    return Within(
+    return SlowdownNeed(
         needed_bytes=needed + machine.outside_bytes,
         capacity_bytes=capacity_bytes,
         kept_step_ns=kept.step_ns,

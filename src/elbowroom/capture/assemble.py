@@ -15,10 +15,10 @@ import torch
 from elbowroom.capture.clock import DeviceClock
 from elbowroom.capture.drafts import Brief, OpDraft, SaveDraft, StorageDraft, flops_of, save_of, storage_of
 from elbowroom.capture.layout import BRIEF, HOLE
-from elbowroom.capture.measured import Clock, Moved, curve_of, spans_of
+from elbowroom.capture.measured import Clock, MovedStorage, curve_of, spans_of
 from elbowroom.capture.recorder import Note, Recording
 from elbowroom.capture.states_seen import StatesSeen
-from elbowroom.capture.stream import Allocation, Block, Mark, OpSeen
+from elbowroom.capture.stream import Allocation, Mark, OpSeen, RecordedBlock
 from elbowroom.engine.entries import Entry
 from elbowroom.errors import CaptureError
 from elbowroom.machine import TierName
@@ -131,7 +131,7 @@ class Assembly:
         for save in self._saves:
             save.storage = new[save.storage]
 
-    def _alloc(self, block: Block) -> None:
+    def _alloc(self, block: RecordedBlock) -> None:
         if block.address in self._at:
             self._free(block.address)
         if self._paused:
@@ -156,7 +156,7 @@ class Assembly:
             starting = self._open_op is not None and not self._open_op.made
             saved.idle_from = len(self._ops) - starting
 
-    def _new(self, block: Block, category: Category, *, from_stream: bool = False, first: bool = False) -> int:
+    def _new(self, block: RecordedBlock, category: Category, *, from_stream: bool = False, first: bool = False) -> int:
         storage = len(self._storages)
         self._storages.append(StorageDraft(block.size_bytes, category, block.dtype, from_stream))
         if first:
@@ -172,7 +172,7 @@ class Assembly:
         if size_bytes:
             self._events.append(Event(len(self._ops) - 1, storage, sign * size_bytes))
 
-    def _resolve(self, block: Block) -> int:
+    def _resolve(self, block: RecordedBlock) -> int:
         """The storage at an address; memory that torch's allocator did not give out is met here for the first time."""
         storage = self._at.get(block.address)
         if storage is None:
@@ -381,7 +381,7 @@ class Assembly:
 
     def timeline(self, trace_id: str, outside_bytes: int = 0) -> Timeline:
         """What was measured: op spans, stalls, transfers and the device's allocated bytes."""
-        moved = [Moved(each, self._storage_of(each.entry)) for each in self._recording.happenings]
+        moved = [MovedStorage(each, self._storage_of(each.entry)) for each in self._recording.happenings]
         clock = Clock(start_ns=self._ops[0].seen.start_ns, offset_ns=self._offset_ns)
         seen = [op.seen for op in self._ops]
         spans = spans_of(clock, seen, moved, self._tier)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 
-from elbowroom.capture.layout import HOLE, Piece, Segment
+from elbowroom.capture.layout import HOLE, LayoutPiece, LayoutSegment
 from elbowroom.engine.tiers.managed import pools
 from elbowroom.torch_compat.cuda_allocator import keep_memory_history, memory_history_on, memory_snapshot
 
@@ -57,17 +57,17 @@ class CudaMemory:
         keep_memory_history(on=False)
         return [Request(e["addr"], _WORDS[e["action"]], e["size"], 1000 * e["time_us"]) for e in found]
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[LayoutSegment]:
         """All the allocator holds of the device, by address."""
         found = [each for each in memory_snapshot()["segments"] if each["device"] == self._index]
         return [_segment(each) for each in sorted(found, key=lambda each: each["address"])]
 
 
-def _segment(found: dict[str, Any]) -> Segment:
+def _segment(found: dict[str, Any]) -> LayoutSegment:
     pool = found.get("segment_pool_id", SHARED_POOL)
     managed = pool in pools  # of which only what is used is a training's
     ours = found["stream"] == DEFAULT_STREAM and (pool == SHARED_POOL or managed)
-    return Segment(
+    return LayoutSegment(
         size_bytes=found["total_size"],
         small=found["segment_type"] == "small",
         expandable=bool(found["is_expandable"]) or managed,
@@ -75,8 +75,8 @@ def _segment(found: dict[str, Any]) -> Segment:
     )
 
 
-def _piece(block: dict[str, Any], *, ours: bool) -> Piece:
+def _piece(block: dict[str, Any], *, ours: bool) -> LayoutPiece:
     """A hole only where later blocks of the default stream may go."""
     if block["state"] == "inactive" and ours:
-        return Piece(HOLE, block["size"])
-    return Piece(block["address"], block["size"], block["requested_size"] or block["size"])
+        return LayoutPiece(HOLE, block["size"])
+    return LayoutPiece(block["address"], block["size"], block["requested_size"] or block["size"])

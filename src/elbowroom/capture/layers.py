@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from elbowroom.capture.stream import Allocation, Stream
+from elbowroom.capture.stream import Allocation, ProfilerStream
 from elbowroom.engine.algorithm_switches import offered, switched
 from elbowroom.engine.memory_formats import other_format
 from elbowroom.engine.storages import tensors_of
@@ -35,7 +35,7 @@ class Chosen(NamedTuple):
     backward: str | None
 
 
-class Call(NamedTuple):
+class LayerCall(NamedTuple):
     """One call of a layer: all that its cost depends on. Shapes and strides are in elements."""
 
     kind: str
@@ -83,7 +83,7 @@ class LayerWatch:
     """
 
     def __init__(self, root: nn.Module) -> None:
-        self.calls: dict[str, list[Call]] = {}
+        self.calls: dict[str, list[LayerCall]] = {}
         self._handles = [
             layer.register_forward_pre_hook(self._noting(path)) for path, layer in switchable(root).items()
         ]
@@ -102,11 +102,11 @@ class LayerWatch:
         return note
 
 
-def _call(layer: Any, given: Tensor) -> Call:
+def _call(layer: Any, given: Tensor) -> LayerCall:
     dtype = torch.get_autocast_dtype(given.device.type) if torch.is_autocast_enabled(given.device.type) else given.dtype
     transposed = layer.transposed
     settings = (layer.stride, layer.padding, layer.dilation, layer.output_padding if transposed else (0,))
-    return Call(
+    return LayerCall(
         kind=type(layer).__name__,
         shape=tuple(given.shape),
         stride=given.stride(),
@@ -121,7 +121,7 @@ def _call(layer: Any, given: Tensor) -> Call:
     )
 
 
-def measure(call: Call) -> tuple[Cost, ...]:
+def measure(call: LayerCall) -> tuple[Cost, ...]:
     """What a call costs with each choice, the one that is set first."""
     given, weight = _like(call.shape, call.stride, call), _like(call.weight_shape, call.weight_stride, call)
     stride, padding, dilation, output_padding = call.settings
@@ -150,14 +150,14 @@ def measure(call: Call) -> tuple[Cost, ...]:
     return tuple(found)
 
 
-def _like(shape: tuple[int, ...], stride: tuple[int, ...], call: Call) -> Tensor:
+def _like(shape: tuple[int, ...], stride: tuple[int, ...], call: LayerCall) -> Tensor:
     made = torch.empty_strided(shape, stride, dtype=call.dtype, device=call.device)
     return made.fill_(0.5)
 
 
 def _cost(run: Callable[[], Any], device: torch.device) -> tuple[int, int]:
     """(ns, bytes beside the results) of one call."""
-    stream = Stream(device)
+    stream = ProfilerStream(device)
     scratch_bytes = 0
     if stream.start():
         result = run()
@@ -167,7 +167,7 @@ def _cost(run: Callable[[], Any], device: torch.device) -> tuple[int, int]:
     return fastest_ns, max(0, scratch_bytes)
 
 
-def _most(stream: Stream) -> int:
+def _most(stream: ProfilerStream) -> int:
     held = most = 0
     for item in stream.stop():
         if isinstance(item.what, Allocation):
@@ -188,8 +188,8 @@ def _timed(run: Callable[[], Any], device: torch.device) -> int:
 
 def with_offers(
     trace: Trace,
-    calls: Mapping[str, Sequence[Call]],
-    costs: Mapping[Call, Sequence[Cost]],
+    calls: Mapping[str, Sequence[LayerCall]],
+    costs: Mapping[LayerCall, Sequence[Cost]],
     chosen: Mapping[str, Sequence[Chosen]],
 ) -> Trace:
     """The trace whose convolutions in the last step offer what was measured.

@@ -23,7 +23,7 @@ HOLE, BRIEF = 0, -1
 """Addresses of fills that are no live block: freed once all segments are made, and freed at once."""
 
 
-class Piece(NamedTuple):
+class LayoutPiece(NamedTuple):
     """Part of a segment, block or hole.
 
     Attributes:
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class LayoutSegment:
     """One piece of memory that the allocator has of the driver.
 
     Attributes:
@@ -51,7 +51,7 @@ class Segment:
     size_bytes: int
     small: bool
     expandable: bool
-    pieces: tuple[Piece, ...]
+    pieces: tuple[LayoutPiece, ...]
 
 
 class Fill(NamedTuple):
@@ -61,7 +61,7 @@ class Fill(NamedTuple):
     size_bytes: int
 
 
-def fills(segments: Iterable[Segment]) -> Iterator[Fill]:
+def fills(segments: Iterable[LayoutSegment]) -> Iterator[Fill]:
     """Requests that make these segments in an empty allocator."""
     for segment in segments:
         if segment.expandable:
@@ -76,12 +76,12 @@ def fills(segments: Iterable[Segment]) -> Iterator[Fill]:
                 yield from (Fill(HOLE, part) for part in _parts(piece.size_bytes, segment))
 
 
-def _request(block: Piece, *, at_end: bool) -> int:
+def _request(block: LayoutPiece, *, at_end: bool) -> int:
     """What to ask for so that the block gets its size: a tail that was not worth splitting off is asked for too."""
     return block.requested_bytes if at_end or block.size_bytes - block.requested_bytes < 512 else block.size_bytes
 
 
-def _parts(size_bytes: int, segment: Segment) -> Iterator[int]:
+def _parts(size_bytes: int, segment: LayoutSegment) -> Iterator[int]:
     """A hole as requests that the segment's pool serves."""
     most = SMALL_BYTES if segment.small else size_bytes
     while size_bytes:

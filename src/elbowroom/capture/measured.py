@@ -24,14 +24,14 @@ class Clock(NamedTuple):
     offset_ns: int
 
 
-class Moved(NamedTuple):
+class MovedStorage(NamedTuple):
     """A stall or transfer, and the storage of the trace it was for; None for one of an earlier step."""
 
     happening: Happening
     storage: int | None
 
 
-def spans_of(clock: Clock, ops: Sequence[OpSeen], moved: Iterable[Moved], tier: TierName) -> tuple[Span, ...]:
+def spans_of(clock: Clock, ops: Sequence[OpSeen], moved: Iterable[MovedStorage], tier: TierName) -> tuple[Span, ...]:
     """Ops, stalls and transfers, in order of time.
 
     Args:
@@ -61,7 +61,9 @@ def spans_of(clock: Clock, ops: Sequence[OpSeen], moved: Iterable[Moved], tier: 
     return tuple(sorted(spans, key=lambda span: span.start_ns))
 
 
-def _span(moved: Moved, clock: Clock, ops: Sequence[OpSeen], starts: list[int], lanes: tuple[Lane, Lane]) -> Span:
+def _span(
+    moved: MovedStorage, clock: Clock, ops: Sequence[OpSeen], starts: list[int], lanes: tuple[Lane, Lane]
+) -> Span:
     happening, storage = moved
     begin = max(happening.start_ns + clock.offset_ns - clock.start_ns, 0)
     end = max(happening.end_ns + clock.offset_ns - clock.start_ns, begin)

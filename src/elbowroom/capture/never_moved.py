@@ -15,7 +15,7 @@ from elbowroom.torch_compat.subclasses import base_of
 
 
 @final
-class Reserved:
+class StorageSet:
     """A weak set of storages."""
 
     def __init__(self) -> None:

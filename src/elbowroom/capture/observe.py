@@ -13,7 +13,7 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.capture.never_moved import Reserved
+from elbowroom.capture.never_moved import StorageSet
 from elbowroom.capture.recorder import Recorder
 from elbowroom.capture.user_profile import UserProfile
 from elbowroom.engine.entries import Entry
@@ -41,7 +41,7 @@ class Observing(Director):
 
     observes = True
 
-    def __init__(self, executor: Executor, reserved: Reserved) -> None:
+    def __init__(self, executor: Executor, reserved: StorageSet) -> None:
         self._executor = executor
         self._reserved = reserved
         self.held: dict[Entry, list[weakref.ref[Handle]]] = {}

@@ -14,12 +14,12 @@ import sys
 
 from elbowroom.errors import UsageError
 from elbowroom.hardware import nvml
-from elbowroom.hardware.outside_measured import Outside
+from elbowroom.hardware.outside_measured import MeasuredOutside
 
 LIMIT_S = 300
 
 
-def measure_outside() -> Outside:
+def measure_outside() -> MeasuredOutside:
     """Measure it on the first visible GPU.
 
     Raises:
@@ -34,7 +34,7 @@ def measure_outside() -> Outside:
         ) from None
     if done.returncode == 0:
         context_bytes, outside_bytes = json.loads(done.stdout.splitlines()[-1])
-        return Outside(context_bytes, outside_bytes)
+        return MeasuredOutside(context_bytes, outside_bytes)
     said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     raise UsageError(
         f"machine: what lies outside the allocator could not be measured: {said}; needed are a build of torch for CUDA "

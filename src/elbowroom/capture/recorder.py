@@ -18,7 +18,7 @@ import torch
 from elbowroom.capture.cuda_memory import CudaMemory
 from elbowroom.capture.layout import fills
 from elbowroom.capture.modules import ModulePaths
-from elbowroom.capture.stream import Block, Item, Stream
+from elbowroom.capture.stream import Item, ProfilerStream, RecordedBlock
 from elbowroom.engine.entries import Entry, Happening, Observer, StateEntry
 from elbowroom.engine.storages import alive_of, dtype_name, storage_of
 from elbowroom.engine.tiers.streams import Streams
@@ -39,7 +39,7 @@ class Note:
 
     what: str
     entry: Entry | None = None
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[RecordedBlock, ...] = ()
     category: Category = "temporary"
     path: str = ""
     at_ns: int = 0
@@ -86,7 +86,7 @@ class Recorder:
         self._streams = streams
         self._notes: list[Note] = []
         self._happenings: list[Happening] = []
-        self._stream = Stream(device)
+        self._stream = ProfilerStream(device)
         self._paths = ModulePaths(self._root, lambda path: self._note(Note("module", path=path)))
         self._watched: list[object] = []
         self._compiled_backward = False
@@ -165,7 +165,7 @@ class Recorder:
 
     def saved(self, entry: Entry, storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
         """Autograd saved this storage for the first time."""
-        self._note(Note("saved", entry, (Block(storage.data_ptr(), storage.nbytes(), dtype_name(dtype)),)))
+        self._note(Note("saved", entry, (RecordedBlock(storage.data_ptr(), storage.nbytes(), dtype_name(dtype)),)))
 
     def reads_back(self, entry: Entry) -> None:
         """Autograd reads a saved tensor of this entry back."""
@@ -186,12 +186,14 @@ class Recorder:
         self, states: Iterable[tuple[torch.UntypedStorage, torch.dtype]], category: Category = "optimizer_state"
     ) -> None:
         """It ends, and had to have these states on the device; or an accumulation, and this gradient."""
-        blocks = tuple(Block(storage.data_ptr(), storage.nbytes(), dtype_name(dtype)) for storage, dtype in states)
+        blocks = tuple(
+            RecordedBlock(storage.data_ptr(), storage.nbytes(), dtype_name(dtype)) for storage, dtype in states
+        )
         self._note(Note("part_ends", blocks=blocks, category=category))
 
     def asked(self, storage: torch.UntypedStorage) -> None:
         """Somebody has got this gradient between backward and the optimizer's step."""
-        self._note(Note("asked", blocks=(Block(storage.data_ptr(), storage.nbytes(), ""),)))
+        self._note(Note("asked", blocks=(RecordedBlock(storage.data_ptr(), storage.nbytes(), ""),)))
 
     def step_ends(self) -> None:
         """A step of the training ends here."""
@@ -214,7 +216,7 @@ class Recorder:
 
     def _existing(self, tensors: Sequence[torch.Tensor]) -> None:
         """Everything that Python can reach before the first op; the stream has no size for blocks from before it."""
-        blocks: dict[int, Block] = {}
+        blocks: dict[int, RecordedBlock] = {}
         for tensor in tensors:
             block = _block(tensor, self._device)
             if block is not None and block.address not in blocks:
@@ -224,7 +226,9 @@ class Recorder:
         if self._device.type == "cuda":
             found = fills(CudaMemory(self._device).segments())
             dtypes = {address: block.dtype for address, block in blocks.items()}
-            self._note(Note("laid_out", blocks=tuple(Block(*each, dtypes.get(each.address, "")) for each in found)))
+            self._note(
+                Note("laid_out", blocks=tuple(RecordedBlock(*each, dtypes.get(each.address, "")) for each in found))
+            )
         self._note(Note("exists", blocks=tuple(blocks.values()), mark=self._mark()))
 
     def _watch(self, storage: torch.UntypedStorage, on_death: Note) -> None:
@@ -241,10 +245,10 @@ class Recorder:
 
     def _emptied(self, entry: Entry, storage: torch.UntypedStorage) -> None:
         if isinstance(entry, StateEntry):
-            self._note(Note("state_left", entry, (Block(storage.data_ptr(), storage.nbytes(), ""),)))
+            self._note(Note("state_left", entry, (RecordedBlock(storage.data_ptr(), storage.nbytes(), ""),)))
 
     def _placed(self, entry: Entry, storage: torch.UntypedStorage) -> None:
-        block = Block(storage.data_ptr(), storage.nbytes(), "")
+        block = RecordedBlock(storage.data_ptr(), storage.nbytes(), "")
         if isinstance(entry, StateEntry):
             self._note(Note("state_came", entry, (block,)))
             return
@@ -284,11 +288,11 @@ def _timed(happening: Happening) -> Iterator[Happening]:
         yield Happening(hop.kind, happening.entry, hop.start_ns, hop.end_ns, hop.size_bytes)
 
 
-def _block(tensor: torch.Tensor, device: torch.device) -> Block | None:
+def _block(tensor: torch.Tensor, device: torch.device) -> RecordedBlock | None:
     """Where a tensor's bytes lie; None for those without bytes of their own on this device."""
     if tensor.layout is not torch.strided or tensor.device != device:
         return None
     storage = storage_of(tensor)
     if storage is None or not storage.data_ptr():
         return None
-    return Block(storage.data_ptr(), storage.nbytes(), dtype_name(tensor.dtype))
+    return RecordedBlock(storage.data_ptr(), storage.nbytes(), dtype_name(tensor.dtype))

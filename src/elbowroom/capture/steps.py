@@ -10,7 +10,7 @@ import torch
 
 from elbowroom.capture.assemble import Assembly
 from elbowroom.capture.in_parts import PartsWatch
-from elbowroom.capture.never_moved import Reserved
+from elbowroom.capture.never_moved import StorageSet
 from elbowroom.capture.observe import Observing, OptimizerWatch, optimizer_began, optimizer_ended
 from elbowroom.capture.recorder import Recorder
 from elbowroom.engine.conductor import Conductor
@@ -40,7 +40,7 @@ def capture_steps(
         return _on_virtual(setup, target, steps, min_size_bytes if in_parts else None)
     step = _step_of(setup)
     executor = Executor(HostTier())
-    observing = Observing(executor, Reserved())
+    observing = Observing(executor, StorageSet())
     gradients = Gradients(executor, _Alone(observing), min_size_bytes)
     gradients.wanted = in_parts
     parts = _parts(observing, executor.device, gradients, min_size_bytes if in_parts else None)

@@ -36,7 +36,7 @@ COMPILER = "TorchDynamo Cache Lookup"
 """Range in which torch.compile looks for what it has compiled of the function that is called."""
 
 
-class Block(NamedTuple):
+class RecordedBlock(NamedTuple):
     """A storage: where it lies, its bytes and the element type of a tensor on it ("" where none is known)."""
 
     address: int
@@ -48,7 +48,7 @@ class Block(NamedTuple):
 class Allocation:
     """A block was handed out, or taken back where `freed`."""
 
-    block: Block
+    block: RecordedBlock
     freed: bool
 
 
@@ -73,8 +73,8 @@ class OpSeen:
     """
 
     name: str
-    reads: tuple[Block, ...]
-    writes: tuple[Block, ...]
+    reads: tuple[RecordedBlock, ...]
+    writes: tuple[RecordedBlock, ...]
     node: int
     backward: bool
     arguments: tuple[tuple[int, ...] | bool | None, ...]
@@ -91,7 +91,7 @@ class Item(NamedTuple):
 
 
 @final
-class Stream:
+class ProfilerStream:
     """Records between `start` and `stop`; `mark(i)` is a context that appears as marker i.
 
     Args:
@@ -152,7 +152,7 @@ class Stream:
             if tag == "Allocation":
                 fields = event.extra_fields
                 if fields.alloc_size and _same(fields.device, self._device):
-                    block = Block(fields.ptr, abs(fields.alloc_size), "")
+                    block = RecordedBlock(fields.ptr, abs(fields.alloc_size), "")
                     yield Item(event.start_time_ns, Allocation(block, fields.alloc_size < 0))
             elif event.name.startswith(PREFIX):
                 yield Item(event.start_time_ns, Mark(int(event.name[len(PREFIX) :])))
@@ -189,7 +189,7 @@ def _with_requests(items: list[Item], requests: list[Request]) -> list[Item]:
     missed: list[Item] = []
     at = 0
     for request in requests:
-        what = Allocation(Block(request.address, request.size_bytes, ""), request.freed)
+        what = Allocation(RecordedBlock(request.address, request.size_bytes, ""), request.freed)
         if at < len(seen) and (seen[at][1].block.address, seen[at][1].freed) == (request.address, request.freed):
             seen[at][1].block = what.block
             at += 1
@@ -238,7 +238,7 @@ def _argument(argument: Any) -> tuple[int, ...] | bool | None:
     return argument if isinstance(argument, bool) else None
 
 
-def _blocks(argument: Any, device: torch.device) -> Iterator[Block]:
+def _blocks(argument: Any, device: torch.device) -> Iterator[RecordedBlock]:
     """Storages of an argument on a device: a tensor's, those of a list of tensors, or none."""
     if isinstance(argument, list):
         for each in argument:  # pyright: ignore[reportUnknownVariableType]
@@ -247,7 +247,7 @@ def _blocks(argument: Any, device: torch.device) -> Iterator[Block]:
         span = sum((size - 1) * abs(stride) for size, stride in zip(argument.sizes, argument.strides, strict=False)) + 1
         dtype = argument.dtype
         size_bytes = span * dtype.itemsize if all(argument.sizes) else 0
-        yield Block(address, size_bytes, str(dtype).removeprefix("torch."))
+        yield RecordedBlock(address, size_bytes, str(dtype).removeprefix("torch."))
 
 
 @contextmanager

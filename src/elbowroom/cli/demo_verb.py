@@ -36,7 +36,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Run the demo and show it."""
     from elbowroom.demo import show
 
-    settings = main.Settings(folder=Path(arguments.out), size=main.SIZES[arguments.size], seed=arguments.seed)
+    settings = main.DemoSettings(folder=Path(arguments.out), size=main.SIZES[arguments.size], seed=arguments.seed)
     screen = show.Screen(output.console(errors=True), settings.size.steps)
     with _unwinding_when_told_to_end(), screen.shown():
         outcome = main.run(settings, screen)
@@ -60,7 +60,7 @@ def _unwinding_when_told_to_end() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _records(folder: Path, outcome: main.Outcome) -> str:
+def _records(folder: Path, outcome: main.DemoOutcome) -> str:
     """Write the report of the records that elbowroom's trial left; say where they are."""
     if outcome.within.failed:
         return ""

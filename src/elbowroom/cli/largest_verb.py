@@ -14,7 +14,7 @@ from elbowroom.watch import Watch
 if TYPE_CHECKING:
     from elbowroom.answers.estimate import Estimate
     from elbowroom.answers.largest import Largest
-    from elbowroom.answers.slowdown import Within
+    from elbowroom.answers.slowdown import SlowdownNeed
     from elbowroom.machine import Machine
     from elbowroom.trace import Trace
 
@@ -126,7 +126,7 @@ class Trials:
         self.knob = knob
         self.slowdown = slowdown
         self.answers: dict[int, Estimate] = {}
-        self.planned: dict[int, Within] = {}
+        self.planned: dict[int, SlowdownNeed] = {}
         self.watch = watch
         self._arguments = arguments
         self._marks: dict[int, int] = {}
@@ -250,7 +250,7 @@ def _probe(trials: Trials, value: int) -> dict[str, object]:
     }
 
 
-def _planned(planned: Within, value: int) -> dict[str, object]:
+def _planned(planned: SlowdownNeed, value: int) -> dict[str, object]:
     return {
         "fits": planned.fits,
         "needed_bytes": planned.needed_bytes,

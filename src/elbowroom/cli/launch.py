@@ -49,7 +49,7 @@ def _why_no_script(path: Path) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
+class ScriptEnd:
     """How a script ended. Written while it runs; the room is there once it was entered."""
 
     room: Any = None
@@ -65,13 +65,13 @@ class Outcome:
 
 
 @contextmanager
-def as_python_would(command: Command) -> Iterator[Outcome]:
+def as_python_would(command: Command) -> Iterator[ScriptEnd]:
     """Set sys.argv and sys.path for a script; turn its uncaught errors into an outcome.
 
     Errors of elbowroom go on: the command line has its own way to show them.
     """
     argv, first = sys.argv, sys.path[0]
-    outcome = Outcome()
+    outcome = ScriptEnd()
     sys.argv = [command.target, *command.arguments]
     sys.path[0] = os.getcwd() if command.is_module else str(Path(command.target).resolve().parent)
     try:
@@ -88,7 +88,7 @@ def as_python_would(command: Command) -> Iterator[Outcome]:
         sys.argv, sys.path[0] = argv, first
 
 
-def execute(command: Command, outcome: Outcome) -> None:
+def execute(command: Command, outcome: ScriptEnd) -> None:
     """Run it as __main__. An exit is a regular end: what surrounds the script here is left in the regular way."""
     try:
         if command.is_module:

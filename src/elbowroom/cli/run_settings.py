@@ -23,7 +23,7 @@ ESTIMATE_SETTINGS = ("gpu",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RunSettings:
     """What a run is told.
 
     Attributes:
@@ -41,7 +41,7 @@ def settings_of(
     given: Mapping[str, str | None],
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
-) -> Settings:
+) -> RunSettings:
     """Find every setting in the first place that has it.
 
     Args:
@@ -61,7 +61,7 @@ def settings_of(
         (DEFAULTS, "the defaults"),
     ]
     found = {name: _first(name, places) for name in DEFAULTS}
-    return Settings(
+    return RunSettings(
         budget=_checked(found["budget"], parse_budget)[0],
         spill_dir=found["spill_dir"][0],
         min_size_bytes=None if found["min_size"][0] is None else _checked(found["min_size"], parse_bytes)[1],

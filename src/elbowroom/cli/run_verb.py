@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elbowroom.cli import choosing, launch, output, started
-from elbowroom.cli.run_settings import DEFAULTS, Settings, settings_of
+from elbowroom.cli.run_settings import DEFAULTS, RunSettings, settings_of
 from elbowroom.errors import UsageError
 from elbowroom.plan import Plan
 from elbowroom.report import ENDINGS
@@ -80,7 +80,7 @@ def execute(arguments: argparse.Namespace) -> int:
     return HELD_MORE if _run_of(outcome.room).over_bytes or _trained_outside(outcome.room, children, command) else 0
 
 
-def _room(arguments: argparse.Namespace, settings: Settings) -> AbstractContextManager[Room]:
+def _room(arguments: argparse.Namespace, settings: RunSettings) -> AbstractContextManager[Room]:
     """What the script runs in."""
     plan = Plan.load(arguments.plan) if arguments.plan else None
     # torch reads it once, on import: storages of 2 MiB and more then begin at a page and go to disk without a copy.

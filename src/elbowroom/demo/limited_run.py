@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from elbowroom.demo.limits import Limit
-from elbowroom.demo.trainer import Order
+from elbowroom.demo.limits import CommandLimit
+from elbowroom.demo.trainer import TrainingOrder
 
 Watcher = Callable[[Mapping[str, Any]], None]
 
@@ -30,7 +30,7 @@ ENVIRONMENT = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class LimitedTrial:
     """What a child reported, and how it ended.
 
     Attributes:
@@ -87,7 +87,7 @@ class Trial:
         return f"exit code {self.exit_code}: {last.strip()}"
 
 
-def run(order: Order, limit: Limit | None, watch: Watcher) -> Trial:
+def run(order: TrainingOrder, limit: CommandLimit | None, watch: Watcher) -> LimitedTrial:
     """Run a child to its end.
 
     Args:
@@ -115,7 +115,7 @@ def run(order: Order, limit: Limit | None, watch: Watcher) -> Trial:
             child.kill()
             child.wait()
         output.seek(0)
-        return Trial(
+        return LimitedTrial(
             events=tuple(events),
             exit_code=child.returncode,
             peak_rss_bytes=usage.ru_maxrss * 1024,

@@ -27,7 +27,7 @@ MOUNTS = Path("/proc/self/mounts")
 OWN_GROUPS = Path("/proc/self/cgroup")
 
 
-class Limit(ABC):
+class CommandLimit(ABC):
     """A limit that commands can be run under."""
 
     kind: Kind
@@ -44,7 +44,7 @@ class Limit(ABC):
 
 
 @final
-class DataLimit(Limit):
+class DataLimit(CommandLimit):
     """RLIMIT_DATA."""
 
     kind: Kind = "RLIMIT_DATA"
@@ -83,7 +83,7 @@ V2 = Version(
 
 
 @final
-class GroupLimit(Limit):
+class GroupLimit(CommandLimit):
     """A memory cgroup of our own."""
 
     def __init__(self, folder: Path, version: Version, limit_bytes: int) -> None:
@@ -99,7 +99,7 @@ class GroupLimit(Limit):
 
 
 @contextmanager
-def hard_limit(limit_bytes: int, kind: Kind) -> Iterator[Limit]:
+def hard_limit(limit_bytes: int, kind: Kind) -> Iterator[CommandLimit]:
     """A limit of a kind that `available_kind` found; a group of ours is removed at the end.
 
     Raises:

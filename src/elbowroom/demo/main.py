@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elbowroom.demo import limited_run
-from elbowroom.demo.limited_run import Trial, Watcher
-from elbowroom.demo.limits import Kind, Limit, available_kind, hard_limit
-from elbowroom.demo.trainer import Order
+from elbowroom.demo.limited_run import LimitedTrial, Watcher
+from elbowroom.demo.limits import CommandLimit, Kind, available_kind, hard_limit
+from elbowroom.demo.trainer import TrainingOrder
 from elbowroom.errors import ElbowroomError, UsageError
 from elbowroom.units import format_bytes
 
@@ -65,13 +65,13 @@ class Audience(Protocol):
         """A trial starts; gives who is told its events."""
         ...
 
-    def ended(self, name: str, trial: Trial) -> None:
+    def ended(self, name: str, trial: LimitedTrial) -> None:
         """A trial has ended."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class DemoSettings:
     """What a demo is told."""
 
     folder: Path
@@ -80,7 +80,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class DemoOutcome:
     """The three trials and the limit between them.
 
     Attributes:
@@ -94,9 +94,9 @@ class Outcome:
     limit_bytes: int
     bare_bytes: int
     budget_bytes: int
-    plain: Trial
-    limited: Trial
-    within: Trial
+    plain: LimitedTrial
+    limited: LimitedTrial
+    within: LimitedTrial
 
     @property
     def as_it_should(self) -> bool:
@@ -116,7 +116,7 @@ class Outcome:
         return self.plain.losses == self.within.losses and weights[0] is not None and weights[0] == weights[1]
 
 
-def run(settings: Settings, audience: Audience) -> Outcome:
+def run(settings: DemoSettings, audience: Audience) -> DemoOutcome:
     """Run the demo.
 
     Args:
@@ -137,7 +137,7 @@ def run(settings: Settings, audience: Audience) -> Outcome:
         limited = _trial("limited", _order(settings, mode="plain", measure=False), limit, audience)
         _require(limited, "plain PyTorch under the limit", limited.out_of_memory or not limited.failed)
         within = _trial("within", _order(settings, mode="within", budget_bytes=budget_bytes), limit, audience)
-        return Outcome(
+        return DemoOutcome(
             limit_kind=kind,
             limit_bytes=limit.limit_bytes,
             bare_bytes=bare_bytes,
@@ -148,13 +148,13 @@ def run(settings: Settings, audience: Audience) -> Outcome:
         )
 
 
-def _trial(name: str, order: Order, limit: Limit | None, audience: Audience) -> Trial:
+def _trial(name: str, order: TrainingOrder, limit: CommandLimit | None, audience: Audience) -> LimitedTrial:
     done = limited_run.run(order, limit, audience.watch(name))
     audience.ended(name, done)
     return done
 
 
-def amounts(plain: Trial, kind: Kind) -> tuple[int, int, int]:
+def amounts(plain: LimitedTrial, kind: Kind) -> tuple[int, int, int]:
     """Bytes of the bare process, of elbowroom's budget and of the limit, from what plain training took.
 
     The limit is the bare process and `SHARE` of what training needs above it. The budget counts storages only: it is
@@ -174,7 +174,7 @@ def amounts(plain: Trial, kind: Kind) -> tuple[int, int, int]:
     return bare_bytes, plain.figure("allocated_bytes", "bare") + room - taken, bare_bytes + room
 
 
-def need_bytes(plain: Trial) -> int:
+def need_bytes(plain: LimitedTrial) -> int:
     """What plain training needs above the bare process: interpreter, libraries, weights and data."""
     return plain.figure("peak_rss_bytes", "trained") - plain.figure("rss_bytes", "bare")
 
@@ -189,13 +189,13 @@ def check_packages() -> None:
         )
 
 
-def _order(settings: Settings, **more: Any) -> Order:
+def _order(settings: DemoSettings, **more: Any) -> TrainingOrder:
     folder = os.fspath(settings.folder.resolve())
-    return Order(
+    return TrainingOrder(
         pipe=-1, shape_XYZ=settings.size.shape_XYZ, seed=settings.seed, steps=settings.size.steps, folder=folder, **more
     )
 
 
-def _require(done: Trial, name: str, went_well: bool) -> None:
+def _require(done: LimitedTrial, name: str, went_well: bool) -> None:
     if not went_well:
         raise DemoFailed(f"demo: {name}: {done.ending()}; what it wrote last:\n{done.output.strip()[-3000:]}")

@@ -10,8 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from elbowroom.demo.limited_run import Trial, Watcher
-from elbowroom.demo.main import OBSERVED_STEPS, Outcome, need_bytes
+from elbowroom.demo.limited_run import LimitedTrial, Watcher
+from elbowroom.demo.main import OBSERVED_STEPS, DemoOutcome, need_bytes
 from elbowroom.units import format_bytes, format_ns
 
 TITLES = {
@@ -64,7 +64,7 @@ class Screen:
 
         return event_came
 
-    def ended(self, name: str, trial: Trial) -> None:
+    def ended(self, name: str, trial: LimitedTrial) -> None:
         """Say how a trial ended."""
         task = self._tasks[name]
         if not trial.failed:
@@ -78,7 +78,7 @@ class Screen:
             self._console.print(f"{TITLES[name]}: {state}")
 
 
-def as_object(outcome: Outcome) -> dict[str, object]:
+def as_object(outcome: DemoOutcome) -> dict[str, object]:
     """The answer for programs, bytes and nanoseconds; what a trial did not get to is null."""
     moved = ("swapped_out_bytes", "swapped_back_bytes", "stall_ns", "simulated_peak_allocated_bytes")
     return {
@@ -94,7 +94,7 @@ def as_object(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def _object(trial: Trial) -> dict[str, object]:
+def _object(trial: LimitedTrial) -> dict[str, object]:
     return {
         "failed": trial.failed,
         "peak_allocated_bytes": trial.figure("peak_allocated_bytes", "measured"),
@@ -104,13 +104,13 @@ def _object(trial: Trial) -> dict[str, object]:
     }
 
 
-def _peak_rss_bytes(trial: Trial) -> int:
+def _peak_rss_bytes(trial: LimitedTrial) -> int:
     """Of the training alone where it came to its end; the step that is measured after it takes more."""
     trained = trial.figure("peak_rss_bytes", "trained")
     return trial.peak_rss_bytes if trained is None else trained
 
 
-def as_table(outcome: Outcome) -> RenderableType:
+def as_table(outcome: DemoOutcome) -> RenderableType:
     """The answer for people."""
     from elbowroom.report.screen import plain_table
 
@@ -126,11 +126,11 @@ def as_table(outcome: Outcome) -> RenderableType:
     return Group(_setting(outcome), table, _verdict(outcome))
 
 
-def _short(trial: Trial) -> str:
+def _short(trial: LimitedTrial) -> str:
     return "out of memory" if trial.failed and trial.out_of_memory else trial.ending()
 
 
-def _rows(outcome: Outcome, trials: tuple[Trial, ...]) -> Iterator[tuple[str, list[str]]]:
+def _rows(outcome: DemoOutcome, trials: tuple[LimitedTrial, ...]) -> Iterator[tuple[str, list[str]]]:
     bare = outcome.plain.figure("rss_bytes", "bare")
     yield "peak allocated", [_bytes(trial.figure("peak_allocated_bytes", "measured")) for trial in trials]
     yield "  simulated", [ABSENT, ABSENT, _bytes(outcome.within.figure("simulated_peak_allocated_bytes", "measured"))]
@@ -147,7 +147,7 @@ def _rows(outcome: Outcome, trials: tuple[Trial, ...]) -> Iterator[tuple[str, li
     yield "loss, last step", [f"{trial.losses[-1]:.6f}" if trial.losses else ABSENT for trial in trials]
 
 
-def _setting(outcome: Outcome) -> Text:
+def _setting(outcome: DemoOutcome) -> Text:
     need = need_bytes(outcome.plain)
     room = outcome.limit_bytes - outcome.bare_bytes
     return Text(
@@ -157,7 +157,7 @@ def _setting(outcome: Outcome) -> Text:
     )
 
 
-def _verdict(outcome: Outcome) -> Text:
+def _verdict(outcome: DemoOutcome) -> Text:
     if outcome.as_it_should:
         count = len(outcome.within.losses)
         return Text(f"\nAll {count} losses and the final weights are equal, bit by bit.", style="bold green")

@@ -21,7 +21,7 @@ Mode = Literal["plain", "within"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class TrainingOrder:
     """What a child shall do.
 
     Attributes:
@@ -51,13 +51,13 @@ def main(argument: str) -> None:
     """Carry out an order."""
     given = json.loads(argument)
     x, y, z = given.pop("shape_XYZ")
-    order = Order(**given, shape_XYZ=(x, y, z))
+    order = TrainingOrder(**given, shape_XYZ=(x, y, z))
     with os.fdopen(order.pipe, "w", buffering=1) as pipe:
         for event in _events(order):
             pipe.write(json.dumps(event) + "\n")
 
 
-def _events(order: Order) -> Iterator[dict[str, Any]]:
+def _events(order: TrainingOrder) -> Iterator[dict[str, Any]]:
     if order.mode == "within":
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     from elbowroom.demo import job
@@ -79,7 +79,7 @@ def _events(order: Order) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def _surroundings(order: Order) -> Iterator[Room | None]:
+def _surroundings(order: TrainingOrder) -> Iterator[Room | None]:
     if order.mode == "plain":
         yield None
         return

@@ -12,8 +12,8 @@ import torch
 
 from elbowroom.allocator.blocks import SMALL_SEGMENT_BYTES
 from elbowroom.allocator.settings import set_in
-from elbowroom.engine.residence import Held, Residence, SoFar
-from elbowroom.engine.tiers.arenas import Arenas, Told, cuda_pinning
+from elbowroom.engine.residence import AllocatorBytes, Residence, SoFar
+from elbowroom.engine.tiers.arenas import Arenas, PinningNotice, cuda_pinning
 from elbowroom.engine.tiers.host import StreamedHostTier
 from elbowroom.engine.tiers.lower_tiers import BelowDevice
 from elbowroom.engine.tiers.managed import held_bytes
@@ -90,7 +90,7 @@ def tiers_below(
     host_bytes = budget.host.resolve(total_bytes, free_bytes)
     pinned_bytes = min(host_bytes, budget.pinned.resolve(total_bytes, free_bytes))
     most_bytes = None if budget.disk.is_auto else budget.disk.resolve(disk_bytes, disk_bytes)
-    streams, (pin, unpin), told = CudaStreams(device), cuda_pinning(), Told()
+    streams, (pin, unpin), told = CudaStreams(device), cuda_pinning(), PinningNotice()
     host = StreamedHostTier(streams, Arenas(host_bytes, pinned_bytes, pin, unpin, told))
     if gds:
         from elbowroom.engine.tiers.gds import DirectTier, open_direct  # loaded for who asks for it alone
@@ -164,8 +164,8 @@ class CudaResidence(Residence):
     def empty(self) -> None:
         torch.cuda.empty_cache()
 
-    def held(self) -> Held:
-        return Held(torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device))
+    def held(self) -> AllocatorBytes:
+        return AllocatorBytes(torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device))
 
     def limit(self, size_bytes: int | None) -> None:
         if self._has_limit or size_bytes == self._limit_bytes:

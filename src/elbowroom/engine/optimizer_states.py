@@ -35,7 +35,7 @@ EndedPart = tuple[weakref.ref[torch.optim.Optimizer], Portion, int]
 
 
 @final
-class States:
+class OptimizerStates:
     """Where the states of all optimizers are, and the steps of optimizers in parts.
 
     Args:

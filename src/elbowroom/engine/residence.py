@@ -78,7 +78,7 @@ def resident_bytes() -> int:
         return 0
 
 
-class Held(NamedTuple):
+class AllocatorBytes(NamedTuple):
     """What a caching allocator holds: in blocks that are in use, and in all."""
 
     allocated_bytes: int
@@ -141,9 +141,9 @@ class Residence(ABC):
         What still reads it ends first.
         """
 
-    def held(self) -> Held:
+    def held(self) -> AllocatorBytes:
         """What a caching allocator holds now; nothing where there is none."""
-        return Held(0, 0)
+        return AllocatorBytes(0, 0)
 
     def limit(self, size_bytes: int | None) -> None:  # noqa: B027
         """What may be held from now on, when all that is free has gone; None for no limit but the one there was."""

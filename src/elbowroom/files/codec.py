@@ -18,7 +18,7 @@ from elbowroom.errors import InvalidRecord
 from elbowroom.files.field_rules import MAX_INT, is_unicode, shown
 
 
-class Refused(Exception):
+class RefusedValue(Exception):
     """A JSON value is not what its hint says. The message gains the way to the value while it unwinds."""
 
 
@@ -75,8 +75,8 @@ def decode_object(kind: type, value: object) -> object:
     for name, codec in codecs.items():
         try:
             made[name] = codec.decode(content[name])
-        except Refused as problem:
-            raise Refused(f"{name}: {problem}") from None
+        except RefusedValue as problem:
+            raise RefusedValue(f"{name}: {problem}") from None
     return kind(**made)
 
 
@@ -102,16 +102,16 @@ def _encoded(codec: Codec, value: object) -> object:
 
 
 def _refuse(given: object, allowed: str) -> NoReturn:
-    raise Refused(f"given {shown(given)}; allowed is {allowed}")
+    raise RefusedValue(f"given {shown(given)}; allowed is {allowed}")
 
 
 def _check_names(what: str, given: Sequence[str], allowed: Sequence[str]) -> None:
     unknown = sorted(set(given) - set(allowed))
     if unknown:
-        raise Refused(f"unknown {what} {shown(unknown[0])}; allowed are {', '.join(allowed)}")
+        raise RefusedValue(f"unknown {what} {shown(unknown[0])}; allowed are {', '.join(allowed)}")
     missing = [name for name in allowed if name not in given]
     if missing:
-        raise Refused(f"{what} '{missing[0]}' is missing; all of {', '.join(allowed)} must be there")
+        raise RefusedValue(f"{what} '{missing[0]}' is missing; all of {', '.join(allowed)} must be there")
 
 
 def _decode_int(value: object) -> int:
@@ -176,7 +176,7 @@ def _table(kind: type) -> Codec:
         content = cast("dict[str, object]", value)
         _check_names("field", list(content), ["columns", "rows"])
         if content["columns"] != names:
-            raise Refused(f"columns: given {shown(content['columns'])}; allowed is exactly {', '.join(names)}")
+            raise RefusedValue(f"columns: given {shown(content['columns'])}; allowed is exactly {', '.join(names)}")
         return tuple(_decode_items("row", row.decode, _a_list(content["rows"])))
 
     return Codec(encode, decode)
@@ -224,13 +224,13 @@ def _row(
     def decode(value: object) -> object:
         items = _a_list(value)
         if len(items) != len(columns):
-            raise Refused(f"given {len(items)} values; allowed is {len(columns)}: {', '.join(names)}")
+            raise RefusedValue(f"given {len(items)} values; allowed is {len(columns)}: {', '.join(names)}")
         made: list[object] = []
         for (name, codec), item in zip(columns, items, strict=True):
             try:
                 made.append(codec.decode(item))
-            except Refused as problem:
-                raise Refused(f"{name}: {problem}") from None
+            except RefusedValue as problem:
+                raise RefusedValue(f"{name}: {problem}") from None
         return construct(made)
 
     return Codec(encode, decode)
@@ -247,6 +247,6 @@ def _decode_items(what: str, decode: Callable[[object], object], items: Sequence
     for item in items:
         try:
             made.append(decode(item))
-        except (Refused, InvalidRecord) as problem:
-            raise Refused(f"{what} {len(made)}: {problem}") from None
+        except (RefusedValue, InvalidRecord) as problem:
+            raise RefusedValue(f"{what} {len(made)}: {problem}") from None
     return made

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn, Self, TypeVar, cast
 
 from elbowroom.errors import FormatError, InvalidRecord
-from elbowroom.files.codec import Refused, decode_object, encode_object
+from elbowroom.files.codec import RefusedValue, decode_object, encode_object
 from elbowroom.files.field_rules import shown
 from elbowroom.files.older_versions import to_newest
 
@@ -78,7 +78,7 @@ def decode(data: bytes, *kinds: type[R]) -> R:
     version = _checked_version(content.pop("version", None), kind)
     try:
         return cast("R", decode_object(kind, to_newest(_name_of(kind), version, content)))
-    except (Refused, InvalidRecord) as problem:
+    except (RefusedValue, InvalidRecord) as problem:
         raise FormatError(f"not a valid {_name_of(kind)}: {problem}; {_REMEDY}") from problem
 
 

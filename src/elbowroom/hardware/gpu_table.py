@@ -91,7 +91,7 @@ class Eager(NamedTuple):
     source: str
 
 
-class Outside(NamedTuple):
+class OutsideBytes(NamedTuple):
     """What a process takes outside torch's allocator where CUDA loads kernels at their first use.
 
     Attributes:
@@ -213,7 +213,7 @@ def eager_of(where: str, capability: str, table: object, sources: Collection[str
     return Eager(since, least, most, row.source)
 
 
-def outside_of(where: str, capability: str, table: object, sources: Collection[str]) -> Outside:
+def outside_of(where: str, capability: str, table: object, sources: Collection[str]) -> OutsideBytes:
     """The row of a compute capability, with least_bytes, likely_bytes, most_bytes and source.
 
     Raises:
@@ -223,7 +223,7 @@ def outside_of(where: str, capability: str, table: object, sources: Collection[s
     row.check_names(_OUTSIDE_FIELDS)
     since = _since(row, capability)
     least, likely, most = row.rising("least_bytes", "likely_bytes", "most_bytes")
-    return Outside(since, least, likely, most, row.source)
+    return OutsideBytes(since, least, likely, most, row.source)
 
 
 def _since(row: _Row, capability: str) -> int:

@@ -23,7 +23,7 @@ from elbowroom.hardware.gpu_table import (
     Eager,
     Gpu,
     LinkKind,
-    Outside,
+    OutsideBytes,
     eager_of,
     gpu_of,
     link_of,
@@ -39,7 +39,7 @@ _NEAREST = 5
 _LANES = 16
 
 
-class Source(NamedTuple):
+class FigureSource(NamedTuple):
     """Where figures come from; the URL is "" where there is only a title."""
 
     title: str
@@ -61,9 +61,9 @@ class Database(NamedTuple):
     gpus: Mapping[str, Gpu]
     names: Mapping[str, str]
     links: Mapping[str, LinkKind]
-    outside: tuple[Outside, ...]
+    outside: tuple[OutsideBytes, ...]
     eager: tuple[Eager, ...]
-    sources: Mapping[str, Source]
+    sources: Mapping[str, FigureSource]
 
 
 def key_of(name: str) -> str:
@@ -130,7 +130,7 @@ def eager(compute_capability: int) -> Eager:
     return max((row for row in rows if row.since <= compute_capability), default=rows[0])
 
 
-def outside(compute_capability: int) -> Outside:
+def outside(compute_capability: int) -> OutsideBytes:
     """What a process takes outside the allocator; of the oldest row for still older GPUs."""
     rows = database().outside
     return max((row for row in rows if row.since <= compute_capability), default=rows[0])
@@ -190,7 +190,7 @@ def _rows(path: str, content: dict[str, object]) -> Iterator[tuple[str, object]]
     yield from table_of(f"{path}: gpu", content["gpu"]).items()
 
 
-def _sources(where: str, content: object) -> Iterator[tuple[str, Source]]:
+def _sources(where: str, content: object) -> Iterator[tuple[str, FigureSource]]:
     for key, row in table_of(f"{where}: sources", content).items():
         source = table_of(f"{where}: sources.{key}", row)
         title, url = source.get("title"), source.get("url", "")
@@ -198,7 +198,7 @@ def _sources(where: str, content: object) -> Iterator[tuple[str, Source]]:
             raise FormatError(
                 f"{where}: sources.{key}: given {shown(source)}; allowed are title and url, both text; write a title"
             )
-        yield key, Source(title, url)
+        yield key, FigureSource(title, url)
 
 
 def _text(path: str) -> str:

@@ -18,7 +18,7 @@ _MOST_PROCESSES = 64
 _LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 
 
-class Device(NamedTuple):
+class NvmlDevice(NamedTuple):
     """What the driver says of a GPU.
 
     Attributes:
@@ -48,7 +48,7 @@ class Used(NamedTuple):
     own_bytes: int | None
 
 
-def first_device() -> Device | None:
+def first_device() -> NvmlDevice | None:
     """The first visible GPU; None where there is none, or the driver does not tell."""
     return _asked(_device)
 
@@ -127,12 +127,12 @@ def _used(library: ctypes.CDLL, handle: ctypes.c_void_p) -> Used:
     return Used(memory.used, own[0] if own else None)
 
 
-def _device(library: ctypes.CDLL, handle: ctypes.c_void_p) -> Device:
+def _device(library: ctypes.CDLL, handle: ctypes.c_void_p) -> NvmlDevice:
     name = ctypes.create_string_buffer(_NAME_BYTES)
     _call(library.nvmlDeviceGetName, handle, name, ctypes.c_uint(_NAME_BYTES))
     major, minor = ctypes.c_int(), ctypes.c_int()
     _call(library.nvmlDeviceGetCudaComputeCapability, handle, ctypes.byref(major), ctypes.byref(minor))
-    return Device(
+    return NvmlDevice(
         name.value.decode("utf-8", "replace"),
         _total_bytes(library, handle),
         major.value * 10 + minor.value,

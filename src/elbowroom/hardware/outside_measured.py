@@ -21,7 +21,7 @@ _MOST = 2**50
 Key = tuple[str, str]
 
 
-class Outside(NamedTuple):
+class MeasuredOutside(NamedTuple):
     """Bytes outside the allocator.
 
     Attributes:
@@ -52,12 +52,12 @@ def path() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "elbowroom" / "outside.json"
 
 
-def of(gpu: str) -> Outside | None:
+def of(gpu: str) -> MeasuredOutside | None:
     """What was measured on a GPU of this name, with kernels loaded as they are now; None where nothing was."""
     return _read().get((gpu, loading()))
 
 
-def keep(gpu: str, measured: Outside) -> Path:
+def keep(gpu: str, measured: MeasuredOutside) -> Path:
     """Keep a measurement in the place of an earlier one of the same GPU.
 
     Raises:
@@ -73,7 +73,7 @@ def keep(gpu: str, measured: Outside) -> Path:
     return file
 
 
-def _read() -> dict[Key, Outside]:
+def _read() -> dict[Key, MeasuredOutside]:
     try:
         with path().open("rb") as file:
             content: object = json.loads(file.read(_MAX_BYTES))
@@ -88,15 +88,15 @@ def _read() -> dict[Key, Outside]:
     return dict(entry for row in cast("list[object]", rows) if (entry := _entry(row)))
 
 
-def _entry(row: object) -> tuple[Key, Outside] | None:
+def _entry(row: object) -> tuple[Key, MeasuredOutside] | None:
     if not isinstance(row, dict):
         return None
     fields = cast("dict[str, object]", row)
     gpu, when = fields.get("gpu"), fields.get("loading")
-    sizes = [fields.get(name) for name in Outside._fields]
+    sizes = [fields.get(name) for name in MeasuredOutside._fields]
     if not isinstance(gpu, str) or not isinstance(when, str):
         return None
     if not all(type(size) is int and 0 <= size < _MOST for size in sizes):
         return None
     context_bytes, outside_bytes = cast("list[int]", sizes)
-    return ((gpu, when), Outside(context_bytes, outside_bytes)) if context_bytes <= outside_bytes else None
+    return ((gpu, when), MeasuredOutside(context_bytes, outside_bytes)) if context_bytes <= outside_bytes else None

@@ -21,7 +21,7 @@ _NO_LIMIT_BYTES = 2**62
 """Cgroups of version 1 write "no limit" as the largest multiple of a page below 2**63."""
 
 
-class Bound(NamedTuple):
+class MemoryBound(NamedTuple):
     """One thing that bounds the memory of this process.
 
     Attributes:
@@ -45,7 +45,7 @@ def free_bytes() -> int:
     return max(0, min(bound.free_bytes for bound in bounds()))
 
 
-def bounds(root: Path = Path("/")) -> tuple[Bound, ...]:
+def bounds(root: Path = Path("/")) -> tuple[MemoryBound, ...]:
     """Everything that bounds the memory of this process, the physical memory first.
 
     Args:
@@ -58,29 +58,29 @@ def bounds(root: Path = Path("/")) -> tuple[Bound, ...]:
     return (_physical(root), *_of_cgroups(root), *_of_resource_limits(status))
 
 
-def _physical(root: Path) -> Bound:
+def _physical(root: Path) -> MemoryBound:
     sizes = _sizes_in(root / "proc/meminfo")
     if "MemTotal" in sizes:
-        return Bound("physical memory", sizes["MemTotal"], sizes.get("MemAvailable", sizes["MemTotal"]))
+        return MemoryBound("physical memory", sizes["MemTotal"], sizes.get("MemAvailable", sizes["MemTotal"]))
     if sys.platform == "win32" or "SC_PHYS_PAGES" not in os.sysconf_names:
         raise UsageError(
             "this computer's memory: the system does not tell it; allowed are systems with /proc/meminfo or sysconf; "
             "load a machine from a file instead"
         )
     total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Bound("physical memory", total_bytes, total_bytes)
+    return MemoryBound("physical memory", total_bytes, total_bytes)
 
 
-def _of_resource_limits(status: dict[str, int]) -> Iterator[Bound]:
+def _of_resource_limits(status: dict[str, int]) -> Iterator[MemoryBound]:
     if sys.platform == "win32":
         return
     for name, held in (("RLIMIT_DATA", "VmData"), ("RLIMIT_AS", "VmSize")):
         soft_bytes, _ = resource.getrlimit(getattr(resource, name))
         if soft_bytes != resource.RLIM_INFINITY:
-            yield Bound(name, soft_bytes, soft_bytes - status.get(held, 0))
+            yield MemoryBound(name, soft_bytes, soft_bytes - status.get(held, 0))
 
 
-def _of_cgroups(root: Path) -> Iterator[Bound]:
+def _of_cgroups(root: Path) -> Iterator[MemoryBound]:
     """Limits of the cgroups this process is in, from its own up to the top that can be seen."""
     paths = _cgroup_paths(root)
     for line in _lines(root / "proc/self/mountinfo"):
@@ -119,7 +119,7 @@ _FILES_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat
 _FILES_2 = _Files("memory.max", "memory.current", "memory.stat", "inactive_file")
 
 
-def _of_hierarchy(mount: Path, mount_root: str, path: str, files: _Files) -> Iterator[Bound]:
+def _of_hierarchy(mount: Path, mount_root: str, path: str, files: _Files) -> Iterator[MemoryBound]:
     """Limits from the process's cgroup up to the mount; only the mount where a container hides the path."""
     own = PurePosixPath(path)
     below = own.relative_to(mount_root) if own.is_relative_to(mount_root) else PurePosixPath()
@@ -130,7 +130,7 @@ def _of_hierarchy(mount: Path, mount_root: str, path: str, files: _Files) -> Ite
         used_bytes = _first_int(mount / level / files.usage) or 0
         idle_bytes = _counts_in(mount / level / files.stat).get(files.idle, 0)
         left_bytes = limit_bytes - max(0, used_bytes - idle_bytes)
-        yield Bound(f"memory cgroup {PurePosixPath('/') / level}", limit_bytes, left_bytes)
+        yield MemoryBound(f"memory cgroup {PurePosixPath('/') / level}", limit_bytes, left_bytes)
 
 
 def _lines(path: Path) -> list[str]:

@@ -22,7 +22,7 @@ Value = int | str | bool | None
 WORDS: Mapping[str, Value] = {"none": None, "true": True, "false": False}
 
 
-class Option(NamedTuple):
+class PlannerKnob(NamedTuple):
     """One knob of a planner.
 
     Attributes:
@@ -55,10 +55,10 @@ class Option(NamedTuple):
         return number or any(type(value) is type(choice) and value == choice for choice in self.choices)
 
 
-def options_of(planner: Planner) -> dict[str, Option]:
+def options_of(planner: Planner) -> dict[str, PlannerKnob]:
     """The knobs of a planner by name, in the order it lists them."""
     hints = typing.get_type_hints(planner)
-    found: dict[str, Option] = {}
+    found: dict[str, PlannerKnob] = {}
     for name, parameter in inspect.signature(planner).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             found[name] = _option(name, hints[name], parameter.default)
@@ -86,7 +86,7 @@ def checked(planner: Planner, name: str, given: Mapping[str, object]) -> dict[st
     return {option: _checked(name, known, option, value) for option, value in given.items()}
 
 
-def _checked(planner: str, known: Mapping[str, Option], name: str, value: object) -> object:
+def _checked(planner: str, known: Mapping[str, PlannerKnob], name: str, value: object) -> object:
     if name not in known:
         allowed = f"allowed are {', '.join(known)}" if known else "it has none"
         raise UsageError(f"options: given {shown(name)} for planner {planner!r}; {allowed}; leave it out or correct it")
@@ -100,7 +100,7 @@ def _checked(planner: str, known: Mapping[str, Option], name: str, value: object
     return meant
 
 
-def _meant(option: Option, text: str) -> object:
+def _meant(option: PlannerKnob, text: str) -> object:
     """The value that a text stands for; the text itself where it stands for none."""
     if text in option.choices:
         return text
@@ -113,7 +113,7 @@ def _meant(option: Option, text: str) -> object:
     return text
 
 
-def _option(name: str, hint: object, default: Value) -> Option:
+def _option(name: str, hint: object, default: Value) -> PlannerKnob:
     """An option from the type hint of its parameter: int, bool, Literal, or one of these with None."""
     parts = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     kinds = [part for part in parts if part is not types.NoneType]
@@ -125,7 +125,7 @@ def _option(name: str, hint: object, default: Value) -> Option:
             choices += (True, False)
         elif kind is not int:
             raise TypeError(f"no rule for the option {name}: {kind!r}; add one to elbowroom.planners.knobs")
-    return Option(
+    return PlannerKnob(
         name=name,
         default=default,
         choices=choices,

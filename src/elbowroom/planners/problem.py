@@ -46,7 +46,7 @@ def any_recompute(_recompute: Recompute) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class States:
+class DecidedStates:
     """Swaps of optimizer states and gradients that are decided already.
 
     Attributes:
@@ -91,7 +91,7 @@ class Problem:
     time_limit_s: float = 60.0
     judge: Judge = any_recompute
     algorithms: tuple[Algorithm, ...] = ()
-    states: States | None = None
+    states: DecidedStates | None = None
     host_bytes: int | None = None
 
     def tiers_for(self, step: LastStep, moves: Moves) -> list[TierName]:

@@ -16,7 +16,7 @@ from elbowroom.report.screen import Column, FittingTable, plain_table
 from elbowroom.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
-    from elbowroom.answers.slowdown import Within
+    from elbowroom.answers.slowdown import SlowdownNeed
     from elbowroom.trace import Remark
 
 NONE = "(no module)"
@@ -198,7 +198,7 @@ def search_rendered(
     answers: Mapping[int, Estimate],
     found: Largest,
     machine: str,
-    planned: Mapping[int, Within] | None = None,
+    planned: Mapping[int, SlowdownNeed] | None = None,
     same: str = "",
 ) -> RenderableType:
     """The answer of a search, and every value that was looked at.
@@ -221,7 +221,9 @@ def search_rendered(
     return Group(*parts, _looked_at(found, answers, planned))
 
 
-def _looked_at(found: Largest, answers: Mapping[int, Estimate], planned: Mapping[int, Within] | None) -> FittingTable:
+def _looked_at(
+    found: Largest, answers: Mapping[int, Estimate], planned: Mapping[int, SlowdownNeed] | None
+) -> FittingTable:
     ranked = (("value", 0), ("needs at least", 0), ("peak allocated", 1), ("peak reserved", 2), ("verdict", 0))
     columns = [Column(name, rank, left=name == "verdict") for name, rank in ranked]
     columns += [Column(name) for name in PLANNED if planned]
@@ -242,7 +244,7 @@ def _looked_at(found: Largest, answers: Mapping[int, Estimate], planned: Mapping
 PLANNED = ("with a plan", "step time", "per value", "slowdown")
 
 
-def _planned_cells(value: int, planned: Within) -> tuple[str, ...]:
+def _planned_cells(value: int, planned: SlowdownNeed) -> tuple[str, ...]:
     """What plans make of one value, in the columns of `PLANNED`."""
     if planned.step_ns is None or planned.slowdown is None:
         return f"{format_bytes(planned.needed_bytes)}, too much", "", "", ""

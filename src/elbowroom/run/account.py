@@ -8,14 +8,14 @@ from typing import Literal, Protocol
 
 from elbowroom.engine.entries import Counters
 from elbowroom.run.kind_totals import Kinds
-from elbowroom.run.step_kinds import Known
+from elbowroom.run.step_kinds import StepKind
 from elbowroom.step.plan_summary import Decided, decided
 from elbowroom.units import format_bytes, format_ns
 
 Mode = Literal["observe", "plan", "keep"]
 
 
-class Held(Protocol):
+class HeldMemory(Protocol):
     """What is told of memory: see Records."""
 
     @property
@@ -74,7 +74,7 @@ def of_step(mode: Mode, step_ns: int, counters: Counters, mismatches: int, *, ch
     )
 
 
-def summary(head: str, planned_bytes: int, known: Known, steps: Sequence[StepFigures], count: int) -> list[str]:
+def summary(head: str, planned_bytes: int, known: StepKind, steps: Sequence[StepFigures], count: int) -> list[str]:
     """One line, and where storages are moved or dropped a table of them.
 
     Args:
@@ -98,7 +98,7 @@ def summary(head: str, planned_bytes: int, known: Known, steps: Sequence[StepFig
     ]
 
 
-def held(records: Held) -> Iterator[str]:
+def held(records: HeldMemory) -> Iterator[str]:
     """What was measured, and what of it was too much."""
     kept, most = records.kinds.keep_all_bytes, records.held_bytes
     if kept:

@@ -14,14 +14,14 @@ from typing import final
 from elbowroom.engine.residence import Residence
 from elbowroom.planners.budget.run_budget import SPARE_BYTES
 from elbowroom.run.run_warnings import Surprises
-from elbowroom.run.step_kinds import Known
+from elbowroom.run.step_kinds import StepKind
 
 LITTLE_BYTES = 1 << 18
 """Less than what has a segment of its own: the losses of a few hundred steps."""
 
 
 @final
-class Limit:
+class AllocatorLimit:
     """Sets and lifts it.
 
     Args:
@@ -33,7 +33,7 @@ class Limit:
         self._residence = residence
         self._surprises = surprises
 
-    def begin(self, known: Known) -> None:
+    def begin(self, known: StepKind) -> None:
         """A step begins that follows a plan. One that was made for the first step, no steady one, has no limit."""
         limit_bytes = known.course.limit_bytes
         if limit_bytes is None or not known.refined:

@@ -16,12 +16,12 @@ from threading import Thread
 from typing import Any, final
 
 from elbowroom.errors import ElbowroomError, again
-from elbowroom.run.step_kinds import Known
+from elbowroom.run.step_kinds import StepKind
 
 PATIENCE_S = 2.0
 """How long a training waits for a plan."""
 
-Then = Callable[[Callable[[], Any]], Known | None]
+Then = Callable[[Callable[[], Any]], StepKind | None]
 """Learns from what was found, which calling its argument returns or raises."""
 
 
@@ -36,7 +36,7 @@ class Beside:
         """Whether a plan for steps of this signature is being made."""
         return key in self._under_way
 
-    def make(self, key: Hashable, work: Callable[[], Any], then: Then) -> Known | None:
+    def make(self, key: Hashable, work: Callable[[], Any], then: Then) -> StepKind | None:
         """Make a plan.
 
         Args:
@@ -52,7 +52,7 @@ class Beside:
         making.join(PATIENCE_S)
         return self.arrived(key)
 
-    def arrived(self, key: Hashable) -> Known | None:
+    def arrived(self, key: Hashable) -> StepKind | None:
         """Learn from the plan for steps of this signature, if one is made by now."""
         making, then = self._under_way.get(key, (None, None))
         if making is None or then is None or making.is_alive():

@@ -25,7 +25,7 @@ ANOTHER = (
 
 @final
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenPlan:
     """A plan to follow.
 
     Attributes:
@@ -53,7 +53,7 @@ def warn_of_peak(peak_bytes: int, budget_bytes: int) -> None:
     )
 
 
-def given_plan(plan: object, trace: object) -> Given | None:
+def given_plan(plan: object, trace: object) -> GivenPlan | None:
     """What `within` was given; None where that is no plan.
 
     Raises:
@@ -66,7 +66,7 @@ def given_plan(plan: object, trace: object) -> Given | None:
                 f"{kind.__name__}.load(path) reads"
             )
     if isinstance(plan, Plan):
-        return Given(plan, trace if isinstance(trace, Trace) else None)
+        return GivenPlan(plan, trace if isinstance(trace, Trace) else None)
     if trace is not None:
         raise UsageError("within: given trace without plan; allowed is the trace that a plan was made from; give both")
     return None

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import asdict, dataclass
 from typing import final
 
-from elbowroom.run.step_kinds import Known, Signature
+from elbowroom.run.step_kinds import Signature, StepKind
 from elbowroom.units import format_bytes
 
 TOLD_SHARE = 100
@@ -61,7 +61,7 @@ class Kinds:
         kind.measured_peak_allocated_bytes = max(kind.measured_peak_allocated_bytes, held_bytes)
         kind.keep_all_bytes = max(kind.keep_all_bytes, keep_all_bytes)
 
-    def ended(self, key: Hashable, followed: Known | None) -> None:
+    def ended(self, key: Hashable, followed: StepKind | None) -> None:
         """A step has ended that followed this, or was observed."""
         kind = self.of(key)
         kind.steps += 1

@@ -13,7 +13,7 @@ from typing import final
 
 from torch import nn
 
-from elbowroom.capture.layers import Call, Cost, LayerWatch, measure, with_offers
+from elbowroom.capture.layers import Cost, LayerCall, LayerWatch, measure, with_offers
 from elbowroom.run.algorithm_calls import Chosen, Switching
 from elbowroom.trace import Trace
 
@@ -31,7 +31,7 @@ class LayerChoices:
 
     def __init__(self, *, wanted: bool) -> None:
         self.wanted = wanted
-        self._costs: dict[Call, tuple[Cost, ...]] = {}
+        self._costs: dict[LayerCall, tuple[Cost, ...]] = {}
         self._watch: LayerWatch | None = None
         self._switching: Switching | None = None
         self._root: nn.Module | None = None

@@ -18,7 +18,7 @@ from elbowroom.planners.budget.run_budget import keeping_bytes
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.run.background_planning import Beside
 from elbowroom.run.check_beforehand import Question
-from elbowroom.run.given_plan import Given, warn_of_peak
+from elbowroom.run.given_plan import GivenPlan, warn_of_peak
 from elbowroom.run.kind_totals import Kinds
 from elbowroom.run.layer_algorithms import LayerChoices
 from elbowroom.run.lowering_means import means_of
@@ -28,7 +28,7 @@ from elbowroom.run.recompute.controller import Recomputing
 from elbowroom.run.recompute.planning import Planned
 from elbowroom.run.refusals import Refusals
 from elbowroom.run.similar_shapes import Nearby
-from elbowroom.run.step_kinds import Known, Saved, Wanted
+from elbowroom.run.step_kinds import Saved, StepKind, UnknownKind
 from elbowroom.run.step_planning import (
     Before,
     better_plan,
@@ -38,7 +38,7 @@ from elbowroom.run.step_planning import (
     plan_of_calls,
     smaller_plan,
 )
-from elbowroom.run.step_question import Answer, Explores, Followed, Made, Next, Refused, StepQuestion
+from elbowroom.run.step_question import Answer, Explores, Followed, MadePlan, Next, RefusedPlan, StepQuestion
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 
@@ -79,7 +79,7 @@ class Learner:
         budget: ResolvedBudget,
         asked: PlanRequest,
         tier: TierName,
-        given: Given | None,
+        given: GivenPlan | None,
         recomputing: Recomputing,
         layers: LayerChoices,
     ) -> None:
@@ -97,12 +97,12 @@ class Learner:
         self._unmet: dict[Hashable, Trace] = {}
         self._explored: set[Hashable] = set()
         self._met: set[Hashable] = set()
-        self._known: dict[Hashable, list[Known]] = {}
+        self._known: dict[Hashable, list[StepKind]] = {}
         self._nearby = Nearby(self._known, asked.min_size_bytes)
         self._beside = Beside()
         self._refusals = Refusals()
         self._observations: dict[Hashable, int] = {}
-        self._wanted: dict[Hashable, Wanted] = {}
+        self._wanted: dict[Hashable, UnknownKind] = {}
         self._reserved_more: dict[Hashable, int] = {}
         self._after: dict[Saved, Saved] = {}
         self._previous: Saved = ()
@@ -156,7 +156,7 @@ class Learner:
         """Whether gradients leave in observed steps, so that plans, or the one that is given, may move them."""
         return self._asked.gradients or (self._given is not None and self.in_parts)
 
-    def expected(self, key: Hashable) -> Known | None:
+    def expected(self, key: Hashable) -> StepKind | None:
         """What a step of this signature will most likely be; None: observe it.
 
         Raises:
@@ -179,7 +179,7 @@ class Learner:
         """Whether all steps of this signature were of one kind so far."""
         return len(self._known.get(key, ())) == 1 and key not in self._wanted
 
-    def ended(self, key: Hashable, was: Known | None, saved: Saved) -> Known | None:
+    def ended(self, key: Hashable, was: StepKind | None, saved: Saved) -> StepKind | None:
         """A step has ended: of what kind it was, now that all it saved is known; None where it was of no known kind.
 
         Args:
@@ -193,23 +193,23 @@ class Learner:
             return was
         found = next((kind for kind in self._known.get(key, []) if kind.schedule.saved == saved), None)
         if found is None:
-            self._wanted[key] = Wanted(saved, whole=True)
+            self._wanted[key] = UnknownKind(saved, whole=True)
         return found
 
-    def other(self, key: Hashable, saved: Saved) -> Known | None:
+    def other(self, key: Hashable, saved: Saved) -> StepKind | None:
         """Another kind of this signature that has begun like this."""
         return next((known for known in reversed(self._known.get(key, [])) if known.agrees(saved)), None)
 
     def surprised(self, key: Hashable, saved: Saved) -> None:
         """A step of this signature began like this and was of no known kind: observe until one of its kind was."""
-        self._wanted[key] = Wanted(saved, whole=False)
+        self._wanted[key] = UnknownKind(saved, whole=False)
 
-    def held_more(self, key: Hashable, known: Known | None, saved: Saved) -> None:
+    def held_more(self, key: Hashable, known: StepKind | None, saved: Saved) -> None:
         """A step has held more than the budget allows: one that followed another kind's plan gets its own."""
         if known is not None and known.shared:
-            self._wanted[key] = Wanted(saved, whole=True)
+            self._wanted[key] = UnknownKind(saved, whole=True)
 
-    def reserved_more(self, key: Hashable, known: Known, more_bytes: int) -> None:
+    def reserved_more(self, key: Hashable, known: StepKind, more_bytes: int) -> None:
         """A settled step left so much more reserved than the budget: plan again, for less by what was not played.
 
         Storages that stay lie where the steps before the plan put them: the free space around them differs from the
@@ -234,7 +234,7 @@ class Learner:
         self._optimizer_steps[key] = max(count, 1)
         return whole
 
-    def observed(self, key: Hashable, recording: Recording, *, first: bool) -> Known | None:
+    def observed(self, key: Hashable, recording: Recording, *, first: bool) -> StepKind | None:
         """Learn from a step that was swapped whole.
 
         Args:
@@ -259,7 +259,7 @@ class Learner:
             return None
         trace = self.layers.offered(held)
 
-        def apply(found: Callable[[], Answer]) -> Known | None:
+        def apply(found: Callable[[], Answer]) -> StepKind | None:
             known = self._made(key, found(), None, may_wait=first)
             if known is None:
                 if not first:
@@ -291,7 +291,7 @@ class Learner:
             may_explore=key not in self._explored and len(unmet) < MAX_EXPLORED,
         )
 
-    def _made(self, key: Hashable, answer: Answer, before: Known | None, *, may_wait: bool) -> Known | None:
+    def _made(self, key: Hashable, answer: Answer, before: StepKind | None, *, may_wait: bool) -> StepKind | None:
         """Apply what planning has found.
 
         Args:
@@ -307,7 +307,7 @@ class Learner:
             Infeasible, InvalidPlan: no plan meets the budget.
         """
         match answer:
-            case Made(known):
+            case MadePlan(known):
                 if before is not None:
                     self._met.add(key)
                 self._warn_of_peak(known)
@@ -321,19 +321,19 @@ class Learner:
                         self._refusals.note(key, refused.least_bytes)
                     return known
                 return self._refuse(key, refused, may_wait=may_wait)
-            case Refused():
+            case RefusedPlan():
                 return self._refuse(key, answer, may_wait=may_wait)
             case Next.OBSERVE_STATES if before is not None:
-                self._wanted[key] = Wanted(before.schedule.saved, whole=True)
+                self._wanted[key] = UnknownKind(before.schedule.saved, whole=True)
         return before
 
-    def _refuse(self, key: Hashable, refused: Refused, *, may_wait: bool) -> None:
+    def _refuse(self, key: Hashable, refused: RefusedPlan, *, may_wait: bool) -> None:
         if refused.least_bytes:
             self._refusals.note(key, refused.least_bytes)
         if not may_wait:
             raise again(refused.error)
 
-    def _warn_of_peak(self, known: Known) -> None:
+    def _warn_of_peak(self, known: StepKind) -> None:
         """Warn once if the given plan holds more here than its budget."""
         if self._given is not None and known.course.peak_bytes > self.budget_bytes and not self._warned_of_peak:
             self._warned_of_peak = True
@@ -352,7 +352,7 @@ class Learner:
         self.kinds.recorded(key, held_bytes, keeping_bytes(trace, self.machine))
         self._observations[key] = self._observations.get(key, 0) + 1
 
-    def _learnt(self, key: Hashable, known: Known) -> None:
+    def _learnt(self, key: Hashable, known: StepKind) -> None:
         """Put what was learnt in the place of what was known of the same kind."""
         kinds = [kind for kind in self._known.get(key, []) if kind.schedule.saved != known.schedule.saved]
         self._known[key] = [*kinds, known]
@@ -362,7 +362,7 @@ class Learner:
         if wanted is not None and wanted.found(known):
             del self._wanted[key]
 
-    def ran(self, key: Hashable, known: Known, recording: Recording) -> tuple[Known, Timeline]:
+    def ran(self, key: Hashable, known: StepKind, recording: Recording) -> tuple[StepKind, Timeline]:
         """Learn from a step that ran under a plan: a steady one, with the durations it has there.
 
         Args:
@@ -394,10 +394,12 @@ class Learner:
             known = self._better(key, known, trace, self.layers.offered(trace or assembly.trace()), assembly.clear)
         return known, line
 
-    def _better(self, key: Hashable, known: Known, alike: Trace | None, trace: Trace, clear: Collection[int]) -> Known:
+    def _better(
+        self, key: Hashable, known: StepKind, alike: Trace | None, trace: Trace, clear: Collection[int]
+    ) -> StepKind:
         """Plan again, for a steady step; what to do until that is made."""
 
-        def apply(found: Callable[[], Answer]) -> Known | None:
+        def apply(found: Callable[[], Answer]) -> StepKind | None:
             better = self._made(key, found(), known, may_wait=False)
             if better is not known and better is not None:
                 self._learnt(key, better)
@@ -407,11 +409,11 @@ class Learner:
         work = partial(better_plan, self._question(key, trace, clear), before)
         return self._beside.make(key, work, apply) or known
 
-    def wants_calls(self, key: Hashable, known: Known | None) -> bool:
+    def wants_calls(self, key: Hashable, known: StepKind | None) -> bool:
         """Whether a step of this signature, taken for this, should record its calls."""
         return known.wants_calls if known is not None else key in self._unmet
 
-    def called(self, key: Hashable, known: Known | None, calls: Calls) -> Known | None:
+    def called(self, key: Hashable, known: StepKind | None, calls: Calls) -> StepKind | None:
         """Learn from the calls of a step.
 
         Args:
@@ -431,14 +433,14 @@ class Learner:
         work = partial(plan_of_calls, self._question(key, trace), calls, is_needed=known is None)
         return self._beside.make(key, work, lambda made: self._follows(key, made())) or known
 
-    def _follows(self, key: Hashable, found: Planned | Known | None) -> Known | None:
+    def _follows(self, key: Hashable, found: Planned | StepKind | None) -> StepKind | None:
         """Put what was planned again in the place of what was known of its kind."""
         known = self._recomputing.carried_out(found) if isinstance(found, Planned) else found
         if known is not None:
             self._learnt(key, known)
         return known
 
-    def proven(self, key: Hashable, known: Known, wrong: set[int]) -> Known:
+    def proven(self, key: Hashable, known: StepKind, wrong: set[int]) -> StepKind:
         """A step that proves its recomputes has ended.
 
         Args:

@@ -20,7 +20,7 @@ from elbowroom.hardware import ram
 from elbowroom.machine import Machine
 from elbowroom.planners.budget.budgets import below_device, held_to
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
-from elbowroom.run.given_plan import Given
+from elbowroom.run.given_plan import GivenPlan
 from elbowroom.run.layer_algorithms import LayerChoices
 from elbowroom.run.learner import Learner
 from elbowroom.run.recompute.controller import Recomputing
@@ -37,7 +37,7 @@ _open: list[TrainingRun] = []
 @contextmanager
 def opened(
     budget: str | int | None,
-    given: Given | None,
+    given: GivenPlan | None,
     spill_dir: str | os.PathLike[str] | None,
     device: str | torch.device | None,
     asked: PlanRequest,
@@ -66,7 +66,7 @@ def opened(
 
 def _opened(
     budget: str | int | None,
-    given: Given | None,
+    given: GivenPlan | None,
     spill_dir: str | os.PathLike[str] | None,
     device: str | torch.device | None,
     asked: PlanRequest,

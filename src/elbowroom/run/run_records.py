@@ -16,7 +16,7 @@ from elbowroom.run import account as figures
 from elbowroom.run.account import StepFigures
 from elbowroom.run.kind_totals import Kinds, beyond
 from elbowroom.run.learner import Learner
-from elbowroom.run.step_kinds import Known
+from elbowroom.run.step_kinds import StepKind
 from elbowroom.step.least_size import said
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
@@ -50,13 +50,13 @@ class Records:
         self.passed: Counter[str] = Counter()
         self._executor = executor
         self._learner = learner
-        self._last: Known | None = None
+        self._last: StepKind | None = None
         self._measure_next = False
         self._steps_ended = 0
         self.beyond_bytes = 0
         self._settled = self._told_of_beyond = False
 
-    def _keep(self, step: StepFigures, key: Hashable, followed: Known | None, *, settled: bool) -> None:
+    def _keep(self, step: StepFigures, key: Hashable, followed: StepKind | None, *, settled: bool) -> None:
         """A step of this signature has ended; `settled` is one that followed the last plan of its kind."""
         self._settled = settled
         self._learner.kinds.ended(key, followed)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, final
 
-from elbowroom.run.step_kinds import NEAR, Known, Signature
+from elbowroom.run.step_kinds import NEAR, Signature, StepKind
 
 
 @final
@@ -27,7 +27,7 @@ class Nearby:
         min_size_bytes: smaller storages are not seen: one that shrinks below would put out the order of the others.
     """
 
-    def __init__(self, known: Mapping[Hashable, Sequence[Known]], min_size_bytes: int) -> None:
+    def __init__(self, known: Mapping[Hashable, Sequence[StepKind]], min_size_bytes: int) -> None:
         self._known = known
         self._min_size_bytes = min_size_bytes
         self._of_form: dict[Hashable, dict[tuple[int, ...], Hashable]] = {}
@@ -37,7 +37,7 @@ class Nearby:
         form, sizes = _form_and_sizes(key)
         self._of_form.setdefault(form, {})[sizes] = key
 
-    def of(self, key: Hashable) -> Known | None:
+    def of(self, key: Hashable) -> StepKind | None:
         """The least kind of step that is near; None where there is none, or several begin alike."""
         form, sizes = _form_and_sizes(key)
         for others, key_of_others in sorted(self._of_form.get(form, {}).items(), key=lambda each: each[0]):

@@ -28,7 +28,7 @@ PATIENCE = 3
 
 
 @final
-class Leaf:
+class ParameterVersion:
     """A parameter as it was.
 
     Args:
@@ -66,7 +66,7 @@ class Leaf:
 
 
 @final
-class Updates:
+class ParameterUpdates:
     """Tells whether parameters have changed since a step began.
 
     Attributes:
@@ -75,7 +75,7 @@ class Updates:
 
     def __init__(self) -> None:
         self.active = True
-        self._leaves: list[Leaf] = []
+        self._leaves: list[ParameterVersion] = []
         self._waited = 0
 
     def begin(self, root: torch.nn.Module | None, device: torch.device) -> None:
@@ -84,7 +84,7 @@ class Updates:
         found = found or _trained(alive_of(torch.Tensor, torch.nn.Parameter), device)
         stride = max(1, len(found) // LOOKED_AT)
         with torch.no_grad(), no_dispatch():
-            self._leaves = [Leaf(tensor, looked_at=n % stride == 0) for n, tensor in enumerate(found)]
+            self._leaves = [ParameterVersion(tensor, looked_at=n % stride == 0) for n, tensor in enumerate(found)]
 
     def changed(self) -> bool:
         """Whether the step is over: parameters have changed, and no optimizer that has them is waited for."""

@@ -1,4 +1,4 @@
-"""What has been learnt of the steps of a training: one `Known` per signature."""
+"""What has been learnt of the steps of a training: one `StepKind` per signature."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from elbowroom.capture.layers import Chosen
-from elbowroom.engine.residence import Held
+from elbowroom.engine.residence import AllocatorBytes
 from elbowroom.engine.tiers.ranges import bytes_for
 from elbowroom.engine.wrapped_tensors import inside
 from elbowroom.machine import Machine, TierName
@@ -73,7 +73,7 @@ class Seen:
 
 
 @dataclass(slots=True, eq=False)
-class Known:
+class StepKind:
     """One kind of step and what to do in it.
 
     Attributes:
@@ -109,9 +109,9 @@ class Known:
     seen: Seen = field(default_factory=Seen)
     begun: bool = False
     begins_empty: bool = False
-    found: Held | None = None
+    found: AllocatorBytes | None = None
     shared: bool = False
-    _for_nearby: Known | None = field(init=False, default=None)
+    _for_nearby: StepKind | None = field(init=False, default=None)
     tier_of: Mapping[int, TierName] = field(init=False)
     turns: tuple[Turn, ...] = field(init=False)
 
@@ -154,7 +154,7 @@ class Known:
             return saved == self.schedule.saved
         return len(saved) == len(self.schedule.saved) and all(self.fits(n, each) for n, each in enumerate(saved))
 
-    def for_nearby(self) -> Known | None:
+    def for_nearby(self) -> StepKind | None:
         """This for steps that are a little smaller; None where something in it is of one size."""
         if self.rebuilder is not None or self.chosen or self.course.limit_bytes is not None:
             return None
@@ -168,21 +168,21 @@ class Known:
 
 
 @dataclass(slots=True)
-class Wanted:
+class UnknownKind:
     """A kind of step that was met and is not known: all it saved, or where `whole` is not set how it began."""
 
     saved: Saved
     whole: bool
     tries: int = PATIENCE
 
-    def found(self, known: Known) -> bool:
+    def found(self, known: StepKind) -> bool:
         """Whether an observed step was of this kind, or enough others were observed in vain."""
         self.tries -= 1
         same = known.schedule.saved == self.saved if self.whole else known.agrees(self.saved)
         return same or self.tries == 0
 
 
-def known_of(trace: Trace, course: Course, machine: Machine, budget_bytes: int) -> Known:
+def known_of(trace: Trace, course: Course, machine: Machine, budget_bytes: int) -> StepKind:
     """A kind of step whose plan is made."""
     schedule = compile_schedule(trace, course.plan, course.waiting, course.emptied)
     whole_bytes = max(course.peak_bytes, peak_in_one_go(last_step(trace)))
@@ -190,10 +190,10 @@ def known_of(trace: Trace, course: Course, machine: Machine, budget_bytes: int) 
     needs_parts = schedule.carried or schedule.gradients or course.limit_bytes or whole_bytes > budget_bytes
     in_parts = bool(trace.parts) and bool(needs_parts)
     chosen = chosen_of(trace, course.plan)
-    return Known(trace, course, schedule, machine, refined=False, in_parts=in_parts, chosen=chosen)
+    return StepKind(trace, course, schedule, machine, refined=False, in_parts=in_parts, chosen=chosen)
 
 
-def lower_bytes(known: Known) -> dict[TierName, int]:
+def lower_bytes(known: StepKind) -> dict[TierName, int]:
     """What the tiers below must have to hold all that the plan of a step swaps, as long as it does."""
     step, plan = last_step(known.trace), known.plan
     moves = moves_of_plan(step, plan)

@@ -15,7 +15,7 @@ from elbowroom.capture.recorder import Recorder
 from elbowroom.engine.entries import Entry
 from elbowroom.engine.executor import Executor
 from elbowroom.run.recompute.in_step import StepRecomputes
-from elbowroom.run.step_kinds import Known
+from elbowroom.run.step_kinds import StepKind
 from elbowroom.step.schedule import Action
 from elbowroom.torch_compat.core import version_of
 
@@ -48,7 +48,7 @@ class Following:
         return self.entries
 
     def save(
-        self, known: Known, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor, recorder: Recorder | None
+        self, known: StepKind, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor, recorder: Recorder | None
     ) -> Entry:
         """Keep, swap or drop the n-th storage of a step, and do what is to be done where it is saved."""
         executor, turn = self._executor, known.turns[n]
@@ -67,7 +67,7 @@ class Following:
         self.entries.append(entry)
         return entry
 
-    def read(self, known: Known, entry: Entry) -> None:
+    def read(self, known: StepKind, entry: Entry) -> None:
         """Do what is to be done before a saved tensor of this step is read."""
         n, entries = entry.n, self.entries
         if n < len(entries) and entries[n] is entry:

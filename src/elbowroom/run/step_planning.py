@@ -19,8 +19,8 @@ from elbowroom.run.lowering_means import with_means
 from elbowroom.run.recompute.calls import Calls
 from elbowroom.run.recompute.planning import Planned, planned, would_help
 from elbowroom.run.refusals import with_others
-from elbowroom.run.step_kinds import Known, known_of
-from elbowroom.run.step_question import Answer, Explores, Followed, Made, Next, Refused, StepQuestion
+from elbowroom.run.step_kinds import StepKind, known_of
+from elbowroom.run.step_question import Answer, Explores, Followed, MadePlan, Next, RefusedPlan, StepQuestion
 from elbowroom.trace import Trace
 
 
@@ -47,7 +47,7 @@ def first_plan(question: StepQuestion, *, is_observed_again: bool) -> Answer:
         is_observed_again: whether the next step may be observed too, as this one's memory was rounded up.
     """
     try:
-        return Made(plan_of(question))
+        return MadePlan(plan_of(question))
     except (Infeasible, InvalidPlan) as problem:
         if question.given is None and would_help(question, None):
             return Next.RECORD_CALLS
@@ -66,10 +66,10 @@ def better_plan(question: StepQuestion, before: Before) -> Answer:
         return _instead(question, before, problem) or _refused(question, problem, with_advice=True)
     better.refined = True
     better.wants_calls = question.given is None and would_help(question, better.course)
-    return Made(better)
+    return MadePlan(better)
 
 
-def smaller_plan(question: StepQuestion, device_bytes: int) -> Known | None:
+def smaller_plan(question: StepQuestion, device_bytes: int) -> StepKind | None:
     """A plan for fewer bytes than the budget has; None where there is none."""
     with suppress(Infeasible, InvalidPlan):
         course = _swaps(replace(question, budget=question.budget.on_device(device_bytes)))
@@ -90,7 +90,7 @@ def plan_of_calls(question: StepQuestion, calls: Calls, *, is_needed: bool) -> P
     return found
 
 
-def plan_after_proof(question: StepQuestion, without_any: StepQuestion, calls: Calls | None) -> Planned | Known:
+def plan_after_proof(question: StepQuestion, without_any: StepQuestion, calls: Calls | None) -> Planned | StepKind:
     """Plan a kind of step again with the recomputes that are still allowed, or without any.
 
     Raises:
@@ -100,7 +100,7 @@ def plan_after_proof(question: StepQuestion, without_any: StepQuestion, calls: C
     return found or replace(plan_of(without_any), refined=True)
 
 
-def plan_of(question: StepQuestion) -> Known:
+def plan_of(question: StepQuestion) -> StepKind:
     """A plan without recomputes, or the given one.
 
     Raises:
@@ -129,7 +129,7 @@ def _request(question: StepQuestion) -> CourseRequest:
     )
 
 
-def _known_of(question: StepQuestion, course: Course) -> Known:
+def _known_of(question: StepQuestion, course: Course) -> StepKind:
     return known_of(question.trace, course, question.machine, question.budget.device_bytes)
 
 
@@ -154,7 +154,7 @@ def _instead(question: StepQuestion, before: Before, problem: Infeasible) -> Ans
     return None if explores is None else Explores(explores, _refused(question, problem, with_advice=False))
 
 
-def _exploring(question: StepQuestion) -> Known | None:
+def _exploring(question: StepQuestion) -> StepKind | None:
     """What the next step is to do where no plan for the observed one meets the budget; None where it did so."""
     if question.given is not None or not question.may_explore:
         return None
@@ -162,11 +162,11 @@ def _exploring(question: StepQuestion) -> Known | None:
     return None if course is None else replace(_known_of(question, course), in_parts=bool(question.trace.parts))
 
 
-def _refused(question: StepQuestion, problem: Infeasible | InvalidPlan, *, with_advice: bool) -> Refused:
+def _refused(question: StepQuestion, problem: Infeasible | InvalidPlan, *, with_advice: bool) -> RefusedPlan:
     """A refusal, which names what other kinds of steps need; with the means that would help, if there are some."""
     if isinstance(problem, InvalidPlan):
-        return Refused(again(problem))
+        return RefusedPlan(again(problem))
     why = with_others(problem, question.other_kinds_bytes)
     if with_advice and question.given is None:
         why = with_means(why, replace(_request(question), asked=question.asked))
-    return Refused(again(why), problem.least_feasible_bytes)
+    return RefusedPlan(again(why), problem.least_feasible_bytes)

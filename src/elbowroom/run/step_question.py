@@ -9,8 +9,8 @@ from enum import Enum, auto
 from elbowroom.errors import Infeasible, InvalidPlan
 from elbowroom.machine import Machine
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
-from elbowroom.run.given_plan import Given
-from elbowroom.run.step_kinds import Known
+from elbowroom.run.given_plan import GivenPlan
+from elbowroom.run.step_kinds import StepKind
 from elbowroom.trace import Trace
 
 
@@ -38,7 +38,7 @@ class StepQuestion:
     budget: ResolvedBudget
     asked: PlanRequest
     clear: Collection[int] = ()
-    given: Given | None = None
+    given: GivenPlan | None = None
     compiled_backward: bool = False
     recomputes: bool = False
     banned: frozenset[int] = frozenset()
@@ -52,29 +52,29 @@ class StepQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class MadePlan:
     """A plan that meets the budget."""
 
-    known: Known
+    known: StepKind
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
     """The plan of an earlier step, which this one can follow too."""
 
-    known: Known
+    known: StepKind
 
 
 @dataclass(frozen=True, slots=True)
 class Explores:
     """No plan meets the budget; a step with everything away may show that less is held than was recorded."""
 
-    known: Known
-    refused: Refused
+    known: StepKind
+    refused: RefusedPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedPlan:
     """No plan meets the budget.
 
     Attributes:
@@ -94,4 +94,4 @@ class Next(Enum):
     OBSERVE_STATES = auto()
 
 
-Answer = Made | Followed | Explores | Refused | Next
+Answer = MadePlan | Followed | Explores | RefusedPlan | Next

@@ -28,7 +28,7 @@ from typing import Any, final
 import torch
 
 from elbowroom.capture.module_hooks import ModuleHooks, warn_again
-from elbowroom.capture.never_moved import Reserved
+from elbowroom.capture.never_moved import StorageSet
 from elbowroom.capture.observe import (
     NOTHING,
     Observing,
@@ -40,20 +40,20 @@ from elbowroom.capture.recorder import Recorder, Recording, live_ram_bytes
 from elbowroom.engine.conductor import Conductor
 from elbowroom.engine.entries import Entry, Observer
 from elbowroom.engine.executor import Executor
-from elbowroom.engine.optimizer_states import States
+from elbowroom.engine.optimizer_states import OptimizerStates
 from elbowroom.engine.saved_tensors import Director, Handle, Hooks
 from elbowroom.engine.storages import dtype_name
 from elbowroom.errors import Infeasible
 from elbowroom.run import account as figures
 from elbowroom.run.account import Mode
-from elbowroom.run.allocator_limit import Limit
+from elbowroom.run.allocator_limit import AllocatorLimit
 from elbowroom.run.check_beforehand import Child
 from elbowroom.run.learner import Learner
 from elbowroom.run.recompute.in_step import StepRecomputes
 from elbowroom.run.run_records import Records
 from elbowroom.run.run_warnings import NO_STEP, Surprises
-from elbowroom.run.step_ends import Updates
-from elbowroom.run.step_kinds import Known, details, lower_bytes, signature
+from elbowroom.run.step_ends import ParameterUpdates
+from elbowroom.run.step_kinds import StepKind, details, lower_bytes, signature
 from elbowroom.run.step_plan import Following
 from elbowroom.run.unhooked import Unhooked
 from elbowroom.run.unrecorded import Levels
@@ -67,9 +67,9 @@ class TrainingRun(Records, Director, Conductor):
 
     def __init__(self, executor: Executor, learner: Learner, min_size_bytes: int) -> None:
         super().__init__(executor, learner)
-        self._reserved = Reserved()
+        self._reserved = StorageSet()
         self._observing = Observing(executor, self._reserved)
-        self._current: Known | None = None
+        self._current: StepKind | None = None
         self._recorder: Recorder | None = None
         self._recording: Recording | None = None
         self._recomputes = StepRecomputes(executor, learner)
@@ -82,13 +82,13 @@ class TrainingRun(Records, Director, Conductor):
         self._running = self._optimizer_ran = self._gives_back = False
         self._left_beyond, self._begins_plan = 0, False
         self._hooks = Hooks(executor, self, min_size_bytes)
-        self._states = States(executor, self, min_size_bytes)
+        self._states = OptimizerStates(executor, self, min_size_bytes)
         self._following = Following(executor, self._recomputes, self._states.entry_of)
-        self._limit = Limit(executor.residence, self._surprises)
+        self._limit = AllocatorLimit(executor.residence, self._surprises)
         self._unhooked = Unhooked(self._hooks, executor.residence, learner.budget_bytes)
         self._root_hook = ModuleHooks(self._on_root)
         self._watch: OptimizerWatch | None = None
-        self._updates = Updates()
+        self._updates = ParameterUpdates()
         self._in_optimizer = self._just_stopped = False
         self.foretold: Child | None = None
         self._levels: Levels | None = None
@@ -259,7 +259,7 @@ class TrainingRun(Records, Director, Conductor):
         if not (self._updates.active or self._in_optimizer):
             self._root_hook.remove()
 
-    def _begin_memory(self, known: Known | None, *, others: bool) -> None:
+    def _begin_memory(self, known: StepKind | None, *, others: bool) -> None:
         """Make room for a step; `others`: for other storages than those of the step before.
 
         By now the gradients of that are gone: Note: [Segments of their own].
@@ -438,7 +438,7 @@ class TrainingRun(Records, Director, Conductor):
         """See Director."""
         return self._recomputes.paused() if self._recorder is None else self._recorder.paused()
 
-    def known(self) -> Known | None:
+    def known(self) -> StepKind | None:
         """See Conductor."""
         return self._current
 

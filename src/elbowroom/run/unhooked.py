@@ -18,7 +18,7 @@ from typing import final
 
 from elbowroom.engine.residence import Residence, SoFar
 from elbowroom.engine.saved_tensors import Hooks
-from elbowroom.run.step_kinds import Known
+from elbowroom.run.step_kinds import StepKind
 from elbowroom.torch_compat.core import next_node_number
 
 SURE = 3
@@ -44,7 +44,7 @@ class Unhooked:
         self._hooks = hooks
         self._residence = residence
         self._budget_bytes = budget_bytes
-        self._known: Known | None = None
+        self._known: StepKind | None = None
         self._details: Hashable = None
         self._node = 0
         self._before = SoFar(0, 0)
@@ -52,7 +52,7 @@ class Unhooked:
         self._excess_bytes = 0
         self.without = False
 
-    def begin(self, known: Known | None, details: Hashable, *, plain: bool) -> None:
+    def begin(self, known: StepKind | None, details: Hashable, *, plain: bool) -> None:
         """A step begins.
 
         Args:
@@ -79,7 +79,7 @@ class Unhooked:
             self._excess_bytes = after.beyond_bytes if after.beyond_bytes > self._before.beyond_bytes else 0
         self._hooks.put_back()
 
-    def ended(self, known: Known | None) -> int:
+    def ended(self, known: StepKind | None) -> int:
         """The step is over.
 
         Args:

@@ -22,7 +22,7 @@ OUT, WRITE, READ, BACK = range(4)  # in the order in which they start at one tim
 """Copy out, disk write, disk read, copy back. Over a link from the device to the disk there are only OUT and BACK."""
 
 
-class Copy(NamedTuple):
+class LaneUse(NamedTuple):
     """One use of a lane by a move."""
 
     lane: int
@@ -56,7 +56,7 @@ class Links:
         self.skipped: set[int] = set()
         self.waiting: dict[int, int] = {}
         """Moves that wait on the host to be asked back, and since when: their disk writes were given up."""
-        self.log: list[Copy] = []
+        self.log: list[LaneUse] = []
         self.staged: list[tuple[int, int]] = []
         """(time, bytes) of what comes to the host to be staged there (> 0), or goes (< 0)."""
 
@@ -165,7 +165,7 @@ class Links:
         end = start + self.lane_ns[lane][move]
         self.times[lane][move] = (start, end)
         self.free_ns[lane] = end
-        self.log.append(Copy(lane, move, start, end))
+        self.log.append(LaneUse(lane, move, start, end))
         self.held_at_ns = max(self.held_at_ns, start)
         while self.releases and self.releases[0][0] <= start:
             self.held_bytes -= heapq.heappop(self.releases)[1]

@@ -22,7 +22,7 @@ import numpy as np
 
 from elbowroom.machine import Link, Machine, TierName
 from elbowroom.simulate.lane_queues import BACK as COPY_BACK
-from elbowroom.simulate.lane_queues import OUT, Copy, Links
+from elbowroom.simulate.lane_queues import OUT, LaneUse, Links
 from elbowroom.simulate.lane_queues import READ as DISK_READ
 from elbowroom.simulate.lane_queues import WRITE as DISK_WRITE
 from elbowroom.step.last_step import Flags, Ints, LastStep, listed
@@ -75,7 +75,7 @@ class Play:
     position_ns: Ints
     room_ns: Ints
     run_ns: Ints
-    copies: tuple[Copy, ...]
+    copies: tuple[LaneUse, ...]
     staged: tuple[tuple[int, int], ...]
 
 
@@ -291,7 +291,7 @@ class _Walk:
             room_ns=position_ns - late + late_for_room,
             run_ns=np.array(self.run_ns, np.int64),
             copies=tuple(
-                Copy(copy.lane, copy.move, copy.start_ns - self.start_ns, copy.end_ns - self.start_ns)
+                LaneUse(copy.lane, copy.move, copy.start_ns - self.start_ns, copy.end_ns - self.start_ns)
                 for copy in links.log
             ),
             staged=tuple((at - self.start_ns, size) for at, size in sorted(links.staged)),

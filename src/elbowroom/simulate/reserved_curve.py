@@ -55,7 +55,7 @@ class Driven(NamedTuple):
     empties: bool
 
 
-class Reserved(NamedTuple):
+class ReservedCurve(NamedTuple):
     """Reserved bytes.
 
     Attributes:
@@ -102,14 +102,14 @@ class Played:
     _levels: Ints
     _driven: tuple[Driven, ...]
 
-    def heights(self, step: LastStep, moves: Moves) -> Reserved:
+    def heights(self, step: LastStep, moves: Moves) -> ReservedCurve:
         """What it reserved."""
-        return Reserved(self.reserved, *_runs(step, moves, self._due, self._levels), self._driven)
+        return ReservedCurve(self.reserved, *_runs(step, moves, self._due, self._levels), self._driven)
 
 
 def reserved_at(
     step: LastStep, moves: Moves, away: Away, settings: str, *, as_recorded: bool, limit_bytes: int | None = None
-) -> Reserved:
+) -> ReservedCurve:
     """Reserved bytes over the last step.
 
     As recorded, all events of the trace are replayed, so that the step finds the cache as the steps before it left it;
@@ -134,14 +134,14 @@ def reserved_at(
     return found if limited.failed else limited.heights(step, moves)
 
 
-def _recorded(step: LastStep, moves: Moves, settings: str) -> Reserved:
+def _recorded(step: LastStep, moves: Moves, settings: str) -> ReservedCurve:
     """Reserved bytes of a step that keeps everything, after the steps before it."""
     before = _before(step, everything=True)
     none = step.point_of[:0]
     due = sorted([*_inside(step, moves, (none, none, none)), *_emptied(step)], key=_in_order)
     done = replay([*before, *(each.event for each in due)], settings)
     levels = np.concatenate([np.zeros(1, np.int64), done.reserved_bytes])[len(before) :]
-    return Reserved(_per_point(step, due, levels), [], [])
+    return ReservedCurve(_per_point(step, due, levels), [], [])
 
 
 def played(

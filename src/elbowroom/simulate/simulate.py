@@ -21,9 +21,9 @@ from elbowroom.machine import Machine, TierName
 from elbowroom.plan import Plan
 from elbowroom.simulate.curves import Heights, allocated, at_peak, away_points, device_curve, lower_curves
 from elbowroom.simulate.driver_waits import DRIVER, delayed, delays_of
-from elbowroom.simulate.lane_queues import BACK, OUT, READ, WRITE, Copy
+from elbowroom.simulate.lane_queues import BACK, OUT, READ, WRITE, LaneUse
 from elbowroom.simulate.lanes import Play, play
-from elbowroom.simulate.reserved_curve import Reserved, reserved_at
+from elbowroom.simulate.reserved_curve import ReservedCurve, reserved_at
 from elbowroom.step.algorithms import with_algorithms
 from elbowroom.step.check import check_step
 from elbowroom.step.last_step import LastStep, last_step, listed
@@ -77,7 +77,7 @@ def simulate(trace: Trace, machine: Machine, plan: Plan | None = None) -> Timeli
 
 def _played(
     step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierName], plan: Plan
-) -> tuple[Play, Reserved | None, Mapping[int, int]]:
+) -> tuple[Play, ReservedCurve | None, Mapping[int, int]]:
     """The play, and where there is a caching allocator what it reserves, and by op how long compute waits for that.
 
     The waits depend on where storages leave, and that on the waits: so the step is played until they agree, or
@@ -134,7 +134,7 @@ def _run(kind: SpanKind, step: LastStep, op: int, start_ns: int) -> Span:
     return Span(lane="compute", kind=kind, name=name, start_ns=start_ns, end_ns=end_ns, op=op)
 
 
-def _transfer(copy: Copy, storage: int, tier: TierName, two_hops: bool, moves: Moves) -> Span:
+def _transfer(copy: LaneUse, storage: int, tier: TierName, two_hops: bool, moves: Moves) -> Span:
     """One use of a lane as a span. On a machine with one link to the disk that one's lanes are the disk's."""
     near: tuple[Lane, Lane] = ("copy out", "copy back") if two_hops or tier == "host" else ("disk write", "disk read")
     lanes: dict[int, Lane] = {OUT: near[0], BACK: near[1], WRITE: "disk write", READ: "disk read"}

@@ -14,7 +14,7 @@ from elbowroom.units import format_bytes, format_ns
 LASTING = ("optimizer_state", "gradient")
 
 
-class Share(NamedTuple):
+class StorageShare(NamedTuple):
     """Some storages of a step.
 
     Attributes:
@@ -41,7 +41,7 @@ class Decided:
         algorithms: ops that run with another algorithm.
     """
 
-    shares: tuple[Share, ...]
+    shares: tuple[StorageShare, ...]
     saved: int
     recipe_ops: int
     recompute_ns: int
@@ -59,7 +59,7 @@ def decided(trace: Trace, plan: Plan) -> Decided:
     order = sorted(found, key=lambda what: (what != "kept", what))
     recipes = [op for each in plan.recomputes for op in each.recipe]
     return Decided(
-        shares=tuple(Share(what, len(found[what]), sum(found[what])) for what in order),
+        shares=tuple(StorageShare(what, len(found[what]), sum(found[what])) for what in order),
         saved=len(saved),
         recipe_ops=len(recipes),
         recompute_ns=sum(trace.ops[op].duration_ns for op in recipes),

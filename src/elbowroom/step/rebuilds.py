@@ -18,7 +18,7 @@ from elbowroom.plan import Plan, Recompute
 from elbowroom.step.last_step import Ints, LastStep
 
 
-class Change(NamedTuple):
+class RecipeChange(NamedTuple):
     """A recipe allocates (size_bytes > 0) or frees a storage while the recipe's op at a turn runs again."""
 
     turn: int
@@ -47,7 +47,7 @@ class Rebuild:
     n: Ints
     begin: Ints
     end: Ints
-    changes: tuple[Change, ...]
+    changes: tuple[RecipeChange, ...]
     inputs: tuple[int, ...]
     peak_bytes: int
     left_bytes: int
@@ -93,7 +93,7 @@ def _inputs(step: LastStep, recipe: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(inputs))
 
 
-def _changes(step: LastStep, recipe: tuple[int, ...], stay: set[int]) -> Iterator[Change]:
+def _changes(step: LastStep, recipe: tuple[int, ...], stay: set[int]) -> Iterator[RecipeChange]:
     """What a recipe allocates and frees; of what it makes, `stay` is left."""
     last_use: dict[int, int] = {}
     for turn, op in enumerate(recipe):
@@ -106,12 +106,12 @@ def _changes(step: LastStep, recipe: tuple[int, ...], stay: set[int]) -> Iterato
                 own[storage] = size_bytes
             elif own.pop(storage, None) is None:
                 continue
-            yield Change(turn, storage, size_bytes)
+            yield RecipeChange(turn, storage, size_bytes)
         for storage in own:
             if storage not in stay:
                 dying.setdefault(max(turn, last_use.get(storage, turn)), []).append(storage)
         for storage in dying.get(turn, ()):
-            yield Change(turn, storage, -int(step.storage_bytes[storage]))
+            yield RecipeChange(turn, storage, -int(step.storage_bytes[storage]))
 
 
 class Beat(NamedTuple):

@@ -40,7 +40,7 @@ class Landmark(NamedTuple):
     time: int = 0
 
 
-class Parts(NamedTuple):
+class MovableParts(NamedTuple):
     """Places around which states and gradients may move.
 
     Attributes:
@@ -107,7 +107,7 @@ def _told(step: LastStep, save: Save) -> tuple[int, str]:
     return storage.size_bytes, storage.dtype
 
 
-def _large_parts(step: LastStep, other: LastStep) -> Parts:
+def _large_parts(step: LastStep, other: LastStep) -> MovableParts:
     """The places of a step, with what is large enough to move in another one."""
     its = [s for part in (*other.parts, *other.accumulations) for s in part.storages]
     least_bytes = min((int(other.storage_bytes[s]) for s in its), default=0)
@@ -118,10 +118,10 @@ def _large_parts(step: LastStep, other: LastStep) -> Parts:
             for part in parts
         ]
 
-    return Parts(large(step.parts), [part for part in large(step.accumulations) if part.storages])
+    return MovableParts(large(step.parts), [part for part in large(step.accumulations) if part.storages])
 
 
-def _states(here: LastStep, there: LastStep, parts: Parts, its_parts: Parts) -> dict[int, int]:
+def _states(here: LastStep, there: LastStep, parts: MovableParts, its_parts: MovableParts) -> dict[int, int]:
     """By state or gradient, that of the other trace: the same of the same part; none of parts that differ."""
     found: dict[int, int] = {}
     for mine, its in zip(parts, its_parts, strict=True):
@@ -135,7 +135,7 @@ def _sizes(step: LastStep, storages: Sequence[int]) -> list[int]:
     return [int(step.storage_bytes[storage]) for storage in storages]
 
 
-def _places(saves: Sequence[Save], parts: Parts) -> dict[Landmark, int]:
+def _places(saves: Sequence[Save], parts: MovableParts) -> dict[Landmark, int]:
     """The position of each landmark."""
     found = {Landmark("saved", n): save.saved_at for n, save in enumerate(saves)}
     for n, save in enumerate(saves):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 
-class Watcher:
+class OperatorWatcher:
     """Calls `seen(op, args, kwargs)` in place of each operator that is not composed of others, while it is `on`.
 
     Its kernels stay registered until the process ends, and nothing dispatches to them while it is off. One in a

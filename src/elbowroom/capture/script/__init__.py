@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elbowroom.capture.script.order import TIMEOUT_S, Order
+from elbowroom.capture.script.order import TIMEOUT_S, ScriptOrder
 from elbowroom.capture.script.script import STEPS, capture_script
 
-__all__ = ["STEPS", "TIMEOUT_S", "Order", "capture_script"]
+__all__ = ["STEPS", "TIMEOUT_S", "ScriptOrder", "capture_script"]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from elbowroom.capture.script import faults, files, kept_away, landlock, savers, smi, written_modules
 from elbowroom.capture.script.constants import compiled
 from elbowroom.capture.script.on_cpu import hint
-from elbowroom.capture.script.order import COMPILING, WRITING, Order
+from elbowroom.capture.script.order import COMPILING, WRITING, ScriptOrder
 from elbowroom.capture.script.overlay import SYSTEM, Overlay
 from elbowroom.capture.script.phases import phase_of
 from elbowroom.errors import UsageError
@@ -37,7 +37,7 @@ _REPORT_S = 0.2
 
 def main(folder: str, argument: str, over: int) -> None:
     """Carry out an order; `over` is the signal that comes when its time is over."""
-    order = Order(**json.loads(argument))
+    order = ScriptOrder(**json.loads(argument))
     landlock.write_only_in([folder, *SYSTEM, *_caches(order)])
     asked: set[str] = set()
     try:
@@ -54,7 +54,7 @@ def main(folder: str, argument: str, over: int) -> None:
     _write(Path(folder) / "answer.json", json.dumps(answer))
 
 
-def _capture(order: Order, folder: Path, asked: set[str], over: int) -> faults.Fault | None:
+def _capture(order: ScriptOrder, folder: Path, asked: set[str], over: int) -> faults.Fault | None:
     """Run the script on the virtual device and write its trace; what went wrong, if anything did.
 
     `asked` gets what the script was told of the GPU.
@@ -71,7 +71,7 @@ def _capture(order: Order, folder: Path, asked: set[str], over: int) -> faults.F
     files.install(overlay, savers.install(overlay))
     written_modules.install(overlay)
     refused: list[str] = []
-    kept_away.Watcher(_own(folder, order), network=order.network, refused=refused.append).start()
+    kept_away.CallGuard(_own(folder, order), network=order.network, refused=refused.append).start()
     problem: BaseException | None = None
     what = {"steps": lambda: str(device.steps_seen), "phase": lambda: phase_of(device, order.script, order.steps)}
     with _reporting(folder, what):
@@ -96,7 +96,7 @@ def _capture(order: Order, folder: Path, asked: set[str], over: int) -> faults.F
     return None
 
 
-def _record(device: VirtualDevice, order: Order, folder: Path) -> None:
+def _record(device: VirtualDevice, order: ScriptOrder, folder: Path) -> None:
     """Write the trace."""
     if order.compiled:
         _write(folder / "phase", COMPILING)
@@ -106,7 +106,7 @@ def _record(device: VirtualDevice, order: Order, folder: Path) -> None:
 
 
 @contextmanager
-def _limited(order: Order, over: int) -> Iterator[None]:
+def _limited(order: ScriptOrder, over: int) -> Iterator[None]:
     """Have the guard's signal leave the script; it comes once."""
 
     def leave(_number: int, _frame: FrameType | None) -> None:
@@ -121,7 +121,7 @@ def _limited(order: Order, over: int) -> Iterator[None]:
         signal.signal(over, signal.SIG_IGN)
 
 
-def _explained(problem: BaseException, order: Order) -> faults.Fault:
+def _explained(problem: BaseException, order: ScriptOrder) -> faults.Fault:
     if isinstance(problem, faults.TimeIsOver):
         place = faults.where(problem, order.script)
         place = place if place != order.script else "what comes before its first line (importing torch)"
@@ -130,7 +130,7 @@ def _explained(problem: BaseException, order: Order) -> faults.Fault:
     return faults.explained(problem, order.script)
 
 
-def _no_steps(device: VirtualDevice, order: Order) -> faults.Fault:
+def _no_steps(device: VirtualDevice, order: ScriptOrder) -> faults.Fault:
     if device.host_steps:
         seen = faults.on_cpu(device.host_steps, device.host_tensors)
         return faults.Fault(f"{order.script}: {seen}; {hint(order.script, order.arguments)}")
@@ -139,18 +139,18 @@ def _no_steps(device: VirtualDevice, order: Order) -> faults.Fault:
     return faults.no_steps(order.script)
 
 
-def _caches(order: Order) -> list[str]:
+def _caches(order: ScriptOrder) -> list[str]:
     """Where what is downloaded is kept, by a script that may."""
     return [os.path.expanduser("~/.cache")] if order.network else []
 
 
-def _own(folder: Path, order: Order) -> tuple[str, ...]:
+def _own(folder: Path, order: ScriptOrder) -> tuple[str, ...]:
     """Folders in which files change: by their names, and without symbolic links."""
     named = [str(folder), *SYSTEM, *_caches(order)]
     return tuple(dict.fromkeys([*named, *map(os.path.realpath, named)]))
 
 
-def _code(order: Order) -> types.CodeType | faults.Fault:
+def _code(order: ScriptOrder) -> types.CodeType | faults.Fault:
     try:
         source = Path(order.script).read_bytes()
         return compiled(_text(source), order.script, order.constants)
@@ -171,7 +171,7 @@ def _text(source: bytes) -> str:
     return source.decode(encoding)
 
 
-def _execute(code: types.CodeType, order: Order) -> None:
+def _execute(code: types.CodeType, order: ScriptOrder) -> None:
     """Run a script's code as python runs a script, or a module's as python -m runs it."""
     module = types.ModuleType("__main__")
     module.__file__ = order.script

@@ -80,7 +80,7 @@ def through_opener() -> Iterator[None]:
 
 
 @final
-class Watcher:
+class CallGuard:
     """Refuses calls of this process from here to its end.
 
     Args:

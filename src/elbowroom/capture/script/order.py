@@ -12,7 +12,7 @@ COMPILING = "asking the compiler what it would save"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ScriptOrder:
     """What a child shall run.
 
     Attributes:

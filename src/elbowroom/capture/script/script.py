@@ -22,7 +22,7 @@ from elbowroom.capture.script import guard
 from elbowroom.capture.script.faults import over
 from elbowroom.capture.script.kept_away import surroundings
 from elbowroom.capture.script.modules_found import module_file
-from elbowroom.capture.script.order import COMPILING, TIMEOUT_S, WRITING, Order
+from elbowroom.capture.script.order import COMPILING, TIMEOUT_S, WRITING, ScriptOrder
 from elbowroom.errors import CaptureError, FormatError, UsageError
 from elbowroom.machine import Machine
 from elbowroom.step.least_size import LEAST_BYTES
@@ -53,7 +53,7 @@ class Listeners(TypedDict, total=False):
     on_phase: Callable[[str], None]
 
 
-class Told(NamedTuple):
+class ChildProgress(NamedTuple):
     """Who is told how far a child is.
 
     Attributes:
@@ -67,7 +67,7 @@ class Told(NamedTuple):
     asked: Callable[[frozenset[str]], None]
 
     @classmethod
-    def of(cls, listeners: Listeners) -> Told:
+    def of(cls, listeners: Listeners) -> ChildProgress:
         """Who is there is told."""
         return cls(
             listeners.get("on_step", _silent), listeners.get("on_phase", _silent), listeners.get("on_asked", _silent)
@@ -116,14 +116,14 @@ def capture_script(
     """
     least = parse_bytes(min_size) if in_parts else None
     order = _order(path, module, argv, steps, constants or {}, least, timeout_s, network, compiled)
-    return _captured(order, _gpu(machine), environment or {}, Told.of(listeners))
+    return _captured(order, _gpu(machine), environment or {}, ChildProgress.of(listeners))
 
 
 def _captured(
-    order: Order,
+    order: ScriptOrder,
     target: Machine,
     environment: Mapping[str, str],
-    told: Told,
+    told: ChildProgress,
 ) -> Trace:
     """What a child makes of an order in a folder of its own."""
     with tempfile.TemporaryDirectory(prefix="elbowroom-", ignore_cleanup_errors=True) as place:
@@ -144,7 +144,7 @@ def _order(
     timeout_s: float,
     network: bool,
     compiled: bool,
-) -> Order:
+) -> ScriptOrder:
     if (path is None) == (module is None):
         raise UsageError("capture: given a path and a module, or neither; allowed is one of them; leave the other out")
     script = os.fspath(path) if path is not None else module_file(module or "")
@@ -152,7 +152,7 @@ def _order(
         raise UsageError(f"capture: given the script {script!r}, which is not there; allowed is the path of a file")
     if type(steps) is not int or steps < 1:
         raise UsageError(f"capture: given steps={steps!r}; allowed is an int of at least 1; 3 are usually enough")
-    return Order(
+    return ScriptOrder(
         script=script,
         arguments=tuple(argv),
         steps=steps,
@@ -175,7 +175,7 @@ def _gpu(machine: str | Machine) -> Machine:
     return target
 
 
-def _run(order: Order, folder: Path, environment: Mapping[str, str], told: Told) -> int:
+def _run(order: ScriptOrder, folder: Path, environment: Mapping[str, str], told: ChildProgress) -> int:
     """Run the child to its end; its exit code."""
     # -P: the working directory is no place to import elbowroom's own needs from; the script's folder is put there.
     command = [sys.executable, "-P", guard.__file__, str(folder), order.argument()]
@@ -202,7 +202,7 @@ def _terminal() -> dict[str, str]:
     return {}
 
 
-def _wait(child: subprocess.Popen[bytes], order: Order, folder: Path, told: Told) -> None:
+def _wait(child: subprocess.Popen[bytes], order: ScriptOrder, folder: Path, told: ChildProgress) -> None:
     until, seen, phase, asked = time.monotonic() + order.timeout_s, 0, "", False
     while True:
         with suppress(subprocess.TimeoutExpired):
@@ -244,7 +244,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def _answer(order: Order, folder: Path, code: int, on_asked: Callable[[frozenset[str]], None]) -> Trace:
+def _answer(order: ScriptOrder, folder: Path, code: int, on_asked: Callable[[frozenset[str]], None]) -> Trace:
     try:
         answer = json.loads((folder / "answer.json").read_text("utf-8"))
     except (OSError, ValueError):

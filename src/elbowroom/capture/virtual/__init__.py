@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from elbowroom.capture.virtual.cudnn_workspaces import ConvolutionCall, Wanted
+from elbowroom.capture.virtual.cudnn_workspaces import ConvolutionCall, PassWorkspace
 from elbowroom.capture.virtual.device import Enough, VirtualDevice
 from elbowroom.capture.virtual.library_settings import CudnnModel
 
-__all__ = ["ConvolutionCall", "CudnnModel", "Enough", "VirtualDevice", "Wanted"]
+__all__ = ["ConvolutionCall", "CudnnModel", "Enough", "PassWorkspace", "VirtualDevice"]

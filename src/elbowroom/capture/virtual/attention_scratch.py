@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from elbowroom.capture.virtual.scratch import Call
+    from elbowroom.capture.virtual.scratch import ScratchCall
 
 FLOAT = 4
 
@@ -28,7 +28,7 @@ def _rows_first(tensor: torch.Tensor) -> bool:
     return all(stride == step or size == 1 for (size, step), stride in pairs)
 
 
-def efficient(call: Call) -> None:
+def efficient(call: ScratchCall) -> None:
     """A float result where heads are large and of half precision (attention.cu; rig)."""
     query, value = call.args[0], call.args[2]
     call.out(0, 1)
@@ -36,7 +36,7 @@ def efficient(call: Call) -> None:
         call.temp(call.results[0].numel() * FLOAT)
 
 
-def efficient_backward(call: Call) -> None:
+def efficient_backward(call: ScratchCall) -> None:
     """Sums of grad * out, and the kernel's accumulators (attention_backward.cu, kernel_backward.h; rig)."""
     grad, query, key, value = call.args[:4]
     B, H, S, D = query.shape
@@ -58,7 +58,7 @@ def efficient_backward(call: Call) -> None:
     call.drop(delta, workspace, copy)
 
 
-def packed_efficient_backward(call: Call) -> None:
+def packed_efficient_backward(call: ScratchCall) -> None:
     """The same for sequences in a row, one batch of all; each has its part of the accumulators (rig)."""
     grad, query, key, value = call.args[:4]
     _, N, H, D = query.shape
@@ -75,7 +75,7 @@ def packed_efficient_backward(call: Call) -> None:
     call.drop(delta, workspace, copy)
 
 
-def packed_flash_backward(call: Call) -> None:
+def packed_flash_backward(call: ScratchCall) -> None:
     """As `flash_backward`, of sequences in a row, each with 128 rows to spare (flash_api.cpp: mha_varlen_bwd; rig)."""
     query, key, starts = call.args[1], call.args[2], call.args[6]
     if starts is None:
@@ -90,7 +90,7 @@ def packed_flash_backward(call: Call) -> None:
     call.drop(second, first, gradient, sums)
 
 
-def _efficient_elements(S: int, T: int, D: int, dtype: torch.dtype, call: Call) -> int:
+def _efficient_elements(S: int, T: int, D: int, dtype: torch.dtype, call: ScratchCall) -> int:
     """Floats for each batch and head: blocks of the queries' gradient, each with a lock and a counter."""
     if D <= 64:
         return -(-S // 64) * (64 * 64 + 4)
@@ -103,7 +103,7 @@ def _efficient_elements(S: int, T: int, D: int, dtype: torch.dtype, call: Call) 
     return blocks + 2 * _up(T, 64) * _up(D, 128)
 
 
-def flash(call: Call) -> None:
+def flash(call: ScratchCall) -> None:
     """Where blocks are fewer than the GPU takes, keys are split and parts added up (flash_api.cpp; rig)."""
     query, key = call.args[:2]
     dropout = call.args[3] if len(call.args) > 3 else 0.0
@@ -135,7 +135,7 @@ def _flash_splits(B: int, H: int, S: int, T: int, D: int, multiprocessors: int) 
     return next(splits for splits, part in filled.items() if part >= 0.85 * best)
 
 
-def flash_backward(call: Call) -> None:
+def flash_backward(call: ScratchCall) -> None:
     """Sums of softmax, a float gradient of the queries, and gradients of keys per query head (flash_api.cpp; rig).
 
     The gradient and the result are copied where a head's rows do not lie between those of the others.
@@ -153,12 +153,12 @@ def flash_backward(call: Call) -> None:
     call.drop(gradient, sums, *reversed(copies))
 
 
-def cudnn(call: Call) -> None:
+def cudnn(call: ScratchCall) -> None:
     """Seed and offset come first (MHA.cpp; rig)."""
     call.out(2, 3, 0, 1)
 
 
-def cudnn_backward(call: Call) -> None:
+def cudnn_backward(call: ScratchCall) -> None:
     """cudnn-frontend's float gradient of the queries and sums of softmax; cuDNN's own workspace is not in it (rig).
 
     A gradient that does not lie in memory as the result does is copied.
@@ -170,7 +170,7 @@ def cudnn_backward(call: Call) -> None:
     call.temp(B * H * S * (D + 1) * FLOAT, workspace=True)
 
 
-def safe_softmax(call: Call) -> None:
+def safe_softmax(call: ScratchCall) -> None:
     """Rows of nothing but minus infinity are found and set to 0 in place (attention.cpp: _safe_softmax; rig)."""
     weights = call.results[0]
     call.out(0)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 
-from elbowroom.capture.virtual.compiled_saves import Call, Unknown, forms, kept_by, modules_of
+from elbowroom.capture.virtual.compiled_saves import CompiledCall, UnknownSaves, forms, kept_by, modules_of
 from elbowroom.capture.virtual.ledger import BLOCK_BYTES, Ledger
 from elbowroom.units import format_bytes
 
@@ -45,7 +45,7 @@ class _Alike:
 
     label: str
     eager_bytes: int
-    first: Call | Unknown
+    first: CompiledCall | UnknownSaves
     since_backward: int = 0
     most: int = 0
 
@@ -150,8 +150,8 @@ class Compiled:
         if self._inside or not torch.is_grad_enabled():
             return run(*args, **kwargs)
         try:
-            call: Call | Unknown = _call_of(known, args, kwargs)
-        except Unknown as why:
+            call: CompiledCall | UnknownSaves = _call_of(known, args, kwargs)
+        except UnknownSaves as why:
             call = why.with_traceback(None)  # whose frames hold the tensors
         storages = len(self._ledger.storages)
         given = self._ledger.numbers_of(each for each in _tensors((args, kwargs)) if each.requires_grad)
@@ -172,28 +172,28 @@ class Compiled:
     def _is_weight(self, number: int) -> bool:
         return self._ledger.storages[number].category in ("parameter", "buffer")
 
-    def _note(self, known: _Function, call: Call | Unknown, eager_bytes: int) -> None:
-        form = repr(call) if isinstance(call, Unknown) else repr((call.arguments, call.autocast))
+    def _note(self, known: _Function, call: CompiledCall | UnknownSaves, eager_bytes: int) -> None:
+        form = repr(call) if isinstance(call, UnknownSaves) else repr((call.arguments, call.autocast))
         known.seen.add(form)
         if len(known.seen) > 1:
-            call = Unknown("it is called with several shapes")
+            call = UnknownSaves("it is called with several shapes")
         key = known.label, form, eager_bytes, _weights(known.function()), len(known.seen) > 1
         alike = self._alike.setdefault(key, _Alike(known.label, eager_bytes, call))
         alike.since_backward += 1
         alike.most = max(alike.most, alike.since_backward)
 
-    def tell(self, limit_s: float = LIMIT_S) -> dict[Known, int]:
+    def tell(self, limit_s: float = LIMIT_S) -> dict[CompiledSaves, int]:
         """Trace what was called, and remark what it would save; the device must be off.
 
         Returns:
             What is known, and of how many calls whose saves are held at a time.
         """
         ended = time.monotonic() + limit_s
-        told: dict[Known, int] = {}
+        told: dict[CompiledSaves, int] = {}
         for alike in self._alike.values():
             try:
                 known = _known(alike, ended - time.monotonic())
-            except Unknown as why:
+            except UnknownSaves as why:
                 self._ledger.remarks["compiled", UNKNOWN.format(alike.label, why)] = 1
             else:
                 told[known] = told.get(known, 0) + alike.most
@@ -204,7 +204,7 @@ class Compiled:
 
 
 @final
-class Known(NamedTuple):
+class CompiledSaves(NamedTuple):
     """What a call saves for backward, compiled and as eager: whole blocks of the allocator."""
 
     label: str
@@ -222,17 +222,17 @@ class Known(NamedTuple):
         return KNOWN.format(self.label, kept, eager, format_bytes(abs(less) * times), more, calls)
 
 
-def _known(alike: _Alike, limit_s: float) -> Known:
+def _known(alike: _Alike, limit_s: float) -> CompiledSaves:
     """What calls save.
 
     Raises:
         Unknown: what they would save is not known.
     """
-    if isinstance(alike.first, Unknown):
+    if isinstance(alike.first, UnknownSaves):
         raise alike.first
     if not alike.eager_bytes:
-        raise Unknown("eager saves nothing in it, as under checkpointing")
-    return Known(alike.label, _rounded(kept_by(alike.first, limit_s)), _rounded(alike.eager_bytes))
+        raise UnknownSaves("eager saves nothing in it, as under checkpointing")
+    return CompiledSaves(alike.label, _rounded(kept_by(alike.first, limit_s)), _rounded(alike.eager_bytes))
 
 
 def _rounded(size_bytes: int) -> int:
@@ -250,12 +250,12 @@ def _unfollowed(options: dict[str, Any]) -> str:
     return "" if backend == "inductor" else f"its backend is {backend!r}"
 
 
-def _call_of(known: _Function, args: Any, kwargs: Any) -> Call:
+def _call_of(known: _Function, args: Any, kwargs: Any) -> CompiledCall:
     if known.why:
-        raise Unknown(known.why)
+        raise UnknownSaves(known.why)
     autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
     training = tuple(each.training for root in modules_of(known.function()) for each in root.modules())
-    return Call(lambda: known.held, forms((args, kwargs)), autocast, training)
+    return CompiledCall(lambda: known.held, forms((args, kwargs)), autocast, training)
 
 
 def _weights(function: Any) -> str:

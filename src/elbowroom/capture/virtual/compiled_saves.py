@@ -38,7 +38,7 @@ LATE = "tracing it takes too long"
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-class Unknown(Exception):
+class UnknownSaves(Exception):
     """It is not known, and why."""
 
 
@@ -48,7 +48,7 @@ class _TimeIsOver(BaseException):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Form:
+class TensorForm:
     """What a tensor is, without it."""
 
     shape: tuple[int, ...]
@@ -57,14 +57,14 @@ class Form:
     requires_grad: bool
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Form:
+    def of(cls, tensor: torch.Tensor) -> TensorForm:
         """Its form.
 
         Raises:
             Unknown: it is of a subclass, or not strided.
         """
         if type(tensor) not in _TENSORS or tensor.layout is not torch.strided:
-            raise Unknown(f"it is given a {type(tensor).__name__} of layout {tensor.layout}")
+            raise UnknownSaves(f"it is given a {type(tensor).__name__} of layout {tensor.layout}")
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
 
     def fake(self) -> torch.Tensor:
@@ -80,18 +80,18 @@ def forms(value: Any) -> Any:
         Unknown: one may hold tensors that are not seen.
     """
     if isinstance(value, torch.Tensor):
-        return Form.of(value)
+        return TensorForm.of(value)
     if type(value) in (tuple, list):
         return type(value)(forms(each) for each in value)
     if type(value) is dict:
         return {name: forms(each) for name, each in value.items()}
     if type(value) in PLAIN:
         return value
-    raise Unknown(f"it is given a {type(value).__name__}")
+    raise UnknownSaves(f"it is given a {type(value).__name__}")
 
 
 def _fakes(value: Any) -> Any:
-    if isinstance(value, Form):
+    if isinstance(value, TensorForm):
         return value.fake()
     if type(value) in (tuple, list):
         return type(value)(_fakes(each) for each in value)
@@ -100,7 +100,7 @@ def _fakes(value: Any) -> Any:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Call:
+class CompiledCall:
     """One call of what a script compiles.
 
     Attributes:
@@ -137,7 +137,7 @@ def _modules(values: list[Any]) -> list[torch.nn.Module]:
     return [each for each in values if isinstance(each, torch.nn.Module)]
 
 
-def kept_by(call: Call, limit_s: float) -> int:
+def kept_by(call: CompiledCall, limit_s: float) -> int:
     """Bytes that the compiled forward of a call keeps for its backward.
 
     Args:
@@ -148,7 +148,7 @@ def kept_by(call: Call, limit_s: float) -> int:
         Unknown: the compiler cannot trace it, or not in time.
     """
     if limit_s <= 0:
-        raise Unknown(LATE)
+        raise UnknownSaves(LATE)
     found: list[int | BaseException] = []
 
     def work() -> None:
@@ -165,11 +165,11 @@ def kept_by(call: Call, limit_s: float) -> int:
         raise_in(thread.ident, _TimeIsOver)
         thread.join(0.1)
     if not found or isinstance(found[0], _TimeIsOver):
-        raise Unknown(LATE)
-    if isinstance(found[0], Unknown):
+        raise UnknownSaves(LATE)
+    if isinstance(found[0], UnknownSaves):
         raise found[0]
     if isinstance(found[0], BaseException):
-        raise Unknown(_why(found[0]))
+        raise UnknownSaves(_why(found[0]))
     return found[0]
 
 
@@ -183,10 +183,10 @@ def _name(problem: BaseException) -> str:
     return type(problem.__cause__ or problem).__name__
 
 
-def _traced(call: Call) -> int:
+def _traced(call: CompiledCall) -> int:
     function = call.held()
     if function is None:
-        raise Unknown("the script has dropped it")
+        raise UnknownSaves("the script has dropped it")
     modules = [each for root in modules_of(function) for each in root.modules()]
     with quiet(), faking(), _in_place_of(modules, call.training), _as_on_cuda(call.autocast):
         args, kwargs = _fakes(call.arguments)
@@ -224,7 +224,7 @@ def _is_tensor(value: Any) -> bool:
 def _fake_of(tensor: torch.Tensor, fakes: dict[int, torch.Tensor]) -> torch.Tensor:
     made = fakes.get(id(tensor))
     if made is None:
-        made = Form.of(tensor).fake()
+        made = TensorForm.of(tensor).fake()
         if isinstance(tensor, torch.nn.Parameter):
             made = torch.nn.Parameter(made.detach(), tensor.requires_grad)
         fakes[id(tensor)] = made

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from elbowroom.capture.virtual.sparse import Parts, is_compressed, known_of, of_places, parts_of, places_of
+from elbowroom.capture.virtual.sparse import SparseParts, is_compressed, known_of, of_places, parts_of, places_of
 from elbowroom.capture.virtual.tensor import CPU, CUDA, Inside, is_virtual, virtual
 from elbowroom.errors import CaptureError
 from elbowroom.torch_compat.core import without_torch_function
@@ -34,11 +34,11 @@ REFUSED = (
 )
 
 
-def _on_device(tensor: torch.Tensor) -> Parts:
-    return Parts._make(virtual(part, CUDA) for part in parts_of(tensor))
+def _on_device(tensor: torch.Tensor) -> SparseParts:
+    return SparseParts._make(virtual(part, CUDA) for part in parts_of(tensor))
 
 
-def _form(parts: Parts, layout: torch.layout, shape: Any) -> torch.Tensor:
+def _form(parts: SparseParts, layout: torch.layout, shape: Any) -> torch.Tensor:
     """The meta tensor of these parts."""
     with Inside():
         return aten.sparse_compressed_tensor.comp_plain_value_size(
@@ -46,7 +46,7 @@ def _form(parts: Parts, layout: torch.layout, shape: Any) -> torch.Tensor:
         )
 
 
-def _made(parts: Parts, layout: torch.layout, shape: Any) -> torch.Tensor:
+def _made(parts: SparseParts, layout: torch.layout, shape: Any) -> torch.Tensor:
     return virtual(_form(parts, layout, shape), CUDA)
 
 
@@ -79,7 +79,7 @@ def _copied(mode: VirtualMode, _: Any, args: Args, kwargs: Kwargs) -> torch.Tens
     if device.type == "cuda":
         if tensor.layout is torch.sparse_coo:
             return of_places(places[0], values, tensor.shape, coalesced=coalesced)
-        return _made(Parts(places[0], places[1], values), tensor.layout, tensor.shape)
+        return _made(SparseParts(places[0], places[1], values), tensor.layout, tensor.shape)
     if tensor.layout is torch.sparse_coo:
         unchecked: dict[str, Any] = {"is_coalesced": coalesced, "check_invariants": False}
         return torch.sparse_coo_tensor(places[0], values, tensor.shape, **unchecked)
@@ -92,7 +92,7 @@ def _clone(mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> torch.
     compressed, plain, values = _on_device(args[0])
     with mode:
         new, columns = aten.clone.default(values), aten.clone.default(plain)
-        parts = Parts(aten.clone.default(compressed), columns, new)
+        parts = SparseParts(aten.clone.default(compressed), columns, new)
     return _made(parts, args[0].layout, args[0].shape)
 
 
@@ -104,7 +104,7 @@ def _scaled(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> torch.T
     compressed, plain, values = _on_device(tensor)
     with mode:
         new, columns = func(values, *others, **kwargs), aten.clone.default(plain)
-        parts = Parts(aten.clone.default(compressed), columns, new)
+        parts = SparseParts(aten.clone.default(compressed), columns, new)
     return _made(parts, tensor.layout, tensor.shape)
 
 
@@ -150,7 +150,7 @@ def _flip(mode: VirtualMode, tensor: torch.Tensor) -> torch.Tensor:
         made = aten.zeros.default([minor + 1], dtype=found.dtype, device=CUDA)
         begins = aten.slice.Tensor(found, 0, 1)
         aten.copy_.default(aten.slice.Tensor(made, -1, 1), aten.sub.Tensor(begins, aten.slice.Tensor(found, 0, 0, 1)))
-        parts = Parts(made, aten.select.int(places[1], 0, 0), values)
+        parts = SparseParts(made, aten.select.int(places[1], 0, 0), values)
         del begins, found, order, numbers, rows, columns, places, starts, before
     return _made(parts, _other(tensor.layout), tensor.shape)
 
@@ -179,7 +179,7 @@ def _of_places(mode: VirtualMode, tensor: torch.Tensor, wanted: torch.layout) ->
             values = aten.index_select.default(values, 0, order)
         major = 0 if wanted is torch.sparse_csr else 1
         begins = aten._convert_indices_from_coo_to_csr.default(aten.select.int(places, 0, major), tensor.shape[major])
-        parts = Parts(begins, aten.select.int(places, 0, 1 - major), values)
+        parts = SparseParts(begins, aten.select.int(places, 0, 1 - major), values)
     return _made(parts, wanted, tensor.shape)
 
 
@@ -193,7 +193,7 @@ def _of_dense(mode: VirtualMode, tensor: torch.Tensor, wanted: torch.layout) -> 
         begins = aten._convert_indices_from_coo_to_csr.default(rows, dense.shape[0])
         flat = aten.add.Tensor(aten.mul.Tensor(rows, dense.shape[1]), columns)
         values = aten.index_select.default(aten.reshape.default(dense, [-1]), 0, flat)
-    return _made(Parts(begins, columns, values), wanted, tensor.shape)
+    return _made(SparseParts(begins, columns, values), wanted, tensor.shape)
 
 
 def _to_places(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> torch.Tensor:
@@ -218,7 +218,7 @@ def _to_dense(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> torch
     return _dense_of(mode, _on_device(tensor), tensor, dtype or tensor.dtype)
 
 
-def _dense_of(mode: VirtualMode, given: Parts, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _dense_of(mode: VirtualMode, given: SparseParts, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     compressed, plain, values = given
     count, (rows, columns) = plain.shape[0], tensor.shape
     major = rows if tensor.layout is torch.sparse_csr else columns
@@ -263,13 +263,13 @@ def _mask(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> torch.Ten
     with mode:
         true = aten.expand.default(aten.ones.default([1], dtype=torch.bool, device=CUDA), [count])
         if tensor.layout is torch.strided:
-            dense = _dense_of(mode, Parts(compressed, plain, true), mask, torch.bool)
+            dense = _dense_of(mode, SparseParts(compressed, plain, true), mask, torch.bool)
             places = aten.empty.memory_format([2, count], dtype=torch.int64, device=CUDA)
             new = aten.index_select.default(aten.reshape.default(tensor, [-1]), 0, aten.select.int(places, 0, 0))
             del dense, places
         else:
             new = aten.clone.default(values)
-        parts = Parts(aten.clone.default(compressed), aten.clone.default(plain), new)
+        parts = SparseParts(aten.clone.default(compressed), aten.clone.default(plain), new)
     return _made(parts, mask.layout, mask.shape)
 
 
@@ -344,13 +344,13 @@ def _product(mode: VirtualMode, first: torch.Tensor, second: torch.Tensor) -> to
     return _made(made, torch.sparse_csr, (rows, columns))
 
 
-def _filled(mode: VirtualMode, product: Product, begins: torch.Tensor, dtype: torch.dtype) -> Parts:
+def _filled(mode: VirtualMode, product: SparseProduct, begins: torch.Tensor, dtype: torch.dtype) -> SparseParts:
     """Columns and values of a product, after cuSPARSE's scratch."""
     _workspace(mode, product.multiplications * (4 + dtype.itemsize))
     with mode:
         columns = aten.empty.memory_format([product.count], dtype=torch.int32, device=CUDA)
         values = aten.empty.memory_format([product.count], dtype=dtype, device=CUDA)
-    made = Parts(begins, columns, values)
+    made = SparseParts(begins, columns, values)
     for part, real in zip(made, product.found or (None, None, None), strict=True):
         mode.values.drop(part)
         if real is not None and (part is not values or product.has_values):
@@ -360,7 +360,7 @@ def _filled(mode: VirtualMode, product: Product, begins: torch.Tensor, dtype: to
 
 def _product_of_places(mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> torch.Tensor:
     """Of two tensors of places: both and the result by rows, as int32 (SparseMatMul.cu; rig)."""
-    given: list[Parts] = []
+    given: list[SparseParts] = []
     with mode:
         for tensor in args:
             found = tensor.coalesce()
@@ -368,7 +368,7 @@ def _product_of_places(mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwarg
             row, column = aten.select.int(places, 0, 0), aten.select.int(places, 0, 1)
             begins = aten._convert_indices_from_coo_to_csr.default(row, tensor.shape[0], out_int32=True)
             aten._to_copy.default(column, dtype=torch.int32)
-            given.append(Parts(begins, aten._to_copy.default(column, dtype=torch.int32), values))
+            given.append(SparseParts(begins, aten._to_copy.default(column, dtype=torch.int32), values))
     shape = args[0].shape[0], args[1].shape[1]
     product = _places_of(mode, given[0], given[1], shape)
     with mode:
@@ -391,17 +391,17 @@ def _workspace(mode: VirtualMode, size_bytes: int) -> None:
     mode.ledger.release(number)
 
 
-class Product(NamedTuple):
+class SparseProduct(NamedTuple):
     """A product of two sparse matrices: how many places it has, and from how many multiplications."""
 
     count: int
     multiplications: int
-    found: Parts | None = None
+    found: SparseParts | None = None
     certain: bool = False
     has_values: bool = False
 
 
-def _places_of(mode: VirtualMode, one: Parts, two: Parts, shape: tuple[int, int]) -> Product:
+def _places_of(mode: VirtualMode, one: SparseParts, two: SparseParts, shape: tuple[int, int]) -> SparseProduct:
     known = [mode.values.of(part) for part in (*one[:2], *two[:2])]
     if any(part is None for part in known):
         return _spread(mode, one, two, shape)
@@ -425,7 +425,7 @@ def _places_of(mode: VirtualMode, one: Parts, two: Parts, shape: tuple[int, int]
             values = _multiplied(where, [part.double() for part in factors if part is not None])
         same = values is not None and len(values.plain) == len(found.plain)
         certain = certain and (not same or all(map(mode.values.is_certain, (one.values, two.values))))
-        return Product(len(found.plain), work, values if same and values is not None else found, certain, same)
+        return SparseProduct(len(found.plain), work, values if same and values is not None else found, certain, same)
 
 
 def _are_places(columns: torch.Tensor, count: int) -> bool:
@@ -433,7 +433,7 @@ def _are_places(columns: torch.Tensor, count: int) -> bool:
     return not columns.numel() or (int(columns.min()) >= 0 and int(columns.max()) < count)
 
 
-def _multiplied(where: Any, values: list[torch.Tensor]) -> Parts:
+def _multiplied(where: Any, values: list[torch.Tensor]) -> SparseParts:
     """For real, by rows and columns: not every build for the host has a product of compressed ones."""
     factors: list[torch.Tensor] = []
     for (begins, columns, shape), each in zip(where, values, strict=True):
@@ -442,16 +442,16 @@ def _multiplied(where: Any, values: list[torch.Tensor]) -> Parts:
     made = torch.sparse.mm(*factors).coalesce()
     places = made.indices()
     begins = aten._convert_indices_from_coo_to_csr.default(places[0].contiguous(), made.shape[0])
-    return Parts(begins, places[1].contiguous(), made.values())
+    return SparseParts(begins, places[1].contiguous(), made.values())
 
 
-def _spread(mode: VirtualMode, one: Parts, two: Parts, shape: tuple[int, int]) -> Product:
+def _spread(mode: VirtualMode, one: SparseParts, two: SparseParts, shape: tuple[int, int]) -> SparseProduct:
     """As many places as chance gives: of n columns, k throws hit n (1 - (1 - 1/n)^k)."""
     mode.ledger.remark("assumed_value", SPREAD)
     rows, columns = max(1, shape[0]), max(1, shape[1])
     work = one.plain.shape[0] * two.plain.shape[0] / max(1, two.compressed.shape[0] - 1)
     hit = columns * (1 - (1 - 1 / columns) ** (work / rows))
-    return Product(int(rows * hit), int(work))
+    return SparseProduct(int(rows * hit), int(work))
 
 
 def _sum(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> torch.Tensor:

@@ -19,7 +19,7 @@ from elbowroom.capture.virtual.reductions import partial_bytes
 from elbowroom.torch_compat.core import in_backward
 
 if TYPE_CHECKING:
-    from elbowroom.capture.virtual.scratch import Call
+    from elbowroom.capture.virtual.scratch import ScratchCall
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
@@ -27,7 +27,7 @@ _MOST_ALIGNED = 32
 """Bytes; alignments beyond are not told apart (Conv_v8.cpp: getAlignment)."""
 
 
-def convolution(call: Call) -> None:
+def convolution(call: ScratchCall) -> None:
     """cuDNN wants all in one layout, and asks for a workspace (Convolution.cpp, ConvShared.cpp; rig)."""
     input, weight = call.args[:2]
     layout = convolution_layout(input, weight)
@@ -45,7 +45,7 @@ def convolution(call: Call) -> None:
     call.drop(weights, copy)
 
 
-def _native(call: Call) -> None:
+def _native(call: ScratchCall) -> None:
     """Without cuDNN, torch's own: the windows of one image as columns, and a product (ConvolutionMM2d.cu; rig).
 
     Compared were one and two dimensions. With dilation or groups, or transposed, there are columns as well, and copies
@@ -62,7 +62,7 @@ def _native(call: Call) -> None:
     call.drop(columns)
 
 
-def _native_backward(call: Call) -> None:
+def _native_backward(call: ScratchCall) -> None:
     """Columns again, for whichever gradient; the bias's comes before the weight's (ConvolutionMM2d.cu; rig)."""
     grad, input, weight = call.args[:3]
     mask = call.args[10]
@@ -93,7 +93,7 @@ def _is_depthwise(input: torch.Tensor, weight: torch.Tensor, groups: int) -> boo
     return input.dtype is torch.float32 and convolution_layout(input, weight) is torch.contiguous_format
 
 
-def _depthwise_backward(call: Call) -> None:
+def _depthwise_backward(call: ScratchCall) -> None:
     """The weight's gradient comes first (DepthwiseConv2d.cu; rig)."""
     grad, input = call.args[:2]
     mask = call.args[10]
@@ -103,7 +103,7 @@ def _depthwise_backward(call: Call) -> None:
     call.drop(*reversed(copies))
 
 
-def convolution_backward(call: Call) -> None:
+def convolution_backward(call: ScratchCall) -> None:
     """The two gradients by cuDNN; that of the bias is a sum over all but the channels (Convolution.cpp; rig)."""
     grad, input, weight = call.args[:3]
     mask = call.args[10]
@@ -119,7 +119,7 @@ def convolution_backward(call: Call) -> None:
         call.reduce(grad, [dim for dim in range(grad.dim()) if dim != 1], partial_bytes(grad.dtype))
 
 
-def _cudnn_backward(call: Call) -> None:
+def _cudnn_backward(call: ScratchCall) -> None:
     grad, input, weight = call.args[:3]
     mask, settings = call.args[10], call.args[4:10]
     layout = convolution_layout(input, weight)
@@ -140,7 +140,7 @@ def _cudnn_backward(call: Call) -> None:
     call.drop(once, inputs)
 
 
-def _workspace(call: Call, shapes: Shapes, which: str, read: tuple[torch.Tensor, ...], settings: Any) -> None:
+def _workspace(call: ScratchCall, shapes: Shapes, which: str, read: tuple[torch.Tensor, ...], settings: Any) -> None:
     """What one pass asks for, by the model of cuDNN; with `cudnn.benchmark`, first its trials."""
     cudnn = torch.backends.cudnn
     deterministic = bool(cudnn.deterministic or torch.are_deterministic_algorithms_enabled())
@@ -153,7 +153,7 @@ def _workspace(call: Call, shapes: Shapes, which: str, read: tuple[torch.Tensor,
 
 
 def _described(
-    call: Call, shapes: Shapes, which: str, first: torch.Tensor, settings: Any, deterministic: bool
+    call: ScratchCall, shapes: Shapes, which: str, first: torch.Tensor, settings: Any, deterministic: bool
 ) -> ConvolutionCall:
     """A transposed convolution is the gradient of the input of a plain one, so its input plays the output."""
     stride, _, dilation, transposed, _, groups = settings
@@ -180,7 +180,7 @@ def _described(
     )
 
 
-def _channels_last(call: Call) -> bool:
+def _channels_last(call: ScratchCall) -> bool:
     first = int(call.func is torch.ops.aten.convolution_backward.default)
     return convolution_layout(*call.args[first : first + 2]) is not torch.contiguous_format
 

@@ -22,7 +22,7 @@ from math import ceil, prod
 from typing import Any
 
 from elbowroom.capture.virtual.ledger import OpLine
-from elbowroom.capture.virtual.products import ITEM_BYTES, Product, arithmetic_ns, bandwidth_ns, rate_of
+from elbowroom.capture.virtual.products import ITEM_BYTES, MatrixProduct, arithmetic_ns, bandwidth_ns, rate_of
 from elbowroom.machine import Machine
 from elbowroom.trace import Choice
 
@@ -45,7 +45,7 @@ PLAIN = ("float32", "float64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class ConvolutionPass:
     """One pass of a convolution as a product.
 
     Attributes:
@@ -61,7 +61,7 @@ class Pass:
         layout_bytes: copies in the layout of tensor cores, which are written and read.
     """
 
-    product: Product
+    product: MatrixProduct
     work: int
     moved_bytes: int
     images: int
@@ -94,7 +94,7 @@ def choices(line: OpLine, workspace_bytes: int, machine: Machine) -> tuple[Choic
     return (combined[0], *_front(combined[0], combined[1:]))
 
 
-def _recorded(each: Pass, workspace_bytes: int, machine: Machine) -> Choice:
+def _recorded(each: ConvolutionPass, workspace_bytes: int, machine: Machine) -> Choice:
     """What it was recorded with: Winograd's transforms where the workspace holds those of the weights, else indices."""
     transforms = WINOGRAD_WEIGHTS * each.inputs * each.outputs * each.item_bytes
     if each.dtype == "float32" and each.kernel == (3, 3) and each.dense and workspace_bytes > transforms:
@@ -124,7 +124,7 @@ def _front(recorded: Choice, others: list[Choice]) -> Iterator[Choice]:
             yield each
 
 
-def _passes(line: OpLine, workspace_bytes: int) -> Iterator[Pass]:
+def _passes(line: OpLine, workspace_bytes: int) -> Iterator[ConvolutionPass]:
     """The passes of an op, by the arguments of aten::convolution and aten::convolution_backward."""
     given = line.arguments
     if line.name == FORWARD and len(given) > 8:
@@ -159,7 +159,7 @@ def _pass(
     output: tuple[int, ...],
     settings: tuple[Any, Any, bool, int],
     workspace_bytes: int,
-) -> Pass:
+) -> ConvolutionPass:
     """A transposed convolution is the gradient of the input of a plain one, so its input plays the output."""
     stride, dilation, transposed, groups = settings
     if transposed:
@@ -173,8 +173,8 @@ def _pass(
         "weight": (outputs, inputs * window, points),
     }[kind]
     item = ITEM_BYTES.get(line.dtype, 4)
-    return Pass(
-        product=Product(batch=groups, rows=dims[0], columns=dims[1], inner=dims[2]),
+    return ConvolutionPass(
+        product=MatrixProduct(batch=groups, rows=dims[0], columns=dims[1], inner=dims[2]),
         work=2 * points * outputs * groups * inputs * window,
         moved_bytes=(prod(x) + prod(w) + prod(output)) * item,
         images=x[0],
@@ -190,7 +190,7 @@ def _pass(
     )
 
 
-def _implicit_ns(each: Pass, machine: Machine, dtype: str = "") -> int:
+def _implicit_ns(each: ConvolutionPass, machine: Machine, dtype: str = "") -> int:
     """The product that reads the input as it needs it; copies in another layout come on top."""
     dtype = dtype or each.dtype
     arithmetic = arithmetic_ns(each.work, each.product, dtype, machine)
@@ -198,7 +198,7 @@ def _implicit_ns(each: Pass, machine: Machine, dtype: str = "") -> int:
     return max(arithmetic, bandwidth_ns(each.moved_bytes, machine)) + copies
 
 
-def _algorithms(each: Pass, machine: Machine) -> Iterator[Choice]:
+def _algorithms(each: ConvolutionPass, machine: Machine) -> Iterator[Choice]:
     """The others, whose workspace is their own."""
     without_copies = "float32" if each.layout_bytes else each.dtype  # in the plain layout there are no tensor cores
     slow = int(_implicit_ns(each, machine, without_copies) * PLAIN_SLOWDOWN)
@@ -220,7 +220,7 @@ def _algorithms(each: Pass, machine: Machine) -> Iterator[Choice]:
         yield from _by_fft(each, maps, weights, machine)
 
 
-def _by_fft(each: Pass, maps: int, weights: int, machine: Machine) -> Iterator[Choice]:
+def _by_fft(each: ConvolutionPass, maps: int, weights: int, machine: Machine) -> Iterator[Choice]:
     """Half of a complex spectrum for each map and each window, of the whole image or of tiles of 32 x 32."""
     whole = [_power(extent + window - 1) for extent, window in zip(each.positions, each.kernel, strict=True)]
     for name, extents, tiles in (("fft", whole, 1), ("fft_tiling", [32, 32], _tiles(each))):
@@ -231,7 +231,7 @@ def _by_fft(each: Pass, maps: int, weights: int, machine: Machine) -> Iterator[C
         yield _transformed(name, each, each.work / max(1, work), spectrum, machine)
 
 
-def _tiles(each: Pass) -> int:
+def _tiles(each: ConvolutionPass) -> int:
     return prod(ceil(extent / (32 - window + 1)) for extent, window in zip(each.positions, each.kernel, strict=True))
 
 
@@ -239,7 +239,7 @@ def _power(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def _transformed(name: str, each: Pass, less: float, workspace_bytes: int, machine: Machine) -> Choice:
+def _transformed(name: str, each: ConvolutionPass, less: float, workspace_bytes: int, machine: Machine) -> Choice:
     """Arithmetic in float32 rates for transforms, on what they leave; the workspace is written and read."""
     dtype = each.dtype if name == "gemm" or rate_of(each.dtype, machine) == rate_of("float32", machine) else "float32"
     arithmetic = int(arithmetic_ns(each.work, None, dtype, machine) / less)

@@ -18,7 +18,7 @@ from math import prod
 from typing import Any
 
 from elbowroom.capture.virtual.ledger import OpLine
-from elbowroom.capture.virtual.products import ITEM_BYTES, Product, arithmetic_ns, bandwidth_ns, rate_of
+from elbowroom.capture.virtual.products import ITEM_BYTES, MatrixProduct, arithmetic_ns, bandwidth_ns, rate_of
 from elbowroom.machine import Machine
 
 LAUNCH_NS = 4_200
@@ -103,10 +103,10 @@ def _arithmetic_ns(line: OpLine, work: int, machine: Machine) -> int:
     return int((work / 2 if halved else work) * 10**9 / (rate_of(line.dtype, machine) * share))
 
 
-def _product(line: OpLine) -> Product | None:
+def _product(line: OpLine) -> MatrixProduct | None:
     """The dimensions of a product of matrices; None for other ops."""
     shapes = [shape for shape in line.arguments if isinstance(shape, tuple)]
     if line.name not in ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm") or len(shapes) < 2:
         return None
     left, right = shapes[-2], shapes[-1]
-    return Product(batch=prod(left[:-2]), rows=left[-2], columns=right[-1], inner=left[-1])
+    return MatrixProduct(batch=prod(left[:-2]), rows=left[-2], columns=right[-1], inner=left[-1])

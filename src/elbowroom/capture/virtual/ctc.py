@@ -14,7 +14,7 @@ import torch
 from elbowroom.capture.virtual.known_values import KnownValues
 
 if TYPE_CHECKING:
-    from elbowroom.capture.virtual.scratch import Call
+    from elbowroom.capture.virtual.scratch import ScratchCall
 
 aten: Any = torch.ops.aten
 INDEX_BYTES = 8
@@ -93,7 +93,7 @@ def _backward(grad: torch.Tensor, log_probs: torch.Tensor, *_others: Any) -> tor
     return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
 
 
-def _numbers(call: Call) -> None:
+def _numbers(call: ScratchCall) -> None:
     """Lengths of targets and inputs, and where each target begins."""
     log_probs = call.args[0 if call.func is aten._ctc_loss.default else 1]
     batch = log_probs.shape[1] if log_probs.dim() == 3 else 1
@@ -101,12 +101,12 @@ def _numbers(call: Call) -> None:
         call.temp(batch * INDEX_BYTES)
 
 
-def _forward_rule(call: Call) -> None:
+def _forward_rule(call: ScratchCall) -> None:
     _numbers(call)
     call.out(1, 0)
 
 
-def _backward_rule(call: Call) -> None:
+def _backward_rule(call: ScratchCall) -> None:
     _numbers(call)
     table = call.args[6]
     beta = call.temp(table.numel() * table.element_size())
@@ -121,7 +121,7 @@ KERNELS: dict[Any, Callable[..., Any]] = {
     aten._ctc_loss_backward.default: _backward,
 }
 
-RULES: dict[Any, Callable[[Call], None]] = {
+RULES: dict[Any, Callable[[ScratchCall], None]] = {
     aten._ctc_loss.default: _forward_rule,
     aten._ctc_loss_backward.default: _backward_rule,
 }

@@ -16,7 +16,7 @@ import torch
 from elbowroom.allocator.settings import set_in
 from elbowroom.capture.virtual.cuda_streams import CUDA_TYPE, Stream
 from elbowroom.capture.virtual.ledger import Ledger
-from elbowroom.capture.virtual.library_settings import Settings
+from elbowroom.capture.virtual.library_settings import ModelledDevice
 from elbowroom.capture.virtual.live_memory import LiveMemory
 from elbowroom.torch_compat.device_modules import (
     accelerator_changes,
@@ -67,7 +67,7 @@ class Properties:
     pci_domain_id = 0
     uuid = "00000000-0000-0000-0000-000000000000"
 
-    def __init__(self, settings: Settings, ledger: Ledger) -> None:
+    def __init__(self, settings: ModelledDevice, ledger: Ledger) -> None:
         self.major, self.minor = divmod(settings.facts.compute_capability, 10)
         self.multi_processor_count = settings.facts.multiprocessors
         self._settings, self._ledger = settings, ledger
@@ -99,7 +99,7 @@ class _Build:
         ledger: what is recorded of it.
     """
 
-    def __init__(self, settings: Settings, ledger: Ledger) -> None:
+    def __init__(self, settings: ModelledDevice, ledger: Ledger) -> None:
         self.settings, self.ledger = settings, ledger
         self.memory = LiveMemory(ledger, settings.allocator)
         self._found = set_in(os.environ)
@@ -271,7 +271,7 @@ def _queries(build: _Build) -> dict[str, Any]:
     }
 
 
-def changes(settings: Settings, ledger: Ledger) -> list[Change]:
+def changes(settings: ModelledDevice, ledger: Ledger) -> list[Change]:
     """Everything that makes torch take itself for a build with CUDA and one GPU."""
     build = _Build(settings, ledger)
     queries = _queries(build)

@@ -73,7 +73,7 @@ class Stream(_OfTorch):
     def wait_event(self, event: Any) -> None: ...
 
     def record_event(self, event: Any = None) -> Any:
-        made = Event() if event is None else event
+        made = CudaEvent() if event is None else event
         made.record(self)
         return made
 
@@ -99,7 +99,7 @@ class Stream(_OfTorch):
 
 
 @final
-class Streams:
+class VirtualStreams:
     """The streams and pools of a device, numbered as they first allocate.
 
     Attributes:
@@ -153,7 +153,7 @@ class ExternalStream(Stream):
         return super().__new__(cls, device, stream_ptr=stream_ptr // 16)
 
 
-class Event(_EventOfTorch):
+class CudaEvent(_EventOfTorch):
     """`torch.cuda.Event`."""
 
     def __new__(cls, *_args: Any, **_given: Any) -> Self:
@@ -198,7 +198,7 @@ class Event(_EventOfTorch):
         return f"<torch.cuda.Event {self.cuda_event:#x}>"
 
 
-class _Kind(type):
+class _StreamKind(type):
     """Every stream of torch's is an instance of what stands for `torch.Stream`; so are events."""
 
     of_torch: type
@@ -217,7 +217,7 @@ def _is_cuda(device: Any) -> bool:
 
 
 @final
-class AnyStream(metaclass=_Kind):
+class AnyStream(metaclass=_StreamKind):
     """`torch.Stream`: of the GPU where no other device is named."""
 
     of_torch = _OfTorch
@@ -229,19 +229,19 @@ class AnyStream(metaclass=_Kind):
 
 
 @final
-class AnyEvent(metaclass=_Kind):
+class AnyEvent(metaclass=_StreamKind):
     """`torch.Event`: of the GPU where no other device is named."""
 
     of_torch = _EventOfTorch
 
     def __new__(cls, device: Any = None, **given: Any) -> Any:
-        return Event(**given) if _is_cuda(device) else _EventOfTorch(device, **given)
+        return CudaEvent(**given) if _is_cuda(device) else _EventOfTorch(device, **given)
 
 
 def changes() -> list[Change]:
     """The classes, where torch has its own."""
     Stream.current = 0
-    kinds = {"Stream": Stream, "Event": Event, "ExternalStream": ExternalStream}
+    kinds = {"Stream": Stream, "Event": CudaEvent, "ExternalStream": ExternalStream}
     found: list[Change] = [(place, name, kind) for name, kind in kinds.items() for place in (torch.cuda, _module())]
     return [*found, (torch, "Stream", AnyStream), (torch, "Event", AnyEvent)]
 

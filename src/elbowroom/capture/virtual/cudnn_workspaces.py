@@ -71,7 +71,7 @@ class ConvolutionCall:
     benchmark: bool = False
 
 
-class Wanted(NamedTuple):
+class PassWorkspace(NamedTuple):
     """Workspace of one pass.
 
     Attributes:
@@ -85,7 +85,7 @@ class Wanted(NamedTuple):
     tried_bytes: int
 
 
-def usual_workspace(call: ConvolutionCall) -> Wanted:
+def usual_workspace(call: ConvolutionCall) -> PassWorkspace:
     """What a pass asks for, as far as it is known."""
     indices = INDEX_BYTES * call.weight_shape[1] * prod(call.weight_shape[2:])
     if call.tensor_cores:
@@ -94,19 +94,19 @@ def usual_workspace(call: ConvolutionCall) -> Wanted:
     likely = transforms if 0 < transforms < MOST_BYTES and _channels(call) >= _enough(call) else indices
     others = fft_bytes(call), column_bytes(call)
     most = max(likely, _most_transforms(call), *(each for each in others if each < MOST_BYTES))
-    return Wanted(likely, 0, most, max(most, transforms, *others))
+    return PassWorkspace(likely, 0, most, max(most, transforms, *others))
 
 
-def _on_tensor_cores(call: ConvolutionCall, indices: int) -> Wanted:
+def _on_tensor_cores(call: ConvolutionCall, indices: int) -> PassWorkspace:
     shapes = {"forward": call.output_shape, "input": call.input_shape, "weight": call.weight_shape}
     sums = SUM_BYTES * prod(shapes[call.pass_])
     if call.channels_last:
-        return Wanted(indices, 0, max(indices, sums), max(indices, sums))
+        return PassWorkspace(indices, 0, max(indices, sums), max(indices, sums))
     copies = sum(map(prod, shapes.values())) * call.item_bytes
     if call.item_bytes < SUM_BYTES:
-        return Wanted(copies, 0, COPIES * copies, COPIES * copies)
+        return PassWorkspace(copies, 0, COPIES * copies, COPIES * copies)
     most = max(COPIES * copies, _most_transforms(call))
-    return Wanted(copies, 0, most, max(most, winograd_bytes(call)))
+    return PassWorkspace(copies, 0, most, max(most, winograd_bytes(call)))
 
 
 def _most_transforms(call: ConvolutionCall) -> int:

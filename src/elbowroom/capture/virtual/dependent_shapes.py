@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elbowroom.capture.virtual.known_values import Outcome
+from elbowroom.capture.virtual.known_values import HostResult
 from elbowroom.capture.virtual.tensor import CPU, CUDA, META, is_virtual, meta_like, virtual
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _nms(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
         return order.masked_select(kept)
 
 
-def _set_kept(mode: VirtualMode, kept: torch.Tensor, order: torch.Tensor, outcome: Outcome | None) -> None:
+def _set_kept(mode: VirtualMode, kept: torch.Tensor, order: torch.Tensor, outcome: HostResult | None) -> None:
     mode.values.drop(kept)
     places = mode.values.of(order)
     if outcome is not None and places is not None:

@@ -19,7 +19,7 @@ from elbowroom.capture.virtual.built_kernels import BuiltKernels
 from elbowroom.capture.virtual.compiled import Compiled
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.ledger_trace import assemble
-from elbowroom.capture.virtual.library_settings import CudnnModel, Settings
+from elbowroom.capture.virtual.library_settings import CudnnModel, ModelledDevice
 from elbowroom.capture.virtual.mode import VirtualMode
 from elbowroom.capture.virtual.paged import Paged
 from elbowroom.capture.virtual.patches import changes, patched
@@ -27,7 +27,7 @@ from elbowroom.capture.virtual.processes import Started
 from elbowroom.capture.virtual.repeats import Repeats
 from elbowroom.capture.virtual.saves import Saves
 from elbowroom.capture.virtual.triton_kernels import Kernels
-from elbowroom.capture.virtual.updates import Updates
+from elbowroom.capture.virtual.updates import BackwardUpdates
 from elbowroom.capture.virtual.values import SPECIALS
 from elbowroom.engine.optimizer_parts import Portion
 from elbowroom.errors import CaptureError
@@ -103,13 +103,13 @@ class VirtualDevice:
     ) -> None:
         self._steps = steps
         self._machine = machine
-        self.settings = Settings.of(machine, cudnn or CudnnModel(), fake_host, cublas_handles)
+        self.settings = ModelledDevice.of(machine, cudnn or CudnnModel(), fake_host, cublas_handles)
         self.ledger = Ledger()
         self.ledger.replayed = self._replayed
         self.compiled = Compiled(self.ledger)
         self._counts: dict[int, int] = {}
         self._ends: list[tuple[int, int]] = []
-        self._updates = Updates(self.ledger)
+        self._updates = BackwardUpdates(self.ledger)
         self._evaluations = 0
         self.evaluating = 0
         self.host_steps = 0

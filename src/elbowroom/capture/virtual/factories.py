@@ -128,7 +128,7 @@ def _any_meta(args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool:
     )
 
 
-class _Kind(type):
+class _DeviceKind(type):
     """Every device is an instance of what stands for `torch.device`."""
 
     def __instancecheck__(cls, instance: object) -> bool:
@@ -138,7 +138,7 @@ class _Kind(type):
         return issubclass(subclass, _Device)
 
 
-class device(metaclass=_Kind):  # noqa: N801  it stands for torch.device
+class device(metaclass=_DeviceKind):  # noqa: N801  it stands for torch.device
     """`torch.device`, which takes a number as well; the one GPU stands for any of several."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:

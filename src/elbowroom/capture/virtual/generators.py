@@ -13,7 +13,7 @@ _OF_TORCH = torch.Generator
 _KIND: Any = type(_OF_TORCH)
 
 
-class _Kind(_KIND):
+class _GeneratorKind(_KIND):
     """Every generator of torch's is an instance of what stands for `torch.Generator`."""
 
     def __instancecheck__(self, instance: object) -> bool:
@@ -21,7 +21,7 @@ class _Kind(_KIND):
 
 
 @final
-class Generator(_OF_TORCH, metaclass=_Kind):
+class Generator(_OF_TORCH, metaclass=_GeneratorKind):
     """`torch.Generator` that can be asked for on cuda."""
 
     _home: torch.device

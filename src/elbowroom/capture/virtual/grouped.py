@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from elbowroom.capture.virtual.scratch import Call
+    from elbowroom.capture.virtual.scratch import ScratchCall
 
 aten: Any = torch.ops.aten
 ALIGNED_BYTES = 16
@@ -43,7 +43,7 @@ def _grouped_mm(
     return first.new_empty(0, dtype=dtype).new_empty_strided((rows, columns), (width, 1))
 
 
-def _rule(call: Call) -> None:
+def _rule(call: ScratchCall) -> None:
     """One kernel with a table of its groups and a workspace; else cuBLAS, group by group, into the result."""
     call.out(0)
     first = call.args[0]
@@ -57,4 +57,4 @@ def _rule(call: Call) -> None:
 
 
 KERNELS: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: _grouped_mm}
-RULES: dict[Any, Callable[[Call], None]] = {aten._grouped_mm.default: _rule}
+RULES: dict[Any, Callable[[ScratchCall], None]] = {aten._grouped_mm.default: _rule}

@@ -17,7 +17,7 @@ from elbowroom.torch_compat.core import set_storage, without_torch_function
 from elbowroom.torch_compat.device_modules import without_modes
 
 if TYPE_CHECKING:
-    from elbowroom.capture.virtual.known_values import Entry, KnownValues
+    from elbowroom.capture.virtual.known_values import KnownValues, StorageValue
 
 ANSWER_BYTES = 2**16
 """Answers up to this size are compared."""
@@ -25,14 +25,14 @@ CONSTANT_BYTES = 2**12
 """Tensors of the host up to this size are kept as they were."""
 
 
-class Unknown(Exception):
+class UntrackedValue(Exception):
     """A value comes from what is not followed."""
 
 
 class Ref(NamedTuple):
     """A tensor: whose value it sees, and how."""
 
-    entry: Entry
+    entry: StorageValue
     dtype: torch.dtype
     offset: int
     shape: tuple[int, ...]
@@ -63,9 +63,9 @@ class Tape:
         self._first = first
         self._lines: list[Line] = []
         self._blank: set[int] = set()
-        self._kept: list[Entry] = []
+        self._kept: list[StorageValue] = []
 
-    def blank(self, entry: Entry) -> None:
+    def blank(self, entry: StorageValue) -> None:
         """A value begins as zeros."""
         self._blank.add(id(entry))
         self._kept.append(entry)
@@ -74,7 +74,7 @@ class Tape:
         """Arguments as they are before an op; None where one comes from what is not followed."""
         try:
             return self._seen(tuple(args)), {name: self._seen(each) for name, each in kwargs.items() if name != PINS}
-        except Unknown:
+        except UntrackedValue:
             return None
 
     def made(self, func: Any, given: Any, results: Sequence[torch.Tensor]) -> None:
@@ -83,7 +83,7 @@ class Tape:
             return
         try:
             made = tuple(self._seen(each) for each in results if is_virtual(each))
-        except Unknown:
+        except UntrackedValue:
             return
         self._lines.append(Line(func, given[0], given[1], made, None))
 
@@ -103,14 +103,14 @@ class Tape:
         if is_virtual(value):
             entry = self._values.entry(value)
             if entry is None or entry.real is None or not entry.certain:
-                raise Unknown
+                raise UntrackedValue
             return Ref(entry, value.dtype, int(value.storage_offset()), tuple(value.shape), tuple(value.stride()))
         if value.nbytes > CONSTANT_BYTES or value.is_meta:
-            raise Unknown
+            raise UntrackedValue
         with without_torch_function():
             return value.detach().clone()
 
-    def guard(self, given: Sequence[Entry | None]) -> Guard:
+    def guard(self, given: Sequence[StorageValue | None]) -> Guard:
         """What led to the answers.
 
         Args:
@@ -128,7 +128,7 @@ class Tape:
         made = {id(ref.entry) for line in lines for ref in line.made} | self._blank
         refs = [ref for line in lines for ref in _refs((line.args, line.kwargs))]
         if any(ref.entry.number >= self._first and id(ref.entry) not in made for ref in refs):
-            raise Unknown
+            raise UntrackedValue
         places = {id(entry): place for place, entry in enumerate(given) if entry is not None}
         return Guard(tuple(reversed(lines)), places, frozenset(made & needed & self._blank))
 
@@ -145,13 +145,13 @@ class Guard:
         self._lines, self._places, self._blank = lines, places, blank
         self.answers = tuple(line.answer for line in lines if line.answer is not None)
 
-    def holds(self, values: KnownValues, given: Sequence[Entry | None]) -> bool:
+    def holds(self, values: KnownValues, given: Sequence[StorageValue | None]) -> bool:
         """Whether the answers are the same for other arguments."""
         try:
             with without_modes():
                 run = _Run(values, given, self._places, self._blank)
                 return all(run.agrees(line) for line in self._lines)
-        except (Unknown, RuntimeError, ValueError, TypeError, IndexError):
+        except (UntrackedValue, RuntimeError, ValueError, TypeError, IndexError):
             return False
 
 
@@ -160,7 +160,7 @@ class _Run:
     """Asks again: the bytes of each value, by the one that it had in the pass."""
 
     def __init__(
-        self, values: KnownValues, given: Sequence[Entry | None], places: dict[int, int], blank: frozenset[int]
+        self, values: KnownValues, given: Sequence[StorageValue | None], places: dict[int, int], blank: frozenset[int]
     ) -> None:
         self._values, self._given, self._places, self._blank = values, given, places, blank
         self._held: dict[int, torch.UntypedStorage] = {}
@@ -190,20 +190,20 @@ class _Run:
         set_storage(made, storage, ref.offset, ref.shape, ref.stride)
         return made
 
-    def _storage(self, entry: Entry) -> torch.UntypedStorage:
+    def _storage(self, entry: StorageValue) -> torch.UntypedStorage:
         if id(entry) in self._blank:
             return _empty(entry)
         place = self._places.get(id(entry))
         now = self._given[place] if place is not None else self._values.still(entry)
         if now is None or now.real is None or not now.certain:
-            raise Unknown
+            raise UntrackedValue
         return now.real
 
 
 PINS = "pin_memory"
 
 
-def _empty(entry: Entry) -> torch.UntypedStorage:
+def _empty(entry: StorageValue) -> torch.UntypedStorage:
     assert entry.real is not None
     return torch.zeros(entry.real.nbytes(), dtype=torch.uint8, device=CPU).untyped_storage()
 

@@ -113,7 +113,7 @@ class Assumptions(Protocol):
 
 
 @final
-class _Watch(weakref.ref[torch.UntypedStorage]):
+class _ValueWatch(weakref.ref[torch.UntypedStorage]):
     """Reference to the storage of a virtual tensor that knows its key."""
 
     __slots__ = ("key",)
@@ -121,7 +121,7 @@ class _Watch(weakref.ref[torch.UntypedStorage]):
 
 
 @final
-class Entry:
+class StorageValue:
     """The value of one storage.
 
     Attributes:
@@ -137,14 +137,14 @@ class Entry:
     __slots__ = ("certain", "compares", "number", "real", "seed", "watch")
     made = 0
 
-    def __init__(self, real: torch.UntypedStorage | None, certain: bool, seed: int, watch: _Watch) -> None:
+    def __init__(self, real: torch.UntypedStorage | None, certain: bool, seed: int, watch: _ValueWatch) -> None:
         self.real, self.certain, self.seed, self.watch = real, certain, seed, watch
         self.compares = False
-        self.number = Entry.made
-        Entry.made += 1
+        self.number = StorageValue.made
+        StorageValue.made += 1
 
 
-class Outcome(NamedTuple):
+class HostResult(NamedTuple):
     """What an op gave on the host, and whether nothing that is not known had a part in it."""
 
     found: Any
@@ -170,7 +170,7 @@ class KnownValues:
 
     def __init__(self, assumptions: Assumptions) -> None:
         self._assumptions = assumptions
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, StorageValue] = {}
         self._cannot: set[Any] = set()
         self._numbers = torch.Generator("cpu").manual_seed(0).get_state()
         self.work = 0
@@ -220,16 +220,16 @@ class KnownValues:
             placed = torch.zeros(size_bytes // tensor.element_size(), dtype=tensor.dtype, device=CPU)
             placed.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset())).copy_(real)
             real = placed
-        self._put(storage, Entry(real.untyped_storage(), certain, 0, _Watch(storage, self._died)))
+        self._put(storage, StorageValue(real.untyped_storage(), certain, 0, _ValueWatch(storage, self._died)))
         return True
 
     def alias(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
         """Let the bytes of `real` be those of a virtual tensor with the same offset, sizes and strides."""
         if self._may_have(tensor) and real.layout is torch.strided and not real.storage_offset():
             storage = tensor.untyped_storage()
-            self._put(storage, Entry(real.untyped_storage(), True, 0, _Watch(storage, self._died)))
+            self._put(storage, StorageValue(real.untyped_storage(), True, 0, _ValueWatch(storage, self._died)))
 
-    def still(self, entry: Entry) -> Entry | None:
+    def still(self, entry: StorageValue) -> StorageValue | None:
         """It, where it is the value of its storage yet."""
         return entry if self._entries.get(entry.watch.key) is entry else None
 
@@ -249,7 +249,7 @@ class KnownValues:
             self._entries.clear()
             self.held_bytes = 0
 
-    def entry(self, tensor: torch.Tensor) -> Entry | None:
+    def entry(self, tensor: torch.Tensor) -> StorageValue | None:
         """The value of its storage, where there is one."""
         if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_complex():
             return None
@@ -265,11 +265,11 @@ class KnownValues:
         if storage.nbytes() > ASSUMED_BYTES or tensor.dtype is torch.bool or not self._may_have(tensor):
             return self._assumptions.drawn(tensor.numel(), tensor.dtype, seed).view(tensor.shape)
         drawn = self._assumptions.drawn(storage.nbytes() // tensor.element_size(), tensor.dtype, seed)
-        made = Entry(drawn.untyped_storage(), False, seed, _Watch(storage, self._died))
+        made = StorageValue(drawn.untyped_storage(), False, seed, _ValueWatch(storage, self._died))
         self._put(storage, made)
         return self._seen(tensor, made)
 
-    def _seen(self, tensor: torch.Tensor, entry: Entry) -> torch.Tensor | None:
+    def _seen(self, tensor: torch.Tensor, entry: StorageValue) -> torch.Tensor | None:
         made = torch.empty(0, dtype=tensor.dtype, device=CPU)
         assert entry.real is not None
         try:
@@ -295,14 +295,14 @@ class KnownValues:
             and real.untyped_storage().nbytes() == size_bytes
         )
 
-    def _put(self, storage: torch.UntypedStorage, entry: Entry) -> None:
+    def _put(self, storage: torch.UntypedStorage, entry: StorageValue) -> None:
         entry.watch.key = key = storage_key(storage)
         self._forget(key)
         self._entries[key] = entry
         self.held_bytes += 0 if entry.real is None else entry.real.nbytes()
 
     def _died(self, watch: weakref.ref[torch.UntypedStorage]) -> None:
-        assert isinstance(watch, _Watch)
+        assert isinstance(watch, _ValueWatch)
         entry = self._entries.get(watch.key)
         if entry is not None and entry.watch is watch:
             self._forget(watch.key)
@@ -344,7 +344,7 @@ class KnownValues:
 
     def computed(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Iterable[torch.Tensor] = ()
-    ) -> Outcome | None:
+    ) -> HostResult | None:
         """What an op that changes nothing gives on the host; None where that is not known and not small."""
         given = None if self.tape is None else self.tape.arguments(args, kwargs)
         outcome = self._computed(func, args, kwargs, results)
@@ -354,7 +354,7 @@ class KnownValues:
 
     def _computed(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Iterable[torch.Tensor]
-    ) -> Outcome | None:
+    ) -> HostResult | None:
         if func in self._cannot:
             return None
         given = list(_flat((*args, *kwargs.values())))
@@ -410,7 +410,7 @@ class KnownValues:
             if is_virtual(result) and result.is_floating_point() and _is_small(result) and self._may_have(result):
                 seed = crc32(f"{path} {func} {place}".encode())
                 storage = result.untyped_storage()
-                self._put(storage, Entry(None, False, seed, _Watch(storage, self._died)))
+                self._put(storage, StorageValue(None, False, seed, _ValueWatch(storage, self._died)))
 
     def _certainty(self, given: Iterable[torch.Tensor]) -> bool | None:
         """Whether all tensors are certain; None where one is not known and cannot be assumed, as truth values."""
@@ -426,9 +426,9 @@ class KnownValues:
                 return None
         return certain
 
-    def _run(self, func: Any, args: Any, kwargs: Any, certain: bool) -> Outcome | None:
+    def _run(self, func: Any, args: Any, kwargs: Any, certain: bool) -> HostResult | None:
         try:
-            return Outcome(func(*map(self._real, args), **self._keywords(kwargs)), certain)
+            return HostResult(func(*map(self._real, args), **self._keywords(kwargs)), certain)
         except NotImplementedError:
             self._cannot.add(func)
             return None

@@ -10,10 +10,10 @@ from elbowroom.capture.virtual.layouts import bytes_of, in_layout
 from elbowroom.capture.virtual.reductions import partial_bytes
 
 if TYPE_CHECKING:
-    from elbowroom.capture.virtual.scratch import Call
+    from elbowroom.capture.virtual.scratch import ScratchCall
 
 
-def layer_norm(call: Call) -> None:
+def layer_norm(call: ScratchCall) -> None:
     """A dense input, then the results (layer_norm_kernel.cu; rig)."""
     input = call.args[0]
     copy = in_layout(call, input, torch.contiguous_format)
@@ -21,24 +21,24 @@ def layer_norm(call: Call) -> None:
     call.drop(copy)
 
 
-def layer_norm_backward(call: Call) -> None:
+def layer_norm_backward(call: ScratchCall) -> None:
     """Dense arguments; partial sums of long and narrow inputs (layer_norm_kernel.cu; rig)."""
     _norm_backward(call, call.args[7])
 
 
-def rms_norm(call: Call) -> None:
+def rms_norm(call: ScratchCall) -> None:
     """A dense input, then the results (layer_norm_kernel.cu; rig)."""
     copy = in_layout(call, call.args[0], torch.contiguous_format)
     call.out(0, 1)
     call.drop(copy)
 
 
-def rms_norm_backward(call: Call) -> None:
+def rms_norm_backward(call: ScratchCall) -> None:
     """As that of the layer norm, without a bias (layer_norm_kernel.cu; rig)."""
     _norm_backward(call, call.args[5])
 
 
-def _norm_backward(call: Call, mask: list[bool]) -> None:
+def _norm_backward(call: ScratchCall, mask: list[bool]) -> None:
     grad, input, shape = call.args[:3]
     first = in_layout(call, input, torch.contiguous_format)
     width = 1
@@ -62,7 +62,7 @@ def _norm_backward(call: Call, mask: list[bool]) -> None:
     call.drop(*reversed(whole), copy, first)
 
 
-def batch_norm(call: Call) -> None:
+def batch_norm(call: ScratchCall) -> None:
     """torch's own; in channels_last the statistics of many rows are gathered from parts (Normalization.cuh; rig).
 
     Those of volumes in channels_last are reduced in a way that is not modelled.
@@ -72,7 +72,7 @@ def batch_norm(call: Call) -> None:
         _parts_of_statistics(call, 4)
 
 
-def batch_norm_backward(call: Call) -> None:
+def batch_norm_backward(call: ScratchCall) -> None:
     """torch's own in channels_last: two sums, the gradients of weight, bias and input (Normalization.cuh; rig)."""
     input = call.args[1]
     if _channels_last(input) and len(call.results) == 3:
@@ -91,7 +91,7 @@ def _channels_last(input: torch.Tensor) -> bool:
     return input.dim() in formats and input.is_contiguous(memory_format=formats[input.dim()])
 
 
-def _parts_of_statistics(call: Call, values: int) -> list[int]:
+def _parts_of_statistics(call: ScratchCall, values: int) -> list[int]:
     """What blocks of a grid find, so many values of a channel each, and how many are done (flexible_launch_configs)."""
     input = call.args[0]
     channels = input.shape[1]
@@ -111,13 +111,13 @@ def _power_of_two(number: int) -> int:
     return 1 << max(number.bit_length() - 1, 0)
 
 
-def softmax_backward(call: Call) -> None:
+def softmax_backward(call: ScratchCall) -> None:
     """The product of gradient and result (SoftMax.cu; rig)."""
     call.out(0)
     call.drop(call.temp(bytes_of(call.args[0])))
 
 
-def group_norm(call: Call) -> None:
+def group_norm(call: ScratchCall) -> None:
     """Scale and shift of each channel of each image (group_norm_kernel.cu; rig)."""
     input, weight, bias = call.args[:3]
     images, channels, pixels = call.args[3:6]
@@ -128,7 +128,7 @@ def group_norm(call: Call) -> None:
         call.temp(size)
 
 
-def group_norm_backward(call: Call) -> None:
+def group_norm_backward(call: ScratchCall) -> None:
     """Sums of each channel of each image, and three factors (group_norm_kernel.cu; rig)."""
     grad, _input, _mean, _rstd, weight = call.args[:5]
     images, channels, pixels, groups = call.args[5:9]

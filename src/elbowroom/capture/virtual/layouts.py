@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from elbowroom.capture.virtual.scratch import Call
+    from elbowroom.capture.virtual.scratch import ScratchCall
 
 
 def layout_of(tensor: torch.Tensor) -> torch.memory_format:
@@ -30,7 +30,7 @@ def convolution_layout(input: torch.Tensor, weight: torch.Tensor) -> torch.memor
     return of_input if of_input is not torch.contiguous_format else layout_of(weight)
 
 
-def in_layout(call: Call, tensor: torch.Tensor, layout: torch.memory_format) -> int:
+def in_layout(call: ScratchCall, tensor: torch.Tensor, layout: torch.memory_format) -> int:
     """A copy of a tensor in another layout, if it is not in it."""
     return -1 if tensor.is_contiguous(memory_format=layout) else call.temp(bytes_of(tensor))
 

@@ -15,7 +15,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[repor
 
 from elbowroom.capture.drafts import SaveDraft
 from elbowroom.capture.virtual import sparse
-from elbowroom.capture.virtual.cuda_streams import Streams
+from elbowroom.capture.virtual.cuda_streams import VirtualStreams
 from elbowroom.capture.virtual.wrappers import is_wrapper, parts_of
 from elbowroom.torch_compat.core import storage_key, unwrapped
 from elbowroom.trace import Category, Part, Phase, RemarkKind
@@ -61,7 +61,7 @@ class StorageLine:
 
 
 @final
-class _Watch(weakref.ref[torch.UntypedStorage]):
+class _StorageWatch(weakref.ref[torch.UntypedStorage]):
     """Reference to a storage that knows its number."""
 
     __slots__ = ("key", "number")
@@ -100,14 +100,14 @@ class Ledger:
         self.parts: list[Part] = []
         self._part_begin = 0
         self.remarks: dict[tuple[RemarkKind, str], int] = {}
-        self.streams = Streams()
+        self.streams = VirtualStreams()
         self.asked: set[str] = set()
         self.begins: Callable[[], None] | None = None
         self.replayed: Callable[[], None] | None = None
         self.allocated_bytes = 0
         self.peak_bytes = 0
         self._lock = threading.RLock()  # a free may come while an allocation is noted, in the same thread too
-        self._live: dict[int, _Watch] = {}
+        self._live: dict[int, _StorageWatch] = {}
         self._emptied: dict[int, int] = {}
 
     def alloc(self, tensor: torch.Tensor, category: Category = "temporary") -> int | None:
@@ -129,7 +129,7 @@ class Ledger:
 
     def adopt(self, storage: torch.UntypedStorage, number: int) -> None:
         """Note the end of a storage that was noted under this number."""
-        watch = _Watch(storage, self._died)
+        watch = _StorageWatch(storage, self._died)
         watch.key, watch.number = storage_key(storage), number
         self._live[watch.key] = watch
 
@@ -181,7 +181,7 @@ class Ledger:
             self.empties.append(len(self.events))
 
     def _died(self, watch: weakref.ref[torch.UntypedStorage]) -> None:
-        assert isinstance(watch, _Watch)
+        assert isinstance(watch, _StorageWatch)
         if self._live.get(watch.key) is watch:
             del self._live[watch.key]
         self.release(watch.number)

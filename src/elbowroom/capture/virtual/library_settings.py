@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elbowroom.capture.facts import Facts
-from elbowroom.capture.virtual.cudnn_workspaces import ConvolutionCall, Wanted, usual_workspace
+from elbowroom.capture.virtual.cudnn_workspaces import ConvolutionCall, PassWorkspace, usual_workspace
 from elbowroom.hardware.gpus import title_of
 from elbowroom.machine import Machine
 
@@ -64,7 +64,7 @@ class CudnnModel:
         rnn_workspace, rnn_reserve: of a recurrent network.
     """
 
-    workspace: Callable[[ConvolutionCall], Wanted] = usual_workspace
+    workspace: Callable[[ConvolutionCall], PassWorkspace] = usual_workspace
     batch_norm_reserve: Callable[[tuple[int, ...], int], int] = no_reserve
     dropout_state_bytes: int = MIB
     rnn_workspace: Callable[[RecurrentCall], int] = gate_workspace
@@ -72,7 +72,7 @@ class CudnnModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ModelledDevice:
     """The device that is modelled.
 
     Attributes:
@@ -99,7 +99,7 @@ class Settings:
         return 32 * MIB if self.facts.compute_capability // 10 in (9, 10, 12) else 4096 * 1024 * 2 + 16 * 1024 * 8
 
     @classmethod
-    def of(cls, machine: Machine, cudnn: CudnnModel, fake_host: bool, cublas_handles: int = 2) -> Settings:
+    def of(cls, machine: Machine, cudnn: CudnnModel, fake_host: bool, cublas_handles: int = 2) -> ModelledDevice:
         """Settings for a machine."""
         return cls(
             facts=Facts.of(machine),

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any, final
 
-from elbowroom.allocator import Settings, parse_settings
+from elbowroom.allocator import AllocatorSettings, parse_settings
 from elbowroom.allocator.blocks import PRIVATE, SMALL_BYTES, Block
-from elbowroom.allocator.device_allocator import Device
+from elbowroom.allocator.device_allocator import DeviceAllocator
 from elbowroom.allocator.statistics import inactive_split
 from elbowroom.capture.virtual.ledger import Ledger
 
@@ -62,8 +62,8 @@ class LiveMemory:
         Raises:
             UsageError: they are no settings.
         """
-        self._settings: Settings = parse_settings("" if settings == "exact" else settings)
-        self._device = Device(self._settings, None, wait_for_synchronize=False)
+        self._settings: AllocatorSettings = parse_settings("" if settings == "exact" else settings)
+        self._device = DeviceAllocator(self._settings, None, wait_for_synchronize=False)
 
     def stats(self) -> dict[str, Any]:
         """What torch.cuda.memory_stats_as_nested_dict gives."""

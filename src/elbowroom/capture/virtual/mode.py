@@ -27,7 +27,7 @@ from elbowroom.capture.virtual.effects import (
 from elbowroom.capture.virtual.factories import META_ASKED
 from elbowroom.capture.virtual.known_values import KnownValues
 from elbowroom.capture.virtual.ledger import Ledger, OpLine
-from elbowroom.capture.virtual.library_settings import Settings
+from elbowroom.capture.virtual.library_settings import ModelledDevice
 from elbowroom.capture.virtual.plausible import Plausible
 from elbowroom.capture.virtual.saves import Saves
 from elbowroom.capture.virtual.shapes import Shapes
@@ -46,7 +46,7 @@ from elbowroom.capture.virtual.tensor import (
     plain,
     virtual,
 )
-from elbowroom.capture.virtual.updates import Updates
+from elbowroom.capture.virtual.updates import BackwardUpdates
 from elbowroom.torch_compat.core import (
     DispatchMode,
     backward_code,
@@ -107,7 +107,7 @@ class VirtualMode(DispatchMode):
     def __init__(
         self,
         ledger: Ledger,
-        settings: Settings,
+        settings: ModelledDevice,
         specials: Mapping[Any, Special],
         routes: Mapping[Any, Callable[..., Any]],
     ) -> None:
@@ -118,7 +118,7 @@ class VirtualMode(DispatchMode):
         self.optimizing = False
         self.off = False
         self.saves: Saves | None = None
-        self.updates: Updates | None = None
+        self.updates: BackwardUpdates | None = None
         self.made_once: set[str] = set()
         self.phase_outside: Phase = "forward"
         self._specials = specials

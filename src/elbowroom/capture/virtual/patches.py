@@ -31,7 +31,7 @@ from elbowroom.capture.virtual import (
 )
 from elbowroom.capture.virtual.cuda_build import say
 from elbowroom.capture.virtual.ledger import Ledger
-from elbowroom.capture.virtual.library_settings import Settings
+from elbowroom.capture.virtual.library_settings import ModelledDevice
 from elbowroom.capture.virtual.tensor import is_real_host, is_virtual
 from elbowroom.capture.virtual.values import as_virtual_cpu
 from elbowroom.torch_compat.core import grouping_changes, variable_functions
@@ -144,7 +144,7 @@ def _profiling() -> Callable[..., None]:
     return init
 
 
-def changes(settings: Settings, ledger: Ledger) -> list[Change]:
+def changes(settings: ModelledDevice, ledger: Ledger) -> list[Change]:
     """Everything that is changed while the device is on."""
     from torch.backends.cudnn import rnn
 

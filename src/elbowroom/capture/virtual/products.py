@@ -49,7 +49,7 @@ INNER_PER_SPLIT = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class MatrixProduct:
     """`batch` products of (rows x inner) by (inner x columns)."""
 
     batch: int
@@ -73,7 +73,7 @@ def share_of(dtype: str) -> float:
     return SHARES.get(dtype, SHARES["float32"])
 
 
-def filled(product: Product | None, multiprocessors: int) -> float:
+def filled(product: MatrixProduct | None, multiprocessors: int) -> float:
     """How well a product's tiles fill the multiprocessors: 1 is all of them, all the time."""
     if product is None or not multiprocessors or not product.rows * product.columns * product.batch:
         return 1.0
@@ -88,7 +88,7 @@ def filled(product: Product | None, multiprocessors: int) -> float:
     return best
 
 
-def arithmetic_ns(work: int, product: Product | None, dtype: str, machine: Machine) -> int:
+def arithmetic_ns(work: int, product: MatrixProduct | None, dtype: str, machine: Machine) -> int:
     """Time of `work` FLOPs in one product."""
     if not machine.flops_per_s:
         return 0

@@ -18,7 +18,7 @@ from elbowroom.torch_compat.core import set_storage, storage_key
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.mode import VirtualMode
-    from elbowroom.capture.virtual.scratch import Call
+    from elbowroom.capture.virtual.scratch import ScratchCall
 
 aten: Any = torch.ops.aten
 RELU, TANH, LSTM, GRU = range(4)
@@ -210,7 +210,7 @@ def _transposed_bytes(tensor: torch.Tensor, batch_first: bool, sizes: Any) -> in
     return 0 if tensor.stride() == (H, B * H, 1) else tensor.numel() * tensor.element_size()
 
 
-def forward_rule(call: Call) -> None:
+def forward_rule(call: ScratchCall) -> None:
     """Dropout's states once; input in time order; results, weights in one buffer, workspace, reserve."""
     args = call.args
     batch_first, dropout, train, sizes = args[10], args[11], args[12], args[14]
@@ -225,7 +225,7 @@ def forward_rule(call: Call) -> None:
     call.drop(workspace, copy)
 
 
-def backward_rule(call: Call) -> None:
+def backward_rule(call: ScratchCall) -> None:
     """Zeros for gradients that are not there; then those of input and states, then those of weights."""
     args = call.args
     input, hx, cx, output = args[0], args[4], args[5], args[6]
@@ -262,7 +262,7 @@ def _lstm_cell(
     return made[0], made[1]
 
 
-def lstm_cell_rule(call: Call) -> None:
+def lstm_cell_rule(call: ScratchCall) -> None:
     """The gates that are kept come before the two states (RNN.cu; rig)."""
     call.out(2, 0, 1)
 
@@ -280,12 +280,12 @@ def _gru_cell(
     return aten._thnn_fused_gru_cell(*gates, hx, b_ih, b_hh)[0]
 
 
-def gru_cell_rule(call: Call) -> None:
+def gru_cell_rule(call: ScratchCall) -> None:
     """What is kept comes before the state (RNN.cu; rig)."""
     call.out(1, 0)
 
 
-def cell_backward_rule(call: Call) -> None:
+def cell_backward_rule(call: ScratchCall) -> None:
     """Gradients of gates and states, then of biases: sums of those of the gates (RNN.cu; rig)."""
     biases = [index for index, each in enumerate(call.results) if each.dim() == 1]
     call.out(*(index for index in range(len(call.results)) if index not in biases))
@@ -323,7 +323,7 @@ KERNELS: dict[Any, Callable[..., Any]] = {
     aten._thnn_fused_gru_cell.default: _fused_gru_cell,
     aten._thnn_fused_gru_cell_backward.default: _fused_gru_cell_backward,
 }
-RULES: dict[Any, Callable[[Call], None]] = {
+RULES: dict[Any, Callable[[ScratchCall], None]] = {
     aten._cudnn_rnn.default: forward_rule,
     aten._cudnn_rnn_backward.default: backward_rule,
     aten._thnn_fused_lstm_cell.default: lstm_cell_rule,

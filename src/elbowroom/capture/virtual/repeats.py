@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 import torch
 
 from elbowroom.capture.virtual import casting
-from elbowroom.capture.virtual.guards import Guard, Tape, Unknown
-from elbowroom.capture.virtual.known_values import Entry
+from elbowroom.capture.virtual.guards import Guard, Tape, UntrackedValue
+from elbowroom.capture.virtual.known_values import StorageValue
 from elbowroom.capture.virtual.ledger import BLOCK_BYTES, OpLine, StorageLine
 from elbowroom.capture.virtual.tensor import CUDA, META, home_of, is_virtual, virtual
 from elbowroom.torch_compat.core import has_hooks, no_dispatch
@@ -46,7 +46,7 @@ class Unfit(Exception):
     """The pass cannot be repeated."""
 
 
-class Form(NamedTuple):
+class PassResult(NamedTuple):
     """A tensor that a pass leaves: on which of its own storages, and how."""
 
     own: int
@@ -60,11 +60,11 @@ class Kept(NamedTuple):
     """A parameter's copy in the precision of autocast, which stays until its context ends."""
 
     parameter: weakref.ref[torch.Tensor]
-    form: Form
+    form: PassResult
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Pass:
+class RecordedPass:
     """What one pass did, apart from the numbers of its ops and storages."""
 
     ops: tuple[tuple[OpLine, tuple[Place, ...], tuple[Place, ...]], ...]
@@ -79,23 +79,23 @@ class Pass:
 
 
 @dataclasses.dataclass(slots=True)
-class Known:
+class SeenPass:
     """A pass that was seen.
 
     Attributes:
         times: how often, one after the other with none between that differs but in its answers.
     """
 
-    done: Pass
+    done: RecordedPass
     guard: Guard
     times: int = 1
 
 
-class Given(NamedTuple):
+class PassArguments(NamedTuple):
     """The storages of arguments, by number, and their values where these are known."""
 
     numbers: list[int]
-    values: list[Entry | None]
+    values: list[StorageValue | None]
 
 
 @final
@@ -114,7 +114,7 @@ class Repeats:
         self._mode = mode
         self._begins = begins
         self._inside = False
-        self._seen: dict[int, tuple[weakref.ref[torch.nn.Module], dict[Hashable, list[Known]]]] = {}
+        self._seen: dict[int, tuple[weakref.ref[torch.nn.Module], dict[Hashable, list[SeenPass]]]] = {}
         self.repeated = 0
 
     def changes(self) -> list[tuple[Any, str, Any]]:
@@ -136,7 +136,7 @@ class Repeats:
     def _passed(self, call: Any, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """A pass of an outermost module: repeated, or run."""
         try:
-            given = Given([], [])
+            given = PassArguments([], [])
             key = self._key(module, args, kwargs, given)
         except Unfit:
             return call(module, *args, **kwargs)
@@ -151,16 +151,16 @@ class Repeats:
             self._note(seen, watched, output)
         return output
 
-    def _fits(self, known: Known, given: Given) -> bool:
+    def _fits(self, known: SeenPass, given: PassArguments) -> bool:
         """Whether a pass would do the same."""
         live = self._mode.ledger.are_live(known.done.outside)
         return live and known.guard.holds(self._mode.values, given.values)
 
-    def _note(self, seen: list[Known], watched: _Watched, output: Any) -> None:
+    def _note(self, seen: list[SeenPass], watched: _Watched, output: Any) -> None:
         """Note a pass that ran; one with the same answers that did something else is no more repeated."""
         try:
             done, guard = watched.made(output)
-        except (Unfit, Unknown):
+        except (Unfit, UntrackedValue):
             seen.clear()
             return
         same = next((each for each in seen if each.done == done), None)
@@ -168,16 +168,16 @@ class Repeats:
             same.times += 1
             return
         seen[:] = [each for each in seen if each.done.answers != done.answers][-KINDS + 1 :]
-        seen.append(Known(done, guard))
+        seen.append(SeenPass(done, guard))
 
-    def _seen_of(self, module: torch.nn.Module) -> dict[Hashable, list[Known]]:
+    def _seen_of(self, module: torch.nn.Module) -> dict[Hashable, list[SeenPass]]:
         """A module's passes, by identity: metrics are modules whose hash follows their state."""
         number = id(module)
         if number not in self._seen:
             self._seen[number] = weakref.ref(module, lambda _: self._seen.pop(number, None)), {}
         return self._seen[number][1]
 
-    def _key(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any], given: Given) -> Hashable:
+    def _key(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any], given: PassArguments) -> Hashable:
         """What two passes have in common that do the same; `given` gets the storages of the arguments.
 
         Raises:
@@ -189,7 +189,7 @@ class Repeats:
         owned = tuple(map(id, (*module.parameters(), *module.buffers())))
         return of_arguments, owned, len(casting.cached()), _settings()
 
-    def _form(self, value: Any, given: Given) -> Hashable:
+    def _form(self, value: Any, given: PassArguments) -> Hashable:
         if type(value) in _PLAIN:
             return type(value), value
         if type(value) in (tuple, list):
@@ -211,10 +211,10 @@ class Repeats:
 class _Watched:
     """One pass that runs: what stands in the ledger before it, and what it did by the end."""
 
-    def __init__(self, mode: VirtualMode, module: torch.nn.Module, given: Given) -> None:
+    def __init__(self, mode: VirtualMode, module: torch.nn.Module, given: PassArguments) -> None:
         ledger = mode.ledger
         self._mode, self._module, self._given, self._values = mode, module, given.numbers, given.values
-        self._tape = Tape(mode.values, Entry.made)
+        self._tape = Tape(mode.values, StorageValue.made)
         self._ops, self._events, self._storages = len(ledger.ops), len(ledger.events), len(ledger.storages)
         self._remarks = dict(ledger.remarks)
         self._cached = set(casting.cached())
@@ -240,7 +240,7 @@ class _Watched:
             _random_states(),
         )
 
-    def made(self, output: Any) -> tuple[Pass, Guard]:
+    def made(self, output: Any) -> tuple[RecordedPass, Guard]:
         """The pass, and what tells whether another would do the same.
 
         Raises:
@@ -260,7 +260,7 @@ class _Watched:
             raise Unfit
         guard = self._tape.guard(self._values)
         ops = tuple((line, self._places(line.reads), self._places(line.writes)) for line in lines)
-        done = Pass(
+        done = RecordedPass(
             ops=tuple((line._replace(reads=(), writes=()), reads, writes) for line, reads, writes in ops),
             storages=tuple((each.size_bytes, each.category, each.dtype) for each in ledger.storages[first:]),
             events=tuple((op - self._ops, number - first, size) for op, number, size in ledger.events[self._events :]),
@@ -313,14 +313,14 @@ class _Watched:
             return _Named(type(value), {name: self._shown(each, left) for name, each in value.items()})
         raise Unfit
 
-    def _form(self, tensor: torch.Tensor) -> Form:
+    def _form(self, tensor: torch.Tensor) -> PassResult:
         if type(tensor) is not torch.Tensor or not is_virtual(tensor):
             raise Unfit
         number = self._mode.ledger.number_of(tensor)
         if number is None or number < self._storages or tensor.dtype.is_complex:
             raise Unfit
         shape, stride = tuple(tensor.shape), tuple(tensor.stride())
-        return Form(number - self._storages, shape, stride, int(tensor.storage_offset()), tensor.dtype)
+        return PassResult(number - self._storages, shape, stride, int(tensor.storage_offset()), tensor.dtype)
 
 
 class _Named(NamedTuple):
@@ -334,7 +334,7 @@ class _Named(NamedTuple):
 class _Replay:
     """Notes a pass once more."""
 
-    def __init__(self, mode: VirtualMode, known: Pass, given: list[int]) -> None:
+    def __init__(self, mode: VirtualMode, known: RecordedPass, given: list[int]) -> None:
         self._mode, self._known, self._given = mode, known, given
         self._first = len(mode.ledger.storages)
         self._storages: dict[int, torch.Tensor] = {}
@@ -372,7 +372,7 @@ class _Replay:
         return self._first + number if kind == "own" else self._given[number] if kind == "given" else number
 
     def _built(self, shown: Any) -> Any:
-        if isinstance(shown, Form):
+        if isinstance(shown, PassResult):
             return self._tensor(shown)
         if isinstance(shown, _Named):
             return shown.kind(**{name: self._built(each) for name, each in shown.values.items()})
@@ -380,7 +380,7 @@ class _Replay:
             return type(shown)([self._built(each) for each in shown])
         return shown
 
-    def _tensor(self, form: Form) -> torch.Tensor:
+    def _tensor(self, form: PassResult) -> torch.Tensor:
         """A new tensor on the storage that the ledger has noted for it."""
         with no_dispatch():
             whole = self._storages.get(form.own)

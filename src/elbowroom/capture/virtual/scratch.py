@@ -23,9 +23,9 @@ from elbowroom.capture.virtual import (
     sorting_scratch,
     sparse,
 )
-from elbowroom.capture.virtual.cudnn_workspaces import Wanted
+from elbowroom.capture.virtual.cudnn_workspaces import PassWorkspace
 from elbowroom.capture.virtual.ledger import Ledger
-from elbowroom.capture.virtual.library_settings import Settings
+from elbowroom.capture.virtual.library_settings import ModelledDevice
 from elbowroom.capture.virtual.reductions import partial_bytes
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 aten: Any = torch.ops.aten
 Results = list[torch.Tensor]
-Rule = Callable[["Call"], None]
+Rule = Callable[["ScratchCall"], None]
 
 
 @final
-class Call:
+class ScratchCall:
     """An op at work: rules say in order what it allocates.
 
     Attributes:
@@ -101,7 +101,7 @@ class Call:
         partial, counters = self.temp(made.partial_bytes), self.temp(made.counter_bytes)
         self.drop(counters, partial)
 
-    def workspace(self, wanted: Wanted) -> None:
+    def workspace(self, wanted: PassWorkspace) -> None:
         """A workspace of cuDNN, made and given back."""
         if wanted.likely_bytes or wanted.most_bytes:
             self._mode.ledger.remark("workspace_model", "aten.convolution")
@@ -157,7 +157,7 @@ class Call:
 class BlasWorkspaces:
     """cuBLAS's workspaces: one for each thread's handle and each stream, made at the first use and kept."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ModelledDevice) -> None:
         self._settings = settings
         self._have: set[tuple[int, int]] = set()
 
@@ -179,12 +179,12 @@ def allocate(mode: VirtualMode, func: Any, args: Any, kwargs: Any, results: Resu
         return
     if not any(each.device.type == "cuda" for each in results) and results:
         return
-    call = Call(mode, func, args, kwargs, results)
+    call = ScratchCall(mode, func, args, kwargs, results)
     rule(call)
     call.end()
 
 
-def _blas(call: Call) -> None:
+def _blas(call: ScratchCall) -> None:
     """cublas: results, copies of matrices that it cannot read, the handle's workspace (Blas.cpp; rig)."""
     first = 1 if call.func in (aten.addmm.default, aten.baddbmm.default) else 0
     if call.args[first].layout is torch.sparse_coo:
@@ -207,7 +207,7 @@ def _is_read_by_blas(matrix: torch.Tensor) -> bool:
     return sparse.in_order(matrix) or (matrix.is_contiguous() and 0 not in matrix.stride()[-2:]) or matrix.numel() < 2
 
 
-def _gemv(call: Call) -> None:
+def _gemv(call: ScratchCall) -> None:
     """A product with a vector, which is copied where it was expanded (Blas.cpp; rig)."""
     call.out(0)
     vector = call.args[-1]
@@ -219,31 +219,31 @@ def _gemv(call: Call) -> None:
     call.blas()
 
 
-def _addmm(call: Call) -> None:
+def _addmm(call: ScratchCall) -> None:
     """With a bias for each column: cuBLASLt, whose first use makes a workspace that stays (CUDABlas.cpp; rig)."""
     _blas(call)
     if call.args[0].dim() == 1:
         call.lt()
 
 
-def _scaled_mm(call: Call) -> None:
+def _scaled_mm(call: ScratchCall) -> None:
     """A product of eight-bit numbers: always cuBLASLt's (ScaledBlas.cpp; rig)."""
     call.out(0)
     call.blas()
     call.lt()
 
 
-def _native_dropout(call: Call) -> None:
+def _native_dropout(call: ScratchCall) -> None:
     """The mask comes before the result (Dropout.cu; rig)."""
     call.out(1, 0)
 
 
-def _nll_loss2d(call: Call) -> None:
+def _nll_loss2d(call: ScratchCall) -> None:
     """The total weight comes before the result, which is resized later (NLLLoss2d.cu; rig)."""
     call.out(1, 0)
 
 
-def _sum(call: Call) -> None:
+def _sum(call: ScratchCall) -> None:
     """A large reduction; of truth values and short integers, that of a copy in int64 (Reduce.cuh; rig)."""
     call.out(0)
     input, made = call.args[0], call.results[0]
@@ -252,44 +252,44 @@ def _sum(call: Call) -> None:
     call.reduce(call.args[0], call.dims(1), partial_bytes(call.args[0].dtype))
 
 
-def _vector_norm(call: Call) -> None:
+def _vector_norm(call: ScratchCall) -> None:
     """Likewise, with the order of the norm before the dimensions (ReduceNormKernel.cu; rig)."""
     call.out(0)
     call.reduce(call.args[0], call.dims(2), partial_bytes(call.args[0].dtype))
 
 
-def _truth(call: Call) -> None:
+def _truth(call: ScratchCall) -> None:
     """any, all: partial results are as wide as the input (ReduceLogicKernel.cu; rig)."""
     call.out(0)
     call.reduce(call.args[0], call.dims(1), call.args[0].element_size())
 
 
-def _variance(call: Call) -> None:
+def _variance(call: ScratchCall) -> None:
     """var, std: Welford's mean, sum of squares and counts (ReduceMomentKernel.cu; rig)."""
     call.out(*range(len(call.results)))
     call.reduce(call.args[0], call.dims(1), 16, values_at_once=2)
 
 
-def _extreme(call: Call) -> None:
+def _extreme(call: ScratchCall) -> None:
     """max, min with indices: a value and its index (ReduceMinValuesKernel.cu, ReduceMaxValuesKernel.cu; rig)."""
     call.out(*range(len(call.results)))
     call.reduce(call.args[0], call.dims(1), 16 if len(call.results) > 1 else call.args[0].element_size())
 
 
-def _extreme_of_all(call: Call) -> None:
+def _extreme_of_all(call: ScratchCall) -> None:
     """The one largest or smallest, of a dense copy (ReduceAllOps.cpp; rig)."""
     call.out(0)
     _reduce_all(call, call.args[0].element_size())
 
 
-def _reduce_all(call: Call, item_bytes: int) -> None:
+def _reduce_all(call: ScratchCall, item_bytes: int) -> None:
     input = call.args[0]
     copy = -1 if input.is_contiguous() else call.temp(input.numel() * input.element_size())
     call.reduce_flat(input.numel(), item_bytes)
     call.drop(copy)
 
 
-def _argument(call: Call) -> None:
+def _argument(call: ScratchCall) -> None:
     """argmax, argmin: a value and its index (ReduceArgMaxKernel.cu; rig)."""
     call.out(0)
     if call.dims(1):
@@ -298,7 +298,7 @@ def _argument(call: Call) -> None:
         _reduce_all(call, 16)
 
 
-def _foreach_norm(call: Call) -> None:
+def _foreach_norm(call: ScratchCall) -> None:
     """One partial result for each 65,536 elements of each tensor of the longest list (ForeachReduceOp.cu; rig)."""
     tensors = call.args[0]
     chunks = max((-(-tensor.numel() // 65_536) for tensor in tensors), default=0)
@@ -306,7 +306,7 @@ def _foreach_norm(call: Call) -> None:
     call.out(*range(len(call.results)))
 
 
-def _bce_with_logits(call: Call) -> None:
+def _bce_with_logits(call: ScratchCall) -> None:
     """log_sigmoid, weights of positive targets, then one less the target, gone at the end (Loss.cpp; rig)."""
     input, target = call.args[0], call.args[1]
     positive = call.args[3] if len(call.args) > 3 else call.kwargs.get("pos_weight")
@@ -325,7 +325,7 @@ def _bce_with_logits(call: Call) -> None:
     call.reduce_flat(input.numel(), partial_bytes(input.dtype))
 
 
-def _pointwise_loss(call: Call) -> None:
+def _pointwise_loss(call: ScratchCall) -> None:
     """The loss of each element beside the result, which had the same size at first (Loss.cpp; rig)."""
     call.out(0)
     if (call.args[2] if len(call.args) > 2 else 1) and call.results:
@@ -336,7 +336,7 @@ def _pointwise_loss(call: Call) -> None:
         call.drop(each)
 
 
-def _roll(call: Call) -> None:
+def _roll(call: ScratchCall) -> None:
     """One dimension after the other (TensorTransformations.cpp; rig)."""
     dims = call.args[2] if len(call.args) > 2 else ()
     for _ in range(len(dims) - 1):
@@ -344,14 +344,14 @@ def _roll(call: Call) -> None:
     call.out(0)
 
 
-def _number_to_power(call: Call) -> None:
+def _number_to_power(call: ScratchCall) -> None:
     """The number becomes a tensor of 8 bytes, if it is not 1 (Pow.cpp); rig."""
     call.out(0)
     if call.args[0] != 1:
         call.temp(8)
 
 
-def _embedding_bag(call: Call) -> None:
+def _embedding_bag(call: ScratchCall) -> None:
     """Sizes and positions of bags before the result (EmbeddingBag.cu; rig)."""
     call.out(2, 1, 0)
 

@@ -11,7 +11,7 @@ from elbowroom.capture.virtual.tensor import COMPRESSED, META, is_virtual
 from elbowroom.torch_compat.core import storage_key
 
 
-class Made(NamedTuple):
+class OpResult(NamedTuple):
     """One result: a tensor's form, or a value that is no tensor."""
 
     shape: tuple[int, ...]
@@ -20,7 +20,7 @@ class Made(NamedTuple):
     value: Any = None
 
 
-class Unknown(Exception):
+class UnkeyableArgument(Exception):
     """An argument that a key cannot hold."""
 
 
@@ -29,14 +29,14 @@ class Shapes:
     """What ops gave for arguments of the same form; only where the results have storages of their own."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[bool, tuple[Made, ...]]] = {}
+        self._known: dict[Hashable, tuple[bool, tuple[OpResult, ...]]] = {}
 
     def make(self, func: Any, args: Any, kwargs: dict[str, Any], compute: Callable[[], Any]) -> Any:
         """The results of an op as meta tensors: from memory, or from `compute`."""
         try:
             key = (func, _key(args), _key(kwargs.items()))
             known = self._known.get(key)
-        except (Unknown, TypeError):
+        except (UnkeyableArgument, TypeError):
             return compute()
         if known is not None:
             return _build(*known)
@@ -47,7 +47,7 @@ class Shapes:
         return made
 
 
-def _build(single: bool, forms: tuple[Made, ...]) -> Any:
+def _build(single: bool, forms: tuple[OpResult, ...]) -> Any:
     made = [
         form.value
         if form.dtype is None
@@ -63,7 +63,7 @@ def _key(values: Iterable[Any]) -> Hashable:
 
 def _one(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor) and value.layout in COMPRESSED:
-        raise Unknown
+        raise UnkeyableArgument
     if is_virtual(value):
         return (value.shape, value.stride(), value.dtype)
     if isinstance(value, torch.Tensor):
@@ -71,22 +71,22 @@ def _one(value: Any) -> Hashable:
     if isinstance(value, list | tuple):
         return (type(value), _key(value))
     if isinstance(value, torch.SymInt):
-        raise Unknown
+        raise UnkeyableArgument
     return (type(value), value)
 
 
-def _forms(made: Any, args: Any) -> tuple[Made, ...] | None:
+def _forms(made: Any, args: Any) -> tuple[OpResult, ...] | None:
     """Forms of results with storages of their own; None where one is a view, or one of the arguments."""
     results = (made,) if isinstance(made, torch.Tensor) else made
     if not isinstance(results, list | tuple):
         return None
     given = {storage_key(each.untyped_storage()) for each in _flat(args)}
-    forms: list[Made] = []
+    forms: list[OpResult] = []
     for each in results:
         if not isinstance(each, torch.Tensor):
             if each is not None and not isinstance(each, int | float | bool):
                 return None
-            forms.append(Made((), (), None, each))
+            forms.append(OpResult((), (), None, each))
             continue
         if each.layout != torch.strided or is_virtual(each):
             return None
@@ -97,7 +97,7 @@ def _forms(made: Any, args: Any) -> tuple[Made, ...] | None:
         if storage.nbytes() != _span_bytes(each):
             return None
         given.add(key)
-        forms.append(Made(tuple(each.shape), each.stride(), each.dtype))
+        forms.append(OpResult(tuple(each.shape), each.stride(), each.dtype))
     return tuple(forms)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from elbowroom.capture.virtual.scratch import Call
+    from elbowroom.capture.virtual.scratch import ScratchCall
 
 INDEX = 8
 SLACK = 511
@@ -58,23 +58,23 @@ def unique_tile(compute_capability: int) -> int:
     return 320 if compute_capability >= 86 else 1792
 
 
-def _pairs(call: Call, count: int, key_bytes: int, key_bits: int) -> int:
+def _pairs(call: ScratchCall, count: int, key_bytes: int, key_bits: int) -> int:
     return pairs_bytes(count, key_bytes, key_bits, call.facts.compute_capability)
 
 
-def index(call: Call) -> None:
+def index(call: ScratchCall) -> None:
     """Positions of 4 bytes become those of 8 (IndexingUtils.h: expandTensors; rig)."""
     copies = _wide_positions(call)
     call.out(0)
     call.drop(*reversed(copies))
 
 
-def _wide_positions(call: Call) -> list[int]:
+def _wide_positions(call: ScratchCall) -> list[int]:
     given = [each for each in call.args[1] if each is not None and each.dtype is torch.int32]
     return [call.temp(each.numel() * INDEX) for each in given]
 
 
-def index_put(call: Call) -> None:
+def index_put(call: ScratchCall) -> None:
     """With accumulate: linear positions, sorted (Indexing.cu: index_put_with_sort_kernel; rig)."""
     given: tuple[Any, ...] = (*call.args, False)
     target, indices, values, accumulate = given[:4]
@@ -107,7 +107,7 @@ def index_put(call: Call) -> None:
     call.drop(copy, linear)
 
 
-def embedding(call: Call) -> None:
+def embedding(call: ScratchCall) -> None:
     """Indices in one row (Embedding.cpp; rig)."""
     indices = call.args[1]
     copy = call.temp(_copy_bytes(indices) if indices.dim() != 1 else 0)
@@ -115,7 +115,7 @@ def embedding(call: Call) -> None:
     call.drop(copy)
 
 
-def embedding_backward(call: Call) -> None:
+def embedding_backward(call: ScratchCall) -> None:
     """Long inputs are sorted, then summed in segments (Embedding.cu, EmbeddingBackwardKernel.cu; rig)."""
     given: tuple[Any, ...] = (*call.args, -1, False)
     grad, indices, weights, _padding, by_frequency = given[:5]
@@ -126,7 +126,7 @@ def embedding_backward(call: Call) -> None:
     call.drop(row, copy)
 
 
-def embedding_bag_backward(call: Call) -> None:
+def embedding_bag_backward(call: ScratchCall) -> None:
     """Sorted at any length, but for the mode "max" (EmbeddingBag.cu; rig)."""
     grad, indices = call.args[:2]
     composite = call.func is torch.ops.aten._embedding_bag_backward.default
@@ -149,7 +149,7 @@ def _copy_bytes(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_contiguous() else tensor.numel() * tensor.element_size()
 
 
-def _sorted_sum(call: Call, grad: torch.Tensor, indices: torch.Tensor, weights: int) -> None:
+def _sorted_sum(call: ScratchCall, grad: torch.Tensor, indices: torch.Tensor, weights: int) -> None:
     count = indices.numel()
     size = count * indices.element_size()
     order, origin, numbers = call.temp(size), call.temp(size), call.temp(size)
@@ -171,7 +171,7 @@ def _sorted_sum(call: Call, grad: torch.Tensor, indices: torch.Tensor, weights: 
     call.drop(sums, where, most, places, parts, how_many, offsets, origin, order)
 
 
-def sort(call: Call) -> None:
+def sort(call: ScratchCall) -> None:
     """Up to 4,096 elements a row in one block, more by cub (Sort.cu; rig); rows of more than that, roughly."""
     tensor = call.args[0]
     names = [each for each in call.args[1:] if isinstance(each, int) and not isinstance(each, bool)]
@@ -185,7 +185,7 @@ def sort(call: Call) -> None:
     call.drop(numbers)
 
 
-def cumulate(call: Call) -> None:
+def cumulate(call: ScratchCall) -> None:
     """A scan of one dimension is cub's (ScanKernels.cpp; rig)."""
     tensor, made = call.args[0], call.results[0]
     call.out(0)
@@ -195,7 +195,7 @@ def cumulate(call: Call) -> None:
         call.drop(call.temp(scan_bytes(tensor.numel()) if tensor.element_size() == 8 else 1023))
 
 
-def nonzero(call: Call) -> None:
+def nonzero(call: ScratchCall) -> None:
     """A count, then the positions (Nonzero.cu; rig)."""
     how_many = call.temp(4)
     call.drop(call.temp(1 if call.args[0].numel() <= 4096 else 5631))

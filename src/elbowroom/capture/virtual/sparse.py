@@ -17,14 +17,14 @@ from elbowroom.capture.virtual.tensor import COMPRESSED, CUDA, Inside, virtual
 from elbowroom.torch_compat.core import node_name
 
 if TYPE_CHECKING:
-    from elbowroom.capture.virtual.scratch import Call
+    from elbowroom.capture.virtual.scratch import ScratchCall
 
 aten: Any = torch.ops.aten
 SORTED = "coalescing sparse tensors (scratch of sorting them is not counted)"
 SAID = "coalescing sparse tensors (no row is taken to repeat, and scratch of sorting them is not counted)"
 
 
-class Parts(NamedTuple):
+class SparseParts(NamedTuple):
     """What a compressed tensor is made of."""
 
     compressed: torch.Tensor
@@ -32,11 +32,11 @@ class Parts(NamedTuple):
     values: torch.Tensor
 
 
-def parts_of(tensor: torch.Tensor) -> Parts:
+def parts_of(tensor: torch.Tensor) -> SparseParts:
     """Its parts as C++ has them: meta tensors of one on the device."""
     by_rows = tensor.layout is torch.sparse_csr
     with Inside():
-        return Parts(
+        return SparseParts(
             (aten.crow_indices if by_rows else aten.ccol_indices).default(tensor),
             (aten.col_indices if by_rows else aten.row_indices).default(tensor),
             aten.values.default(tensor),
@@ -197,7 +197,7 @@ KERNELS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _coalesce_rule(call: Call) -> None:
+def _coalesce_rule(call: ScratchCall) -> None:
     """Positions, their order and where each row begins (SparseCUDATensor.cu; rig)."""
     _, places = places_of(call.args[0])
     call.unsupported(SAID if known_of(places) is None else SORTED)
@@ -205,7 +205,7 @@ def _coalesce_rule(call: Call) -> None:
         call.temp(places.shape[1] * places.element_size())
 
 
-def _turn_rule(call: Call) -> None:
+def _turn_rule(call: ScratchCall) -> None:
     """Both parts are copied, and then one row of places while two are exchanged (rig)."""
     call.out(0)
     tensor = call.args[0]
@@ -214,7 +214,7 @@ def _turn_rule(call: Call) -> None:
         call.temp(places.shape[1] * places.element_size())
 
 
-def product(call: Call, matrix: torch.Tensor, dense: torch.Tensor) -> None:
+def product(call: ScratchCall, matrix: torch.Tensor, dense: torch.Tensor) -> None:
     """A sparse matrix times a dense one: where rows begin, columns as int32, a copy by columns (SparseBlasImpl.cpp).
 
     What cuSPARSE takes in addition is not known, and small.
@@ -244,14 +244,14 @@ def in_order(matrix: torch.Tensor) -> bool:
     return (down == 1 and across >= max(1, rows)) or (across == 1 and down >= max(1, columns))
 
 
-def dense_copy(call: Call, *matrices: torch.Tensor) -> None:
+def dense_copy(call: ScratchCall, *matrices: torch.Tensor) -> None:
     """What cuSPARSE cannot read is copied first, such as a gradient that was expanded (SparseBlasImpl.cpp; rig)."""
     for matrix in matrices:
         if not in_order(matrix):
             call.temp(matrix.numel() * matrix.element_size())
 
 
-def _addmm_rule(call: Call) -> None:
+def _addmm_rule(call: ScratchCall) -> None:
     if not is_compressed(call.args[1]) and not is_compressed(call.args[2]):
         product(call, *call.args[1:3])
         return
@@ -259,7 +259,7 @@ def _addmm_rule(call: Call) -> None:
     dense_copy(call, *(each for each in call.args[1:3] if not is_compressed(each)))
 
 
-RULES: dict[Any, Callable[[Call], None]] = {
+RULES: dict[Any, Callable[[ScratchCall], None]] = {
     aten._coalesce.default: _coalesce_rule,
     aten._sparse_addmm.default: _addmm_rule,
     aten.t.default: _turn_rule,

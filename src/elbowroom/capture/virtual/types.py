@@ -25,7 +25,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _type: Any = torch.Tensor.type
 
 
-class _Kind(type):
+class _TensorKind(type):
     """A type of tensors on cuda: it is called to make one, and asked whether a tensor is one."""
 
     dtype: torch.dtype
@@ -42,8 +42,8 @@ class _Kind(type):
         return torch.empty(tuple(size) or (0,), dtype=cls.dtype, device="cuda")
 
 
-def _kind(name: str, dtype: torch.dtype) -> _Kind:
-    made = _Kind(name, (), {"dtype": dtype, "is_cuda": True, "is_sparse": False, "layout": torch.strided})
+def _kind(name: str, dtype: torch.dtype) -> _TensorKind:
+    made = _TensorKind(name, (), {"dtype": dtype, "is_cuda": True, "is_sparse": False, "layout": torch.strided})
     made.__module__ = "torch.cuda"
     return made
 

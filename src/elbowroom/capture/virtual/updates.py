@@ -26,7 +26,7 @@ KEPT = ("parameter", "gradient", "buffer", "input")
 
 
 @final
-class Leaf:
+class ReachedLeaf:
     """A leaf that a backward reached: the tensor, and the storage that it was on."""
 
     __slots__ = ("number", "reference", "shape")
@@ -38,7 +38,7 @@ class Leaf:
 
 
 @final
-class Updates:
+class BackwardUpdates:
     """Watches the leaves, and notes where steps end.
 
     Args:
@@ -51,7 +51,7 @@ class Updates:
     def __init__(self, ledger: Ledger) -> None:
         self.ends: list[int] = []
         self._ledger = ledger
-        self._leaves: dict[int, Leaf] = {}
+        self._leaves: dict[int, ReachedLeaf] = {}
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._backward_end = 0
         self._changed_at: int | None = None
@@ -114,16 +114,16 @@ class Updates:
         if self._off:
             return
         self.settle()
-        found: dict[int, Leaf] = {}
+        found: dict[int, ReachedLeaf] = {}
         for tensor in map(unwrapped, inputs or leaves_below(outputs)):
             number = self._ledger.number_of(tensor) if is_virtual(tensor) and tensor.is_leaf else None
             if number is not None:
-                found[number] = Leaf(tensor, number)
+                found[number] = ReachedLeaf(tensor, number)
         if _replaced(self._leaves, found):
             self._end(self._made_at(found))
         self._leaves.update(found)
 
-    def _now(self, leaf: Leaf) -> int | None:
+    def _now(self, leaf: ReachedLeaf) -> int | None:
         tensor = leaf.reference()
         return None if tensor is None else self._ledger.number_of(tensor)
 
@@ -153,7 +153,7 @@ class Updates:
         self._ledger.classify("gradient", (each for tensor in tensors if (each := gradient_of(tensor)) is not None))
 
 
-def _replaced(old: dict[int, Leaf], new: dict[int, Leaf]) -> bool:
+def _replaced(old: dict[int, ReachedLeaf], new: dict[int, ReachedLeaf]) -> bool:
     """Whether other leaves of the same shapes are in the places of all that there were."""
     if not old or not new or old.keys() & new.keys():
         return False

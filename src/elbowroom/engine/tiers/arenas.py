@@ -80,7 +80,7 @@ class ArenaSlot(Slot):
 
 
 @final
-class Told:
+class PinningNotice:
     """Whether people were told that memory is not page-locked; shared by arenas that are told of together."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Arenas:
         pinned_bytes: int,
         pin: Callable[[int, int], bool],
         unpin: Callable[[int], object],
-        told: Told | None = None,
+        told: PinningNotice | None = None,
     ) -> None:
         self.budget_bytes = budget_bytes
         self.pinned_budget_bytes = pinned_bytes
@@ -113,7 +113,7 @@ class Arenas:
         self._pin, self._unpin = pin, unpin
         self._arenas: list[Arena] = []
         self._slots: set[ArenaSlot] = set()
-        self._told = told or Told()
+        self._told = told or PinningNotice()
 
     @property
     def size_bytes(self) -> int:

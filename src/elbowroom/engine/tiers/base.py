@@ -77,7 +77,7 @@ class Transfer(ABC):
 
 
 @final
-class Moved(Transfer):
+class EndedTransfer(Transfer):
     """A transfer that took place at once."""
 
     def __init__(self, size_bytes: int, start_ns: int) -> None:
@@ -203,18 +203,18 @@ class HostTier(LowerTier):
     def write(self, storage: torch.UntypedStorage, slot: Slot) -> Transfer:
         start_ns = time.perf_counter_ns()
         self._copies[slot.offset] = storage.clone()
-        return Moved(slot.size_bytes, start_ns)
+        return EndedTransfer(slot.size_bytes, start_ns)
 
     def read(self, slot: Slot) -> tuple[torch.UntypedStorage, Transfer]:
         start_ns = time.perf_counter_ns()
         storage = self._copies[slot.offset].clone()
-        return storage, Moved(slot.size_bytes, start_ns)
+        return storage, EndedTransfer(slot.size_bytes, start_ns)
 
     def refill(self, slot: Slot, storage: torch.UntypedStorage) -> Transfer:
         start_ns = time.perf_counter_ns()
         self.resize(storage, slot.size_bytes, slot.home)
         storage.copy_(self._copies[slot.offset])
-        return Moved(slot.size_bytes, start_ns)
+        return EndedTransfer(slot.size_bytes, start_ns)
 
     @property
     def held_bytes(self) -> int:

@@ -14,12 +14,12 @@ from typing import Any, final
 import torch
 
 from elbowroom.engine.tiers.base import Hop, Slot, Transfer
-from elbowroom.engine.tiers.staging import Room
+from elbowroom.engine.tiers.staging import StagingRoom
 from elbowroom.engine.tiers.streams import Streams
 
 
 @final
-class Piece:
+class DiskPiece:
     """A stretch of a storage.
 
     Attributes:
@@ -34,7 +34,7 @@ class Piece:
         self.start = start
         self.size_bytes = size_bytes
         self.offset = offset
-        self.room: Room | None = None
+        self.room: StagingRoom | None = None
 
 
 @final
@@ -54,7 +54,7 @@ class DiskSlot(Slot):
         super().__init__(within.offset, within.size_bytes)
         self.within = within
         size, starts = within.size_bytes, range(0, within.size_bytes, piece_bytes)
-        self.pieces = [Piece(start, min(piece_bytes, size - start), within.offset + start) for start in starts]
+        self.pieces = [DiskPiece(start, min(piece_bytes, size - start), within.offset + start) for start in starts]
         self.busy = 0
         self.released = False
 
@@ -87,7 +87,7 @@ class Staged(Transfer):
         self._waited_for = False
         self._hops: list[Hop] = []
 
-    def copy(self, piece: Piece, room: Room, *, out: bool) -> Any:
+    def copy(self, piece: DiskPiece, room: StagingRoom, *, out: bool) -> Any:
         """Give the stream the copy of one piece; the mark behind it, None where the transfer was given up or failed."""
         with self.lock:
             if self._storage is None:
@@ -96,7 +96,7 @@ class Staged(Transfer):
             self._one_less()
             return mark
 
-    def _copy(self, piece: Piece, room: Room, *, out: bool) -> Any:
+    def _copy(self, piece: DiskPiece, room: StagingRoom, *, out: bool) -> Any:
         streams = self._streams
         if self._end is None:
             streams.wait(self._lane, self._ready)

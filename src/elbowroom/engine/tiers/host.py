@@ -32,7 +32,7 @@ from elbowroom.errors import UsageError
 from elbowroom.machine import TierName
 
 
-class Copy(Transfer):
+class StreamCopy(Transfer):
     """A copy in a stream. Nobody on the host knows when it ends: it is `done` once the storage's stream waits for it.
 
     Args:
@@ -76,7 +76,7 @@ class Copy(Transfer):
 
 
 @final
-class CopyOut(Copy):
+class CopyOut(StreamCopy):
     """A copy to the host."""
 
     def abandon(self) -> None:
@@ -86,7 +86,7 @@ class CopyOut(Copy):
 
 
 @final
-class CopyBack(Copy):
+class CopyBack(StreamCopy):
     """A copy from the host."""
 
     def abandon(self) -> None:

@@ -21,12 +21,12 @@ import torch
 from elbowroom.engine.tiers.arenas import ArenaSlot
 from elbowroom.engine.tiers.base import Transfer
 from elbowroom.engine.tiers.disk import lane
-from elbowroom.engine.tiers.disk_pieces import DiskSlot, Piece, StagedBack, StagedOut
+from elbowroom.engine.tiers.disk_pieces import DiskPiece, DiskSlot, StagedBack, StagedOut
 from elbowroom.engine.tiers.host import StreamedHostTier
 from elbowroom.engine.tiers.lower_tiers import BelowDevice, translated
 from elbowroom.engine.tiers.ranges import PAGE_BYTES, whole_pages
 from elbowroom.engine.tiers.spillfile import SpillFile
-from elbowroom.engine.tiers.staging import PIECE_BYTES, Room, Staging
+from elbowroom.engine.tiers.staging import PIECE_BYTES, Staging, StagingRoom
 from elbowroom.errors import TierFull
 from elbowroom.machine import TierName
 from elbowroom.units import format_bytes
@@ -115,7 +115,7 @@ class StagedTier(BelowDevice):
                 self._copy_out(transfer, piece, room)
         self._copied()
 
-    def _copy_out(self, transfer: StagedOut, piece: Piece, room: Room) -> None:
+    def _copy_out(self, transfer: StagedOut, piece: DiskPiece, room: StagingRoom) -> None:
         piece.room = room  # before anybody can know of the copy, and ask for it back
         mark = _copied(transfer, piece, room, out=True)
         if mark is None:
@@ -125,7 +125,7 @@ class StagedTier(BelowDevice):
         else:
             self._lanes[1].submit(self._write_piece, transfer, piece, room, mark)
 
-    def _write_piece(self, transfer: StagedOut, piece: Piece, room: Room, mark: Any) -> None:
+    def _write_piece(self, transfer: StagedOut, piece: DiskPiece, room: StagingRoom, mark: Any) -> None:
         """On a thread: once the device has copied a piece, write it."""
         assert self._file is not None, "the lanes come after the file"
         try:
@@ -160,10 +160,10 @@ class StagedTier(BelowDevice):
                 self._copy_back(transfer, piece, room)
         return transfer
 
-    def _read_piece(self, transfer: StagedBack, piece: Piece) -> None:
+    def _read_piece(self, transfer: StagedBack, piece: DiskPiece) -> None:
         """On a thread: read a piece and give the device its copy."""
         assert self._file is not None, "what is on the disk is in the file"
-        room: Room | None = None
+        room: StagingRoom | None = None
         try:
             if not transfer.given_up:
                 room = self._staging.take(piece.size_bytes)
@@ -177,7 +177,7 @@ class StagedTier(BelowDevice):
             self._copy_back(transfer, piece, room)
         self._no_longer_busy(transfer.slot)
 
-    def _copy_back(self, transfer: StagedBack, piece: Piece, room: Room) -> None:
+    def _copy_back(self, transfer: StagedBack, piece: DiskPiece, room: StagingRoom) -> None:
         mark = _copied(transfer, piece, room, out=False)
         if mark is None:
             self._staging.done(room)
@@ -209,7 +209,7 @@ class StagedTier(BelowDevice):
         self._staging.drop()
 
 
-def _copied(transfer: StagedOut | StagedBack, piece: Piece, room: Room, *, out: bool) -> Any:
+def _copied(transfer: StagedOut | StagedBack, piece: DiskPiece, room: StagingRoom, *, out: bool) -> Any:
     """The mark behind a piece's copy; None where there is none, or it failed."""
     try:
         return transfer.copy(piece, room, out=out)

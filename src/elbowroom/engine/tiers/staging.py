@@ -23,7 +23,7 @@ LOOK_S = 0.0005
 
 
 @final
-class Room:
+class StagingRoom:
     """Memory of one piece.
 
     Attributes:
@@ -51,32 +51,32 @@ class Staging:
         self.arenas = arenas
         self._streams = streams
         self._changed = threading.Condition()
-        self._passing: deque[tuple[Any, Room]] = deque()
+        self._passing: deque[tuple[Any, StagingRoom]] = deque()
 
-    def take_now(self, size_bytes: int) -> Room | None:
+    def take_now(self, size_bytes: int) -> StagingRoom | None:
         """Room for a piece, with one use; None where there is none now."""
         with self._changed, suppress(TierError):
             return self._take(size_bytes)
         return None
 
-    def take(self, size_bytes: int) -> Room:
+    def take(self, size_bytes: int) -> StagingRoom:
         """Room for a piece, waited for where there is none now. Raises TierFull where the computer has none at all."""
         with self._changed:
             while (room := self._take(size_bytes)) is None:
                 self._changed.wait(LOOK_S)
             return room
 
-    def use(self, room: Room) -> None:
+    def use(self, room: StagingRoom) -> None:
         """One more needs its bytes."""
         with self._changed:
             room.uses += 1
 
-    def done(self, room: Room) -> None:
+    def done(self, room: StagingRoom) -> None:
         """One less needs its bytes."""
         with self._changed:
             self._done(room)
 
-    def done_at(self, room: Room, mark: Any) -> None:
+    def done_at(self, room: StagingRoom, mark: Any) -> None:
         """One less needs its bytes once a stream has reached a mark."""
         with self._changed:
             self._passing.append((mark, room))
@@ -99,17 +99,17 @@ class Staging:
         with self._changed:
             self.arenas.fit(size_bytes)
 
-    def _take(self, size_bytes: int) -> Room | None:
+    def _take(self, size_bytes: int) -> StagingRoom | None:
         self._look()
         slot = self.arenas.try_reserve(size_bytes)
-        return None if slot is None else Room(slot)
+        return None if slot is None else StagingRoom(slot)
 
     def _look(self) -> None:
         """Take back what copies that have been made were the last to need."""
         while self._passing and self._streams.reached(self._passing[0][0]):
             self._done(self._passing.popleft()[1])
 
-    def _done(self, room: Room) -> None:
+    def _done(self, room: StagingRoom) -> None:
         room.uses -= 1
         if not room.uses:
             self.arenas.release(room.slot)

@@ -32,7 +32,7 @@ from elbowroom.simulate.lanes import copy_ns
 from elbowroom.step.last_step import Ints
 from elbowroom.step.moves import Moves, moves_of, need
 from elbowroom.step.rebuilds import Rebuild, rebuild_of
-from elbowroom.step.recipes import Option, options
+from elbowroom.step.recipes import RecomputeOption, options
 from elbowroom.step.routes import link_to
 
 NAME = "capuchin"
@@ -149,7 +149,7 @@ class _Shown(NamedTuple):
 
     bytes_per_ns: float
     i: int
-    option: Option | None
+    option: RecomputeOption | None
 
 
 def _recomputed(problem: Problem) -> Iterator[_Shown]:
@@ -159,7 +159,7 @@ def _recomputed(problem: Problem) -> Iterator[_Shown]:
             yield _Shown(option.saved_bytes / max(1, option.duration_ns), -1, option)
 
 
-def _rebuild(problem: Problem, taken: _Taken, option: Option) -> None:
+def _rebuild(problem: Problem, taken: _Taken, option: RecomputeOption) -> None:
     """Take a recompute, if that helps and what it reads and makes is still there."""
     step = problem.step
     if taken.away & {*option.inputs, *option.recompute.storages} or taken.needed & {*option.recompute.storages}:

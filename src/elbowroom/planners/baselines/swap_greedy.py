@@ -45,7 +45,7 @@ SLOWER = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trial:
+class GreedyTrial:
     """One choice and what it does.
 
     Attributes:
@@ -89,11 +89,11 @@ def _effort(among: Candidates) -> int:
     return min(MOST_TRIALS, 1 + EFFORT // max(1, len(among.n)))
 
 
-def _try(problem: Problem, n: Ints, lead: float = 1.0) -> Trial:
+def _try(problem: Problem, n: Ints, lead: float = 1.0) -> GreedyTrial:
     """Place the swaps back of saves `n` and play them."""
     moves = place_backs(problem, n, lead)
     done = moving(problem, moves)
-    return Trial(moves=moves, done=done, cost=(done.step_ns, moved_bytes(moves, done)))
+    return GreedyTrial(moves=moves, done=done, cost=(done.step_ns, moved_bytes(moves, done)))
 
 
 def _orders(problem: Problem, among: Candidates) -> Iterator[Ints]:
@@ -110,7 +110,7 @@ def _orders(problem: Problem, among: Candidates) -> Iterator[Ints]:
     yield np.lexsort((n, -(idle_ns / (out_ns + back_ns))))  # copies hidden most times over
 
 
-def _cover_trials(problem: Problem, among: Candidates, order: Ints) -> Iterator[Trial]:
+def _cover_trials(problem: Problem, among: Candidates, order: Ints) -> Iterator[GreedyTrial]:
     """The cover by one order, and where writes come too late, those that wait for fewer of them."""
     trial = _try(problem, cover(problem, among, order))
     yield trial
@@ -124,12 +124,12 @@ def _cover_trials(problem: Problem, among: Candidates, order: Ints) -> Iterator[
         yield trial
 
 
-def _covers(problem: Problem, among: Candidates) -> Iterator[Trial]:
+def _covers(problem: Problem, among: Candidates) -> Iterator[GreedyTrial]:
     """The trials of every order of preference."""
     return chain.from_iterable(_cover_trials(problem, among, order) for order in _orders(problem, among))
 
 
-def _improve(problem: Problem, among: Candidates, best: Trial) -> Trial:
+def _improve(problem: Problem, among: Candidates, best: GreedyTrial) -> GreedyTrial:
     """Ban what compute waited for, find others instead; stop when that no longer helps."""
     left = _effort(among)
     while left > 0:
@@ -146,7 +146,7 @@ def _improve(problem: Problem, among: Candidates, best: Trial) -> Trial:
     return best
 
 
-def _exchanged(problem: Problem, among: Candidates, best: Trial) -> Trial:
+def _exchanged(problem: Problem, among: Candidates, best: GreedyTrial) -> GreedyTrial:
     """While compute waits, do without one swap, keep the others and cover the rest by each order of preference."""
     left = _effort(among)
     while left > 0 and (worst := _by_stall(best)):
@@ -167,7 +167,7 @@ def _exchanged(problem: Problem, among: Candidates, best: Trial) -> Trial:
     return best
 
 
-def _by_stall(trial: Trial) -> list[int]:
+def _by_stall(trial: GreedyTrial) -> list[int]:
     """The swapped saves that were waited for, the longest wait first."""
     waited: dict[int, int] = {}
     for stall in trial.done.stalls:
@@ -175,7 +175,7 @@ def _by_stall(trial: Trial) -> list[int]:
     return [int(trial.moves.n[i]) for i in sorted(waited, key=lambda i: -waited[i])]
 
 
-def _stalled(trial: Trial) -> Iterator[Ints]:
+def _stalled(trial: GreedyTrial) -> Iterator[Ints]:
     """Sets of saves worth a ban: all that were waited for, for room, for data, and the worst of them alone."""
     stalls = trial.done.stalls
     for kinds in ((True, False), (True,), (False,)):
@@ -185,7 +185,7 @@ def _stalled(trial: Trial) -> Iterator[Ints]:
     yield from (np.array([n], np.int64) for n in _by_stall(trial)[:1])
 
 
-def _steadied(problem: Problem, best: Trial) -> Trial:
+def _steadied(problem: Problem, best: GreedyTrial) -> GreedyTrial:
     """The same swaps, started further ahead where that costs nothing here and helps on slower links."""
     links = tuple(
         replace(

@@ -34,7 +34,7 @@ NAME = "vdnn"
 Layers = Literal["none", "conv", "all"]
 
 
-class Trial(NamedTuple):
+class VdnnTrial(NamedTuple):
     """Some algorithms and swaps, and what they need.
 
     Attributes:
@@ -78,13 +78,13 @@ def vdnn(
     return fitting(last.problem, NAME, last.moves)
 
 
-def _dynamic(problem: Problem) -> Iterator[Trial]:
+def _dynamic(problem: Problem) -> Iterator[VdnnTrial]:
     """What policy "dyn" tries, in its order."""
     fast = _best(problem, smallest=False)
     static: tuple[Layers, ...] = ("none", "conv", "all")
     yield from (_trial(problem, layers, fast) for layers in static)
     for layers in static[1:]:
-        trial: Trial | None = _trial(problem, layers, fast)
+        trial: VdnnTrial | None = _trial(problem, layers, fast)
         while trial is not None and not trial.fits:
             trial = _smaller(problem, layers, trial)
             if trial is not None:
@@ -92,7 +92,7 @@ def _dynamic(problem: Problem) -> Iterator[Trial]:
     yield _trial(problem, "all", _best(problem, smallest=True))
 
 
-def _smaller(problem: Problem, layers: Layers, trial: Trial) -> Trial | None:
+def _smaller(problem: Problem, layers: Layers, trial: VdnnTrial) -> VdnnTrial | None:
     """The same with a smaller algorithm for the op at the peak; None where it has none."""
     step = trial.problem.step
     op = step.op_at(peak_point(step, trial.needed))
@@ -122,12 +122,12 @@ def _by_time(choice: Choice) -> tuple[int, int]:
     return choice.duration_ns, choice.workspace_bytes
 
 
-def _trial(problem: Problem, layers: Layers, algorithms: dict[int, Choice]) -> Trial:
+def _trial(problem: Problem, layers: Layers, algorithms: dict[int, Choice]) -> VdnnTrial:
     named = tuple(Algorithm(op=op, choice=algorithms[op].name) for op in sorted(algorithms))
     asked = replace(problem, step=with_algorithms(problem.step, named), algorithms=named)
     none = np.zeros(0, np.int64)
     moves = moves_of(asked.step, none, none) if layers == "none" else _moves(asked, only_convolutions=layers == "conv")
-    return Trial(asked, algorithms, moves, need(asked.step, moves))
+    return VdnnTrial(asked, algorithms, moves, need(asked.step, moves))
 
 
 def is_convolution(name: str) -> bool:

@@ -16,7 +16,7 @@ from elbowroom.planners.problem import Problem
 from elbowroom.step.last_step import Ints, LastStep, listed
 from elbowroom.step.moves import Moves, moves_of, need
 from elbowroom.step.rebuilds import Rebuild, rebuild_of
-from elbowroom.step.recipes import Option
+from elbowroom.step.recipes import RecomputeOption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,7 +32,7 @@ class Basis:
     """
 
     asked: Problem
-    options: tuple[Option, ...]
+    options: tuple[RecomputeOption, ...]
     rebuilds: tuple[Rebuild, ...]
     problem: Problem
     n: Ints
@@ -59,7 +59,7 @@ class Basis:
 
 
 def basis_of(
-    problem: Problem, n: Ints, options: Sequence[Option] = (), by_storage: dict[int, int] | None = None
+    problem: Problem, n: Ints, options: Sequence[RecomputeOption] = (), by_storage: dict[int, int] | None = None
 ) -> Basis:
     """The basis that recomputes leave.
 
@@ -89,12 +89,12 @@ def basis_of(
     return Basis(asked=problem, options=ordered, rebuilds=rebuilds, problem=replace(problem, step=left), n=free)
 
 
-def agreeing(options: Sequence[Option]) -> list[Option]:
+def agreeing(options: Sequence[RecomputeOption]) -> list[RecomputeOption]:
     """Of some options, in order of preference, those that can be carried out together.
 
     No storage is dropped by two, and what one reads is not rebuilt only later.
     """
-    taken: list[Option] = []
+    taken: list[RecomputeOption] = []
     rebuilt: dict[int, int] = {}
     read: dict[int, int] = {}
     for option in options:
@@ -110,7 +110,7 @@ def agreeing(options: Sequence[Option]) -> list[Option]:
     return taken
 
 
-def needed_by(step: LastStep, options: Sequence[Option], n: Ints) -> list[tuple[int, int]]:
+def needed_by(step: LastStep, options: Sequence[RecomputeOption], n: Ints) -> list[tuple[int, int]]:
     """Pairs (save of `n`, position) at which recipes on offer read it before the step does."""
     storage_of = dict(zip(listed(step.storage_of(n)), listed(n), strict=True))
     found = {
@@ -120,7 +120,7 @@ def needed_by(step: LastStep, options: Sequence[Option], n: Ints) -> list[tuple[
     return sorted((i, before) for i, before in early if step.returns[i])
 
 
-def families(options: Sequence[Option]) -> list[tuple[Option, ...]]:
+def families(options: Sequence[RecomputeOption]) -> list[tuple[RecomputeOption, ...]]:
     """Sets of recomputes that go together: those of one storage, and blocks of about one size that do not overlap."""
     singles = [option for option in options if option.kind == "single"]
     blocks = sorted((o for o in options if o.kind == "block"), key=lambda o: (-o.saved_bytes, o.recompute.storages))

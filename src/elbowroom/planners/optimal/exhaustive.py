@@ -26,7 +26,7 @@ from elbowroom.step.algorithms import with_algorithms
 from elbowroom.step.check import check_step
 from elbowroom.step.last_step import listed, why_kept
 from elbowroom.step.moves import Moves, moves_of_plan, tiers_of_plan
-from elbowroom.step.recipes import Option, options
+from elbowroom.step.recipes import RecomputeOption, options
 
 MOST_PLANS = 300
 """So many plans are all played."""
@@ -140,19 +140,19 @@ def _plan(
     )
 
 
-def _recipes(problem: Problem) -> list[tuple[Option, ...]]:
+def _recipes(problem: Problem) -> list[tuple[RecomputeOption, ...]]:
     """The sets of recipes on offer that can be carried out together."""
     on_offer = _on_offer(problem)
     sets = (chosen for count in range(len(on_offer) + 1) for chosen in combinations(on_offer, count))
     return [chosen for chosen in sets if _are_apart(chosen)]
 
 
-def _are_apart(recipes: tuple[Option, ...]) -> bool:
+def _are_apart(recipes: tuple[RecomputeOption, ...]) -> bool:
     dropped = [storage for option in recipes for storage in option.recompute.storages]
     return len(set(dropped)) == len(dropped)
 
 
-def _on_offer(problem: Problem) -> tuple[Option, ...]:
+def _on_offer(problem: Problem) -> tuple[RecomputeOption, ...]:
     return options(problem.step, max(1, problem.min_size_bytes)) if "recompute" in problem.allow else ()
 
 

@@ -45,7 +45,13 @@ from elbowroom.planners.optimal.refine import (
     refined,
     trial_count,
 )
-from elbowroom.planners.optimal.reserved_trials import Held, Within, fastest_within, frugalest, held_within
+from elbowroom.planners.optimal.reserved_trials import (
+    AcceptedTrials,
+    FittingTrial,
+    fastest_within,
+    frugalest,
+    held_within,
+)
 from elbowroom.planners.optimal.rough_trials import GAP_SHARE, NAME, Found, Search, pool_of
 from elbowroom.planners.optimal.seeds import seeds_in_reserved, trial_of
 from elbowroom.planners.optimal.state_choice import all_away, for_free, states_near
@@ -113,7 +119,7 @@ def _of_every(problem: Problem, search: Callable[[], Plan], bound: int) -> Plan:
     return _bounded(problem, replace(best, planner=NAME), step_ns, bound)
 
 
-def _reserving(problem: Problem, bound: int, enough_ns: int) -> Held:
+def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
     """The best found that an allocator with the budget for its limit has room for.
 
     Raises:
@@ -134,12 +140,12 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> Held:
     held = best if best is not None and best.step_ns < held.step_ns else held
     if held.step_ns > CLOSE * bound:
         held = _beside_baselines(problem, held)
-    within = Within(held, budget_bytes)
+    within = AcceptedTrials(held, budget_bytes)
     _refined(problem, held.found, bound, enough_ns, within, SHARE)
     return within.best
 
 
-def _beside_baselines(problem: Problem, held: Held) -> Held:
+def _beside_baselines(problem: Problem, held: FittingTrial) -> FittingTrial:
     """The faster of a trial and the baselines' plans within the same reserved bytes."""
     for made in seeds_in_reserved(without_disk(problem)):
         found = trial_of(pool_of(deciding_algorithms(problem, made.algorithms)), made)

@@ -175,7 +175,7 @@ class Pipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Choice:
+class PipeChoice:
     """What the program chose.
 
     Attributes:
@@ -191,7 +191,7 @@ class Choice:
     found: bool
 
 
-NOTHING_SAVED = Choice(swapped=np.zeros(0), recomputed=np.zeros(0), bound_ns=0.0, found=False)
+NOTHING_SAVED = PipeChoice(swapped=np.zeros(0), recomputed=np.zeros(0), bound_ns=0.0, found=False)
 """What there is to choose where autograd saves nothing, so that there are no ticks."""
 
 
@@ -260,7 +260,7 @@ class Columns:
     b: Ints
 
 
-def choose(offer: Offer, effort: Effort) -> Choice:
+def choose(offer: Offer, effort: Effort) -> PipeChoice:
     """Solve the program."""
     model, count = Model(), len(offer.marks.tick)
     price = TIE_SHARE * UNITS / max(1.0, float(offer.size.sum()))
@@ -285,7 +285,7 @@ def choose(offer: Offer, effort: Effort) -> Choice:
     bound_ns = max(0.0, answer.bound - TIE_SHARE * UNITS) / offer.ns
     found = len(answer.values) > 0
     values = answer.values if found else np.zeros(model.column_count)
-    return Choice(swapped=values[at.x], recomputed=values[at.y], bound_ns=bound_ns, found=found)
+    return PipeChoice(swapped=values[at.x], recomputed=values[at.y], bound_ns=bound_ns, found=found)
 
 
 def _sums(model: Model, x: Ints, size: Reals, at: Ints, count: int) -> Ints:

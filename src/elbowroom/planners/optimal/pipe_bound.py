@@ -10,7 +10,16 @@ from math import ceil
 
 import numpy as np
 
-from elbowroom.planners.optimal.pipe import NOTHING_SAVED, Choice, Effort, Offer, Pipe, choose, marks_of, swaps_on_offer
+from elbowroom.planners.optimal.pipe import (
+    NOTHING_SAVED,
+    Effort,
+    Offer,
+    Pipe,
+    PipeChoice,
+    choose,
+    marks_of,
+    swaps_on_offer,
+)
 from elbowroom.planners.optimal.pipe_recomputes import Recomputes, makers_on_offer
 from elbowroom.planners.problem import Problem
 from elbowroom.simulate.lanes import copy_ns
@@ -40,7 +49,7 @@ def choice_of(
     recomputes: Recomputes,
     budget_bytes: int,
     effort: Effort,
-) -> Choice:
+) -> PipeChoice:
     """What the pipe program makes of a budget."""
     step, swaps = problem.step, swaps_on_offer(problem.step, n, early)
     if not len(step.ticks):

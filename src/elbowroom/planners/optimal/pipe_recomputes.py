@@ -26,7 +26,7 @@ import numpy as np
 
 from elbowroom.planners.optimal.solver import INFINITE, Model
 from elbowroom.step.last_step import Ints, LastStep, listed, why_kept
-from elbowroom.step.recipes import Option
+from elbowroom.step.recipes import RecomputeOption
 from elbowroom.step.recipes.history import History, history
 
 
@@ -57,7 +57,7 @@ class Recomputes:
     makers: tuple[Ints, Ints]
 
 
-def options_on_offer(step: LastStep, options: Sequence[Option]) -> Recomputes:
+def options_on_offer(step: LastStep, options: Sequence[RecomputeOption]) -> Recomputes:
     """Recipes that can be carried out."""
     save_of = {save.storage: n for n, save in enumerate(step.saves)}
     pairs = [(r, save_of[s]) for r, option in enumerate(options) for s in option.recompute.storages]

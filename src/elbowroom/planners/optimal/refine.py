@@ -25,7 +25,7 @@ from elbowroom.planners.optimal.trial import Trial, arranged, tried, waited_for,
 from elbowroom.planners.problem import Problem
 from elbowroom.step.last_step import Ints, LastStep, listed
 from elbowroom.step.moves import need
-from elbowroom.step.recipes import Option
+from elbowroom.step.recipes import RecomputeOption
 
 EVERY = 4000
 """So many choices are all played."""
@@ -44,9 +44,9 @@ class Pool:
 
     problem: Problem
     n: Ints
-    options: tuple[Option, ...]
+    options: tuple[RecomputeOption, ...]
 
-    def basis(self, options: tuple[Option, ...] | list[Option]) -> Basis:
+    def basis(self, options: tuple[RecomputeOption, ...] | list[RecomputeOption]) -> Basis:
         """The basis of some of the recomputes."""
         return basis_of(self.problem, self.n, options)
 
@@ -216,7 +216,7 @@ def _other_recomputes(pool: Pool, best: Trial, worst: list[int]) -> Iterator[Tri
             yield trial
 
 
-def _price(option: Option) -> float:
+def _price(option: RecomputeOption) -> float:
     """Time per byte that a recompute saves."""
     return option.duration_ns / max(1, option.saved_bytes)
 

@@ -79,7 +79,7 @@ def reserved_bytes(trial: Trial) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Held:
+class FittingTrial:
     """A trial that meets the budget.
 
     Attributes:
@@ -93,16 +93,16 @@ class Held:
     is_driven: bool
 
 
-def held_within(found: Found, budget_bytes: int) -> Held | None:
+def held_within(found: Found, budget_bytes: int) -> FittingTrial | None:
     """A trial with what it does where the allocator may reserve so much; None where it has no room."""
     trial, _ = found
     if peak_of(_step_of(trial), trial.played) > budget_bytes:
         return None
     if is_free(trial, budget_bytes):
-        return Held(found=found, step_ns=trial.cost[0], is_driven=False)
+        return FittingTrial(found=found, step_ns=trial.cost[0], is_driven=False)
     problem = trial.basis.asked
     done = replayed(problem.step.trace, problem.machine, trial.plan(NAME), budget_bytes)
-    return Held(found=found, step_ns=done.step_ns, is_driven=done.is_driven) if done.fits else None
+    return FittingTrial(found=found, step_ns=done.step_ns, is_driven=done.is_driven) if done.fits else None
 
 
 def limit_of_trial(found: Found) -> int:
@@ -156,7 +156,7 @@ def _is_lower(trial: Trial, limit_bytes: int) -> bool:
     return not played(step, moves, away, settings, limit_bytes=lower).failed
 
 
-def fastest_within(budget_bytes: int, least_bytes: int, rough: Rough, enough_ns: int) -> Held | None:
+def fastest_within(budget_bytes: int, least_bytes: int, rough: Rough, enough_ns: int) -> FittingTrial | None:
     """The fastest rough trial found that meets a budget; None where none does.
 
     Args:
@@ -165,7 +165,7 @@ def fastest_within(budget_bytes: int, least_bytes: int, rough: Rough, enough_ns:
         rough: makes trials.
         enough_ns: one so fast ends the search.
     """
-    best: Held | None = None
+    best: FittingTrial | None = None
 
     def look(allowed_bytes: int) -> Look:
         nonlocal best
@@ -178,7 +178,7 @@ def fastest_within(budget_bytes: int, least_bytes: int, rough: Rough, enough_ns:
     return best
 
 
-def _look(found: Sequence[Found], budget_bytes: int, best: Held | None) -> tuple[Held | None, int]:
+def _look(found: Sequence[Found], budget_bytes: int, best: FittingTrial | None) -> tuple[FittingTrial | None, int]:
     """The first that is faster than the best so far and needs no driver; else the fastest, if it is faster with it.
 
     The number says by how much the fastest is over the budget where it has no limit.
@@ -186,7 +186,7 @@ def _look(found: Sequence[Found], budget_bytes: int, best: Held | None) -> tuple
     faster = [each for each in found[:LOOKS] if best is None or each[0].cost[0] < best.step_ns]
     for each in faster:
         if is_free(each[0], budget_bytes):
-            return Held(found=each, step_ns=each[0].cost[0], is_driven=False), 0
+            return FittingTrial(found=each, step_ns=each[0].cost[0], is_driven=False), 0
     held = [held_within(each, budget_bytes) for each in faster[:MOST_DRIVEN]]
     driven = [each for each in held if each is not None and (best is None or each.step_ns < best.step_ns)]
     over = max(0, reserved_bytes(faster[0][0]) - budget_bytes) if faster else 0
@@ -194,10 +194,10 @@ def _look(found: Sequence[Found], budget_bytes: int, best: Held | None) -> tuple
 
 
 @final
-class Within:
+class AcceptedTrials:
     """Accepts trials that meet a budget and are faster than all before."""
 
-    def __init__(self, held: Held, budget_bytes: int) -> None:
+    def __init__(self, held: FittingTrial, budget_bytes: int) -> None:
         self.best = held
         self._budget_bytes = budget_bytes
         self._left = MOST_ASKED
@@ -208,7 +208,7 @@ class Within:
         if trial.cost[0] > now.step_ns or self._left <= 0:
             return False
         if not now.is_driven:
-            held = Held(found=found, step_ns=trial.cost[0], is_driven=False)
+            held = FittingTrial(found=found, step_ns=trial.cost[0], is_driven=False)
             held = held if is_free(trial, self._budget_bytes) else None
         else:
             self._left -= 1

@@ -32,7 +32,7 @@ from elbowroom.planners.optimal.trial import Trial, arranged, tried
 from elbowroom.planners.problem import Planner, Problem, movable, moves_on_demand, without_disk
 from elbowroom.step.last_step import Ints, LastStep, listed
 from elbowroom.step.moves import moves_of_plan
-from elbowroom.step.recipes import Option, options
+from elbowroom.step.recipes import RecomputeOption, options
 
 NAME = "optimal"
 GAP_SHARE = 1e-3
@@ -127,7 +127,7 @@ def pool_of(problem: Problem) -> Pool:
     return Pool(problem=problem, n=movable(problem), options=recipes)
 
 
-def _is_idle_before(step: LastStep, n: int, option: Option) -> bool:
+def _is_idle_before(step: LastStep, n: int, option: RecomputeOption) -> bool:
     """Whether a save is away for a time when a recipe rebuilds it; one that is read back at once is not."""
     return int(step.idle_from[n]) < option.recompute.before_op
 
@@ -171,11 +171,11 @@ def _with_recomputes(pool: Pool) -> Iterator[Trial]:
         yield from _of_program(pool, again, margin)
 
 
-def _block_count(recipes: tuple[Option, ...]) -> int:
+def _block_count(recipes: tuple[RecomputeOption, ...]) -> int:
     return sum(option.kind == "block" for option in recipes)
 
 
-def _of_program(pool: Pool, recipes: tuple[Option, ...], margin: float) -> Iterator[Trial]:
+def _of_program(pool: Pool, recipes: tuple[RecomputeOption, ...], margin: float) -> Iterator[Trial]:
     """The program's choice for the budget less a margin, made whole."""
     problem, n = pool.problem, pool.n
     budget_bytes = problem.budget_bytes - int(margin * int(problem.step.size[n].max(initial=0)))

@@ -30,7 +30,7 @@ from elbowroom.planners.problem import Planner, Problem, peak_of
 from elbowroom.step.last_step import LastStep
 from elbowroom.step.moves import moves_of, moves_of_plan
 from elbowroom.step.rebuilds import rebuild_of
-from elbowroom.step.recipes import Option
+from elbowroom.step.recipes import RecomputeOption
 
 BASELINES: tuple[Planner, ...] = (
     keep_all,
@@ -94,9 +94,9 @@ def trial_of(pool: Pool, made: Plan) -> tuple[Trial, Pool] | None:
     return tried(decided.basis([_option(step, recompute) for recompute in made.recomputes]), saves), decided
 
 
-def _option(step: LastStep, recompute: Recompute) -> Option:
+def _option(step: LastStep, recompute: Recompute) -> RecomputeOption:
     rebuild = rebuild_of(step, recompute)
-    return Option(
+    return RecomputeOption(
         kind="block",
         name="",
         recompute=recompute,

@@ -23,7 +23,7 @@ import numpy as np
 from elbowroom.planners.optimal.basis import Basis, basis_of
 from elbowroom.planners.optimal.refine import Pool, covered
 from elbowroom.planners.optimal.trial import Trial, tried
-from elbowroom.planners.problem import Problem, States
+from elbowroom.planners.problem import DecidedStates, Problem
 from elbowroom.simulate.lanes import copy_ns
 from elbowroom.step.last_step import Flags, Ints, LastStep, listed
 from elbowroom.step.moves import moves_of, need
@@ -56,10 +56,10 @@ def deciding(problem: Problem, n: Ints, back: Ints) -> Problem:
     level = step.level - _away(step, n, back)
     left = replace(step, level=level, slot_peak=np.maximum.reduceat(level, step.borders))
     tier_bytes = problem.tier_bytes - int(moves.size.sum())
-    return replace(problem, step=left, tier_bytes=tier_bytes, states=States(step=step, moves=moves))
+    return replace(problem, step=left, tier_bytes=tier_bytes, states=DecidedStates(step=step, moves=moves))
 
 
-def again(problem: Problem, states: States | None) -> Problem:
+def again(problem: Problem, states: DecidedStates | None) -> Problem:
     """A problem, no states of which are decided, with the same swaps of them decided as in another."""
     return problem if states is None else deciding(problem, states.moves.n, states.moves.back)
 

@@ -25,7 +25,7 @@ from elbowroom.engine.storages import alive_of, is_plain, storage_of, tensors_of
 from elbowroom.torch_compat.core import schema_of, storage_key
 from elbowroom.torch_compat.op_calls import (
     BackwardApart,
-    Watcher,
+    OperatorWatcher,
     call_with_autocast,
     casts_first,
     modes_on,
@@ -42,7 +42,7 @@ Owner = weakref.ref[torch.Tensor]
 
 
 @dataclass(slots=True, eq=False)
-class Source:
+class CallStorage:
     """A storage that a call read or made.
 
     Attributes:
@@ -57,8 +57,8 @@ class Source:
 
     size_bytes: int
     alive: weakref.ref[torch.UntypedStorage]
-    maker: Call | None = None
-    met_in: Call | None = None
+    maker: OpCall | None = None
+    met_in: OpCall | None = None
     owner: Owner | None = None
     saved: int | None = None
     node: str = ""
@@ -68,7 +68,7 @@ class Source:
 class View:
     """A tensor argument: how it lies on its storage."""
 
-    source: Source
+    source: CallStorage
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -77,7 +77,7 @@ class View:
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class OpCall:
     """One op that ran.
 
     Attributes:
@@ -96,7 +96,7 @@ class Call:
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
     with_grad: bool = True
     flags: tuple[Any, ...] = ()
-    results: dict[int, Source] = field(default_factory=dict[int, Source])
+    results: dict[int, CallStorage] = field(default_factory=dict[int, CallStorage])
     unfit: str = ""
 
     @property
@@ -114,7 +114,7 @@ class Group:
     """One op of a trace: its name and the calls that it is."""
 
     name: str
-    calls: list[Call] = field(default_factory=list[Call])
+    calls: list[OpCall] = field(default_factory=list[OpCall])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +127,7 @@ class Calls:
     """
 
     groups: list[Group]
-    saved: dict[int, Source]
+    saved: dict[int, CallStorage]
 
 
 @final
@@ -141,11 +141,11 @@ class CallRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._groups: list[Group] = []
-        self._saved: dict[int, Source] = {}
-        self._sources: dict[int, Source] = {}
+        self._saved: dict[int, CallStorage] = {}
+        self._sources: dict[int, CallStorage] = {}
         self._owners = _owners()
         self._open: Group | None = None
-        self._running: Call | None = None
+        self._running: OpCall | None = None
         self._apart: BackwardApart | None = None
 
     def start(self) -> None:
@@ -198,8 +198,8 @@ class CallRecorder:
             if outermost:
                 self._open = None
 
-    def _begun(self, op: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        call = Call(op, name, with_grad=torch.is_grad_enabled(), flags=flags_now())
+    def _begun(self, op: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpCall:
+        call = OpCall(op, name, with_grad=torch.is_grad_enabled(), flags=flags_now())
         assert self._open is not None, "a call is part of a group"
         self._open.calls.append(call)
         with _watcher().unwatched():
@@ -208,7 +208,7 @@ class CallRecorder:
         self._running = call
         return call
 
-    def _ended(self, call: Call, result: Any) -> None:
+    def _ended(self, call: OpCall, result: Any) -> None:
         for place, tensor in enumerate(tensors_of(result)):
             storage = storage_of(tensor)
             source = None if storage is None else self._source(storage)
@@ -216,7 +216,7 @@ class CallRecorder:
                 source.maker = call
                 call.results[place] = source
 
-    def _kept(self, call: Call, value: Any) -> Any:
+    def _kept(self, call: OpCall, value: Any) -> Any:
         """An argument without the tensor that it is."""
         if isinstance(value, (list, tuple)):
             return type(value)(self._kept(call, each) for each in value)  # pyright: ignore[reportUnknownVariableType]
@@ -232,17 +232,17 @@ class CallRecorder:
             return None
         return value
 
-    def _known(self, storage: torch.UntypedStorage) -> Source | None:
+    def _known(self, storage: torch.UntypedStorage) -> CallStorage | None:
         found = self._sources.get(storage_key(storage))
         return found if found is not None and found.alive() is storage else None
 
-    def _source(self, storage: torch.UntypedStorage) -> Source:
+    def _source(self, storage: torch.UntypedStorage) -> CallStorage:
         found = self._known(storage)
         if found is None:
             key = storage_key(storage)
             owner = self._owners.get(key)
             owned = owner is not None and (tensor := owner()) is not None and tensor.untyped_storage() is storage
-            found = Source(storage.nbytes(), weakref.ref(storage), None, self._running, owner if owned else None)
+            found = CallStorage(storage.nbytes(), weakref.ref(storage), None, self._running, owner if owned else None)
             self._sources[key] = found
         return found
 
@@ -289,6 +289,6 @@ def _owners() -> dict[int, Owner]:
 
 
 @cache
-def _watcher() -> Watcher:
+def _watcher() -> OperatorWatcher:
     """The one of this process."""
-    return Watcher(lambda schema: operator(schema.name, len(schema.arguments)) is None)
+    return OperatorWatcher(lambda schema: operator(schema.name, len(schema.arguments)) is None)

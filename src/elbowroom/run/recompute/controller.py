@@ -15,7 +15,7 @@ from elbowroom.errors import InvalidPlan, UsageError
 from elbowroom.plan import Plan
 from elbowroom.run.recompute.planning import Planned
 from elbowroom.run.recompute.rebuild import Rebuilder
-from elbowroom.run.step_kinds import Known
+from elbowroom.run.step_kinds import StepKind
 from elbowroom.torch_compat.cuda_allocator import compiler_graphs
 
 PROOFS = 2
@@ -79,7 +79,7 @@ class Recomputing:
         """What was rebuilt of these saves was wrong: no plan drops them again."""
         self._banned |= saves
 
-    def carried_out(self, planned: Planned) -> Known:
+    def carried_out(self, planned: Planned) -> StepKind:
         """What was planned, and what rebuilds as it says."""
         known, programs, calls = planned.known, planned.programs, planned.calls
         nodes = {n: calls.saved[n].node for program in programs for n in program.makes}

@@ -15,7 +15,7 @@ from elbowroom.errors import RecomputeFailed
 from elbowroom.run.learner import Learner
 from elbowroom.run.recompute.calls import CallRecorder
 from elbowroom.run.recompute.rebuild import Rebuilder
-from elbowroom.run.step_kinds import Known
+from elbowroom.run.step_kinds import StepKind
 
 
 @final
@@ -43,7 +43,7 @@ class StepRecomputes:
         """See class."""
         return self._calls is not None
 
-    def begin(self, key: Hashable, known: Known | None, entries: Sequence[Entry]) -> None:
+    def begin(self, key: Hashable, known: StepKind | None, entries: Sequence[Entry]) -> None:
         """A step begins.
 
         Args:
@@ -69,7 +69,7 @@ class StepRecomputes:
         if self._calls is not None:
             self._calls.saves(n, storage, tensor)
 
-    def saved(self, known: Known, entry: Entry, storage: torch.UntypedStorage, tensor: torch.Tensor) -> bool:
+    def saved(self, known: StepKind, entry: Entry, storage: torch.UntypedStorage, tensor: torch.Tensor) -> bool:
         """It has its entry, and is swapped where the plan says so: drop it where the plan says so.
 
         Returns:
@@ -107,7 +107,7 @@ class StepRecomputes:
                 self._learner.no_recomputes()
                 raise
 
-    def ended(self, key: Hashable, known: Known | None) -> tuple[Known | None, int]:
+    def ended(self, key: Hashable, known: StepKind | None) -> tuple[StepKind | None, int]:
         """A step has ended.
 
         Args:

@@ -16,7 +16,7 @@ from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_o
 from elbowroom.run.recompute.calls import Calls
 from elbowroom.run.recompute.programs import Impossible, Matched, Program, matched, programs_of, why_impossible
 from elbowroom.run.recompute.proofs import sample_bytes
-from elbowroom.run.step_kinds import Known, known_of
+from elbowroom.run.step_kinds import StepKind, known_of
 from elbowroom.run.step_question import StepQuestion
 from elbowroom.simulate.simulate import simulate
 from elbowroom.step.last_step import last_step
@@ -35,7 +35,7 @@ class Planned:
         calls: that the programs are made of.
     """
 
-    known: Known
+    known: StepKind
     programs: tuple[Program, ...]
     calls: Calls
 

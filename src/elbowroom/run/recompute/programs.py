@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elbowroom.plan import Plan, Recompute
-from elbowroom.run.recompute.calls import Call, Calls, Group, Owner, Source, View, views_of
+from elbowroom.run.recompute.calls import Calls, CallStorage, Group, OpCall, Owner, View, views_of
 from elbowroom.step.last_step import LastStep, op_label
 from elbowroom.step.recipes.tables import RANDOM, STATISTICS
 from elbowroom.torch_compat.core import schema_of
@@ -50,12 +50,12 @@ class Program:
     index: int
     label: str
     ops: tuple[int, ...]
-    calls: tuple[Call, ...]
-    dies: tuple[tuple[Source, ...], ...]
-    makes: Mapping[int, Source]
+    calls: tuple[OpCall, ...]
+    dies: tuple[tuple[CallStorage, ...], ...]
+    makes: Mapping[int, CallStorage]
     entries: frozenset[int]
     owners: tuple[Owner, ...]
-    copied: frozenset[Source]
+    copied: frozenset[CallStorage]
     states: Mapping[int, int]
     flags: tuple[Any, ...]
 
@@ -143,11 +143,11 @@ def program_of(found: Matched, recompute: Recompute, index: int) -> Program:
     )
 
 
-def _made(found: Matched, recompute: Recompute, calls: Sequence[Call]) -> dict[int, Source]:
+def _made(found: Matched, recompute: Recompute, calls: Sequence[OpCall]) -> dict[int, CallStorage]:
     """By n, what the calls make of the storages that are dropped."""
     step, again = found.step, set(map(id, calls))
     save_of = {save.storage: n for n, save in enumerate(step.saves)}
-    makes: dict[int, Source] = {}
+    makes: dict[int, CallStorage] = {}
     for storage in recompute.storages:
         n = save_of[storage]
         source = found.calls.saved.get(n)
@@ -159,9 +159,9 @@ def _made(found: Matched, recompute: Recompute, calls: Sequence[Call]) -> dict[i
     return makes
 
 
-def check_filled(calls: Sequence[Call], needed: set[Source]) -> None:
+def check_filled(calls: Sequence[OpCall], needed: set[CallStorage]) -> None:
     """All that is read was written by a call: not by Python, as where a tensor is made of a list. Raises Impossible."""
-    unfilled: set[Source] = set()
+    unfilled: set[CallStorage] = set()
     for call in calls:
         written = {view.source for view in _written(call)}
         unfilled -= written
@@ -173,7 +173,7 @@ def check_filled(calls: Sequence[Call], needed: set[Source]) -> None:
         raise Impossible("it makes what no call has written")
 
 
-def _written(call: Call) -> list[View]:
+def _written(call: OpCall) -> list[View]:
     """Arguments that a call changes."""
     arguments = schema_of(call.op).arguments
     given = dict(zip((argument.name for argument in arguments), call.args, strict=False)) | call.kwargs
@@ -181,11 +181,11 @@ def _written(call: Call) -> list[View]:
     return list(views_of([given.get(name) for name in changed]))
 
 
-def _inputs(calls: Sequence[Call]) -> tuple[list[Source], list[Source]]:
+def _inputs(calls: Sequence[OpCall]) -> tuple[list[CallStorage], list[CallStorage]]:
     """What the calls read and do not make, and the running statistics among it. Raises Impossible."""
-    made: set[Source] = set()
-    inputs: dict[Source, None] = {}
-    copied: dict[Source, None] = {}
+    made: set[CallStorage] = set()
+    inputs: dict[CallStorage, None] = {}
+    copied: dict[CallStorage, None] = {}
     for call in calls:
         statistics = {view.source for view in _statistics(call)}
         for view in call.used():
@@ -200,7 +200,7 @@ def _inputs(calls: Sequence[Call]) -> tuple[list[Source], list[Source]]:
     return list(inputs), list(copied)
 
 
-def _statistics(call: Call) -> list[View]:
+def _statistics(call: OpCall) -> list[View]:
     """Running statistics that a call updates; in evaluation it only reads them."""
     if call.name not in STATISTICS:
         return []
@@ -211,20 +211,20 @@ def _statistics(call: Call) -> list[View]:
     return list(views_of([given.get("running_mean"), given.get("running_var")]))
 
 
-def _dying(calls: Sequence[Call], stay: set[Source]) -> tuple[tuple[Source, ...], ...]:
+def _dying(calls: Sequence[OpCall], stay: set[CallStorage]) -> tuple[tuple[CallStorage, ...], ...]:
     """By call, what is made or read by then and not needed any more."""
-    last: dict[Source, int] = {}
+    last: dict[CallStorage, int] = {}
     for at, call in enumerate(calls):
         used = [view.source for view in call.used()]
         last.update((source, at) for source in (*used, *call.results.values()))
-    dies: list[list[Source]] = [[] for _ in calls]
+    dies: list[list[CallStorage]] = [[] for _ in calls]
     for source, at in last.items():
         if source not in stay:
             dies[at].append(source)
     return tuple(map(tuple, dies))
 
 
-def _states(found: Matched, recompute: Recompute, pairs: Sequence[tuple[int, Call]]) -> dict[int, int]:
+def _states(found: Matched, recompute: Recompute, pairs: Sequence[tuple[int, OpCall]]) -> dict[int, int]:
     """See Note: [Generator states]."""
     first_call = {i: at for at, (i, _) in reversed(list(enumerate(pairs)))}
     saved_at = [save.saved_at for save in found.step.saves]

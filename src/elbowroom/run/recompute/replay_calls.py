@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from elbowroom.engine.storages import tensors_of
-from elbowroom.run.recompute.calls import Source, View, flags_now
+from elbowroom.run.recompute.calls import CallStorage, View, flags_now
 from elbowroom.run.recompute.programs import Program
 from elbowroom.torch_compat.core import set_storage
 from elbowroom.torch_compat.op_calls import replaying
 
-Storages = dict[Source, torch.UntypedStorage]
+Storages = dict[CallStorage, torch.UntypedStorage]
 
 
 def replay(
@@ -92,7 +92,7 @@ class _Given:
         set_storage(tensor, self._storage(view.source), view.offset, view.shape, view.stride)
         return tensor.requires_grad_() if view.requires_grad else tensor
 
-    def _storage(self, source: Source) -> torch.UntypedStorage:
+    def _storage(self, source: CallStorage) -> torch.UntypedStorage:
         found = self._made.get(source)
         if found is None:
             found = self._entry(source.saved) if source.saved is not None else _owned(source)
@@ -114,7 +114,7 @@ class _Form(_Given):
         return torch.empty_strided(view.shape, view.stride, dtype=view.dtype, device="meta")
 
 
-def _owned(source: Source) -> torch.UntypedStorage:
+def _owned(source: CallStorage) -> torch.UntypedStorage:
     tensor = None if source.owner is None else source.owner()
     assert tensor is not None, "the owners of a program are looked at before it runs"
     return tensor.untyped_storage()

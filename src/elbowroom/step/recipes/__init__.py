@@ -3,12 +3,12 @@
 A torch-free description of what recomputing needs: `options` offers, `check_recipe` judges.
 """
 
-from elbowroom.step.recipes.recompute_options import Option, blocks, options, peak_of_recipe
+from elbowroom.step.recipes.recompute_options import RecomputeOption, blocks, options, peak_of_recipe
 from elbowroom.step.recipes.rules import check_recipe, inputs_of
 from elbowroom.step.recipes.segments import stretches
 
 __all__ = [
-    "Option",
+    "RecomputeOption",
     "blocks",
     "check_recipe",
     "inputs_of",

@@ -8,7 +8,8 @@ Reference: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (1604.06
 (1910.02653): any storage, any recipe.
 When optimal: every recipe is minimal for its storages, if everything else that is there stays there. The set of blocks
 is a choice, not all of them.
-Ignores: recipes whose inputs are rebuilt by another recipe; a planner may still combine those by `Option.inputs`.
+Ignores: recipes whose inputs are rebuilt by another recipe; a planner may still combine those by
+`RecomputeOption.inputs`.
 Cost: O(depth of modules * log saves) passes over the forward ops; a recipe is linear in its ops.
 """
 
@@ -24,7 +25,7 @@ from elbowroom.plan import Recompute
 from elbowroom.step.last_step import LastStep
 from elbowroom.step.recipes.history import History, history
 from elbowroom.step.recipes.rules import check_recipe, inputs_of, not_droppable
-from elbowroom.step.recipes.segments import Segment, segments
+from elbowroom.step.recipes.segments import ForwardSegment, segments
 
 MOST_OPS_OF_SINGLE = 16
 """A longer recipe of one storage is better shared with others, in a block."""
@@ -34,7 +35,7 @@ MOST_OPS_BEFORE_BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class RecomputeOption:
     """One way to recompute.
 
     Attributes:
@@ -56,7 +57,7 @@ class Option:
     peak_bytes: int
 
 
-def options(step: LastStep, min_size_bytes: int = 2**20) -> tuple[Option, ...]:
+def options(step: LastStep, min_size_bytes: int = 2**20) -> tuple[RecomputeOption, ...]:
     """All options of a last step, those that end first in backward first; no two have the same storages.
 
     Args:
@@ -65,7 +66,9 @@ def options(step: LastStep, min_size_bytes: int = 2**20) -> tuple[Option, ...]:
     """
     known = history(step)
     wanted = _droppable(step, known, min_size_bytes)
-    found: dict[tuple[int, ...], Option | None] = {(storage,): _single(step, known, storage) for storage in wanted}
+    found: dict[tuple[int, ...], RecomputeOption | None] = {
+        (storage,): _single(step, known, storage) for storage in wanted
+    }
     makers = sorted((known.maker[storage], storage) for storage in wanted)
     last_read = _last_forward_reads(step)
     saved = [step.trace.storages[storage].size_bytes for _, storage in makers]
@@ -80,7 +83,7 @@ def options(step: LastStep, min_size_bytes: int = 2**20) -> tuple[Option, ...]:
     return tuple(sorted(offered, key=lambda o: (o.recompute.before_op, o.recompute.storages)))
 
 
-def blocks(step: LastStep, runs: Iterable[tuple[int, int]], min_size_bytes: int = 2**20) -> tuple[Option, ...]:
+def blocks(step: LastStep, runs: Iterable[tuple[int, int]], min_size_bytes: int = 2**20) -> tuple[RecomputeOption, ...]:
     """One option for each of some runs of ops, where there is one: what it saves and no other run's recipe needs.
 
     Args:
@@ -98,16 +101,16 @@ def blocks(step: LastStep, runs: Iterable[tuple[int, int]], min_size_bytes: int 
         kept |= needed
 
 
-def _blocks(step: LastStep, runs: list[tuple[int, int]], min_size_bytes: int, kept: set[int]) -> list[Option]:
+def _blocks(step: LastStep, runs: list[tuple[int, int]], min_size_bytes: int, kept: set[int]) -> list[RecomputeOption]:
     """Options of runs that leave some storages where they are."""
     known, last_read = history(step), _last_forward_reads(step)
     wanted = (storage for storage in _droppable(step, known, min_size_bytes) if storage not in kept)
     makers = sorted((known.maker[storage], storage) for storage in wanted)
-    found: list[Option] = []
+    found: list[RecomputeOption] = []
     for first, end in runs:
         inside = makers[bisect_left(makers, (first, -1)) : bisect_left(makers, (end, -1))]
         inner = _idle_before(step, known, [s for _, s in inside if last_read.get(s, -1) < end])
-        segment = Segment(f"ops {first} to {end - 1}", first, end)
+        segment = ForwardSegment(f"ops {first} to {end - 1}", first, end)
         option = _block(step, known, tuple(sorted(inner)), segment) if len(inner) > 1 else None
         if len(inner) == 1:
             option = _single(step, known, inner[0])
@@ -163,7 +166,7 @@ def _last_forward_reads(step: LastStep) -> dict[int, int]:
     return {storage: i for i in forward for storage in ops[i].reads}
 
 
-def _single(step: LastStep, known: History, storage: int) -> Option | None:
+def _single(step: LastStep, known: History, storage: int) -> RecomputeOption | None:
     before_op = int(step.first_read[known.save_of[storage]])
     recipe = _closure(step, known, (storage,), before_op, MOST_OPS_OF_SINGLE)
     if isinstance(recipe, str):
@@ -179,7 +182,9 @@ def _together(step: LastStep, known: History, storages: list[int]) -> tuple[int,
     return tuple(sorted(s for s, n in zip(storages, saves, strict=True) if int(step.idle_from[n]) <= before_op))
 
 
-def _block(step: LastStep, known: History, storages: tuple[int, ...], segment: Segment) -> Option | None:
+def _block(
+    step: LastStep, known: History, storages: tuple[int, ...], segment: ForwardSegment
+) -> RecomputeOption | None:
     """All of these at once, before the first of them is read."""
     before_op = min(int(step.first_read[known.save_of[storage]]) for storage in storages)
     recipe = _closure(step, known, storages, before_op, segment.end - segment.first + MOST_OPS_BEFORE_BLOCK)
@@ -188,10 +193,12 @@ def _block(step: LastStep, known: History, storages: tuple[int, ...], segment: S
     return _option(step, "block", segment.name, Recompute(storages=storages, recipe=recipe, before_op=before_op))
 
 
-def _option(step: LastStep, kind: Literal["single", "block"], name: str, recompute: Recompute) -> Option | None:
+def _option(
+    step: LastStep, kind: Literal["single", "block"], name: str, recompute: Recompute
+) -> RecomputeOption | None:
     if check_recipe(step, recompute) is not None:
         return None
-    return Option(
+    return RecomputeOption(
         kind=kind,
         name=name,
         recompute=recompute,
