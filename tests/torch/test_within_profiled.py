@@ -153,6 +153,7 @@ def test_a_profiler_that_cannot_be_put_aside_leaves_nothing_to_plan_with_which_i
     # then
     assert_equal(outcome, train(plain))
     assert len(told) == 1
+    assert "tests" in Path(told[0].filename).parts
     assert "5 steps, no plan yet" in room.summary()
 
 

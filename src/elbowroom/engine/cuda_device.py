@@ -13,7 +13,7 @@ import torch
 from elbowroom.allocator.blocks import SMALL_SEGMENT_BYTES
 from elbowroom.allocator.settings import set_in
 from elbowroom.engine.residence import AllocatorBytes, Residence, SoFar
-from elbowroom.engine.tiers.arenas import Arenas, PinningNotice, cuda_pinning
+from elbowroom.engine.tiers.arenas import Arenas, cuda_pinning
 from elbowroom.engine.tiers.host import StreamedHostTier
 from elbowroom.engine.tiers.lower_tiers import BelowDevice
 from elbowroom.engine.tiers.managed import held_bytes
@@ -24,6 +24,7 @@ from elbowroom.engine.tiers.streams import CudaStreams
 from elbowroom.hardware import gpus, ram
 from elbowroom.hardware.gpu_table import LinkKind
 from elbowroom.machine import ASSUMED_LINK, Link, Machine, Tier, link_to_host
+from elbowroom.notices import Once
 from elbowroom.units import Budget
 
 
@@ -90,8 +91,8 @@ def tiers_below(
     host_bytes = budget.host.resolve(total_bytes, free_bytes)
     pinned_bytes = min(host_bytes, budget.pinned.resolve(total_bytes, free_bytes))
     most_bytes = None if budget.disk.is_auto else budget.disk.resolve(disk_bytes, disk_bytes)
-    streams, (pin, unpin), told = CudaStreams(device), cuda_pinning(), PinningNotice()
-    host = StreamedHostTier(streams, Arenas(host_bytes, pinned_bytes, pin, unpin, told))
+    streams, (pin, unpin), once = CudaStreams(device), cuda_pinning(), Once()
+    host = StreamedHostTier(streams, Arenas(host_bytes, pinned_bytes, pin, unpin, once))
     if gds:
         from elbowroom.engine.tiers.gds import DirectTier, open_direct  # loaded for who asks for it alone
 
@@ -100,7 +101,7 @@ def tiers_below(
             return DirectTier(host, direct)
     return StagedTier(
         host,
-        Staging(Arenas(0, 0, pin, unpin, told), streams),
+        Staging(Arenas(0, 0, pin, unpin, once), streams),
         lambda: SpillFile(directory, most_bytes),
     )
 

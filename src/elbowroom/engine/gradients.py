@@ -10,7 +10,6 @@ change: what comes back is what left. Under torch.distributed gradients stay, as
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from contextlib import suppress
 from typing import final
@@ -26,6 +25,7 @@ from elbowroom.engine.executor import Executor
 from elbowroom.engine.optimizer_parts import Found, Portion
 from elbowroom.engine.storages import dtype_name, reachable_parameters, storage_of
 from elbowroom.errors import TierError, TierFull
+from elbowroom.notices import Once, warn_once
 from elbowroom.units import format_bytes
 
 
@@ -50,7 +50,7 @@ class Gradients:
         self._away = AwayParts(executor)
         self._stay: dict[int, weakref.ref[torch.Tensor]] = {}
         self._written = 0
-        self._warned = False
+        self._once = Once()
 
     def begin_step(self, known: StepPlan | None) -> None:
         """A step of the training begins."""
@@ -153,14 +153,12 @@ class Gradients:
         return self._away.close()
 
     def _tell(self, what: str) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"elbowroom: a gradient {what}: the step may need more than its budget. Leave allow='gradient' out if "
-                "that is so in every step. Said once",
-                RuntimeWarning,
-                stacklevel=5,
-            )
+        warn_once(
+            self._once,
+            "gradient",
+            f"elbowroom: a gradient {what}: the step may need more than its budget. Leave allow='gradient' out if that "
+            "happens in every step",
+        )
 
 
 def _distributed() -> bool:

@@ -10,7 +10,6 @@ begins, or its part ends, without that.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +26,7 @@ from elbowroom.engine.optimizer_hooks import Stepping
 from elbowroom.engine.optimizer_parts import Found, InTurn, Portion, mapping_of, movable
 from elbowroom.engine.storages import dtype_name
 from elbowroom.errors import TierFull
+from elbowroom.notices import Once, warn_once
 from elbowroom.torch_compat.core import storage_key
 from elbowroom.units import format_bytes
 
@@ -61,7 +61,7 @@ class OptimizerStates:
         self._placed_for: StepPlan | None = None
         self._part = 0
         self._in_turn = InTurn(self._begin_part, self._end_part, self._step_whole)
-        self._warned = False
+        self._once = Once()
         self._stepping: Stepping | None = None
 
     def open(self) -> None:
@@ -237,15 +237,13 @@ class OptimizerStates:
             raise problem
 
     def _warn(self, size_bytes: int) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"elbowroom: an optimizer state of {format_bytes(size_bytes)} stays on the device, as something beside "
-                "its optimizer refers to it (a state dict that is still alive, a tensor in a list): the step may need "
-                "more than its budget. Take a copy of states that are to be kept. Said once",
-                RuntimeWarning,
-                stacklevel=5,
-            )
+        warn_once(
+            self._once,
+            "state",
+            f"elbowroom: an optimizer state of {format_bytes(size_bytes)} stays on the device, as something beside its "
+            "optimizer refers to it (a state dict that is still alive, a tensor in a list): the step may need more "
+            "than its budget. Take a copy of states that are to be kept",
+        )
 
 
 def _fits(known: StepPlan, part: int, states: list[Found]) -> bool:

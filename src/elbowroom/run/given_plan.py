@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import final
 
 from elbowroom.errors import InvalidPlan, UsageError
 from elbowroom.machine import Machine
+from elbowroom.notices import Once, warn_once
 from elbowroom.plan import Plan
 from elbowroom.planners import check
 from elbowroom.planners.budget.run_budget import Course, course_of
@@ -43,13 +43,13 @@ class GivenPlan:
         return translated(self.plan, self.source, trace)
 
 
-def warn_of_peak(peak_bytes: int, budget_bytes: int) -> None:
+def warn_of_peak(once: Once, peak_bytes: int, budget_bytes: int) -> None:
     """Warn that a given plan reserves more than its budget in this run."""
-    warnings.warn(
+    warn_once(
+        once,
+        "peak",
         f"elbowroom: the given plan reserves {format_bytes(peak_bytes)} in this run, more than its budget "
-        f"of {format_bytes(budget_bytes)}; give `within` the budget in place of the plan. Said once",
-        RuntimeWarning,
-        stacklevel=2,
+        f"of {format_bytes(budget_bytes)}; give `within` the budget in place of the plan",
     )
 
 

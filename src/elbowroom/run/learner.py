@@ -14,6 +14,7 @@ from elbowroom.capture.recorder import Recording
 from elbowroom.capture.steady import steady, with_idle_of
 from elbowroom.errors import Infeasible, UsageError, again
 from elbowroom.machine import Machine, TierName
+from elbowroom.notices import Once
 from elbowroom.planners.budget.run_budget import keeping_bytes
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.run.background_planning import Beside
@@ -91,7 +92,8 @@ class Learner:
         self._tier: TierName = tier
         self._given = given
         self._recomputing = recomputing
-        self._compiled_backward = self._warned_of_peak = False
+        self._compiled_backward = False
+        self._once = Once()
         self.layers = layers
         self.kinds = Kinds()
         self._unmet: dict[Hashable, Trace] = {}
@@ -335,9 +337,8 @@ class Learner:
 
     def _warn_of_peak(self, known: StepKind) -> None:
         """Warn once if the given plan holds more here than its budget."""
-        if self._given is not None and known.course.peak_bytes > self.budget_bytes and not self._warned_of_peak:
-            self._warned_of_peak = True
-            warn_of_peak(known.course.peak_bytes, self.budget_bytes)
+        if self._given is not None and known.course.peak_bytes > self.budget_bytes:
+            warn_of_peak(self._once, known.course.peak_bytes, self.budget_bytes)
 
     def _seen(self, recording: Recording) -> None:
         """Learn from any recorded step which modules there are, and what was compiled."""

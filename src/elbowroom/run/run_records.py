@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Hashable
 
@@ -10,6 +9,7 @@ from elbowroom.engine.executor import Executor
 from elbowroom.engine.lost_device import loss_of
 from elbowroom.errors import DeviceLost
 from elbowroom.machine import Machine
+from elbowroom.notices import Once, warn_once
 from elbowroom.plan import Plan
 from elbowroom.planners.budget.run_budget import simulated
 from elbowroom.run import account as figures
@@ -54,7 +54,8 @@ class Records:
         self._measure_next = False
         self._steps_ended = 0
         self.beyond_bytes = 0
-        self._settled = self._told_of_beyond = False
+        self._settled = False
+        self._once = Once()
 
     def _keep(self, step: StepFigures, key: Hashable, followed: StepKind | None, *, settled: bool) -> None:
         """A step of this signature has ended; `settled` is one that followed the last plan of its kind."""
@@ -69,15 +70,14 @@ class Records:
         """A step begins: what came between may have had the device hold more than the budget."""
         beyond_bytes = self._executor.residence.beyond(self.budget_bytes)
         self.beyond_bytes = max(self.beyond_bytes, beyond_bytes)
-        if beyond_bytes and self._settled and not self._told_of_beyond:
-            self._told_of_beyond = True
-            warnings.warn(
+        if beyond_bytes and self._settled:
+            warn_once(
+                self._once,
+                "beyond",
                 f"elbowroom: after step {self._steps_ended} {self.device} holds {format_bytes(beyond_bytes)} more than "
                 f"the budget of {format_bytes(self.budget_bytes)}. No plan knows of what runs between steps, such as "
-                "an evaluation. Give a budget less by as much, or call torch.cuda.empty_cache() before that runs. "
-                "Said once; room.beyond_bytes is the most",
-                RuntimeWarning,
-                stacklevel=2,
+                "an evaluation. Give a budget less by as much, or call torch.cuda.empty_cache() before that runs; "
+                "room.beyond_bytes is the most",
             )
 
     @property

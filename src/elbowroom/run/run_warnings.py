@@ -1,14 +1,14 @@
-"""What people are told where a step is not what its plan expects: once."""
+"""Warnings of a run where a step is not what its plan expects, each given once."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import final
 
 import torch
 
 from elbowroom.capture.user_profile import WHOLE_STEPS
+from elbowroom.notices import Once, warn_once
 from elbowroom.units import format_bytes
 
 NO_STEP = (
@@ -18,7 +18,7 @@ NO_STEP = (
 
 PROFILED = (
     "elbowroom: torch's profiler is in use, and only one can be: {then}. Start it after the third step, such as with "
-    "schedule=torch.profiler.schedule(wait=3, warmup=1, active=2). Said once"
+    "schedule=torch.profiler.schedule(wait=3, warmup=1, active=2)"
 )
 
 MAKES_WAY = (
@@ -38,11 +38,10 @@ OBSERVED_AGAIN = "the rest of the step is swapped whole, and the next such step 
 
 @final
 class Surprises:
-    """Warns of the first."""
+    """Warns of the first of each sort."""
 
     def __init__(self) -> None:
-        self._warned = False
-        self._told_of_subclass = self._told_of_device = self._told_of_more = self._told_of_profiler = False
+        self._once = Once()
 
     def save(self, n: int, expected: Sequence[tuple[int, str]], found: tuple[int, str]) -> None:
         """The n-th saved storage has other (bytes, dtype) than expected, or none was expected any more."""
@@ -51,21 +50,17 @@ class Surprises:
 
     def profiled(self, *, makes_way: bool) -> None:
         """A step is to be observed while torch's profiler is in the user's use; `makes_way`: for its first steps."""
-        if not self._told_of_profiler:
-            self._told_of_profiler = True
-            warnings.warn(PROFILED.format(then=MAKES_WAY if makes_way else STAYS), RuntimeWarning, stacklevel=6)
+        warn_once(self._once, "profiler", PROFILED.format(then=MAKES_WAY if makes_way else STAYS))
 
     def lies_there(self, more_bytes: int) -> None:
         """Where a step begins, so much more lies on the device than when its plan was made."""
-        if not self._told_of_more:
-            self._told_of_more = True
-            warnings.warn(
-                f"elbowroom: {format_bytes(more_bytes)} more lie on the device where a step begins than when the first "
-                "of its kind did, such as what an evaluation keeps; its plan fits the budget without them, so as much "
-                "more than that may be held. Free them, or give a larger budget. Said once",
-                RuntimeWarning,
-                stacklevel=6,
-            )
+        warn_once(
+            self._once,
+            "more",
+            f"elbowroom: {format_bytes(more_bytes)} more lie on the device where a step begins than when the first "
+            "of its kind did, such as what an evaluation keeps; its plan fits the budget without them, so as much "
+            "more than that may be held. Free them, or give a larger budget",
+        )
 
     def memory(self, excess_bytes: int) -> None:
         """A step that was not checked has held so much more than the budget allows."""
@@ -84,26 +79,24 @@ class Surprises:
 
     def _subclass(self, name: str) -> None:
         """Saved tensors of this class stay on the device."""
-        if not self._told_of_subclass:
-            self._told_of_subclass = True
-            warnings.warn(
+        if not self._once.has("subclass"):  # for each such tensor
+            warn_once(
+                self._once,
+                "subclass",
                 f"elbowroom: large saved tensors of class {name} stay on the device, as nothing says which bytes are "
                 "behind them (it has a __torch_dispatch__, but no __tensor_flatten__ and __tensor_unflatten__): the "
-                "step may need more than its budget. Said once; room.passed counts them",
-                RuntimeWarning,
-                stacklevel=6,
+                "step may need more than its budget; room.passed counts them",
             )
 
     def _elsewhere(self, device: torch.device, budget_of: torch.device) -> None:
         """Saved tensors on this device stay there, as the budget is another one's."""
-        if not self._told_of_device:
-            self._told_of_device = True
-            warnings.warn(
+        if not self._once.has("device"):  # for each such tensor
+            warn_once(
+                self._once,
+                "device",
                 f"elbowroom: large saved tensors on {device} stay there, as the budget is for {budget_of}; where "
-                f"{device} is the one that is short of memory, give within(..., device={str(device)!r}). Said once; "
+                f"{device} is the one that is short of memory, give within(..., device={str(device)!r}); "
                 "room.passed counts them",
-                RuntimeWarning,
-                stacklevel=6,
             )
 
     def differs(self, what: str) -> None:
@@ -118,7 +111,4 @@ class Surprises:
         )
 
     def _warn(self, what: str, then: str = OBSERVED_AGAIN) -> None:
-        if not self._warned:
-            self._warned = True
-            text = f"elbowroom: {what}; {then}. Said once; room.steps counts them"
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
+        warn_once(self._once, "step", f"elbowroom: {what}; {then}; room.steps counts them")

@@ -19,7 +19,6 @@ step in one step: how many do is learnt from the first.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -44,6 +43,7 @@ from elbowroom.engine.optimizer_states import OptimizerStates
 from elbowroom.engine.saved_tensors import Director, Handle, Hooks
 from elbowroom.engine.storages import dtype_name
 from elbowroom.errors import Infeasible
+from elbowroom.notices import LOGGER, warn
 from elbowroom.run import account as figures
 from elbowroom.run.account import Mode
 from elbowroom.run.allocator_limit import AllocatorLimit
@@ -136,9 +136,10 @@ class TrainingRun(Records, Director, Conductor):
                 with suppress(Infeasible):  # the training is through: a plan for its next step is not missed
                     self._end_step()
             elif self._running and not self.steps and not failed:
-                warnings.warn(NO_STEP, RuntimeWarning, stacklevel=6)
+                warn(NO_STEP)
         finally:
             self._running = False
+            LOGGER.info("elbowroom: a run ended after %d steps; passed: %s", self._steps_ended, dict(self.passed))
             self._limit.lift()
             self._learner.layers.close()
             self._learner.close()

@@ -8,7 +8,6 @@ or the driver does not allow to be page-locked is ordinary memory: copies to it 
 from __future__ import annotations
 
 import mmap
-import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +19,7 @@ from elbowroom.engine.tiers.base import Slot
 from elbowroom.engine.tiers.ranges import Ranges, whole_pages
 from elbowroom.errors import TierFull
 from elbowroom.hardware import ram
+from elbowroom.notices import Once, warn_once
 from elbowroom.units import format_bytes
 
 GROWTH_BYTES = 64 << 20
@@ -80,14 +80,6 @@ class ArenaSlot(Slot):
 
 
 @final
-class PinningNotice:
-    """Whether people were told that memory is not page-locked; shared by arenas that are told of together."""
-
-    def __init__(self) -> None:
-        self.once = False
-
-
-@final
 class Arenas:
     """All arenas of a run. Not for several threads at once: the executor's lock is around its use.
 
@@ -96,7 +88,7 @@ class Arenas:
         pinned_bytes: for those that are page-locked.
         pin: page-locks (address, size_bytes); False where the driver refuses.
         unpin: the reverse.
-        told: shared with other arenas; None for these alone.
+        once: what was warned of, shared with other arenas; None for these alone.
     """
 
     def __init__(
@@ -105,7 +97,7 @@ class Arenas:
         pinned_bytes: int,
         pin: Callable[[int, int], bool],
         unpin: Callable[[int], object],
-        told: PinningNotice | None = None,
+        once: Once | None = None,
     ) -> None:
         self.budget_bytes = budget_bytes
         self.pinned_budget_bytes = pinned_bytes
@@ -113,7 +105,7 @@ class Arenas:
         self._pin, self._unpin = pin, unpin
         self._arenas: list[Arena] = []
         self._slots: set[ArenaSlot] = set()
-        self._told = told or PinningNotice()
+        self._once = once or Once()
 
     @property
     def size_bytes(self) -> int:
@@ -229,15 +221,12 @@ class Arenas:
         self._arenas.append(arena)
 
     def _warn(self, size_bytes: int, room: int) -> None:
-        if self._told.once:
-            return
-        self._told.once = True
         reason = "the driver refuses" if size_bytes <= room else f"its budget has {format_bytes(max(0, room))} left"
-        warnings.warn(
+        warn_once(
+            self._once,
+            "page-locked",
             f"elbowroom: {format_bytes(size_bytes)} of host memory are not page-locked ({reason}): copies to them are "
-            "slower and hold up the host. Raise pinned=... in the budget or the system's limit (ulimit -l). Said once",
-            RuntimeWarning,
-            stacklevel=3,
+            "slower and hold up the host. Raise pinned=... in the budget or the system's limit (ulimit -l)",
         )
 
 

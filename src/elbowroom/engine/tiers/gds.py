@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
@@ -35,6 +34,7 @@ from elbowroom.engine.tiers.spillfile import SpillFile
 from elbowroom.engine.tiers.streams import Streams
 from elbowroom.errors import TierFailed
 from elbowroom.machine import TierName
+from elbowroom.notices import warn
 
 PIECE_BYTES = 8 << 20
 """Moved at a time: a few milliseconds, in which no other thread of Python runs."""
@@ -111,12 +111,10 @@ def _try_out(found: DirectFile, device: torch.device) -> None:
 
 def _say_refused(directory: str, error: Exception) -> None:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
-    warnings.warn(
+    warn(
         f"elbowroom: GPUDirect Storage is not used in {directory} ({reason}): what goes to the disk passes through the "
         "host. It takes a file system and a driver that offer it; name another directory with spill_dir=, or leave "
         "gds out",
-        RuntimeWarning,
-        stacklevel=2,
     )
 
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -36,6 +35,7 @@ import torch
 from elbowroom.allocator.blocks import SMALL_BYTES, SMALL_SEGMENT_BYTES
 from elbowroom.allocator.settings import set_in
 from elbowroom.errors import TierFull, UsageError
+from elbowroom.notices import warn
 from elbowroom.torch_compat.cuda_allocator import allocator_of
 from elbowroom.units import format_bytes
 
@@ -88,13 +88,11 @@ def managed_memory(device: torch.device, budget_bytes: int, managed_bytes: int) 
 
 
 def _warn_of_no_limit(device: torch.device, budget_bytes: int, managed_bytes: int, total_bytes: int) -> None:
-    warnings.warn(
+    warn(
         f"elbowroom: a budget of {format_bytes(budget_bytes)} and {format_bytes(managed_bytes)} of managed memory are "
         f"more than the {format_bytes(total_bytes)} of {device}: torch's limit counts both and cannot be above that, "
         "so the device may hold more than the budget before managed memory begins. Give managed="
         f"{(total_bytes - budget_bytes) // MIB}MiB or less for a budget that is held",
-        RuntimeWarning,
-        stacklevel=6,
     )
 
 

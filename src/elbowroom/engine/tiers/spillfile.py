@@ -13,7 +13,6 @@ import errno
 import os
 import tempfile
 import threading
-import warnings
 import weakref
 from contextlib import suppress
 from typing import final
@@ -21,6 +20,7 @@ from typing import final
 from elbowroom.engine.tiers.base import Slot
 from elbowroom.engine.tiers.ranges import PAGE_BYTES, Ranges, whole_pages
 from elbowroom.errors import TierFailed, TierFull
+from elbowroom.notices import warn
 from elbowroom.units import format_bytes
 
 GROWTH_BYTES = 64 << 20
@@ -199,11 +199,9 @@ def _open_private(directory: str) -> tuple[int, bool]:
 
 
 def _warn_of_buffering(directory: str) -> None:
-    warnings.warn(
+    warn(
         f"elbowroom: the file system of {directory} refuses O_DIRECT (a tmpfs does, and is RAM itself); swapping "
         "goes through the page cache and is slower. Name a directory on a disk with spill_dir=",
-        RuntimeWarning,
-        stacklevel=3,
     )
 
 
