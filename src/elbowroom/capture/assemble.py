@@ -12,10 +12,9 @@ from typing import final
 
 import torch
 
-from elbowroom.capture.clock import DeviceClock
 from elbowroom.capture.drafts import Brief, OpDraft, SaveDraft, StorageDraft, flops_of, save_of, storage_of
 from elbowroom.capture.layout import BRIEF, HOLE
-from elbowroom.capture.measured import Clock, MovedStorage, curve_of, spans_of
+from elbowroom.capture.measured import Clock, DeviceClock, MovedStorage, curve_of, spans_of
 from elbowroom.capture.recorder import Note, Recording
 from elbowroom.capture.states_seen import StatesSeen
 from elbowroom.capture.stream import Allocation, Mark, OpSeen, RecordedBlock

@@ -22,8 +22,7 @@ from elbowroom.run.recompute.calls import Calls
 from elbowroom.run.recompute.rebuild import Rebuilder
 from elbowroom.step.last_step import last_step, listed
 from elbowroom.step.moves import moves_of_plan, peak_in_one_go, tiers_of_plan
-from elbowroom.step.schedule import Schedule, compile_schedule
-from elbowroom.step.turns import Turn, turns_of
+from elbowroom.step.schedule import Schedule, Turn, compile_schedule, turns_of
 from elbowroom.torch_compat.subclasses import wraps_others
 from elbowroom.trace import Trace
 

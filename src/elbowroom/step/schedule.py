@@ -204,3 +204,33 @@ def _check_means(step: LastStep, plan: Plan) -> None:
             "elbowroom.capture(..., in_parts=True) does: plan again from such a trace, or with "
             "elbowroom.plan(..., allow=('swap',))"
         )
+
+
+class Turn(NamedTuple):
+    """What a plan says of the n-th saved storage of a step, looked up once per plan and not once per tick.
+
+    Attributes:
+        tier: where it goes when it is saved, None where it is not swapped.
+        on_save: what to do then.
+        on_read: by read, what to do before it.
+    """
+
+    tier: TierName | None
+    on_save: Action | None
+    on_read: tuple[Action | None, ...]
+
+
+def turns_of(schedule: Schedule) -> tuple[Turn, ...]:
+    """The turns of a step's saves, in their order."""
+    tiers = dict(zip(schedule.swapped, schedule.tiers, strict=True))
+    most: dict[int, int] = {}
+    for n, k in schedule.on_read:
+        most[n] = max(most.get(n, 0), k + 1)
+    return tuple(
+        Turn(
+            tiers.get(n),
+            schedule.on_save.get(n),
+            tuple(schedule.on_read.get((n, k)) for k in range(most.get(n, 0))),
+        )
+        for n in range(len(schedule.saved))
+    )
