@@ -23,6 +23,9 @@ def interrupted(*_: Any, **__: Any) -> Any:
         ["plan", "train.py", "--gpu", "a100-40gb"],
         ["largest", "train.py", "--gpu", "a100-40gb", "--vary", "const:BATCH=1..8"],
         ["run", "--budget", "1GiB", "train.py"],
+        ["report", "trace.json"],
+        ["machine"],
+        ["demo"],
     ],
 )
 def test_an_interrupt_is_one_line_and_its_exit_code(
@@ -30,6 +33,8 @@ def test_an_interrupt_is_one_line_and_its_exit_code(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(scripts.Script, "capture", interrupted)
+    for name in ("cli.report_verb.load", "cli.machine_verb._here", "demo.main.run"):
+        monkeypatch.setattr(f"elbowroom.{name}", interrupted)
     (tmp_path / "train.py").write_text("BATCH = 1\nraise KeyboardInterrupt\n")
 
     code = main(words)

@@ -85,6 +85,7 @@ def test_a_plan_is_made_said_and_written(script: str, capsys: pytest.CaptureFixt
     assert "of 6 saved storages: 4.00 GiB kept (4), 2.00 GiB swapped to host (2)" in out
     assert "compute busy" in out
     assert "peak reserved" in out
+    assert "written: trace.json (trace), plan.json (plan)" in out
 
 
 def test_a_budget_that_leaves_no_room_outside_the_allocator_is_warned_of(
@@ -159,8 +160,10 @@ def test_the_curve_is_written_as_data_or_as_a_page(script: str) -> None:
     assert curve.planners == ("swap_greedy",)
     assert curve.points[0].budget_bytes == 2 * GIB
     assert main([*words, "--pareto", "curve.html", "--report", "report.html"]) == 0
-    for name in ("curve.html", "report.html"):
-        assert "Budget against step time" in Path(name).read_text()
+    shown, reported = (Path(name).read_text() for name in ("curve.html", "report.html"))
+    assert "<title>elbowroom: budget against step time, swap_greedy within 4.00 GiB" in shown
+    assert "<title>elbowroom: swap_greedy within 4.00 GiB" in reported
+    assert ('"pareto":' in shown, '"pareto":' in reported) == (True, False)
 
 
 @pytest.mark.parametrize(

@@ -145,11 +145,9 @@ def _planned(trace: Trace, machine: Machine, asked: Mapping[str, Any], watch: Wa
 
 def _curve(trace: Trace, machine: Machine, asked: Mapping[str, Any], watch: Watch) -> Pareto:
     from elbowroom.answers.pareto import pareto
-    from elbowroom.step.module_selection import selection
 
     watch.say("planning for other budgets")
-    left = {name: value for name, value in asked.items() if name not in ("planner", "slowdown", "include", "exclude")}
-    left["modules"] = selection(asked.get("include", ()), asked.get("exclude", ()))
+    left = {name: value for name, value in asked.items() if name not in ("planner", "slowdown")}
     return pareto(trace, machine, (asked["planner"],), watch=watch, **left)
 
 
