@@ -17,7 +17,7 @@ def direct(directory: str | None = None) -> Report:
     """Rates of the way past the host, the fastest of a few; {"refused": why} where the machine does not offer it."""
     import torch
 
-    from elbowroom.engine.tiers.gds import PIECE_BYTES, DirectFile, open_direct
+    from elbowroom.engine.tiers.gds import DIRECT_PIECE_BYTES, DirectFile, open_direct
 
     device = torch.device("cuda", 0)
     with warnings.catch_warnings(record=True) as told:
@@ -35,15 +35,15 @@ def direct(directory: str | None = None) -> Report:
         times: list[int] = []
         for _ in range(RUNS):
             begin_ns = time.perf_counter_ns()
-            for start in range(0, SIZE_BYTES, PIECE_BYTES):
-                move(found)(storage[start : start + PIECE_BYTES], slot.offset + start)
+            for start in range(0, SIZE_BYTES, DIRECT_PIECE_BYTES):
+                move(found)(storage[start : start + DIRECT_PIECE_BYTES], slot.offset + start)
             times.append(time.perf_counter_ns() - begin_ns)
         return SIZE_BYTES * 10**9 // min(times)
 
     report = {
         "directory": where,
         "size_bytes": SIZE_BYTES,
-        "piece_bytes": PIECE_BYTES,
+        "piece_bytes": DIRECT_PIECE_BYTES,
         "out_bytes_per_s": moved(lambda file: file.write),
         "back_bytes_per_s": moved(lambda file: file.read),
     }

@@ -12,11 +12,10 @@ from bisect import bisect_left, bisect_right, insort
 MIN_BLOCK_BYTES = 512
 SMALL_BYTES = 2**20
 """Largest block of the small pool."""
-SMALL_SEGMENT_BYTES = 2 * 2**20
+SEGMENT_BYTES = 2 * 2**20
+"""A segment of the small pool. What the driver hands out, and large segments, are whole multiples of this."""
 LARGE_ALONE_BYTES = 10 * 2**20
 """From this size on a request gets a segment of its own."""
-ROUND_BYTES = 2 * 2**20
-"""Segments of their own, and what the driver hands out, are whole multiples of this."""
 PRIVATE = 2**32
 """Streams from this number on stand for pools of their own: what is free there stays when the cache is emptied."""
 SHIFT = 64
@@ -157,7 +156,7 @@ class DeviceMemory:
 
     Attributes:
         capacity_bytes: most that can be handed out; None for no limit.
-        used_bytes: handed out, in whole multiples of `ROUND_BYTES`.
+        used_bytes: handed out, in whole multiples of `SEGMENT_BYTES`.
     """
 
     def __init__(self, capacity_bytes: int | None) -> None:
@@ -174,12 +173,12 @@ class DeviceMemory:
 
     def take(self, size: int) -> int | None:
         """Memory for one segment: its address, or None where it does not fit any more."""
-        size += -size % ROUND_BYTES
+        size += -size % SEGMENT_BYTES
         return self.take_address(size) if self.take_bytes(size) else None
 
     def give(self, address: int, size: int) -> None:
         """Give a segment back."""
-        size += -size % ROUND_BYTES
+        size += -size % SEGMENT_BYTES
         self.used_bytes -= size
         self.give_address(address, size)
 
@@ -192,7 +191,7 @@ class DeviceMemory:
 
     def take_address(self, size: int) -> int:
         """The lowest range of free addresses that is long enough."""
-        size += -size % ROUND_BYTES
+        size += -size % SEGMENT_BYTES
         starts, ends = self._starts, self._ends
         index = next(i for i, start in enumerate(starts) if ends[start] - start >= size)
         start = starts[index]
@@ -206,7 +205,7 @@ class DeviceMemory:
 
     def give_address(self, address: int, size: int) -> None:
         """Make a range of addresses free; it joins free neighbours."""
-        end = address + size + -size % ROUND_BYTES
+        end = address + size + -size % SEGMENT_BYTES
         starts, ends = self._starts, self._ends
         index = bisect_left(starts, address)
         if index < len(starts) and starts[index] == end:

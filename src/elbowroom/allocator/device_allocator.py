@@ -23,10 +23,9 @@ from elbowroom.allocator import expandable, release
 from elbowroom.allocator.blocks import (
     LARGE_ALONE_BYTES,
     MIN_BLOCK_BYTES,
-    ROUND_BYTES,
+    SEGMENT_BYTES,
     SHIFT,
     SMALL_BYTES,
-    SMALL_SEGMENT_BYTES,
     Block,
     DeviceMemory,
     Shelf,
@@ -209,7 +208,7 @@ class DeviceAllocator:
             stream,
             large,
             split_bytes=MIN_BLOCK_BYTES if is_fine else SPLIT_LARGE_BYTES,
-            page_bytes=self.settings.large_segment_bytes if large else SMALL_SEGMENT_BYTES,
+            page_bytes=self.settings.large_segment_bytes if large else SEGMENT_BYTES,
         )
         return shelf
 
@@ -269,5 +268,5 @@ class DeviceAllocator:
 def segment_bytes(rounded: int, settings: AllocatorSettings) -> int:
     """Size of the segment that the driver is asked for when a block of a rounded size is missing."""
     if rounded <= SMALL_BYTES:
-        return SMALL_SEGMENT_BYTES
-    return settings.large_segment_bytes if rounded < LARGE_ALONE_BYTES else rounded + -rounded % ROUND_BYTES
+        return SEGMENT_BYTES
+    return settings.large_segment_bytes if rounded < LARGE_ALONE_BYTES else rounded + -rounded % SEGMENT_BYTES

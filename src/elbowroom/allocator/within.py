@@ -13,7 +13,7 @@ from typing import final
 
 import numpy as np
 
-from elbowroom.allocator.blocks import ROUND_BYTES, Block
+from elbowroom.allocator.blocks import SEGMENT_BYTES, Block
 from elbowroom.allocator.device_allocator import DeviceAllocator
 from elbowroom.allocator.replay import Event, as_settings, checked_capacity, run
 from elbowroom.allocator.settings import AllocatorSettings
@@ -74,7 +74,7 @@ class CapacityReplays:
 
 def _first_over(changes: Ints, limit_bytes: int) -> int:
     """The first event at which the driver has handed out more; `changes` are rows of (event, bytes)."""
-    size = np.sign(changes[:, 1]) * (-(-np.abs(changes[:, 1]) // ROUND_BYTES) * ROUND_BYTES)
+    size = np.sign(changes[:, 1]) * (-(-np.abs(changes[:, 1]) // SEGMENT_BYTES) * SEGMENT_BYTES)
     over = np.flatnonzero(np.cumsum(size) > limit_bytes)
     return int(changes[over[0], 0]) if len(over) else 0
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from elbowroom.allocator import Replay, replay
+from elbowroom.allocator.blocks import SEGMENT_BYTES
 from elbowroom.allocator.replay import Event
 from elbowroom.allocator.settings import as_set_by_script
 from elbowroom.allocator.within import CapacityReplays
@@ -32,8 +33,6 @@ WORKSPACE_FACTOR = 2
 
 NEED_PRECISION = Fraction(1, 256)
 """`needed_bytes` is found by bisection, until what is left between "fits" and "does not" is this part of it."""
-
-_LEAST_STEP_BYTES = 2 * 2**20  # what the allocator asks of the driver is a multiple of 2 MiB
 
 
 class Interval(NamedTuple):
@@ -361,7 +360,7 @@ def _needed(cases: tuple[_Case, _Case, _Case], within: _Played, room_bytes: int)
         enough = within.peak_reserved_bytes
     else:
         too_small = max(too_small, room_bytes)
-    while enough - too_small > max(_LEAST_STEP_BYTES, int(enough * NEED_PRECISION)):
+    while enough - too_small > max(SEGMENT_BYTES, int(enough * NEED_PRECISION)):
         middle = (enough + too_small) // 2
         played = case.within(middle)
         if played.fits:

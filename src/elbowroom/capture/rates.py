@@ -8,7 +8,7 @@ from dataclasses import replace
 from elbowroom.engine.entries import Happening
 from elbowroom.machine import Link, Machine
 
-LEAST_BYTES = 8 << 20
+LEAST_COPY_BYTES = 8 << 20
 """Transfers of less tell of no rate."""
 _KINDS = (("swap_out", "swap_back"), ("disk_write", "disk_read"))
 
@@ -30,7 +30,7 @@ def _as_measured(link: Link, transfers: Sequence[Happening], out: str, back: str
 def _rate(transfers: Sequence[Happening]) -> int:
     """Bytes per second over the time in which at least one of them was under way; 0 where they are too few to tell."""
     moved_bytes = sum(transfer.size_bytes for transfer in transfers)
-    if moved_bytes < LEAST_BYTES:
+    if moved_bytes < LEAST_COPY_BYTES:
         return 0
     busy_ns, until_ns = 0, 0
     for transfer in sorted(transfers, key=lambda each: each.start_ns):

@@ -10,7 +10,7 @@ from typing import final
 
 import torch
 
-from elbowroom.allocator.blocks import SMALL_SEGMENT_BYTES
+from elbowroom.allocator.blocks import SEGMENT_BYTES
 from elbowroom.allocator.settings import set_in
 from elbowroom.engine.residence import AllocatorBytes, Residence, SoFar
 from elbowroom.engine.tiers.arenas import Arenas, cuda_pinning
@@ -177,7 +177,7 @@ class CudaResidence(Residence):
         if size_bytes is not None:
             total_bytes = torch.cuda.get_device_properties(self._device).total_memory
             # Between two multiples of what segments are multiples of: no rounding of the share matters.
-            share = min(share, (size_bytes // SMALL_SEGMENT_BYTES + 0.5) * SMALL_SEGMENT_BYTES / total_bytes)
+            share = min(share, (size_bytes // SEGMENT_BYTES + 0.5) * SEGMENT_BYTES / total_bytes)
         with suppress(torch.AcceleratorError):  # a device that is lost has no limit
             self.empty()  # so that there is room for what comes between steps, and then for the step
             torch.cuda.set_per_process_memory_fraction(share, self._device)

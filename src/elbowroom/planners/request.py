@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from elbowroom.planners.problem import DEFAULT_MEANS, Means
 from elbowroom.step.least_size import MIN_SIZE_BYTES, least_size
-from elbowroom.step.module_selection import EVERY, Selection, selection
+from elbowroom.step.module_selection import ALL_MODULES, Selection, selection
 
 TIME_LIMIT_S = 60.0
 """A planner that searches stops then, if nothing else is asked for."""
@@ -59,7 +59,7 @@ class PlanRequest:
     exclude: tuple[str, ...] = ()
     gds: bool = False
     managed_bytes: int = 0
-    modules: Selection = EVERY
+    modules: Selection = ALL_MODULES
     time_limit_s: float = TIME_LIMIT_S
 
     def with_budget(self, budget_bytes: int) -> PlanRequest:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, final
 
-from elbowroom.run.step_kinds import NEAR, Signature, StepKind
+from elbowroom.run.step_kinds import ALIKE_SHARE, Signature, StepKind
 
 
 @final
@@ -42,7 +42,7 @@ class Nearby:
         form, sizes = _form_and_sizes(key)
         for others, key_of_others in sorted(self._of_form.get(form, {}).items(), key=lambda each: each[0]):
             shrinks = [mine / theirs if theirs else 1 for mine, theirs in zip(sizes, others, strict=True)]
-            if not shrinks or min(shrinks) < NEAR or max(shrinks) > 1:
+            if not shrinks or min(shrinks) < ALIKE_SHARE or max(shrinks) > 1:
                 continue
             kinds = self._known[key_of_others]
             least_bytes = min((size_bytes for size_bytes, _ in kinds[0].schedule.saved), default=self._min_size_bytes)

@@ -26,9 +26,9 @@ from elbowroom.step.schedule import Schedule, Turn, compile_schedule, turns_of
 from elbowroom.torch_compat.subclasses import wraps_others
 from elbowroom.trace import Trace
 
-NEAR = 0.8
+ALIKE_SHARE = 0.8
 """Of each size of a known step's inputs, what a step has at least that follows its plan: see similar_shapes.py."""
-_NEAR_BYTES = NEAR**4
+_ALIKE_BYTES_SHARE = ALIKE_SHARE**4
 """Of what a known step saves: a storage may have two sizes of an image, each twice, as attention does."""
 PATIENCE = 3
 """A kind of step that was met once is waited for in so many observed steps; one that broke off never comes again."""
@@ -145,7 +145,7 @@ class StepKind:
         if not self.shared:
             return expected[n] == saved
         (size_bytes, dtype), (found_bytes, found_dtype) = expected[n], saved
-        return dtype == found_dtype and _NEAR_BYTES * size_bytes <= found_bytes <= size_bytes
+        return dtype == found_dtype and _ALIKE_BYTES_SHARE * size_bytes <= found_bytes <= size_bytes
 
     def was(self, saved: Saved) -> bool:
         """Whether a step that has saved these storages, and no more, was of this kind."""

@@ -18,7 +18,7 @@ from elbowroom.errors import UsageError
 from elbowroom.files.field_rules import shown
 from elbowroom.step.last_step import LastStep
 
-NEAR = 3
+NAMES_SHOWN = 3
 """Modules that are named where a pattern matches none."""
 
 
@@ -56,7 +56,7 @@ class Selection:
                     )
 
 
-EVERY = Selection()
+ALL_MODULES = Selection()
 """All modules."""
 
 
@@ -116,8 +116,8 @@ def _names(path: str) -> Iterator[str]:
 
 def _near(pattern: str, paths: Sequence[str]) -> str:
     names = sorted({name for path in paths for name in _names(path)})
-    near = difflib.get_close_matches(pattern[:80], names, n=NEAR, cutoff=0.3)
-    return f"near are {', '.join(near)}" if near else f"there are {', '.join(names[:NEAR]) or 'none'}"
+    near = difflib.get_close_matches(pattern[:80], names, n=NAMES_SHOWN, cutoff=0.3)
+    return f"near are {', '.join(near)}" if near else f"there are {', '.join(names[:NAMES_SHOWN]) or 'none'}"
 
 
 def _patterns(name: str, given: object) -> tuple[str, ...]:

@@ -24,8 +24,8 @@ from elbowroom.units import format_bytes
 
 GROWTH_BYTES = 64 << 20
 """An arena has at least so many bytes, where the budgets have room for them: page-locking is slow, so it is rare."""
-ROUND_BYTES = 2 << 20
-SPARE_BYTES = 256 << 20
+HUGE_PAGE_BYTES = 2 << 20
+SPARE_RAM_BYTES = 256 << 20
 """RAM that is left alone: a process that takes the last of it is killed by the system."""
 
 
@@ -202,11 +202,11 @@ class Arenas:
 
     def _add(self, size_bytes: int) -> None:
         free_bytes = ram.free_bytes()
-        if size_bytes + SPARE_BYTES > free_bytes:
+        if size_bytes + SPARE_RAM_BYTES > free_bytes:
             raise TierFull(
                 f"host tier: {format_bytes(size_bytes)} of RAM are needed and {format_bytes(free_bytes)} are free, of "
-                f"which {format_bytes(SPARE_BYTES)} are left alone; free some, or raise the device budget so that less "
-                "must be swapped",
+                f"which {format_bytes(SPARE_RAM_BYTES)} are left alone; free some, or raise the device budget so that "
+                "less must be swapped",
                 tier="host",
             )
         arena = Arena(size_bytes)
@@ -245,4 +245,4 @@ def _register(cudart: Any, address: int, size_bytes: int) -> int:
 
 
 def _round_up(size_bytes: int) -> int:
-    return (size_bytes + ROUND_BYTES - 1) // ROUND_BYTES * ROUND_BYTES
+    return (size_bytes + HUGE_PAGE_BYTES - 1) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES

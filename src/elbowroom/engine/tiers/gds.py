@@ -36,7 +36,7 @@ from elbowroom.errors import TierFailed
 from elbowroom.machine import TierName
 from elbowroom.notices import warn
 
-PIECE_BYTES = 8 << 20
+DIRECT_PIECE_BYTES = 8 << 20
 """Moved at a time: a few milliseconds, in which no other thread of Python runs."""
 
 Move = Callable[[torch.UntypedStorage, int], None]
@@ -213,7 +213,7 @@ class DirectTier(BelowDevice):
             raise
 
     def _room_on_disk(self, size_bytes: int) -> DiskSlot:
-        return DiskSlot(self._direct.file.reserve(size_bytes), PIECE_BYTES)
+        return DiskSlot(self._direct.file.reserve(size_bytes), DIRECT_PIECE_BYTES)
 
     def _leave(self, storage: torch.UntypedStorage, slot: DiskSlot) -> Transfer:
         return self._started(DirectOut(storage, slot), 0, self._direct.write)

@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from elbowroom.allocator.blocks import SMALL_BYTES, SMALL_SEGMENT_BYTES
+from elbowroom.allocator.blocks import SEGMENT_BYTES, SMALL_BYTES
 from elbowroom.allocator.settings import set_in
 from elbowroom.errors import TierFull, UsageError
 from elbowroom.notices import warn
@@ -43,7 +43,7 @@ MIB = 1 << 20
 """Segments of the pool of small requests, and the largest of these: rules of the allocator."""
 SMALL_SHARE, SMALL_MOST = 8, 64
 """One part in so many of the managed bytes is for small requests, and at most so many segments."""
-LEAST_BYTES = 32 * MIB
+LEAST_MANAGED_BYTES = 32 * MIB
 IS_MANAGED, IS_CONCURRENT = 83, 89
 """Of CUdevice_attribute: managed memory at all, and beside the host's use of it (not on WSL)."""
 ATTACH_GLOBAL, PREFER_LOCATION, ACCESSED_BY, HOST = 1, 3, 5, -1
@@ -98,14 +98,14 @@ def _warn_of_no_limit(device: torch.device, budget_bytes: int, managed_bytes: in
 
 def _segments(managed_bytes: int) -> list[int]:
     """Sizes of the segments, the large one last."""
-    if managed_bytes < LEAST_BYTES:
+    if managed_bytes < LEAST_MANAGED_BYTES:
         raise UsageError(
-            f"within: given managed={format_bytes(managed_bytes)}; allowed are {format_bytes(LEAST_BYTES)} and more, "
-            "as small requests have segments of their own; raise it, or leave it out"
+            f"within: given managed={format_bytes(managed_bytes)}; allowed are {format_bytes(LEAST_MANAGED_BYTES)} and "
+            "more, as small requests have segments of their own; raise it, or leave it out"
         )
-    small = min(SMALL_MOST, managed_bytes // SMALL_SHARE // SMALL_SEGMENT_BYTES)
-    rest_bytes = managed_bytes - small * SMALL_SEGMENT_BYTES
-    return [SMALL_SEGMENT_BYTES] * small + [rest_bytes // SMALL_SEGMENT_BYTES * SMALL_SEGMENT_BYTES]
+    small = min(SMALL_MOST, managed_bytes // SMALL_SHARE // SEGMENT_BYTES)
+    rest_bytes = managed_bytes - small * SEGMENT_BYTES
+    return [SEGMENT_BYTES] * small + [rest_bytes // SEGMENT_BYTES * SEGMENT_BYTES]
 
 
 def _check(device: torch.device, managed_bytes: int) -> None:

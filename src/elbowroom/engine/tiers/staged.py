@@ -34,7 +34,7 @@ from elbowroom.units import format_bytes
 SHARE = 4
 STAGING_BYTES = 16 * PIECE_BYTES
 """Kept for staging where no plan says how much, and at most one part in `SHARE` of the host's budget."""
-LEAST_BYTES = 2 * PAGE_BYTES
+LEAST_STAGING_BYTES = 2 * PAGE_BYTES
 """Of staging, for one piece to come while another goes."""
 
 
@@ -65,7 +65,7 @@ class StagedTier(BelowDevice):
 
     def _on_disk(self, size_bytes: int, full: TierFull | None) -> DiskSlot:
         room_bytes = self._staging.arenas.budget_bytes
-        if room_bytes < LEAST_BYTES:
+        if room_bytes < LEAST_STAGING_BYTES:
             raise full or _no_staging(room_bytes)
         return super()._on_disk(size_bytes, full)
 
@@ -227,6 +227,6 @@ def _in_pages(slot: ArenaSlot) -> memoryview:
 def _no_staging(room_bytes: int) -> TierFull:
     return TierFull(
         f"host tier: its budget leaves {format_bytes(room_bytes)} for storages on their way to the disk, and "
-        f"{format_bytes(LEAST_BYTES)} are the least; raise it (host=...)",
+        f"{format_bytes(LEAST_STAGING_BYTES)} are the least; raise it (host=...)",
         tier="host",
     )

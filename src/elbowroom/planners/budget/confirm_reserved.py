@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from elbowroom.allocator.blocks import SEGMENT_BYTES
 from elbowroom.errors import Infeasible
 from elbowroom.files.field_rules import MAX_INT
 from elbowroom.machine import Machine
@@ -28,10 +29,8 @@ from elbowroom.step.last_step import last_step
 from elbowroom.step.moves import moves_of_plan
 from elbowroom.trace import Trace
 
-ROUNDS = 5
+TIGHTENINGS = 5
 """How many allocated budgets are tried."""
-LIMIT_BYTES = 2 << 20
-"""The least limit of a plan is told to so many bytes: a segment is no smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +73,11 @@ def replayed(trace: Trace, machine: Machine, made: Plan, budget_bytes: int) -> R
 
 
 def limit_of_plan(trace: Trace, machine: Machine, made: Plan) -> int:
-    """The least that an allocator must be allowed to reserve for a plan, to LIMIT_BYTES."""
+    """The least that an allocator must be allowed to reserve for a plan, to SEGMENT_BYTES."""
     step = with_algorithms(last_step(trace), made.algorithms)
     least = peak_of(step, moves_of_plan(step, made))
     fits = max(least, simulate(trace, machine, replace(made, budget_bytes=MAX_INT)).peak_reserved_bytes)
-    return lowest(lambda limit: replayed(trace, machine, made, limit).fits, least - 1, fits, LIMIT_BYTES)
+    return lowest(lambda limit: replayed(trace, machine, made, limit).fits, least - 1, fits, SEGMENT_BYTES)
 
 
 def confirmed(problem: Problem, planner: str, make: Callable[[Problem], Plan], made: Plan | None = None) -> Plan:
@@ -106,7 +105,7 @@ def confirmed(problem: Problem, planner: str, make: Callable[[Problem], Plan], m
 
     least_bytes = _least_bytes(problem, make)
     with suppress(Infeasible):
-        search(Narrowing(budget_bytes, least_bytes), look, ROUNDS - 1, first=Look(fits=False))
+        search(Narrowing(budget_bytes, least_bytes), look, TIGHTENINGS - 1, first=Look(fits=False))
         if least_bytes <= budget_bytes and not any(each.fits for each in looked):  # if no other, what allocates least
             look(least_bytes)
     fit = [each for each in looked if each.fits]

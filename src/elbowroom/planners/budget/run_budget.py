@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import count
 
+from elbowroom.allocator.blocks import SEGMENT_BYTES
 from elbowroom.errors import Infeasible
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.planners import Asking, Judge, Means, any_recompute, asking
-from elbowroom.planners.budget.confirm_reserved import LIMIT_BYTES
 from elbowroom.planners.budget.infeasible import followed
 from elbowroom.planners.budget.reserved_search import Descending, Look, lowest, search
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
@@ -35,10 +35,10 @@ PLANNER = "swap_greedy"
 PLANNER_OF_STATES = "swap_states"
 PLANNER_OF_RECOMPUTES = "optimal" if find_spec("highspy") else "capuchin"
 """The best that knows recomputes; without the solver, the best that needs none."""
-ROUNDS = 10
+BUDGETS_TRIED = 10
 """Plans that are tried for one budget."""
 ROUNDS_OF_RECOMPUTES = 3
-SPARE_BYTES = 2 << 20
+SPARE_BYTES = SEGMENT_BYTES
 """Of a budget, what a limit of the allocator leaves for small things that a plan does not know of: one segment."""
 TIME_LIMIT_S = 2.0
 """Of each program that a planner solves: training waits for the plan."""
@@ -222,7 +222,7 @@ def _searched(request: CourseRequest, tried: _Tried) -> Course | None:
         return Look(fits=found is not None)
 
     if found is None:
-        rounds = ROUNDS_OF_RECOMPUTES if "recompute" in asked.allow else ROUNDS
+        rounds = ROUNDS_OF_RECOMPUTES if "recompute" in asked.allow else BUDGETS_TRIED
         search(Descending(allowed_bytes), look, rounds, first=Look(fits=False))
     if found is None and asked.planner is None and "swap" in asked.allow:
         with suppress(Infeasible):
@@ -336,7 +336,7 @@ def _limited(trace: Trace, machine: Machine, made: Plan, clear: Collection[int])
 
 
 def _least_budget(request: CourseRequest, plans: Sequence[Plan], fails: int, fits: int) -> int:
-    """The least budget whose limit of the allocator is found to be enough for one of some plans, to LIMIT_BYTES.
+    """The least budget whose limit of the allocator is found to be enough for one of some plans, to SEGMENT_BYTES.
 
     Args:
         request: what runs, where, and where the cache may be emptied.
@@ -350,8 +350,8 @@ def _least_budget(request: CourseRequest, plans: Sequence[Plan], fails: int, fit
         def works(budget_bytes: int, limited: Limited = limited) -> bool:
             return limited.fits(budget_bytes - SPARE_BYTES)
 
-        if works(fits - LIMIT_BYTES):
-            fits = lowest(works, fails, fits - LIMIT_BYTES, LIMIT_BYTES)
+        if works(fits - SEGMENT_BYTES):
+            fits = lowest(works, fails, fits - SEGMENT_BYTES, SEGMENT_BYTES)
     return fits
 
 

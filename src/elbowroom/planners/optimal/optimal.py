@@ -34,7 +34,7 @@ from elbowroom.planners.optimal.basis import agreeing, families
 from elbowroom.planners.optimal.exhaustive import are_few, fastest_of_all, least_of_all
 from elbowroom.planners.optimal.pipe_bound import bound_ns
 from elbowroom.planners.optimal.refine import (
-    EVERY,
+    ALL_PLAYED,
     Accept,
     Pool,
     best_of_all,
@@ -60,7 +60,7 @@ from elbowroom.planners.problem import Problem, as_plan, movable, peak_of, with_
 
 MOST_FRUGAL = 3
 """So many of the choices that allocate least are replayed to see what the allocator needs."""
-CLOSE = 1.05
+REFINED_UP_TO = 1.05
 """Where the best takes more than so many times the bound, the baselines are asked too, each for reserved bytes."""
 SHARE = 3
 """Where every improvement is replayed, so many times fewer are tried."""
@@ -138,7 +138,7 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
             raise _over_reserved(problem, bases[0][0], max(limit_bytes, budget_bytes + 1))
     best = fastest_within(budget_bytes, bases[0][0], Search(problem), enough_ns)
     held = best if best is not None and best.step_ns < held.step_ns else held
-    if held.step_ns > CLOSE * bound:
+    if held.step_ns > REFINED_UP_TO * bound:
         held = _beside_baselines(problem, held)
     within = AcceptedTrials(held, budget_bytes)
     _refined(problem, held.found, bound, enough_ns, within, SHARE)
@@ -167,7 +167,7 @@ def _refined(
     """Improve on a trial by exchanges: of swaps and recomputes, of algorithms, of states."""
     best, pool = found
     best, left = refined(pool, best, bound, enough_ns, share, accept), trial_count(pool, share)
-    if 1 < every_count(problem) * choice_count(pool) <= EVERY:
+    if 1 < every_count(problem) * choice_count(pool) <= ALL_PLAYED:
         for way in every(problem):
             best = best_of_all(pool_of(way), best, bound, accept)
     best = exchanged(partial(choices_near, problem, pool), best, enough_ns, left, accept)

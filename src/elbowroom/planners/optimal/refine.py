@@ -27,7 +27,7 @@ from elbowroom.step.last_step import Ints, LastStep, listed
 from elbowroom.step.moves import need
 from elbowroom.step.recipes import RecomputeOption
 
-EVERY = 4000
+ALL_PLAYED = 4000
 """So many choices are all played."""
 EFFORT = 40_000
 """Saves times trials that are about worth it."""
@@ -75,7 +75,7 @@ def refined(pool: Pool, best: Trial, bound_ns: int, enough_ns: int, share: int, 
         share: the effort is divided by it.
         accept: what else a trial must meet; None for nothing.
     """
-    if choice_count(pool) <= EVERY:
+    if choice_count(pool) <= ALL_PLAYED:
         return best_of_all(pool, best, bound_ns, accept)
     return exchanged(partial(neighbours, pool), best, enough_ns, trial_count(pool, share), accept)
 
@@ -124,7 +124,7 @@ def choice_count(pool: Pool) -> int:
     count = 2 ** min(len(pool.options), 20)
     for i in listed(pool.n):
         count *= 1 + len(ticks_for(pool.problem.step, i))
-        if count > EVERY:
+        if count > ALL_PLAYED:
             break
     return count
 

@@ -26,13 +26,13 @@ from elbowroom.simulate.curves import away_points
 from elbowroom.simulate.reserved_curve import played, reserved_at
 from elbowroom.step.last_step import LastStep
 
-ROUNDS = 5
+ALLOCATED_BUDGETS = 5
 """How many budgets of allocated bytes are tried."""
 LOOKS = 8
 """How many trials for each are replayed, the fastest first."""
-NEAR = 0.01
+SAME_BUDGET_SHARE = 0.01
 """Two budgets of allocated bytes so close, as a share of the budget, are not told apart."""
-CLOSE = 0.005
+LIMIT_SHARE = 0.005
 """To such a share the least limit is known."""
 MOST_DRIVEN = 2
 """So many trials of each round are played with waits for the driver, where none does without."""
@@ -114,10 +114,10 @@ def limit_of_trial(found: Found) -> int:
     def works(limit_bytes: int) -> bool:
         return not played(step, moves, away, settings, limit_bytes=limit_bytes).failed
 
-    fits = lowest(works, peak_of(step, moves) - 1, reserved_bytes(trial), 1, CLOSE)
+    fits = lowest(works, peak_of(step, moves) - 1, reserved_bytes(trial), 1, LIMIT_SHARE)
     # Waits for the driver may let storages leave at other ticks, and then a little more is needed.
     while held_within(found, fits) is None:
-        fits += max(1, int(CLOSE * fits))
+        fits += max(1, int(LIMIT_SHARE * fits))
     return fits
 
 
@@ -149,7 +149,7 @@ def frugalest(frugal: Sequence[Found], rough: Rough, near: Near) -> tuple[Found,
 
 def _is_lower(trial: Trial, limit_bytes: int) -> bool:
     """Whether a trial has room within clearly less than a limit."""
-    step, moves, lower = _step_of(trial), trial.played, int((1 - 2 * CLOSE) * limit_bytes)
+    step, moves, lower = _step_of(trial), trial.played, int((1 - 2 * LIMIT_SHARE) * limit_bytes)
     if peak_of(step, moves) > lower:
         return False
     away, settings = away_points(step, moves, trial.done), trial.basis.asked.machine.allocator
@@ -174,7 +174,7 @@ def fastest_within(budget_bytes: int, least_bytes: int, rough: Rough, enough_ns:
         is_enough = best is not None and best.step_ns <= enough_ns
         return Look(fits=found is not None and not found.is_driven, over_bytes=over_bytes, is_enough=is_enough)
 
-    search(Narrowing(budget_bytes, least_bytes, int(NEAR * budget_bytes)), look, ROUNDS)
+    search(Narrowing(budget_bytes, least_bytes, int(SAME_BUDGET_SHARE * budget_bytes)), look, ALLOCATED_BUDGETS)
     return best
 
 

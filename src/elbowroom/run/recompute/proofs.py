@@ -6,10 +6,10 @@ from typing import final
 
 import torch
 
-from elbowroom.allocator.blocks import SMALL_SEGMENT_BYTES
+from elbowroom.allocator.blocks import SEGMENT_BYTES
 from elbowroom.torch_compat.core import set_storage
 
-PIECE_BYTES = 1 << 17
+CHECKED_PIECE_BYTES = 1 << 17
 PLACES = 256
 """Words of each dropped storage that are compared in every step, spread over all of it, its ends among them."""
 
@@ -26,7 +26,7 @@ class Checksums:
 
     def __init__(self, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(1)
-        words = torch.randint(-(2**63), 2**63 - 1, (PIECE_BYTES // 8,), generator=generator)
+        words = torch.randint(-(2**63), 2**63 - 1, (CHECKED_PIECE_BYTES // 8,), generator=generator)
         self._weights = (words | 1).to(device)  # odd: the product with one tells all words apart
 
     def of(self, storage: torch.UntypedStorage) -> torch.Tensor:
@@ -53,7 +53,7 @@ def _words(
 
 def sample_bytes(count: int, *, caching: bool) -> int:
     """Bytes on the device that samples of so many storages take at most; with a caching allocator in a segment more."""
-    return 2 * 4 * PLACES * count + (SMALL_SEGMENT_BYTES if caching and count else 0)
+    return 2 * 4 * PLACES * count + (SEGMENT_BYTES if caching and count else 0)
 
 
 @final
