@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from dataclasses import replace
@@ -14,6 +15,8 @@ from elbowroom.errors import FormatError, UsageError
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.report import charts, figures, html, report, subject_of
+from elbowroom.report.screen import PlainConsole
+from elbowroom.report.terminal import rendered
 from elbowroom.simulate.simulate import simulate
 from elbowroom.timeline import Curve, Timeline
 from elbowroom.trace import Trace
@@ -37,6 +40,17 @@ def test_the_text_shows_the_three_timelines_beside_each_other() -> None:
     assert re.search(r"peak allocated +228\.0 MiB +132\.0 MiB +132\.0 MiB", text)
     assert "of 6 saved storages: 64.0 MiB kept (2), 128.0 MiB swapped to disk (4)" in text
     assert "the simulated peak is the measured one, to the byte" in text
+
+
+def test_a_narrow_terminal_folds_the_paths_of_modules_and_cuts_none() -> None:
+    path = "encoder.layers_of_a_long_name.attention.output"
+    console = PlainConsole(file=io.StringIO(), width=80, color_system=None)
+    with console.capture() as captured:
+        console.print(rendered(subject_of(*everything(path))))
+
+    text = captured.get()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_text_is_plain_and_has_no_blanks_at_line_ends() -> None:

@@ -129,7 +129,7 @@ def _modules(answer: Estimate) -> Table:
 
 
 def _columns(table: Table, first: str) -> None:
-    table.add_column(first)
+    table.add_column(first, overflow="fold")
     table.add_column("allocated", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
 

@@ -156,7 +156,7 @@ def _pareto(curve: Pareto) -> FittingTable:
 def _storages(subject: Subject) -> Table:
     table = plain_table(title="\nThe largest storages")
     for name, justify in (("size", "right"), ("category", "left"), ("made by", "left"), ("idle", "right")):
-        table.add_column(name, justify=justify, no_wrap=name != "made by")  # pyright: ignore[reportArgumentType]
+        table.add_column(name, justify=justify, no_wrap=name != "made by", overflow="fold")  # pyright: ignore[reportArgumentType]
     table.add_column("plan")
     for row in figures.largest_storages(subject, STORAGES_SHOWN):
         maker = f"{row.made_by} {row.module}".strip()
