@@ -108,7 +108,8 @@ def test_a_budget_that_cannot_be_met_exits_with_1_and_names_the_least(
 ) -> None:
     assert main(["plan", script, "--gpu", "rtx4090", "--budget", "1GiB"]) == 1
     said = capsys.readouterr().err
-    assert "budget: given 1.00 GiB (1073741824 bytes); the least that" in said
+    assert "budget: given 1.00 GiB (1073741824 bytes).\nThe least that" in said
+    assert max(map(len, said.splitlines())) <= 100
 
     assert main(["plan", script, "--gpu", "rtx4090", "--budget", "1GiB", "--json"]) == 1
     found = answer(capsys)

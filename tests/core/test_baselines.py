@@ -376,8 +376,8 @@ def test_a_baseline_that_ignores_the_budget_says_what_it_needs() -> None:
         made(chain([100, 100, 100]), 250, "threshold", {"size_bytes": "1KiB"})
     assert caught.value.least_feasible_bytes == 300
     assert (
-        "'threshold' as it was asked swaps 0 of 3 saved storages and recomputes 0: give at least that budget or other "
-        "options, or take another planner."
+        "'threshold' as it was asked swaps 0 of 3 saved storages and recomputes 0.\n"
+        "Give at least that budget or other options, or take another planner."
     ) in str(caught.value)
 
 

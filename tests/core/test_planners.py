@@ -17,7 +17,7 @@ from elbowroom.plan import Plan, Swap
 from elbowroom.planners import PLANNERS, Problem, check, plan
 from elbowroom.simulate.simulate import simulate
 from elbowroom.step.last_step import last_step
-from elbowroom.trace import Trace
+from elbowroom.trace import Event, Op, Step, Storage, Trace
 from tests.core.build import Build, chain, machine, traces
 
 RATES = st.sampled_from([10**7, 10**8, 10**9, 10**10, 10**12])
@@ -230,7 +230,6 @@ def test_the_budget_of_the_tier_below_is_kept() -> None:
     with pytest.raises(Infeasible) as caught:
         plan(trace, machine(), "200,disk=100", "swap_greedy", min_size=1)
     assert caught.value.least_feasible_bytes == 300
-    assert "within 100 B there" in str(caught.value)
 
 
 def test_a_machine_without_a_lower_tier_can_only_keep() -> None:
@@ -250,15 +249,18 @@ def test_infeasible_says_what_holds_the_memory_and_what_to_do() -> None:
     problem = infeasible(trace, 159)
 
     assert (problem.budget_bytes, problem.least_feasible_bytes) == (159, 160)
-    assert str(problem) == (
-        "budget: given 159 B (159 bytes); the least that 'swap_greedy' can meet is 160 B (160 bytes). "
-        "So much is held at op 5 backward in 'net' (backward): 100 B activation, 50 B temporary, 10 B parameter. "
-        "The largest: storage 2 (100 B, activation, made by op 0 forward in 'net' (forward)); "
-        "storage 9 (50 B, temporary, made by op 5 backward in 'net' (backward)); "
-        "storage 0 (10 B, parameter, there before the first op). "
-        "2 of 3 saved storages may move to disk (those of 1 B or more, within 838.19 GiB there): "
-        "give at least that, or make the batch or the input smaller."
-    )
+    # and keeping everything needs 10 + 100 + 40 + 60 + 50 at the last layer
+    assert str(problem).splitlines() == [
+        "budget: given 159 B (159 bytes).",
+        "The least that 'swap_greedy' can meet is 160 B (160 bytes),",
+        "0.62 of the 260 B that keeping everything takes.",
+        "The most is then held in net (backward, backward):",
+        "  activation of net, 100 B",
+        "  temporary of net, 50 B",
+        "  weights, 10 B",
+        "2 of 3 saved storages may move to disk: those of 1 B or more.",
+        "Give at least that, or make the batch or the input smaller.",
+    ]
     assert len(plan(trace, machine(), 160, "swap_greedy", min_size=1).swaps) > 0
 
 
@@ -366,3 +368,31 @@ def test_a_plan_is_held_to_the_bytes_that_the_budget_has_for_the_host() -> None:
 
     made = plan(trace, on, f"{most - 32 * 2**20},pinned=40MiB", planner="swap_greedy")
     assert simulate(trace, on, made).peak_of("host", "allocated") == 32 * 2**20
+
+
+def test_weights_and_states_are_named_by_the_module_that_computes_with_the_weights() -> None:
+    # given weights that 'net' reads in forward, an optimizer state made from them, and another storage made by nobody
+    ops = (
+        Op(name="aten.mm", module="net", phase="forward", reads=(0,), writes=(), duration_ns=1),
+        Op(name="aten.zeros_like", module="", phase="optimizer", reads=(0,), writes=(1,), duration_ns=1),
+    )
+    trace = Trace(
+        device="cpu",
+        torch_version="2",
+        ops=ops,
+        storages=(
+            Storage(size_bytes=10, category="parameter"),
+            Storage(size_bytes=30, category="optimizer_state"),
+            Storage(size_bytes=20, category="input"),
+        ),
+        events=(Event(-1, 0, 10), Event(-1, 2, 20), Event(1, 1, 30)),
+        saves=(),
+        steps=(Step(0, 2),),
+    )
+    # when, then
+    assert str(infeasible(trace, 59)).splitlines()[3:7] == [
+        "The most is then held in no module (optimizer, aten.zeros_like):",
+        "  optimizer state of net, 30 B",
+        "  input, 20 B",
+        "  weights of net, 10 B",
+    ]

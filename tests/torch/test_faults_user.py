@@ -142,7 +142,7 @@ def test_a_budget_nothing_can_meet_names_the_least_one_and_that_one_works(tmp_pa
         raise AssertionError("a training fits into one byte")
 
     least_bytes, text, steps = least()
-    assert "the least that 'swap_states' can meet is" in text
+    assert "The least that 'swap_states' can meet is" in text
     assert f"({least_bytes} bytes)" in text
     assert "give at least that, or make the batch or the input smaller" in text
     assert steps <= 2

@@ -47,7 +47,7 @@ def test_each_means_that_helps_is_named_with_a_budget_that_it_meets() -> None:
     # when
     problem = refused(trace, asked)
     # then the states help, and with them the least is what is said
-    named = re.search(r"with swap,state it is [^;]* \((\d+) bytes\)", str(problem))
+    named = re.search(r"with swap,state it is [^\n]* \((\d+) bytes\)", str(problem))
     assert named is not None, str(problem)
     least = int(named[1])
     assert least < problem.least_feasible_bytes - 64 * MIB
@@ -98,7 +98,7 @@ def test_a_training_that_is_refused_says_what_would_help() -> None:
     # given a training that may swap nothing that is saved
     said, least = refusal("1MiB", ("state",))
     # then swaps help, and with them it runs within what is named
-    named = re.search(r"with swap,state it is [^;]* \((\d+) bytes\)", said)
+    named = re.search(r"with swap,state it is [^\n]* \((\d+) bytes\)", said)
     assert named is not None, said
     assert int(named[1]) < least - 8 * MIB
     assert run_of(nine_steps(int(named[1]) + MIB, ("swap", "state"))).planned_peak_bytes <= int(named[1]) + MIB

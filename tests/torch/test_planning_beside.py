@@ -153,7 +153,7 @@ def test_a_budget_that_cannot_be_met_is_said_where_a_step_begins_once_that_is_kn
         with er.within(least // 2, min_size=MIN_SIZE_BYTES, allow=["swap"]):
             finish(training, STEPS)
 
-    with pytest.raises(er.Infeasible, match="the least that"):
+    with pytest.raises(er.Infeasible, match="The least that"):
         run()
     # then training goes on without
     finish(training, STEPS, 4)

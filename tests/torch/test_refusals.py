@@ -29,7 +29,7 @@ def test_what_another_kind_needs_counts_with_one_part_in_a_hundred_more() -> Non
     # then that is 4000 bytes and 40
     assert found.least_feasible_bytes == 4040
     assert found.budget_bytes == 10
-    assert str(found) == "no plan. Another kind of step of this training needs 3.9 KiB (4040 bytes): give that."
+    assert str(found) == "no plan.\nAnother kind of step of this training needs 3.9 KiB (4040 bytes). Give that."
 
 
 def test_a_kind_that_needs_most_names_its_own_need() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 from importlib.metadata import entry_points
 from typing import cast
 
+from elbowroom.notices import warn
 from elbowroom.planners.problem import Planner
 
 GROUP = "elbowroom.planners"
@@ -36,4 +36,4 @@ def installed(taken: Collection[str]) -> dict[str, Planner]:
 
 
 def _warn(name: str, value: str, why: str) -> None:
-    warnings.warn(f"elbowroom: the planner {name!r} ({value}) is left out: {why}", stacklevel=3)
+    warn(f"elbowroom: the planner {name!r} ({value}) is left out: {why}", UserWarning)

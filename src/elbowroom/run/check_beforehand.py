@@ -41,7 +41,7 @@ BEHIND = 10
 """Added to the niceness of a child that works while the training runs; one that is waited for keeps its own."""
 FIRST_KILLED = "1000"
 """Of oom_score_adj: where memory is short, the system ends the child, and not the training."""
-SAID_BY = " So says a capture of the script on a virtual GPU, before the training has shown it."
+SAID_BY = "\nSo says a capture of the script on a virtual GPU, before the training has shown it."
 
 Saved = tuple[tuple[int, str], ...]
 

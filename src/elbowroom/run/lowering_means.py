@@ -37,7 +37,7 @@ def with_means(problem: Infeasible, request: CourseRequest) -> Infeasible:
     if not found:
         return problem
     return Infeasible(
-        f"{problem} Other means lower the least (--allow, or allow= of within): {'; '.join(found)}.",
+        "\n".join([str(problem), "Other means lower the least (--allow, or allow= of within):", *found]),
         budget_bytes=problem.budget_bytes,
         least_feasible_bytes=problem.least_feasible_bytes,
         counts_reserved=problem.counts_reserved,
@@ -54,7 +54,7 @@ def _lower(question: _Question, least_bytes: int) -> Iterator[str]:
         if time.monotonic() > until_s or not question.shows(means):
             continue
         if _less(question.allocated(wanted), allocated_bytes) and _less(least := question.least(wanted), least_bytes):
-            yield f"with {','.join(wanted)} it is {format_bytes(least)} ({least} bytes)"
+            yield f"  with {','.join(wanted)} it is {format_bytes(least)} ({least} bytes)"
 
 
 def _less(one_bytes: int, other_bytes: int) -> bool:

@@ -33,8 +33,8 @@ def with_others(problem: Infeasible, other_kinds_bytes: int) -> Infeasible:
     if other_kinds_bytes <= problem.least_feasible_bytes:
         return problem
     return Infeasible(
-        f"{problem} Another kind of step of this training needs {format_bytes(other_kinds_bytes)} ({other_kinds_bytes} "
-        "bytes): give that.",
+        f"{problem}\nAnother kind of step of this training needs {format_bytes(other_kinds_bytes)} "
+        f"({other_kinds_bytes} bytes). Give that.",
         budget_bytes=problem.budget_bytes,
         least_feasible_bytes=other_kinds_bytes,
         counts_reserved=problem.counts_reserved,

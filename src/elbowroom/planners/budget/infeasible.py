@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from elbowroom.errors import Infeasible
 from elbowroom.plan import Plan
 from elbowroom.planners.problem import Problem, as_plan, moves_on_demand, peak_of
-from elbowroom.step.last_step import Ints, LastStep, allocated_at, op_label, peak_point, storage_label
+from elbowroom.step.last_step import Ints, LastStep, allocated_at, maker_of, peak_point
 from elbowroom.step.least_size import least_size
 from elbowroom.step.moves import Moves, need
-from elbowroom.trace import Category
+from elbowroom.trace import Category, Trace
 from elbowroom.units import format_bytes
 
 LARGEST = 3
+GIVE = "Give at least that"
+WORDS: dict[Category, str] = {"parameter": "weights", "optimizer_state": "optimizer state"}
+"""Categories as people call them, where that differs."""
 
 
 def fitting(problem: Problem, planner: str, moves: Moves) -> Plan:
@@ -42,21 +47,55 @@ def infeasible(problem: Problem, planner: str, swapped: Ints | None, moves: Move
     needed = need(step, least_moves)
     least, point = int(needed.max()), peak_point(step, needed)
     held = _held(*problem.whole(least_moves), point)
-    by_category: dict[Category, int] = {}
-    for storage in held:
-        what = step.trace.storages[storage]
-        by_category[what.category] = by_category.get(what.category, 0) + int(step.storage_bytes[storage])
-    sums = sorted(by_category.items(), key=lambda entry: (-entry[1], entry[0]))
     largest = sorted(held, key=lambda storage: (-step.trace.storages[storage].size_bytes, storage))[:LARGEST]
-    return Infeasible(
-        f"budget: given {_bytes(problem.budget_bytes)}; the least that {planner!r} can meet is {_bytes(least)}. "
-        f"So much is held at {op_label(step.trace, step.op_at(point))}: "
-        f"{', '.join(f'{format_bytes(size)} {category}' for category, size in sums)}. "
-        f"The largest: {'; '.join(storage_label(step.trace, storage) for storage in largest)}. "
-        f"{_remedy(problem, swapped) if moves is None else _otherwise(problem, planner, moves)}",
-        budget_bytes=problem.budget_bytes,
-        least_feasible_bytes=least,
-    )
+    op = step.trace.ops[step.op_at(point)]
+    lines = [
+        f"budget: given {_bytes(problem.budget_bytes)}.",
+        f"The least that {planner!r} can meet is {_bytes(least)}{_of_everything(step, least)}.",
+        f"The most is then held in {op.module or 'no module'} ({op.phase}, {op.name}):",
+        *(f"  {_named(step.trace, storage)}" for storage in largest),
+        *_others(step, held, largest),
+        *(_remedy(problem, swapped) if moves is None else _otherwise(problem, planner, moves)),
+    ]
+    return Infeasible("\n".join(lines), budget_bytes=problem.budget_bytes, least_feasible_bytes=least)
+
+
+def _of_everything(step: LastStep, least_bytes: int) -> str:
+    kept_bytes = int(step.slot_peak.max())
+    return f",\n{least_bytes / kept_bytes:.2f} of the {format_bytes(kept_bytes)} that keeping everything takes"
+
+
+def _named(trace: Trace, storage: int) -> str:
+    """A storage as people know it, such as "activation of encoder.layer.3.mlp, 64.0 MiB"."""
+    what = trace.storages[storage]
+    owner = _owner(trace, storage)
+    of = f" of {owner}" if owner else ""
+    return f"{WORDS.get(what.category, what.category)}{of}, {format_bytes(what.size_bytes)}"
+
+
+def _owner(trace: Trace, storage: int) -> str:
+    """The module that made a storage, or that computes with it first; "" where neither is known."""
+    if trace.storages[storage].category in ("parameter", "buffer"):
+        readers = (op.module for op in trace.ops if op.phase == "forward" and op.module and storage in op.reads)
+        return next(readers, "")
+    maker = maker_of(trace, storage)
+    if maker is None:
+        return ""
+    made = trace.ops[maker]
+    if made.module or trace.storages[storage].category != "optimizer_state":
+        return made.module
+    weights = (each for each in made.reads if trace.storages[each].category == "parameter")
+    return next((owner for each in weights if (owner := _owner(trace, each))), "")
+
+
+def _others(step: LastStep, held: list[int], shown: list[int]) -> list[str]:
+    """What else is held, in one line."""
+    sums: Counter[str] = Counter()
+    for storage in set(held) - set(shown):
+        category = step.trace.storages[storage].category
+        sums[WORDS.get(category, category)] += int(step.storage_bytes[storage])
+    ranked = sorted(sums.items(), key=lambda entry: (-entry[1], entry[0]))[:LARGEST]
+    return [f"  and {', '.join(f'{format_bytes(size)} of {what}' for what, size in ranked)}"] if ranked else []
 
 
 def reserves_more(problem: Problem, planner: str, reserved_bytes: int) -> Infeasible:
@@ -68,11 +107,12 @@ def reserves_more(problem: Problem, planner: str, reserved_bytes: int) -> Infeas
         reserved_bytes: what the plan that reserves least of those tried reserves.
     """
     expandable = "expandable_segments" in problem.machine.allocator
-    settings = "" if expandable else "set PYTORCH_ALLOC_CONF=expandable_segments:True, which reserves less; "
+    settings = "" if expandable else "Set PYTORCH_ALLOC_CONF=expandable_segments:True, which reserves less.\n"
     return Infeasible(
-        f"budget: given {_bytes(problem.budget_bytes)}; the least that the allocator of machine "
-        f"{problem.machine.name!r} reserves for a plan of {planner!r} is {_bytes(reserved_bytes)}, as blocks that were "
-        f"freed do not fit those that come. Give at least that; {settings}or make the batch or the input smaller.",
+        f"budget: given {_bytes(problem.budget_bytes)}.\n"
+        f"The least that the allocator of machine {problem.machine.name!r} reserves for a plan of {planner!r}\n"
+        f"is {_bytes(reserved_bytes)}, as freed blocks do not fit those that come.\n"
+        f"{settings}Give at least that, or make the batch or the input smaller.",
         budget_bytes=problem.budget_bytes,
         least_feasible_bytes=reserved_bytes,
         counts_reserved=True,
@@ -82,20 +122,25 @@ def reserves_more(problem: Problem, planner: str, reserved_bytes: int) -> Infeas
 def in_reserved_bytes(problem: Problem, found: Infeasible, reserved_bytes: int) -> Infeasible:
     """An error about allocated bytes, with the budget that the allocator needs for them."""
     return Infeasible(
-        f"{found} These are allocated bytes; the allocator of machine {problem.machine.name!r} reserves "
-        f"{format_bytes(reserved_bytes)} ({reserved_bytes} bytes) for that plan: give at least so much.",
+        with_reserved(str(found), reserved_bytes),
         budget_bytes=problem.budget_bytes,
         least_feasible_bytes=reserved_bytes,
         counts_reserved=True,
     )
 
 
+def with_reserved(said: str, reserved_bytes: int) -> str:
+    """The lines of an error about allocated bytes, which give what the allocator reserves for them."""
+    note = f"These are allocated bytes; the allocator reserves {_bytes(reserved_bytes)} for them.\n{GIVE}"
+    return said.replace(GIVE, note) if GIVE in said else f"{said}\n{note}."
+
+
 def followed(found: Infeasible, least_bytes: int) -> Infeasible:
     """An error whose budget is too small for the least size that follows it, with one that is enough for its own."""
     return Infeasible(
-        f"{found} But the least size of what may move follows the budget: {_bytes(least_bytes)} is met, where storages "
-        f"of {format_bytes(least_size(least_bytes))} or more may move; give that, or a least size (--min-size, "
-        "min_size).",
+        f"{found}\nThe least size of what may move follows the budget: {_bytes(least_bytes)} is met,\n"
+        f"where storages of {format_bytes(least_size(least_bytes))} or more may move. Give that, or --min-size "
+        "(min_size).",
         budget_bytes=found.budget_bytes,
         least_feasible_bytes=least_bytes,
         counts_reserved=found.counts_reserved,
@@ -112,26 +157,24 @@ def _held(step: LastStep, moves: Moves, point: int) -> list[int]:
     return [storage for storage in allocated_at(step, point).tolist() if storage not in away]
 
 
-def _remedy(problem: Problem, swapped: Ints | None) -> str:
-    smaller = "give at least that, or make the batch or the input smaller"
+def _remedy(problem: Problem, swapped: Ints | None) -> list[str]:
+    smaller = f"{GIVE}, or make the batch or the input smaller."
     if swapped is None:
-        return f"Swap with planner 'swap_greedy', {smaller}."
+        return ["Swap with planner 'swap_greedy'.", smaller]
     if problem.tier is None:
-        return f"Machine {problem.machine.name!r} has no tier below its device to swap to: {smaller}."
-    may_move = len(swapped)
-    return (
-        f"{may_move} of {len(problem.step.saves)} saved storages may move to {problem.tier} (those of "
-        f"{format_bytes(max(1, problem.min_size_bytes))} or more, within {format_bytes(problem.tier_bytes)} there): "
-        f"{smaller}."
-    )
+        return [f"Machine {problem.machine.name!r} has no tier below its device to swap to.", smaller]
+    may_move, saves = len(swapped), len(problem.step.saves)
+    least = format_bytes(max(1, problem.min_size_bytes))
+    return [f"{may_move} of {saves} saved storages may move to {problem.tier}: those of {least} or more.", smaller]
 
 
-def _otherwise(problem: Problem, planner: str, moves: Moves) -> str:
-    return (
+def _otherwise(problem: Problem, planner: str, moves: Moves) -> list[str]:
+    recomputed = sum(len(rebuild.n) for rebuild in moves.rebuilds)
+    return [
         f"{planner!r} as it was asked swaps {len(moves.n)} of {len(problem.step.saves)} saved storages and recomputes "
-        f"{sum(len(rebuild.n) for rebuild in moves.rebuilds)}: give at least that budget or other options, or take "
-        "another planner."
-    )
+        f"{recomputed}.",
+        f"{GIVE} budget or other options, or take another planner.",
+    ]
 
 
 def _bytes(size_bytes: int) -> str:

@@ -20,7 +20,7 @@ from elbowroom.errors import Infeasible
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.planners import Asking, Judge, Means, any_recompute, asking
-from elbowroom.planners.budget.infeasible import followed
+from elbowroom.planners.budget.infeasible import followed, with_reserved
 from elbowroom.planners.budget.reserved_search import Descending, Look, lowest, search
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.simulate.repeated_steps import Cycle, Limited, cycle, early_waits, waits_at_saves
@@ -149,9 +149,10 @@ def _course_within(request: CourseRequest) -> Course:
         return replace(found, plan=replace(found.plan, budget_bytes=budget_bytes))
     least = _met(request, _least_budget(request, plans, budget_bytes, tried.least_bytes))
     raise Infeasible(
-        f"budget: given {format_bytes(budget_bytes)} ({budget_bytes} bytes) of reserved memory; the plans that were "
-        f"tried reserve {format_bytes(least)} ({least} bytes) at least, free memory between blocks included; raise the "
-        "budget to that, or set PYTORCH_ALLOC_CONF=expandable_segments:True before torch starts",
+        f"budget: given {format_bytes(budget_bytes)} ({budget_bytes} bytes) of reserved memory.\n"
+        f"The plans that were tried reserve {format_bytes(least)} ({least} bytes) at least,\n"
+        "free memory between blocks included.\n"
+        "Give that, or set PYTORCH_ALLOC_CONF=expandable_segments:True before torch starts.",
         budget_bytes=budget_bytes,
         least_feasible_bytes=least,
     )
@@ -182,10 +183,7 @@ def _refused(request: CourseRequest, why: str, least_bytes: int) -> Infeasible:
         tried = _Tried()
         _searched(request.within(least_bytes), tried)
         least_bytes = _met(request, _least_budget(request, tried.plans, least_bytes - 1, tried.least_bytes))
-        why = (
-            f"{why} These are allocated bytes; for such plans the allocator reserves {format_bytes(least_bytes)} "
-            f"({least_bytes} bytes): give at least so much."
-        )
+        why = with_reserved(why, least_bytes)
     found = Infeasible(why, budget_bytes=request.budget.device_bytes, least_feasible_bytes=least_bytes)
     if machine.allocator != "exact" or request.asked.with_budget(least_bytes) == request.asked:
         return found
