@@ -11,7 +11,7 @@ A page is run from top to bottom in an empty folder that holds a copy of `exampl
 
 A comment in the line before a console block says how to treat it:
 
-- `<!-- lines: 1-3,7 -->` shows these lines of the output only, with "..." for what is left out;
+- `<!-- lines: 1-3, total -->` shows lines 1 to 3 and those with the word "total", with "..." for what is left out;
 - `<!-- measured -->` marks output that depends on the computer: the commands have to end as said, and print something;
 - `<!-- not run -->` leaves the block alone.
 """
@@ -37,7 +37,7 @@ FENCE = re.compile(
 )
 TITLE = re.compile(r'title="([^"]+)"')
 EXIT = re.compile(r"\s+# exit (\d+)$")
-LINES = re.compile(r"<!-- lines: ([\d,\s-]+) -->")
+LINES = re.compile(r"<!-- lines: (.+?) -->")
 TIMEOUT_S = 600
 
 
@@ -121,16 +121,18 @@ def _output(command: Command, folder: Path) -> str:
     return f"{printed}\n" if printed else ""
 
 
-def _chosen(printed: str, ranges: str) -> str:
-    lines, chosen, last = printed.splitlines(), [], 0
-    for part in ranges.split(","):
+def _chosen(printed: str, wanted: str) -> str:
+    lines = printed.splitlines()
+    shown: set[int] = set()
+    for part in wanted.split(","):
         first, _, end = part.strip().partition("-")
-        start, stop = int(first), min(int(end or first), len(lines))
-        if start > last + 1:
-            chosen.append("...")
-        chosen += lines[start - 1 : stop]
-        last = stop
-    return "\n".join([*chosen, *(["..."] if last < len(lines) else [])]) + "\n"
+        if first.isdigit():
+            shown.update(range(int(first) - 1, min(int(end or first), len(lines))))
+        else:
+            shown.update(n for n, line in enumerate(lines) if part.strip() in line)
+    marked = [line if n in shown else "..." for n, line in enumerate(lines)]
+    kept = [line for n, line in enumerate(marked) if line != "..." or n == 0 or marked[n - 1] != "..."]
+    return "\n".join(kept) + "\n"
 
 
 def _without_indent(body: str, indent: str) -> str:

@@ -88,7 +88,7 @@ old
 $ exit 3  # exit 3
 ```
 
-<!-- lines: 2 -->
+<!-- lines: 2, MiB -->
 ```console
 $ python a.py
 ```
