@@ -20,7 +20,7 @@ with `exit_code`.
 
 from __future__ import annotations
 
-from typing import TypeVar
+import typing
 
 
 class ElbowroomError(Exception):
@@ -109,7 +109,7 @@ class TierFailed(TierError):
     """A read or write of a tier failed or came up short."""
 
 
-AnyError = TypeVar("AnyError", bound=ElbowroomError)
+AnyError = typing.TypeVar("AnyError", bound=ElbowroomError)
 
 
 def again(error: AnyError) -> AnyError:
