@@ -13,6 +13,9 @@ from fractions import Fraction
 from elbowroom.errors import UsageError
 from elbowroom.files.field_rules import MAX_INT, shown
 
+NONE = -1
+"""In columns of numbers, where there is no storage, save, window or time."""
+
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 UNITS: dict[str, int] = {
     **{f"{prefix}ib": 1024**power for prefix, power in _POWERS.items() if prefix},

@@ -6,10 +6,11 @@ from collections.abc import Hashable
 from typing import final
 
 from elbowroom.engine.conductor import StepPlan
-from elbowroom.engine.entries import OBSERVED, StateEntry
+from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.optimizer_parts import Found
 from elbowroom.errors import TierError
+from elbowroom.units import NONE
 
 
 @final
@@ -30,10 +31,10 @@ class AwayParts:
         self._executor = executor
 
     def leave(self, key: Hashable, found: Found, n: int, known: StepPlan | None) -> None:
-        """Start to move one below, in a window of the plan, or OBSERVED."""
+        """Start to move one below, in a window of the plan, or NONE in an observed step."""
         entry = self._executor.leave(n, found.storage, None if known is None else known.tier_of.get(n))
         self.entries[key] = entry
-        if n != OBSERVED:
+        if n != NONE:
             self.of_window[n] = entry
 
     def arrive(self, key: Hashable) -> None:

@@ -15,8 +15,6 @@ from elbowroom.engine.tiers.base import LowerTier, Slot, Transfer
 from elbowroom.engine.tiers.streams import bytes_of
 from elbowroom.torch_compat.core import storage_key, version_of
 
-OBSERVED = -1
-"""In place of the number of a window: a state or a gradient that leaves in an observed step."""
 SPOILT = 255
 """A byte that makes each float NaN."""
 

@@ -20,13 +20,13 @@ from torch import nn
 from elbowroom.engine.accumulation import GRAD, Accumulating
 from elbowroom.engine.away_parts import AwayParts
 from elbowroom.engine.conductor import Conductor, StepPlan
-from elbowroom.engine.entries import OBSERVED, StateEntry
+from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.optimizer_parts import Found, Portion
 from elbowroom.engine.storages import dtype_name, reachable_parameters, storage_of
 from elbowroom.errors import TierError, TierFull
 from elbowroom.notices import Once, warn_once
-from elbowroom.units import format_bytes
+from elbowroom.units import NONE, format_bytes
 
 
 @final
@@ -87,7 +87,7 @@ class Gradients:
         with self._conductor.aside():
             if known is None:
                 with suppress(TierFull):  # a plan may not need to move it at all
-                    self._away.leave(id(parameter), found, OBSERVED, None)
+                    self._away.leave(id(parameter), found, NONE, None)
                 self._executor.settle()
             else:
                 self._follow(known, parameter, found)

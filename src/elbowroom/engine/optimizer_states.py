@@ -19,7 +19,7 @@ import torch
 
 from elbowroom.engine.away_parts import AwayParts
 from elbowroom.engine.conductor import Conductor, StepPlan
-from elbowroom.engine.entries import OBSERVED, StateEntry
+from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.gradients import Gradients
 from elbowroom.engine.optimizer_hooks import Stepping
@@ -28,7 +28,7 @@ from elbowroom.engine.storages import dtype_name
 from elbowroom.errors import TierFull
 from elbowroom.notices import Once, warn_once
 from elbowroom.torch_compat.core import storage_key
-from elbowroom.units import format_bytes
+from elbowroom.units import NONE, format_bytes
 
 EndedPart = tuple[weakref.ref[torch.optim.Optimizer], Portion, int]
 """Whose, which parameters, and the identity of the mapping that its states are in."""
@@ -186,7 +186,7 @@ class OptimizerStates:
         """In an observed step: move all states of a part below, as far as there is room, and wait until they are."""
         with suppress(TierFull):  # a plan may not need to move them at all
             for found in states:
-                self._leave(optimizer, found, OBSERVED)
+                self._leave(optimizer, found, NONE)
         self._executor.settle()
 
     def _leave(self, optimizer: torch.optim.Optimizer, found: Found, n: int) -> None:

@@ -10,12 +10,13 @@ import numpy as np
 
 from elbowroom.machine import TIERS, TierName
 from elbowroom.simulate.lane_queues import WRITE
-from elbowroom.simulate.lanes import NEVER, Play
-from elbowroom.step.last_step import SCRATCH, Ints, LastStep, allocated_at, listed
+from elbowroom.simulate.lanes import Play
+from elbowroom.step.last_step import Ints, LastStep, allocated_at, listed
 from elbowroom.step.moves import Moves, ticks_of
 from elbowroom.step.rebuilds import Beat, Rebuild, beats, held_before
 from elbowroom.timeline import Curve, CurveKind
 from elbowroom.trace import Category
+from elbowroom.units import NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,7 +58,7 @@ def away_points(step: LastStep, moves: Moves, done: Play) -> tuple[Ints, Ints, I
     ticks = ticks_of(step, moves)
     room_ns, tick_points = done.room_ns[ticks - step.first_op], np.append(step.points(ticks), never)
     left_at = np.maximum(first, tick_points[np.searchsorted(room_ns, done.out_end_ns)])
-    left_at[(done.given_up & ~moves.wraps) | (done.out_start_ns == NEVER)] = never
+    left_at[(done.given_up & ~moves.wraps) | (done.out_start_ns == NONE)] = never
     carried_at = tick_points[np.searchsorted(room_ns, done.carried_end_ns)]
     carried_at[done.carried_end_ns <= 0] = 0
     which = np.concatenate([every, every[moves.wraps]])
@@ -121,13 +122,13 @@ def lower_curves(step: LastStep, moves: Moves, done: Play, tiers: Sequence[TierN
     for copy in done.copies:
         if copy.lane == WRITE:
             begun[copy.move] = copy.start_ns
-    begun[[i for i, tier in enumerate(tiers) if done.staged and tier == "disk" and i not in staged]] = NEVER
+    begun[[i for i, tier in enumerate(tiers) if done.staged and tier == "disk" and i not in staged]] = NONE
     begun[always], until[always] = 0, done.step_ns
     curves: list[Curve] = []
     for tier in TIERS:
         if tier not in tiers and not (tier == "host" and done.staged):
             continue
-        on = np.array([name == tier for name in tiers], np.bool_) & (begun != NEVER)
+        on = np.array([name == tier for name in tiers], np.bool_) & (begun != NONE)
         passing = np.array(done.staged if tier == "host" else (), np.int64).reshape(-1, 2)
         times = np.concatenate([np.zeros(1, np.int64), begun[on], until[on], np.maximum(passing[:, 0], 0)])
         change = np.concatenate([np.zeros(1, np.int64), moves.size[on], -moves.size[on], passing[:, 1]])
@@ -147,7 +148,7 @@ def at_peak(step: LastStep, moves: Moves, done: Play, heights: Heights) -> tuple
         same = [each for each in moves.rebuilds[beat.rebuild :] if each.position == first.position]
         missing.update(chain.from_iterable(step.storage_of(each.n).tolist() for each in same))
     elif step.scratch.get(op := step.op_at(point), (0, 0))[0] == point - step.point_of[op - step.first_op]:
-        running.update({SCRATCH: step.scratch[op][1]} if op in step.scratch else {})
+        running.update({NONE: step.scratch[op][1]} if op in step.scratch else {})
     which, *points = away_points(step, moves, done)
     windows = [(moves.n[which], *points), *((each.n, each.begin, each.end) for each in moves.rebuilds)]
     for n, begin, end in windows:
@@ -156,7 +157,7 @@ def at_peak(step: LastStep, moves: Moves, done: Play, heights: Heights) -> tuple
     held = [(storage, size) for storage in present if (size := int(step.storage_bytes[storage]))]
     total: dict[Category, int] = {}
     for storage, size_bytes in (*held, *running.items()):
-        category: Category = "workspace" if storage == SCRATCH else step.trace.storages[storage].category
+        category: Category = "workspace" if storage == NONE else step.trace.storages[storage].category
         total[category] = total.get(category, 0) + size_bytes
     return tuple(sorted(total.items(), key=lambda entry: (-entry[1], entry[0])))
 

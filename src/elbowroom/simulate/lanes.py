@@ -28,8 +28,8 @@ from elbowroom.simulate.lane_queues import WRITE as DISK_WRITE
 from elbowroom.step.last_step import Flags, Ints, LastStep, listed
 from elbowroom.step.moves import Moves, in_order_of_need, need, waits
 from elbowroom.step.routes import route_to, staging_bytes
+from elbowroom.units import NONE
 
-NEVER = -1
 LATE = np.iinfo(np.int64).max
 
 
@@ -48,7 +48,7 @@ class Stall(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Play:
-    """When the moves of a plan happen. Arrays are per move; a copy that is not made starts and ends at NEVER.
+    """When the moves of a plan happen. Arrays are per move; a copy that is not made starts and ends at NONE.
 
     Attributes:
         step_ns: when the step ends.
@@ -283,7 +283,7 @@ class _Walk:
             step_ns=self.end_ns - self.start_ns,
             stalls=tuple(self.stalls),
             out_start_ns=_starts(out),
-            out_end_ns=np.array([NEVER if each is None else each[1] for each in out], np.int64),
+            out_end_ns=np.array([NONE if each is None else each[1] for each in out], np.int64),
             back_start_ns=_starts(self.back_times),
             given_up=np.array(self.given_up, np.bool_),
             carried_end_ns=np.array(self.carried_end, np.int64),
@@ -300,10 +300,10 @@ class _Walk:
 
 def moved_bytes(moves: Moves, done: Play) -> int:
     """Bytes that the copies of a step move, out and back."""
-    out, back = done.out_start_ns != NEVER, done.back_start_ns != NEVER
+    out, back = done.out_start_ns != NONE, done.back_start_ns != NONE
     return int(moves.size[out].sum() + moves.size[back].sum())
 
 
 def _starts(times: Sequence[tuple[int, int] | None]) -> Ints:
-    """When each copy starts, NEVER where there is none."""
-    return np.array([NEVER if each is None else each[0] for each in times], np.int64)
+    """When each copy starts, NONE where there is none."""
+    return np.array([NONE if each is None else each[0] for each in times], np.int64)

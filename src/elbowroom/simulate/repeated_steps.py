@@ -18,11 +18,12 @@ from typing import final
 import numpy as np
 
 from elbowroom.machine import Machine, TierName
-from elbowroom.simulate.lanes import LATE, NEVER, Play, play
+from elbowroom.simulate.lanes import LATE, Play, play
 from elbowroom.simulate.reserved_curve import STEPS, Away, played
 from elbowroom.step.last_step import Ints, LastStep, listed
 from elbowroom.step.moves import Moves, need, ticks_of, waits
 from elbowroom.step.rebuilds import beats
+from elbowroom.units import NONE
 
 STEPS_EMPTIED = 6
 """Where the cache is emptied, what is reserved settles later."""
@@ -92,7 +93,7 @@ def _ready(step: LastStep, moves: Moves, done: Play | None, *, before_idle: bool
     carried = places[np.searchsorted(room_ns, done.carried_end_ns, side="left")]
     carried = np.where(done.carried_end_ns == LATE, moves.back, carried)
     own = places[np.searchsorted(room_ns, done.out_end_ns, side="left")]
-    unmade = (done.given_up & ~moves.wraps) | (done.out_start_ns == NEVER)
+    unmade = (done.given_up & ~moves.wraps) | (done.out_start_ns == NONE)
     own = np.where(unmade, np.where(moves.wraps, step.end_op + 1, step.saved_at[moves.n]), own)
     return np.where(moves.wraps, carried, earlier), np.maximum(own, step.saved_at[moves.n])
 

@@ -21,10 +21,11 @@ from typing import NamedTuple
 import numpy as np
 
 from elbowroom.allocator.replay import Event, Replay, replay
-from elbowroom.step.last_step import SCRATCH, Ints, LastStep, listed
+from elbowroom.step.last_step import Ints, LastStep, listed
 from elbowroom.step.moves import Moves, in_order_of_need
 from elbowroom.step.rebuilds import Beat
 from elbowroom.trace import Trace
+from elbowroom.units import NONE
 
 STEPS = 4
 """Equal steps until what is reserved grows no more, as far as was seen."""
@@ -345,8 +346,8 @@ def _inside(step: LastStep, moves: Moves, left: Away) -> Iterator[_Due]:
 def _of_op(step: LastStep, op: int, away: set[int], on: dict[int, tuple[int]]) -> Iterator[_Due]:
     """What an op of the step allocates and frees, but for the frees of what is away then."""
     for storage, size in step.events_of(op):
-        if storage == SCRATCH:
-            event: Event = ("alloc", (SCRATCH, op), size) if size > 0 else ("free", (SCRATCH, op))
+        if storage == NONE:
+            event: Event = ("alloc", (NONE, op), size) if size > 0 else ("free", (NONE, op))
             yield _Due(int(step.point_of[op - step.first_op]) + step.scratch[op][0], COMES, event)
         elif size > 0:
             yield _Due(int(step.born[storage]), COMES, ("alloc", storage, size, *on.get(storage, ())))

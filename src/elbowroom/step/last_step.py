@@ -20,13 +20,10 @@ import numpy.typing as npt
 from elbowroom.errors import UsageError
 from elbowroom.step.idle_windows import Window, accumulates, parts_of, state_windows
 from elbowroom.trace import Category, Part, Save, Step, Trace
-from elbowroom.units import format_bytes
+from elbowroom.units import NONE, format_bytes
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-
-SCRATCH = -1
-"""In place of the id of a storage: a workspace that the trace does not have."""
 
 SWAPPABLE: tuple[Category, ...] = ("activation", "temporary", "workspace")
 
@@ -130,7 +127,7 @@ class LastStep:
         return self.storage[n]
 
     def events_of(self, op: int) -> list[tuple[int, int]]:
-        """(storage, bytes) of what happens while an op runs; negative where it is freed. SCRATCH is no storage."""
+        """(storage, bytes) of what happens while an op runs, negative where it is freed; scratch memory has NONE."""
         k = op - self.first_op
         begin, end = int(self.point_of[k]) - k, int(self.point_of[k + 1]) - k - 1
         happens = self.trace.events[self.first_event + begin : self.first_event + end]
@@ -138,7 +135,7 @@ class LastStep:
         found = [(storage, size_bytes) for storage, size_bytes in found if size_bytes]
         if op in self.scratch:
             at, size_bytes = self.scratch[op]
-            found[at:at] = [(SCRATCH, size_bytes), (SCRATCH, -size_bytes)]
+            found[at:at] = [(NONE, size_bytes), (NONE, -size_bytes)]
         return found
 
     def op_ns(self, op: int) -> int:

@@ -26,9 +26,9 @@ import numpy as np
 from elbowroom.plan import Plan
 from elbowroom.planners.budget.infeasible import fitting
 from elbowroom.planners.problem import Problem, movable, moving, peak_of
-from elbowroom.simulate.lanes import NEVER
 from elbowroom.step.last_step import Ints, LastStep
 from elbowroom.step.moves import Moves, moves_of
+from elbowroom.units import NONE
 
 NAME = "tflms"
 SYNCHRONOUS_BACK = 2
@@ -96,7 +96,7 @@ def _aheads(levels: _Levels) -> tuple[int, ...]:
 def _cost(problem: Problem, moves: Moves) -> tuple[int, int]:
     """Simulated time of the step, then bytes moved."""
     done = moving(problem, moves)
-    return done.step_ns, int(moves.size[done.out_start_ns != NEVER].sum())
+    return done.step_ns, int(moves.size[done.out_start_ns != NONE].sum())
 
 
 def _tuned(problem: Problem, levels: _Levels, threshold: int | None, ahead: int, groupby: int) -> Moves:

@@ -24,9 +24,7 @@ from elbowroom.step.last_step import LastStep, op_label
 from elbowroom.step.recipes.tables import RANDOM, STATISTICS
 from elbowroom.torch_compat.core import schema_of
 from elbowroom.torch_compat.operators import UNFILLED
-
-BEGIN = -1
-"""In place of the n of a save: the begin of the step."""
+from elbowroom.units import NONE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +41,7 @@ class Program:
         entries: the saved storages that it reads.
         owners: the parameters and buffers that it reads.
         copied: running statistics, of which it gets copies.
-        states: by call, the save at whose tick its generator's state is noted, or BEGIN.
+        states: by call, the save at whose tick its generator's state is noted; NONE is the step's begin.
         flags: settings under which all calls ran.
     """
 
@@ -239,7 +237,7 @@ def _states(found: Matched, recompute: Recompute, pairs: Sequence[tuple[int, OpC
         if n >= 0 and (last is None or saved_at[n] > last):
             states[first_call[i]] = n
         elif last is None:
-            states[first_call[i]] = BEGIN
+            states[first_call[i]] = NONE
         elif last != before:
             raise Impossible(f"no tick comes between the random ops {last} and {i}")
         before = i

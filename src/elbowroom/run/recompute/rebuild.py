@@ -23,11 +23,12 @@ from elbowroom.engine.entries import Entry, Happening, Remake
 from elbowroom.engine.executor import Executor
 from elbowroom.errors import RecomputeFailed
 from elbowroom.run.recompute.calls import flags_now, node_of
-from elbowroom.run.recompute.programs import BEGIN, Program
+from elbowroom.run.recompute.programs import Program
 from elbowroom.run.recompute.proofs import Checksums, Samples
 from elbowroom.run.recompute.replay_calls import Storages, generator_state, replay
 from elbowroom.torch_compat.core import version_of
 from elbowroom.torch_compat.op_calls import modes_on
+from elbowroom.units import NONE
 
 INSTEAD = "train with within(..., allow=('swap',)), which recomputes nothing"
 
@@ -251,8 +252,8 @@ class Rebuilder:
         """A step begins."""
         self._samples.begin()
         self._step = StepRuns(self._executor, entries, self._samples, self._rows, proving=proving)
-        if BEGIN in self._noted:
-            self._step.noted(BEGIN)
+        if NONE in self._noted:
+            self._step.noted(NONE)
 
     @property
     def dropped(self) -> frozenset[int]:
