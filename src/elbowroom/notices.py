@@ -8,7 +8,6 @@ for it, as with logging.basicConfig(level=logging.INFO).
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import os
 import sys
@@ -61,9 +60,8 @@ def warn_once(once: Once, key: str, text: str, category: type[Warning] = Runtime
 
 def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
     """Warn at the line of the user."""
-    here = inspect.currentframe()
-    assert here is not None, "CPython has frames"
-    frame = user_frame(here)
+    # A frame that holds itself in a variable would be a cycle.
+    frame = user_frame(sys._getframe())  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     known = frame.f_globals.setdefault("__warningregistry__", {})
     name = frame.f_globals.get("__name__", "<string>")
     warnings.warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno, name, known)

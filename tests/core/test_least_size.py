@@ -50,7 +50,7 @@ BOTH = chain([8 * KIB] * 100 + [34 * MIB])
 @pytest.mark.parametrize("planner", ["optimal", "swap_greedy"])
 def test_the_least_budget_that_is_named_is_met_with_its_own_least_size(planner: str) -> None:
     # given
-    with pytest.raises(Infeasible, match="But the least size of what may move follows the budget: ") as refused:
+    with pytest.raises(Infeasible, match="The least size of what may move follows the budget: ") as refused:
         plan(BOTH, machine(), 20 * MIB, planner)
     # when
     named = refused.value.least_feasible_bytes

@@ -148,7 +148,7 @@ def steps_within(saved: tuple[tuple[tuple[int, str], ...], ...], budget: str) ->
 
 def test_a_training_that_saves_what_was_foretold_ends_in_its_first_backward() -> None:
     saved = tuple([(4 * MIB, "float32")] * 3)
-    with pytest.raises(er.Infeasible, match=r"^too small. So says a capture .* before the training has shown it.$"):
+    with pytest.raises(er.Infeasible, match=r"^too small.\nSo says a capture .* before the training has shown it.$"):
         steps_within((saved, saved), "1GiB")
 
 

@@ -187,7 +187,7 @@ def test_a_reader_on_another_stream_keeps_the_memory_from_the_storages_own(tmp_p
 
 def test_storages_go_in_pieces_and_come_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given pieces of 16 bytes
-    monkeypatch.setattr(direct, "PIECE_BYTES", 16)
+    monkeypatch.setattr(direct, "DIRECT_PIECE_BYTES", 16)
     below = Below(tmp_path)
     # when 64 bytes go and come back
     handle = below.away(7)

@@ -165,7 +165,13 @@ def _remedy(problem: Problem, swapped: Ints | None) -> list[str]:
         return [f"Machine {problem.machine.name!r} has no tier below its device to swap to.", smaller]
     may_move, saves = len(swapped), len(problem.step.saves)
     least = format_bytes(max(1, problem.min_size_bytes))
-    return [f"{may_move} of {saves} saved storages may move to {problem.tier}: those of {least} or more.", smaller]
+    # What the tier holds is said only where it is why more storages stay.
+    is_full = int(problem.step.size[: len(problem.step.saves)].sum()) > problem.tier_bytes
+    within = f", within {format_bytes(problem.tier_bytes)} there" if is_full else ""
+    return [
+        f"{may_move} of {saves} saved storages may move to {problem.tier}: those of {least} or more{within}.",
+        smaller,
+    ]
 
 
 def _otherwise(problem: Problem, planner: str, moves: Moves) -> list[str]:
