@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from elbowroom.errors import Infeasible, UsageError
 from elbowroom.plan import Plan
-from elbowroom.planners import PLANNERS, check, plan
+from elbowroom.planners import MEANS, PLANNERS, check, plan
 from elbowroom.planners.knobs import options_of
 from elbowroom.simulate.simulate import simulate
 from elbowroom.step.last_step import last_step
@@ -41,7 +41,7 @@ OPTIONS: list[tuple[str, dict[str, object]]] = [
 def made(
     trace: Trace, budget: int, planner: str, options: Mapping[str, object] | None = None, rate: int = 10**9
 ) -> Plan:
-    return plan(trace, machine(rate, rate), budget, planner, min_size=1, options=options)
+    return plan(trace, machine(rate, rate), budget, planner, min_size=1, options=options, allow=MEANS)
 
 
 def swaps(trace: Trace, budget: int, planner: str, rate: int = 10**9, **options: object) -> dict[int, int]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import elbowroom as er
-from elbowroom.run.options import MeansOfRuns
+from elbowroom.planners import Means
 from elbowroom.run.room import Room
 from tests.fuzz.graphs import SIZE, Made
 from tests.torch.helpers import MIN_SIZE_BYTES, Training, assert_equal, mean_square, needs, train, train_within
@@ -137,7 +137,7 @@ OPTIMIZERS: tuple[Callable[[Any], torch.optim.Optimizer], ...] = (
     lambda parameters: torch.optim.Adagrad(parameters, lr=1e-3),
     lambda parameters: torch.optim.NAdam(parameters, lr=1e-3),
 )
-MEANS: tuple[tuple[MeansOfRuns, ...], ...] = (
+MEANS: tuple[tuple[Means, ...], ...] = (
     ("swap",), ("swap", "state"), ("swap", "recompute"), ("recompute",), ("swap", "recompute", "state"),
     ("swap", "state", "gradient"), ("swap", "algorithm"), ("swap", "recompute", "state", "gradient", "algorithm"),
 )  # fmt: skip
@@ -169,7 +169,7 @@ class Case:
     frozen: int
     to_none: bool
     holds_on: bool
-    allow: tuple[MeansOfRuns, ...]
+    allow: tuple[Means, ...]
     share: float
     steps: int
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import elbowroom as er
-from elbowroom.planners import Means
-from elbowroom.run.options import DEFAULT_MEANS
+from elbowroom.planners import DEFAULT_MEANS, Means
 from elbowroom.run.room import Room
 from tests.gpu.slow import needs_graphs, needs_kernels, sleep, slow
 

@@ -36,7 +36,7 @@ STEPS = 6
 STATES: tuple[Means, ...] = ("swap", "state")
 
 
-def least_of(trace: er.Trace, allow: tuple[Means, ...] = STATES) -> int:
+def least_of(trace: er.Trace, allow: tuple[Means, ...] = (*STATES, "gradient")) -> int:
     """Of what a plan for this computer can do."""
     with pytest.raises(er.Infeasible) as caught:
         er.plan(trace, er.Machine.here(device="cpu"), 1, "swap_states", MIN_SIZE_BYTES, allow=allow)
@@ -127,9 +127,9 @@ def test_a_plan_with_gradients_made_from_a_captured_trace_is_carried_out() -> No
     step = last_step(trace)
     # eight layers of 96 x 96 weights; the biases are smaller than what may move
     assert len(step.accumulations) == 8
-    made = er.plan(
-        trace, er.Machine.here(device="cpu"), int(1.02 * least_of(trace)), "swap_states", MIN_SIZE_BYTES, allow=STATES
-    )
+    here = er.Machine.here(device="cpu")
+    allow: tuple[Means, ...] = (*STATES, "gradient")
+    made = er.plan(trace, here, int(1.02 * least_of(trace)), "swap_states", MIN_SIZE_BYTES, allow=allow)
 
     # when
     with er.within(plan=made, min_size=MIN_SIZE_BYTES) as room:

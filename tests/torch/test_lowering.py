@@ -15,7 +15,7 @@ from elbowroom.planners import Means
 from elbowroom.planners.budget.budgets import resolved
 from elbowroom.planners.budget.run_budget import CourseRequest, course_within
 from elbowroom.planners.request import PlanRequest
-from elbowroom.run.lowering_means import means_of, restricted, with_accumulations, with_means
+from elbowroom.run.lowering_means import restricted, with_accumulations, with_means
 from elbowroom.run.room import Room, run_of
 from elbowroom.units import parse_budget
 from tests.fakecuda.within_models import MODELS
@@ -26,7 +26,7 @@ MIB = 2**20
 
 def refused(trace: er.Trace, asked: PlanRequest, budget: str = "1MiB") -> Infeasible:
     with pytest.raises(Infeasible) as found:
-        course_within(request_of(restricted(trace, means_of(asked)), asked, budget))
+        course_within(request_of(restricted(trace, asked.allow), asked, budget))
     return with_means(found.value, request_of(trace, asked, budget))
 
 
@@ -52,7 +52,7 @@ def test_each_means_that_helps_is_named_with_a_budget_that_it_meets() -> None:
     least = int(named[1])
     assert least < problem.least_feasible_bytes - 64 * MIB
     with_states = PlanRequest(allow=("swap", "state"))
-    shown = restricted(trace, means_of(with_states))
+    shown = restricted(trace, with_states.allow)
     assert course_within(request_of(shown, with_states, least)).peak_bytes <= least
 
 
@@ -61,14 +61,14 @@ def test_gradients_help_where_the_last_layer_of_backward_holds_the_floor() -> No
     asked = PlanRequest(allow=("swap", "state"))
     assert "with swap,state,gradient it is " in str(refused(trace, asked))
     # and a run that moved none says it as well: where it could have is where backward makes each
-    seen = restricted(trace, means_of(asked))
+    seen = restricted(trace, asked.allow)
     assert "with swap,state,gradient it is " in str(refused(seen, asked))
     named = {storage for part in with_accumulations(seen).parts for storage in part.storages}
     assert {s for s in named if trace.storages[s].category == "gradient" and trace.storages[s].size_bytes >= MIB}
 
 
 def test_where_nothing_helps_nothing_is_said() -> None:
-    asked = PlanRequest(allow=("swap", "recompute", "state"), gradients=True)
+    asked = PlanRequest(allow=("swap", "recompute", "state", "gradient"))
     problem = refused(trace_of("residual net"), asked)
     assert "Other means" not in str(problem)
 

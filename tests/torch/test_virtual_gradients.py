@@ -55,7 +55,7 @@ def planned() -> tuple[er.Trace, er.Plan]:
     """For so little that gradients have to move."""
     trace = captured(on("cuda", heavy_at_the_end_of_backward), in_parts=True, machine="a100-80gb")
     here, budget = er.Machine.here(device="cpu"), int(1.001 * least_of(trace))
-    return trace, er.plan(trace, here, budget, "swap_states", MIN_SIZE_BYTES, allow=STATES)
+    return trace, er.plan(trace, here, budget, "swap_states", MIN_SIZE_BYTES, allow=(*STATES, "gradient"))
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,25 @@ def steady(trace: Trace) -> Trace:
     )
 
 
+def with_inputs(trace: Trace) -> Trace:
+    """A trace in which the storages that a step makes before its model begins are inputs, as they are in a run.
+
+    A run meets a step at the first call of a module, or at the first storage that autograd saves. What lies there by
+    then is the batch, however it was made.
+    """
+    inputs: set[int] = set()
+    for step in trace.steps:
+        calls = (op for op in range(*step) if trace.ops[op].module)
+        saves = (save.saved_at for save in trace.saves if step.first_op <= save.saved_at < step.end_op)
+        begin = min(next(calls, step.end_op), next(saves, step.end_op))
+        before = [event for event in trace.events if step.first_op <= event.op < begin]
+        gone = {event.storage for event in before if event.size_bytes < 0}
+        inputs |= {event.storage for event in before if event.size_bytes > 0} - gone
+    made = [n in inputs and known.category in ("activation", "temporary") for n, known in enumerate(trace.storages)]
+    storages = zip(trace.storages, made, strict=True)
+    return replace(trace, storages=tuple(replace(s, category="input") if is_input else s for s, is_input in storages))
+
+
 def with_idle_of(trace: Trace, observed: Trace) -> Trace | None:
     """The trace of a step that ran under a plan, idle from where the observed one or it shows; None where they differ.
 

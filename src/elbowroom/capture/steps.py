@@ -13,6 +13,7 @@ from elbowroom.capture.in_parts import PartsWatch
 from elbowroom.capture.never_moved import StorageSet
 from elbowroom.capture.observe import Observing, OptimizerWatch, optimizer_began, optimizer_ended
 from elbowroom.capture.recorder import Recorder
+from elbowroom.capture.steady import with_inputs
 from elbowroom.engine.conductor import Conductor
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.gradients import Gradients
@@ -60,7 +61,7 @@ def capture_steps(
         gradients.close()
         observing.recorder = None
         recording = recorder.stop()
-    return Assembly(recording, "host").trace()
+    return with_inputs(Assembly(recording, "host").trace())
 
 
 def _watch(observing: Observing, parts: PartsWatch) -> OptimizerWatch:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import cast
 
 from elbowroom.errors import UsageError
-from elbowroom.planners import DEFAULT_MEANS, DEFAULT_PLANNER
+from elbowroom.planners import DEFAULT_MEANS, MEANS, Means, means_of
 
 
-def add_options(parser: argparse.ArgumentParser, means: str) -> None:
-    """Add --allow, where `means` says what its default is, --option, --include and --exclude."""
+def add_allow(parser: argparse.ArgumentParser) -> None:
+    """Add --allow."""
     parser.add_argument(
-        "--allow", metavar="MEANS", help=f"means a plan may use, such as swap,recompute (default: {means})"
+        "--allow",
+        metavar="MEANS",
+        help=f"means a plan may use, of {','.join(MEANS)} (default: {','.join(DEFAULT_MEANS)}); algorithms change bits",
     )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add --allow, --option, --include and --exclude."""
+    add_allow(parser)
     parser.add_argument(
         "--option", action="append", metavar="NAME=VALUE", help="a knob of the planner; may be repeated"
     )
@@ -23,16 +31,16 @@ def add_options(parser: argparse.ArgumentParser, means: str) -> None:
     parser.add_argument("--exclude", action="append", metavar="GLOB", help="keep what these modules made")
 
 
-def allowed(given: str | None) -> list[str] | None:
-    """The words of --allow; None where it is not given."""
-    return None if given is None else [word.strip() for word in given.split(",") if word.strip()]
+def allowed(given: str | None) -> tuple[Means, ...] | None:
+    """The words of --allow; None where it is not given.
 
-
-def means(given: str | None, planner: str | None) -> Sequence[str] | None:
-    """The words of --allow for a verb that plans; without them those of a run, or all of a planner that is named."""
-    if given is not None or (planner and planner != DEFAULT_PLANNER):
-        return allowed(given)
-    return DEFAULT_MEANS
+    Raises:
+        UsageError: there is no such means.
+    """
+    if given is None:
+        return None
+    words = [word.strip() for word in given.split(",") if word.strip()]
+    return means_of(cast("list[Means]", words))
 
 
 def options(given: Sequence[str] | None) -> dict[str, str] | None:

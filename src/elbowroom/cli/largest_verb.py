@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, final
 
 from elbowroom.capture.script.script_knobs import Knob, Range, find_knob
-from elbowroom.cli import output, scripts
+from elbowroom.cli import choosing, output, scripts
 from elbowroom.cli.progress import progress
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.watch import Watch
@@ -44,6 +44,7 @@ def add(verbs: Any) -> None:
     parser.add_argument("--gpu", metavar="NAME", help="GPU by name (`elbowroom machine --list`)")
     parser.add_argument("--within", metavar="Xx", help="plan, and allow a step to take X times as long, as in 1.2x")
     parser.add_argument("--planner", metavar="NAME", help=f"with --within: who plans (default: {scripts.PLANNER})")
+    choosing.add_allow(parser)
     parser.set_defaults(execute=execute)
 
 
@@ -91,6 +92,8 @@ def _slowdown(arguments: argparse.Namespace) -> float | None:
 
     if arguments.planner and not arguments.within:
         raise UsageError("--planner: given without --within, and so nothing is planned; add for example --within 1.2x")
+    if arguments.allow and not arguments.within:
+        raise UsageError("--allow: given without --within, and so nothing is planned; add for example --within 1.2x")
     if arguments.planner and arguments.planner not in PLANNERS:
         raise UsageError(f"--planner: given {arguments.planner!r}; allowed is one of {', '.join(PLANNERS)}")
     if not arguments.within:
@@ -149,7 +152,8 @@ class Trials:
 
         self.watch.say(f"{self._looked_at()}planning for {self.knob.name} = {value}")
         planner = self._arguments.planner or scripts.PLANNER
-        self.planned[value] = within_slowdown(trace, self.machine, self.slowdown, planner, self.watch)
+        allow = choosing.allowed(self._arguments.allow)
+        self.planned[value] = within_slowdown(trace, self.machine, self.slowdown, planner, self.watch, allow=allow)
         return self.planned[value].needed_bytes
 
     def is_same(self, one: int, other: int) -> bool:

@@ -49,7 +49,7 @@ def add(verbs: Any) -> None:
         "--slowdown", type=float, metavar="X", help="with --budget least: the step may take X times as long"
     )
     parser.add_argument("--planner", metavar="NAME", help=f"which planner makes it (default: {scripts.PLANNER})")
-    choosing.add_options(parser, "swap,state, as in a run; of other planners than optimal all")
+    choosing.add_options(parser)
     parser.add_argument("--min-size", metavar="SIZE", help="keep smaller storages (default: follows the budget)")
     parser.add_argument("--time-limit", type=float, metavar="S", help="seconds a planner may search for one plan")
     parser.add_argument("-o", "--out", metavar="FILE", help="write the plan to a file that `elbowroom run` reads")
@@ -107,7 +107,7 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
         "options": choosing.options(arguments.option),
         "include": arguments.include,
         "exclude": arguments.exclude,
-        "allow": choosing.means(arguments.allow, arguments.planner),
+        "allow": choosing.allowed(arguments.allow),
         "time_limit_s": arguments.time_limit,
     }
     return {name: value for name, value in asked.items() if value is not None}
@@ -128,7 +128,7 @@ def _given(
         return trace, Machine.here(device="cpu")
     machine = scripts.machine_of(arguments.gpu)
     follows = least_size(device_bytes(machine, parse_budget(asked["budget"])))
-    in_parts = "state" in means_of(asked["planner"], asked.get("allow"))
+    in_parts = not {"state", "gradient"}.isdisjoint(means_of(asked.get("allow")))
     parts = {"in_parts": in_parts, "min_size": asked.get("min_size", follows)}
     return trace or scripts.captured(script, machine, arguments, watch, **parts), machine
 

@@ -43,7 +43,7 @@ def add(verbs: Any) -> None:
     parser.add_argument("--spill-dir", metavar="DIR", help="directory of the disk tier (default: TMPDIR)")
     parser.add_argument("--min-size", metavar="SIZE", help="keep smaller storages (default: follows the budget)")
     parser.add_argument("--planner", metavar="NAME", help="which planner makes the plans")
-    choosing.add_options(parser, "swap,state")
+    choosing.add_options(parser)
     parser.add_argument("--gds", action="store_true", help="to the disk past the host, by GPUDirect Storage (CUDA)")
     parser.add_argument("--managed", metavar="SIZE", help="so much beyond the budget may lie in managed memory (CUDA)")
     parser.add_argument(
@@ -88,8 +88,6 @@ def _room(arguments: argparse.Namespace, settings: RunSettings) -> AbstractConte
 
     from elbowroom.run import within
 
-    allowed = choosing.allowed(arguments.allow)
-    means: dict[str, Any] = {} if allowed is None else {"allow": allowed}
     return within(
         arguments.budget if plan else settings.budget,
         plan=plan,
@@ -103,7 +101,7 @@ def _room(arguments: argparse.Namespace, settings: RunSettings) -> AbstractConte
         exclude=arguments.exclude or (),
         gds=arguments.gds,
         managed=arguments.managed or 0,
-        **means,
+        allow=choosing.allowed(arguments.allow),
     )
 
 

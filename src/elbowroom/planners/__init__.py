@@ -23,7 +23,7 @@ from elbowroom.planners.budget.budgets import first_lower, held_to, resolved
 from elbowroom.planners.budget.least import checked_slowdown, least_plan
 from elbowroom.planners.installed import installed
 from elbowroom.planners.optimal.optimal import optimal
-from elbowroom.planners.problem import DEFAULT_MEANS, MEANS, SAME_BITS, Judge, Means, Planner, Problem, any_recompute
+from elbowroom.planners.problem import DEFAULT_MEANS, MEANS, Judge, Means, Planner, Problem, any_recompute
 from elbowroom.planners.request import TIME_LIMIT_S, PlanRequest, ResolvedBudget
 from elbowroom.step.check import check
 from elbowroom.step.last_step import last_step
@@ -93,8 +93,8 @@ def plan(
         planner: a name in PLANNERS.
         min_size: smaller storages are kept; bytes or text. None: 1 MiB, or a 4096th part of the budget if less.
         options: knobs of the planner by name.
-        allow: means a plan may use, of swap, recompute, state and algorithm (see `Problem`). None: of `optimal` those
-            that change no number (`SAME_BITS`), of any other planner all.
+        allow: means a plan may use, of swap, recompute, state, gradient and algorithm, as in `within`. None: swap,
+            recompute and state, as in a run. Algorithms change bits.
         time_limit_s: a planner that searches stops then with the best plan it has.
         slowdown: with the budget "least": the step may take so many times as long as with everything kept.
         include: only what these modules made may move: a glob on paths of modules such as "layer1.*", or several.
@@ -143,7 +143,7 @@ def requested(
         min_size_bytes=MIN_SIZE_BYTES if min_size is None else parse_bytes(min_size),
         follows=min_size is None,
         options=dict(options or {}),
-        allow=means_of(planner, allow),
+        allow=means_of(allow),
         time_limit_s=_limit(time_limit_s),
         include=modules.include,
         exclude=modules.exclude,
@@ -187,10 +187,14 @@ def asking(
     return Asking(problem, PLANNERS[name], name, request.options, watch, follows=request.follows)
 
 
-def means_of(planner: str, allow: Sequence[Means] | None = None) -> tuple[Means, ...]:
-    """The means that a planner may use, in one order; where None are asked for, see `plan`."""
+def means_of(allow: Sequence[Means] | None) -> tuple[Means, ...]:
+    """The means that plans and runs may use, in one order; `DEFAULT_MEANS` where None are asked for.
+
+    Raises:
+        UsageError: there is no such means.
+    """
     if allow is None:
-        return SAME_BITS if planner == DEFAULT_PLANNER else MEANS
+        return DEFAULT_MEANS
     if unknown := [means for means in allow if means not in MEANS]:
         raise UsageError(f"allow: given {unknown[0]!r}; allowed are {', '.join(MEANS)}; take any of them")
     return tuple(means for means in MEANS if means in allow)

@@ -16,17 +16,14 @@ from elbowroom.step.moves import Moves, moves_of, need, tier_peak
 from elbowroom.step.rebuilds import Rebuild
 
 Judge = Callable[[Recompute], bool]
-Means = Literal["swap", "recompute", "state", "algorithm"]
-MEANS: tuple[Means, ...] = ("swap", "recompute", "state", "algorithm")
-DEFAULT_MEANS: tuple[Means, ...] = ("swap", "state")
-"""Those of a run, and of a plan that `elbowroom run` shall carry out, where none are asked for."""
-SAME_BITS: tuple[Means, ...] = ("swap", "recompute", "state")
-"""Those that change no number."""
+Means = Literal["swap", "recompute", "state", "gradient", "algorithm"]
+MEANS: tuple[Means, ...] = ("swap", "recompute", "state", "gradient", "algorithm")
+DEFAULT_MEANS: tuple[Means, ...] = ("swap", "recompute", "state")
+"""Those of plans and of runs where none are asked for. None of them changes a number."""
 
 __all__ = [
     "DEFAULT_MEANS",
     "MEANS",
-    "SAME_BITS",
     "Judge",
     "Means",
     "Planner",
@@ -70,7 +67,7 @@ class Problem:
         budget_bytes: allocated bytes the device may hold.
         min_size_bytes: smaller storages are kept.
         tiers: bytes that each lower tier of the machine may hold, and how many of the host's may be pinned.
-        allow: the means a plan may use: swaps of saved storages, recomputes, swaps of optimizer states and gradients,
+        allow: the means a plan may use: swaps of saved storages, recomputes, swaps of optimizer states, of gradients,
             other algorithms. A planner uses those of them that it knows.
         time_limit_s: a planner that searches stops then with the best plan it has.
         judge: whether a recompute may be in the plan; for a run, which cannot carry out all of them.
@@ -93,6 +90,17 @@ class Problem:
     algorithms: tuple[Algorithm, ...] = ()
     states: DecidedStates | None = None
     host_bytes: int | None = None
+
+    @property
+    def moves_states(self) -> bool:
+        """Whether optimizer states or gradients may be swapped."""
+        return "state" in self.allow or "gradient" in self.allow
+
+    def means_of(self, n: int) -> Means:
+        """What swapping a window is called."""
+        if n < len(self.step.saves):
+            return "swap"
+        return "gradient" if self.step.trace.storages[int(self.step.storage[n])].category == "gradient" else "state"
 
     def tiers_for(self, step: LastStep, moves: Moves) -> list[TierName]:
         """Per move, where it goes: what is idle longest to the disk, as far as the host is full."""
@@ -163,7 +171,7 @@ def with_disk(problem: Problem) -> Problem:
         return problem
     most = replace(problem, tier_bytes=2**62)
     moves = moves_on_demand(problem.step, movable(most))
-    if tier_peak(problem.step, moves) <= host and "state" not in problem.allow:
+    if tier_peak(problem.step, moves) <= host and not problem.moves_states:
         return problem
     largest = int(problem.step.size.max(initial=0))
     if host < 2 * largest or disk < 2 * largest:

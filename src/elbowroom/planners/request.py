@@ -41,7 +41,7 @@ class ResolvedBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What plans may do, checked. Attributes as in `Knobs` of run/options.py, but that `gradients` are apart.
+    """What plans may do, checked. Attributes as in `Knobs` of run/options.py.
 
     Attributes:
         follows: no least size was given: it follows the budget.
@@ -50,7 +50,6 @@ class PlanRequest:
     """
 
     allow: tuple[Means, ...] = DEFAULT_MEANS
-    gradients: bool = False
     min_size_bytes: int = MIN_SIZE_BYTES
     follows: bool = False
     planner: str | None = None
@@ -61,6 +60,16 @@ class PlanRequest:
     managed_bytes: int = 0
     modules: Selection = ALL_MODULES
     time_limit_s: float = TIME_LIMIT_S
+
+    @property
+    def gradients(self) -> bool:
+        """Whether gradients may be swapped."""
+        return "gradient" in self.allow
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the steps of optimizers are carried out in parts, so that states or gradients may move."""
+        return "state" in self.allow or "gradient" in self.allow
 
     def with_budget(self, budget_bytes: int) -> PlanRequest:
         """With a least size that follows the budget, where none was given: small models have small storages."""

@@ -22,7 +22,6 @@ from elbowroom.run.check_beforehand import Question
 from elbowroom.run.given_plan import GivenPlan, warn_of_peak
 from elbowroom.run.kind_totals import Kinds
 from elbowroom.run.layer_algorithms import LayerChoices
-from elbowroom.run.lowering_means import means_of
 from elbowroom.run.options import live_modules
 from elbowroom.run.recompute.calls import Calls
 from elbowroom.run.recompute.controller import Recomputing
@@ -140,7 +139,7 @@ class Learner:
             module=module,
             arguments=tuple(arguments),
             budget_bytes=self.budget_bytes,
-            allow=means_of(asked),
+            allow=asked.allow,
             min_size_bytes=asked.min_size_bytes,
             follows=asked.follows,
             planner=asked.planner,
@@ -151,7 +150,7 @@ class Learner:
     @property
     def in_parts(self) -> bool:
         """Whether the steps of optimizers are carried out in parts in observed steps, so that states may move."""
-        return "state" in self._asked.allow
+        return self._asked.in_parts
 
     @property
     def gradients(self) -> bool:

@@ -10,14 +10,12 @@ from typing import final
 from elbowroom.errors import Infeasible
 from elbowroom.planners import Means, any_recompute
 from elbowroom.planners.budget.run_budget import CourseRequest, course_within, least_allocated
-from elbowroom.planners.request import PlanRequest
-from elbowroom.run.options import MeansOfRuns
 from elbowroom.step.idle_windows import accumulates
 from elbowroom.step.last_step import last_step
 from elbowroom.trace import Part, Trace
 from elbowroom.units import format_bytes
 
-LOOKED_AT: tuple[MeansOfRuns, ...] = ("swap", "recompute", "state", "gradient")
+LOOKED_AT: tuple[Means, ...] = ("swap", "recompute", "state", "gradient")
 """Means that change no number."""
 WORTH = 50
 """A means is named if it lowers the least budget by one part in this many."""
@@ -46,11 +44,11 @@ def with_means(problem: Infeasible, request: CourseRequest) -> Infeasible:
 
 def _lower(question: _Question, least_bytes: int) -> Iterator[str]:
     """Per means that helps: the words of --allow, and the least with them."""
-    until_s, given = time.monotonic() + PATIENCE_S, means_of(question.request.asked)
+    until_s, given = time.monotonic() + PATIENCE_S, question.request.asked.allow
     allocated_bytes = question.allocated(given)
-    others: list[MeansOfRuns] = [each for each in LOOKED_AT if each not in given]
+    others: list[Means] = [each for each in LOOKED_AT if each not in given]
     for means in others:
-        wanted: tuple[MeansOfRuns, ...] = tuple(each for each in LOOKED_AT if each in given or each == means)
+        wanted: tuple[Means, ...] = tuple(each for each in LOOKED_AT if each in given or each == means)
         if time.monotonic() > until_s or not question.shows(means):
             continue
         if _less(question.allocated(wanted), allocated_bytes) and _less(least := question.least(wanted), least_bytes):
@@ -59,12 +57,6 @@ def _lower(question: _Question, least_bytes: int) -> Iterator[str]:
 
 def _less(one_bytes: int, other_bytes: int) -> bool:
     return one_bytes < other_bytes - other_bytes // WORTH
-
-
-def means_of(asked: PlanRequest) -> tuple[MeansOfRuns, ...]:
-    """What a run may do, as it is asked for."""
-    gradients: tuple[MeansOfRuns, ...] = ("gradient",) if asked.gradients else ()
-    return (*asked.allow, *gradients)
 
 
 def restricted(trace: Trace, means: Collection[str]) -> Trace:
@@ -97,18 +89,18 @@ class _Question:
 
     request: CourseRequest
 
-    def shows(self, means: MeansOfRuns) -> bool:
+    def shows(self, means: Means) -> bool:
         """Whether the trace says where a run would have control."""
         if means not in ("state", "gradient"):
             return True
         trace = self.request.trace
         return any(accumulates(trace, part) is (means == "gradient") for part in trace.parts)
 
-    def allocated(self, means: Collection[MeansOfRuns]) -> int:
+    def allocated(self, means: Collection[Means]) -> int:
         """The least allocated bytes with these means."""
         return least_allocated(self._with(means))
 
-    def least(self, means: Collection[MeansOfRuns]) -> int:
+    def least(self, means: Collection[Means]) -> int:
         """The least budget that plans with these means meet."""
         try:
             course_within(self._with(means))
@@ -116,10 +108,9 @@ class _Question:
             return problem.least_feasible_bytes
         return 1
 
-    def _with(self, means: Collection[MeansOfRuns]) -> CourseRequest:
+    def _with(self, means: Collection[Means]) -> CourseRequest:
         """What was refused, for next to no bytes, with these means."""
-        plain: list[Means] = ["state" if each == "gradient" else each for each in means]
-        asked = replace(self.request.asked, allow=tuple(dict.fromkeys(plain)), gradients="gradient" in means)
+        asked = replace(self.request.asked, allow=tuple(means))
         shown, budget = restricted(self.request.trace, means), self.request.budget.on_device(1)
         everywhere = range(len(shown.ops) + 1)
         return replace(self.request, trace=shown, budget=budget, asked=asked, judge=any_recompute, clear=everywhere)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 import torch
 
 from elbowroom.engine.storages import alive_of
 from elbowroom.errors import UsageError
 from elbowroom.files.field_rules import shown
-from elbowroom.planners import DEFAULT_MEANS, PLANNERS, Means
+from elbowroom.planners import PLANNERS, Means, means_of
 from elbowroom.planners.knobs import checked
 from elbowroom.planners.request import PlanRequest
 from elbowroom.step.least_size import MIN_SIZE_BYTES
 from elbowroom.step.module_selection import selection
 from elbowroom.units import parse_bytes
 
-MeansOfRuns = Means | Literal["gradient"]
-MEANS_OF_RUNS: tuple[MeansOfRuns, ...] = ("swap", "recompute", "state", "algorithm", "gradient")
-"""What a run can carry out."""
 CHOOSING = ("planner", "options", "include", "exclude")
 """Knobs that say what is to be done, as a plan does."""
 
@@ -41,7 +38,7 @@ class Knobs(TypedDict, total=False):
             host, such as "4GiB"; what the device does there is slow. Beyond them torch raises its OutOfMemoryError.
     """
 
-    allow: Sequence[MeansOfRuns]
+    allow: Sequence[Means] | None
     planner: str | None
     options: Mapping[str, object] | None
     include: str | Sequence[str]
@@ -68,17 +65,11 @@ def asked(min_size: int | str | None, knobs: Knobs, *, has_plan: bool) -> PlanRe
         raise UsageError(f"within: given min_size={min_size!r}; allowed is a size of 1 byte or more, such as 4MiB")
     if name is not None and name not in PLANNERS:
         raise UsageError(f"planner: given {shown(name)}; allowed is one of {', '.join(PLANNERS)}")
-    allow = tuple(knobs.get("allow", DEFAULT_MEANS))
-    if unknown := [means for means in allow if means not in MEANS_OF_RUNS]:
-        raise UsageError(
-            f"within: given allow={unknown[0]!r}; allowed are {', '.join(MEANS_OF_RUNS)} in a run; take any of them"
-        )
     chosen = selection(knobs.get("include", ()), knobs.get("exclude", ()))
     return PlanRequest(
         min_size_bytes=size_bytes or MIN_SIZE_BYTES,
         follows=size_bytes is None,
-        allow=_allowed_to_plans(allow),
-        gradients="gradient" in allow,
+        allow=means_of(knobs.get("allow")),
         planner=name,
         options=_options(name, knobs.get("options") or {}),
         include=chosen.include,
@@ -86,12 +77,6 @@ def asked(min_size: int | str | None, knobs: Knobs, *, has_plan: bool) -> PlanRe
         gds=bool(knobs.get("gds", False)),
         managed_bytes=parse_bytes(knobs.get("managed") or 0),
     )
-
-
-def _allowed_to_plans(allow: Sequence[MeansOfRuns]) -> tuple[Means, ...]:
-    """To a planner a gradient is a state that its trace names."""
-    found: list[Means] = ["state" if each == "gradient" else each for each in allow]
-    return tuple(dict.fromkeys(found))
 
 
 def _options(planner: str | None, given: Mapping[str, object]) -> dict[str, object]:

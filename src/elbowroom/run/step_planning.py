@@ -123,7 +123,7 @@ def _swaps(question: StepQuestion) -> Course:
 def _request(question: StepQuestion) -> CourseRequest:
     """What planners are asked: no recomputes, and states where the trace says where they may move."""
     asked = without(question.asked, "recompute")
-    asked = asked if question.trace.parts else without(asked, "state")
+    asked = asked if question.trace.parts else without(asked, "state", "gradient")
     return CourseRequest(
         trace=question.trace, machine=question.machine, budget=question.budget, asked=asked, clear=question.clear
     )
@@ -148,7 +148,7 @@ def _instead(question: StepQuestion, before: Before, problem: Infeasible) -> Ans
             if before.rebuilds
             else Followed(replace(_known_of(question.on(alike), course), refined=True))
         )
-    if "state" in question.asked.allow and not alike.parts and not question.explored:  # states could help
+    if question.asked.in_parts and not alike.parts and not question.explored:  # states could help
         return Next.OBSERVE_STATES
     explores = _exploring(question.on(alike))
     return None if explores is None else Explores(explores, _refused(question, problem, with_advice=False))

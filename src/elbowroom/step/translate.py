@@ -6,19 +6,23 @@ its last one and the small storages too, so neither numbers of storages nor posi
 what the runtime goes by: the saved storages that are large enough, in order, with when each is saved and read back, the
 parts of optimizers' steps with their states, and the accumulations with their gradients. A swap back begins at the
 first of these that does not come before the place that the plan has for it, so that it needs no more memory than there.
-Optimal: exact where that place is one of them. Ignores: recomputes and algorithms, which name ops: a plan that has some
-is refused. Cost: swaps times saves.
+Storages that the plan recomputes are rebuilt by the ops that make them in the other trace; where these cannot do that,
+they are swapped. Optimal: exact where that place is one of them. Ignores: algorithms, which name ops: a plan that has
+some is refused. Cost: swaps times saves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from elbowroom.errors import InvalidPlan
-from elbowroom.plan import Plan, Swap
+from elbowroom.machine import TierName
+from elbowroom.plan import Plan, Recompute, Swap
+from elbowroom.step.check import check_step
 from elbowroom.step.last_step import LastStep, last_step
+from elbowroom.step.recipes import recompute_for
 from elbowroom.trace import Category, Part, Save, Trace
 from elbowroom.units import format_bytes
 
@@ -67,10 +71,10 @@ def translated(plan: Plan, source: Trace, trace: Trace) -> Plan:
         raise InvalidPlan(
             f"plan: it is for trace {plan.trace_id}, and the trace beside it is {source.id}; give its own"
         )
-    if plan.recomputes or plan.algorithms:
+    if plan.algorithms:
         raise InvalidPlan(
-            f"plan: its {len(plan.recomputes)} recomputes and {len(plan.algorithms)} algorithms name ops of its trace, "
-            "which is no trace of a run; plan again with allow=('swap', 'state')"
+            f"plan: its {len(plan.algorithms)} algorithms name ops of its trace, which is no trace of a run; plan "
+            "again with allow=('swap', 'recompute', 'state')"
         )
     here, there = last_step(source), last_step(trace)
     saves, its_saves = _alike(here, there)
@@ -80,7 +84,47 @@ def translated(plan: Plan, source: Trace, trace: Trace) -> Plan:
     places = _places(saves, parts), _places(its_saves, its_parts)
     swaps = [_swap(swap, storage_of, there, *places) for swap in plan.swaps]
     swaps.sort(key=lambda swap: swap.out_after_op)
-    return replace(plan, trace_id=trace.id, swaps=tuple(swaps))
+    moved = replace(plan, trace_id=trace.id, swaps=tuple(swaps), recomputes=())
+    return _with_recomputes(moved, there, [_storages(each, storage_of) for each in plan.recomputes])
+
+
+def with_swaps(plan: Plan, step: LastStep, storages: Iterable[int]) -> Plan:
+    """A plan that swaps some saved storages too, each from its save to its first read."""
+    tier: TierName = "disk" if step.trace.device == "cpu" else "host"
+    n_of = step.window_of
+    added = [
+        Swap(
+            storage=storage,
+            tier=tier,
+            out_after_op=int(step.saved_at[n_of[storage]]) - 1,
+            back_before_op=int(step.first_read[n_of[storage]]),
+        )
+        for storage in storages
+    ]
+    return replace(plan, swaps=tuple(sorted((*plan.swaps, *added), key=lambda swap: swap.out_after_op)))
+
+
+def _storages(recompute: Recompute, storage_of: dict[int, int]) -> tuple[int, ...]:
+    """What a recompute drops, in the other trace. Raises InvalidPlan."""
+    if lost := [storage for storage in recompute.storages if storage not in storage_of]:
+        raise InvalidPlan(
+            f"plan: it recomputes storage {lost[0]} of its trace, which is none of the saved storages of this step; "
+            "capture this training, and plan again"
+        )
+    return tuple(storage_of[storage] for storage in recompute.storages)
+
+
+def _with_recomputes(plan: Plan, step: LastStep, dropped: Sequence[tuple[int, ...]]) -> Plan:
+    """A plan that drops some sets of storages too, or swaps those that no recipe of this step rebuilds."""
+    found = [recompute_for(step, storages) for storages in dropped]
+    swapped = [s for storages, each in zip(dropped, found, strict=True) if each is None for s in storages]
+    recomputes = sorted((each for each in found if each is not None), key=lambda each: each.before_op)
+    made = replace(with_swaps(plan, step, swapped), recomputes=tuple(recomputes))
+    try:
+        check_step(step, made)
+    except InvalidPlan:  # a recipe needs what another one drops, or a swap has away
+        return with_swaps(plan, step, (s for storages in dropped for s in storages))
+    return made
 
 
 def _alike(here: LastStep, there: LastStep) -> tuple[list[Save], list[Save]]:

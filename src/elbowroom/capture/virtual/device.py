@@ -13,6 +13,7 @@ from elbowroom.capture.arrivals import changed_once_there
 from elbowroom.capture.in_parts import PartsWatch
 from elbowroom.capture.modules import ModulePaths
 from elbowroom.capture.observe import OptimizerWatch
+from elbowroom.capture.steady import with_inputs
 from elbowroom.capture.virtual import routing, threads
 from elbowroom.capture.virtual.accumulations import Accumulations
 from elbowroom.capture.virtual.built_kernels import BuiltKernels
@@ -196,7 +197,7 @@ class VirtualDevice:
                 "virtual device: given a run without a training step on cuda; allowed is a training loop; move the "
                 "model to cuda and let an optimizer step, or change its parameters after a backward"
             )
-        return assemble(self.ledger, self.step_ends(), self._machine)
+        return with_inputs(assemble(self.ledger, self.step_ends(), self._machine))
 
     def step_ends(self) -> list[int]:
         """Number of ops up to the end of each step: with its last optimizer, or its last change by hand."""

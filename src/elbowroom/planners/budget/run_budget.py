@@ -92,9 +92,9 @@ class CourseRequest:
         """For another budget of the device, with the least size that follows it."""
         return replace(self.within(device_bytes), asked=self.asked.with_budget(device_bytes))
 
-    def without(self, means: Means) -> CourseRequest:
-        """With all means but one."""
-        return replace(self, asked=without(self.asked, means))
+    def without(self, *means: Means) -> CourseRequest:
+        """With all means but some."""
+        return replace(self, asked=without(self.asked, *means))
 
 
 def course_within(request: CourseRequest) -> Course:
@@ -120,9 +120,9 @@ def course_within(request: CourseRequest) -> Course:
     raise AssertionError("the last turn returns or raises")
 
 
-def without(asked: PlanRequest, means: Means) -> PlanRequest:
-    """All means but one."""
-    return replace(asked, allow=tuple(each for each in asked.allow if each != means))
+def without(asked: PlanRequest, *means: Means) -> PlanRequest:
+    """All means but some."""
+    return replace(asked, allow=tuple(each for each in asked.allow if each not in means))
 
 
 def least_allocated(request: CourseRequest) -> int:
@@ -134,7 +134,7 @@ def least_allocated(request: CourseRequest) -> int:
 
 
 def _course_within(request: CourseRequest) -> Course:
-    budget_bytes, of_saves = request.budget.device_bytes, request.without("state")
+    budget_bytes, of_saves = request.budget.device_bytes, request.without("state", "gradient")
     refused, tried = ("", 0), _Tried()
     for means in [of_saves] if of_saves.asked == request.asked else [of_saves, request]:
         try:
@@ -265,7 +265,7 @@ def _asking(request: CourseRequest) -> Asking:
 def _planner(allow: Sequence[Means]) -> str:
     if "recompute" in allow or "algorithm" in allow:
         return PLANNER_OF_RECOMPUTES
-    return PLANNER_OF_STATES if "state" in allow else PLANNER
+    return PLANNER_OF_STATES if "state" in allow or "gradient" in allow else PLANNER
 
 
 def course_of(

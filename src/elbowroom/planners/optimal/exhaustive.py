@@ -20,7 +20,7 @@ from elbowroom.files.field_rules import MAX_INT
 from elbowroom.machine import TierName
 from elbowroom.plan import Algorithm, Plan, Recompute, Swap
 from elbowroom.planners.optimal.algorithm_choice import offered
-from elbowroom.planners.problem import Means, Problem, peak_of
+from elbowroom.planners.problem import Problem, peak_of
 from elbowroom.simulate.lanes import moved_bytes, play
 from elbowroom.step.algorithms import with_algorithms
 from elbowroom.step.check import check_step
@@ -111,9 +111,8 @@ def _swaps(problem: Problem) -> list[list[Swap | None]]:
     tiers: list[TierName] = [tier.name for tier in problem.machine.tiers[1:]]
     found: list[list[Swap | None]] = []
     for n, storage in enumerate(listed(step.storage)):
-        means: Means = "swap" if n < len(step.saves) else "state"
         may: list[Swap | None] = [None]
-        if means in problem.allow and step.size[n] >= max(1, problem.min_size_bytes):
+        if problem.means_of(n) in problem.allow and step.size[n] >= max(1, problem.min_size_bytes):
             places = sorted({*listed(step.ticks), step.first_op, step.end_op, int(step.first_read[n])}, reverse=True)
             for tier, back in product(tiers, places):
                 swap = Swap(storage=storage, tier=tier, out_after_op=int(step.saved_at[n]) - 1, back_before_op=back)

@@ -157,7 +157,7 @@ def _beside_baselines(problem: Problem, held: FittingTrial) -> FittingTrial:
 def _near(problem: Problem, trial: Trial, pool: Pool) -> Iterator[Trial]:
     """Trials with one of swaps, recomputes and states changed, in turn."""
     undecided = deciding_algorithms(problem, trial.basis.asked.algorithms)
-    of_states = states_near(undecided, pool, trial) if "state" in problem.allow else iter(())
+    of_states = states_near(undecided, pool, trial) if problem.moves_states else iter(())
     return in_turn(neighbours(pool, trial), of_states)
 
 
@@ -171,7 +171,7 @@ def _refined(
         for way in every(problem):
             best = best_of_all(pool_of(way), best, bound, accept)
     best = exchanged(partial(choices_near, problem, pool), best, enough_ns, left, accept)
-    if "state" in problem.allow:
+    if problem.moves_states:
         undecided = deciding_algorithms(problem, best.basis.asked.algorithms)
         best = exchanged(partial(states_near, undecided, pool), best, enough_ns, left, accept)
     return best

@@ -36,9 +36,9 @@ SHARES = (0.5, 1.0)
 def states_on_offer(problem: Problem) -> Ints:
     """Windows of optimizer states and gradients that may be swapped, those idle longest first."""
     step, first = problem.step, len(problem.step.saves)
-    if problem.tier is None or "state" not in problem.allow:
+    if problem.tier is None or not problem.moves_states:
         return np.zeros(0, np.int64)
-    n = np.arange(first, len(step.size), dtype=np.int64)
+    n = np.array([i for i in range(first, len(step.size)) if problem.means_of(i) in problem.allow], dtype=np.int64)
     n = n[(step.size[n] >= max(1, problem.min_size_bytes)) & step.returns[n]]
     begin, end = step.window(n, step.first_read[n])
     n = n[step.wraps(n, step.first_read[n]) | (begin < end)]

@@ -14,12 +14,14 @@ from elbowroom.plan import Plan, Recompute
 from elbowroom.planners import check
 from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_of, course_within, without
 from elbowroom.run.recompute.calls import Calls
-from elbowroom.run.recompute.programs import Impossible, Matched, Program, matched, programs_of, why_impossible
+from elbowroom.run.recompute.programs import Matched, Program, matched, programs_of, why_impossible
 from elbowroom.run.recompute.proofs import sample_bytes
 from elbowroom.run.step_kinds import StepKind, known_of
 from elbowroom.run.step_question import StepQuestion
 from elbowroom.simulate.simulate import simulate
-from elbowroom.step.last_step import last_step
+from elbowroom.step.check import check_step
+from elbowroom.step.last_step import LastStep, last_step
+from elbowroom.step.translate import with_swaps
 
 WORTH = 1.01
 """A step that takes at most this factor of the time with everything kept needs no recomputes."""
@@ -73,18 +75,32 @@ def planned(question: StepQuestion, calls: Calls) -> Planned | None:
 
 
 def following(question: StepQuestion, calls: Calls, given: Plan) -> Planned:
-    """What to do to follow a given plan, but for what was rebuilt wrong. Raises InvalidPlan."""
-    trace, machine = question.trace, question.machine
+    """What to do to follow a given plan, but for what was rebuilt wrong; what the calls cannot rebuild is swapped.
+
+    Raises:
+        InvalidPlan: the plan is not one for this step.
+    """
+    trace, machine, step = question.trace, question.machine, last_step(question.trace)
     check(trace, given)
-    saves = last_step(trace).saves
-    wrong = {saves[n].storage for n in question.banned}
+    wrong = {step.saves[n].storage for n in question.banned}
     given = replace(given, recomputes=tuple(each for each in given.recomputes if wrong.isdisjoint(each.storages)))
+    found = matched(step, calls)
+    return _planned(question, found, course_of(trace, machine, _carried_out(given, step, found)))
+
+
+def _carried_out(given: Plan, step: LastStep, found: Matched) -> Plan:
+    """A plan that swaps what the calls of a step cannot rebuild."""
+    cannot = [each for each in given.recomputes if why_impossible(found, each) is not None]
+    if not cannot:
+        return given
+    left = replace(given, recomputes=tuple(each for each in given.recomputes if each not in cannot))
+    made = with_swaps(left, step, (storage for each in cannot for storage in each.storages))
     try:
-        return _planned(question, matched(last_step(trace), calls), course_of(trace, machine, given))
-    except Impossible as problem:
-        raise InvalidPlan(
-            f"plan: one of its recomputes cannot be carried out: {problem}; plan again with allow=('swap',)"
-        ) from None
+        check_step(step, made)
+    except InvalidPlan:  # a recipe needs what another one rebuilds
+        every = (storage for each in given.recomputes for storage in each.storages)
+        return with_swaps(replace(given, recomputes=()), step, every)
+    return made
 
 
 def _planned(question: StepQuestion, found: Matched, course: Course) -> Planned:
@@ -104,7 +120,7 @@ def _course(question: StepQuestion, found: Matched | None) -> Course | None:
         banned = any(save_of[storage] in question.banned for storage in recompute.storages)
         return not banned and (found is None or why_impossible(found, recompute) is None)
 
-    asked = asked if trace.parts else without(asked, "state")
+    asked = asked if trace.parts else without(asked, "state", "gradient")
     large = int((step.size[: len(step.saves)] >= asked.min_size_bytes).sum())
     taken_bytes = sample_bytes(large, caching=machine.allocator != "exact")
     budget = question.budget.on_device(max(0, question.budget.device_bytes - taken_bytes))

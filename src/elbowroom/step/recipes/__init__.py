@@ -3,7 +3,13 @@
 A torch-free description of what recomputing needs: `options` offers, `check_recipe` judges.
 """
 
-from elbowroom.step.recipes.recompute_options import RecomputeOption, blocks, options, peak_of_recipe
+from elbowroom.step.recipes.recompute_options import (
+    RecomputeOption,
+    blocks,
+    options,
+    peak_of_recipe,
+    recompute_for,
+)
 from elbowroom.step.recipes.rules import check_recipe, inputs_of
 from elbowroom.step.recipes.segments import stretches
 
@@ -14,5 +20,6 @@ __all__ = [
     "inputs_of",
     "options",
     "peak_of_recipe",
+    "recompute_for",
     "stretches",
 ]

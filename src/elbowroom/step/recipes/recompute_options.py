@@ -193,6 +193,19 @@ def _block(
     return _option(step, "block", segment.name, Recompute(storages=storages, recipe=recipe, before_op=before_op))
 
 
+def recompute_for(step: LastStep, storages: Iterable[int]) -> Recompute | None:
+    """The recompute that rebuilds some storages together, from what is there then; None where none does."""
+    known, dropped = history(step), tuple(sorted(storages))
+    if any(storage not in known.maker or storage not in known.save_of for storage in dropped):
+        return None
+    before_op = min(int(step.first_read[known.save_of[storage]]) for storage in dropped)
+    recipe = _closure(step, known, dropped, before_op, step.end_op - step.first_op)
+    if isinstance(recipe, str):
+        return None
+    found = Recompute(storages=dropped, recipe=recipe, before_op=before_op)
+    return found if check_recipe(step, found) is None else None
+
+
 def _option(
     step: LastStep, kind: Literal["single", "block"], name: str, recompute: Recompute
 ) -> RecomputeOption | None:
