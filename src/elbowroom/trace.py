@@ -37,6 +37,8 @@ RemarkKind = Literal[
     "allocator_settings",
     "compiled",
 ]
+PartKind = Literal["optimizer", "accumulation"]
+PART_KINDS: tuple[PartKind, ...] = get_args(PartKind)
 REMARK_KINDS: tuple[RemarkKind, ...] = get_args(RemarkKind)
 PHASES: tuple[Phase, ...] = get_args(Phase)
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -178,17 +180,20 @@ class Part:
         end_op: one past its last op.
         storages: what must be on the device in it, and may be away outside, in a fixed order: optimizer states, or the
             gradient of an accumulation.
+        kind: "optimizer" for a part of an optimizer's step, or "accumulation".
     """
 
     first_op: int
     end_op: int
     storages: tuple[int, ...]
+    kind: PartKind = "optimizer"
 
     def __post_init__(self) -> None:
         rules.integer("Part.first_op", self.first_op)
         rules.integer("Part.end_op", self.end_op, least=self.first_op)
         rules.integers("Part.storages", self.storages)
         rules.distinct("Part.storages", self.storages)
+        rules.one_of("Part.kind", self.kind, PART_KINDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,15 +89,24 @@ def test_states_that_no_part_names_are_refused_in_a_run_with_what_to_ask_for() -
     )
 
 
+def accumulation(first_op: int, end_op: int, gradient: int) -> Part:
+    return Part(first_op=first_op, end_op=end_op, storages=(gradient,), kind="accumulation")
+
+
 def accumulated() -> Trace:
     """Two gradients of 100 bytes, written in two micro-steps, and a part of the optimizer's step for each."""
     build = Build()
     build.phase = "backward"
     gradients = [build.op("backward", 100, make=100, category="gradient") for _ in range(2)]
-    parts = [Part(first_op=1 + i, end_op=1 + i, storages=(gradient,)) for i, gradient in enumerate(gradients)]
+    parts = [
+        Part(first_op=1 + i, end_op=1 + i, storages=(gradient,), kind="accumulation")
+        for i, gradient in enumerate(gradients)
+    ]
     for gradient in gradients:
         build.op("forward", 300)
-        parts.append(Part(first_op=build.position, end_op=build.position + 1, storages=(gradient,)))
+        parts.append(
+            Part(first_op=build.position, end_op=build.position + 1, storages=(gradient,), kind="accumulation")
+        )
         build.op("add", 10, reads=(gradient,), writes=(gradient,))
     build.phase = "optimizer"
     for gradient in gradients:
@@ -167,12 +176,12 @@ def test_swap_states_moves_states_only_where_saves_are_not_enough() -> None:
         plan(trace, on, 229, "swap_states", min_size=1, allow=("swap",))
 
 
-def test_parts_are_in_the_file_of_a_trace_and_an_older_one_has_none() -> None:
-    trace = trained()
+def test_parts_are_in_the_file_of_a_trace_with_their_kind() -> None:
+    trace = accumulated()
     assert decode(encode(trace), Trace).parts == trace.parts
-    content = json.loads(encode(replace(trace, parts=())))
-    older = {name: value for name, value in content.items() if name not in ("parts", "workspaces", "empties")}
-    assert decode(json.dumps(older | {"version": 2}).encode(), Trace) == replace(trace, parts=())
+    rows = json.loads(encode(trace))["parts"]["rows"]
+    # two accumulations in each of two micro-steps, then two parts of the optimizer
+    assert [row[-1] for row in rows] == ["accumulation"] * 4 + ["optimizer"] * 2
 
 
 def test_parts_that_overlap_or_name_what_is_not_there_are_refused() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from elbowroom.trace import Choice, Part, Save, Trace
+from elbowroom.trace import Choice, Part, PartKind, Save, Trace
 from tests.core.build import Build
 
 NAMES = ("forward",) * 6 + ("aten.native_dropout", "aten.native_batch_norm", "aten.cumsum", "c10d.all_reduce")
@@ -36,14 +36,14 @@ class _Net:
     accumulates: bool = False
     parts: list[Part] = field(default_factory=list[Part])
 
-    def part(self, first_op: int, storages: Sequence[int]) -> None:
+    def part(self, first_op: int, storages: Sequence[int], kind: PartKind = "optimizer") -> None:
         """A part ends here."""
-        self.parts.append(Part(first_op=first_op, end_op=self.build.position, storages=tuple(storages)))
+        self.parts.append(Part(first_op=first_op, end_op=self.build.position, storages=tuple(storages), kind=kind))
 
     def written(self, gradient: int, first_op: int) -> None:
         """A gradient is written from an op to here."""
         if self.accumulates:
-            self.part(first_op, (gradient,))
+            self.part(first_op, (gradient,), "accumulation")
 
     def size(self, most: int = 60) -> int:
         return self.random.randint(1, most) * self.unit

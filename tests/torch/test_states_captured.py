@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import elbowroom as er
-from elbowroom.step.idle_windows import accumulates
 from elbowroom.trace import Part
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
@@ -100,7 +99,7 @@ def test_parts_are_captured_on_a_gpu_that_is_not_there_where_that_is_asked_for()
 
     # then an estimate sees the step as it is, and a plan each layer by itself with both of its states
     assert as_ever.parts == ()
-    of_gradients = [part for part in in_parts.parts if accumulates(in_parts, part)]
+    of_gradients = [part for part in in_parts.parts if part.kind == "accumulation"]
     of_states = [part for part in in_parts.parts if part not in of_gradients]
     assert len(of_gradients) == len(of_states) == 6  # two layers, three steps
     for part in of_states:

@@ -61,4 +61,12 @@ class StatesSeen:
 
     def parts(self) -> tuple[Part, ...]:
         """As a trace has them."""
-        return tuple(Part(first_op=p.first_op, end_op=p.end_op, storages=p.storages) for p in self._parts)
+        return tuple(
+            Part(
+                first_op=each.first_op,
+                end_op=each.end_op,
+                storages=each.storages,
+                kind="accumulation" if each.category == "gradient" else "optimizer",
+            )
+            for each in self._parts
+        )

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import cast
 
 Content = dict[str, object]
+
+CHANGES: Mapping[str, Mapping[int, Callable[[Content], Content]]] = {}
+"""By record and version: what leads to the next version. A version that no release wrote has none, and is refused."""
+
+
+def oldest_of(name: str, newest: int) -> int:
+    """The oldest version of a record's file that is read."""
+    oldest = newest
+    while oldest - 1 in CHANGES.get(name, {}):
+        oldest -= 1
+    return oldest
 
 
 def to_newest(name: str, version: int, content: Content) -> Content:
@@ -13,68 +23,10 @@ def to_newest(name: str, version: int, content: Content) -> Content:
 
     Args:
         name: of the record, such as "plan".
-        version: of the file.
+        version: of the file, from `oldest_of` on.
         content: its fields. What does not look like that version is left as it is, to be refused by the reader.
     """
-    for change in CHANGES.get(name, ())[version - 1 :]:
-        content = change(content)
+    changes = CHANGES.get(name, {})
+    while version in changes:
+        content, version = changes[version](content), version + 1
     return content
-
-
-def _plan_of_1(content: Content) -> Content:
-    """Before there were recomputes, algorithms and a bound."""
-    recomputes = {"columns": ["storages", "recipe", "before_op"], "rows": []}
-    algorithms = {"columns": ["op", "choice"], "rows": []}
-    return content | {"recomputes": recomputes, "algorithms": algorithms, "bound": None}
-
-
-def _trace_of_1(content: Content) -> Content:
-    """Before ops had choices."""
-    ops = content.get("ops")
-    if not isinstance(ops, dict):
-        return content
-    table = cast("dict[str, object]", ops)
-    columns, rows = table.get("columns"), table.get("rows")
-    if not isinstance(columns, list) or not isinstance(rows, list):
-        return content
-    longer: list[object] = [_with_no_choices(row) for row in cast("list[object]", rows)]
-    return content | {"ops": table | {"columns": [*cast("list[object]", columns), "choices"], "rows": longer}}
-
-
-def _with_no_choices(row: object) -> object:
-    if not isinstance(row, list):
-        return row
-    values: list[object] = [*cast("list[object]", row), []]
-    return values
-
-
-def _trace_of_2(content: Content) -> Content:
-    """Before optimizers' steps had parts."""
-    return content | {"parts": {"columns": ["first_op", "end_op", "storages"], "rows": []}}
-
-
-def _trace_of_3(content: Content) -> Content:
-    """Before workspaces had intervals, and the emptying of the cache was recorded."""
-    added: dict[str, object] = {
-        "workspaces": {"columns": ["storage", "least_bytes", "most_bytes"], "rows": []},
-        "empties": [],
-    }
-    return content | added
-
-
-def _trace_of_4(content: Content) -> Content:
-    """Before streams were recorded."""
-    return content | {"streams": {"columns": ["storage", "stream"], "rows": []}}
-
-
-def _as_it_is(content: Content) -> Content:
-    """Only a new name for a value came in."""
-    return content
-
-
-CHANGES: Mapping[str, tuple[Callable[[Content], Content], ...]] = {
-    "plan": (_plan_of_1,),
-    "trace": (_trace_of_1, _trace_of_2, _trace_of_3, _trace_of_4),
-    "timeline": (_as_it_is,),
-}
-"""By record: what leads from each version to the next, from version 1 on."""

@@ -17,11 +17,11 @@ from typing import NoReturn, Self, TypeVar, cast
 from elbowroom.errors import FormatError, InvalidRecord
 from elbowroom.files.codec import RefusedValue, decode_object, encode_object
 from elbowroom.files.field_rules import shown
-from elbowroom.files.older_versions import to_newest
+from elbowroom.files.older_versions import oldest_of, to_newest
 
 R = TypeVar("R")
 
-VERSIONS: Mapping[str, int] = {"trace": 5, "machine": 1, "plan": 2, "timeline": 2, "pareto": 1}
+VERSIONS: Mapping[str, int] = {"trace": 6, "machine": 1, "plan": 2, "timeline": 2, "pareto": 1}
 """The version that is written, and the newest that is read, by name of the record."""
 
 MAX_FILE_BYTES = 256 * 2**20
@@ -176,11 +176,13 @@ def _kind_of(magic: object, kinds: Sequence[type[R]]) -> type[R]:
 
 def _checked_version(version: object, kind: type) -> int:
     newest = VERSIONS[_name_of(kind)]
-    if type(version) is not int or version < 1:
-        raise FormatError(f"version: given {shown(version)}; allowed is an int from 1 to {newest}; {_REMEDY}")
+    oldest = oldest_of(_name_of(kind), newest)
+    allowed = f"{newest}" if oldest == newest else f"an int from {oldest} to {newest}"
+    if type(version) is not int or version < oldest:
+        raise FormatError(f"version: given {shown(version)}; allowed is {allowed}; {_REMEDY}")
     if version > newest:
         raise FormatError(
-            f"version: given {shown(version)}, written by a newer elbowroom; allowed are 1 to {newest}: upgrade"
+            f"version: given {shown(version)}, written by a newer elbowroom; allowed is {allowed}: upgrade"
         )
     return version
 

@@ -10,7 +10,6 @@ from typing import final
 from elbowroom.errors import Infeasible
 from elbowroom.planners import Means, any_recompute
 from elbowroom.planners.budget.run_budget import CourseRequest, course_within, least_allocated
-from elbowroom.step.idle_windows import accumulates
 from elbowroom.step.last_step import last_step
 from elbowroom.trace import Part, Trace
 from elbowroom.units import format_bytes
@@ -61,13 +60,13 @@ def _less(one_bytes: int, other_bytes: int) -> bool:
 
 def restricted(trace: Trace, means: Collection[str]) -> Trace:
     """A trace in which a run has control only around what it may move."""
-    wanted = {True: "gradient" in means, False: "state" in means}
-    return replace(trace, parts=tuple(part for part in trace.parts if wanted[accumulates(trace, part)]))
+    wanted = {"accumulation": "gradient" in means, "optimizer": "state" in means}
+    return replace(trace, parts=tuple(part for part in trace.parts if wanted[part.kind]))
 
 
 def with_accumulations(trace: Trace) -> Trace:
     """A trace of a run that moved no gradients, with the places at which it could have; as it is without parts."""
-    if not trace.parts or any(accumulates(trace, part) for part in trace.parts):
+    if not trace.parts or any(part.kind == "accumulation" for part in trace.parts):
         return trace
     parts = sorted([*trace.parts, *_accumulations(trace)], key=lambda part: (part.first_op, part.end_op))
     return replace(trace, parts=tuple(parts))
@@ -79,7 +78,7 @@ def _accumulations(trace: Trace) -> Iterator[Part]:
     for op, storage, size_bytes in trace.events:
         is_gradient = size_bytes > 0 and trace.storages[storage].category == "gradient"
         if is_gradient and op >= first_op and trace.ops[op].phase == "backward":
-            yield Part(first_op=op + 1, end_op=op + 1, storages=(storage,))
+            yield Part(first_op=op + 1, end_op=op + 1, storages=(storage,), kind="accumulation")
 
 
 @final
@@ -93,8 +92,7 @@ class _Question:
         """Whether the trace says where a run would have control."""
         if means not in ("state", "gradient"):
             return True
-        trace = self.request.trace
-        return any(accumulates(trace, part) is (means == "gradient") for part in trace.parts)
+        return any((part.kind == "accumulation") is (means == "gradient") for part in self.request.trace.parts)
 
     def allocated(self, means: Collection[Means]) -> int:
         """The least allocated bytes with these means."""

@@ -61,17 +61,12 @@ def parts_of(trace: Trace, step: Step) -> tuple[Part, ...]:
     return tuple(p for p in trace.parts if step.first_op <= p.first_op and p.end_op <= step.end_op)
 
 
-def accumulates(trace: Trace, part: Part) -> bool:
-    """Whether a part is an accumulation."""
-    return any(trace.storages[storage].category == "gradient" for storage in part.storages)
-
-
 def _of_gradients(trace: Trace, step: Step) -> Iterator[Window]:
     """From the end of each accumulation to the next use of its gradient, if that is where the runtime gets control."""
     inside = parts_of(trace, step)
     written: dict[int, list[Part]] = {}
     for part in inside:
-        for storage in part.storages if accumulates(trace, part) else ():
+        for storage in part.storages if part.kind == "accumulation" else ():
             written.setdefault(storage, []).append(part)
     begin_of = {op: part.first_op for part in inside for op in range(part.first_op, part.end_op)}
     used = _ops_using(trace, step, set(written))
@@ -95,7 +90,7 @@ def _ops_using(trace: Trace, step: Step, storages: set[int]) -> dict[int, list[i
 
 def _movable(trace: Trace) -> list[bool]:
     """Per storage, whether it may have a window between any two ops that use it."""
-    named = {storage for part in trace.parts if not accumulates(trace, part) for storage in part.storages}
+    named = {storage for part in trace.parts if part.kind == "optimizer" for storage in part.storages}
     return [
         known.category in STATES and known.size_bytes > 0 and (not trace.parts or storage in named)
         for storage, known in enumerate(trace.storages)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elbowroom.errors import UsageError
-from elbowroom.step.idle_windows import Window, accumulates, parts_of, state_windows
+from elbowroom.step.idle_windows import Window, parts_of, state_windows
 from elbowroom.trace import Category, Part, Save, Step, Trace
 from elbowroom.units import NONE, format_bytes
 
@@ -188,8 +188,8 @@ def _derived(trace: Trace) -> LastStep:
         first_op=step.first_op,
         end_op=step.end_op,
         saves=saves,
-        parts=tuple(part for part in inside if not accumulates(trace, part)),
-        accumulations=tuple(part for part in inside if accumulates(trace, part)),
+        parts=tuple(part for part in inside if part.kind == "optimizer"),
+        accumulations=tuple(part for part in inside if part.kind == "accumulation"),
         at_ns=at_ns,
         level=level,
         point_of=point_of,

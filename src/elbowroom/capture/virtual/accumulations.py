@@ -79,7 +79,7 @@ class Accumulations:
             self._stay.add(id(parameter))
         elif self._ledger.storages[number].size_bytes >= self._least_bytes:
             self._ledger.classify("gradient", [gradient])
-            self._ledger.part_ends([gradient], self._least_bytes)
+            self._ledger.part_ends([gradient], self._least_bytes, "accumulation")
             self._away[id(parameter)] = number
 
     def _asked(self, parameter: torch.Tensor) -> None:

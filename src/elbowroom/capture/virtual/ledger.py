@@ -18,7 +18,7 @@ from elbowroom.capture.virtual import sparse
 from elbowroom.capture.virtual.cuda_streams import VirtualStreams
 from elbowroom.capture.virtual.wrappers import is_wrapper, parts_of
 from elbowroom.torch_compat.core import storage_key, unwrapped
-from elbowroom.trace import Category, Part, Phase, RemarkKind
+from elbowroom.trace import Category, Part, PartKind, Phase, RemarkKind
 
 BLOCK_BYTES = 512
 """What the allocator rounds requests up to."""
@@ -223,10 +223,10 @@ class Ledger:
         """A part of an optimizer's step, or an accumulation, begins."""
         self._part_begin = len(self.ops)
 
-    def part_ends(self, states: Iterable[torch.Tensor], least_bytes: int) -> None:
+    def part_ends(self, states: Iterable[torch.Tensor], least_bytes: int, kind: PartKind = "optimizer") -> None:
         """It ends, and had to have these states, or this gradient, on the device; smaller ones never leave."""
         large = tuple(n for n in self.numbers_of(states) if self.storages[n].size_bytes >= least_bytes)
-        self.parts.append(Part(first_op=self._part_begin, end_op=len(self.ops), storages=large))
+        self.parts.append(Part(first_op=self._part_begin, end_op=len(self.ops), storages=large, kind=kind))
 
     def drop_parts_of(self, number: int) -> None:
         """A storage does not leave: what names it is no part."""
