@@ -267,6 +267,8 @@ class Trace(Filed):
         workspaces: those whose size is an interval, by rising id of the storage.
         empties: places in `events`, ascending: the allocator's cache is emptied directly before that event.
         streams: what the default stream did not allocate, by rising id of the storage.
+        source_lines: lines of the user's code that ops come from, such as "train.py:41 in attention", each once.
+        op_source_lines: index in `source_lines` per op, None where the line is not known; empty where none is.
         derived: what follows from all this and is kept for the next question, by name; no part of the trace.
     """
 
@@ -282,6 +284,8 @@ class Trace(Filed):
     workspaces: tuple[Workspace, ...] = ()
     empties: tuple[int, ...] = ()
     streams: tuple[OnStream, ...] = ()
+    source_lines: tuple[str, ...] = ()
+    op_source_lines: tuple[int | None, ...] = ()
     _id: str = field(init=False, repr=False, compare=False, default="")
     derived: dict[str, object] = field(init=False, repr=False, compare=False, default_factory=dict[str, object])
 
@@ -291,6 +295,11 @@ class Trace(Filed):
         if not self._id:
             object.__setattr__(self, "_id", hashlib.sha256(encode(self)).hexdigest()[:16])
         return self._id
+
+    def source_line(self, op: int) -> str:
+        """The line of the user's code that an op comes from; "" where it is not known."""
+        index = self.op_source_lines[op] if self.op_source_lines and op >= 0 else None
+        return "" if index is None else self.source_lines[index]
 
     def __repr__(self) -> str:
         counts = f"{len(self.steps)} steps, {len(self.ops)} ops, {len(self.storages)} storages, {len(self.saves)} saves"
@@ -317,6 +326,7 @@ class Trace(Filed):
         self._check_parts()
         self._check_workspaces()
         self._check_streams()
+        self._check_source_lines()
 
     def _check_ops(self) -> None:
         count = len(self.storages)
@@ -399,3 +409,14 @@ class Trace(Filed):
             rules.integer(f"{where}.storage", storage, least=last, most=len(self.storages) - 1)
             rules.integer(f"{where}.stream", stream, least=1)
             last = storage + 1
+
+    def _check_source_lines(self) -> None:
+        """One index or None for each op, or nothing at all."""
+        for index, line in enumerate(self.source_lines):
+            rules.text(f"Trace.source_lines[{index}]", line)
+        rules.distinct("Trace.source_lines", self.source_lines)
+        given, ops = len(self.op_source_lines), len(self.ops)
+        if given not in (0, ops):
+            rules.refuse("Trace.op_source_lines", f"{given} values", f"one for each of the {ops} ops, or none")
+        known = tuple(line for line in self.op_source_lines if line is not None)
+        rules.integers("Trace.op_source_lines", known, most=len(self.source_lines) - 1)

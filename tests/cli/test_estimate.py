@@ -164,7 +164,7 @@ def test_json_has_every_figure_in_bytes(
     least, most = machine.outside_range_bytes
     assert one["peak_device_bytes"] == {"low": GIB + least, "likely": GIB + machine.outside_bytes, "high": GIB + most}
     assert one["categories"] == {"activation": GIB}
-    assert one["modules"] == [{"module": "Net.conv", "modules": 1, "size_bytes": GIB}]
+    assert one["modules"] == [{"module": "Net.conv", "modules": 1, "size_bytes": GIB, "source_line": ""}]
     assert (one["peak"]["step"], one["peak"]["phase"], one["peak"]["op_name"]) == (
         1,
         "forward",

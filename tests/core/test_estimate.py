@@ -286,6 +286,29 @@ def test_gradients_and_optimizer_state_belong_to_the_module_of_their_parameter()
     assert answer.modules == (ModuleShare("Net.two", 1, 90 * MIB), ModuleShare("Net.one", 1, 60 * MIB))
 
 
+def test_what_belongs_to_no_module_is_named_by_the_line_that_made_it() -> None:
+    story = Story()
+    story.op("aten.mm", "Net.one")
+    story.there("a", 30, "activation")
+    story.op("aten.mm")
+    story.there("b", 20, "activation")
+    story.op("aten.mm")
+    story.there("c", 5, "activation")
+    story.op("aten.mm")
+    story.there("d", 1, "activation")
+    story.end_step()
+    lines = ("train.py:4 in Net.forward", "train.py:9 in attention")
+
+    answer = estimate(replace(story.trace(), source_lines=lines, op_source_lines=(0, 1, 1, None)), gpu(1000))
+
+    # 20 + 5 MiB of one line; the line of what a module made is not shown
+    assert answer.modules == (
+        ModuleShare("Net.one", 1, 30 * MIB),
+        ModuleShare("", 1, 25 * MIB, "train.py:9 in attention"),
+        ModuleShare("", 1, MIB),
+    )
+
+
 def test_on_a_machine_whose_allocator_is_exact_reserved_is_allocated() -> None:
     trace = two_layers()
     answer = estimate(trace, gpu(180, settings="exact"))

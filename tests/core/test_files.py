@@ -56,6 +56,8 @@ TRACE = Trace(
     workspaces=(Workspace(storage=2, least_bytes=0, most_bytes=64),),
     empties=(2,),
     streams=(OnStream(1, 3),),
+    source_lines=("train.py:4 in Net.forward",),
+    op_source_lines=(0, 0, None),
 )
 MACHINE = Machine(
     name="here",
@@ -126,7 +128,7 @@ def test_a_file_of_an_older_version_is_read_where_a_change_leads_to_the_newest(m
     assert files.decode(json.dumps(content).encode(), Plan) == replace(PLAN, bound=None)
 
 
-@pytest.mark.parametrize(("record", "version"), [(PLAN, 1), (TRACE, 5), (TRACE, 0)])
+@pytest.mark.parametrize(("record", "version"), [(PLAN, 1), (TRACE, 6), (TRACE, 0)])
 def test_a_version_that_no_release_wrote_is_refused(record: Plan | Trace, version: int) -> None:
     content = json.loads(files.encode(record))
     newest = content["version"]

@@ -396,3 +396,17 @@ def test_weights_and_states_are_named_by_the_module_that_computes_with_the_weigh
         "  input, 20 B",
         "  weights of net, 10 B",
     ]
+    # given the lines of the user's code as well
+    lined = replace(trace, source_lines=("train.py:7 in step",), op_source_lines=(None, 0))
+    said = "The most is then held in no module, train.py:7 in step (optimizer, aten.zeros_like):"
+    assert str(infeasible(lined, 59)).splitlines()[3] == said
+
+
+def test_infeasible_names_the_line_that_made_what_belongs_to_no_module() -> None:
+    # given two layers of 100 and 60 bytes that no module made
+    trace = chain([100, 60])
+    trace = replace(trace, ops=tuple(replace(op, module="") for op in trace.ops))
+    lines = (0, *[None] * (len(trace.ops) - 1))
+    # when, then: op 0 makes the first
+    said = str(infeasible(replace(trace, source_lines=("train.py:9",), op_source_lines=lines), 99))
+    assert "  activation made at train.py:9, 100 B" in said.splitlines()

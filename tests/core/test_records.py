@@ -351,6 +351,25 @@ def test_edges_are_allowed(allowed: Callable[[], object]) -> None:
     assert allowed() == allowed()
 
 
+@pytest.mark.parametrize(
+    ("lines", "of_ops", "said"),
+    [
+        (("a.py:1",), (0, 0, 0), "given '3 values'; allowed is one for each of the 2 ops, or none"),
+        (("a.py:1",), (1, None), r"op_source_lines\[0\]: given 1; allowed is an int from 0 to 0"),
+        (("a.py:1", "a.py:1"), (0, 0), r"source_lines\[1\]: given 'a.py:1'"),
+    ],
+)
+def test_source_lines_are_one_for_each_op_or_none(lines: tuple[str, ...], of_ops: tuple[int, ...], said: str) -> None:
+    with pytest.raises(InvalidRecord, match=said):
+        Trace(**but(TRACE, source_lines=lines, op_source_lines=of_ops))
+
+
+def test_an_op_has_a_source_line_or_an_empty_text() -> None:
+    trace = Trace(**but(TRACE, source_lines=("a.py:1",), op_source_lines=(0, None)))
+    assert [trace.source_line(op) for op in (0, 1, -1)] == ["a.py:1", "", ""]
+    assert Trace(**TRACE).source_line(0) == ""
+
+
 def test_the_id_of_a_trace_follows_from_its_content_alone() -> None:
     trace, same, other = Trace(**TRACE), Trace(**TRACE), Trace(**but(TRACE, device="cuda:0"))
 

@@ -3,7 +3,8 @@
 A storage belongs to the module of the op that made it. What was there before any op, or outlives its op's module, is
 traced back to a parameter: a parameter or buffer belongs to the first module whose forward op reads it, optimizer state
 to the parameter it was made from, a gradient to the module whose backward made it, else to the parameter it is applied
-to. Where none of this says anything, and of workspaces that stay, the owner is "". Cost: linear in the ops and events.
+to. Where none of this says anything, and of workspaces that stay, the owner is "". What has no owner is named by the
+user's line that made it, where the trace has it. Cost: linear in the ops and events.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ class ModuleShare(NamedTuple):
         module: its path, numbers of repeated blocks as "*"; "" for what belongs to none.
         modules: how many modules these are.
         size_bytes: requested bytes.
+        source_line: the user's line that made what belongs to no module; "" where it is not known.
     """
 
     module: str
     modules: int
     size_bytes: int
+    source_line: str = ""
 
 
 def owners_of(trace: Trace) -> tuple[str, ...]:
     """Path of the owning module per storage, "" where it is not known."""
-    makers = {event.storage: event.op for event in trace.events if event.size_bytes > 0 and event.op >= 0}
+    makers = _makers(trace)
     owners = [""] * len(trace.storages)
     stays = _workspaces_that_stay(trace, makers)
     for storage, op in makers.items():
@@ -43,6 +46,21 @@ def owners_of(trace: Trace) -> tuple[str, ...]:
         if op.phase == "optimizer":
             _by_pairs(trace, op, owners)
     return tuple(owners)
+
+
+def _makers(trace: Trace) -> dict[int, int]:
+    """By storage, the op that made it."""
+    return {event.storage: event.op for event in trace.events if event.size_bytes > 0 and event.op >= 0}
+
+
+def _lines_of(trace: Trace, held: Sequence[int], owners: Sequence[str]) -> dict[int, str]:
+    """The user's line that made each of some storages that belong to no module."""
+    if not trace.source_lines:
+        return {}
+    makers = _makers(trace)
+    stays = _workspaces_that_stay(trace, makers)
+    ownerless = (storage for storage in held if not owners[storage] and storage not in stays)
+    return {storage: trace.source_line(makers.get(storage, -1)) for storage in ownerless}
 
 
 def _workspaces_that_stay(trace: Trace, makers: dict[int, int]) -> set[int]:
@@ -100,15 +118,16 @@ def _first_known(owners: list[str], storages: Iterable[int]) -> str:
 def shares_of(trace: Trace, held: Sequence[int]) -> tuple[tuple[ModuleShare, ...], int]:
     """What each module holds of some storages: the `MODULES_SHOWN` largest rows, and the bytes of all others."""
     owners, containers = owners_of(trace), _containers(trace)
-    total: dict[str, int] = {}
-    members: dict[str, set[str]] = {}
+    lines = _lines_of(trace, held, owners)
+    total: dict[tuple[str, str], int] = {}
+    members: dict[tuple[str, str], set[str]] = {}
     for storage in held:
-        row = block_name(owners[storage], containers)
+        row = block_name(owners[storage], containers), lines.get(storage, "")
         total[row] = total.get(row, 0) + trace.storages[storage].size_bytes
         members.setdefault(row, set()).add(owners[storage])
     ranked = sorted(total, key=lambda row: (-total[row], row))
-    names = {row: row if len(of_row) > 1 else min(of_row) for row, of_row in members.items()}
-    shown = tuple(ModuleShare(names[row], len(members[row]), total[row]) for row in ranked[:MODULES_SHOWN])
+    names = {row: row[0] if len(of_row) > 1 else min(of_row) for row, of_row in members.items()}
+    shown = tuple(ModuleShare(names[row], len(members[row]), total[row], row[1]) for row in ranked[:MODULES_SHOWN])
     return shown, sum(total[row] for row in ranked[MODULES_SHOWN:])
 
 

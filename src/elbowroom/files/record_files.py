@@ -21,7 +21,7 @@ from elbowroom.files.older_versions import oldest_of, to_newest
 
 R = TypeVar("R")
 
-VERSIONS: Mapping[str, int] = {"trace": 6, "machine": 1, "plan": 2, "timeline": 2, "pareto": 1}
+VERSIONS: Mapping[str, int] = {"trace": 7, "machine": 1, "plan": 2, "timeline": 2, "pareto": 1}
 """The version that is written, and the newest that is read, by name of the record."""
 
 MAX_FILE_BYTES = 256 * 2**20

@@ -119,10 +119,10 @@ def _categories(answer: Estimate) -> Table:
 
 def _modules(answer: Estimate) -> Table:
     table = plain_table(title="\nWhere it is")
-    _columns(table, "module")
-    for module, modules, size_bytes in answer.modules:
+    _columns(table, "module, or line" if any(share.source_line for share in answer.modules) else "module")
+    for module, modules, size_bytes, source_line in answer.modules:
         count = f" ({modules} modules)" if modules > 1 else ""
-        _row(table, f"{module or NONE}{count}", size_bytes, answer)
+        _row(table, f"{module or source_line or NONE}{count}", size_bytes, answer)
     if answer.other_modules_bytes:
         _row(table, "all others", answer.other_modules_bytes, answer)
     return table

@@ -16,6 +16,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[repor
 from elbowroom.capture.drafts import SaveDraft
 from elbowroom.capture.virtual import sparse
 from elbowroom.capture.virtual.cuda_streams import VirtualStreams
+from elbowroom.capture.virtual.source_lines import SourceLines
 from elbowroom.capture.virtual.wrappers import is_wrapper, parts_of
 from elbowroom.torch_compat.core import storage_key, unwrapped
 from elbowroom.trace import Category, Part, PartKind, Phase, RemarkKind
@@ -29,7 +30,7 @@ class OpLine(NamedTuple):
 
     `arguments` by position: shapes, flags, numbers, lists of these, and None for the rest. `dtype` is that of the
     first tensor among them; `moved_bytes` are those of the tensors it reads and makes;
-    `form` is that of `Compared`.
+    `form` is that of `Compared`; `source_line` a number of `SourceLines`.
     """
 
     name: str
@@ -41,6 +42,7 @@ class OpLine(NamedTuple):
     dtype: str = ""
     moved_bytes: int = 0
     form: str = ""
+    source_line: int | None = None
 
 
 @final
@@ -83,6 +85,7 @@ class Ledger:
         parts: of the steps of optimizers, where these are carried out in parts, and then accumulations of gradients.
         remarks: (kind, name) to how often.
         streams: on which stream the op at hand runs.
+        source_lines: the user's lines that ops come from.
         asked: what the script was told of the GPU beside its `Facts`, such as "name".
         begins: called before the first storage.
         replayed: called when a CUDA graph is replayed.
@@ -101,6 +104,7 @@ class Ledger:
         self._part_begin = 0
         self.remarks: dict[tuple[RemarkKind, str], int] = {}
         self.streams = VirtualStreams()
+        self.source_lines = SourceLines()
         self.asked: set[str] = set()
         self.begins: Callable[[], None] | None = None
         self.replayed: Callable[[], None] | None = None

@@ -24,7 +24,7 @@ def assemble(ledger: Ledger, step_ends: list[int], machine: Machine) -> Trace:
         step_ends: number of ops up to the end of each step.
         machine: whose rates the durations of ops follow.
     """
-    workspaces = _workspaces(ledger)
+    workspaces, lines = _workspaces(ledger), _source_lines(ledger)
     ops = tuple(_op(line, ledger.storages, workspaces.get(i, 0), machine) for i, line in enumerate(ledger.ops))
     return Trace(
         device="cuda:0",
@@ -46,6 +46,8 @@ def assemble(ledger: Ledger, step_ends: list[int], machine: Machine) -> Trace:
         remarks=tuple(
             Remark(kind=kind, name=name, count=count) for (kind, name), count in sorted(ledger.remarks.items())
         ),
+        source_lines=tuple(ledger.source_lines.texts[number] for number in lines),
+        op_source_lines=tuple(None if line.source_line is None else lines[line.source_line] for line in ledger.ops),
     )
 
 
@@ -56,6 +58,12 @@ def _workspaces(ledger: Ledger) -> dict[int, int]:
         if ledger.storages[storage].category == "workspace":
             found[op] = max(found.get(op, 0), size_bytes)
     return found
+
+
+def _source_lines(ledger: Ledger) -> dict[int, int]:
+    """The index in the trace of each line that an op has, in the order of the ops."""
+    used = dict.fromkeys(line.source_line for line in ledger.ops if line.source_line is not None)
+    return {number: index for index, number in enumerate(used)}
 
 
 def _op(line: OpLine, storages: list[StorageLine], workspace_bytes: int, machine: Machine) -> Op:

@@ -286,7 +286,8 @@ class VirtualMode(DispatchMode):
         phase: Phase = "backward" if backward else "optimizer" if self.optimizing else self.phase_outside
         index, storages = len(ledger.ops), len(ledger.storages)
         form = self._form(func, [*given, *results])
-        ledger.ops.append(OpLine(_name(func), path, phase, reads, (), form=form))
+        source_line = self._source_line(backward)
+        ledger.ops.append(OpLine(_name(func), path, phase, reads, (), form=form, source_line=source_line))
         scratch.allocate(self, func, args, kwargs, results)
         if not effects.views:
             new = tuple(number for number in ledger.numbers_of(results) if number >= storages)
@@ -317,6 +318,7 @@ class VirtualMode(DispatchMode):
             moved = sum(map(bytes_of, (*read, *written)))
             reads, dtype = self.ledger.numbers_of(read), str(read[0].dtype)[6:]
             line = OpLine(name, self._path(backward), phase, reads, numbers, dtype=dtype, moved_bytes=moved)
+            line = line._replace(source_line=self._source_line(backward))
             self.ledger.ops.append(line)
             for tensor in written:
                 self.values.drop(tensor)
@@ -335,9 +337,17 @@ class VirtualMode(DispatchMode):
             return self.path
         return self.path or self._path_of_node.get(node_number(), "")
 
+    def _source_line(self, backward: bool) -> int | None:
+        """Number of the user's line; a forward that backward runs again has its own."""
+        lines = self.ledger.source_lines
+        if not backward:
+            return lines.of_forward(next_node_number() - 1)
+        return lines.here() if self.path else lines.of_backward(node_number())
+
     def forget_nodes(self) -> None:
         """A step is over: its autograd nodes are gone."""
         self._path_of_node.clear()
+        self.ledger.source_lines.forget_nodes()
         self.ledger.streams.step()
         self.plausible.step()
 

@@ -76,6 +76,7 @@ class RecordedPass:
     output: Any
     kept: tuple[Kept, ...]
     answers: tuple[Any, ...]
+    source_lines: tuple[int | None, ...] = dataclasses.field(compare=False)
 
 
 @dataclasses.dataclass(slots=True)
@@ -261,7 +262,9 @@ class _Watched:
         guard = self._tape.guard(self._values)
         ops = tuple((line, self._places(line.reads), self._places(line.writes)) for line in lines)
         done = RecordedPass(
-            ops=tuple((line._replace(reads=(), writes=()), reads, writes) for line, reads, writes in ops),
+            ops=tuple(
+                (line._replace(reads=(), writes=(), source_line=None), reads, writes) for line, reads, writes in ops
+            ),
             storages=tuple((each.size_bytes, each.category, each.dtype) for each in ledger.storages[first:]),
             events=tuple((op - self._ops, number - first, size) for op, number, size in ledger.events[self._events :]),
             bounds=tuple((number - first, each) for number, each in ledger.bounds.items() if number >= first),
@@ -270,6 +273,7 @@ class _Watched:
             output=shown,
             kept=kept,
             answers=guard.answers,
+            source_lines=tuple(line.source_line for line in lines),
         )
         return done, guard
 
@@ -352,8 +356,9 @@ class _Replay:
 
     def _note(self) -> None:
         ledger, known, base = self._mode.ledger, self._known, len(self._mode.ledger.ops)
-        for line, reads, writes in known.ops:
-            ledger.ops.append(line._replace(reads=self._numbers(reads), writes=self._numbers(writes)))
+        for (line, reads, writes), source_line in zip(known.ops, known.source_lines, strict=True):
+            numbers = {"reads": self._numbers(reads), "writes": self._numbers(writes)}
+            ledger.ops.append(line._replace(**numbers, source_line=source_line))
         ledger.storages += [StorageLine(*each) for each in known.storages]
         for op, own, size_bytes in known.events:
             ledger.events.append((base + op, self._first + own, size_bytes))

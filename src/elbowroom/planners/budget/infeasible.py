@@ -48,11 +48,12 @@ def infeasible(problem: Problem, planner: str, swapped: Ints | None, moves: Move
     least, point = int(needed.max()), peak_point(step, needed)
     held = _held(*problem.whole(least_moves), point)
     largest = sorted(held, key=lambda storage: (-step.trace.storages[storage].size_bytes, storage))[:LARGEST]
-    op = step.trace.ops[step.op_at(point)]
+    at = step.op_at(point)
+    op = step.trace.ops[at]
     lines = [
         f"budget: given {_bytes(problem.budget_bytes)}.",
         f"The least that {planner!r} can meet is {_bytes(least)}{_of_everything(step, least)}.",
-        f"The most is then held in {op.module or 'no module'} ({op.phase}, {op.name}):",
+        f"The most is then held in {op.module or 'no module'}{_at(step.trace, at)} ({op.phase}, {op.name}):",
         *(f"  {_named(step.trace, storage)}" for storage in largest),
         *_others(step, held, largest),
         *(_remedy(problem, swapped) if moves is None else _otherwise(problem, planner, moves)),
@@ -65,11 +66,18 @@ def _of_everything(step: LastStep, least_bytes: int) -> str:
     return f",\n{least_bytes / kept_bytes:.2f} of the {format_bytes(kept_bytes)} that keeping everything takes"
 
 
+def _at(trace: Trace, op: int) -> str:
+    line = trace.source_line(op)
+    return f", {line}" if line else ""
+
+
 def _named(trace: Trace, storage: int) -> str:
     """A storage as people know it, such as "activation of encoder.layer.3.mlp, 64.0 MiB"."""
     what = trace.storages[storage]
     owner = _owner(trace, storage)
-    of = f" of {owner}" if owner else ""
+    maker = None if owner else maker_of(trace, storage)
+    line = "" if maker is None else trace.source_line(maker)
+    of = f" of {owner}" if owner else f" made at {line}" if line else ""
     return f"{WORDS.get(what.category, what.category)}{of}, {format_bytes(what.size_bytes)}"
 
 

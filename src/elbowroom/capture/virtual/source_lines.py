@@ -1,0 +1,87 @@
+"""The line of the user's code that an op comes from: of the first frame outside torch and this package.
+
+A backward op has the line of the forward op whose autograd node made it. Every op asks, so what is known of a file and
+of a line is looked up, and made once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType
+from typing import final
+
+from elbowroom.notices import inner_folders, is_inside
+
+_INSTALLED = ("site-packages", "dist-packages")
+"""Folders of installed packages."""
+
+
+@final
+class SourceLines:
+    """Lines of the user's code, each with a number.
+
+    Attributes:
+        texts: the lines by number, such as "train.py:41 in attention".
+    """
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._inside = inner_folders()
+        self._is_inside: dict[str, bool] = {}
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._of_node: dict[int, int] = {}
+        self._folder = os.path.join(os.getcwd(), "")
+
+    def here(self) -> int | None:
+        """Number of the user's line that called; None where no frame is the user's."""
+        frame, known = sys._getframe(1), self._is_inside
+        while True:
+            file = frame.f_code.co_filename
+            inside = known.get(file)
+            if inside is None:
+                inside = known[file] = is_inside(file, self._inside)
+            if not inside:
+                break
+            if frame.f_back is None:
+                return None
+            frame = frame.f_back
+        number = self._numbers.get((file, frame.f_lineno))
+        return self._new(frame.f_code, frame.f_lineno) if number is None else number
+
+    def of_forward(self, node: int) -> int | None:
+        """The line that calls, noted for the autograd node that was made last.
+
+        An op without a node comes after that node's own op, whose line stays.
+        """
+        number = self.here()
+        if number is not None:
+            self._of_node.setdefault(node, number)
+        return number
+
+    def of_backward(self, node: int) -> int | None:
+        """The line of the forward op that made an autograd node."""
+        return self._of_node.get(node)
+
+    def forget_nodes(self) -> None:
+        """A step is over: its autograd nodes are gone."""
+        self._of_node.clear()
+
+    def _new(self, code: CodeType, line: int) -> int:
+        name = ".".join(part for part in code.co_qualname.split(".") if not part.startswith("<"))
+        text = f"{self._short(code.co_filename)}:{line}{f' in {name}' if name else ''}"
+        text = text.encode("utf-8", "replace").decode("utf-8")
+        if text not in self.texts:
+            self.texts.append(text)
+        number = self._numbers[code.co_filename, line] = self.texts.index(text)
+        return number
+
+    def _short(self, file: str) -> str:
+        """A path from the working folder, or from that of the installed packages, or with its own folder alone."""
+        for folder in _INSTALLED:
+            after = file.partition(f"{os.sep}{folder}{os.sep}")[2]
+            if after:
+                return after
+        if file.startswith(self._folder):
+            return file[len(self._folder) :]
+        return os.sep.join(file.split(os.sep)[-2:])
