@@ -13,7 +13,6 @@ import os
 import sys
 import warnings
 from types import FrameType
-from typing import final
 
 LOGGER = logging.getLogger("elbowroom")
 LOGGER.addHandler(logging.NullHandler())
@@ -24,22 +23,8 @@ MADE_CODE = ("<frozen ", "<eval_with_key>")
 """How the file names of code begin that Python or torch make, and no user wrote."""
 
 
-@final
-class Once:
-    """Keys of the warnings that were given, such as in one run."""
-
-    __slots__ = ("_keys",)
-
-    def __init__(self) -> None:
-        self._keys: set[str] = set()
-
-    def has(self, key: str) -> bool:
-        """Whether this warning was given."""
-        return key in self._keys
-
-    def add(self, key: str) -> None:
-        """This warning is given."""
-        self._keys.add(key)
+Once = set[str]
+"""Keys of the warnings that were given, such as in one run."""
 
 
 def warn_once(once: Once, key: str, text: str, category: type[Warning] = RuntimeWarning) -> None:
@@ -51,7 +36,7 @@ def warn_once(once: Once, key: str, text: str, category: type[Warning] = Runtime
         text: what was met and what to do.
         category: of the warning.
     """
-    if once.has(key):
+    if key in once:
         LOGGER.info("again: %s", text)
         return
     once.add(key)

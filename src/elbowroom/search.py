@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypedDict, Unpack, final
+from typing import Any, TypedDict, Unpack
 
-from elbowroom.answers.estimate import estimate
 from elbowroom.answers.largest import Largest
 from elbowroom.answers.largest import largest as search
-from elbowroom.answers.slowdown import within_slowdown
+from elbowroom.answers.slowdown import SlowdownNeed, within_slowdown
+from elbowroom.answers.tried_values import TriedValues
 from elbowroom.capture import capture
 from elbowroom.capture.script import STEPS, capture_script
-from elbowroom.capture.script.script_knobs import Range, find_knob
+from elbowroom.capture.script.script_knobs import Knob, Range, find_knob
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Machine
 from elbowroom.planners import Means
@@ -28,7 +28,7 @@ class Options(TypedDict, total=False):
         argv: arguments of a script.
         multiple_of: only multiples of it are tried.
         steps: optimizer steps that each capture records (3).
-        slowdown: let a plan swap and recompute, as long as the step takes at most so many times as long.
+        slowdown: let a plan swap and recompute, as long as the step takes at most this factor of its time.
         allow: with `slowdown`: the means of these plans, as for `elbowroom.plan`.
         watch: looks on, and ends the search early with the largest value so far.
     """
@@ -72,40 +72,30 @@ def largest(
     """
     _check(options)
     target = machine if isinstance(machine, Machine) else Machine.of(machine)
-    vary_text = f"{vary}={lower}..{upper}"
-    trials = _Trials(_way_to_capture(setup_of, vary_text, target, options), vary, target, options)
-    multiple_of, watch = options.get("multiple_of", 1), options.get("watch")
-    ends = {"least": lower, "most": upper, "multiple_of": multiple_of}
-    return search(trials.needed_bytes, target.tiers[0].capacity_bytes, **ends, same=trials.is_same, watch=watch)
+    capture_with = _way_to_capture(setup_of, vary, (lower, upper), target, options)
 
-
-@final
-class _Trials:
-    """What a training needs by the value of its argument."""
-
-    def __init__(self, captured: Callable[[int], Trace], vary: str, target: Machine, options: Options) -> None:
-        self._captured = captured
-        self._vary = vary
-        self._target = target
-        self._options = options
-        self._marks: dict[int, int] = {}
-
-    def needed_bytes(self, value: int) -> int:
-        """Device memory that a value needs. Raises CaptureError, which names the value."""
+    def captured(value: int) -> Trace:
         try:
-            trace = self._captured(value)
+            return capture_with(value)
         except CaptureError as problem:
-            raise CaptureError(f"with {self._vary} = {value}: {problem}", ours=problem.ours) from problem
-        self._marks[value] = hash(trace.events)
-        slowdown = self._options.get("slowdown")
-        if slowdown is None:
-            return estimate(trace, self._target).needed_bytes
-        allow, watch = self._options.get("allow"), self._options.get("watch")
-        return within_slowdown(trace, self._target, slowdown, watch=watch, allow=allow).needed_bytes
+            raise CaptureError(f"with {vary} = {value}: {problem}", ours=problem.ours) from problem
 
-    def is_same(self, one: int, other: int) -> bool:
-        """Whether the captures with two values have the same allocations and frees, byte for byte."""
-        return self._marks[one] == self._marks[other]
+    tried, watch = TriedValues(captured, target, _way_to_plan(target, options)), options.get("watch")
+    ends = {"least": lower, "most": upper, "multiple_of": options.get("multiple_of", 1)}
+    return search(tried.needed_bytes, target.tiers[0].capacity_bytes, **ends, same=tried.is_same, watch=watch)
+
+
+def _way_to_plan(target: Machine, options: Options) -> Callable[[int, Trace], SlowdownNeed] | None:
+    """What plans a value's trace within the slowdown; None where none is given."""
+    slowdown = options.get("slowdown")
+    if slowdown is None:
+        return None
+    allow, watch = options.get("allow"), options.get("watch")
+
+    def planned(_value: int, trace: Trace) -> SlowdownNeed:
+        return within_slowdown(trace, target, slowdown, watch=watch, allow=allow)
+
+    return planned
 
 
 def _check(options: Options) -> None:
@@ -119,12 +109,17 @@ def _check(options: Options) -> None:
 
 
 def _way_to_capture(
-    setup_of: Callable[..., Callable[[], Any]] | str | os.PathLike[str], vary: str, target: Machine, options: Options
+    setup_of: Callable[..., Callable[[], Any]] | str | os.PathLike[str],
+    vary: str,
+    ends: tuple[int, int],
+    target: Machine,
+    options: Options,
 ) -> Callable[[int], Trace]:
-    """What captures the training with a value; `vary` is NAME=LOWER..UPPER."""
+    """What captures the training with a value of `vary`."""
     argv, steps = tuple(options.get("argv", ())), options.get("steps", STEPS)
     if isinstance(setup_of, str | os.PathLike):
-        return _of_script(os.fspath(setup_of), vary, argv, target, steps)
+        knob = find_knob(Range.of(f"{vary}={ends[0]}..{ends[1]}"), os.fspath(setup_of), argv)
+        return _of_script(os.fspath(setup_of), knob, argv, target, steps)
     if not callable(setup_of):
         raise UsageError(
             f"largest: given setup_of={type(setup_of).__name__}; allowed is a function, or the path of a script"
@@ -132,17 +127,14 @@ def _way_to_capture(
     if argv:
         raise UsageError("largest: given argv and a function; allowed is argv with the path of a script; leave it out")
     of_value: Callable[..., Callable[[], Any]] = setup_of
-    name = vary.partition("=")[0]
 
     def captured(value: int) -> Trace:
-        return capture(partial(of_value, **{name: value}), target, steps)
+        return capture(partial(of_value, **{vary: value}), target, steps)
 
     return captured
 
 
-def _of_script(path: str, vary: str, argv: tuple[str, ...], target: Machine, steps: int) -> Callable[[int], Trace]:
-    knob = find_knob(Range.of(vary), path, argv)
-
+def _of_script(path: str, knob: Knob, argv: tuple[str, ...], target: Machine, steps: int) -> Callable[[int], Trace]:
     def captured(value: int) -> Trace:
         turned = knob.turned(argv, value)
         return capture_script(

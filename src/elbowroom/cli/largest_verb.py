@@ -12,7 +12,6 @@ from elbowroom.errors import CaptureError, UsageError
 from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
-    from elbowroom.answers.estimate import Estimate
     from elbowroom.answers.largest import Largest
     from elbowroom.answers.slowdown import SlowdownNeed
     from elbowroom.machine import Machine
@@ -75,7 +74,7 @@ def _searched(trials: Trials, vary: Range, multiple_of: int) -> Largest:
     from elbowroom.answers.largest import largest, largest_of
 
     capacity_bytes = trials.machine.tiers[0].capacity_bytes
-    need, same, watch = trials.needed_bytes, trials.is_same, trials.watch
+    need, same, watch = trials.tried.needed_bytes, trials.tried.is_same, trials.watch
     if vary.values:
         return largest_of(vary.values, need, capacity_bytes, same=same, watch=watch)
     least, most = vary.least, vary.most
@@ -128,37 +127,20 @@ class Trials:
         self.machine = machine
         self.knob = knob
         self.slowdown = slowdown
-        self.answers: dict[int, Estimate] = {}
-        self.planned: dict[int, SlowdownNeed] = {}
         self.watch = watch
         self._arguments = arguments
-        self._marks: dict[int, int] = {}
+        from elbowroom.answers.tried_values import TriedValues
 
-    def needed_bytes(self, value: int) -> int:
-        """What the script needs with a value.
+        self.tried = TriedValues(self._captured, machine, None if slowdown is None else self._plan)
 
-        Raises:
-            CaptureError: it could not be captured; the message names the value.
-            TimeOver: the time is over.
-        """
-        from elbowroom.answers.estimate import estimate
-
-        trace = self._captured(value)
-        self._marks[value] = hash(trace.events)
-        self.answers[value] = estimate(trace, self.machine)
-        if self.slowdown is None:
-            return self.answers[value].needed_bytes
+    def _plan(self, value: int, trace: Trace) -> SlowdownNeed:
         from elbowroom.answers.slowdown import within_slowdown
 
+        assert self.slowdown is not None, "nothing is planned without one"
         self.watch.say(f"{self._looked_at()}planning for {self.knob.name} = {value}")
         planner = self._arguments.planner or scripts.PLANNER
         allow = choosing.allowed(self._arguments.allow)
-        self.planned[value] = within_slowdown(trace, self.machine, self.slowdown, planner, self.watch, allow=allow)
-        return self.planned[value].needed_bytes
-
-    def is_same(self, one: int, other: int) -> bool:
-        """Whether the captures with two values have the same allocations and frees, byte for byte."""
-        return self._marks[one] == self._marks[other]
+        return within_slowdown(trace, self.machine, self.slowdown, planner, self.watch, allow=allow)
 
     def the_same(self, found: Largest) -> str:
         """Which values have the same capture, in words."""
@@ -167,6 +149,12 @@ class Trials:
         return f"the captures of {values} and {looked[-1]} are the same"
 
     def _captured(self, value: int) -> Trace:
+        """The script with a value.
+
+        Raises:
+            CaptureError: it could not be captured; the message names the value.
+            TimeOver: the time is over.
+        """
         given, what = self._arguments, f"{self._looked_at()}now {self.knob.name} = {value}"
         self.watch.say(what)
         turned = self.knob.turned(given.script_arguments, value)
@@ -191,8 +179,8 @@ class Trials:
         return trace
 
     def _looked_at(self) -> str:
-        verdicts = {value: answer.fits for value, answer in self.answers.items() if self.slowdown is None}
-        verdicts |= {value: within.fits for value, within in self.planned.items()}
+        verdicts = {value: answer.fits for value, answer in self.tried.answers.items() if self.slowdown is None}
+        verdicts |= {value: within.fits for value, within in self.tried.planned.items()}
         values = (f"{value} {'fits' if fits else 'does not fit'}" for value, fits in verdicts.items())
         return ", ".join([*values, ""])
 
@@ -211,10 +199,10 @@ def _show(trials: Trials, found: Largest, *, as_json: bool) -> None:
             trials.script.label,
             trials.knob.label,
             trials.knob.how,
-            trials.answers,
+            trials.tried.answers,
             found,
             trials.machine.name,
-            trials.planned,
+            trials.tried.planned,
             same="" if found.same_from is None else trials.the_same(found),
         )
     )
@@ -241,7 +229,7 @@ def figures(trials: Trials, found: Largest) -> dict[str, object]:
 
 
 def _probe(trials: Trials, value: int) -> dict[str, object]:
-    answer, planned = trials.answers[value], trials.planned.get(value)
+    answer, planned = trials.tried.answers[value], trials.tried.planned.get(value)
     return {
         "value": value,
         "fits": answer.fits,

@@ -228,12 +228,12 @@ class OptimizerStates:
         """
         if self._stepping is not None:
             self._stepping.close()
-        problems = [self.gradients.close(), self._away.close()]
+        of_gradients, of_states = self.gradients.close(), self._away.close()
         self._in_turn.inside = False
         self._owners.clear()
         self._parts, self._ended, self._placed_for = [], [], None
         self._executor.close()
-        for problem in filter(None, problems):
+        if problem := of_gradients or of_states:
             raise problem
 
     def _warn(self, size_bytes: int) -> None:

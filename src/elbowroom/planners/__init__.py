@@ -21,7 +21,7 @@ from elbowroom.planners.baselines.threshold import threshold
 from elbowroom.planners.baselines.vdnn import vdnn
 from elbowroom.planners.budget.budgets import first_lower, held_to, resolved
 from elbowroom.planners.budget.least import checked_slowdown, least_plan
-from elbowroom.planners.installed import installed
+from elbowroom.planners.installed import Planners
 from elbowroom.planners.optimal.optimal import optimal
 from elbowroom.planners.problem import DEFAULT_MEANS, MEANS, Judge, Means, Planner, Problem, any_recompute
 from elbowroom.planners.request import TIME_LIMIT_S, PlanRequest, ResolvedBudget
@@ -52,20 +52,21 @@ __all__ = [
     "requested",
 ]
 
-PLANNERS: dict[str, Planner] = {
-    "keep_all": keep_all,
-    "swap_all": swap_all,
-    "swap_greedy": swap_greedy,
-    "swap_states": swap_states,
-    "optimal": optimal,
-    "recompute_blocks": recompute_blocks,
-    "vdnn": vdnn,
-    "tflms": tflms,
-    "capuchin": capuchin,
-    "threshold": threshold,
-    "lms": lms,
-}
-PLANNERS.update(installed(PLANNERS))
+PLANNERS = Planners(
+    {
+        "keep_all": keep_all,
+        "swap_all": swap_all,
+        "swap_greedy": swap_greedy,
+        "swap_states": swap_states,
+        "optimal": optimal,
+        "recompute_blocks": recompute_blocks,
+        "vdnn": vdnn,
+        "tflms": tflms,
+        "capuchin": capuchin,
+        "threshold": threshold,
+        "lms": lms,
+    }
+)
 DEFAULT_PLANNER = "optimal"
 
 
@@ -171,15 +172,15 @@ def asking(
         watch: looks on.
     """
     link, name = first_lower(machine), request.planner or DEFAULT_PLANNER
-    tier = link.lower if link else None
+    tier, lower = link.lower if link else None, budget.lower
     problem = Problem(
         step=selected(last_step(trace), request.modules),
         machine=held_to(as_set_by_script(machine, trace), budget),
         tier=tier,
-        tier_bytes=budget.lower["pinned" if tier == "host" else tier] if tier else 0,
+        tier_bytes=lower["pinned" if tier == "host" else tier] if tier else 0,
         budget_bytes=0,
         min_size_bytes=request.min_size_bytes,
-        tiers=budget.lower,
+        tiers=lower,
         allow=request.allow,
         time_limit_s=request.time_limit_s,
         judge=judge,

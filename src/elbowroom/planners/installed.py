@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from importlib.metadata import entry_points
-from typing import cast
+from typing import cast, final
 
 from elbowroom.notices import warn
 from elbowroom.planners.problem import Planner
 
 GROUP = "elbowroom.planners"
+
+
+@final
+class Planners(MutableMapping[str, Planner]):
+    """Planners by name: elbowroom's own, then those of other packages.
+
+    Those are loaded where a name that is not elbowroom's own is asked for, or all names: code of others then does not
+    run while elbowroom is imported.
+    """
+
+    def __init__(self, own: Mapping[str, Planner]) -> None:
+        self._found = dict(own)
+        self._is_whole = False
+
+    def _whole(self) -> dict[str, Planner]:
+        if not self._is_whole:
+            self._is_whole = True
+            self._found |= installed(self._found)
+        return self._found
+
+    def __getitem__(self, name: str) -> Planner:
+        return self._found[name] if name in self._found else self._whole()[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._found or name in self._whole()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._whole())
+
+    def __len__(self) -> int:
+        return len(self._whole())
+
+    def __setitem__(self, name: str, planner: Planner) -> None:
+        self._found[name] = planner
+
+    def __delitem__(self, name: str) -> None:
+        del self._found[name]
 
 
 def installed(taken: Collection[str]) -> dict[str, Planner]:

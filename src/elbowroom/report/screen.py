@@ -27,7 +27,7 @@ class PlainConsole(Console):
 
 
 def plain_table(*, title: str, blanks: int = 2) -> Table:
-    """A table in the one look that elbowroom's tables have, with so many blanks between columns."""
+    """A table in the one look that elbowroom's tables have; `blanks` stand between columns."""
     return Table(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, blanks, 0, 0)
     )

@@ -276,7 +276,6 @@ class Learner:
 
     def _question(self, key: Hashable, trace: Trace, clear: Collection[int] = ()) -> StepQuestion:
         """What planning a step of this signature goes by, as it is now."""
-        unmet = [other for other in self._explored if other not in self._met]
         return StepQuestion(
             trace=trace,
             machine=self.machine,
@@ -289,8 +288,12 @@ class Learner:
             banned=self._recomputing.banned,
             other_kinds_bytes=self._refusals.others_bytes(key),
             explored=key in self._explored,
-            may_explore=key not in self._explored and len(unmet) < MAX_EXPLORED,
+            may_explore=self._may_explore(key),
         )
+
+    def _may_explore(self, key: Hashable) -> bool:
+        """Whether a step of this signature may run with everything away."""
+        return key not in self._explored and len(self._explored - self._met) < MAX_EXPLORED
 
     def _made(self, key: Hashable, answer: Answer, before: StepKind | None, *, may_wait: bool) -> StepKind | None:
         """Apply what planning has found.
@@ -316,7 +319,7 @@ class Learner:
             case Followed(known):
                 return known
             case Explores(known, refused):
-                if self._question(key, known.trace).may_explore:  # another kind may have, meanwhile
+                if self._may_explore(key):  # another kind may have, meanwhile
                     self._explored.add(key)
                     if before is None:
                         self._refusals.note(key, refused.least_bytes)

@@ -79,7 +79,7 @@ class Surprises:
 
     def _subclass(self, name: str) -> None:
         """Saved tensors of this class stay on the device."""
-        if not self._once.has("subclass"):  # for each such tensor
+        if "subclass" not in self._once:  # for each such tensor
             warn_once(
                 self._once,
                 "subclass",
@@ -90,7 +90,7 @@ class Surprises:
 
     def _elsewhere(self, device: torch.device, budget_of: torch.device) -> None:
         """Saved tensors on this device stay there, as the budget is another one's."""
-        if not self._once.has("device"):  # for each such tensor
+        if "device" not in self._once:  # for each such tensor
             warn_once(
                 self._once,
                 "device",

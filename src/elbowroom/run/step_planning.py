@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from elbowroom.errors import Infeasible, InvalidPlan, again
 from elbowroom.plan import Plan
 from elbowroom.planners import check
-from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_of, course_within, exploring, without
+from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_of, course_within, exploring
 from elbowroom.run.compiled_backward import named
 from elbowroom.run.given_plan import course_of_moved
 from elbowroom.run.lowering_means import with_means
@@ -116,16 +116,20 @@ def plan_of(question: StepQuestion) -> StepKind:
 
 
 def _swaps(question: StepQuestion) -> Course:
+    """A plan without recomputes; states move only where the trace says where they may."""
+    asked = _request(question).without("recompute")
     with named(question.compiled_backward):
-        return course_within(_request(question))
+        return course_within(asked if question.trace.parts else asked.without("state", "gradient"))
 
 
 def _request(question: StepQuestion) -> CourseRequest:
-    """What planners are asked: no recomputes, and states where the trace says where they may move."""
-    asked = without(question.asked, "recompute")
-    asked = asked if question.trace.parts else without(asked, "state", "gradient")
+    """What planners are asked."""
     return CourseRequest(
-        trace=question.trace, machine=question.machine, budget=question.budget, asked=asked, clear=question.clear
+        trace=question.trace,
+        machine=question.machine,
+        budget=question.budget,
+        asked=question.asked,
+        clear=question.clear,
     )
 
 
@@ -142,12 +146,10 @@ def _instead(question: StepQuestion, before: Before, problem: Infeasible) -> Ans
     # collected losses are no reason to end the run
     allowed_bytes = question.budget.device_bytes + question.asked.min_size_bytes
     course = course_of_moved(alike, machine, before.plan, allowed_bytes, clear)
+    if course is not None and before.rebuilds:
+        return Next.AS_BEFORE
     if course is not None:
-        return (
-            Next.AS_BEFORE
-            if before.rebuilds
-            else Followed(replace(_known_of(question.on(alike), course), refined=True))
-        )
+        return Followed(replace(_known_of(question.on(alike), course), refined=True))
     if question.asked.in_parts and not alike.parts and not question.explored:  # states could help
         return Next.OBSERVE_STATES
     explores = _exploring(question.on(alike))
@@ -158,7 +160,7 @@ def _exploring(question: StepQuestion) -> StepKind | None:
     """What the next step is to do where no plan for the observed one meets the budget; None where it did so."""
     if question.given is not None or not question.may_explore:
         return None
-    course = exploring(replace(_request(question), asked=question.asked))
+    course = exploring(_request(question))
     return None if course is None else replace(_known_of(question, course), in_parts=bool(question.trace.parts))
 
 
@@ -168,5 +170,5 @@ def _refused(question: StepQuestion, problem: Infeasible | InvalidPlan, *, with_
         return RefusedPlan(again(problem))
     why = with_others(problem, question.other_kinds_bytes)
     if with_advice and question.given is None:
-        why = with_means(why, replace(_request(question), asked=question.asked))
+        why = with_means(why, _request(question))
     return RefusedPlan(again(why), problem.least_feasible_bytes)

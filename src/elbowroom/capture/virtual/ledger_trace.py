@@ -24,7 +24,7 @@ def assemble(ledger: Ledger, step_ends: list[int], machine: Machine) -> Trace:
         step_ends: number of ops up to the end of each step.
         machine: whose rates the durations of ops follow.
     """
-    workspaces, lines = _workspaces(ledger), _source_lines(ledger)
+    workspaces, lines, texts = _workspaces(ledger), _source_lines(ledger), ledger.source_lines.texts
     ops = tuple(_op(line, ledger.storages, workspaces.get(i, 0), machine) for i, line in enumerate(ledger.ops))
     return Trace(
         device="cuda:0",
@@ -46,7 +46,7 @@ def assemble(ledger: Ledger, step_ends: list[int], machine: Machine) -> Trace:
         remarks=tuple(
             Remark(kind=kind, name=name, count=count) for (kind, name), count in sorted(ledger.remarks.items())
         ),
-        source_lines=tuple(ledger.source_lines.texts[number] for number in lines),
+        source_lines=tuple(texts[number] for number in lines),
         op_source_lines=tuple(None if line.source_line is None else lines[line.source_line] for line in ledger.ops),
     )
 

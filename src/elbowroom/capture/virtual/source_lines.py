@@ -19,19 +19,20 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 @final
 class SourceLines:
-    """Lines of the user's code, each with a number.
-
-    Attributes:
-        texts: the lines by number, such as "train.py:41 in attention".
-    """
+    """Lines of the user's code, each with a number."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
+        self._number_of: dict[str, int] = {}
         self._inside = inner_folders()
         self._is_inside: dict[str, bool] = {}
         self._numbers: dict[tuple[str, int], int] = {}
         self._of_node: dict[int, int] = {}
         self._folder = os.path.join(os.getcwd(), "")
+
+    @property
+    def texts(self) -> list[str]:
+        """The lines by number, such as "train.py:41 in attention"."""
+        return list(self._number_of)
 
     def here(self) -> int | None:
         """Number of the user's line that called; None where no frame is the user's."""
@@ -71,9 +72,8 @@ class SourceLines:
         name = ".".join(part for part in code.co_qualname.split(".") if not part.startswith("<"))
         text = f"{self._short(code.co_filename)}:{line}{f' in {name}' if name else ''}"
         text = text.encode("utf-8", "replace").decode("utf-8")
-        if text not in self.texts:
-            self.texts.append(text)
-        number = self._numbers[code.co_filename, line] = self.texts.index(text)
+        number = self._number_of.setdefault(text, len(self._number_of))
+        self._numbers[code.co_filename, line] = number
         return number
 
     def _short(self, file: str) -> str:

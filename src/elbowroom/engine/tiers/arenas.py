@@ -105,7 +105,7 @@ class Arenas:
         self._pin, self._unpin = pin, unpin
         self._arenas: list[Arena] = []
         self._slots: set[ArenaSlot] = set()
-        self._once = once or Once()
+        self._once = Once() if once is None else once
 
     @property
     def size_bytes(self) -> int:

@@ -9,9 +9,10 @@ import numpy as np
 from elbowroom.errors import Infeasible
 from elbowroom.plan import Plan
 from elbowroom.planners.problem import Problem, as_plan, moves_on_demand, peak_of
-from elbowroom.step.last_step import Ints, LastStep, allocated_at, maker_of, peak_point
+from elbowroom.step.last_step import Ints, LastStep, allocated_at, peak_point
 from elbowroom.step.least_size import least_size
 from elbowroom.step.moves import Moves, need
+from elbowroom.step.owners import owners_of
 from elbowroom.trace import Category, Trace
 from elbowroom.units import format_bytes
 
@@ -73,27 +74,10 @@ def _at(trace: Trace, op: int) -> str:
 
 def _named(trace: Trace, storage: int) -> str:
     """A storage as people know it, such as "activation of encoder.layer.3.mlp, 64.0 MiB"."""
-    what = trace.storages[storage]
-    owner = _owner(trace, storage)
-    maker = None if owner else maker_of(trace, storage)
-    line = "" if maker is None else trace.source_line(maker)
+    what, owners = trace.storages[storage], owners_of(trace)
+    owner, line = owners.modules[storage], owners.lines.get(storage, "")
     of = f" of {owner}" if owner else f" made at {line}" if line else ""
     return f"{WORDS.get(what.category, what.category)}{of}, {format_bytes(what.size_bytes)}"
-
-
-def _owner(trace: Trace, storage: int) -> str:
-    """The module that made a storage, or that computes with it first; "" where neither is known."""
-    if trace.storages[storage].category in ("parameter", "buffer"):
-        readers = (op.module for op in trace.ops if op.phase == "forward" and op.module and storage in op.reads)
-        return next(readers, "")
-    maker = maker_of(trace, storage)
-    if maker is None:
-        return ""
-    made = trace.ops[maker]
-    if made.module or trace.storages[storage].category != "optimizer_state":
-        return made.module
-    weights = (each for each in made.reads if trace.storages[each].category == "parameter")
-    return next((owner for each in weights if (owner := _owner(trace, each))), "")
 
 
 def _others(step: LastStep, held: list[int], shown: list[int]) -> list[str]:
@@ -139,8 +123,10 @@ def in_reserved_bytes(problem: Problem, found: Infeasible, reserved_bytes: int) 
 
 def with_reserved(said: str, reserved_bytes: int) -> str:
     """The lines of an error about allocated bytes, which give what the allocator reserves for them."""
-    note = f"These are allocated bytes; the allocator reserves {_bytes(reserved_bytes)} for them.\n{GIVE}"
-    return said.replace(GIVE, note) if GIVE in said else f"{said}\n{note}."
+    note = f"These are allocated bytes; the allocator reserves {_bytes(reserved_bytes)} for them."
+    lines = said.split("\n")
+    at = next((n for n, line in enumerate(lines) if line.startswith(GIVE)), None)
+    return "\n".join([*lines, note, f"{GIVE}."] if at is None else [*lines[:at], note, *lines[at:]])
 
 
 def followed(found: Infeasible, least_bytes: int) -> Infeasible:

@@ -19,7 +19,7 @@ class Look:
     Attributes:
         fits: no more than the budget, and compute never waits for the driver.
         over_bytes: by how much it is more, where that is known.
-        least_bytes: nothing could be planned, and so many allocated bytes can; 0 where plans were made.
+        least_bytes: the allocated bytes that can be planned for, where nothing was planned; 0 where plans were made.
         is_enough: whether the search may end.
     """
 
@@ -81,7 +81,7 @@ class Narrowing:
     Args:
         budget_bytes: of reserved bytes.
         least_bytes: allocated bytes that can be planned for at least.
-        near_bytes: budgets that are so close are not told apart.
+        near_bytes: budgets this close count as one.
     """
 
     def __init__(self, budget_bytes: int, least_bytes: int, near_bytes: int = 0) -> None:
@@ -139,7 +139,7 @@ def lowest(works: Callable[[int], bool], fails: int, fits: int, near_bytes: int,
         works: whether a limit does.
         fails: one that does not.
         fits: one that does.
-        near_bytes: the answer may be larger by so many bytes,
+        near_bytes: the answer may be larger by this many bytes,
         share: or by such a share of it.
     """
     while fits - fails > max(near_bytes, share * fits):

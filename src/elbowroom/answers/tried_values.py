@@ -1,0 +1,53 @@
+"""What a training needs by the value of a knob, for a search that captures it with one value after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+from elbowroom.answers.estimate import Estimate, estimate
+from elbowroom.answers.slowdown import SlowdownNeed
+from elbowroom.machine import Machine
+from elbowroom.trace import Trace
+
+
+@final
+class TriedValues:
+    """The values that were tried.
+
+    Args:
+        captured: captures the training with a value.
+        machine: that it is to fit.
+        planned: what a step of a value needs within a slowdown; None where nothing is planned.
+
+    Attributes:
+        answers: by value, what it needs with everything kept.
+        planned: by value, what it needs within the slowdown.
+    """
+
+    def __init__(
+        self,
+        captured: Callable[[int], Trace],
+        machine: Machine,
+        planned: Callable[[int, Trace], SlowdownNeed] | None,
+    ) -> None:
+        self.answers: dict[int, Estimate] = {}
+        self.planned: dict[int, SlowdownNeed] = {}
+        self._captured = captured
+        self._machine = machine
+        self._plan = planned
+        self._marks: dict[int, int] = {}
+
+    def needed_bytes(self, value: int) -> int:
+        """Device memory that a value needs. Raises what capturing and planning raise."""
+        trace = self._captured(value)
+        self._marks[value] = hash(trace.events)
+        answer = self.answers[value] = estimate(trace, self._machine)
+        if self._plan is None:
+            return answer.needed_bytes
+        planned = self.planned[value] = self._plan(value, trace)
+        return planned.needed_bytes
+
+    def is_same(self, one: int, other: int) -> bool:
+        """Whether the captures with two values have the same allocations and frees, byte for byte."""
+        return self._marks[one] == self._marks[other]

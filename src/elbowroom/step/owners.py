@@ -1,0 +1,110 @@
+"""Which module each storage of a trace belongs to.
+
+A storage belongs to the module of the op that made it. What was there before any op, or outlives its op's module, is
+traced back to a parameter: a parameter or buffer belongs to the first module whose forward op reads it, optimizer state
+to the parameter it was made from, a gradient to the module whose backward made it, else to the parameter it is applied
+to. Where none of this says anything, and of workspaces that stay, the owner is "". What has no owner is named by the
+user's line that made it, where the trace has it. Cost: linear in the ops and events, once for a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+from elbowroom.trace import Category, Op, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Who made the storages of a trace.
+
+    Attributes:
+        modules: path of the owning module per storage, "" where it is not known.
+        lines: the user's line that made each storage that belongs to no module, where the trace has it.
+    """
+
+    modules: tuple[str, ...]
+    lines: dict[int, str]
+
+
+def owners_of(trace: Trace) -> Owners:
+    """The owners, found once and kept with the trace."""
+    kept = trace.derived.get("owners")
+    if kept is None:
+        kept = trace.derived["owners"] = _found(trace)
+    return cast("Owners", kept)
+
+
+def _found(trace: Trace) -> Owners:
+    makers = _makers(trace)
+    owners = [""] * len(trace.storages)
+    stays = _workspaces_that_stay(trace, makers)
+    for storage, op in makers.items():
+        owners[storage] = "" if storage in stays else trace.ops[op].module
+    _by_first_reader(trace, owners)
+    _by_parameter_made_from(trace, makers, owners)
+    for op in trace.ops:
+        if op.phase == "optimizer":
+            _by_pairs(trace, op, owners)
+    ownerless = (storage for storage, owner in enumerate(owners) if not owner and storage not in stays)
+    lines = {storage: line for storage in ownerless if (line := trace.source_line(makers.get(storage, -1)))}
+    return Owners(tuple(owners), lines)
+
+
+def _makers(trace: Trace) -> dict[int, int]:
+    """By storage, the op that made it."""
+    return {event.storage: event.op for event in trace.events if event.size_bytes > 0 and event.op >= 0}
+
+
+def _workspaces_that_stay(trace: Trace, makers: dict[int, int]) -> set[int]:
+    """Workspaces that outlive the op they were made in: all modules use them, as those of cuBLAS."""
+    within = {event.storage for event in trace.events if event.size_bytes < 0 and makers.get(event.storage) == event.op}
+    return {s for s in makers if trace.storages[s].category == "workspace" and s not in within}
+
+
+def _by_first_reader(trace: Trace, owners: list[str]) -> None:
+    """Parameters and buffers: whoever made them, the module that computes with them owns them."""
+    found: set[int] = set()
+    for op in trace.ops:
+        if op.phase != "forward" or not op.module:
+            continue
+        for storage in op.reads:
+            if storage not in found and trace.storages[storage].category in ("parameter", "buffer"):
+                found.add(storage)
+                owners[storage] = op.module
+
+
+def _by_parameter_made_from(trace: Trace, makers: dict[int, int], owners: list[str]) -> None:
+    """Optimizer state: zeros_like(parameter) reads the parameter."""
+    for storage, op in makers.items():
+        if not owners[storage] and trace.storages[storage].category == "optimizer_state":
+            owners[storage] = _first_known(owners, trace.ops[op].reads)
+
+
+def _by_pairs(trace: Trace, op: Op, owners: list[str]) -> None:
+    """An op on lists, such as _foreach_add_: the n-th gradient, state and parameter of it belong together."""
+    runs: dict[Category, list[int]] = {"parameter": [], "gradient": [], "optimizer_state": []}
+    for storage in dict.fromkeys((*op.writes, *op.reads)):
+        run = runs.get(trace.storages[storage].category)
+        if run is not None:
+            run.append(storage)
+    pairs: tuple[tuple[Category, Category], ...] = (
+        ("gradient", "parameter"),
+        ("optimizer_state", "parameter"),
+        ("gradient", "optimizer_state"),
+    )
+    for of, by in pairs:
+        if len(runs[of]) == len(runs[by]):
+            for one, other in zip(runs[of], runs[by], strict=True):
+                if not owners[one] and _alike(trace, one, other):
+                    owners[one] = owners[other]
+
+
+def _alike(trace: Trace, one: int, other: int) -> bool:
+    return trace.storages[one].size_bytes == trace.storages[other].size_bytes
+
+
+def _first_known(owners: list[str], storages: Iterable[int]) -> str:
+    return next((owners[storage] for storage in storages if owners[storage]), "")
