@@ -76,7 +76,7 @@ def run(trainings: Sequence[Sequence[str]], on: str | None, share: float, rows: 
     torch.cuda.empty_cache()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        with er.within(int(share * plain[f"cuda:{at}"]), device=on) as room:
+        with er.within(int(share * plain[f"cuda:{at}"]), device=on, min_size="1MiB") as room:
             for step in steps * LEARNING:
                 step()
             from_here()

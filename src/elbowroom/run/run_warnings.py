@@ -85,7 +85,7 @@ class Surprises:
                 "subclass",
                 f"elbowroom: large saved tensors of class {name} stay on the device, as nothing says which bytes are "
                 "behind them (it has a __torch_dispatch__, but no __tensor_flatten__ and __tensor_unflatten__): the "
-                "step may need more than its budget; room.passed counts them",
+                "step may need more than its budget. Give a budget larger by them; the logger elbowroom counts them",
             )
 
     def _elsewhere(self, device: torch.device, budget_of: torch.device) -> None:
@@ -95,8 +95,8 @@ class Surprises:
                 self._once,
                 "device",
                 f"elbowroom: large saved tensors on {device} stay there, as the budget is for {budget_of}; where "
-                f"{device} is the one that is short of memory, give within(..., device={str(device)!r}); "
-                "room.passed counts them",
+                f"{device} is the one that is short of memory, give within(..., device={str(device)!r}); the logger "
+                "elbowroom counts them",
             )
 
     def differs(self, what: str) -> None:
