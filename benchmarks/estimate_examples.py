@@ -26,7 +26,7 @@ from rich.console import Console
 from elbowroom.allocator import replay
 from elbowroom.answers.estimate import Estimate, conv_workspaces, estimate
 from elbowroom.capture.script import capture_script
-from elbowroom.capture.virtual.library_settings import CudnnModel, ModelledDevice
+from elbowroom.capture.virtual.torch_cuda.library_settings import CudnnModel, ModelledDevice
 from elbowroom.machine import Machine
 from elbowroom.report.answer import rendered
 from elbowroom.trace import Trace

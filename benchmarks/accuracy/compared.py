@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.accuracy.runner import read_records
 from benchmarks.results import ROOT
 
-TABLE = ROOT / "src" / "elbowroom" / "capture" / "virtual" / "compared.json"
+TABLE = ROOT / "src" / "elbowroom" / "capture" / "virtual" / "ops" / "compared.json"
 Record = dict[str, Any]
 
 

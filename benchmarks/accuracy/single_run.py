@@ -88,7 +88,7 @@ def on_rig(cases: dict[str, str]) -> Answer:
 def on_virtual(cases: dict[str, str], capability: int, multiprocessors: int) -> Answer:
     """What the virtual device does, and what ran on it."""
     from elbowroom.capture.virtual import CudnnModel, VirtualDevice
-    from elbowroom.capture.virtual.cudnn_workspaces import no_workspace
+    from elbowroom.capture.virtual.scratch_memory.cudnn_workspaces import no_workspace
     from elbowroom.machine import Machine, Tier
 
     machine = Machine(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elbowroom.capture.script import faults
+from elbowroom.capture.script import script_errors as faults
 from elbowroom.cli import main, scripts
 from elbowroom.cli.launch import Command, as_python_would, execute
 from elbowroom.errors import CaptureError, Infeasible

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elbowroom.capture.script import faults
+from elbowroom.capture.script import script_errors as faults
 from elbowroom.capture.script.constants import compiled, constants_of
 from elbowroom.errors import UsageError
 

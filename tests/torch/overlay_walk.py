@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elbowroom.capture.script import files
+from elbowroom.capture.script import opened_files as files
 from elbowroom.capture.script.overlay import Overlay
 
 NAMES = ("a", "b", "c", "d/a", "d/b", "d/e", "d/e/a", "f", "f/a", "l", "l/a", "m", "d/../a", "n/a")

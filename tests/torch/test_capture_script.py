@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elbowroom.capture.script import capture_script
-from elbowroom.capture.script.modules_found import module_file
+from elbowroom.capture.script.find_module import module_file
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Machine
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elbowroom.capture.virtual import ConvolutionCall
-from elbowroom.capture.virtual.cudnn_workspaces import MOST_BYTES, usual_workspace, winograd_bytes
+from elbowroom.capture.virtual.scratch_memory.cudnn_workspaces import MOST_BYTES, usual_workspace, winograd_bytes
 
 # The first convolution of FCN's head on ResNet-50: 2 images of 512 x 1024, an eighth of them in size.
 HEAD = ConvolutionCall(

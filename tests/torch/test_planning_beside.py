@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import elbowroom as er
-from elbowroom.capture.observe import Observing
+from elbowroom.capture.recording.observing_director import Observing
 from elbowroom.run import background_planning as beside
 from elbowroom.run import step_planning as swaps
 from elbowroom.run.learner import Learner

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import elbowroom as er
-from elbowroom.capture.recorder import live_ram_bytes
+from elbowroom.capture.recording.recorder import live_ram_bytes
 from elbowroom.run.recompute import rebuild as rebuilding
 from elbowroom.run.room import Room
 from tests.torch.helpers import Setup, Training, assert_equal, captured, mean_square, needs, seeded, train, train_within

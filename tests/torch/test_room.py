@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import elbowroom as er
-from elbowroom.capture.virtual.unmanaged import Unmanaged
+from elbowroom.capture.virtual.torch_cuda.unmanaged import Unmanaged
 from elbowroom.run.room import Room
 
 NAMES = {

@@ -27,8 +27,8 @@ from elbowroom.engine.algorithm_switches import offered, switched
 from elbowroom.engine.memory_formats import other_format
 from elbowroom.errors import InvalidPlan
 from elbowroom.plan import Algorithm, Plan
-from elbowroom.run import layer_algorithms as layer_choices
-from elbowroom.run.algorithm_calls import Switching, chosen_of
+from elbowroom.run import conv_algorithms as layer_choices
+from elbowroom.run.conv_algorithms import Switching, chosen_of
 from elbowroom.trace import Trace
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from elbowroom.capture.virtual import VirtualDevice
-from elbowroom.capture.virtual.compared import Compared, read_table
+from elbowroom.capture.virtual.ops.compared import Compared, read_table
 from elbowroom.machine import Machine
 
 aten: Any = torch.ops.aten

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import elbowroom
 from elbowroom.capture import capture
 from elbowroom.capture.virtual import CudnnModel, VirtualDevice
-from elbowroom.capture.virtual.cudnn_workspaces import PassWorkspace
+from elbowroom.capture.virtual.scratch_memory.cudnn_workspaces import PassWorkspace
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Machine
 from elbowroom.trace import Trace

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from elbowroom.capture.virtual import VirtualDevice
-from elbowroom.capture.virtual.paged import SAID
+from elbowroom.capture.virtual.torch_cuda.paged import SAID
 from tests.torch.virtual_gpu import H100
 
 

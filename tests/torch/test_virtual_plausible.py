@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from elbowroom.capture.virtual import VirtualDevice, plausible
+from elbowroom.capture.virtual import VirtualDevice
+from elbowroom.capture.virtual.host_values import plausible
 from tests.torch.virtual_gpu import H100
 
 WIDE = 2**18

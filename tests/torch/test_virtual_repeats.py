@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from elbowroom.capture.virtual import VirtualDevice, repeats
+from elbowroom.capture.virtual import VirtualDevice
+from elbowroom.capture.virtual.host_values import repeats
 from elbowroom.machine import Machine
 from elbowroom.torch_compat.core import storage_key
 from elbowroom.trace import Trace

@@ -12,9 +12,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from elbowroom.capture.virtual import VirtualDevice
-from elbowroom.capture.virtual.reductions import Scratch, scratch
-from elbowroom.capture.virtual.sorting_scratch import SUM_TILE, pairs_bytes, scan_bytes, unique_tile
-from elbowroom.capture.virtual.sparse import SORTED
+from elbowroom.capture.virtual.ops.sparse import SORTED
+from elbowroom.capture.virtual.scratch_memory.reductions import Scratch, scratch
+from elbowroom.capture.virtual.scratch_memory.sorting_scratch import SUM_TILE, pairs_bytes, scan_bytes, unique_tile
 from elbowroom.machine import Machine, Tier
 
 H100 = Machine(

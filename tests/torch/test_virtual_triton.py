@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from elbowroom.capture.virtual import VirtualDevice
-from elbowroom.capture.virtual.triton_kernels import L2_BYTES, SAID, stored_through
+from elbowroom.capture.virtual.compilers.triton_kernels import L2_BYTES, SAID, stored_through
 from tests.torch.virtual_gpu import H100
 
 tl: Any = None

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from elbowroom.capture.virtual import VirtualDevice, known_values
+from elbowroom.capture.virtual import VirtualDevice
+from elbowroom.capture.virtual.host_values import known_values
 from tests.torch.virtual_gpu import H100
 
 

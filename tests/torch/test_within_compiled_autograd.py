@@ -13,7 +13,7 @@ import torch._dynamo
 from torch import Tensor
 
 import elbowroom as er
-from elbowroom.capture.recorder import live_ram_bytes
+from elbowroom.capture.recording.recorder import live_ram_bytes
 from elbowroom.run.room import run_of
 from tests.torch.helpers import (
     Setup,

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from elbowroom.capture.stream import Allocation, Item, Mark, OpSeen, RecordedBlock, _of_training
+from elbowroom.capture.recording.profiler_stream import Allocation, Item, Mark, OpSeen, RecordedBlock, _of_training
 from elbowroom.run.room import run_of
 from tests.torch.helpers import Training, assert_swapped, needs, same_within, telling
 

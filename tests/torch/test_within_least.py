@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import elbowroom as er
-from elbowroom.capture.recorder import live_ram_bytes
+from elbowroom.capture.recording.recorder import live_ram_bytes
 from elbowroom.engine.residence import RamResidence
 from elbowroom.run.learner import Learner
 from elbowroom.run.room import run_of

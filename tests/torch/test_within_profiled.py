@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
 import elbowroom as er
-from elbowroom.capture.recorder import live_ram_bytes
+from elbowroom.capture.recording.recorder import live_ram_bytes
 from elbowroom.run.room import Room, run_of
 from tests.torch.helpers import (
     Outcome,

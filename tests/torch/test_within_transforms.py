@@ -15,8 +15,8 @@ from torch.autograd.graph import save_on_cpu
 from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
 import elbowroom as er
-from elbowroom.capture.never_moved import StorageSet
-from elbowroom.capture.observe import Observing
+from elbowroom.capture.recording.never_moved import StorageSet
+from elbowroom.capture.recording.observing_director import Observing
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.saved_tensors import Hooks
 from elbowroom.engine.tiers.base import HostTier

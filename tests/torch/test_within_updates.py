@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from elbowroom.capture.recorder import live_ram_bytes
+from elbowroom.capture.recording.recorder import live_ram_bytes
 from elbowroom.run.room import run_of
 from tests.torch.helpers import Setup, Training, assert_equal, assert_swapped, mean_square, train, train_within
 

@@ -43,6 +43,6 @@ def capture(
         UsageError: `machine`, `steps` or what `setup` returns is not allowed.
         CaptureError: a step did nothing that can be recorded.
     """
-    from elbowroom.capture.steps import capture_steps
+    from elbowroom.capture.capture_steps import capture_steps
 
     return capture_steps(setup, machine, steps, parse_bytes(min_size), in_parts)

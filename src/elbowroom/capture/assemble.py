@@ -13,11 +13,11 @@ from typing import final
 import torch
 
 from elbowroom.capture.drafts import Brief, OpDraft, SaveDraft, StorageDraft, flops_of, save_of, storage_of
-from elbowroom.capture.layout import BRIEF, HOLE
 from elbowroom.capture.measured import Clock, DeviceClock, MovedStorage, curve_of, spans_of
-from elbowroom.capture.recorder import Note, Recording
-from elbowroom.capture.states_seen import StatesSeen
-from elbowroom.capture.stream import Allocation, Mark, OpSeen, RecordedBlock
+from elbowroom.capture.recording.allocator_layout import BRIEF, HOLE
+from elbowroom.capture.recording.profiler_stream import Allocation, Mark, OpSeen, RecordedBlock
+from elbowroom.capture.recording.recorder import Note, Recording
+from elbowroom.capture.recording.states_seen import StatesSeen
 from elbowroom.engine.entries import Entry
 from elbowroom.errors import CaptureError
 from elbowroom.machine import TierName

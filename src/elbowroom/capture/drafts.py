@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from elbowroom.capture.flops import flops
-from elbowroom.capture.stream import OpSeen
+from elbowroom.capture.recording.profiler_stream import OpSeen
 from elbowroom.trace import Category, Phase, Save, Storage
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}

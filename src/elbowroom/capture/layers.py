@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from elbowroom.capture.stream import Allocation, ProfilerStream
+from elbowroom.capture.recording.profiler_stream import Allocation, ProfilerStream
 from elbowroom.engine.algorithm_switches import offered, switched
 from elbowroom.engine.memory_formats import other_format
 from elbowroom.engine.storages import tensors_of

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, final
 
 from elbowroom.capture.drafts import StorageDraft
-from elbowroom.capture.stream import OpSeen
+from elbowroom.capture.recording.profiler_stream import OpSeen
 from elbowroom.engine.entries import Happening
 from elbowroom.machine import TierName
 from elbowroom.timeline import Curve, Lane, Span

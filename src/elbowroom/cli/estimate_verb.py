@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from elbowroom.capture.facts import Facts
+from elbowroom.capture.gpu_facts import Facts
 from elbowroom.cli import output, scripts
 from elbowroom.cli.progress import progress
 from elbowroom.errors import UsageError

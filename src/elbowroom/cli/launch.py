@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from elbowroom.capture.script.faults import of_elbowroom
+from elbowroom.capture.script.script_errors import of_elbowroom
 from elbowroom.cli.failures import how_to_report
 from elbowroom.errors import ElbowroomError, UsageError
 from elbowroom.files.record_files import why_no_file

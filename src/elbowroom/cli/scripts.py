@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from elbowroom.allocator.settings import set_in
 from elbowroom.capture.script import STEPS, TIMEOUT_S
-from elbowroom.capture.script.modules_found import module_file
+from elbowroom.capture.script.find_module import module_file
 from elbowroom.cli.run_settings import given_or_set
 from elbowroom.errors import UsageError
 from elbowroom.files.record_files import why_no_file

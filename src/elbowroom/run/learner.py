@@ -10,7 +10,7 @@ from typing import final
 
 from elbowroom.capture.assemble import Assembly
 from elbowroom.capture.rates import with_rates_of
-from elbowroom.capture.recorder import Recording
+from elbowroom.capture.recording.recorder import Recording
 from elbowroom.capture.steady import steady, with_idle_of
 from elbowroom.errors import Infeasible, UsageError, again
 from elbowroom.machine import Machine, TierName
@@ -19,9 +19,9 @@ from elbowroom.planners.budget.run_budget import keeping_bytes
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.run.background_planning import Beside
 from elbowroom.run.check_beforehand import Question
+from elbowroom.run.conv_algorithms import LayerChoices
 from elbowroom.run.given_plan import GivenPlan, warn_of_peak
 from elbowroom.run.kind_totals import Kinds
-from elbowroom.run.layer_algorithms import LayerChoices
 from elbowroom.run.options import live_modules
 from elbowroom.run.recompute.calls import Calls
 from elbowroom.run.recompute.controller import Recomputing

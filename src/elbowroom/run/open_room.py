@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from elbowroom.capture.recorder import live_ram_bytes
+from elbowroom.capture.recording.recorder import live_ram_bytes
 from elbowroom.engine.cuda_device import CudaResidence, cuda_machine, free_device_bytes, past_the_host, tiers_below
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.residence import RamResidence, slack_bytes
@@ -20,8 +20,8 @@ from elbowroom.hardware import ram
 from elbowroom.machine import Machine
 from elbowroom.planners.budget.budgets import below_device, held_to
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
+from elbowroom.run.conv_algorithms import LayerChoices
 from elbowroom.run.given_plan import GivenPlan
-from elbowroom.run.layer_algorithms import LayerChoices
 from elbowroom.run.learner import Learner
 from elbowroom.run.recompute.controller import Recomputing
 from elbowroom.run.room import Room

@@ -1,8 +1,16 @@
-"""Why kinds of steps were refused: a training of several kinds needs a budget that is enough for all of them."""
+"""Refusals of kinds of steps: what the error of a budget adds to what the planner says.
+
+A training of several kinds of steps needs a budget that is enough for all of them (`Refusals`, `with_others`).
+
+Torch's compiled autograd makes code of a backward pass, in pieces that end where a saved tensor is read, each called by
+the one before it. So all that was read is held until the pass is over. Swaps free memory before the pass, and not
+within it. Traces show just that, plans count with it, and the error says so (`naming_compiled_backward`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import final
 
 from elbowroom.errors import Infeasible
@@ -10,6 +18,11 @@ from elbowroom.units import format_bytes
 
 HEADROOM = 100
 """One part in this many is added to what another kind needs: its steps may not have been steady ones yet."""
+
+COMPILED_BACKWARD = """
+The backward pass of this training is compiled (torch's compiled autograd).
+It holds all that it has read until it is over.
+With torch._dynamo.config.compiled_autograd = False swaps free memory within it too, and less is enough."""
 
 
 @final
@@ -38,4 +51,24 @@ def with_others(problem: Infeasible, other_kinds_bytes: int) -> Infeasible:
         budget_bytes=problem.budget_bytes,
         least_feasible_bytes=other_kinds_bytes,
         counts_reserved=problem.counts_reserved,
+    )
+
+
+@contextmanager
+def naming_compiled_backward(is_compiled: bool) -> Iterator[None]:
+    """Context manager around planning: if it raises Infeasible and a backward pass was compiled, the error says so."""
+    try:
+        yield
+    except Infeasible as problem:
+        if not is_compiled:
+            raise
+        said, budget_bytes, least_bytes = str(problem), problem.budget_bytes, problem.least_feasible_bytes
+        counts_reserved = problem.counts_reserved
+    else:
+        return
+    raise Infeasible(
+        said + COMPILED_BACKWARD,
+        budget_bytes=budget_bytes,
+        least_feasible_bytes=least_bytes,
+        counts_reserved=counts_reserved,
     )

@@ -7,7 +7,7 @@ from typing import final
 
 import torch
 
-from elbowroom.capture.user_profile import WHOLE_STEPS
+from elbowroom.capture.recording.user_profile import WHOLE_STEPS
 from elbowroom.notices import Once, warn_once
 from elbowroom.units import format_bytes
 

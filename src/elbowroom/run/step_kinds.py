@@ -16,8 +16,7 @@ from elbowroom.engine.wrapped_tensors import inside
 from elbowroom.machine import Machine, TierName
 from elbowroom.plan import Plan
 from elbowroom.planners.budget.run_budget import Course
-from elbowroom.run.algorithm_calls import chosen_of
-from elbowroom.run.layer_algorithms import Choices
+from elbowroom.run.conv_algorithms import Choices, chosen_of
 from elbowroom.run.recompute.calls import Calls
 from elbowroom.run.recompute.rebuild import Rebuilder
 from elbowroom.step.last_step import last_step, listed

@@ -11,7 +11,7 @@ from typing import final
 
 import torch
 
-from elbowroom.capture.recorder import Recorder
+from elbowroom.capture.recording.recorder import Recorder
 from elbowroom.engine.entries import Entry
 from elbowroom.engine.executor import Executor
 from elbowroom.run.recompute.in_step import StepRecomputes

@@ -13,12 +13,11 @@ from elbowroom.errors import Infeasible, InvalidPlan, again
 from elbowroom.plan import Plan
 from elbowroom.planners import check
 from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_of, course_within, exploring
-from elbowroom.run.compiled_backward import named
 from elbowroom.run.given_plan import course_of_moved
 from elbowroom.run.lowering_means import with_means
 from elbowroom.run.recompute.calls import Calls
 from elbowroom.run.recompute.planning import Planned, planned, would_help
-from elbowroom.run.refusals import with_others
+from elbowroom.run.refusals import naming_compiled_backward, with_others
 from elbowroom.run.step_kinds import StepKind, known_of
 from elbowroom.run.step_question import Answer, Explores, Followed, MadePlan, Next, RefusedPlan, StepQuestion
 from elbowroom.trace import Trace
@@ -118,7 +117,7 @@ def plan_of(question: StepQuestion) -> StepKind:
 def _swaps(question: StepQuestion) -> Course:
     """A plan without recomputes; states move only where the trace says where they may."""
     asked = _request(question).without("recompute")
-    with named(question.compiled_backward):
+    with naming_compiled_backward(question.compiled_backward):
         return course_within(asked if question.trace.parts else asked.without("state", "gradient"))
 
 

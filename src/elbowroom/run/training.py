@@ -26,16 +26,16 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.capture.module_hooks import ModuleHooks, warn_again
-from elbowroom.capture.never_moved import StorageSet
-from elbowroom.capture.observe import (
+from elbowroom.capture.recording.module_hooks import ModuleHooks, warn_again
+from elbowroom.capture.recording.never_moved import StorageSet
+from elbowroom.capture.recording.observing_director import (
     NOTHING,
     Observing,
     OptimizerWatch,
     optimizer_began,
     optimizer_ended,
 )
-from elbowroom.capture.recorder import Recorder, Recording, live_ram_bytes
+from elbowroom.capture.recording.recorder import Recorder, Recording, live_ram_bytes
 from elbowroom.engine.conductor import Conductor
 from elbowroom.engine.entries import Entry, Observer
 from elbowroom.engine.executor import Executor

@@ -14,7 +14,7 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.capture.recorder import live_ram_bytes
+from elbowroom.capture.recording.recorder import live_ram_bytes
 from elbowroom.engine.executor import Executor
 
 

@@ -474,7 +474,7 @@ def step_cell(optimizer: torch.optim.Optimizer) -> Any:
     return wrapper.__closure__[names.index("func")]
 
 
-# Devices that Python asks for (capture/virtual/factories.py). Checked on 2.13.0.
+# Devices that Python asks for (capture/virtual/torch_cuda/factories.py). Checked on 2.13.0.
 
 
 def device_constructors() -> set[Callable[..., Any]]:

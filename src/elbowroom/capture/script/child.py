@@ -20,7 +20,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from elbowroom.capture.script import faults, files, kept_away, landlock, savers, smi, written_modules
+from elbowroom.capture.script import kept_away, landlock, savers, smi, written_modules
+from elbowroom.capture.script import opened_files as files
+from elbowroom.capture.script import script_errors as faults
 from elbowroom.capture.script.constants import compiled
 from elbowroom.capture.script.on_cpu import hint
 from elbowroom.capture.script.order import COMPILING, WRITING, ScriptOrder

@@ -41,8 +41,8 @@ def saver(_: Overlay, save: Any) -> Any:
     def save_file(
         tensors: Mapping[str, Any], filename: Any, metadata: Mapping[str, str] | None = None, **how: Any
     ) -> None:
-        from elbowroom.capture.virtual.attributes import on_host
         from elbowroom.capture.virtual.tensor import is_virtual
+        from elbowroom.capture.virtual.torch_cuda.attributes import on_host
 
         if sum(tensor.nbytes for tensor in tensors.values() if is_virtual(tensor)) < LARGE_BYTES:
             found = {name: on_host(each) if is_virtual(each) else each for name, each in tensors.items()}

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
 
 from elbowroom.capture.script import guard
-from elbowroom.capture.script.faults import over
+from elbowroom.capture.script.find_module import module_file
 from elbowroom.capture.script.kept_away import surroundings
-from elbowroom.capture.script.modules_found import module_file
 from elbowroom.capture.script.order import COMPILING, TIMEOUT_S, WRITING, ScriptOrder
+from elbowroom.capture.script.script_errors import over
 from elbowroom.errors import CaptureError, FormatError, UsageError
 from elbowroom.machine import Machine
 from elbowroom.step.least_size import LEAST_BYTES

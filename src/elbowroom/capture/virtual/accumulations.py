@@ -12,9 +12,9 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.capture.virtual.attributes import Asked
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.tensor import gradient_of
+from elbowroom.capture.virtual.torch_cuda.attributes import Asked
 from elbowroom.torch_compat.core import storage_holders
 
 

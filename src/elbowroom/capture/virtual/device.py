@@ -11,25 +11,26 @@ import torch
 
 from elbowroom.capture.arrivals import changed_once_there
 from elbowroom.capture.in_parts import PartsWatch
-from elbowroom.capture.modules import ModulePaths
-from elbowroom.capture.observe import OptimizerWatch
+from elbowroom.capture.recording.modules import ModulePaths
+from elbowroom.capture.recording.observing_director import OptimizerWatch
 from elbowroom.capture.steady import with_inputs
-from elbowroom.capture.virtual import routing, threads
 from elbowroom.capture.virtual.accumulations import Accumulations
-from elbowroom.capture.virtual.built_kernels import BuiltKernels
-from elbowroom.capture.virtual.compiled import Compiled
+from elbowroom.capture.virtual.compilers.built_kernels import BuiltKernels
+from elbowroom.capture.virtual.compilers.compiled import Compiled
+from elbowroom.capture.virtual.compilers.triton_kernels import Kernels
+from elbowroom.capture.virtual.host_values.repeats import Repeats
+from elbowroom.capture.virtual.host_values.values import SPECIALS
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.ledger_trace import assemble
-from elbowroom.capture.virtual.library_settings import CudnnModel, ModelledDevice
 from elbowroom.capture.virtual.mode import VirtualMode
-from elbowroom.capture.virtual.paged import Paged
-from elbowroom.capture.virtual.patches import changes, patched
-from elbowroom.capture.virtual.processes import Started
-from elbowroom.capture.virtual.repeats import Repeats
+from elbowroom.capture.virtual.ops import routing
 from elbowroom.capture.virtual.saves import Saves
-from elbowroom.capture.virtual.triton_kernels import Kernels
+from elbowroom.capture.virtual.torch_cuda import threads
+from elbowroom.capture.virtual.torch_cuda.library_settings import CudnnModel, ModelledDevice
+from elbowroom.capture.virtual.torch_cuda.paged import Paged
+from elbowroom.capture.virtual.torch_cuda.patches import changes, patched
+from elbowroom.capture.virtual.torch_cuda.processes import Started
 from elbowroom.capture.virtual.updates import BackwardUpdates
-from elbowroom.capture.virtual.values import SPECIALS
 from elbowroom.engine.optimizer_parts import Portion
 from elbowroom.errors import CaptureError
 from elbowroom.machine import Machine

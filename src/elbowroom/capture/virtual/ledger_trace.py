@@ -6,8 +6,8 @@ import torch
 
 from elbowroom.capture.drafts import ITEM_BYTES, save_of
 from elbowroom.capture.flops import flops
-from elbowroom.capture.virtual.convolutions import choices
-from elbowroom.capture.virtual.costs import duration_ns
+from elbowroom.capture.virtual.durations.convolutions import choices
+from elbowroom.capture.virtual.durations.costs import duration_ns
 from elbowroom.capture.virtual.ledger import Ledger, OpLine, StorageLine
 from elbowroom.machine import Machine
 from elbowroom.trace import Event, OnStream, Op, Remark, Step, Storage, Trace, Workspace

@@ -13,9 +13,12 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.capture.virtual import collectives, compressed, dependent_shapes, kernels, scratch, unknown_ops
-from elbowroom.capture.virtual.compared import Compared
-from elbowroom.capture.virtual.effects import (
+from elbowroom.capture.virtual.host_values.known_values import KnownValues
+from elbowroom.capture.virtual.host_values.plausible import Plausible
+from elbowroom.capture.virtual.ledger import Ledger, OpLine
+from elbowroom.capture.virtual.ops import collectives, compressed, dependent_shapes, kernels, unknown_ops
+from elbowroom.capture.virtual.ops.compared import Compared
+from elbowroom.capture.virtual.ops.effects import (
     bytes_of,
     changed,
     compute_type,
@@ -24,15 +27,10 @@ from elbowroom.capture.virtual.effects import (
     moved_bytes,
     takes_tensors,
 )
-from elbowroom.capture.virtual.factories import META_ASKED
-from elbowroom.capture.virtual.known_values import KnownValues
-from elbowroom.capture.virtual.ledger import Ledger, OpLine
-from elbowroom.capture.virtual.library_settings import ModelledDevice
-from elbowroom.capture.virtual.plausible import Plausible
+from elbowroom.capture.virtual.ops.shapes import Shapes
+from elbowroom.capture.virtual.ops.sparse import is_compressed
 from elbowroom.capture.virtual.saves import Saves
-from elbowroom.capture.virtual.shapes import Shapes
-from elbowroom.capture.virtual.sparse import is_compressed
-from elbowroom.capture.virtual.storage_methods import pinned
+from elbowroom.capture.virtual.scratch_memory import scratch
 from elbowroom.capture.virtual.tensor import (
     CPU,
     CUDA,
@@ -46,6 +44,9 @@ from elbowroom.capture.virtual.tensor import (
     plain,
     virtual,
 )
+from elbowroom.capture.virtual.torch_cuda.factories import META_ASKED
+from elbowroom.capture.virtual.torch_cuda.library_settings import ModelledDevice
+from elbowroom.capture.virtual.torch_cuda.storage_methods import pinned
 from elbowroom.capture.virtual.updates import BackwardUpdates
 from elbowroom.torch_compat.core import (
     DispatchMode,

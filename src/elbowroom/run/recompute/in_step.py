@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from elbowroom.capture.observe import NOTHING
+from elbowroom.capture.recording.observing_director import NOTHING
 from elbowroom.engine.entries import Entry
 from elbowroom.engine.executor import Executor
 from elbowroom.errors import RecomputeFailed

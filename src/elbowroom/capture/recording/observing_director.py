@@ -1,0 +1,180 @@
+"""The observing director: swaps every candidate as soon as only autograd holds it, and waits until it is written.
+
+So the step needs the least it can, the bytes that are written are final, whoever changed them before, and the recorder
+learns from where on swapping a storage frees memory: from where it did.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, final
+
+import torch
+
+from elbowroom.capture.recording.never_moved import StorageSet
+from elbowroom.capture.recording.recorder import Recorder
+from elbowroom.capture.recording.user_profile import UserProfile
+from elbowroom.engine.entries import Entry
+from elbowroom.engine.executor import Executor
+from elbowroom.engine.saved_tensors import Director, Handle
+from elbowroom.engine.storages import reachable
+from elbowroom.torch_compat.core import holders_of, in_backward, never_compiled, next_node_number, version_of
+
+NOTHING = nullcontext()
+
+
+@final
+class Observing(Director):
+    """Swaps everything, and tells a recorder if one is on.
+
+    Args:
+        executor: moves the storages.
+        reserved: what is never moved.
+
+    Attributes:
+        count: the next saved storage is the count-th of its step.
+        profile: the user's own.
+        held: the handles of those that others than autograd may still hold.
+    """
+
+    observes = True
+
+    def __init__(self, executor: Executor, reserved: StorageSet) -> None:
+        self._executor = executor
+        self._reserved = reserved
+        self.held: dict[Entry, list[weakref.ref[Handle]]] = {}
+        self._nodes: dict[Entry, int] = {}
+        self.count = 0
+        self.recorder: Recorder | None = None
+        self.profile = UserProfile()
+
+    def record(self, root: torch.nn.Module | None = None) -> Recorder | None:
+        """Start a recorder and tell it of everything from here on; None where torch's profiler is in use."""
+        tensors, parameters = reachable()
+        self._reserved.add(parameters)
+        if root is not None:
+            self._reserved.add_module(root)
+        self.recorder = self.record_moves(root, tensors)
+        return self.recorder
+
+    def record_moves(
+        self, root: torch.nn.Module | None = None, tensors: Sequence[torch.Tensor] | None = None
+    ) -> Recorder | None:
+        """Start a recorder that hears of the executor's moves; None where torch's profiler is in use.
+
+        Args:
+            root: the outermost module that is being called, if any.
+            tensors: all that Python can reach, where they were looked for already.
+        """
+        executor = self._executor
+        recorder = Recorder(self._reserved.add_module, executor.device, executor.tier.streams)
+        if not (self.profile.make_way(between_ops=root is not None) and recorder.start(root, tensors)):
+            return None
+        executor.tier.timed = True
+        executor.observer = recorder.observer()
+        return recorder
+
+    def first_save(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry | None:
+        """See Director. The storage leaves at a later tick."""
+        if self._reserved.holds(storage, tensor):
+            return None
+        self.tick()
+        entry = self._executor.add(self.count, storage, version_of(tensor))
+        self._executor.may_leave(entry)
+        self.count += 1
+        if self.recorder is not None:
+            self.recorder.saved(entry, storage, tensor.dtype)
+        self.held[entry] = []
+        self._nodes[entry] = next_node_number()
+        return entry
+
+    def handled(self, handle: Handle) -> None:
+        """See Director."""
+        if handle.entry in self.held:
+            self.held[handle.entry].append(weakref.ref(handle))
+
+    def tick(self) -> None:
+        """Write what nobody but autograd holds any more.
+
+        What the op at hand has saved may yet be filled by it, such as the noise of rrelu_with_noise: the op has no
+        other way to say that it holds it. Its saves lie between the same two nodes.
+        """
+        if not self.held:
+            return
+        node = None if in_backward() else next_node_number()
+        for entry, made in list(self.held.items()):
+            if self._nodes[entry] == node:
+                continue
+            handles = [handle for ref in made if (handle := ref()) is not None]
+            if not handles:
+                del self.held[entry], self._nodes[entry]
+            elif holders_of(storage := handles[0].counter.untyped_storage()) <= len(handles) + 1:
+                del self.held[entry], self._nodes[entry], storage
+                with self.aside():
+                    self._write(entry, handles)
+
+    def _write(self, entry: Entry, handles: list[Handle]) -> None:
+        self._executor.swap_out(entry)
+        for handle in handles:
+            handle.let_go()
+        self._executor.settle()
+
+    def before_read(self, entry: Entry) -> None:
+        """See Director."""
+        self.tick()
+        if self.recorder is not None:
+            self.recorder.reads_back(entry)
+
+    @property
+    def watched(self) -> bool:
+        """See Director."""
+        return self.recorder is not None
+
+    def aside(self) -> AbstractContextManager[None]:
+        """See Director."""
+        return NOTHING if self.recorder is None else self.recorder.paused()
+
+
+@final
+class OptimizerWatch:
+    """Tells when any optimizer of the process begins and ends a step.
+
+    Args:
+        begins: called with the optimizer before its step.
+        ends: called with it after.
+    """
+
+    def __init__(self, begins: Callable[[Any], None], ends: Callable[[Any], None]) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        self._handles = [
+            register_optimizer_step_pre_hook(never_compiled(lambda optimizer, _args, _kwargs: begins(optimizer))),
+            register_optimizer_step_post_hook(never_compiled(lambda optimizer, _args, _kwargs: ends(optimizer))),
+        ]
+
+    def close(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def optimizer_began(recorder: Recorder | None) -> None:
+    """Note that ops from here on are the optimizer's."""
+    if recorder is not None:
+        recorder.optimizer_runs(True)
+
+
+def optimizer_ended(recorder: Recorder | None, optimizer: torch.optim.Optimizer) -> None:
+    """Note what an optimizer's step has shown: which storages are parameters, gradients and state."""
+    if recorder is None:
+        return
+    recorder.optimizer_runs(False)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    recorder.classify("parameter", parameters)
+    recorder.classify("gradient", (p.grad for p in parameters if p.grad is not None))
+    # `optimizer.state` would bring back what is away; see engine/optimizer_states.py.
+    mappings = (values for values in vars(optimizer).get("state", {}).values() if isinstance(values, dict))
+    state = (value for values in mappings for value in values.values())
+    recorder.classify("optimizer_state", (value for value in state if isinstance(value, torch.Tensor)))

@@ -1,0 +1,276 @@
+"""What torch's own profiler sees of a stretch of a run, in order: ops, blocks of the allocator, and markers of ours.
+
+The profiler is an observer: with it on, torch takes the same paths. (A dispatch mode is not one: while any is on, some
+backward formulas take the way that is meant for tensor subclasses, and round differently.) Every block that torch's
+allocator hands out or takes back appears with its address, tensors of Python and scratch memory inside kernels alike.
+Markers put what Python sees (autograd saves, a module begins) into the same order.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from elbowroom.capture.recording.cuda_memory import CudaMemory, Request
+from elbowroom.torch_compat.operators import operator, reads_bytes
+from elbowroom.torch_compat.profiler import (
+    address_of,
+    let_profile_go,
+    marker,
+    profiler_events,
+    profiler_running,
+)
+
+PREFIX = "elbowroom:"
+BACKWARD = "autograd::engine::evaluate_function: "
+COMPILER = "TorchDynamo Cache Lookup"
+"""Range in which torch.compile looks for what it has compiled of the function that is called."""
+
+
+class RecordedBlock(NamedTuple):
+    """A storage: where it lies, its bytes and the element type of a tensor on it ("" where none is known)."""
+
+    address: int
+    size_bytes: int
+    dtype: str
+
+
+@dataclass(slots=True)
+class Allocation:
+    """A block was handed out, or taken back where `freed`."""
+
+    block: RecordedBlock
+    freed: bool
+
+
+@dataclass(slots=True)
+class Mark:
+    """Marker number `number`."""
+
+    number: int
+
+
+@dataclass(slots=True)
+class OpSeen:
+    """One op.
+
+    Attributes:
+        name: such as "aten.convolution".
+        reads, writes: the storages of its arguments; `writes` are changed in place.
+        node: sequence number of the autograd node it made, or in backward of the one it belongs to.
+        backward: whether the autograd engine ran it.
+        arguments: the shapes of tensors, the values of flags, and None for the rest.
+        start_ns, end_ns: on the profiler's clock.
+    """
+
+    name: str
+    reads: tuple[RecordedBlock, ...]
+    writes: tuple[RecordedBlock, ...]
+    node: int
+    backward: bool
+    arguments: tuple[tuple[int, ...] | bool | None, ...]
+    start_ns: int
+    end_ns: int
+
+
+class Item(NamedTuple):
+    """One thing in the stream. `ends` tells the end of an op from its begin."""
+
+    at_ns: int
+    what: Allocation | Mark | OpSeen
+    ends: bool = False
+
+
+@final
+class ProfilerStream:
+    """Records between `start` and `stop`; `mark(i)` is a context that appears as marker i.
+
+    Args:
+        device: whose blocks are of interest.
+
+    Attributes:
+        compiled: whether what was recorded went through torch.compile.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.compiled = False
+        self._device = device
+        self._session: Any = None
+        self._memory = CudaMemory(device) if device.type == "cuda" else None
+
+    def start(self) -> bool:
+        """Begin; False where the profiler is in somebody else's use."""
+        if profiler_running():
+            return False
+        session = profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True)
+        known_before = torch.empty(1024)
+        with _quiet(), warnings.catch_warnings():
+            # torch 2.11 warns that a second cycle would begin anew. There is none, and with acc_events, which it
+            # advises, torch makes a table of all events at the end: three quarters of what a recording costs.
+            warnings.filterwarnings("ignore", "(?s).*Profiler clears events")
+            session.__enter__()
+            del known_before  # torch warns once about a block from before the profile: let it do so unheard
+        self._session = session
+        if self._memory is not None:
+            self._memory.start()
+        return True
+
+    @staticmethod
+    def mark(number: int) -> AbstractContextManager[None]:
+        """Context for one marker."""
+        return marker(f"{PREFIX}{number}")
+
+    def stop(self) -> list[Item]:
+        """End, and the stream in order."""
+        requests = [] if self._memory is None else self._memory.stop()
+        with _quiet():
+            self._session.__exit__(None, None, None)
+        threads: dict[int, list[Item]] = {}
+        for root in profiler_events(self._session):
+            threads.setdefault(root.start_tid, []).extend(self._items(root))
+        items = [item for each in threads.values() for item in _of_training(each)]
+        let_profile_go(self._session)
+        self._session = None
+        items.sort(key=_in_order)
+        return _with_requests(items, requests) if requests else items
+
+    def _items(self, root: Any) -> Iterator[Item]:
+        """Items of one tree of events; an op's children are its own business but for their allocations and markers."""
+        pending: list[tuple[Any, int | None, bool]] = [(root, None, False)]
+        while pending:
+            event, node, inside = pending.pop()
+            tag = event.tag.name
+            if tag == "Allocation":
+                fields = event.extra_fields
+                if fields.alloc_size and _same(fields.device, self._device):
+                    block = RecordedBlock(fields.ptr, abs(fields.alloc_size), "")
+                    yield Item(event.start_time_ns, Allocation(block, fields.alloc_size < 0))
+            elif event.name.startswith(PREFIX):
+                yield Item(event.start_time_ns, Mark(int(event.name[len(PREFIX) :])))
+            elif tag == "TorchOp":
+                if event.name.startswith(BACKWARD):
+                    node = event.extra_fields.sequence_number
+                elif not inside:
+                    seen = _op(event, node, self._device)
+                    if seen is not None:
+                        inside = True
+                        yield Item(seen.start_ns, seen)
+                        yield Item(seen.end_ns, seen, ends=True)
+                    self.compiled |= event.name == COMPILER
+            pending.extend((child, node, inside) for child in event.children if not _is_unpacking(event, child))
+
+
+def _of_training(items: list[Item]) -> list[Item]:
+    """What a thread did for the step: those of collectives and loaders run ops of their own beside it.
+
+    What they allocate counts all the same.
+    """
+    if any(isinstance(what, Mark) or (isinstance(what, OpSeen) and what.backward) for _, what, _ in items):
+        return items
+    return [item for item in items if isinstance(item.what, Allocation)]
+
+
+def _in_order(item: Item) -> tuple[int, bool]:
+    return item.at_ns, item.ends
+
+
+def _with_requests(items: list[Item], requests: list[Request]) -> list[Item]:
+    """Put the requested bytes of each block in place of its own, and add what the profiler missed."""
+    seen = [(item, item.what) for item in items if isinstance(item.what, Allocation)]
+    missed: list[Item] = []
+    at = 0
+    for request in requests:
+        what = Allocation(RecordedBlock(request.address, request.size_bytes, ""), request.freed)
+        if at < len(seen) and (seen[at][1].block.address, seen[at][1].freed) == (request.address, request.freed):
+            seen[at][1].block = what.block
+            at += 1
+        else:
+            missed.append(Item(request.at_ns, what))
+    # Where the profiler has something that the allocator does not know, the two cannot be put beside each other.
+    return sorted([*items, *missed], key=_in_order) if at == len(seen) else items
+
+
+def _is_unpacking(node: Any, op: Any) -> bool:
+    """Whether torch makes a saved tensor anew for a convolution's backward: an op only where a dispatch mode is on.
+
+    One is on where that backward runs in another memory format (engine/memory_formats.py).
+    """
+    return op.name == "aten::detach" and node.name == "ConvolutionBackward0"
+
+
+def _same(one: torch.device, other: torch.device) -> bool:
+    return one.type == other.type and (one.index or 0) == (other.index or 0)
+
+
+def _op(event: Any, node: int | None, device: torch.device) -> OpSeen | None:
+    """The op of an event; `node` is the autograd node that runs it, None in forward."""
+    inputs = event.extra_fields.inputs
+    known = operator(event.name, len(inputs))
+    if known is None:
+        return None
+    blocks = [list(_blocks(argument, device)) for argument in inputs]
+    return OpSeen(
+        name=event.name.replace("::", "."),
+        reads=()
+        if known.views or not reads_bytes(event.name)
+        else tuple(b for i, bs in enumerate(blocks) if i not in known.writes for b in bs),
+        writes=tuple(b for i, bs in enumerate(blocks) if i in known.writes for b in bs),
+        node=event.extra_fields.sequence_number if node is None else node,
+        backward=node is not None,
+        arguments=tuple(_argument(each) for each in inputs),
+        start_ns=event.start_time_ns,
+        end_ns=event.end_time_ns,
+    )
+
+
+def _argument(argument: Any) -> tuple[int, ...] | bool | None:
+    if address_of(argument):
+        return tuple(argument.sizes)
+    return argument if isinstance(argument, bool) else None
+
+
+def _blocks(argument: Any, device: torch.device) -> Iterator[RecordedBlock]:
+    """Storages of an argument on a device: a tensor's, those of a list of tensors, or none."""
+    if isinstance(argument, list):
+        for each in argument:  # pyright: ignore[reportUnknownVariableType]
+            yield from _blocks(each, device)
+    elif (address := address_of(argument)) and _same(argument.device, device):
+        span = sum((size - 1) * abs(stride) for size, stride in zip(argument.sizes, argument.strides, strict=False)) + 1
+        dtype = argument.dtype
+        size_bytes = span * dtype.itemsize if all(argument.sizes) else 0
+        yield RecordedBlock(address, size_bytes, str(dtype).removeprefix("torch."))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the profiler's start and stop notes off stderr, where they would stand between the user's own lines.
+
+    Kineto writes them from C++ at a level that only its environment variable turns off, and only before its first use;
+    so descriptor 2 goes to a file for these few milliseconds, and every other line of it is written on afterwards.
+    """
+    level = os.environ.get("KINETO_LOG_LEVEL")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as heard:
+        os.dup2(heard.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            if level is None:
+                del os.environ["KINETO_LOG_LEVEL"]
+            heard.seek(0)
+            for line in heard.read().splitlines(keepends=True):
+                if b"USDT:" not in line and b"before the profiling started" not in line:
+                    os.write(2, line)

@@ -1,0 +1,299 @@
+"""The recorder: watches a running step from outside and writes down what assemble.py turns into a Trace and a Timeline.
+
+The stream (profiler_stream.py) has the ops and the allocator's blocks. What only Python knows becomes a note: what was
+saved, moved and read, which module runs, what a storage is for. The note's number is a marker in the stream, so that
+both are in one order.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+
+from elbowroom.capture.recording.allocator_layout import fills
+from elbowroom.capture.recording.cuda_memory import CudaMemory
+from elbowroom.capture.recording.modules import ModulePaths
+from elbowroom.capture.recording.profiler_stream import Item, ProfilerStream, RecordedBlock
+from elbowroom.engine.entries import Entry, Happening, Observer, StateEntry
+from elbowroom.engine.storages import alive_of, dtype_name, storage_of
+from elbowroom.engine.tiers.streams import Streams
+from elbowroom.engine.wrapped_tensors import inside
+from elbowroom.torch_compat.core import in_compiled_backward, never_compiled, storage_key
+from elbowroom.trace import Category
+
+
+@dataclass(slots=True)
+class Note:
+    """Something that Python knows. `what` names a method of assemble.py's; the rest are its arguments.
+
+    Attributes:
+        at_ns: `time.perf_counter_ns`, the clock of the happenings.
+        mark: behind all that the device was given before; None where it has no streams.
+        reached_ns: when the device came to the mark, on the same clock; 0 without one.
+    """
+
+    what: str
+    entry: Entry | None = None
+    blocks: tuple[RecordedBlock, ...] = ()
+    category: Category = "temporary"
+    path: str = ""
+    at_ns: int = 0
+    mark: Any = None
+    reached_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """All of a stretch of a run.
+
+    Attributes:
+        notes: by number.
+        stream: ops, blocks and the notes' numbers, in order.
+        happenings: stalls and transfers.
+        device: where it ran.
+        compiled: whether some of it went through torch.compile.
+        compiled_backward: whether a backward pass was compiled as a whole, by compiled autograd.
+    """
+
+    notes: list[Note]
+    stream: list[Item]
+    happenings: list[Happening]
+    device: torch.device
+    compiled: bool
+    compiled_backward: bool
+
+
+@final
+class Recorder:
+    """Records from `start` to `stop`. One at a time in a process.
+
+    Args:
+        on_root: called with each outermost module before it runs.
+        device: where the step runs.
+        streams: the device's, None where it has none.
+    """
+
+    def __init__(
+        self, on_root: Callable[[torch.nn.Module], None], device: torch.device, streams: Streams | None = None
+    ) -> None:
+        self._on_root = on_root
+        self._device = device
+        self._streams = streams
+        self._notes: list[Note] = []
+        self._happenings: list[Happening] = []
+        self._stream = ProfilerStream(device)
+        self._paths = ModulePaths(self._root, lambda path: self._note(Note("module", path=path)))
+        self._watched: list[object] = []
+        self._compiled_backward = False
+        self.active = False
+
+    # From outside
+
+    def start(self, root: torch.nn.Module | None = None, tensors: Sequence[torch.Tensor] | None = None) -> bool:
+        """Begin to record; False where torch's profiler is in the user's own use.
+
+        Args:
+            root: the outermost module, if one is being called right now.
+            tensors: all that Python can reach; None has them looked for.
+        """
+        if not self._stream.start():
+            return False
+        self.active = True
+        self._existing(reachable_tensors() if tensors is None else tensors)
+        self._paths.start()
+        if root is not None:
+            self._paths.enter_root(root)
+        return True
+
+    def stop(self) -> Recording:
+        """End, and what was recorded."""
+        self._note(Note("ended", mark=self._mark()))
+        self.active = False
+        self._paths.stop()
+        self._watched.clear()
+        stream = self._stream.stop()
+        self._ask_times()
+        return Recording(
+            notes=self._notes,
+            stream=stream,
+            happenings=self._happenings,
+            device=self._device,
+            compiled=self._stream.compiled,
+            compiled_backward=self._compiled_backward,
+        )
+
+    def _mark(self) -> Any:
+        return None if self._streams is None else self._streams.mark(self._streams.current(), timed=True)
+
+    def _ask_times(self) -> None:
+        """Have the device tell when it came to each mark and copy; blocks until it is done."""
+        if self._streams is None:
+            return
+        self._streams.finish()
+        for note in self._notes:
+            if note.mark is not None:
+                note.reached_ns, note.mark = self._streams.time_ns(note.mark), None
+        self._happenings = [timed for each in self._happenings for timed in _timed(each)]
+
+    def observer(self) -> Observer:
+        """What to hand to the executor so that this recorder hears of its moves."""
+        return Observer(
+            placed=self._placed,
+            stalled=self._happened,
+            moved=self._happened,
+            dropped=self._dropped,
+            recomputes=self._recomputes,
+            emptied=self._emptied,
+        )
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Around the runtime's own work: blocks made in it are not part of the step."""
+        return self._pause() if self.active else nullcontext()
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
+        self._note(Note("pause", mark=self._mark()))
+        try:
+            yield
+        finally:
+            self._note(Note("resume", mark=self._mark()))
+
+    def saved(self, entry: Entry, storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
+        """Autograd saved this storage for the first time."""
+        self._note(Note("saved", entry, (RecordedBlock(storage.data_ptr(), storage.nbytes(), dtype_name(dtype)),)))
+
+    def reads_back(self, entry: Entry) -> None:
+        """Autograd reads a saved tensor of this entry back."""
+        self._compiled_backward |= in_compiled_backward()
+        self._note(Note("reads_back", entry))
+
+    def classify(self, category: Category, tensors: Iterable[torch.Tensor]) -> None:
+        """Say what the storages of these tensors are for."""
+        found = (_block(each, self._device) for tensor in tensors for each in inside(tensor))
+        blocks = tuple(block for block in found if block is not None)
+        self._note(Note("classify", blocks=blocks, category=category))
+
+    def part_begins(self) -> None:
+        """A part of an optimizer's step, or an accumulation, begins here."""
+        self._note(Note("part_begins"))
+
+    def part_ends(
+        self, states: Iterable[tuple[torch.UntypedStorage, torch.dtype]], category: Category = "optimizer_state"
+    ) -> None:
+        """It ends, and had to have these states on the device; or an accumulation, and this gradient."""
+        blocks = tuple(
+            RecordedBlock(storage.data_ptr(), storage.nbytes(), dtype_name(dtype)) for storage, dtype in states
+        )
+        self._note(Note("part_ends", blocks=blocks, category=category))
+
+    def asked(self, storage: torch.UntypedStorage) -> None:
+        """Somebody has got this gradient between backward and the optimizer's step."""
+        self._note(Note("asked", blocks=(RecordedBlock(storage.data_ptr(), storage.nbytes(), ""),)))
+
+    def step_ends(self) -> None:
+        """A step of the training ends here."""
+        self._note(Note("step_ends"))
+
+    def optimizer_runs(self, running: bool) -> None:
+        """Ops from here on belong, or no longer belong, to the optimizer."""
+        self._note(Note("optimizer_begins" if running else "optimizer_ends"))
+
+    # Notes
+
+    def _note(self, note: Note) -> None:
+        if not self.active:
+            return
+        note.at_ns = time.perf_counter_ns()
+        number = len(self._notes)
+        self._notes.append(note)
+        with self._stream.mark(number):
+            pass
+
+    def _existing(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Everything that Python can reach before the first op; the stream has no size for blocks from before it."""
+        blocks: dict[int, RecordedBlock] = {}
+        for tensor in tensors:
+            block = _block(tensor, self._device)
+            if block is not None and block.address not in blocks:
+                blocks[block.address] = block
+                if self._device.type == "cpu":  # elsewhere the stream tells of every free
+                    self._watch(tensor.untyped_storage(), Note("died", blocks=(block,)))
+        if self._device.type == "cuda":
+            found = fills(CudaMemory(self._device).segments())
+            dtypes = {address: block.dtype for address, block in blocks.items()}
+            self._note(
+                Note("laid_out", blocks=tuple(RecordedBlock(*each, dtypes.get(each.address, "")) for each in found))
+            )
+        self._note(Note("exists", blocks=tuple(blocks.values()), mark=self._mark()))
+
+    def _watch(self, storage: torch.UntypedStorage, on_death: Note) -> None:
+        @never_compiled
+        def died(_: object) -> None:
+            self._note(on_death)
+
+        self._watched.append(weakref.ref(storage, died))
+
+    def _root(self, module: torch.nn.Module) -> None:
+        self._on_root(module)
+        self.classify("parameter", module.parameters())
+        self.classify("buffer", module.buffers())
+
+    def _emptied(self, entry: Entry, storage: torch.UntypedStorage) -> None:
+        if isinstance(entry, StateEntry):
+            self._note(Note("state_left", entry, (RecordedBlock(storage.data_ptr(), storage.nbytes(), ""),)))
+
+    def _placed(self, entry: Entry, storage: torch.UntypedStorage) -> None:
+        block = RecordedBlock(storage.data_ptr(), storage.nbytes(), "")
+        if isinstance(entry, StateEntry):
+            self._note(Note("state_came", entry, (block,)))
+            return
+        self._note(Note("placed", entry, (block,)))
+        self._watch(storage, Note("placed_died", entry, (block,)))
+
+    def _recomputes(self, begins: bool) -> None:
+        self._note(Note("recomputes", path="begin" if begins else "end"))
+
+    def _dropped(self, entry: Entry) -> None:
+        self._note(Note("dropped", entry))
+
+    def _happened(self, happening: Happening) -> None:
+        self._happenings.append(happening)
+
+
+def reachable_tensors() -> list[torch.Tensor]:
+    """Every tensor Python knows of. By type: `isinstance` would wake up lazy proxies."""
+    return alive_of(torch.Tensor)
+
+
+def live_ram_bytes() -> int:
+    """Bytes of all storages in RAM that Python can reach."""
+    found = [storage for storage in map(storage_of, reachable_tensors()) if storage is not None]
+    return sum({storage_key(each): each.nbytes() for each in found if each.device.type == "cpu"}.values())
+
+
+def _timed(happening: Happening) -> Iterator[Happening]:
+    """A happening with the times that the device tells, and what its bytes did on the disk."""
+    if happening.transfer is None:
+        yield happening
+        return
+    start_ns, end_ns = happening.transfer.times()
+    kind = happening.transfer.on_lane(happening.kind)
+    yield replace(happening, kind=kind, start_ns=start_ns, end_ns=end_ns, transfer=None)
+    for hop in happening.transfer.hops():
+        yield Happening(hop.kind, happening.entry, hop.start_ns, hop.end_ns, hop.size_bytes)
+
+
+def _block(tensor: torch.Tensor, device: torch.device) -> RecordedBlock | None:
+    """Where a tensor's bytes lie; None for those without bytes of their own on this device."""
+    if tensor.layout is not torch.strided or tensor.device != device:
+        return None
+    storage = storage_of(tensor)
+    if storage is None or not storage.data_ptr():
+        return None
+    return RecordedBlock(storage.data_ptr(), storage.nbytes(), dtype_name(tensor.dtype))
