@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.connection
+import sys
 from typing import Any
 
 import pytest
@@ -119,6 +120,7 @@ def _prepare() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.distributed:FutureWarning")
 def test_weights_that_a_group_hands_round_before_there_is_a_gradient_end_no_step() -> None:
+    hook = sys.excepthook
     with VirtualDevice(H100, None) as on:
         dist.init_process_group("nccl", world_size=1, rank=0)
         try:
@@ -126,3 +128,4 @@ def test_weights_that_a_group_hands_round_before_there_is_a_gradient_end_no_step
         finally:
             dist.destroy_process_group()
     assert on.steps_seen == 0
+    assert sys.excepthook is hook  # init_process_group sets one of its own

@@ -120,7 +120,7 @@ def test_a_budget_that_a_compiled_backward_pass_does_not_leave_room_for_is_refus
     least, peak = needs(with_backward(nullcontext))
     before = kept_by_the_compiler()
     # when
-    with pytest.raises(er.Infeasible, match=r"backward pass .* is compiled .*compiled_autograd = False") as refused:
+    with pytest.raises(er.Infeasible, match=r"(?s)backward pass .* is compiled .*compiled_autograd = False") as refused:
         train_within(with_backward(compiled), 6, (least + peak) // 2)
     least = refused.value.least_feasible_bytes
     del refused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +30,11 @@ pytestmark = [
 
 @pytest.fixture(scope="module", autouse=True)
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceMesh]:
-    meeting = tmp_path_factory.mktemp("gloo") / "store"
+    meeting, hook = tmp_path_factory.mktemp("gloo") / "store", sys.excepthook
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
+    sys.excepthook = hook  # torch leaves its own there
 
 
 class Pair(nn.Module):

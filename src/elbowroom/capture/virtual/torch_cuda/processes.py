@@ -46,7 +46,10 @@ def changes(ledger: Ledger) -> list[Change]:
         "get_backend": lambda *_args, **_how: _Asked.backend,
         "is_nccl_available": lambda: True,
     }
-    return [*spawned, *((place, name, value) for name, value in found.items() for place in (dist, distributed_c10d))]
+    # init_process_group puts a hook of its own there, and never takes it out: what is changed here is changed back
+    hook = (sys, "excepthook", sys.excepthook)
+    patched = ((place, name, value) for name, value in found.items() for place in (dist, distributed_c10d))
+    return [*spawned, hook, *patched]
 
 
 @final
