@@ -1,10 +1,11 @@
 """The limit of the device's allocator while the steps of a plan run that needs one.
 
 Note: [What a plan does not know of]
-A plan was played with all that lies on the device where its first step begins. Where a later one begins, something may
-lie there beside it, which takes of the limit what the plan needs, and the step would run out of memory. So the limit
-grows by the segments of small things (a plan leaves `SPARE_BYTES` of the budget for these), and where there is more
-than `LITTLE_BYTES`, which may lie anywhere, there is none in that step, and it is said.
+A plan was simulated with the tensors that were on the device when its first step began. If a later step begins with
+more, those bytes would use up the limit, and the step would run out of memory. If at most `LITTLE_BYTES` more are
+allocated, the limit grows by their segments, up to `SPARE_BYTES`, which plans leave free. Otherwise that step runs
+without a limit, with a warning. A step that proves recomputes has no limit either: it also copies out what it drops,
+and works out checksums, which no plan counts.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class AllocatorLimit:
         self._surprises = surprises
 
     def begin(self, known: StepKind) -> None:
-        """A step begins that follows a plan. One that was made for the first step, no steady one, has no limit."""
+        """A step begins that follows a plan. It has a limit if it is a steady step that proves no recomputes."""
         limit_bytes = known.course.limit_bytes
-        if limit_bytes is None or not known.refined:
+        if limit_bytes is None or known.proofs or not known.refined:
             return
         self._residence.empty()
         found = self._residence.held()

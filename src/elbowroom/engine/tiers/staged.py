@@ -190,6 +190,9 @@ class StagedTier(BelowDevice):
         self.streams.finish()
         self._staging.settle()
         host, disk = held_bytes.get("host", 0), held_bytes.get("disk", 0)
+        goes_on = max(0, host - self.budget_bytes)  # what the host cannot hold
+        if goes_on:
+            disk, host = disk + goes_on, self.budget_bytes - min(STAGING_BYTES, self.budget_bytes // SHARE)
         self._divide(max(0, min(disk or STAGING_BYTES, self.budget_bytes - host)))
         if not self.host.arenas.held_bytes:
             self.host.arenas.drop()

@@ -3,6 +3,10 @@
 A kind of step is planned with swaps alone first. Where those make it wait, or do not meet the budget, and recomputes
 would do better, one more step of the kind runs under that plan, or swapped whole, and records its calls (calls.py);
 then it is planned again with the recomputes that the calls can carry out.
+
+Note: [Recomputes and a limit]
+A plan that needs a limit of the allocator ends the training where a block lies elsewhere than simulated. So a plan with
+recomputes that needs one never takes the place of a plan that needs none.
 """
 
 from __future__ import annotations
@@ -54,13 +58,20 @@ def would_help(question: StepQuestion, swaps: Course | None) -> bool:
     found = _course(question, None)
     if found is None or not found.plan.recomputes:
         return False
+    if swaps is not None and found.limit_bytes is not None and swaps.limit_bytes is None:
+        return False
     return swaps_ns is None or simulate(trace, machine, found.plan).step_ns < swaps_ns
 
 
-def planned(question: StepQuestion, calls: Calls) -> Planned | None:
+def planned(question: StepQuestion, calls: Calls, *, is_needed: bool) -> Planned | None:
     """What to do in the next steps, now that their calls are known; None where no recompute helps.
 
     A given plan is followed, but for what was rebuilt wrong.
+
+    Args:
+        question: what is planned.
+        calls: of a step.
+        is_needed: no plan with swaps alone meets the budget: then one with recomputes may need a limit.
 
     Raises:
         InvalidPlan: the calls cannot carry out the given plan.
@@ -71,7 +82,9 @@ def planned(question: StepQuestion, calls: Calls) -> Planned | None:
         return None
     found = matched(last_step(question.trace), calls)
     course = _course(question, found)
-    return _planned(question, found, course) if course is not None and course.plan.recomputes else None
+    if course is None or not course.plan.recomputes or not (is_needed or course.limit_bytes is None):
+        return None
+    return _planned(question, found, course)
 
 
 def following(question: StepQuestion, calls: Calls, given: Plan) -> Planned:
