@@ -13,9 +13,9 @@ import elbowroom as er
 from elbowroom.errors import Infeasible
 from elbowroom.planners import Means
 from elbowroom.planners.budget.budgets import resolved
-from elbowroom.planners.budget.run_budget import CourseRequest, course_within
+from elbowroom.planners.budget.remedies import restricted, with_accumulations
+from elbowroom.planners.budget.run_budget import CourseRequest, course_within, remedied
 from elbowroom.planners.request import PlanRequest
-from elbowroom.run.lowering_means import restricted, with_accumulations, with_means
 from elbowroom.run.room import Room, run_of
 from elbowroom.units import parse_budget
 from tests.fakecuda.within_models import MODELS
@@ -27,7 +27,7 @@ MIB = 2**20
 def refused(trace: er.Trace, asked: PlanRequest, budget: str = "1MiB") -> Infeasible:
     with pytest.raises(Infeasible) as found:
         course_within(request_of(restricted(trace, asked.allow), asked, budget))
-    return with_means(found.value, request_of(trace, asked, budget))
+    return remedied(found.value, request_of(trace, asked, budget))
 
 
 def request_of(trace: er.Trace, asked: PlanRequest, budget: str | int) -> CourseRequest:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from elbowroom.allocator.settings import as_set_by_script
-from elbowroom.errors import UsageError
+from elbowroom.errors import Infeasible, UsageError
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.planners.ask import Asking
@@ -21,6 +22,7 @@ from elbowroom.planners.baselines.threshold import threshold
 from elbowroom.planners.baselines.vdnn import vdnn
 from elbowroom.planners.budget.budgets import first_lower, held_to, resolved
 from elbowroom.planners.budget.least import checked_slowdown, least_plan
+from elbowroom.planners.budget.remedies import Refused, with_remedies
 from elbowroom.planners.installed import Planners
 from elbowroom.planners.optimal.optimal import optimal
 from elbowroom.planners.problem import DEFAULT_MEANS, MEANS, Judge, Means, Planner, Problem, any_recompute
@@ -68,6 +70,8 @@ PLANNERS = Planners(
     }
 )
 DEFAULT_PLANNER = "optimal"
+REMEDY_LIMIT_S = 2.0
+"""Of each program that is solved to see what would help."""
 
 
 def plan(
@@ -109,7 +113,22 @@ def plan(
     asked = requested(planner, min_size, options, allow, time_limit_s, include=include, exclude=exclude)
     amounts = parse_budget(budget)
     within = resolved(machine, amounts)
-    return _planned(asking(trace, machine, within, asked, watch=watch), within, amounts, slowdown, watch)
+    try:
+        return _planned(asking(trace, machine, within, asked, watch=watch), within, amounts, slowdown, watch)
+    except Infeasible as found:
+        raise _remedied(found, trace, machine, within, asked) from None
+
+
+def _remedied(
+    found: Infeasible, trace: Trace, machine: Machine, within: ResolvedBudget, asked: PlanRequest
+) -> Infeasible:
+    """A refusal that says what would help."""
+
+    def planned(other: Trace, knobs: PlanRequest, device_bytes: int) -> Plan:
+        limited = replace(knobs, time_limit_s=min(knobs.time_limit_s, REMEDY_LIMIT_S))
+        return asking(other, machine, within, limited).plan(device_bytes)
+
+    return with_remedies(found, Refused(trace=trace, asked=asked, plan=planned))
 
 
 def _planned(ask: Asking, within: ResolvedBudget, amounts: Budget, slowdown: float | None, watch: Watch | None) -> Plan:

@@ -29,9 +29,9 @@ from elbowroom.errors import ElbowroomError, Infeasible
 from elbowroom.machine import Machine
 from elbowroom.planners.budget.budgets import below_device
 from elbowroom.planners.budget.floor import floor_bytes
-from elbowroom.planners.budget.run_budget import CourseRequest, course_within
+from elbowroom.planners.budget.remedies import restricted
+from elbowroom.planners.budget.run_budget import CourseRequest, course_within, remedied
 from elbowroom.planners.request import PlanRequest
-from elbowroom.run.lowering_means import restricted, with_means
 from elbowroom.run.options import asked as checked
 from elbowroom.trace import Trace
 from elbowroom.units import Budget
@@ -249,7 +249,7 @@ def _refused(trace: Trace, shown: Trace, machine: Machine, question: Question) -
     try:
         course_within(request)
     except Infeasible as problem:
-        return with_means(problem, replace(request, trace=trace))
+        return remedied(problem, replace(request, trace=trace))
     return None
 
 

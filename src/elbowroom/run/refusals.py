@@ -22,7 +22,8 @@ HEADROOM = 100
 COMPILED_BACKWARD = """
 The backward pass of this training is compiled (torch's compiled autograd).
 It holds all that it has read until it is over.
-With torch._dynamo.config.compiled_autograd = False swaps free memory within it too, and less is enough."""
+With torch._dynamo.config.compiled_autograd = False swaps free memory within it too:
+less is then enough."""
 
 
 @final

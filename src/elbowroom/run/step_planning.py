@@ -12,9 +12,15 @@ from dataclasses import dataclass, replace
 from elbowroom.errors import Infeasible, InvalidPlan, again
 from elbowroom.plan import Plan
 from elbowroom.planners import check
-from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_of, course_within, exploring
+from elbowroom.planners.budget.run_budget import (
+    Course,
+    CourseRequest,
+    course_of,
+    course_within,
+    exploring,
+    remedied,
+)
 from elbowroom.run.given_plan import course_of_moved
-from elbowroom.run.lowering_means import with_means
 from elbowroom.run.recompute.calls import Calls
 from elbowroom.run.recompute.planning import Planned, planned, would_help
 from elbowroom.run.refusals import naming_compiled_backward, with_others
@@ -169,5 +175,5 @@ def _refused(question: StepQuestion, problem: Infeasible | InvalidPlan, *, with_
         return RefusedPlan(again(problem))
     why = with_others(problem, question.other_kinds_bytes)
     if with_advice and question.given is None:
-        why = with_means(why, _request(question))
+        why = remedied(why, _request(question))
     return RefusedPlan(again(why), problem.least_feasible_bytes)

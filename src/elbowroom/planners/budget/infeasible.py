@@ -104,7 +104,7 @@ def reserves_more(problem: Problem, planner: str, reserved_bytes: int) -> Infeas
         f"budget: given {_bytes(problem.budget_bytes)}.\n"
         f"The least that the allocator of machine {problem.machine.name!r} reserves for a plan of {planner!r}\n"
         f"is {_bytes(reserved_bytes)}, as freed blocks do not fit those that come.\n"
-        f"{settings}Give at least that, or make the batch or the input smaller.",
+        f"{settings}{GIVE}.",
         budget_bytes=problem.budget_bytes,
         least_feasible_bytes=reserved_bytes,
         counts_reserved=True,
@@ -152,11 +152,11 @@ def _held(step: LastStep, moves: Moves, point: int) -> list[int]:
 
 
 def _remedy(problem: Problem, swapped: Ints | None) -> list[str]:
-    smaller = f"{GIVE}, or make the batch or the input smaller."
+    give = f"{GIVE}."
     if swapped is None:
-        return ["Swap with planner 'swap_greedy'.", smaller]
+        return ["Swap with planner 'swap_greedy'.", give]
     if problem.tier is None:
-        return [f"Machine {problem.machine.name!r} has no tier below its device to swap to.", smaller]
+        return [f"Machine {problem.machine.name!r} has no tier below its device to swap to.", give]
     may_move, saves = len(swapped), len(problem.step.saves)
     least = format_bytes(max(1, problem.min_size_bytes))
     # What the tier holds is said only where it is why more storages stay.
@@ -164,7 +164,7 @@ def _remedy(problem: Problem, swapped: Ints | None) -> list[str]:
     within = f", within {format_bytes(problem.tier_bytes)} there" if is_full else ""
     return [
         f"{may_move} of {saves} saved storages may move to {problem.tier}: those of {least} or more{within}.",
-        smaller,
+        give,
     ]
 
 

@@ -21,6 +21,7 @@ from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.planners import Asking, Judge, Means, any_recompute, asking
 from elbowroom.planners.budget.infeasible import followed, with_reserved
+from elbowroom.planners.budget.remedies import Refused, with_remedies
 from elbowroom.planners.budget.reserved_search import Descending, Look, lowest, search
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.simulate.repeated_steps import Cycle, Limited, cycle, early_waits, waits_at_saves
@@ -131,6 +132,29 @@ def least_allocated(request: CourseRequest) -> int:
         return _asking(request).plan(1).budget_bytes
     except Infeasible as problem:
         return problem.least_feasible_bytes
+
+
+def remedied(problem: Infeasible, request: CourseRequest) -> Infeasible:
+    """A refusal that says what would help.
+
+    Args:
+        problem: the refusal.
+        request: what was refused; optimizer states can be looked at where its trace has parts for them.
+    """
+
+    def asked_of(trace: Trace, asked: PlanRequest, device_bytes: int) -> CourseRequest:
+        budget, everywhere = request.budget.on_device(device_bytes), range(len(trace.ops) + 1)
+        return replace(request, trace=trace, asked=asked, budget=budget, judge=any_recompute, clear=everywhere)
+
+    return with_remedies(
+        problem,
+        Refused(
+            trace=request.trace,
+            asked=request.asked,
+            plan=lambda trace, asked, device_bytes: course_within(asked_of(trace, asked, device_bytes)),
+            allocated=lambda trace, asked: least_allocated(asked_of(trace, asked, 1)),
+        ),
+    )
 
 
 def _course_within(request: CourseRequest) -> Course:

@@ -1,0 +1,212 @@
+"""Remedies: what helps where no plan meets a budget. Whatever is named was planned with.
+
+Three kinds are looked at: other means, a smaller least size of what may move, and a smaller batch or input. The last is
+a trace whose activations, inputs, temporaries and workspaces are scaled (`scaled`); weights, gradients and optimizer
+states stay as large as they are.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import final
+
+from elbowroom.errors import Infeasible
+from elbowroom.planners.problem import Means
+from elbowroom.planners.request import PlanRequest
+from elbowroom.step.last_step import last_step
+from elbowroom.trace import Category, Event, Part, Trace
+from elbowroom.units import format_bytes
+
+LOOKED_AT: tuple[Means, ...] = ("swap", "recompute", "state", "gradient")
+"""Means that change no number."""
+WORTH = 50
+"""A remedy is named if it lowers the least budget by one part in this many."""
+SMALLER = 16
+"""The least size that is tried is the present one divided by this."""
+LEAST_SHARE = 1 / 8
+"""The smallest batch or input that is looked at, as a share of the present one."""
+SHARE_TRIES = 4
+PATIENCE_S = 20.0
+"""No further remedy is looked at after this time."""
+SCALES: frozenset[Category] = frozenset({"input", "activation", "temporary", "workspace"})
+"""What shrinks with the batch or the input."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Refused:
+    """What was refused, and how to plan it otherwise.
+
+    Attributes:
+        trace: of the step, with parts where optimizer states and gradients could move.
+        asked: the knobs.
+        plan: plans a trace with knobs for a budget of the device; raises Infeasible.
+        allocated: the least allocated bytes of a trace with knobs, found faster than by `plan`; None: by `plan`.
+    """
+
+    trace: Trace
+    asked: PlanRequest
+    plan: Callable[[Trace, PlanRequest, int], object]
+    allocated: Callable[[Trace, PlanRequest], int] | None = None
+
+    def least(self, trace: Trace, asked: PlanRequest) -> int:
+        """The least budget that plans of a trace with these knobs meet."""
+        try:
+            self.plan(trace, asked, 1)
+        except Infeasible as problem:
+            return problem.least_feasible_bytes
+        return 1
+
+    def least_allocated(self, trace: Trace, asked: PlanRequest) -> int:
+        """A quick look at the least; to be compared with others of its kind."""
+        return self.allocated(trace, asked) if self.allocated else self.least(trace, asked)
+
+
+def with_remedies(problem: Infeasible, refused: Refused) -> Infeasible:
+    """An error that says what would help, and how much; itself where nothing does, or not in time.
+
+    Args:
+        problem: the refusal.
+        refused: what it is of.
+    """
+    refused = replace(refused, trace=with_accumulations(refused.trace))
+    until_s = time.monotonic() + PATIENCE_S
+    found = [*_means(problem, refused, until_s), *_least_size(problem, refused, until_s)]
+    found += _smaller_input(problem, refused, until_s)
+    if not found:
+        return problem
+    return Infeasible(
+        "\n".join([str(problem), *found]),
+        budget_bytes=problem.budget_bytes,
+        least_feasible_bytes=problem.least_feasible_bytes,
+        counts_reserved=problem.counts_reserved,
+    )
+
+
+def _means(problem: Infeasible, refused: Refused, until_s: float) -> list[str]:
+    """The words of --allow for each means that helps, and the least with them."""
+    given = refused.asked.allow
+    others: list[Means] = [each for each in LOOKED_AT if each not in given and _shows(refused.trace, each)]
+    present_bytes = refused.least_allocated(*_with(refused, given)) if others else 0
+    found: list[str] = []
+    for means in others:
+        wanted: tuple[Means, ...] = tuple(each for each in LOOKED_AT if each in given or each == means)
+        if time.monotonic() > until_s or not _less(refused.least_allocated(*_with(refused, wanted)), present_bytes):
+            continue
+        least_bytes = refused.least(*_with(refused, wanted))
+        if _less(least_bytes, problem.least_feasible_bytes):
+            found.append(f"  with {','.join(wanted)} it is {_bytes(least_bytes)}")
+    return ["Other means lower the least (--allow, or allow= of within):", *found] if found else []
+
+
+def _least_size(problem: Infeasible, refused: Refused, until_s: float) -> list[str]:
+    """A smaller least size of what may move, if the least is lower with it."""
+    size_bytes = refused.asked.min_size_bytes // SMALLER
+    if not size_bytes or time.monotonic() > until_s:
+        return []
+    trace, asked = _with(refused, refused.asked.allow)
+    least_bytes = refused.least(trace, replace(asked, min_size_bytes=size_bytes, follows=False))
+    if not _less(least_bytes, problem.least_feasible_bytes):
+        return []
+    return [
+        "A smaller least size of what may move lowers it (--min-size, min_size=):",
+        f"  with {format_bytes(size_bytes)} it is {_bytes(least_bytes)}",
+    ]
+
+
+def _smaller_input(problem: Infeasible, refused: Refused, until_s: float) -> Iterator[str]:
+    """The largest share of the batch or the input that was found to meet the budget, to hundredths."""
+    budget_bytes, now_bytes = problem.budget_bytes, problem.least_feasible_bytes
+    trace, asked = _with(refused, refused.asked.allow)
+    if time.monotonic() > until_s or now_bytes <= budget_bytes:
+        return
+    small_bytes = refused.least(scaled(trace, LEAST_SHARE), asked)
+    if small_bytes > budget_bytes:
+        times = round(1 / LEAST_SHARE)
+        yield f"With a batch or an input {times} times smaller it would still be {_bytes(small_bytes)}."
+        return
+    share = LEAST_SHARE + (1 - LEAST_SHARE) * (budget_bytes - small_bytes) / max(now_bytes - small_bytes, 1)
+    for _ in range(SHARE_TRIES):
+        share = math.floor(min(share, 0.99) * 100) / 100
+        if share <= LEAST_SHARE or time.monotonic() > until_s:
+            return
+        if _meets(refused, scaled(trace, share), asked, budget_bytes):
+            yield f"A batch or an input {share:.2f} times as large meets this budget,"
+            yield "where activations, inputs and temporaries shrink with it."
+            return
+        share -= 0.05
+
+
+def _meets(refused: Refused, trace: Trace, asked: PlanRequest, budget_bytes: int) -> bool:
+    try:
+        refused.plan(trace, asked, budget_bytes)
+    except Infeasible:
+        return False
+    return True
+
+
+def _less(one_bytes: int, other_bytes: int) -> bool:
+    return one_bytes < other_bytes - other_bytes // WORTH
+
+
+def _shows(trace: Trace, means: Means) -> bool:
+    """Whether a trace says where a run would have control."""
+    if means not in ("state", "gradient"):
+        return True
+    return any((part.kind == "accumulation") is (means == "gradient") for part in trace.parts)
+
+
+def _with(refused: Refused, means: Collection[Means]) -> tuple[Trace, PlanRequest]:
+    """The step and the knobs with these means."""
+    return restricted(refused.trace, means), replace(refused.asked, allow=tuple(means))
+
+
+def scaled(trace: Trace, share: float) -> Trace:
+    """A trace whose activations, inputs, temporaries and workspaces are a share of their size.
+
+    What the optimizer's step allocates stays as it is: it goes by the weights.
+    """
+    in_optimizer = {
+        storage for op, storage, size in trace.events if size > 0 and op >= 0 and trace.ops[op].phase == "optimizer"
+    }
+    sizes = [
+        max(1, round(each.size_bytes * share)) if each.category in SCALES and s not in in_optimizer else each.size_bytes
+        for s, each in enumerate(trace.storages)
+    ]
+    return replace(
+        trace,
+        ops=tuple(replace(op, choices=()) if op.choices else op for op in trace.ops),
+        storages=tuple(replace(each, size_bytes=size) for each, size in zip(trace.storages, sizes, strict=True)),
+        events=tuple(Event(op, s, sizes[s] if size > 0 else -sizes[s]) for op, s, size in trace.events),
+        workspaces=(),
+    )
+
+
+def restricted(trace: Trace, means: Collection[str]) -> Trace:
+    """A trace in which a run has control only around what it may move."""
+    wanted = {"accumulation": "gradient" in means, "optimizer": "state" in means}
+    return replace(trace, parts=tuple(part for part in trace.parts if wanted[part.kind]))
+
+
+def with_accumulations(trace: Trace) -> Trace:
+    """A trace of a run that moved no gradients, with the places at which it could have; as it is without parts."""
+    if not trace.parts or any(part.kind == "accumulation" for part in trace.parts):
+        return trace
+    parts = sorted([*trace.parts, *_accumulations(trace)], key=lambda part: (part.first_op, part.end_op))
+    return replace(trace, parts=tuple(parts))
+
+
+def _accumulations(trace: Trace) -> Iterator[Part]:
+    """Directly after the op of the last step's backward that makes it, a gradient is written."""
+    first_op = last_step(trace).first_op
+    for op, storage, size_bytes in trace.events:
+        is_gradient = size_bytes > 0 and trace.storages[storage].category == "gradient"
+        if is_gradient and op >= first_op and trace.ops[op].phase == "backward":
+            yield Part(first_op=op + 1, end_op=op + 1, storages=(storage,), kind="accumulation")
+
+
+def _bytes(size_bytes: int) -> str:
+    return f"{format_bytes(size_bytes)} ({size_bytes} bytes)"
