@@ -5,7 +5,8 @@
 #              with FUZZ_ARGS="--of trainings" random trainings within budgets, beside plain ones
 # make test-zoo   a quarter of an hour more: models of MONAI and transformers under elbowroom; ZOO=zoo,timm adds those of timm
 # make docs    the site, in site/; a warning is an error
-# make docs-check     runs every code block of README and the tutorials and compares what they print, some minutes
+# make docs-check     runs every code block of README, docs/json.md and the tutorials and compares what they print, some
+#              minutes; docs/json.md needs jq
 # make wheel-test     builds wheel and sdist, and runs the demo's small size from each, in an empty environment
 # make demo    a 3D U-Net that does not fit in memory, trained inside a hard limit
 # make bench   the benchmark cases; results go to benchmarks/results
@@ -73,7 +74,7 @@ docs: venv
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 docs-check: venv
-	$(BIN)/python -m tools.doc_blocks check README.md docs/tutorials/*.md
+	$(BIN)/python -m tools.doc_blocks check README.md docs/json.md docs/tutorials/*.md
 
 wheel-test: venv
 	$(BIN)/python -m tools.wheel_test $(if $(TORCH_CONSTRAINT),--constraint $(TORCH_CONSTRAINT)) -- $(PIP_ARGS)

@@ -36,7 +36,8 @@ def cli_page() -> str:
     """The reference of the command line, made from its parsers."""
     os.environ["COLUMNS"] = WIDTH
     parser = parser_of_all()
-    parts = ["# Command line", "", *_help("elbowroom", parser)]
+    json = "Every verb answers programs with `--json`: [JSON answers](json.md)."
+    parts = ["# Command line", "", json, "", *_help("elbowroom", parser)]
     for action in parser._actions:  # noqa: SLF001  argparse has no public way to its verbs
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
             for verb, inner in action.choices.items():

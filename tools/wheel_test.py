@@ -43,6 +43,8 @@ def _try(package: Path, folder: Path, pip_arguments: list[str]) -> None:
     result = json.loads(_run(command, folder))
     where = _run([str(python), "-c", "import elbowroom; print(elbowroom.__file__)"], folder).strip()
     assert Path(where).is_relative_to(folder), f"{where} is not what was installed"
+    schema = json.loads((Path(where).parent / "schemas" / "answer.demo.json").read_text("utf-8"))
+    assert result.keys() == schema["properties"].keys(), f"the schemas of {package.name} are not those of its answers"
     assert result["bit_equal"], f"the demo of {package.name} gave other numbers than plain training"
     print(f"{package.name}: the demo ran in {Path(where).parents[1]}, with equal losses and weights", flush=True)
 

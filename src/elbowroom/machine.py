@@ -40,7 +40,12 @@ __all__ = ["ASSUMED_DISK", "TIERS", "Link", "Loading", "Machine", "Rate", "Tier"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """One place that holds bytes."""
+    """One place that holds bytes.
+
+    Attributes:
+        name: device, host or disk; the device is RAM on a machine without an accelerator.
+        capacity_bytes: what it can hold.
+    """
 
     name: TierName
     capacity_bytes: int
@@ -83,7 +88,12 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Operations per second on one dtype, dense: without what sparsity would add."""
+    """Operations per second on one dtype, dense: without what sparsity would add.
+
+    Attributes:
+        dtype: element type, such as "float16".
+        flops_per_s: floating point operations a second; for "int8" operations on integers a second.
+    """
 
     dtype: str
     flops_per_s: int

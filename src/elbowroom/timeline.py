@@ -26,6 +26,11 @@ class Span:
     """One bar on a lane. Times are nanoseconds from the start of the step.
 
     Attributes:
+        lane: what it lies on: compute, or one direction of a link.
+        kind: what it is.
+        name: of the op, or of what is moved.
+        start_ns: when it begins.
+        end_ns: when it ends.
         op: for kind "op" and "recompute", the op that runs; for "stall", the one that waits; else None.
         storage: for transfers and stalls, the storage moved or waited for; else None.
         size_bytes: bytes moved by a transfer, else 0.
@@ -57,7 +62,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Bytes held on one tier over time: from at_ns[i] on, size_bytes[i]. Both have the same length, at least 1."""
+    """Bytes held on one tier over time: from at_ns[i] on, size_bytes[i]. Both have the same length, at least 1.
+
+    Attributes:
+        tier: that holds them.
+        kind: whether bytes in live blocks count, or what the allocator holds.
+        at_ns: times from the start of the step, ascending.
+        size_bytes: bytes from each of them on.
+    """
 
     tier: TierName
     kind: CurveKind

@@ -127,7 +127,10 @@ class Storage:
 class Event(NamedTuple):
     """One allocation (size_bytes > 0) or free (size_bytes < 0), as it would be if every storage were kept.
 
-    `op` is the op during or directly after which it happened; -1 says it was there before the first op.
+    Attributes:
+        op: the op during or directly after which it happened; -1 says it was there before the first op.
+        storage: its id.
+        size_bytes: above 0 for an allocation, below 0 for a free.
     """
 
     op: int
@@ -162,7 +165,12 @@ class Save:
 
 
 class Step(NamedTuple):
-    """One training step: ops first_op to end_op - 1."""
+    """One training step: ops first_op to end_op - 1.
+
+    Attributes:
+        first_op: its first op.
+        end_op: one past its last op.
+    """
 
     first_op: int
     end_op: int
@@ -221,6 +229,10 @@ class OnStream(NamedTuple):
 
     Its block is one of that stream: the allocator gives it to nobody else. A number from `PRIVATE` of
     allocator/blocks.py on stands for a pool, as graphs have them, that keeps its memory when the cache is emptied.
+
+    Attributes:
+        storage: its id.
+        stream: number of the stream, or of a pool.
     """
 
     storage: int

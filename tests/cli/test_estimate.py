@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from elbowroom.cli import main, scripts
 from elbowroom.errors import CaptureError, TimeOver, UsageError
 from elbowroom.machine import Machine
 from elbowroom.trace import Event, Op, Phase, Remark, Step, Storage, Trace
+from tests.cli.answers import answered
 
 GIB = 2**30
 capture_module = importlib.import_module("elbowroom.capture.script")
@@ -111,8 +111,8 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Captures]:
     return make
 
 
-def answer(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    return json.loads(capsys.readouterr().out)
+def answer(capsys: pytest.CaptureFixture[str], verb: str = "estimate") -> dict[str, Any]:
+    return answered(capsys.readouterr().out, verb)
 
 
 def test_a_script_that_fits_exits_with_0_and_one_that_does_not_with_1(
@@ -335,7 +335,7 @@ def test_largest_answers_in_json(
     words = ["largest", script, "--vary", "arg:batch=8..512", "--multiple-of", "8", "--gpu", "t4", "--json"]
 
     assert main(words) == 0
-    found = answer(capsys)
+    found = answer(capsys, "largest")
 
     t4 = Machine.of("t4")
     # 14.7 GiB and a little outside the allocator: 8 fit, 16 do not
@@ -365,7 +365,7 @@ def test_a_knob_that_changes_nothing_is_said_with_an_exit_code_of_its_own(
     assert "the constant batch_size has no effect: the captures of 1, 2 and 800 are the same; does the script" in out
     assert made.values == [1, 2, 800]
     assert main(["largest", script, "--vary", "batch_size=1..800", "--gpu", "t4", "--json"]) == 2
-    found = answer(capsys)
+    found = answer(capsys, "largest")
     assert (found["changes_anything"], found["same_from"], found["largest"]["value"]) == (False, 1, 800)
 
 
@@ -379,7 +379,7 @@ def test_a_knob_that_stops_mattering_is_said(
     out = " ".join(capsys.readouterr().out.split())
     assert "every value of the constant batch_size up to 32 fits; beyond 8 it has no effect: the captures of 8" in out
     assert main(["largest", script, "--vary", "batch_size=1,2,4,8,16,32", "--gpu", "t4", "--json"]) == 0
-    found = answer(capsys)
+    found = answer(capsys, "largest")
     assert (found["changes_anything"], found["same_from"], found["largest"]["value"]) == (True, 8, 32)
 
 
@@ -409,7 +409,7 @@ def test_a_value_with_which_the_script_fails_ends_the_range_and_its_error_is_sai
     assert "; with 6 the script fails: with the constant batch_size = 6 (batch_size is the constant" in out
     assert "ValueError: batch too big (train.py, line 9)" in out
     assert main(["largest", script, "--vary", "batch_size=1..64", "--gpu", "t4", "--json"]) == 0
-    found = answer(capsys)
+    found = answer(capsys, "largest")
     assert (found["largest"]["value"], found["next"], found["failed"]["value"]) == (5, None, 6)
 
 
@@ -429,7 +429,7 @@ def test_a_search_that_is_ended_early_says_the_best_so_far(
     monkeypatch.setattr(capture_module, "capture_script", capture)
 
     assert main(["largest", script, "--vary", "batch_size=1..64", "--gpu", "a100-80gb", "--json"]) == 0
-    found = answer(capsys)
+    found = answer(capsys, "largest")
     assert (found["largest"]["value"], len(made)) == (2, 3)
     assert found["early"].startswith(said)
     assert found["early"].endswith(": 2 fits; nothing above it was tried")

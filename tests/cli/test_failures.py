@@ -14,6 +14,7 @@ from elbowroom.cli import main, scripts
 from elbowroom.cli.launch import Command, as_python_would, execute
 from elbowroom.errors import CaptureError, Infeasible
 from elbowroom.units import format_bytes, parse_bytes
+from tests.cli.answers import checked
 
 REPORT = (
     r"elbowroom: this is a failure of elbowroom, not of the script; please report it as an issue of elbowroom, with "
@@ -117,7 +118,7 @@ def test_a_run_has_the_exit_code_of_its_script_and_says_whose_failure_it_was(
     assert outcome.exit_code() == code
     said = capsys.readouterr().err
     assert ("please report it" in said) == own
-    if outcome.failed:
+    if outcome.error is not None:
         assert said.splitlines()[1] == f'  File "{path}", line 3, in <module>'
 
 
@@ -125,3 +126,72 @@ def test_a_budget_that_no_plan_meets_is_no_failure_of_elbowroom() -> None:
     problem = Infeasible("x", budget_bytes=1, least_feasible_bytes=2)
 
     assert not faults.of_elbowroom(failing(lambda: raises(problem)))
+
+
+@pytest.mark.parametrize(
+    ("words", "verb", "code"),
+    [
+        (["estimate", "nowhere.py", "--gpu", "t4", "--json"], "estimate", 2),
+        (["largest", "train.py", "--gpu", "t4", "--json"], "largest", 2),
+        (["plan", "train.py", "--planner", "best", "--json"], "plan", 2),
+        (["report", "nowhere.json", "--json"], "report", 2),
+        (["machine", "rtx4091", "--json"], "machine", 2),
+        (["run", "--json", "answer.json", "nowhere.py"], "run", 2),
+    ],
+)
+def test_with_json_an_error_is_one_object_and_the_message_stays_on_standard_error(
+    words: list[str],
+    verb: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+
+    assert main(words) == code
+
+    out, err = capsys.readouterr()
+    found = checked(Path("answer.json").read_text() if verb == "run" else out)
+    assert (found["schema"], found["verb"], found["exit_code"]) == ("elbowroom.answer.error", verb, code)
+    assert err == f"elbowroom: {found['error']['message']}\n"
+    assert found["error"]["of_elbowroom"] is False
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind"), [(KeyError("odd"), "UnexpectedError"), (CaptureError("x", ours=True), "CaptureError")]
+)
+def test_an_error_of_elbowrooms_own_says_so_in_json(
+    problem: Exception, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    monkeypatch.setattr(scripts.Script, "capture", lambda *_, **__: raises(problem))
+
+    assert main(["estimate", "train.py", "--gpu", "t4", "--json"]) == 2
+
+    found = checked(capsys.readouterr().out)
+    assert (found["error"]["type"], found["error"]["of_elbowroom"]) == (kind, True)
+
+
+def test_a_command_line_that_cannot_be_read_and_ctrl_c_print_no_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    monkeypatch.setattr(scripts.Script, "capture", lambda *_, **__: raises(KeyboardInterrupt()))
+
+    assert main(["estimate", "train.py", "--gpus", "t4", "--json"]) == 2
+    assert main(["estimate", "train.py", "--gpu", "t4", "--json"]) == 130
+    assert capsys.readouterr().out == ""
+
+
+def test_a_file_that_cannot_be_written_is_an_error_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["run", "--json", "no/folder.json", "nowhere.py"]) == 2
+
+    assert "run: given 'nowhere.py', which is not there" in capsys.readouterr().err

@@ -63,7 +63,7 @@ def test_the_exit_code_is_the_scripts(
 ) -> None:
     outcome = launched(script(tmp_path, f"import sys\n{statement}\n"))
 
-    assert not outcome.failed
+    assert outcome.error is None
     assert outcome.exit_code() == code
     assert capsys.readouterr().err == said
 
@@ -85,7 +85,8 @@ def test_an_uncaught_error_is_shown_without_our_frames(tmp_path: Path, capsys: p
 
     outcome = launched(path)
 
-    assert (outcome.failed, outcome.exit_code()) == (True, 1)
+    assert outcome.error is not None
+    assert (outcome.error.message, outcome.exit_code()) == ("ValueError: of the script", 1)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[1] == f'  File "{path}", line 3, in <module>'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from elbowroom.hardware import gpus, nvml
 from elbowroom.hardware.disk_probe import DiskRates
 from elbowroom.hardware.outside_measured import MeasuredOutside
 from elbowroom.machine import Machine
+from tests.cli.answers import answered
 
 GPU = nvml.NvmlDevice("NVIDIA GeForce RTX 3090", 24124 * 2**20, 86, 4, 16)
 
@@ -30,7 +30,7 @@ def test_machine_describes_this_computer(capsys: pytest.CaptureFixture[str], tmp
 
     assert main(["machine", "--json", "-o", str(saved), "--spill-dir", str(tmp_path)]) == 0
 
-    answer = json.loads(capsys.readouterr().out)
+    answer = answered(capsys.readouterr().out, "machine")
     machine = Machine.load(saved)
     assert [tier["name"] for tier in answer["tiers"]] == ["device", "disk"]
     assert answer["tiers"][0]["capacity_bytes"] == machine.tiers[0].capacity_bytes > 0
@@ -77,7 +77,7 @@ def test_the_link_of_a_gpu_is_measured_with_torch(
 
     assert main(["machine", "--measure", "--json"]) == 0
 
-    answer = json.loads(capsys.readouterr().out)
+    answer = answered(capsys.readouterr().out, "machine")
     to_host, to_disk = answer["links"]
     # what was measured outside the allocator counts now and from now on; 120 bytes of kernels may double
     assert (answer["outside_bytes"], answer["outside_range_bytes"]) == (420, [300, 540])
@@ -140,11 +140,11 @@ def test_the_list_is_whole_at_80_columns(capsys: pytest.CaptureFixture[str], mon
 def test_the_list_in_json_has_every_figure_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["machine", "--list", "--json"]) == 0
 
-    answer = json.loads(capsys.readouterr().out)
+    answer = answered(capsys.readouterr().out, "machine-list")
     figures = [figure for gpu in answer["gpus"] for figure in gpu["figures"].values()]
     assert len(answer["gpus"]) == len(gpus.database().gpus)
-    assert {figure["source"] for figure in figures if figure != "unknown"} <= set(answer["sources"])
-    assert "unknown" in figures
+    assert {figure["source"] for figure in figures if figure is not None} <= set(answer["sources"])
+    assert None in figures
 
 
 def test_a_gpu_is_described_with_the_source_of_each_figure(capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,10 +162,10 @@ def test_a_gpu_in_json_is_its_machine_and_its_figures(capsys: pytest.CaptureFixt
 
     assert main(["machine", "h100", "--json", "-o", str(saved)]) == 0
 
-    answer = json.loads(capsys.readouterr().out)
+    answer = answered(capsys.readouterr().out, "machine")
     assert (answer["name"], answer["title"]) == ("h100-sxm", "NVIDIA H100 80GB HBM3")
     assert answer["rates"]["bfloat16"] == 989_400_000_000_000
-    assert answer["figures"]["context_bytes"] == "unknown"
+    assert answer["figures"]["context_bytes"] is None
     assert Machine.load(saved) == Machine.of("h100")
 
 

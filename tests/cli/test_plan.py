@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from elbowroom.cli import main
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.trace import Event, Op, Save, Step, Storage, Trace
+from tests.cli.answers import answered
 
 GIB = 2**30
 MS = 10**6
@@ -68,8 +68,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "train.py"
 
 
-def answer(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    return json.loads(capsys.readouterr().out)
+def answer(capsys: pytest.CaptureFixture[str], verb: str = "plan") -> dict[str, Any]:
+    return answered(capsys.readouterr().out, verb)
 
 
 def test_a_plan_is_made_said_and_written(script: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,15 +112,19 @@ def test_a_budget_that_cannot_be_met_exits_with_1_and_names_the_least(
     assert max(map(len, said.splitlines())) <= 100
 
     assert main(["plan", script, "--gpu", "rtx4090", "--budget", "1GiB", "--json"]) == 1
-    found = answer(capsys)
-    assert (found["feasible"], found["budget_bytes"]) == (False, GIB)
+    out, err = capsys.readouterr()
+    found = answered(out, "plan")
+    assert (found["feasible"], found["budget_bytes"], found["swaps"]) == (False, GIB, None)
     assert found["least_feasible_bytes"] >= 2 * GIB
+    assert found["everything_kept"]["peak_allocated_bytes"] == 6 * GIB
+    assert err == f"elbowroom: {found['message']}\n"
 
 
 def test_json_has_the_plan_in_figures(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", script, "--gpu", "rtx4090", "--budget", "4GiB", "--json", "--planner", "swap_greedy"]) == 0
     found = answer(capsys)
     assert (found["script"], found["feasible"], found["planner"]) == ("train.py", True, "swap_greedy")
+    assert (found["machine"], found["least_feasible_bytes"], found["message"]) == ("rtx4090", None, None)
     assert found["budget_bytes"] == 4 * GIB
     assert found["decided"] == [
         {"what": "kept", "storages": 4, "size_bytes": 4 * GIB},
@@ -200,7 +204,7 @@ def test_the_largest_value_within_a_slowdown(script: str, capsys: pytest.Capture
     for within in ("", "1x", "1.5x", "100x"):
         words = ["largest", script, "--vary", "batch_size=1..64", "--gpu", "rtx4090", "--json"]
         assert main([*words, *(["--within", within, "--planner", "swap_greedy"] if within else [])]) == 0
-        found = answer(capsys)
+        found = answer(capsys, "largest")
         values[within] = found["largest"]["value"]
         assert found["within"] == (float(within[:-1]) if within else None)
         if within:

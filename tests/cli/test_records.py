@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from elbowroom.cli import main
 from elbowroom.simulate.simulate import simulate
+from tests.cli.answers import answered
 from tests.core.report_case import DISK, MIB, chain, measured, swapping
 
 
@@ -50,7 +50,7 @@ def test_report_writes_a_page_and_nothing_else(
 def test_report_answers_in_json(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--json", *files]) == 0
 
-    answer = json.loads(capsys.readouterr().out)
+    answer = answered(capsys.readouterr().out, "report")
     assert (answer["budget_bytes"], answer["swaps"]) == (140 * MIB, 4)
     # see test_report.py for the arithmetic
     assert answer["everything_kept"]["peak_allocated_bytes"] == 228 * MIB

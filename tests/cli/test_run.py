@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch", reason="elbowroom run runs torch scripts")
+
+from tests.cli.answers import answered, checked
 
 SOURCES = Path(__file__).parents[2] / "src"
 
@@ -57,7 +58,7 @@ def test_a_script_trains_inside_a_budget_with_the_same_numbers(folder: Path) -> 
 
     assert inside.stdout == plain.stdout
     assert (inside.returncode, plain.returncode) == (0, 0)
-    figures = json.loads((folder / "figures.json").read_text())
+    figures = answered((folder / "figures.json").read_text(), "run")
     head, columns, kept, swapped, step, may_move, held = inside.stderr.splitlines()
     # 32 MiB / 4096
     assert may_move.startswith("  Storages of 8.0 KiB or more may move: ")
@@ -122,7 +123,7 @@ def test_planner_options_and_modules_are_chosen_on_the_command_line(folder: Path
 
     assert inside.returncode == 0, inside.stderr
     assert inside.stdout == python(folder, "train.py", "0").stdout
-    assert json.loads((folder / "figures.json").read_text())["swaps"] == 7
+    assert answered((folder / "figures.json").read_text(), "run")["swaps"] == 7
 
     wrong = python(folder, "-m", "elbowroom", "run", "--include", "encoder", "--spill-dir", str(folder), "train.py")
     assert wrong.returncode == 2
@@ -159,7 +160,7 @@ def test_what_was_held_beyond_the_budget_is_said_with_an_exit_code_of_its_own(fo
     inside = python(folder, "-m", "elbowroom", "run", *options, "train.py")
 
     # then
-    figures = json.loads((folder / "figures.json").read_text())
+    figures = answered((folder / "figures.json").read_text(), "run")
     held = [kind["measured_peak_allocated_bytes"] for kind in figures["kinds"]]
     assert inside.returncode == 3, inside.stderr
     assert [kind["inputs"] for kind in figures["kinds"]] == ["Sequential(8192x256)", "Sequential(4096x256)"]
@@ -216,11 +217,80 @@ def test_storages_of_small_models_may_leave(folder: Path) -> None:
     (folder / "train.py").write_text(SCRIPT.replace("randn(4096, 256)", "randn(512, 256)"))
     options = ["--json", "figures.json", "--spill-dir", str(folder)]
     plain = python(folder, "-m", "elbowroom", "run", "--budget", "1GiB", *options, "train.py")
-    needed = json.loads((folder / "figures.json").read_text())["keep_all_bytes"]
+    needed = answered((folder / "figures.json").read_text(), "run")["keep_all_bytes"]
 
     # when
     inside = python(folder, "-m", "elbowroom", "run", "--budget", str(needed * 3 // 4), *options, "train.py")
 
     # then
     assert (inside.returncode, inside.stdout) == (0, plain.stdout), inside.stderr
-    assert json.loads((folder / "figures.json").read_text())["swaps"] > 0
+    assert answered((folder / "figures.json").read_text(), "run")["swaps"] > 0
+
+
+# Writes to standard output in each way there is, then trains.
+LOUD = """
+import atexit, os, subprocess, sys
+print("from print")
+os.write(1, b"from os.write\\n")
+subprocess.run(["echo", "from a child"])
+atexit.register(print, "from its end")
+""" + SCRIPT.replace("range(5)", "range(2)")
+
+
+def test_with_json_on_standard_output_nothing_else_is_there(folder: Path) -> None:
+    # given a script that prints in Python, past Python, in a child and at its end
+    (folder / "train.py").write_text(LOUD)
+    plain = python(folder, "train.py", "0")
+
+    inside = python(folder, "-m", "elbowroom", "run", "--budget", "1GiB", "--json", "-", "train.py", "0")
+
+    # then standard output is one object, and what the script printed is on standard error
+    assert inside.returncode == 0, inside.stderr
+    found = answered(inside.stdout, "run")
+    assert (found["script"], found["exit_code"], len(found["steps"])) == ("train.py", 0, 2)
+    printed = inside.stderr.splitlines()
+    assert [line for line in plain.stdout.splitlines() if line not in printed] == []
+    assert {"from print", "from os.write", "from a child", "from its end"} <= set(printed)
+    assert "elbowroom: budget 1.00 GiB, planned peak " in inside.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "kind", "message"),
+    [
+        ("raise ValueError('x')", 1, "ScriptError", "ValueError: x"),
+        ("import elbowroom; elbowroom.Machine.of('gpu of nobody')", 2, "UsageError", "machine: given 'gpu of nobody'"),
+    ],
+)
+def test_a_run_without_an_end_writes_its_error_in_json(
+    folder: Path, line: str, code: int, kind: str, message: str
+) -> None:
+    (folder / "train.py").write_text(f"print('begins')\n{line}\n")
+
+    done = python(folder, "-m", "elbowroom", "run", "--json", "-", "train.py")
+
+    found = checked(done.stdout)
+    assert (done.returncode, found["verb"], found["exit_code"]) == (code, "run", code)
+    assert (found["schema"], found["error"]["type"]) == ("elbowroom.answer.error", kind)
+    assert found["error"]["message"].startswith(message)
+    assert (found["error"]["of_elbowroom"], found["error"]["budget_bytes"]) == (False, None)
+    assert "begins" in done.stderr
+
+
+def test_a_budget_that_no_plan_meets_is_an_error_in_json_with_the_least(folder: Path) -> None:
+    options = ["--budget", "1MiB", "--json", "figures.json", "--spill-dir", str(folder)]
+
+    done = python(folder, "-m", "elbowroom", "run", *options, "train.py")
+
+    found = checked((folder / "figures.json").read_text())
+    assert (done.returncode, found["exit_code"], found["error"]["type"]) == (1, 1, "Infeasible")
+    assert found["error"]["least_feasible_bytes"] > found["error"]["budget_bytes"] == 2**20
+    assert len(done.stdout.splitlines()) == 2, "the script's own lines stay there, as the object has a file"
+
+
+def test_the_code_of_a_script_that_leaves_by_itself_is_in_its_answer(folder: Path) -> None:
+    options = ["--budget", "1GiB", "--json", "figures.json"]
+
+    done = python(folder, "-m", "elbowroom", "run", *options, "train.py", "7")
+
+    assert done.returncode == 7
+    assert answered((folder / "figures.json").read_text(), "run")["exit_code"] == 7

@@ -31,14 +31,24 @@ _PATIENCE = 4  # probes where a curve said that may leave more than half of the 
 
 
 class Probe(NamedTuple):
-    """What one value needs."""
+    """What one value needs.
+
+    Attributes:
+        value: of what is varied.
+        needed_bytes: the least memory in which the training runs with it.
+    """
 
     value: int
     needed_bytes: int
 
 
 class Failed(NamedTuple):
-    """A value with which the training could not be captured, and why."""
+    """A value with which the training could not be captured, and why.
+
+    Attributes:
+        value: of what is varied.
+        problem: the error.
+    """
 
     value: int
     problem: str

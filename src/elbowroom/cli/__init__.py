@@ -24,8 +24,7 @@ from elbowroom.cli import (
     scripts,
 )
 from elbowroom.cli.parser import Parser
-from elbowroom.errors import CaptureError, ElbowroomError
-from elbowroom.files.field_rules import printable
+from elbowroom.errors import ElbowroomError
 from elbowroom.version import installed_version
 
 __all__ = ["main"]
@@ -46,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, or that of the error, whose message is on standard error.
     """
     given = list(sys.argv[1:] if argv is None else argv)
+    arguments: argparse.Namespace | None = None
     try:
         launched = launchers.without_launcher(given, WITH_SCRIPT_ARGUMENTS)
         os.environ.update(launched.environment)
@@ -53,10 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser_of_all().parsed(words, argparse.Namespace(script_arguments=script_arguments))
         return arguments.execute(arguments)
     except ElbowroomError as problem:
-        print(f"elbowroom: {printable(str(problem))}", file=sys.stderr)
-        if isinstance(problem, CaptureError) and problem.ours:
-            print(failures.how_to_report(given), file=sys.stderr)
-        return problem.exit_code
+        return failures.refused(problem, given, arguments)
     except KeyboardInterrupt:
         print("\nelbowroom: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -65,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as problem:  # noqa: BLE001  what nobody expected is shown with how to report it
-        return failures.show(problem, given)
+        return failures.show(problem, given, arguments)
 
 
 def parser_of_all() -> Parser:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from elbowroom.cli import output
+from elbowroom.cli.answer_types import DemoAnswer, TrialFigures
 from elbowroom.demo import main
+from elbowroom.demo.limited_run import LimitedTrial
 
 DESCRIPTION = (
     "Trains MONAI's 3D U-Net to take noise off the whole brain MRI volume that nibabel ships, three times: plain "
@@ -42,12 +44,41 @@ def execute(arguments: argparse.Namespace) -> int:
         outcome = main.run(settings, screen)
     written = _records(settings.folder, outcome)
     if arguments.json:
-        print(output.as_json(show.as_object(outcome)))
+        output.write_answer(figures(outcome), output.STDOUT)
     else:
         console = output.console()
         console.print(show.as_table(outcome))
         console.print(written)
     return 0 if outcome.as_it_should else main.DemoFailed.exit_code
+
+
+def figures(outcome: main.DemoOutcome) -> DemoAnswer:
+    """The answer for programs, bytes and nanoseconds."""
+    return DemoAnswer(
+        limit_bytes=outcome.limit_bytes,
+        limit_kind=outcome.limit_kind,
+        bare_bytes=outcome.bare_bytes,
+        budget_bytes=outcome.budget_bytes,
+        bit_equal=outcome.bit_equal,
+        step_ratio=outcome.step_ratio,
+        plain=_trial(outcome.plain),
+        limited=_trial(outcome.limited),
+        within=_trial(outcome.within),
+    )
+
+
+def _trial(trial: LimitedTrial) -> TrialFigures:
+    return TrialFigures(
+        failed=trial.failed,
+        peak_allocated_bytes=trial.figure("peak_allocated_bytes", "measured"),
+        peak_rss_bytes=main.peak_rss_bytes(trial),
+        step_ns=trial.step_ns(main.OBSERVED_STEPS),
+        losses=tuple(trial.losses),
+        swapped_out_bytes=trial.figure("swapped_out_bytes", "measured"),
+        swapped_back_bytes=trial.figure("swapped_back_bytes", "measured"),
+        stall_ns=trial.figure("stall_ns", "measured"),
+        simulated_peak_allocated_bytes=trial.figure("simulated_peak_allocated_bytes", "measured"),
+    )
 
 
 @contextmanager

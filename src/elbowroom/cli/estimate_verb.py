@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from elbowroom.capture.gpu_facts import Facts
 from elbowroom.cli import output, scripts
+from elbowroom.cli.answer_types import BytesRange, EstimateAnswer, MachineEstimate
 from elbowroom.cli.progress import progress
 from elbowroom.errors import UsageError
 from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
-    from elbowroom.answers.estimate import Estimate, Interval, Moment
+    from elbowroom.answers.estimate import Estimate, Interval
     from elbowroom.machine import Machine
     from elbowroom.trace import Trace
 
@@ -47,7 +48,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.out:
         traces[0].save(arguments.out)
     if arguments.json:
-        print(output.as_json(figures(script.label, answers, traces)))
+        output.write_answer(figures(script.label, answers, traces), output.STDOUT)
     else:
         from elbowroom.report.answer import rendered
 
@@ -101,44 +102,40 @@ def _answer(trace: Trace, machine: Machine, watch: Watch) -> Estimate:
     return estimate(trace, machine)
 
 
-def figures(script: str, answers: Sequence[Estimate], traces: Sequence[Trace]) -> dict[str, object]:
+def figures(script: str, answers: Sequence[Estimate], traces: Sequence[Trace]) -> EstimateAnswer:
     """The answer for programs: bytes, and places in the training."""
-    return {
-        "script": script,
-        "fits": all(answer.fits for answer in answers),
-        "estimates": [_figures(answer, trace) for answer, trace in zip(answers, traces, strict=True)],
-    }
+    return EstimateAnswer(
+        script=script,
+        fits=all(answer.fits for answer in answers),
+        estimates=tuple(_figures(answer, trace) for answer, trace in zip(answers, traces, strict=True)),
+    )
 
 
-def _figures(answer: Estimate, trace: Trace) -> dict[str, object]:
-    return {
-        "machine": answer.machine,
-        "trace_id": trace.id,
-        "fits": answer.fits,
-        "sure": answer.sure,
-        "capacity_bytes": answer.capacity_bytes,
-        "needed_bytes": answer.needed_bytes,
-        "free_bytes": answer.free_bytes,
-        "retries": answer.retries,
-        "outside_bytes": _interval(answer.outside),
-        "peak_allocated_bytes": _interval(answer.peak_allocated),
-        "peak_reserved_bytes": _interval(answer.peak_reserved),
-        "peak_reserved_within_bytes": answer.peak_reserved_within_bytes,
-        "peak_device_bytes": _interval(answer.peak_device),
-        "steps": answer.steps,
-        "peak": _moment(answer.peak),
-        "failure": None if answer.failure is None else _moment(answer.failure),
-        "categories": dict(answer.categories),
-        "modules": [share._asdict() for share in answer.modules],
-        "other_modules_bytes": answer.other_modules_bytes,
-        "rounding_bytes": answer.rounding_bytes,
-        "remarks": [{"kind": each.kind, "name": each.name, "count": each.count} for each in trace.remarks],
-    }
+def _figures(answer: Estimate, trace: Trace) -> MachineEstimate:
+    return MachineEstimate(
+        machine=answer.machine,
+        trace_id=trace.id,
+        fits=answer.fits,
+        sure=answer.sure,
+        capacity_bytes=answer.capacity_bytes,
+        needed_bytes=answer.needed_bytes,
+        free_bytes=answer.free_bytes,
+        retries=answer.retries,
+        outside_bytes=_range(answer.outside),
+        peak_allocated_bytes=_range(answer.peak_allocated),
+        peak_reserved_bytes=_range(answer.peak_reserved),
+        peak_reserved_within_bytes=answer.peak_reserved_within_bytes,
+        peak_device_bytes=_range(answer.peak_device),
+        steps=answer.steps,
+        peak=answer.peak,
+        failure=answer.failure,
+        categories=dict(answer.categories),
+        modules=answer.modules,
+        other_modules_bytes=answer.other_modules_bytes,
+        rounding_bytes=answer.rounding_bytes,
+        remarks=trace.remarks,
+    )
 
 
-def _interval(interval: Interval) -> dict[str, int]:
-    return {"low": interval.low_bytes, "likely": interval.likely_bytes, "high": interval.high_bytes}
-
-
-def _moment(moment: Moment) -> dict[str, object]:
-    return moment._asdict()
+def _range(interval: Interval) -> BytesRange:
+    return BytesRange(low=interval.low_bytes, likely=interval.likely_bytes, high=interval.high_bytes)

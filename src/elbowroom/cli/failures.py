@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import platform
 import shlex
 import sys
@@ -9,8 +11,68 @@ import traceback
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+from elbowroom.cli import output
+from elbowroom.cli.answer_types import ErrorAnswer, ErrorFigures
+from elbowroom.errors import CaptureError, ElbowroomError, FormatError, Infeasible
+from elbowroom.files.field_rules import printable
+
 OWN_FAILURE = 2
 """Exit code of what failed for a reason of elbowroom's own: there is no answer."""
+UNEXPECTED = "UnexpectedError"
+"""Type, in JSON, of an error that elbowroom has no name for."""
+
+
+def say(problem: ElbowroomError) -> int:
+    """Say on standard error why there is no answer; the exit code."""
+    print(f"elbowroom: {printable(str(problem))}", file=sys.stderr)
+    return problem.exit_code
+
+
+def refused(problem: ElbowroomError, words: Sequence[str], arguments: argparse.Namespace | None) -> int:
+    """Say an error of elbowroom's tree, in JSON too where that was asked for; the exit code.
+
+    Args:
+        problem: the error.
+        words: of the command, after its name.
+        arguments: what was read of them; None where they could not be read.
+    """
+    say(problem)
+    ours = isinstance(problem, CaptureError) and problem.ours
+    if ours:
+        print(how_to_report(words), file=sys.stderr)
+    infeasible = problem if isinstance(problem, Infeasible) else None
+    error = ErrorFigures(
+        type=type(problem).__name__,
+        message=printable(str(problem)),
+        of_elbowroom=ours,
+        budget_bytes=infeasible and infeasible.budget_bytes,
+        least_feasible_bytes=infeasible and infeasible.least_feasible_bytes,
+    )
+    write_error(error, problem.exit_code, arguments)
+    return problem.exit_code
+
+
+def write_error(error: ErrorFigures, exit_code: int, arguments: argparse.Namespace | None) -> None:
+    """Write an error in the place of the JSON answer, where one was asked for and can be written."""
+    place = None if arguments is None else output.place_of(arguments)
+    if arguments is None or place is None:
+        return
+    with contextlib.suppress(FormatError):
+        output.write_answer(ErrorAnswer(verb=arguments.verb, exit_code=exit_code, error=error), place)
+
+
+def error_of(kind: str, problem: BaseException, *, of_elbowroom: bool) -> ErrorFigures:
+    """An exception that is none of elbowroom's tree, for JSON.
+
+    Args:
+        kind: what stands for its type.
+        problem: the exception.
+        of_elbowroom: whether elbowroom raised it.
+    """
+    message = printable("".join(traceback.format_exception_only(problem)).strip())
+    return ErrorFigures(
+        type=kind, message=message, of_elbowroom=of_elbowroom, budget_bytes=None, least_feasible_bytes=None
+    )
 
 
 def how_to_report(words: Sequence[str]) -> str:
@@ -27,10 +89,11 @@ def how_to_report(words: Sequence[str]) -> str:
     )
 
 
-def show(problem: BaseException, words: Sequence[str]) -> int:
-    """Show an exception that nobody expected; the exit code."""
+def show(problem: BaseException, words: Sequence[str], arguments: argparse.Namespace | None) -> int:
+    """Show an exception that nobody expected, in JSON too where that was asked for; the exit code."""
     traceback.print_exception(problem)
     print(how_to_report(words), file=sys.stderr)
+    write_error(error_of(UNEXPECTED, problem, of_elbowroom=True), OWN_FAILURE, arguments)
     return OWN_FAILURE
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from elbowroom.capture.script.script_knobs import Knob, Range, find_knob
 from elbowroom.cli import choosing, output, scripts
+from elbowroom.cli.answer_types import LargestAnswer, PlannedValue, ProbedValue
 from elbowroom.cli.progress import progress
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.watch import Watch
@@ -190,7 +191,7 @@ class Trials:
 
 def _show(trials: Trials, found: Largest, *, as_json: bool) -> None:
     if as_json:
-        print(output.as_json(figures(trials, found)))
+        output.write_answer(figures(trials, found), output.STDOUT)
         return
     from elbowroom.report.answer import search_rendered
 
@@ -208,46 +209,46 @@ def _show(trials: Trials, found: Largest, *, as_json: bool) -> None:
     )
 
 
-def figures(trials: Trials, found: Largest) -> dict[str, object]:
+def figures(trials: Trials, found: Largest) -> LargestAnswer:
     """The answer for programs."""
-    return {
-        "script": trials.script.label,
-        "machine": trials.machine.name,
-        "kind": trials.knob.kind,
-        "name": trials.knob.name,
-        "capacity_bytes": found.capacity_bytes,
-        "largest": None if found.fits is None else found.fits._asdict(),
-        "next": None if found.too_large is None else found.too_large._asdict(),
-        "failed": None if found.failed is None else found.failed._asdict(),
-        "changes_anything": not found.has_no_effect,
-        "same_from": found.same_from,
-        "early": found.early,
-        "captures": len(found.probes) + (found.failed is not None),
-        "within": trials.slowdown,
-        "probes": [_probe(trials, value) for value, _ in found.probes],
-    }
+    return LargestAnswer(
+        script=trials.script.label,
+        machine=trials.machine.name,
+        kind=trials.knob.kind,
+        name=trials.knob.name,
+        capacity_bytes=found.capacity_bytes,
+        largest=found.fits,
+        next=found.too_large,
+        failed=found.failed,
+        changes_anything=not found.has_no_effect,
+        same_from=found.same_from,
+        early=found.early,
+        captures=len(found.probes) + (found.failed is not None),
+        within=trials.slowdown,
+        probes=tuple(_probed(trials, value) for value, _ in found.probes),
+    )
 
 
-def _probe(trials: Trials, value: int) -> dict[str, object]:
+def _probed(trials: Trials, value: int) -> ProbedValue:
     answer, planned = trials.tried.answers[value], trials.tried.planned.get(value)
-    return {
-        "value": value,
-        "fits": answer.fits,
-        "sure": answer.sure,
-        "needed_bytes": answer.needed_bytes,
-        "peak_allocated_bytes": answer.peak_allocated_bytes,
-        "peak_reserved_bytes": answer.peak_reserved_bytes,
-        "retries": answer.retries,
-        "planned": None if planned is None else _planned(planned, value),
-    }
+    return ProbedValue(
+        value=value,
+        fits=answer.fits,
+        sure=answer.sure,
+        needed_bytes=answer.needed_bytes,
+        peak_allocated_bytes=answer.peak_allocated_bytes,
+        peak_reserved_bytes=answer.peak_reserved_bytes,
+        retries=answer.retries,
+        planned=None if planned is None else _planned(planned, value),
+    )
 
 
-def _planned(planned: SlowdownNeed, value: int) -> dict[str, object]:
-    return {
-        "fits": planned.fits,
-        "needed_bytes": planned.needed_bytes,
-        "kept_step_ns": planned.kept_step_ns,
-        "step_ns": planned.step_ns,
-        "step_ns_per_value": None if planned.step_ns is None or not value else planned.step_ns / value,
-        "slowdown": planned.slowdown,
-    }
+def _planned(planned: SlowdownNeed, value: int) -> PlannedValue:
+    return PlannedValue(
+        fits=planned.fits,
+        needed_bytes=planned.needed_bytes,
+        kept_step_ns=planned.kept_step_ns,
+        step_ns=planned.step_ns,
+        step_ns_per_value=None if planned.step_ns is None or not value else planned.step_ns / value,
+        slowdown=planned.slowdown,
+    )

@@ -13,9 +13,13 @@ from types import TracebackType
 from typing import Any
 
 from elbowroom.capture.script.script_errors import of_elbowroom
-from elbowroom.cli.failures import how_to_report
+from elbowroom.cli.answer_types import ErrorFigures
+from elbowroom.cli.failures import error_of, how_to_report
 from elbowroom.errors import ElbowroomError, UsageError
 from elbowroom.files.record_files import why_no_file
+
+SCRIPT = "ScriptError"
+"""Type, in JSON, of an error of the script."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,11 @@ class Command:
     target: str
     arguments: tuple[str, ...]
     is_module: bool
+
+    @property
+    def label(self) -> str:
+        """What answers call it."""
+        return f"-m {self.target}" if self.is_module else self.target
 
     @classmethod
     def of(cls, words: Sequence[str], *, is_module: bool) -> Command:
@@ -50,11 +59,17 @@ def _why_no_script(path: Path) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class ScriptEnd:
-    """How a script ended. Written while it runs; the room is there once it was entered."""
+    """How a script ended. Written while it runs; the room is there once it was entered.
+
+    Attributes:
+        room: what it ran in.
+        code: what it left with.
+        error: what ended it; None where it ended by itself. No exception is kept, as its frames hold the training.
+    """
 
     room: Any = None
     code: object = 0
-    failed: bool = False
+    error: ErrorFigures | None = None
 
     def exit_code(self) -> int:
         """What python would exit with; a text that was given to sys.exit goes to standard error as there."""
@@ -79,10 +94,10 @@ def as_python_would(command: Command) -> Iterator[ScriptEnd]:
     except ElbowroomError:
         raise
     except Exception as problem:  # noqa: BLE001  whatever the script raises, python would show and exit with 1
-        outcome.code, outcome.failed = 1, True
+        outcome.code, outcome.error = 1, error_of(SCRIPT, problem, of_elbowroom=of_elbowroom(problem))
         shown = problem.with_traceback(of_the_script(problem.__traceback__))
         sys.excepthook(type(shown), shown, shown.__traceback__)
-        if of_elbowroom(problem):
+        if outcome.error.of_elbowroom:
             print(how_to_report(argv[1:]), file=sys.stderr)
     finally:
         sys.argv, sys.path[0] = argv, first

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from elbowroom.cli import output
+from elbowroom.cli.answer_types import ListedGpu, MachineAnswer, MachineListAnswer
 from elbowroom.errors import UsageError
 from elbowroom.hardware import gpus, nvml, outside_measured
 from elbowroom.hardware.gpu_table import ASSUMED, GIVEN, Figure, Gpu
@@ -48,8 +49,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.out:
         machine.save(arguments.out)
     if arguments.json:
-        figures = {} if gpu is None else {"title": gpu.title, "figures": _figures_of(gpu)}
-        print(output.as_json(_figures(machine, measured=arguments.measure) | figures))
+        output.write_answer(_figures(machine, gpu, measured=arguments.measure), output.STDOUT)
         return 0
     console = output.console()
     console.print(_tiers(machine))
@@ -98,38 +98,29 @@ def _how(arguments: argparse.Namespace, gpu: Gpu | None) -> str:
     return "measured now" if arguments.measure else "assumed; --measure measures them"
 
 
-def _figures(machine: Machine, *, measured: bool) -> dict[str, object]:
-    return {
-        "name": machine.name,
-        "measured": measured,
-        "tiers": [{"name": tier.name, "capacity_bytes": tier.capacity_bytes} for tier in machine.tiers],
-        "links": [
-            {
-                "upper": link.upper,
-                "lower": link.lower,
-                "out_bytes_per_s": link.out_bytes_per_s,
-                "back_bytes_per_s": link.back_bytes_per_s,
-                "latency_ns": link.latency_ns,
-                "shared_by": link.shared_by,
-            }
-            for link in machine.links
-        ],
-        "memory_bytes_per_s": machine.memory_bytes_per_s,
-        "compute_capability": machine.compute_capability,
-        "multiprocessors": machine.multiprocessors,
-        "rates": {rate.dtype: rate.flops_per_s for rate in machine.rates},
-        "outside_bytes": machine.outside_bytes,
-        "outside_range_bytes": list(machine.outside_range_bytes),
-        "allocator": machine.allocator,
-    }
+def _figures(machine: Machine, gpu: Gpu | None, *, measured: bool) -> MachineAnswer:
+    return MachineAnswer(
+        name=machine.name,
+        title=None if gpu is None else gpu.title,
+        measured=measured,
+        tiers=machine.tiers,
+        links=machine.links,
+        memory_bytes_per_s=machine.memory_bytes_per_s,
+        compute_capability=machine.compute_capability,
+        multiprocessors=machine.multiprocessors,
+        rates={rate.dtype: rate.flops_per_s for rate in machine.rates},
+        outside_bytes=machine.outside_bytes,
+        outside_range_bytes=machine.outside_range_bytes,
+        allocator=machine.allocator,
+        figures=None if gpu is None else dict(_each(gpu)),
+    )
 
 
 def _list(*, as_json: bool) -> int:
     database = gpus.database()
     if as_json:
-        rows = [{"name": gpu.name, "title": gpu.title, "figures": _figures_of(gpu)} for gpu in database.gpus.values()]
-        sources = {key: source._asdict() for key, source in database.sources.items()}
-        print(output.as_json({"gpus": rows, "sources": sources}))
+        rows = [ListedGpu(name=gpu.name, title=gpu.title, figures=dict(_each(gpu))) for gpu in database.gpus.values()]
+        output.write_answer(MachineListAnswer(gpus=tuple(rows), sources=dict(database.sources)), output.STDOUT)
         return 0
     from elbowroom.report.screen import Column, FittingTable
 
@@ -162,10 +153,6 @@ def _in_tera(rate: Figure | None) -> str:
 
 def _in_gib(rate: Figure | None) -> str:
     return UNKNOWN if rate is None else in_gib(rate.value, digits=1)
-
-
-def _figures_of(gpu: Gpu) -> dict[str, object]:
-    return {name: UNKNOWN if figure is None else figure._asdict() for name, figure in _each(gpu)}
 
 
 def _each(gpu: Gpu) -> Iterator[tuple[str, Figure | None]]:

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elbowroom.cli import choosing, output, scripts
+from elbowroom.cli import choosing, failures, output, scripts
+from elbowroom.cli.answer_types import FileKind, PlanAnswer, TimelineFigures, WrittenFile
 from elbowroom.cli.progress import progress
+from elbowroom.cli.report_verb import bound_figures, line_figures, shares
 from elbowroom.cli.run_settings import DEFAULTS, settings_of
 from elbowroom.errors import Infeasible, UsageError
 from elbowroom.step.least_size import least_size, said
@@ -73,9 +75,11 @@ def execute(arguments: argparse.Namespace) -> int:
         try:
             subject = _planned(trace, machine, asked, watch)
         except Infeasible as problem:
-            if arguments.json:
-                print(output.as_json(_infeasible(script.label, machine, problem)))
-            raise
+            if not arguments.json:
+                raise
+            answer = _infeasible(script.label, (trace, machine), asked, problem, written)
+            output.write_answer(answer, output.STDOUT)
+            return failures.say(problem)
         curve = _curve(trace, machine, asked, watch) if arguments.pareto and not watch.early else None
     written += _write(subject, curve, arguments)
     _show(script.label, subject, asked.get("min_size"), watch.early, written, as_json=arguments.json)
@@ -151,7 +155,7 @@ def _curve(trace: Trace, machine: Machine, asked: Mapping[str, Any], watch: Watc
     return pareto(trace, machine, (asked["planner"],), watch=watch, **left)
 
 
-def _kept(trace: Trace, arguments: argparse.Namespace) -> list[tuple[str, str]]:
+def _kept(trace: Trace, arguments: argparse.Namespace) -> list[tuple[FileKind, str]]:
     """Keep the trace where that was asked for; says what was written."""
     if not arguments.trace:
         return []
@@ -159,11 +163,11 @@ def _kept(trace: Trace, arguments: argparse.Namespace) -> list[tuple[str, str]]:
     return [("trace", arguments.trace)]
 
 
-def _write(subject: Subject, curve: Pareto | None, arguments: argparse.Namespace) -> list[tuple[str, str]]:
+def _write(subject: Subject, curve: Pareto | None, arguments: argparse.Namespace) -> list[tuple[FileKind, str]]:
     """Write the files that were asked for; what each is, and its name."""
     from elbowroom.report import report
 
-    written: list[tuple[str, str]] = []
+    written: list[tuple[FileKind, str]] = []
     records = [r for r in (subject.trace, subject.machine, subject.plan, subject.simulated) if r is not None]
     if arguments.out and subject.plan is not None:
         subject.plan.save(arguments.out)
@@ -187,7 +191,7 @@ def _show(
     subject: Subject,
     given_bytes: int | None,
     early: str,
-    written: Sequence[tuple[str, str]],
+    written: Sequence[tuple[FileKind, str]],
     *,
     as_json: bool,
 ) -> None:
@@ -195,10 +199,7 @@ def _show(
     assert subject.plan is not None
     follows = least_size(subject.plan.budget_bytes)
     if as_json:
-        found = {"script": script, "feasible": True, **figures(subject)}
-        found["min_size_bytes"] = given_bytes or follows
-        found |= {"early": early, "files": [{"what": what, "file": name} for what, name in written]}
-        print(output.as_json(found))
+        output.write_answer(figures(script, subject, given_bytes or follows, early, written), output.STDOUT)
         return
     from elbowroom.report.terminal import plan_rendered
 
@@ -206,19 +207,73 @@ def _show(
     output.console().print(plan_rendered(script, subject, early=early, may_move=may_move, written=written))
 
 
-def _infeasible(script: str, machine: Machine, problem: Infeasible) -> dict[str, object]:
-    return {
-        "script": script,
-        "feasible": False,
-        "machine": machine.name,
-        "budget_bytes": problem.budget_bytes,
-        "least_feasible_bytes": problem.least_feasible_bytes,
-        "message": str(problem),
-    }
-
-
-def figures(subject: Subject) -> dict[str, object]:
+def figures(
+    script: str, subject: Subject, min_size_bytes: int, early: str, written: Sequence[tuple[FileKind, str]]
+) -> PlanAnswer:
     """The answer for programs: what `elbowroom report --json` says, and what the plan does."""
-    from elbowroom.cli.report_verb import figures as of_report
+    plan, trace, machine = subject.plan, subject.trace, subject.machine
+    assert plan is not None
+    assert trace is not None
+    assert machine is not None
+    return PlanAnswer(
+        script=script,
+        feasible=True,
+        machine=machine.name,
+        trace_id=trace.id,
+        budget_bytes=plan.budget_bytes,
+        least_feasible_bytes=None,
+        message=None,
+        planner=plan.planner,
+        min_size_bytes=min_size_bytes,
+        swaps=len(plan.swaps),
+        recomputes=len(plan.recomputes),
+        algorithms=len(plan.algorithms),
+        decided=shares(subject),
+        bound=bound_figures(plan.bound),
+        everything_kept=_kept_figures(subject),
+        simulated=line_figures(subject.simulated) if subject.simulated else None,
+        early=early,
+        files=_files(written),
+    )
 
-    return of_report(subject)
+
+def _infeasible(
+    script: str,
+    given: tuple[Trace, Machine],
+    asked: Mapping[str, Any],
+    problem: Infeasible,
+    written: Sequence[tuple[FileKind, str]],
+) -> PlanAnswer:
+    """The answer where no plan meets the budget."""
+    from elbowroom.report import subject_of
+
+    trace, machine = given
+    return PlanAnswer(
+        script=script,
+        feasible=False,
+        machine=machine.name,
+        trace_id=trace.id,
+        budget_bytes=problem.budget_bytes,
+        least_feasible_bytes=problem.least_feasible_bytes,
+        message=str(problem),
+        planner=asked["planner"],
+        min_size_bytes=asked.get("min_size") or least_size(problem.budget_bytes),
+        swaps=None,
+        recomputes=None,
+        algorithms=None,
+        decided=None,
+        bound=None,
+        everything_kept=_kept_figures(subject_of(trace, machine)),
+        simulated=None,
+        early="",
+        files=_files(written),
+    )
+
+
+def _kept_figures(subject: Subject) -> TimelineFigures:
+    assert subject.kept is not None, "there are a trace and a machine"
+    return line_figures(subject.kept)
+
+
+def _files(written: Sequence[tuple[FileKind, str]]) -> tuple[WrittenFile, ...]:
+    return tuple(WrittenFile(what=what, file=name) for what, name in written)

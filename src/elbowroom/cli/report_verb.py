@@ -7,13 +7,13 @@ from typing import Any
 
 from elbowroom.answers.pareto import Pareto
 from elbowroom.cli import output
+from elbowroom.cli.answer_types import BoundFigures, ReportAnswer, TimelineFigures
 from elbowroom.errors import UsageError
-from elbowroom.files.codec import encode_object
 from elbowroom.files.record_files import load
 from elbowroom.machine import Machine
 from elbowroom.plan import Bound, Plan
 from elbowroom.report import ENDINGS, Subject, subject_of, write
-from elbowroom.step.plan_summary import decided
+from elbowroom.step.plan_summary import StorageShare, decided
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 
@@ -35,7 +35,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.out:
         write(subject, arguments.out)
     if arguments.json:
-        print(output.as_json(figures(subject)))
+        output.write_answer(figures(subject), output.STDOUT)
     elif not arguments.out:
         from elbowroom.report.terminal import rendered
 
@@ -43,51 +43,54 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def figures(subject: Subject) -> dict[str, object]:
+def figures(subject: Subject) -> ReportAnswer:
     """The figures of a report for programs, bytes and nanoseconds."""
     plan = subject.plan
-    return {
-        "trace_id": subject.trace.id if subject.trace else None,
-        "budget_bytes": plan.budget_bytes if plan else None,
-        "planner": plan.planner if plan else None,
-        "swaps": len(plan.swaps) if plan else None,
-        "recomputes": len(plan.recomputes) if plan else None,
-        "algorithms": len(plan.algorithms) if plan else None,
-        "decided": _decided(subject),
-        "bound": _bound(plan.bound) if plan and plan.bound else None,
-        "everything_kept": _timeline(subject.kept),
-        "simulated": _timeline(subject.simulated),
-        "measured": _timeline(subject.measured),
-        "pareto": encode_object(subject.pareto) if subject.pareto else None,
-    }
+    return ReportAnswer(
+        trace_id=subject.trace.id if subject.trace else None,
+        budget_bytes=plan.budget_bytes if plan else None,
+        planner=plan.planner if plan else None,
+        swaps=len(plan.swaps) if plan else None,
+        recomputes=len(plan.recomputes) if plan else None,
+        algorithms=len(plan.algorithms) if plan else None,
+        decided=shares(subject),
+        bound=bound_figures(plan.bound if plan else None),
+        everything_kept=line_figures(subject.kept) if subject.kept else None,
+        simulated=line_figures(subject.simulated) if subject.simulated else None,
+        measured=line_figures(subject.measured) if subject.measured else None,
+        pareto=subject.pareto,
+    )
 
 
-def _decided(subject: Subject) -> list[dict[str, object]] | None:
+def shares(subject: Subject) -> tuple[StorageShare, ...] | None:
+    """What the plan does with storages; None without plan and trace."""
     if subject.plan is None or subject.trace is None:
         return None
-    return [share._asdict() for share in decided(subject.trace, subject.plan).shares]
+    return decided(subject.trace, subject.plan).shares
 
 
-def _bound(proven: Bound) -> dict[str, object]:
-    return {
-        "machine": proven.machine,
-        "step_ns": proven.step_ns,
-        "lower_bound_ns": proven.lower_bound_ns,
-        "gap": proven.gap if proven.lower_bound_ns else None,
-    }
-
-
-def _timeline(line: Timeline | None) -> dict[str, object] | None:
-    if line is None:
+def bound_figures(proven: Bound | None) -> BoundFigures | None:
+    """A bound for programs; None where nothing was proven."""
+    if proven is None:
         return None
-    return {
-        "peak_allocated_bytes": line.peak_allocated_bytes,
-        "peak_reserved_bytes": line.peak_reserved_bytes,
-        "peak_device_bytes": line.peak_device_bytes,
-        "step_ns": line.step_ns,
-        "stall_ns": line.stall_ns,
-        "utilisation": line.utilisation,
-        "swapped_out_bytes": line.swapped_out_bytes,
-        "swapped_back_bytes": line.swapped_back_bytes,
-        "at_peak": dict(line.at_peak),
-    }
+    return BoundFigures(
+        machine=proven.machine,
+        step_ns=proven.step_ns,
+        lower_bound_ns=proven.lower_bound_ns,
+        gap=proven.gap if proven.lower_bound_ns else None,
+    )
+
+
+def line_figures(line: Timeline) -> TimelineFigures:
+    """A timeline for programs."""
+    return TimelineFigures(
+        peak_allocated_bytes=line.peak_allocated_bytes,
+        peak_reserved_bytes=line.peak_reserved_bytes,
+        peak_device_bytes=line.peak_device_bytes,
+        step_ns=line.step_ns,
+        stall_ns=line.stall_ns,
+        utilisation=line.utilisation,
+        swapped_out_bytes=line.swapped_out_bytes,
+        swapped_back_bytes=line.swapped_back_bytes,
+        at_peak=dict(line.at_peak),
+    )

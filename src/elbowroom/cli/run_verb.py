@@ -6,11 +6,11 @@ import argparse
 import os
 import sys
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elbowroom.cli import choosing, launch, output, started
+from elbowroom.cli import choosing, failures, launch, output, started
+from elbowroom.cli.answer_types import RunAnswer
 from elbowroom.cli.run_settings import DEFAULTS, RunSettings, settings_of
 from elbowroom.errors import UsageError
 from elbowroom.plan import Plan
@@ -52,7 +52,12 @@ def add(verbs: Any) -> None:
         help="look at the script on a virtual GPU before it starts, as estimate does, and say where its budget is too "
         "small; without, that is done while it starts; --no-check: not at all (CUDA)",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures of all steps to a file, - is standard output")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help="write the figures of all steps to a file; -: to standard output, and what the script prints to standard "
+        "error",
+    )
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is a module, as in python -m")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script.py [ARGS]", help="what to run")
     parser.set_defaults(execute=execute)
@@ -60,6 +65,8 @@ def add(verbs: Any) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the script; its own exit and errors go on to whoever started us."""
+    if arguments.json == output.STDOUT:
+        arguments.json = output.keep_stdout()
     settings = settings_of({name: getattr(arguments, name) for name in DEFAULTS})
     started.refuse(arguments.command, _options_of(arguments), is_module=arguments.is_module)
     command = launch.Command.of(arguments.command, is_module=arguments.is_module)
@@ -72,12 +79,17 @@ def execute(arguments: argparse.Namespace) -> int:
         _check(inside, command, arguments.check)
         launch.execute(command, outcome)
     children.close()
-    if outcome.room is not None and not outcome.failed:
-        _conclude(outcome.room, arguments)
     code = outcome.exit_code()
-    if outcome.room is None or outcome.failed or code:
+    if outcome.error is not None:
+        failures.write_error(outcome.error, code, arguments)
+    if outcome.room is None or outcome.error is not None:
         return code
-    return HELD_MORE if _run_of(outcome.room).over_bytes or _trained_outside(outcome.room, children, command) else 0
+    sys.stdout.flush()
+    print(outcome.room.summary(), file=sys.stderr)
+    if code == 0 and (_run_of(outcome.room).over_bytes or _trained_outside(outcome.room, children, command)):
+        code = HELD_MORE
+    _write(outcome.room, command, code, arguments)
+    return code
 
 
 def _room(arguments: argparse.Namespace, settings: RunSettings) -> AbstractContextManager[Room]:
@@ -160,35 +172,36 @@ def _trained_outside(room: Room, children: started.Children, command: launch.Com
     return bool(found)
 
 
-def _conclude(room: Room, arguments: argparse.Namespace) -> None:
-    """Say what happened, after the script's own output."""
-    sys.stdout.flush()
-    print(room.summary(), file=sys.stderr)
-    if arguments.json:
-        output.write_json(figures(room), arguments.json)
+def _write(room: Room, command: launch.Command, code: int, arguments: argparse.Namespace) -> None:
+    """Write what was asked for, the figures last."""
     records = [room.trace, room.machine, room.plan, room.simulated, room.measured]
     if arguments.report and any(record is not None for record in records):
         from elbowroom.report import report
 
         report(*(record for record in records if record is not None), out=Path(arguments.report))
+    if (place := output.place_of(arguments)) is not None:
+        output.write_answer(figures(room, command.label, code), place)
 
 
-def figures(room: Room) -> dict[str, object]:
+def figures(room: Room, script: str, code: int) -> RunAnswer:
     """The figures of a run for programs, bytes and nanoseconds."""
     run = _run_of(room)
-    return {
-        "budget_bytes": run.budget_bytes,
-        "min_size_bytes": run.min_size_bytes,
-        "keep_all_bytes": run.kinds.keep_all_bytes,
-        "planned_peak_bytes": run.planned_peak_bytes,
-        "measured_peak_bytes": run.held_bytes,
-        "over_budget_bytes": run.over_bytes,
-        "swaps": len(room.plan.swaps) if room.plan else 0,
-        "simulated_peak_allocated_bytes": room.simulated.peak_allocated_bytes if room.simulated else None,
-        "measured_peak_allocated_bytes": run.kinds.measured_peak_bytes or run.held_bytes,
-        "kinds": run.kinds.rows(),
-        "steps": [asdict(step) for step in room.steps],
-    }
+    return RunAnswer(
+        script=script,
+        exit_code=code,
+        budget_bytes=run.budget_bytes,
+        min_size_bytes=run.min_size_bytes,
+        keep_all_bytes=run.kinds.keep_all_bytes,
+        planned_peak_bytes=run.planned_peak_bytes,
+        measured_peak_bytes=run.held_bytes,
+        over_budget_bytes=run.over_bytes,
+        swaps=len(room.plan.swaps) if room.plan else 0,
+        recomputes=len(room.plan.recomputes) if room.plan else 0,
+        simulated_peak_allocated_bytes=room.simulated.peak_allocated_bytes if room.simulated else None,
+        measured_peak_allocated_bytes=run.kinds.measured_peak_bytes or run.held_bytes,
+        kinds=tuple(run.kinds),
+        steps=tuple(room.steps),
+    )
 
 
 def _run_of(room: Room) -> TrainingRun:

@@ -179,6 +179,12 @@ def need_bytes(plain: LimitedTrial) -> int:
     return plain.figure("peak_rss_bytes", "trained") - plain.figure("rss_bytes", "bare")
 
 
+def peak_rss_bytes(trial: LimitedTrial) -> int:
+    """Of the training alone where it came to its end; the step that is measured after it takes more."""
+    trained = trial.figure("peak_rss_bytes", "trained")
+    return trial.peak_rss_bytes if trained is None else trained
+
+
 def check_packages() -> None:
     """Raise unless what the demo needs beside elbowroom is there."""
     missing = [name for name in ("monai", "nibabel", "torch") if importlib.util.find_spec(name) is None]

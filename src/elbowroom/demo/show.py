@@ -1,4 +1,4 @@
-"""How the demo shows itself: a progress bar per trial, then one table; or one JSON object."""
+"""How the demo shows itself: a progress bar per trial, then one table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 
 from elbowroom.demo.limited_run import LimitedTrial, Watcher
-from elbowroom.demo.main import OBSERVED_STEPS, DemoOutcome, need_bytes
+from elbowroom.demo.main import OBSERVED_STEPS, DemoOutcome, need_bytes, peak_rss_bytes
 from elbowroom.units import format_bytes, format_ns
 
 TITLES = {
@@ -78,38 +78,6 @@ class Screen:
             self._console.print(f"{TITLES[name]}: {state}")
 
 
-def as_object(outcome: DemoOutcome) -> dict[str, object]:
-    """The answer for programs, bytes and nanoseconds; what a trial did not get to is null."""
-    moved = ("swapped_out_bytes", "swapped_back_bytes", "stall_ns", "simulated_peak_allocated_bytes")
-    return {
-        "limit_bytes": outcome.limit_bytes,
-        "limit_kind": outcome.limit_kind,
-        "bare_bytes": outcome.bare_bytes,
-        "budget_bytes": outcome.budget_bytes,
-        "bit_equal": outcome.bit_equal,
-        "step_ratio": outcome.step_ratio,
-        "plain": _object(outcome.plain),
-        "limited": _object(outcome.limited),
-        "within": _object(outcome.within) | {name: outcome.within.figure(name, "measured") for name in moved},
-    }
-
-
-def _object(trial: LimitedTrial) -> dict[str, object]:
-    return {
-        "failed": trial.failed,
-        "peak_allocated_bytes": trial.figure("peak_allocated_bytes", "measured"),
-        "peak_rss_bytes": _peak_rss_bytes(trial),
-        "step_ns": trial.step_ns(OBSERVED_STEPS),
-        "losses": trial.losses,
-    }
-
-
-def _peak_rss_bytes(trial: LimitedTrial) -> int:
-    """Of the training alone where it came to its end; the step that is measured after it takes more."""
-    trained = trial.figure("peak_rss_bytes", "trained")
-    return trial.peak_rss_bytes if trained is None else trained
-
-
 def as_table(outcome: DemoOutcome) -> RenderableType:
     """The answer for people."""
     from elbowroom.report.screen import plain_table
@@ -134,8 +102,8 @@ def _rows(outcome: DemoOutcome, trials: tuple[LimitedTrial, ...]) -> Iterator[tu
     bare = outcome.plain.figure("rss_bytes", "bare")
     yield "peak allocated", [_bytes(trial.figure("peak_allocated_bytes", "measured")) for trial in trials]
     yield "  simulated", [ABSENT, ABSENT, _bytes(outcome.within.figure("simulated_peak_allocated_bytes", "measured"))]
-    yield "peak RSS", [_bytes(_peak_rss_bytes(trial)) for trial in trials]
-    yield "  above the bare process", [_bytes(_peak_rss_bytes(trial) - bare) for trial in trials]
+    yield "peak RSS", [_bytes(peak_rss_bytes(trial)) for trial in trials]
+    yield "  above the bare process", [_bytes(peak_rss_bytes(trial) - bare) for trial in trials]
     yield "step time", [_time(trial.step_ns(OBSERVED_STEPS)) for trial in trials]
     ratio = outcome.step_ratio
     yield "  ratio to plain", ["1.00", ABSENT, ABSENT if ratio is None else f"{ratio:.2f}"]

@@ -50,7 +50,8 @@ class Figure(NamedTuple):
 
     Attributes:
         value: in the unit that its field's name says.
-        source: key of the table's sources, `GIVEN` or `ASSUMED`.
+        source: key of the table's sources; "given" for a user's own table that names none, "assumed" for no figure
+            of this GPU.
     """
 
     value: int

@@ -40,7 +40,12 @@ _LANES = 16
 
 
 class FigureSource(NamedTuple):
-    """Where figures come from; the URL is "" where there is only a title."""
+    """Where figures come from.
+
+    Attributes:
+        title: of the page or paper.
+        url: its address; "" where there is only a title.
+    """
 
     title: str
     url: str

@@ -42,9 +42,11 @@ class StepFigures:
         mode: "observe" (everything swapped), "plan", or "keep" (it fits: nothing is moved).
         step_ns: from its first module call or large save to the end of its last optimizer step.
         stall_ns: time it waited for transfers.
-        swapped_out_bytes, swapped_back_bytes: what left the device and came back.
+        swapped_out_bytes: what left the device.
+        swapped_back_bytes: what came back.
         mismatches: saved storages that were not what the plan expected.
-        recomputed_bytes, recompute_ns: what recipes rebuilt, and how long that took.
+        recomputed_bytes: what recipes rebuilt.
+        recompute_ns: time that took.
         checked: whether all that autograd saved was compared with what the plan expects; see unhooked.py.
     """
 

@@ -8,7 +8,7 @@ what it reserved at most, whatever ran.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import final
 
 from elbowroom.run.step_kinds import Signature, StepKind
@@ -85,10 +85,6 @@ class Kinds:
     def measured_peak_bytes(self) -> int:
         """What steps of all kinds held at most; 0 where none was recorded."""
         return max((kind.measured_peak_allocated_bytes for kind in self), default=0)
-
-    def rows(self) -> list[dict[str, object]]:
-        """For programs."""
-        return [asdict(kind) for kind in self]
 
     def told(self) -> Iterator[str]:
         """Lines for people, where there are several kinds."""
