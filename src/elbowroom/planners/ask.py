@@ -10,7 +10,7 @@ from elbowroom.errors import Infeasible, TimeOver
 from elbowroom.plan import Plan
 from elbowroom.planners.budget.confirm_reserved import confirmed, limit_of_plan
 from elbowroom.planners.budget.infeasible import followed, in_reserved_bytes
-from elbowroom.planners.budget.least import Weighed
+from elbowroom.planners.budget.least import Weighed, first_met
 from elbowroom.planners.knobs import apply
 from elbowroom.planners.problem import Planner, Problem
 from elbowroom.simulate.simulate import simulate
@@ -111,15 +111,14 @@ class Asking:
 
     def _met(self, found: Infeasible) -> Infeasible:
         """An error whose least feasible budget is met with the least size that follows that budget."""
-        least_bytes, kept_bytes = found.least_feasible_bytes, self.kept().plan.budget_bytes
-        while least_bytes < kept_bytes:
-            try:
-                self._named = self._plan(least_bytes)
-                break
-            except Infeasible as problem:
-                least_bytes = min(max(problem.least_feasible_bytes, least_bytes + 1), kept_bytes)
-            except TimeOver:
-                return found
+
+        def named(budget_bytes: int) -> None:
+            self._named = self._plan(budget_bytes)
+
+        try:
+            least_bytes = first_met(found.least_feasible_bytes, named, self.kept().plan.budget_bytes)
+        except TimeOver:
+            return found
         return found if least_bytes == found.least_feasible_bytes else followed(found, least_bytes)
 
     def _in_reserved_bytes(self, problem: Problem, found: Infeasible) -> Infeasible:

@@ -168,3 +168,24 @@ def _between(low: Weighed, high: Weighed, limit_ns: int, unit: int, *, in_the_mi
         share = min(Fraction(low.step_ns - limit_ns, low.step_ns - high.step_ns), Fraction(1))
     at = below + int((above - below) * share)
     return min(max(at, below + (unit + 1) // 2), above - (unit + 1) // 2)
+
+
+def first_met(least_bytes: int, plan_for: Callable[[int], object], most_bytes: int) -> int:
+    """The first budget from `least_bytes` on that can be planned for; each refusal names the next one to try.
+
+    What may move can depend on the budget, so that a budget that one refusal names may be refused itself.
+
+    Args:
+        least_bytes: where to begin.
+        plan_for: plans for a budget; raises Infeasible.
+        most_bytes: this budget is taken to be met.
+    """
+    budget_bytes = least_bytes
+    while budget_bytes < most_bytes:
+        try:
+            plan_for(budget_bytes)
+        except Infeasible as problem:
+            budget_bytes = max(problem.least_feasible_bytes, budget_bytes + 1)
+        else:
+            return budget_bytes
+    return max(least_bytes, most_bytes)

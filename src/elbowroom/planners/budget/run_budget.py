@@ -21,6 +21,7 @@ from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.planners import Asking, Judge, Means, any_recompute, asking
 from elbowroom.planners.budget.infeasible import followed, with_reserved
+from elbowroom.planners.budget.least import first_met
 from elbowroom.planners.budget.remedies import Refused, with_remedies
 from elbowroom.planners.budget.reserved_search import Descending, Look, lowest, search
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
@@ -216,12 +217,9 @@ def _refused(request: CourseRequest, why: str, least_bytes: int) -> Infeasible:
 
 
 def _met(request: CourseRequest, least_bytes: int) -> int:
-    """This budget if a run would meet it, else a greater one that it would: other plans are made for other budgets."""
-    try:
-        _course_within(request.following(least_bytes))
-    except Infeasible as problem:
-        return problem.least_feasible_bytes
-    return least_bytes
+    """The first budget from this on that a run meets: what may move follows the budget."""
+    most_bytes = keeping_bytes(request.trace, request.machine)
+    return first_met(least_bytes, lambda budget_bytes: _course_within(request.following(budget_bytes)), most_bytes)
 
 
 def _searched(request: CourseRequest, tried: _Tried) -> Course | None:
