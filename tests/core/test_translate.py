@@ -129,11 +129,11 @@ def test_another_training_is_refused_with_what_differs() -> None:
 def test_what_names_ops_or_another_trace_is_refused() -> None:
     source, run = virtual(), recorded()
     other = replace(plan_of(source), trace_id="another")
-    with pytest.raises(InvalidPlan, match=f"it is for trace another, and the trace beside it is {source.id}; give"):
+    with pytest.raises(InvalidPlan, match=f"it is for trace another, and the trace given with it is {source.id}"):
         translated(other, source, run)
     named = replace(plan_of(source), algorithms=(Algorithm(op=7, choice="native"),))
     with pytest.raises(InvalidPlan, match=r"its 1 algorithms name ops of its trace"):
         translated(named, source, run)
     small = plan_of(source, Swap(storage=0, tier="disk", out_after_op=0, back_before_op=3))
-    with pytest.raises(InvalidPlan, match="it swaps storage 0 of its trace, which is none of the saved"):
+    with pytest.raises(InvalidPlan, match="it swaps storage 0 of its trace, which is not a saved storage"):
         translated(small, source, run)

@@ -1,8 +1,8 @@
 """PyTorch's caching allocator as a pure function: replay the events of a training, get the bytes held after each.
 
-No torch, no GPU. settings.py has what may be set, device_allocator.py how a request is served, release.py what is
-given back under pressure, expandable.py the segments that grow, replay.py the loop over events, within.py that loop
-within one capacity after another, and statistics.py the figures.
+It needs no torch and no GPU. settings.py has the settings. device_allocator.py serves requests, release.py gives memory
+back under pressure, and expandable.py has the segments that grow. replay.py is the loop over events, within.py that
+loop within one capacity after another. statistics.py has the figures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the allocator keeps books on: blocks, the shelves they lie on while free, and the device's memory below.
+"""Blocks of the allocator, the shelves on which they lie while free, and the device's memory below.
 
 A *segment* is what one request to the driver gave; its *blocks* tile it and are linked to their neighbours. A *shelf*
 holds the free blocks of one pool (small or large) and one stream: a block is only reused on the stream it was
@@ -13,11 +13,11 @@ MIN_BLOCK_BYTES = 512
 SMALL_BYTES = 2**20
 """Largest block of the small pool."""
 SEGMENT_BYTES = 2 * 2**20
-"""A segment of the small pool. What the driver hands out, and large segments, are whole multiples of this."""
+"""Size of a segment of the small pool. The driver hands out whole multiples of it; large segments are such too."""
 LARGE_ALONE_BYTES = 10 * 2**20
-"""From this size on a request gets a segment of its own."""
+"""Least size of a request that gets a segment of its own."""
 PRIVATE = 2**32
-"""Streams from this number on stand for pools of their own: what is free there stays when the cache is emptied."""
+"""Streams from this number on stand for private pools: their free blocks stay when the cache is emptied."""
 SHIFT = 64
 """A free block's `order` is its size above this bit and its address below: sorting sorts by size, then address."""
 
@@ -28,12 +28,12 @@ class Block:
     Attributes:
         prev: the block before it in its segment, None for the first.
         next: the block after it, None for the last.
-        free: on its shelf.
-        mapped: has memory behind it; only a block of an expandable segment may have none.
+        free: whether it is on its shelf.
+        mapped: whether it has memory behind it; only a block of an expandable segment may have none.
         order: its place on the shelf while it is free.
-        requested: bytes that were asked for, while in use.
-        streams: other streams it was used on since it was allocated; None for none.
-        shelved_at: searches of the large pool counted when it was put on the shelf.
+        requested: requested bytes, while in use.
+        streams: other streams on which it was used since it was allocated; None for none.
+        shelved_at: number of searches of the large pool when it was put on the shelf.
     """
 
     __slots__ = (
@@ -64,7 +64,7 @@ class Block:
         self.shelved_at = 0
 
     def copied(self, shelf: Shelf) -> Block:
-        """The same on another shelf; its neighbours are to be set."""
+        """Return a copy on another shelf; the caller sets its neighbours."""
         new = Block(self.address, self.size, shelf, None, None)
         new.free, new.mapped, new.order = self.free, self.mapped, self.order
         new.requested, new.shelved_at = self.requested, self.shelved_at
@@ -72,7 +72,7 @@ class Block:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it makes up its segment."""
+        """Whether the block is the whole of its segment."""
         return self.prev is None and self.next is None
 
 
@@ -80,9 +80,9 @@ class Shelf:
     """The free blocks of one pool and stream.
 
     Attributes:
-        large: of the large pool.
-        split_bytes: a block is split when at least so much of it would be left.
-        orders: of its blocks, ascending.
+        large: whether it belongs to the large pool.
+        split_bytes: least remainder for which a block is split.
+        orders: the orders of its blocks, ascending.
         blocks: each by its order.
         unmapped: blocks without memory behind them, by address (expandable segments).
         bases: addresses at which its expandable segments begin, ascending.
@@ -101,7 +101,7 @@ class Shelf:
         self.bases: list[int] = []
 
     def emptied(self) -> Shelf:
-        """Another of the same kind, with the same orders and bases; its blocks are to be set."""
+        """Return a shelf of the same kind, with the same orders and bases; the caller sets its blocks."""
         new = Shelf(self.stream, self.large, self.split_bytes, self.page_bytes)
         new.orders, new.bases = self.orders.copy(), self.bases.copy()
         return new
@@ -129,7 +129,7 @@ class Shelf:
         del self.unmapped[bisect_left(self.unmapped, block.address, key=_address)]
 
     def base_of(self, block: Block) -> int:
-        """Where the expandable segment of a block begins."""
+        """Return the address at which the expandable segment of a block begins."""
         return self.bases[bisect_right(self.bases, block.address) - 1]
 
 
@@ -138,7 +138,7 @@ def _address(block: Block) -> int:
 
 
 def join(block: Block, near: Block) -> None:
-    """Let a block take over a neighbour of its segment, which ceases to be."""
+    """Merge a neighbour of the same segment into a block."""
     if block.prev is near:
         block.address = near.address
         block.prev = near.prev
@@ -155,8 +155,8 @@ class DeviceMemory:
     """The driver's side: bytes handed out, and where. The lowest free address that fits is taken.
 
     Attributes:
-        capacity_bytes: most that can be handed out; None for no limit.
-        used_bytes: handed out, in whole multiples of `SEGMENT_BYTES`.
+        capacity_bytes: the most that can be handed out; None for no limit.
+        used_bytes: bytes handed out, in whole multiples of `SEGMENT_BYTES`.
     """
 
     def __init__(self, capacity_bytes: int | None) -> None:
@@ -166,13 +166,13 @@ class DeviceMemory:
         self._ends = {0: 2**SHIFT}
 
     def copied(self, capacity_bytes: int | None) -> DeviceMemory:
-        """The same with another capacity."""
+        """Return a copy with another capacity."""
         new = DeviceMemory(capacity_bytes)
         new.used_bytes, new._starts, new._ends = self.used_bytes, self._starts.copy(), self._ends.copy()
         return new
 
     def take(self, size: int) -> int | None:
-        """Memory for one segment: its address, or None where it does not fit any more."""
+        """Take memory for one segment; return its address, or None if it does not fit."""
         size += -size % SEGMENT_BYTES
         return self.take_address(size) if self.take_bytes(size) else None
 
@@ -183,14 +183,14 @@ class DeviceMemory:
         self.give_address(address, size)
 
     def take_bytes(self, size: int) -> bool:
-        """Memory for pages whose address is known."""
+        """Take memory for pages whose address is known; return whether it fits."""
         if self.capacity_bytes is not None and self.used_bytes + size > self.capacity_bytes:
             return False
         self.used_bytes += size
         return True
 
     def take_address(self, size: int) -> int:
-        """The lowest range of free addresses that is long enough."""
+        """Take the lowest range of free addresses that is long enough."""
         size += -size % SEGMENT_BYTES
         starts, ends = self._starts, self._ends
         index = next(i for i, start in enumerate(starts) if ends[start] - start >= size)

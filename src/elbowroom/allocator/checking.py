@@ -1,4 +1,4 @@
-"""What an event may say, and the errors where it says something else."""
+"""Checks of the allocator's events, and the errors for events that are not allowed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def refuse(index: int, given: str, allowed: str, do: str) -> NoReturn:
 
 
 def check_form(event: object, index: int) -> None:
-    """The name of the event, how long it is, and that its key can be one."""
+    """Check the name and the length of an event, and that its key can be hashed."""
     given = event
     parts = () if not isinstance(event, tuple | list) else cast("Sequence[object]", event)
     if not parts or len(parts) not in LENGTHS.get(str(parts[0]), ()):
@@ -32,7 +32,7 @@ def check_form(event: object, index: int) -> None:
 
 
 def check_alloc(key: Hashable, size: object, live: Mapping[Hashable, object], index: int) -> None:
-    """The size of an allocation, and that its key is not in use."""
+    """Check the size of an allocation, and that its key is not in use."""
     if type(size) is not int or not 0 <= size <= MAX_INT:
         refuse(index, f"{shown(size)} bytes", "an int from 0 to 2**63 - 1", "write the bytes requested")
     if live.get(key) is not None:
@@ -41,13 +41,13 @@ def check_alloc(key: Hashable, size: object, live: Mapping[Hashable, object], in
 
 
 def check_known(what: str, key: Hashable, live: Mapping[Hashable, object], index: int) -> None:
-    """That a key was allocated."""
+    """Check that a key was allocated."""
     if key not in live:
         allowed = "a key that was allocated and not freed since"
         refuse(index, f"{what} of {shown(key)}", allowed, "put its alloc before it")
 
 
 def check_stream(stream: object, index: int) -> None:
-    """The number of a stream."""
+    """Check the number of a stream."""
     if type(stream) is not int or stream < 0:
         refuse(index, f"stream {shown(stream)}", "an int from 0", "number the streams; 0 is the default one")

@@ -1,15 +1,16 @@
 """The device's caching allocator: how one request is served.
 
-Reference: c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.11, whose results it gives on every event (tests/fakecuda and
-tests/data/allocator). A request is rounded up and takes the smallest free block of its pool and stream that holds it
-(best fit, ties to the lowest address); what is left over goes back to the shelf. If there is none, the driver is asked
-for a segment, and if that has no room, free blocks are given back to it, in the order of release.py.
+Reference: c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.11. The results are equal on every event (tests/fakecuda and
+tests/data/allocator). A request is rounded up and takes the smallest free block of its pool and stream that holds it.
+This is best fit; among equal blocks the lowest address wins. The rest of the block goes back to the shelf. If no block
+fits, the driver is asked for a segment. If the driver has no room, free blocks are given back to it, in the order of
+release.py.
 
-A pool of a CUDA graph is a stream of its own number (PRIVATE), and is kept to the end.
+A pool of a CUDA graph is a stream with its own number (PRIVATE), and is kept to the end.
 
-Ignored: memory shared between processes, other users of the device (take their bytes off the
-capacity). Where the driver places segments decides ties between equal free blocks; here it is the lowest address.
-Versions: what PyTorch 2.11 does. The constructor of later ones sets the memory fraction to 1; whether garbage is then
+Ignored: memory shared between processes; other users of the device (subtract their bytes from the capacity). Ties
+between equal free blocks depend on where the driver places segments; here it is the lowest address.
+Versions: PyTorch 2.11. The constructor of later versions sets the memory fraction to 1. Whether garbage is then
 collected without a fraction below 1 was not checked.
 Cost: an event takes O(log n) comparisons in n free blocks of a shelf.
 """
@@ -45,14 +46,14 @@ class DeviceAllocator:
     """The state of the allocator of one device.
 
     Attributes:
-        live: the block of each key; None where the request was of 0 bytes or ran out of memory.
+        live: the block of each key; None if the request was of 0 bytes or ran out of memory.
         shelves: (small, large) pool; each by stream.
         memory: the driver's side.
         reserved_bytes: bytes of all segments, or of all mapped pages.
-        allowed_bytes: most that may be reserved; a fraction of 1 sets no limit but the driver's.
-        collects: old free blocks are given back.
-        searches: of the large pool, counted where `collects`.
-        log: what happened.
+        allowed_bytes: the most that may be reserved; a fraction of 1 sets no limit but the driver's.
+        collects: whether old free blocks are given back.
+        searches: number of searches of the large pool, counted if `collects`.
+        log: the figures of each event.
     """
 
     def __init__(self, settings: AllocatorSettings, capacity_bytes: int | None, wait_for_synchronize: bool) -> None:
@@ -160,12 +161,12 @@ class DeviceAllocator:
         self.skip()
 
     def synchronize(self) -> None:
-        """All work issued so far is done."""
+        """Note that all work issued so far is done."""
         self._done = len(self._held)
         self.skip()
 
     def empty_cache(self) -> None:
-        """Give back what can be given back."""
+        """Give all free segments or pages back to the driver."""
         release.release_cached(self)
         self.skip()
 
@@ -185,7 +186,7 @@ class DeviceAllocator:
             self.shelve(block)
 
     def wait(self) -> None:
-        """Wait until all work is done, and shelve what was held for it."""
+        """Wait until all work is done, and shelve the blocks that were held for it."""
         self._done = len(self._held)
         self.let_go()
 
@@ -213,7 +214,7 @@ class DeviceAllocator:
         return shelf
 
     def _round(self, size: int) -> int:
-        """Size of the block for a request where sizes are rounded to parts of powers of two."""
+        """Return the size of the block for a request if sizes are rounded to parts of powers of two."""
         power = size.bit_length() - 1
         divisions = self.settings.roundup_divisions[min(max(power - 20, 0), INTERVALS - 1)]
         if divisions <= 1 or size <= MIN_BLOCK_BYTES * divisions:
@@ -222,7 +223,7 @@ class DeviceAllocator:
         return size + -size % part
 
     def _choose(self, shelf: Shelf, rounded: int, at: int) -> int:
-        """Index of the block to take where more than the size decides; past the end for none."""
+        """Return the index of the block to take if settings restrict the choice; one past the end for none."""
         self.searches += self.collects and shelf.large
         none = len(shelf.orders)
         if at == none:
@@ -235,7 +236,7 @@ class DeviceAllocator:
         return at if size < rounded + self.settings.max_non_split_rounding_bytes else none
 
     def _obtain(self, shelf: Shelf, rounded: int) -> Block | None:
-        """A block from the driver, if need be with what is given back to it first."""
+        """Get a block from the driver; if it has no room, give free blocks back to it and ask again."""
         if self.collects:
             release.collect_garbage(self)
         block = self._from_driver(shelf, rounded)
@@ -266,7 +267,7 @@ class DeviceAllocator:
 
 
 def segment_bytes(rounded: int, settings: AllocatorSettings) -> int:
-    """Size of the segment that the driver is asked for when a block of a rounded size is missing."""
+    """Return the size of the segment to ask the driver for if no free block has the rounded size."""
     if rounded <= SMALL_BYTES:
         return SEGMENT_BYTES
     return settings.large_segment_bytes if rounded < LARGE_ALONE_BYTES else rounded + -rounded % SEGMENT_BYTES

@@ -1,7 +1,7 @@
 """Expandable segments: a range of addresses per pool and stream, with memory mapped behind it page by page.
 
 A page has the size of a segment: 2 MiB in the small pool, `large_segment_bytes` in the large one. The range is 9/8 of
-the device's memory, so one is enough as a rule. It is tiled by blocks as any segment; those without memory behind
+the device's memory, so one is usually enough. Blocks tile it as they tile any segment. Blocks without memory behind
 them are `unmapped`.
 """
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from elbowroom.allocator.device_allocator import DeviceAllocator
 
 UNLIMITED_DEVICE_BYTES = 2**44
-"""Taken for the device's memory where it has no limit, to reserve addresses by."""
+"""Memory of a device without a limit, by which addresses are reserved."""
 
 
 def best(shelf: Shelf, at: int) -> int:
-    """Index of the block to take: the first that could not grow to more than the one after it could."""
+    """Return the index of the block to take: the first one that could not grow larger than the next one could."""
     orders, blocks = shelf.orders, shelf.blocks
     room = _room(blocks[orders[at]])
     while at + 1 < len(orders) and (next_room := _room(blocks[orders[at + 1]])) < room:
@@ -29,16 +29,16 @@ def best(shelf: Shelf, at: int) -> int:
 
 
 def _room(block: Block) -> int:
-    """Size it could grow to."""
+    """Return the size to which a block could grow."""
     after = block.next
     return block.size + (after.size if after is not None and not after.mapped else 0)
 
 
 def grow(device: DeviceAllocator, shelf: Shelf, size: int) -> Block | None:
-    """Map what is missing for a block at the lowest address at which free and unmapped blocks can hold it.
+    """Map the missing pages of a block at the lowest address at which free and unmapped blocks can hold it.
 
     Returns:
-        A block of at least `size`, off the shelf; None where memory ran out (what was mapped until then stays free).
+        A block of at least `size`, off the shelf; None if memory ran out (pages mapped until then stay free).
     """
     block = _place(device, shelf, size)
     if not block.mapped and not _map(device, block, min(block.size, size)):
@@ -68,7 +68,7 @@ def shrink(device: DeviceAllocator, block: Block) -> None:
 
 
 def _place(device: DeviceAllocator, shelf: Shelf, size: int) -> Block:
-    """Where the room begins; in a new segment if there is none."""
+    """Return the block at which the room begins; it is in a new segment if there is no room."""
     for block in shelf.unmapped:
         before = block.prev
         start = before if before is not None and before.free else block
@@ -86,7 +86,7 @@ def _place(device: DeviceAllocator, shelf: Shelf, size: int) -> Block:
 
 
 def _has_room(start: Block, size: int) -> bool:
-    """Whether so many bytes are free or unmapped from a block on."""
+    """Return whether `size` bytes in a row are free or unmapped, beginning with a block."""
     block: Block | None = start
     while size > 0 and block is not None and (block.free or not block.mapped):
         size -= block.size
@@ -95,7 +95,7 @@ def _has_room(start: Block, size: int) -> bool:
 
 
 def _map(device: DeviceAllocator, block: Block, size: int) -> bool:
-    """Map the first pages of an unmapped block, and shelve what they become, joined with free neighbours."""
+    """Map the first pages of an unmapped block, and shelve them as a block joined with free neighbours."""
     shelf = block.shelf
     mapped = size + -size % shelf.page_bytes
     if not device.memory.take_bytes(mapped):

@@ -1,4 +1,4 @@
-"""What a replay writes down: per event the cheap figures, and every change of those that change rarely."""
+"""Log of a replay: frequent figures have an entry per event, rare ones an entry per change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ReservedChange(NamedTuple):
 
 
 class HeldBlock(NamedTuple):
-    """A block freed while other streams still use it (both sizes positive), or let go of later (both negative)."""
+    """A block freed while other streams still use it (both sizes positive), or released later (both negative)."""
 
     event: int
     block_bytes: int
@@ -25,11 +25,13 @@ class HeldBlock(NamedTuple):
 
 @dataclass(slots=True)
 class Log:
-    """Grows by one entry of `blocks` and of `requested` per event; its length is the number of the current event.
+    """Figures of the events so far.
+
+    `blocks` and `requested` grow by one entry per event; their length is the number of the current event.
 
     Attributes:
         blocks: bytes of the block handed out (positive) or freed (negative), else 0.
-        requested: the same, as requested.
+        requested: the same in requested bytes.
         held: blocks on their way from freed to free.
         reserved: changes of the reserved bytes, in order.
         retries: events at which an allocation was tried again with the cache emptied; once per retry.
@@ -44,5 +46,5 @@ class Log:
     failed: list[int] = field(default_factory=list[int])
 
     def copied(self) -> Log:
-        """One that grows on its own."""
+        """Return a copy that grows on its own."""
         return Log(*(getattr(self, each.name).copy() for each in fields(self)))

@@ -1,4 +1,4 @@
-"""What is given back to the driver when memory runs short, in the order in which it is tried (see Device)."""
+"""Release: ways to give memory back to the driver when it runs short, in the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def release_oversize(device: DeviceAllocator, shelf: Shelf, rounded: int) -> boo
 def release_cached(device: DeviceAllocator) -> None:
     """Wait for all streams, then give back every whole free segment of both pools, or every whole free page.
 
-    Pools of their own keep theirs: a graph may write there again.
+    Private pools keep their segments: a CUDA graph may write there again.
     """
     device.wait()
     for shelves in reversed(device.shelves):

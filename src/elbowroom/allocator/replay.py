@@ -1,4 +1,4 @@
-"""replay: the events of a training through the device's caching allocator."""
+"""Replay: put the events of a training through the device's caching allocator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def replay(
     *,
     events_done: EventsDone = "at once",
 ) -> Replay:
-    """Say what PyTorch's caching allocator holds after each event.
+    """Compute what PyTorch's caching allocator holds after each event.
 
     >>> done = replay([("alloc", "w", 3_000_000), ("alloc", "x", 100), ("free", "w")])
     >>> done.allocated_bytes.tolist(), done.reserved_bytes.tolist()
@@ -35,7 +35,7 @@ def replay(
 
     Args:
         events: allocations and frees in order, by any hashable key; a stream is a number, 0 the default one.
-        settings: as in PYTORCH_ALLOC_CONF.
+        settings: settings of the allocator, as in PYTORCH_ALLOC_CONF.
         capacity_bytes: memory of the device, less what other users and the context take; None for no limit.
         events_done: when other streams are done with blocks they were recorded on.
 
@@ -77,7 +77,7 @@ def run(device: DeviceAllocator, events: Iterable[Event]) -> None:
 
 
 def _other(device: DeviceAllocator, what: str, *rest: Any) -> None:
-    """The events that are rare; a TypeError where there is none of this name."""
+    """Carry out a rare event; raise TypeError if no event has this name."""
     others: dict[str, Callable[..., None]] = {
         "record_stream": device.record_stream,
         "synchronize": device.synchronize,
@@ -89,12 +89,12 @@ def _other(device: DeviceAllocator, what: str, *rest: Any) -> None:
 
 
 def as_settings(settings: str | AllocatorSettings) -> AllocatorSettings:
-    """Settings from text, or as they are."""
+    """Return settings, read from text if need be."""
     return settings if isinstance(settings, AllocatorSettings) else parse_settings(settings)
 
 
 def checked_capacity(capacity_bytes: int | None) -> int | None:
-    """A capacity, if it is one."""
+    """Return a capacity; raise UsageError if it is not allowed."""
     if capacity_bytes is not None and (type(capacity_bytes) is not int or not 0 <= capacity_bytes <= MAX_INT):
         raise UsageError(
             f"replay: given capacity_bytes={shown(capacity_bytes)}; allowed is an int from 0 to 2**63 - 1, or None for "
@@ -104,7 +104,7 @@ def checked_capacity(capacity_bytes: int | None) -> int | None:
 
 
 def waits(events_done: EventsDone) -> bool:
-    """Whether other streams are done only at a synchronize."""
+    """Return whether other streams are done only at a synchronize."""
     if events_done not in get_args(EventsDone):
         raise UsageError(
             f"replay: given events_done={shown(events_done)}; allowed are 'at once' and 'at synchronize'; take one"

@@ -13,18 +13,19 @@ from elbowroom.trace import Trace
 
 KIB, MIB = 2**10, 2**20
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Where torch looks for the settings: the first that is set counts."""
+"""Environment variables in which torch looks for the settings: the first that is set counts."""
 
 UNLIMITED = 2**63 - 1
-"""Stands for "no limit" in sizes."""
+"""Size that stands for "no limit"."""
 
 INTERVALS = 16
-"""Powers of two from 1 MiB on that `roundup_power2_divisions` tells apart; sizes below the first count as of it."""
+"""Number of powers of two, from 1 MiB on, that `roundup_power2_divisions` distinguishes; smaller sizes count as 1 MiB.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorSettings:
-    """What may be set of the allocators of PyTorch 2.11 to 2.13. Sizes in bytes.
+    """Settings of the allocators of PyTorch 2.11 to 2.13. Sizes are in bytes.
 
     Attributes:
         max_split_bytes: blocks of this size and more are not split, nor given to smaller requests.
@@ -33,7 +34,7 @@ class AllocatorSettings:
         roundup_divisions: per power of two from 1 MiB on, the parts it is divided into for rounding; 0 for none.
         garbage_collection_threshold: share of the allowed bytes above which old free blocks are given back; 0 is never.
         memory_fraction: share of the device's memory that the process may reserve.
-        expandable_segments: one growing segment per pool and stream in place of many fixed ones.
+        expandable_segments: whether each pool and stream has one growing segment instead of many fixed ones.
         large_segment_bytes: size of the segments shared by requests above 1 MiB and below 10 MiB.
     """
 
@@ -47,12 +48,12 @@ class AllocatorSettings:
 
 
 def set_in(environment: Mapping[str, str]) -> str:
-    """The settings of an environment, as text; "" where there are none."""
+    """Return the settings of an environment, as text; "" if there are none."""
     return next((environment[name] for name in VARIABLES if environment.get(name)), "")
 
 
 def as_set_by_script(machine: Machine, trace: Trace) -> Machine:
-    """A machine with the settings that the script of a trace makes itself, where it does; those count."""
+    """Return the machine with the settings that the trace's script makes itself, if it does: they take precedence."""
     made = [remark.name for remark in trace.remarks if remark.kind == "allocator_settings"]
     return replace(machine, allocator=made[-1]) if made and machine.allocator != "exact" else machine
 
@@ -64,8 +65,8 @@ def parse_settings(text: str) -> AllocatorSettings:
     67108864
 
     Args:
-        text: pairs key:value with commas between them; a value may be a list in brackets. Of a key that is given twice
-            the last value counts. "" is the defaults.
+        text: pairs key:value with commas between them; a value may be a list in brackets. If a key is given twice, the
+            last value counts. "" is the defaults.
 
     Raises:
         UsageError: a key that is not known, or a value that is not allowed.
@@ -110,7 +111,7 @@ Reader = Callable[[AllocatorSettings, str, str], AllocatorSettings]
 
 
 def _megabytes(field: str | None, least: int) -> Reader:
-    """A whole number of MiB, at least `least`."""
+    """Make a reader of a whole number of MiB, at least `least`."""
 
     def read(settings: AllocatorSettings, value: str, item: str) -> AllocatorSettings:
         if not value.isascii() or not value.isdigit() or len(value) > 12 or int(value) < least:
@@ -121,7 +122,7 @@ def _megabytes(field: str | None, least: int) -> Reader:
 
 
 def _share(field: str, ends_too: bool) -> Reader:
-    """A number between 0 and 1, or either of them too."""
+    """Make a reader of a number between 0 and 1; with `ends_too`, 0 and 1 are allowed."""
 
     def read(settings: AllocatorSettings, value: str, item: str) -> AllocatorSettings:
         try:
@@ -136,7 +137,7 @@ def _share(field: str, ends_too: bool) -> Reader:
 
 
 def _flag(field: str | None) -> Reader:
-    """True or False."""
+    """Make a reader of True or False."""
 
     def read(settings: AllocatorSettings, value: str, item: str) -> AllocatorSettings:
         if value not in ("True", "False"):
@@ -163,7 +164,7 @@ def _is_power_of_two(value: int) -> bool:
 
 
 def _divisions(settings: AllocatorSettings, value: str, item: str) -> AllocatorSettings:
-    """One number for all sizes, or [MiB:number,...,>:number]: each up to the next larger power of two that is named."""
+    """Read one number for all sizes, or [MiB:number,...,>:number]: each counts up to the next size that is named."""
     if not value.startswith("["):
         return replace(settings, roundup_divisions=(_division(value, item, least=1),) * INTERVALS)
     divisions, last, is_first = [0] * INTERVALS, 0, True
@@ -192,7 +193,7 @@ def _division(value: str, item: str, least: int) -> int:
 
 
 def _with_large_segments(settings: AllocatorSettings, given: set[str], text: str) -> AllocatorSettings:
-    """The settings that a large segment is the least of, or the default."""
+    """Return the settings, with the default of those that a large segment sets; refuse sizes below a large segment."""
     least = settings.large_segment_bytes
     if "max_non_split_rounding_mb" not in given:
         settings = replace(settings, max_non_split_rounding_bytes=least)
@@ -214,7 +215,7 @@ _READERS: dict[str, Reader] = {
     "max_split_size_mb": _megabytes("max_split_bytes", 1),
     "per_process_memory_fraction": _share("memory_fraction", ends_too=True),
     "roundup_power2_divisions": _divisions,
-    # These change when things happen, or host memory: not how many bytes the device holds.
+    # These change times or host memory, not how many bytes the device holds.
     "graph_capture_record_stream_reuse": _flag(None),
     "pinned_free_catch_all": _flag(None),
     "pinned_max_cached_size_mb": _megabytes(None, 0),

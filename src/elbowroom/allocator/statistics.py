@@ -1,4 +1,4 @@
-"""What a replay says: the statistics after each event."""
+"""Statistics of a replay after each event."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replay:
-    """What the allocator holds; one entry per event, taken after it. Bytes, unless said otherwise.
+    """Figures of the allocator; one entry per event, taken after it.
 
     Attributes:
-        allocated_bytes: in blocks that are in use: requests rounded up, and tails too small to split off.
-        reserved_bytes: taken from the driver.
-        active_bytes: allocated, and freed but still waited for by another stream.
-        requested_bytes: of the active blocks, as they were asked for.
+        allocated_bytes: bytes of blocks in use: requests rounded up, and tails too small to split off.
+        reserved_bytes: bytes taken from the driver.
+        active_bytes: allocated bytes, and those of freed blocks that another stream still uses.
+        requested_bytes: requested bytes of the active blocks.
         segments: number of segments; 0 with expandable segments, which are not counted.
-        retries: times until then that an allocation was tried again after the cache had been emptied.
+        retries: number of allocations so far that were tried again after the cache had been emptied.
         out_of_memory: whether the event is an allocation that failed.
     """
 
@@ -40,7 +40,7 @@ class Replay:
 
     @classmethod
     def of(cls, device: DeviceAllocator) -> Self:
-        """From an allocator that has seen all events."""
+        """Make the statistics of an allocator that has seen all events."""
         log, count = device.log, len(device.log.blocks)
         allocated = np.cumsum(_ints(log.blocks))
         held, asked = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
@@ -72,7 +72,7 @@ class Replay:
         return _peak(np.cumsum(_ints(change.size_bytes for change in self._device.log.reserved)))
 
     def driver_bytes(self) -> Ints:
-        """Rows of (event, bytes): what was taken from the driver, and (negative) given back."""
+        """Return rows of (event, bytes) taken from the driver, or (negative) given back."""
         return np.array([(each.event, each.size_bytes) for each in self._device.log.reserved], np.int64).reshape(-1, 2)
 
 
@@ -85,7 +85,7 @@ def _peak(curve: Ints) -> int:
 
 
 def _steps(count: int, changes: Iterable[tuple[int, int]]) -> Ints:
-    """A curve over the events from its changes."""
+    """Make a curve over the events from its changes."""
     curve = np.zeros(count + 1, np.int64)
     at, size = np.array([*changes, (count, 0)], np.int64).T
     np.add.at(curve, at, size)
@@ -93,7 +93,7 @@ def _steps(count: int, changes: Iterable[tuple[int, int]]) -> Ints:
 
 
 def inactive_split(device: DeviceAllocator) -> dict[str, int]:
-    """Free blocks that cannot be given back, as others of their segment are in use; none with expandable segments."""
+    """Count free blocks that cannot be given back, as their segment is in use; 0 with expandable segments."""
     sizes: list[list[int]] = [
         []
         if device.settings.expandable_segments

@@ -1,9 +1,9 @@
 """Replays of the same events within one capacity after another.
 
-Until the driver refuses for the first time, a replay within a capacity is the one without: what differs begins there.
-So that state is kept for the least capacity that will be asked for, and each replay begins at a copy of it. A replay
-ends soon after an allocation that fails for good. Where the settings depend on the capacity (a fraction of the memory),
-each begins at the first event.
+A replay within a capacity equals the replay without one until the driver refuses for the first time. So the state
+before the first refusal at the least capacity is kept. Each replay begins at a copy of it. A replay ends soon after an
+allocation that fails for good. If the settings depend on the capacity (a fraction of the memory), each replay begins at
+the first event.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from elbowroom.allocator.settings import AllocatorSettings
 from elbowroom.allocator.statistics import Ints, Replay
 
 CHUNK = 2**15
-"""So many events are replayed until failures are looked for."""
+"""Number of events that are replayed between two looks for failures."""
 
 
 @final
 class CapacityReplays:
-    """Events, to be replayed within capacities.
+    """Events that are replayed within capacities.
 
     Args:
-        events: as in `replay`; no stream is recorded on a block of another.
-        settings: as in PYTORCH_ALLOC_CONF.
-        free: the replay of these without a limit.
-        least_bytes: the least capacity that is asked for; smaller ones take longer.
+        events: events as in `replay`; no stream is recorded on a block of another.
+        settings: settings of the allocator, as in PYTORCH_ALLOC_CONF.
+        free: the replay of the events without a limit.
+        least_bytes: the least capacity that will be asked for; replays within smaller ones take longer.
         spared: keys whose failure changes nothing.
     """
 
@@ -51,7 +51,7 @@ class CapacityReplays:
         self._start: DeviceAllocator | None = None
 
     def replay(self, capacity_bytes: int) -> Replay:
-        """What `elbowroom.allocator.replay` gives, up to the first failure at least."""
+        """Return what `elbowroom.allocator.replay` does, at least up to the first failure."""
         checked_capacity(capacity_bytes)
         if not self._begin or capacity_bytes < self._least_bytes:
             device, at = DeviceAllocator(self._settings, capacity_bytes, wait_for_synchronize=False), 0
@@ -73,14 +73,14 @@ class CapacityReplays:
 
 
 def _first_over(changes: Ints, limit_bytes: int) -> int:
-    """The first event at which the driver has handed out more; `changes` are rows of (event, bytes)."""
+    """Return the first event at which the driver has handed out more than a limit; `changes` has (event, bytes)."""
     size = np.sign(changes[:, 1]) * (-(-np.abs(changes[:, 1]) // SEGMENT_BYTES) * SEGMENT_BYTES)
     over = np.flatnonzero(np.cumsum(size) > limit_bytes)
     return int(changes[over[0], 0]) if len(over) else 0
 
 
 def copied(device: DeviceAllocator, capacity_bytes: int) -> DeviceAllocator:
-    """A device in the same state, with another capacity."""
+    """Return a device in the same state, with another capacity."""
     new = DeviceAllocator(device.settings, capacity_bytes, wait_for_synchronize=False)
     blocks: dict[int, Block] = {}
     for old, shelves in zip(device.shelves, new.shelves, strict=True):

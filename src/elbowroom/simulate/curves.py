@@ -24,9 +24,9 @@ class Heights:
     """Bytes on the device under a plan, allocated or reserved.
 
     Attributes:
-        level: per point; at a position, once its recipes have run.
-        before: per rebuild, when its recipe starts.
-        beats: while the recipes run.
+        level: bytes per point; at a position, those after its recipes have run.
+        before: bytes per rebuild, when its recipe starts.
+        beats: bytes while each op of a recipe runs.
     """
 
     level: Ints
@@ -49,9 +49,9 @@ def allocated(step: LastStep, moves: Moves, done: Play) -> Heights:
 
 
 def away_points(step: LastStep, moves: Moves, done: Play) -> tuple[Ints, Ints, Ints]:
-    """(move, begin, end): points [begin, end) at which the bytes of moves have left the device, none of them empty.
+    """Return arrays (move, begin, end): the bytes of a move are off the device at points [begin, end).
 
-    A move that is away across the end of the step has two.
+    No range is empty. A move that is away across the end of the step has two ranges.
     """
     first, last = step.window(moves.n, moves.back)
     every, never = np.arange(len(moves.n), dtype=np.int64), len(step.level)
@@ -69,7 +69,7 @@ def away_points(step: LastStep, moves: Moves, done: Play) -> tuple[Ints, Ints, I
 
 
 def device_curve(step: LastStep, moves: Moves, done: Play, heights: Heights, kind: CurveKind) -> Curve:
-    """For each op its maximum, those that run again too, and where compute waits before it, what is held meanwhile."""
+    """Return the device curve: the maximum during each op, first run or again, and the level while compute waits."""
     level, place = heights.level, np.arange(len(step.at_ns))
     most = np.append(np.maximum.reduceat(level[: step.point_of[-1]], step.point_of[:-1]), level[-1])
     arrived_ns = step.at_ns + np.concatenate([[0], (done.position_ns - step.at_ns)[:-1]])
@@ -77,8 +77,8 @@ def device_curve(step: LastStep, moves: Moves, done: Play, heights: Heights, kin
     for rebuild, before, run_ns in reversed(list(zip(moves.rebuilds, heights.before, done.run_ns, strict=True))):
         waiting[rebuild.position - step.first_op] = before
         then_ns[rebuild.position - step.first_op] = run_ns
-    # Per position: on arrival, before its waits for room (at the first one, as the step before ended); then with the
-    # swaps back that start; then while recipes run; then during the op.
+    # Each position has four stages: on arrival, before its waits for room (the first position has the level at which
+    # the step before ended); with the swaps back that start there; while recipes run; during the op.
     running = _runs(step, moves, done, heights)
     parts = (
         (place, arrived_ns, level[step.point_of - 1], arrived_ns < done.room_ns),
@@ -109,10 +109,10 @@ def _runs(step: LastStep, moves: Moves, done: Play, heights: Heights) -> tuple[I
 
 
 def lower_curves(step: LastStep, moves: Moves, done: Play, tiers: Sequence[TierName]) -> list[Curve]:
-    """Bytes on each lower tier, from the start of each write until its storage is freed or the write given up.
+    """Bytes on each lower tier over time.
 
-    Optimizer states and gradients have their place there all the time. The host also holds what is on its way to or
-    from the disk.
+    A storage counts from the start of its write until it is freed or the write is given up. Optimizer states and
+    gradients have their place there all the time. The host also holds storages on their way to or from the disk.
     """
     last_op = np.array([step.op_at(int(p)) for p in step.gone[step.storage_of(moves.n)]], np.int64) - step.first_op
     freed_ns = done.position_ns[last_op] + np.diff(step.at_ns)[last_op]
@@ -163,7 +163,7 @@ def at_peak(step: LastStep, moves: Moves, done: Play, heights: Heights) -> tuple
 
 
 def _running(rebuild: Rebuild, turn: int) -> dict[int, int]:
-    """What a recipe has on the device when its op of a turn holds the most."""
+    """Bytes by storage that a recipe has on the device when its op at `turn` holds the most."""
     live = dict[int, int]()
     for change in (change for change in rebuild.changes if change.turn < turn):
         live[change.storage] = live.get(change.storage, 0) + change.size_bytes

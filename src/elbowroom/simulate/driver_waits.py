@@ -1,11 +1,10 @@
-"""driver: how long compute waits where the allocator turns to the driver in every step.
+"""Driver waits: how long compute waits when the allocator calls the driver in every step.
 
-Where an allocator has to empty its cache, it waits until all that was handed to the device is done, copies included,
-and then makes one call for each segment that it gives back; each segment that it takes is a call again. What a call
-takes depends on driver, size and what else the process does; it is assumed here: CALL_NS for a segment, PAGE_NS for a
-page of expandable segments.
-Reference: release_cached_blocks in c10/cuda/CUDACachingAllocator.cpp. Ignored: that the device idles until the host has
-handed it work again. Cost: linear in the calls and copies.
+An allocator that empties its cache first waits for all work of the device, copies included. Then it makes one call for
+each segment that it gives back, and one for each segment that it takes. The time of a call depends on the driver, the
+size and the rest of the process. It is assumed here: CALL_NS for a segment, PAGE_NS for a page of expandable segments.
+Reference: release_cached_blocks in c10/cuda/CUDACachingAllocator.cpp. Ignored: the device idles until the host hands it
+work again. Cost: linear in the calls and copies.
 """
 
 from __future__ import annotations
@@ -21,19 +20,20 @@ from elbowroom.simulate.reserved_curve import Driven
 from elbowroom.step.last_step import LastStep
 
 DRIVER = "wait for the driver"
-"""Name of the stalls."""
+"""Name of the stalls in a timeline."""
 CALL_NS = 1_000_000
-"""cudaMalloc or cudaFree of a segment; 0.5 to 1.2 ms for 1 to 64 MB in the table of github.com/rtj1/cuda-mempool."""
+"""Time of cudaMalloc or cudaFree of a segment; the table of github.com/rtj1/cuda-mempool has 0.5 to 1.2 ms for 1 to 64
+MB."""
 PAGE_NS = 100_000
-"""Mapping or unmapping one page of an expandable segment; an assumption."""
+"""Time to map or unmap one page of an expandable segment; an assumption."""
 
 
 def delays_of(step: LastStep, driven: Sequence[Driven], done: Play, settings: str) -> dict[int, int]:
-    """By op: ns that compute waits for the driver before it.
+    """Return by op how many ns compute waits for the driver before it.
 
     Args:
         step: the last step.
-        driven: where the allocator turns to the driver.
+        driven: where the allocator calls the driver.
         done: the copies of the step.
         settings: of the allocator, as in PYTORCH_ALLOC_CONF.
     """
@@ -53,7 +53,7 @@ def delays_of(step: LastStep, driven: Sequence[Driven], done: Play, settings: st
 
 
 def delayed(step: LastStep, delays: Mapping[int, int]) -> LastStep:
-    """A step some of whose ops take longer, by what compute waits before them."""
+    """Return the step with the time that compute waits before an op added to that op."""
     if not delays:
         return step
     op_ns = np.diff(step.at_ns)

@@ -2,13 +2,13 @@
 
 Each direction of each link is a lane that moves one whole storage at a time. A storage that goes to the host leaves by
 "copy out" and returns by "copy back". One that goes on to the disk is staged on the host in between: it leaves by
-"copy out" and "disk write", and returns by "disk read" and "copy back". Copies out, disk writes and disk reads go in
-the order they were asked for, copies back in the order they are ready. A copy out or disk read of a staged storage
-starts when the host has room for it.
+"copy out" and "disk write", and returns by "disk read" and "copy back". Copies out, disk writes and disk reads run in
+the order of the requests. Copies back run in the order in which they become ready. A copy out or disk read of a staged
+storage starts when the host has room for it.
 
 A copy out that is given up before it started is never made; one that had started occupies its lane until its end, for
-nothing. A storage that is wanted back while it waits on the host for its disk write is copied back from there, unless
-what compute waits for needs its room.
+nothing. A storage may be wanted back while it waits on the host for its disk write. Then it is copied back from the
+host, unless compute waits for something that needs its room.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Links:
         """Start with empty lanes.
 
         Args:
-            lane_ns: per lane, per move, how long it takes.
+            lane_ns: per lane and move, how long the copy takes.
             staged_bytes: per move, bytes on the host in between; 0 for a move of one hop.
-            room_bytes: of the host for what is staged.
+            room_bytes: room of the host for staged storages.
         """
         self.lane_ns, self.staged_bytes, self.room_bytes = lane_ns, staged_bytes, room_bytes
         count = len(staged_bytes)
@@ -55,13 +55,13 @@ class Links:
         self.stays = [False] * count
         self.skipped: set[int] = set()
         self.waiting: dict[int, int] = {}
-        """Moves that wait on the host to be asked back, and since when: their disk writes were given up."""
+        """Moves that wait on the host for their request back, and since when: their disk writes were given up."""
         self.log: list[LaneUse] = []
         self.staged: list[tuple[int, int]] = []
-        """(time, bytes) of what comes to the host to be staged there (> 0), or goes (< 0)."""
+        """(time, bytes): staged storages arrive on the host (bytes > 0) or leave it (bytes < 0)."""
 
     def queue(self, move: int, now: int) -> None:
-        """Ask for a copy out; one that was asked for before and has not started is not made any more."""
+        """Request a copy out; an earlier request for the same move that has not started is dropped."""
         out, write = self.times[OUT][move], self.times[WRITE][move]
         if self.latest[move] and write is None and self.latest[move] not in self.skipped:
             self.skipped.add(self.latest[move])
@@ -74,7 +74,7 @@ class Links:
         self.latest[move] = self.asked
 
     def give_up(self, move: int, now: int, *, wanted: bool) -> bool:
-        """The storage is wanted back, or else freed: whether it never left the device."""
+        """Give up a copy out, as its storage is wanted back or freed; return whether it never left the device."""
         self.advance(now)
         out = self.times[OUT][move]
         self.stays[move] = out is None or out[1] > now
@@ -88,7 +88,7 @@ class Links:
         return self.stays[move]
 
     def back(self, move: int, now: int) -> None:
-        """Ask for a storage that has left the device."""
+        """Request a storage back that has left the device."""
         write = self.times[WRITE][move]
         self.waiting.pop(move, None)
         if write is not None:
@@ -97,7 +97,7 @@ class Links:
             self._copy_back(move, now)
 
     def left_ns(self, move: int) -> int | None:
-        """When a copy out ends that was asked for; None where it was given up."""
+        """Return when a requested copy out ends; None if it was given up."""
         if self.stays[move]:
             return None
         while self.times[OUT][move] is None:
@@ -105,7 +105,7 @@ class Links:
         return self._end(OUT, move)
 
     def returned_ns(self, move: int) -> int:
-        """When a copy back ends that was asked for."""
+        """Return when a requested copy back ends."""
         while self.times[BACK][move] is None:
             self._start(self._next(forced=True))
         return self._end(BACK, move)
@@ -116,7 +116,7 @@ class Links:
             self._start(chosen)
 
     def live(self, lane: int) -> list[tuple[int, int]]:
-        """(time, move) of what is asked of a lane and has not started."""
+        """Return (time, move) of the requests of a lane that have not started."""
         return [(at_ns, move) for at_ns, move, asked in self.queues[lane] if asked not in self.skipped]
 
     def _end(self, lane: int, move: int) -> int:
@@ -124,7 +124,7 @@ class Links:
         return times[1] if times else 0
 
     def _next(self, *, forced: bool = False) -> tuple[float, int, int]:
-        """(start, lane, move) of the copy that starts first; start is infinite where none can."""
+        """Return (start, lane, move) of the copy that starts first; start is infinite if no copy can start."""
         best: tuple[float, int, int] = (float("inf"), OUT, -1)
         blocked = best
         for lane, queue in enumerate(self.queues):
@@ -139,17 +139,17 @@ class Links:
         if self.ready:
             best = min(best, (max(self.ready[0][0], self.free_ns[BACK]), BACK, self.ready[0][2]))
         if forced and best[2] < 0:
-            # The host is full of what compute has not come to ask back: the first of it goes on to the disk after all.
+            # The host is full of storages that compute has not requested back yet: the first goes on to the disk.
             for move, since_ns in self.waiting.items():
                 return max(since_ns, self.free_ns[WRITE], self.held_at_ns), WRITE, move
             return blocked
         return best
 
     def _room_from(self, at: int, size_bytes: int) -> float:
-        """From when, at the earliest `at`, the host has room for so many bytes."""
+        """Return the first time from `at` on at which the host has room for `size_bytes`; infinite if never."""
         if not size_bytes:
             return at
-        # What is held is known as of the last start; what was given room meanwhile stays given.
+        # held_bytes is that of the last start: room that was given since then stays given.
         at, held = max(at, self.held_at_ns), self.held_bytes
         if held + size_bytes <= self.room_bytes:
             return at
@@ -160,7 +160,7 @@ class Links:
         return float("inf")
 
     def _start(self, chosen: tuple[float, int, int]) -> None:
-        """Start a copy, and ask for the one that follows it."""
+        """Start a copy, and request the one that follows it."""
         start, lane, move = int(chosen[0]), chosen[1], chosen[2]
         end = start + self.lane_ns[lane][move]
         self.times[lane][move] = (start, end)

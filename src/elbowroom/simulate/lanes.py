@@ -4,12 +4,12 @@ A discrete-event walk over what is due at the ticks; see Note: [Ticks] in schedu
 lane_queues.py for the lanes.
 
 Note: [Steady state]
-The step is one of an endless row of equal steps: what is still being moved at its end occupies the lanes when the next
-one starts, and a storage that is away across the end comes back in the next. So the step is played again until the
-lanes are at its end as they were at its start, at most MOST_ROUNDS times; the last round is what is told.
+The step is one of an endless row of equal steps. Copies in flight at its end occupy the lanes when the next one starts.
+A storage that is away across the end comes back in the next step. So the step is played until the lanes end as they
+began, at most MOST_ROUNDS times. The last round is the result.
 
-What it ignores: that copies take memory bandwidth and cores from compute, and time between ops.
-Cost: linear in the moves, plus sorting them, times the rounds; one round where the lanes are idle at the end.
+Ignored: copies take memory bandwidth and cores from compute; time between ops.
+Cost: linear in the moves, plus sorting them, times the rounds; one round if the lanes are idle at the end.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ LATE = np.iinfo(np.int64).max
 
 
 class Stall(NamedTuple):
-    """Compute waits before the op at a position, for a move (its index) to end.
+    """Compute waits before the op at a position until a move (its index) has ended.
 
-    `for_write` tells a wait for room from a wait for data.
+    With `for_write` it waits for room; without, for data.
     """
 
     position: int
@@ -53,16 +53,16 @@ class Play:
     Attributes:
         step_ns: when the step ends.
         stalls: in order of time.
-        out_start_ns: start of each copy off the device that is asked for in this step.
+        out_start_ns: start of each copy off the device that is requested in this step.
         out_end_ns: its end.
-        back_start_ns: start of each swap back: of its first copy, where there are two.
-        given_up: the storage was wanted back, or freed, before it had left.
+        back_start_ns: start of each swap back; with two copies, the start of the first.
+        given_up: whether the storage was wanted back, or freed, before it had left.
         carried_end_ns: for a move that is away when the step starts, when it had left; below 0 before the step.
         position_ns: per position, when compute goes on there, after its stalls.
         room_ns: per position, when the waits for writes are over there, so that swaps back may start.
         run_ns: per rebuild, when its recipe starts; its ops run one after the other.
         copies: uses of the lanes that start in this step.
-        staged: (time, bytes) of what comes to the host on its way to or from the disk (> 0), or goes (< 0).
+        staged: (time, bytes): storages on their way to or from the disk arrive on the host (> 0) or leave it (< 0).
     """
 
     step_ns: int
@@ -80,7 +80,7 @@ class Play:
 
 
 def copy_ns(link: Link, size: Ints) -> tuple[Ints, Ints]:
-    """Lane time of copies of `size` bytes out and back: the latency plus size over rate, rounded up."""
+    """Return the lane time of copies of `size` bytes, out and back: the latency plus size over rate, rounded up."""
     out, back = link.out_bytes_per_s // link.shared_by or 1, link.back_bytes_per_s // link.shared_by or 1
     return link.latency_ns + _over(size, out), link.latency_ns + _over(size, back)
 
@@ -101,7 +101,7 @@ def play(step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierNam
     Args:
         step: the last step of a trace.
         moves: in write order.
-        machine: gives the links, and the room of the host for what goes on to the disk.
+        machine: gives the links, and the room of the host for storages that go on to the disk.
         tiers: per move, where it goes.
     """
     walk = _Walk(step, moves, _links(step, moves, machine, tiers))
@@ -120,7 +120,7 @@ def play(step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierNam
 
 
 def _links(step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierName]) -> Links:
-    """The lanes of a machine for some moves."""
+    """Make the lanes of a machine for some moves."""
     count = len(moves.n)
     lane_ns, staged = [[0] * count for _ in range(4)], [0] * count
     for tier in sorted(set(tiers)):
@@ -135,7 +135,7 @@ def _links(step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierN
 
 
 def _agenda(step: LastStep, moves: Moves) -> tuple[Ints, Ints, Ints]:
-    """Everything that is due, in order: positions, kinds, and moves (for WAIT the number of writes)."""
+    """Return all that is due, in order: positions, kinds, and moves (for WAIT the number of writes)."""
     needed, every = need(step, moves), np.arange(len(moves.n), dtype=np.int64)
     waiting = waits(step, moves, needed, int(needed.max()))
     gone = step.gone[step.storage_of(moves.n)]
@@ -154,7 +154,7 @@ def _agenda(step: LastStep, moves: Moves) -> tuple[Ints, Ints, Ints]:
     positions = np.concatenate([position for _, _, position in parts])
     rank = np.zeros(len(every) + 1, np.int64)
     rank[in_order_of_need(step, moves)] = every
-    # Writes are queued and recipes run in the order they have; everything else goes in the order of need.
+    # Writes are queued and recipes run in their own order; the rest goes in the order of need.
     first = np.where((kinds == QUEUE) | (kinds == RUN), which, rank[np.clip(which, 0, len(every))])
     order = np.lexsort((first, kinds, positions))
     return positions[order], kinds[order], which[order]
@@ -218,7 +218,7 @@ class _Walk:
             self.carried_end[i] = LATE if self.given_up[i] or left is None else left[1] - self.start_ns
 
     def run(self, position: int, r: int, now: int) -> None:
-        """Run a recipe, once what it reads is there."""
+        """Run a recipe, after waiting for the storages that it reads."""
         inputs = (self.move_of.get(storage) for storage in self.rebuilds[r].inputs)
         for i in (i for i in inputs if i is not None):
             now = self.wait_for_data(position, i, now)
@@ -227,7 +227,7 @@ class _Walk:
         self.late_ns += self.recipe_ns[r]
 
     def wait_for_data(self, position: int, i: int, now: int) -> int:
-        """Wait until a storage is back, if it was asked for."""
+        """Wait until a storage is back, if it was requested."""
         if not self.back_asked[i]:
             return now
         until = self.links.returned_ns(i)
@@ -236,7 +236,10 @@ class _Walk:
         return self.stall(position, i, now, until, for_write=False)
 
     def wait_for_room(self, position: int, writes_done: int, now: int) -> None:
-        """Wait for so many of the writes of this step; below 0, for those of the last one but so many."""
+        """Wait until the first `writes_done` writes of this step have ended.
+
+        Below 0 it counts the writes of the step before: -1 is all of them but the last.
+        """
         for g in range(self.waited_for, writes_done):
             i = g if g >= 0 else g + self.count
             if g >= 0 or (i in self.carried and i not in self.requeued):
@@ -245,19 +248,19 @@ class _Walk:
         self.waited_for = max(self.waited_for, writes_done)
 
     def stall(self, position: int, i: int, now: int, until: int, *, for_write: bool) -> int:
-        """Wait from now until a time, if that is later; returns the later one."""
+        """Wait from now until a time, if that is later; return the later one."""
         if until > now:
             self.stalls.append(Stall(position, i, now - self.start_ns, until - self.start_ns, for_write))
             self.late_ns += until - now
         return max(now, until)
 
     def end(self) -> None:
-        """End a round: what can start before the end of the step has started."""
+        """End a round: start all copies that can start before the end of the step."""
         self.end_ns = self.start_ns + int(self.step.at_ns[-1]) + self.late_ns
         self.links.advance(self.end_ns)
 
     def state(self) -> tuple[object, ...]:
-        """What the next round depends on."""
+        """Return everything that the next round depends on."""
         links, now = self.links, self.end_ns
         queues = tuple(tuple((move, max(0, at - now)) for at, move in links.live(lane)) for lane in range(3))
         out = tuple(max(0, times[1] - now) if (times := links.times[OUT][i]) else LATE for i in self.carried)
@@ -269,7 +272,7 @@ class _Walk:
         return queues, out, back, asked, ready, releases, free
 
     def result(self) -> Play:
-        """What the last round did, counted from its start."""
+        """Return what the last round did, with times from its start."""
         step, links = self.step, self.links
         late, late_for_room = np.zeros_like(step.at_ns), np.zeros_like(step.at_ns)
         for stall in self.stalls:
@@ -299,11 +302,11 @@ class _Walk:
 
 
 def moved_bytes(moves: Moves, done: Play) -> int:
-    """Bytes that the copies of a step move, out and back."""
+    """Count the bytes that the copies of a step move, out and back."""
     out, back = done.out_start_ns != NONE, done.back_start_ns != NONE
     return int(moves.size[out].sum() + moves.size[back].sum())
 
 
 def _starts(times: Sequence[tuple[int, int] | None]) -> Ints:
-    """When each copy starts, NONE where there is none."""
+    """Return when each copy starts; NONE for a copy that is not made."""
     return np.array([NONE if each is None else each[0] for each in times], np.int64)

@@ -1,10 +1,10 @@
-"""What a caching allocator holds while a run follows a plan, step after step.
+"""Repeated steps: what a caching allocator holds while a run follows a plan, step after step.
 
-Computes: allocated and reserved bytes during each op of the last step of a trace, once so many equal steps were played
-that what the first of them left in the cache counts. Reference: the rules of the runtime (Note: [Streams] in
-engine/tiers/host.py): a storage leaves at the tick at which the schedule waits for its write, or stays where none does
-before it is wanted back. So the order of all blocks, and with it what is reserved, follows from trace and plan alone.
-Exact where the trace is that of the steps that run. Ignored: blocks of several streams; what the steps before the
+Computes: allocated and reserved bytes during each op of the last step of a trace. Several equal steps are played first,
+so that the blocks that they leave in the cache count. Reference: the rules of the runtime (Note: [Streams] in
+engine/tiers/host.py): a storage leaves at the tick at which the schedule waits for its write. If no tick does before
+it is wanted back, it stays. So the order of all blocks, and with it the reserved bytes, follows from trace and plan
+alone. Exact if the trace is that of the steps that run. Ignored: blocks of several streams; what the steps before the
 plan left in the cache, as the cache is emptied where a plan begins.
 Cost: `STEPS` replays of the step; `MOST_TRIES` times `STEPS_EMPTIED` to find where emptying the cache helps.
 """
@@ -26,9 +26,9 @@ from elbowroom.step.rebuilds import beats
 from elbowroom.units import NONE
 
 STEPS_EMPTIED = 6
-"""Where the cache is emptied, what is reserved settles later."""
+"""Equal steps to play if the cache is emptied: reserved bytes settle later then."""
 MOST_TRIES = 40
-"""Times that places to empty the cache at are left out."""
+"""Trials that leave out places at which the cache is emptied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,9 +36,9 @@ class Cycle:
     """One step of many.
 
     Attributes:
-        allocated: per op, bytes in blocks at most, recipes that run before it included.
-        reserved: per op, bytes that the allocator holds at most.
-        most_reserved: bytes that it holds at most in any of the steps.
+        allocated: per op, the most bytes in blocks, recipes that run before it included.
+        reserved: per op, the most bytes that the allocator holds.
+        most_reserved: the most bytes that it holds in any of the steps.
     """
 
     allocated: Ints
@@ -49,26 +49,26 @@ class Cycle:
 def early_waits(
     step: LastStep, moves: Moves, tiers: Sequence[TierName], machine: Machine | None, *, before_idle: bool = False
 ) -> dict[int, int]:
-    """By position of a tick: how many writes must have ended there, in write order; never fewer than `waits` has.
+    """Return, by position of a tick, how many writes must have ended there, in write order; never fewer than `waits`.
 
-    A storage that leaves only when its room is needed leaves a hole that the next block may not fit, so more is
-    reserved. So it leaves at the first tick at which its write should have ended, by the rates of a machine; with no
-    machine, at the first at which it is idle, even if compute has to wait; or where its last user lets go of it, as its
-    write has ended at the tick before that.
+    A storage that leaves only when its room is needed leaves a hole. The next block may not fit it, so more is
+    reserved. So a storage leaves at the first tick at which its write should have ended by the machine's rates. With no
+    machine, it leaves at the first tick at which it is idle, even if compute has to wait. With `before_idle`, it leaves
+    when its last user releases it, as its write has ended at the tick before that.
 
     Args:
         step: the last step of a trace.
-        moves: in write order.
+        moves: the swaps, in write order.
         tiers: per move, where it goes.
         machine: gives the rates.
-        before_idle: with no machine, at the last tick before it is idle in place of the first one after.
+        before_idle: with no machine, wait at the last tick before a storage is idle, not at the first one after.
     """
     needed = need(step, moves)
     found = waits(step, moves, needed, int(needed.max()))
     ticks = ticks_of(step, moves)
     ready = _ready(step, moves, play(step, moves, machine, tiers) if machine else None, before_idle=before_idle)
     counts = [np.searchsorted(np.maximum.accumulate(each), ticks, side="right") for each in ready]
-    # Of the writes of the step before, then of this one's.
+    # Counts below 0 are of the writes of the step before, the others of this step's.
     both = np.where(counts[0] < len(moves.n), counts[0] - len(moves.n), counts[1])
     least = none = -len(moves.n) if moves.wraps.any() else 0
     for tick, count in zip(listed(ticks), listed(both), strict=True):
@@ -79,10 +79,10 @@ def early_waits(
 
 
 def _ready(step: LastStep, moves: Moves, done: Play | None, *, before_idle: bool) -> tuple[Ints, Ints]:
-    """Per write of the step before, and of this one, the position from which it should have ended."""
+    """Return, for the writes of the step before and of this one, the position from which each should have ended."""
     earlier = np.full(len(moves.n), step.first_op, np.int64)
     if done is None:
-        # A later write that is to have ended takes the earlier ones along; who still uses those keeps them alive.
+        # Waiting for a later write waits for the earlier ones too; a storage that is still used stays alive.
         idle_from = np.minimum.accumulate(step.idle_from[moves.n][::-1])[::-1]
         if before_idle:
             ticks = ticks_of(step, moves)
@@ -99,18 +99,18 @@ def _ready(step: LastStep, moves: Moves, done: Play | None, *, before_idle: bool
 
 
 def waits_at_saves(step: LastStep, moves: Moves) -> dict[int, int]:
-    """Waits for each write where its storage is saved: from there on it is there only for who else uses it."""
+    """Wait for each write at the tick at which its storage is saved; after that only other users keep the storage."""
     saved_at = step.saved_at[moves.n[moves.n < len(step.saves)]]
     return {tick: int(np.searchsorted(saved_at, tick, side="right")) for tick in listed(np.unique(saved_at))}
 
 
 def away_while_waiting(step: LastStep, moves: Moves, waiting: Mapping[int, int]) -> Away:
-    """(move, begin, end): points [begin, end) at which the bytes of moves are not on the device, none of them empty.
+    """Return arrays (move, begin, end): the bytes of a move are off the device at points [begin, end), never empty.
 
     Args:
         step: the last step of a trace.
         moves: the swaps.
-        waiting: by position of a tick, how many writes must have ended there, those of the step before below 0.
+        waiting: by position of a tick, how many writes must have ended there; below 0, writes of the step before.
     """
     ticks, count = sorted(waiting), len(moves.n)
     counts = np.maximum.accumulate(np.array([waiting[tick] for tick in ticks], np.int64))
@@ -122,7 +122,7 @@ def away_while_waiting(step: LastStep, moves: Moves, waiting: Mapping[int, int])
     at = np.maximum(begin, step.points(np.minimum(left, step.end_op)))
     whole = len(step.level)
     first = np.where(leaves, at, whole), np.where(moves.wraps, whole, end)
-    # What left in one step is away when the next begins.
+    # A storage that left in one step is away when the next begins.
     again = np.where(carried < moves.back, step.points(np.minimum(carried, step.end_op)), whole)
     second = np.where(leaves, 0, again)[moves.wraps], end[moves.wraps]
     every = np.arange(count, dtype=np.int64)
@@ -141,16 +141,17 @@ def cycle(
     emptied: Collection[int] = (),
     limit_bytes: int | None = None,
 ) -> Cycle:
-    """The last of some equal steps under a plan.
+    """Play equal steps under a plan and return the last of them.
 
     Args:
         step: the last step of a trace.
         moves: the swaps of the plan.
         waiting: by position of a tick, how many writes must have ended there.
-        settings: of the allocator, as in PYTORCH_ALLOC_CONF.
-        steps: how many; 0 for as many as it takes until what is reserved grows no more.
+        settings: settings of the allocator, as in PYTORCH_ALLOC_CONF.
+        steps: number of steps; 0 for as many as it takes until reserved bytes grow no more.
         emptied: positions of ticks at which the cache is emptied.
-        limit_bytes: what the allocator may reserve; None for no limit. With one, each step begins with an empty cache.
+        limit_bytes: the most that the allocator may reserve; None for no limit. With a limit, each step begins with an
+            empty cache.
     """
     steps = steps or (STEPS_EMPTIED if emptied or limit_bytes else STEPS)
     if limit_bytes:
@@ -166,18 +167,18 @@ def cycle(
 
 @final
 class Limited:
-    """Steps under a plan where the allocator has its cache emptied at some ticks, and may have a limit.
+    """Steps under a plan in which the allocator's cache is emptied at some ticks, and which may have a limit.
 
-    With nothing in the cache, a block never takes a part of a larger hole that the next one would need. At its limit
-    the allocator empties the cache itself, which is often too late for that, and ends the training where that is not
-    enough: so a limit is for what nothing else meets. It is there from the beginning of a step to its end, and the
-    cache is empty at both, as what comes between steps has none.
+    With an empty cache, a block never takes a part of a larger hole that the next one needs. At its limit the
+    allocator empties the cache itself. That is often too late, and ends the training if it is not enough. So a limit is
+    the last resort. It holds from the beginning of a step to its end, and the cache is empty at both. Code between
+    steps runs without a limit.
 
     Args:
         step: the last step of a trace.
         moves: the swaps of the plan.
         waiting: by position of a tick, how many writes must have ended there.
-        settings: of the allocator, as in PYTORCH_ALLOC_CONF.
+        settings: settings of the allocator, as in PYTORCH_ALLOC_CONF.
         places: ticks at which the cache may be emptied.
     """
 
@@ -189,18 +190,19 @@ class Limited:
         self._places = [tick for tick in listed(ticks_of(step, moves)) if tick in places]
 
     def fits(self, limit_bytes: int) -> bool:
-        """Whether all fits within a limit if the cache is emptied wherever it may be."""
+        """Return whether all steps fit within a limit if the cache is emptied wherever it may be."""
         return self._held(limit_bytes, self._places) is not None
 
     def emptied_within(self, limit_bytes: int, *, is_limit: bool = True) -> tuple[frozenset[int], int] | None:
-        """Few ticks at which to empty the cache, and what then is reserved at most; None where nothing is enough.
+        """Find few ticks at which to empty the cache; return them and the most that is reserved then.
 
-        At most, and from the first step on: emptied at few places, the cache takes some steps to lose what is in the
-        way. Runs of places are left out while the rest is enough: half of them, then shorter ones.
+        Returns None if no choice keeps within the limit. All steps count, the first included: emptied at few places,
+        the cache takes some steps to lose the blocks that are in the way. The search leaves out runs of places while
+        the rest is enough: half of them, then shorter runs.
 
         Args:
-            limit_bytes: what may be reserved.
-            is_limit: whether the allocator knows of that.
+            limit_bytes: the most that may be reserved.
+            is_limit: whether the allocator is given that limit.
         """
         found, reserved = self._places, self._held(limit_bytes, self._places, is_limit=is_limit)
         if reserved is None:
@@ -219,7 +221,7 @@ class Limited:
         return frozenset(found), reserved
 
     def _held(self, limit_bytes: int, emptied: Sequence[int], *, is_limit: bool = True) -> int | None:
-        """What is reserved at most; None where that is more than what may be."""
+        """Return the most that is reserved; None if that exceeds the limit."""
         done = played(
             self._step,
             self._moves,
@@ -233,5 +235,5 @@ class Limited:
 
 
 def _per_op(step: LastStep, level: Ints) -> Ints:
-    """Maximum during each op and at the tick before it."""
+    """Return the maximum during each op and at the tick before it."""
     return np.maximum.reduceat(level[: step.point_of[-1]], step.point_of[:-1])

@@ -1,14 +1,14 @@
-"""What the caching allocator holds over the last step of a trace, kept as it is or changed by a plan.
+"""Reserved curve: what the caching allocator holds over the last step of a trace, as recorded or under a plan.
 
 Note: [Steps of a plan]
-What a step leaves in the cache is what the next one finds. So a step under a plan is the last of `STEPS` equal ones,
-the first of which finds the storages that are live before it and not away, and an empty cache: the steps before it in
-the trace did not follow the plan, and would leave a cache that the plan never has.
+The blocks that a step leaves in the cache are those that the next one finds. So a step under a plan is the last of
+`STEPS` equal steps. The first of them begins with the storages that are live and not away, and with an empty cache. The
+earlier steps of the trace are not replayed: they did not follow the plan, and would leave a cache that it never has.
 
 Note: [At the limit]
 An allocator with a limit empties its cache before it fails: it waits for the device, gives every segment without a
-block back to the driver and asks again. So what a plan reserves beyond its budget is no failure where the blocks
-themselves fit, but costs the wait and the calls of the driver.
+block back to the driver and asks again. So a plan that reserves more than its budget does not fail if the blocks
+themselves fit. It costs the wait and the calls of the driver.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from elbowroom.trace import Trace
 from elbowroom.units import NONE
 
 STEPS = 4
-"""Equal steps until what is reserved grows no more, as far as was seen."""
+"""Equal steps to play: reserved bytes did not grow after that in any case that was looked at."""
 
 LEAVES, EMPTIES, COMES, RUNS = range(4)
-"""What happens at a point, in this order: a storage leaves, the cache is emptied, something is allocated or freed, a
+"""Kinds of events at a point, in this order: a storage leaves, the cache is emptied, a block is allocated or freed, a
 recipe runs."""
 
 Away = tuple[Ints, Ints, Ints]
-"""(move, begin, end): points [begin, end) at which the bytes of moves are not on the device."""
+"""Arrays (move, begin, end): the bytes of a move are off the device at points [begin, end)."""
 
 
 class Driven(NamedTuple):
-    """Where the allocator turns to the driver in a step.
+    """A call of the allocator to the driver in a step.
 
     Attributes:
-        point: of the allocation.
-        asked_bytes: what it takes from the driver there.
-        freed_bytes: what it gives back before, of its cache.
-        freed_segments: in so many segments; 0 with expandable segments, which are not counted.
+        point: point of the allocation.
+        asked_bytes: bytes that the allocator takes from the driver there.
+        freed_bytes: bytes of its cache that it gives back before.
+        freed_segments: number of segments that it gives back; 0 with expandable segments, which are not counted.
         empties: whether it waits for the device and empties its cache.
     """
 
@@ -57,13 +57,13 @@ class Driven(NamedTuple):
 
 
 class ReservedCurve(NamedTuple):
-    """Reserved bytes.
+    """Reserved bytes over a step.
 
     Attributes:
-        level: per point, once its recipes have run.
-        before: per rebuild, when its recipe starts.
-        beats: while the recipes run.
-        driven: where the driver is asked in every such step.
+        level: bytes per point, once its recipes have run.
+        before: bytes per rebuild, when its recipe starts.
+        beats: bytes while each op of a recipe runs.
+        driven: the calls to the driver in every such step.
     """
 
     level: Ints
@@ -75,7 +75,7 @@ class ReservedCurve(NamedTuple):
 class _Due(NamedTuple):
     """One event of the allocator at a point; `run` is the (rebuild, turn of its recipe) that makes it.
 
-    Of what happens in the same order at a point, the smaller `place` comes first.
+    Among events with the same point and `order`, the smaller `place` comes first.
     """
 
     point: int
@@ -87,12 +87,12 @@ class _Due(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Played:
-    """The last of some equal steps, through the allocator.
+    """The last of some equal steps that were replayed through the allocator.
 
     Attributes:
-        allocated, reserved: per point, bytes once all is done that happens there.
-        most_reserved: bytes reserved at most in any of the steps.
-        failed: an allocation did not fit.
+        allocated, reserved: bytes per point, after all events there.
+        most_reserved: the most bytes reserved in any of the steps.
+        failed: whether an allocation did not fit.
     """
 
     allocated: Ints
@@ -104,26 +104,26 @@ class Played:
     _driven: tuple[Driven, ...]
 
     def heights(self, step: LastStep, moves: Moves) -> ReservedCurve:
-        """What it reserved."""
+        """Return the reserved bytes of the step."""
         return ReservedCurve(self.reserved, *_runs(step, moves, self._due, self._levels), self._driven)
 
 
 def reserved_at(
     step: LastStep, moves: Moves, away: Away, settings: str, *, as_recorded: bool, limit_bytes: int | None = None
 ) -> ReservedCurve:
-    """Reserved bytes over the last step.
+    """Return the reserved bytes over the last step.
 
-    As recorded, all events of the trace are replayed, so that the step finds the cache as the steps before it left it;
-    otherwise see Note: [Steps of a plan].
+    With `as_recorded`, all events of the trace are replayed. So the step finds the cache that the steps before it left.
+    Otherwise see Note: [Steps of a plan].
 
     Args:
         step: the last step.
         moves: what is swapped and rebuilt.
         away: where the bytes of the moves are not on the device.
-        settings: of the allocator, as in PYTORCH_ALLOC_CONF.
+        settings: settings of the allocator, as in PYTORCH_ALLOC_CONF.
         as_recorded: the plan changes nothing.
-        limit_bytes: what the allocator may reserve; None for no limit. Where what is allocated does not fit there,
-            what it would reserve without one.
+        limit_bytes: the most that the allocator may reserve; None for no limit. If the blocks do not fit there, the
+            result is that without a limit.
     """
     found = (
         _recorded(step, moves, settings) if as_recorded else played(step, moves, away, settings).heights(step, moves)
@@ -136,7 +136,7 @@ def reserved_at(
 
 
 def _recorded(step: LastStep, moves: Moves, settings: str) -> ReservedCurve:
-    """Reserved bytes of a step that keeps everything, after the steps before it."""
+    """Return the reserved bytes of a step that keeps everything, after the earlier steps of the trace."""
     before = _before(step, everything=True)
     none = step.point_of[:0]
     due = sorted([*_inside(step, moves, (none, none, none)), *_emptied(step)], key=_in_order)
@@ -155,15 +155,15 @@ def played(
     steps: int = STEPS,
     emptied: Collection[int] = (),
 ) -> Played:
-    """The last of some equal steps under moves: see Note: [Steps of a plan].
+    """Replay equal steps under moves and return the last of them: see Note: [Steps of a plan].
 
     Args:
         step: the last step.
         moves: what is swapped and rebuilt.
         away: where the bytes of the moves are not on the device.
-        settings: of the allocator, as in PYTORCH_ALLOC_CONF.
-        limit_bytes: what the allocator may reserve; None for no limit.
-        steps: how many.
+        settings: settings of the allocator, as in PYTORCH_ALLOC_CONF.
+        limit_bytes: the most that the allocator may reserve; None for no limit.
+        steps: number of steps.
         emptied: positions at which the cache is given back to the driver.
     """
     empties = [_Due(int(step.point_of[at - step.first_op]), EMPTIES, ("empty_cache",)) for at in emptied]
@@ -185,9 +185,10 @@ def played(
 
 
 def _of_steps(step: LastStep, due: Sequence[_Due], steps: int, away: set[int]) -> tuple[list[Event], Ints, int]:
-    """The events of equal steps; how many come before the last and up to each that is due in it; and before the first.
+    """Return (events, ends, first) of equal steps.
 
-    The storages `away` are not there when the first begins.
+    `ends` counts the events before the last step, and then up to each event that is due in it. `first` counts the
+    events before the first step. The storages `away` are not on the device when that begins.
     """
     events = [event for event in _before(step, everything=False) if event[1] not in away]
     blocks = _Blocks(step, events)
@@ -208,20 +209,20 @@ def _in_order(due: _Due) -> tuple[int, int, int]:
 
 
 def _per_point(step: LastStep, due: Sequence[_Due], levels: Ints) -> Ints:
-    """What is held at each point, from what is held after so many of the events."""
+    """Return the bytes at each point; levels[k] are the bytes after the first k events that are due."""
     points = np.array([each.point for each in due], np.int64)
     return levels[np.searchsorted(points, np.arange(len(step.level)), side="right")]
 
 
 def _driven(done: Replay, due: Sequence[_Due], at: Ints) -> Iterator[Driven]:
-    """Where the driver was asked in the last step, whose k-th event that is due is event at[k] - 1."""
+    """Yield the calls to the driver in the last step; at[k] counts the events up to the k-th one that is due."""
     change = np.diff(np.concatenate([np.zeros(1, np.int64), done.reserved_bytes]))
     retried = np.diff(np.concatenate([np.zeros(1, np.int64), done.retries])) > 0
     segments = np.diff(np.concatenate([np.zeros(1, np.int64), done.segments]))
     for each, end, begin in zip(due, listed(at[1:]), listed(at[:-1]), strict=True):
         if end == begin or not (retried[end - 1] or change[end - 1] > 0):
             continue
-        # One event both gives back and takes: what it took alone is at least what was asked for.
+        # Such an event gives back and takes in one: it took at least the bytes of the allocation.
         asked = int(each.event[2]) if retried[end - 1] else int(change[end - 1])
         freed = max(0, asked - int(change[end - 1])) if retried[end - 1] else 0
         count = max(0, 1 - int(segments[end - 1])) if retried[end - 1] else 0
@@ -229,11 +230,11 @@ def _driven(done: Replay, due: Sequence[_Due], at: Ints) -> Iterator[Driven]:
 
 
 class _Blocks:
-    """Names blocks: those that one step leaves are those that the next one finds, as far as their sizes agree.
+    """Names of blocks over equal steps: the blocks that one step leaves are found by the next, if their sizes agree.
 
     Args:
         step: the step that is played.
-        before: events before the first one, by storage.
+        before: events of storages before the first step.
     """
 
     def __init__(self, step: LastStep, before: Sequence[Event]) -> None:
@@ -251,7 +252,7 @@ class _Blocks:
                 self._held.pop(storage, None)
 
     def event(self, event: Event) -> list[Event]:
-        """The event of a storage in the step that is played; scratch memory and recipes have names of their own."""
+        """Return the events with the block's name in this step; scratch memory and recipes have names of their own."""
         if len(event) == 1:
             return [event]
         what, key, *size = event
@@ -264,7 +265,7 @@ class _Blocks:
         return [] if name is None else [("free", name)]
 
     def next_step(self) -> list[Event]:
-        """Events at the end of a step: what no later step would free goes."""
+        """Pass blocks on to the next step; return events that free those that no later step would free."""
         by_size: dict[int, list[int]] = {}
         for storage in self._left:
             name = self._held.pop(storage, None)
@@ -279,7 +280,7 @@ class _Blocks:
 
 
 def _runs(step: LastStep, moves: Moves, due: list[_Due], levels: Ints) -> tuple[list[int], list[Beat]]:
-    """Reserved bytes before each recipe and while it runs; `levels` are those after so many of the events."""
+    """Return reserved bytes before each recipe and while it runs; levels[k] are those after the first k events."""
     before: list[int] = []
     beats: list[Beat] = []
     keys = [(each.point, each.order, *each.run) for each in due] if moves.rebuilds else []
@@ -294,12 +295,12 @@ def _runs(step: LastStep, moves: Moves, due: list[_Due], levels: Ints) -> tuple[
 
 
 def streams_of(trace: Trace) -> dict[int, tuple[int]]:
-    """The stream of each storage that the default one did not allocate, as the end of its event."""
+    """Return, for each storage that another than the default stream allocated, the stream as the end of its event."""
     return {storage: (stream,) for storage, stream in trace.streams}
 
 
 def _before(step: LastStep, *, everything: bool) -> list[Event]:
-    """Events before the step: all of them, or those before the first op and what then leads to its live storages."""
+    """Return events before the step: all, or those before the first op and those of storages live in the step."""
     early = [event for event in step.trace.events if event.op < step.first_op]
     at_first = {event.storage for event in early if event.op < 0}
     empties = set(step.trace.empties) if everything else set[int]()
@@ -314,7 +315,7 @@ def _before(step: LastStep, *, everything: bool) -> list[Event]:
 
 
 def _emptied(step: LastStep) -> Iterator[_Due]:
-    """Where the training itself empties the cache in the step: once the op before is done."""
+    """Yield the points at which the training itself empties the cache: after the op before them is done."""
     events = step.trace.events
     for place in step.trace.empties:
         position = events[place - 1].op + 1 if place else 0
@@ -323,7 +324,7 @@ def _emptied(step: LastStep) -> Iterator[_Due]:
 
 
 def _inside(step: LastStep, moves: Moves, left: Away) -> Iterator[_Due]:
-    """The step's own events and what the moves add."""
+    """Yield the step's own events and those that the moves add."""
     away: set[int] = set()
     on = streams_of(step.trace)
     rank = {i: place for place, i in enumerate(in_order_of_need(step, moves))}
@@ -344,7 +345,7 @@ def _inside(step: LastStep, moves: Moves, left: Away) -> Iterator[_Due]:
 
 
 def _of_op(step: LastStep, op: int, away: set[int], on: dict[int, tuple[int]]) -> Iterator[_Due]:
-    """What an op of the step allocates and frees, but for the frees of what is away then."""
+    """Yield what an op of the step allocates and frees, except frees of storages that are away then."""
     for storage, size in step.events_of(op):
         if storage == NONE:
             event: Event = ("alloc", (NONE, op), size) if size > 0 else ("free", (NONE, op))
@@ -356,7 +357,7 @@ def _of_op(step: LastStep, op: int, away: set[int], on: dict[int, tuple[int]]) -
 
 
 def _recipes(step: LastStep, moves: Moves) -> Iterator[_Due]:
-    """What the recipes allocate and free."""
+    """Yield what the recipes allocate and free."""
     on = streams_of(step.trace)
     for r, rebuild in enumerate(moves.rebuilds):
         point = int(step.point_of[rebuild.position - step.first_op])

@@ -1,11 +1,11 @@
 """simulate: the last step of a trace, on a machine, under a plan, as a Timeline. With the empty plan: the estimate.
 
-One compute lane runs the ops one after the other, each for its recorded time or that of the algorithm chosen, and the
-recipes of recomputes between them; the lanes of the links run the copies (lanes.py). A swapped storage leaves the
-device at the first tick after its write ended, once it is idle, and counts again from the start of its swap back. A
+One compute lane runs the ops one after the other, with the recipes of recomputes between them. An op takes its recorded
+time, or that of the algorithm chosen. The lanes of the links run the copies (lanes.py). A swapped storage leaves the
+device at the first tick after its write ended, once it is idle. It counts again from the start of its swap back. A
 recomputed one leaves as soon as it is idle, and counts again when its recipe makes it. While an op runs the device
 curve shows the most it holds during that op.
-Ignored: time between ops, and that copies slow compute down. Cost: linear in the ops, events, swaps and recipes.
+Ignored: time between ops; copies slow compute down. Cost: linear in the ops, events, swaps and recipes.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from elbowroom.trace import Trace
 from elbowroom.units import format_bytes, format_ns
 
 MOST_PLAYS = 4
-"""Times that a step is played until where storages leave and where the driver is waited for agree."""
+"""Most times that a step is played until the places where storages leave agree with the waits for the driver."""
 
 
 def simulate(trace: Trace, machine: Machine, plan: Plan | None = None) -> Timeline:
-    """Say what the last step of a trace will do.
+    """Simulate the last step of a trace.
 
     Args:
         trace: what the training does.
-        machine: where it runs; the rates of its links are used, the recorded durations of the ops as they are.
+        machine: where it runs: the rates of its links are used; ops keep their recorded durations.
         plan: what to do with each storage; None keeps everything.
 
     Returns:
@@ -78,9 +78,9 @@ def simulate(trace: Trace, machine: Machine, plan: Plan | None = None) -> Timeli
 def _played(
     step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierName], plan: Plan
 ) -> tuple[Play, ReservedCurve | None, Mapping[int, int]]:
-    """The play, and where there is a caching allocator what it reserves, and by op how long compute waits for that.
+    """Return the play, the reserved bytes (None without a caching allocator) and the waits for the driver by op.
 
-    The waits depend on where storages leave, and that on the waits: so the step is played until they agree, or
+    The waits depend on where storages leave, and that on the waits. So the step is played until they agree, or
     `MOST_PLAYS` times.
     """
     if machine.allocator == "exact":
@@ -135,7 +135,7 @@ def _run(kind: SpanKind, step: LastStep, op: int, start_ns: int) -> Span:
 
 
 def _transfer(copy: LaneUse, storage: int, tier: TierName, two_hops: bool, moves: Moves) -> Span:
-    """One use of a lane as a span. On a machine with one link to the disk that one's lanes are the disk's."""
+    """Return one use of a lane as a span; a direct link from device to disk has the lanes of the disk."""
     near: tuple[Lane, Lane] = ("copy out", "copy back") if two_hops or tier == "host" else ("disk write", "disk read")
     lanes: dict[int, Lane] = {OUT: near[0], BACK: near[1], WRITE: "disk write", READ: "disk read"}
     return Span(
@@ -151,18 +151,18 @@ def _transfer(copy: LaneUse, storage: int, tier: TierName, two_hops: bool, moves
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A simulated timeline beside a measured one of the same step.
+    """A simulated timeline compared with a measured one of the same step.
 
     Attributes:
         peak_allocated_simulated_bytes: peak of the simulated device curve.
         peak_allocated_measured_bytes: peak of the measured one.
         peak_error_bytes: simulated less measured.
-        peak_error: |simulated - measured| / measured; 0 where both are 0.
+        peak_error: |simulated - measured| / measured; if measured is 0, 1 where simulated is not, else 0.
         step_simulated_ns: simulated time of the step.
         step_measured_ns: measured time of the step.
-        step_ratio: simulated / measured; 0 where nothing was measured.
-        stall_simulated_ns: simulated time compute waited for copies.
-        stall_measured_ns: the measured one.
+        step_ratio: simulated / measured; 0 if the measured time is 0.
+        stall_simulated_ns: simulated time that compute waited for copies.
+        stall_measured_ns: measured time that compute waited for copies.
         swapped_simulated_bytes: (out, back), simulated.
         swapped_measured_bytes: (out, back), measured.
     """
@@ -199,7 +199,7 @@ def _row(
 
 
 def compare(one: Timeline, other: Timeline) -> Comparison:
-    """Put a simulated timeline beside a measured one, given in either order.
+    """Compare a simulated timeline with a measured one, given in either order.
 
     Raises:
         UsageError: both are simulated, or both measured.

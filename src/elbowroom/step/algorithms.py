@@ -1,7 +1,7 @@
-"""Algorithms: the last step as it is when some of its ops run with other algorithms that the trace offers.
+"""Algorithms: the last step if some of its ops run with other algorithms that the trace offers.
 
-An algorithm changes the time of its op and the workspace that it takes: the largest storage of category "workspace"
-that the op allocates and frees. Where the op has none, the workspace is added where the op holds the most.
+An algorithm changes the time of its op and its workspace: the largest storage of category "workspace" that the op
+allocates and frees. If the op has none, the workspace is added at the point at which the op holds the most.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from elbowroom.trace import Choice
 
 
 def with_algorithms(step: LastStep, algorithms: Sequence[Algorithm]) -> LastStep:
-    """A last step whose ops run with other algorithms, each of which must be offered. Cost: linear in the step."""
+    """Return the last step with other algorithms, each of which must be offered. Cost: linear in the step."""
     chosen = {algorithm.op: choice_of(step, algorithm) for algorithm in algorithms}
     return with_choices(step, {op: choice for op, choice in chosen.items() if choice is not None})
 
 
 def with_choices(step: LastStep, choices: Mapping[int, Choice]) -> LastStep:
-    """A recorded last step whose ops take the time and the workspace of choices, by op, on offer or not."""
+    """Return the last step with the time and the workspace of `choices`, by op; they need not be offered."""
     if not choices:
         return step
     op_ns, sizes, scratch = np.diff(step.at_ns), step.storage_bytes.copy(), dict(step.scratch)
@@ -53,14 +53,14 @@ def with_choices(step: LastStep, choices: Mapping[int, Choice]) -> LastStep:
 
 
 def choice_of(step: LastStep, algorithm: Algorithm) -> Choice | None:
-    """The choice that an algorithm names; None where its op of the last step does not offer it."""
+    """Return the choice that an algorithm names; None if its op of the last step does not offer it."""
     if not step.first_op <= algorithm.op < step.end_op:
         return None
     return next((choice for choice in step.trace.ops[algorithm.op].choices if choice.name == algorithm.choice), None)
 
 
 def workspace_of(step: LastStep, op: int) -> int | None:
-    """The storage that is an op's workspace; None where it has none."""
+    """Return the storage that is an op's workspace; None if it has none."""
     begin, end = (int(point) for point in step.point_of[op - step.first_op : op - step.first_op + 2])
     found = [
         (size_bytes, storage)
@@ -73,7 +73,7 @@ def workspace_of(step: LastStep, op: int) -> int | None:
 
 
 def why_not_chosen(step: LastStep, algorithm: Algorithm) -> str | None:
-    """Why an algorithm cannot be chosen, as a clause; None where it can."""
+    """Say why an algorithm cannot be chosen, as a clause; None if it can."""
     if not step.first_op <= algorithm.op < step.end_op:
         return f"op {algorithm.op} is not in the last step (ops {step.first_op} to {step.end_op - 1})"
     if choice_of(step, algorithm) is None:

@@ -20,11 +20,11 @@ def check(trace: Trace, plan: Plan, machine: Machine | None = None, other: Trace
     """Raise unless a plan can run on its trace (and machine) with unchanged numbers and inside its budget.
 
     Args:
-        trace: what will run.
-        plan: what to do with it.
-        machine: where; its tiers must hold what the plan puts there.
-        other: the trace that the plan was made for, where it is at hand: if that is another one, the error says where
-            the two first differ.
+        trace: the training.
+        plan: the plan to check.
+        machine: where it runs; its tiers must hold what the plan puts there.
+        other: the trace that the plan was made for, if at hand. If it is not `trace`, the error says where the two
+            first differ.
 
     Raises:
         InvalidPlan: names the storage, the op and the rule that is broken.
@@ -37,7 +37,7 @@ def check(trace: Trace, plan: Plan, machine: Machine | None = None, other: Trace
 
 
 def check_step(step: LastStep, plan: Plan, machine: Machine | None = None) -> None:
-    """As `check`, for a last step whose facts are at hand."""
+    """Check a plan as `check` does, given the facts of the last step."""
     if plan.trace_id != step.trace.id:
         raise InvalidPlan(f"{_of_another(step.trace, plan)}; plan again with elbowroom.plan for this trace")
     window_of = step.window_of
@@ -71,7 +71,7 @@ def _of_another(trace: Trace, plan: Plan) -> str:
 
 
 def _problem(step: LastStep, swap: Swap, window_of: dict[int, int], ticks: set[int]) -> str | None:
-    """What is wrong with one swap, as a clause; None where nothing is."""
+    """Say what is wrong with one swap, as a clause; None if nothing is."""
     if swap.storage >= len(step.trace.storages):
         return f"the trace has only storages 0 to {len(step.trace.storages) - 1}"
     n = window_of.get(swap.storage)
@@ -85,7 +85,7 @@ def _problem(step: LastStep, swap: Swap, window_of: dict[int, int], ticks: set[i
 
 
 def _misplaced(step: LastStep, swap: Swap, n: int, ticks: set[int]) -> str | None:
-    """Whether the swap starts or ends where the runtime cannot do so."""
+    """Say why the runtime cannot start or end the swap where the plan does; None if it can."""
     save, back = step.saves[n], swap.back_before_op
     idle_from, first_read = int(step.idle_from[n]), int(step.first_read[n])
     if swap.out_after_op != save.saved_at - 1:
@@ -103,7 +103,7 @@ def _misplaced(step: LastStep, swap: Swap, n: int, ticks: set[int]) -> str | Non
 
 
 def _misplaced_state(step: LastStep, swap: Swap, n: int, ticks: set[int]) -> str | None:
-    """Whether the swap of an optimizer state or gradient starts or ends where it may not."""
+    """Say why the swap of an optimizer state or gradient may not start or end there; None if it may."""
     out, back = int(step.idle_from[n]) - 1, swap.back_before_op
     next_use = int(step.first_read[n])
     cyclic = next_use <= out
@@ -120,7 +120,7 @@ def _misplaced_state(step: LastStep, swap: Swap, n: int, ticks: set[int]) -> str
 
 
 def _touched(step: LastStep, swap: Swap, n: int) -> str | None:
-    """Whether an op uses the storage while it is away."""
+    """Say which op uses the storage while it is away; None if none does."""
     op = int(step.used_op[n])
     if op < swap.back_before_op and op < step.end_op:
         window = f"[{int(step.idle_from[n])}, {swap.back_before_op})"
@@ -129,7 +129,7 @@ def _touched(step: LastStep, swap: Swap, n: int) -> str | None:
 
 
 def _no_recompute(step: LastStep, recompute: Recompute, window_of: dict[int, int], ticks: set[int]) -> str | None:
-    """What is wrong with one recompute, but for whether its inputs are on the device; None where nothing is."""
+    """Say what is wrong with one recompute, inputs aside (`_check_inputs`); None if nothing is."""
     before = recompute.before_op
     if problem := check_recipe(step, recompute):
         return problem
@@ -142,7 +142,7 @@ def _no_recompute(step: LastStep, recompute: Recompute, window_of: dict[int, int
 
 
 def _check_inputs(step: LastStep, moves: Moves) -> None:
-    """What each recipe reads is on the device when it runs."""
+    """Raise unless all that each recipe reads is on the device when it runs."""
     windows: dict[int, tuple[int, int]] = {}
     begin, end = step.window(moves.n, moves.back)
     for storage, first, last in zip(*map(listed, (step.storage_of(moves.n), begin, end)), strict=True):
@@ -150,7 +150,7 @@ def _check_inputs(step: LastStep, moves: Moves) -> None:
     for rebuild in moves.rebuilds:
         storages = listed(step.storage_of(rebuild.n))
         for storage, first, last in zip(storages, listed(rebuild.begin), listed(rebuild.end), strict=True):
-            # A recipe rebuilds its storages after its position: later ones there find them, it and earlier ones do not.
+            # A recipe rebuilds its storages after its position: later recipes there find them, earlier ones do not.
             windows[storage] = (first, last + 1)
     for rebuild in moves.rebuilds:
         point = int(step.point_of[rebuild.position - step.first_op])
@@ -183,7 +183,7 @@ def _check_budget(step: LastStep, plan: Plan, moves: Moves) -> None:
 
 
 def _check_machine(step: LastStep, plan: Plan, moves: Moves, machine: Machine) -> None:
-    """Every tier of the plan exists, is linked to the device and has room."""
+    """Raise unless every tier of the plan exists, is linked to the device and has room."""
     tiers = tiers_of_plan(step, plan, moves)
     capacity = {tier.name: tier.capacity_bytes for tier in machine.tiers}
     for name in sorted(set(tiers)):

@@ -1,10 +1,10 @@
-"""Windows: when nothing of a step needs its optimizer states and gradients.
+"""Windows: when no op of a step uses its optimizer states and gradients.
 
-Each has one: the longest time between two ops in a row that read or write it, among them the one from its last use in
-a step to its first use in the next, where it outlives the step. Where an optimizer's step is carried out in parts, a
-part uses all its states from its first op to its last, and only what a part names may be away. A gradient may be away
-between the end of an accumulation and what uses it next, where that is another one or a part: at both the runtime gets
-control, and nobody else has asked for it.
+Each state and gradient has at most one window: the longest time between two successive ops that read or write it. If it
+outlives the step, the time from its last use to its first in the next step counts too. An optimizer's step may be
+carried out in parts. Then a part uses all its states from its first op to its last. Only these states may be away.
+A gradient may be away from the end of an accumulation to its next use. That use must be another accumulation or a part.
+The runtime gets control at both, and no other code has asked for the gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STATES: tuple[Category, ...] = ("optimizer_state", "gradient")
 
 
 class Window(NamedTuple):
-    """A storage is idle from a position until it is used again; where that is not later, in the next step."""
+    """A storage is idle from a position until its next use; a next use that is not later is in the next step."""
 
     storage: int
     idle_from: int
@@ -27,7 +27,7 @@ class Window(NamedTuple):
 
 
 def state_windows(trace: Trace, step: Step, at_ns: list[int], stays: list[bool]) -> list[Window]:
-    """The windows of a step, in the order in which they begin.
+    """Return the windows of a step, in the order in which they begin.
 
     Args:
         trace: the trace.
@@ -57,12 +57,12 @@ def state_windows(trace: Trace, step: Step, at_ns: list[int], stays: list[bool])
 
 
 def parts_of(trace: Trace, step: Step) -> tuple[Part, ...]:
-    """The parts of optimizers' steps in a step, and the accumulations."""
+    """Return the parts of optimizers' steps in a step, and the accumulations."""
     return tuple(p for p in trace.parts if step.first_op <= p.first_op and p.end_op <= step.end_op)
 
 
 def _of_gradients(trace: Trace, step: Step) -> Iterator[Window]:
-    """From the end of each accumulation to the next use of its gradient, if that is where the runtime gets control."""
+    """Yield the windows from each accumulation to its gradient's next use, if the runtime gets control there."""
     inside = parts_of(trace, step)
     written: dict[int, list[Part]] = {}
     for part in inside:
@@ -80,7 +80,7 @@ def _of_gradients(trace: Trace, step: Step) -> Iterator[Window]:
 
 
 def _ops_using(trace: Trace, step: Step, storages: set[int]) -> dict[int, list[int]]:
-    """The ops that read or write each of some storages, ascending."""
+    """Return the ops that read or write each of some storages, ascending."""
     found: dict[int, list[int]] = {storage: [] for storage in storages}
     for op in range(step.first_op, step.end_op):
         for storage in storages.intersection((*trace.ops[op].reads, *trace.ops[op].writes)):
@@ -89,7 +89,7 @@ def _ops_using(trace: Trace, step: Step, storages: set[int]) -> dict[int, list[i
 
 
 def _movable(trace: Trace) -> list[bool]:
-    """Per storage, whether it may have a window between any two ops that use it."""
+    """Return per storage whether it may have a window between any two ops that use it."""
     named = {storage for part in trace.parts if part.kind == "optimizer" for storage in part.storages}
     return [
         known.category in STATES and known.size_bytes > 0 and (not trace.parts or storage in named)
@@ -98,14 +98,14 @@ def _movable(trace: Trace) -> list[bool]:
 
 
 def _uses_of_parts(trace: Trace, step: Step) -> dict[int, tuple[int, ...]]:
-    """By op of a part: the storages that the part uses."""
+    """Return by op of a part the storages that the part uses."""
     return {op: part.storages for part in parts_of(trace, step) for op in range(part.first_op, part.end_op)}
 
 
 def _note(
     longest: dict[int, tuple[int, Window]], idle_ns: int, last: dict[int, int], storage: int, next_use: int
 ) -> None:
-    """Keep the window from the last use on if it is longer than the one known."""
+    """Keep the window that begins after the last use if it is longer than the one known."""
     _keep(longest, idle_ns, Window(storage, last[storage] + 1, next_use))
 
 

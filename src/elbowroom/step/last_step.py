@@ -1,9 +1,9 @@
-"""What follows from a trace about its last step: nominal times, allocated bytes, ticks, and where saves are idle.
+"""Last step: facts that follow from a trace: nominal times, allocated bytes, ticks, and where saves are idle.
 
 Three coordinates are used. A *position* lies between two ops (see trace.py). A *point* is one entry of the keep-all
-level: each position has one (the level before its op starts), each alloc or free event has one (the level after it).
-A *slot* is a run of points between two borders, the only points at which something of a plan can begin or end; a
-plan is weighed slot by slot, which costs the same however many ops lie between.
+level. Each position has a point (the level before its op starts). Each alloc or free event has one (the level after
+it). A *slot* is a run of points between two borders. Borders are the only points at which a move of a plan can begin or
+end. A plan is weighed slot by slot, which costs the same however many ops lie between.
 """
 
 from __future__ import annotations
@@ -30,38 +30,40 @@ SWAPPABLE: tuple[Category, ...] = ("activation", "temporary", "workspace")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LastStep:
-    """Facts of the last step of a trace, all derived from it. Per position: index p - first_op, first_op to end_op.
+    """Facts of the last step of a trace, all derived from it.
+
+    An array per position has the entry of position p at index p - first_op, for first_op to end_op.
 
     Attributes:
-        trace: where it comes from.
+        trace: the trace of the step.
         first_op: the step's first op.
         end_op: one past its last op.
         saves: what autograd saved in this step; the n-th entry is the n-th saved storage.
-        parts: of the steps of optimizers in it, where they were carried out in parts.
-        accumulations: of gradients in it, where these may move.
+        parts: the parts of optimizers' steps in it; empty if they were not carried out in parts.
+        accumulations: the accumulations of gradients in it; empty if gradients may not move.
         at_ns: per position, time from the start of the step when nothing ever stalls.
         level: per point, allocated bytes when every storage is kept.
         point_of: per position, the point before its op starts.
-        born: per storage, the point from which it is allocated; 0 where it was there before.
-        gone: per storage, the point from which it is freed; len(level) where it outlives the step.
+        born: per storage, the point from which it is allocated; 0 if it was allocated before the step.
+        gone: per storage, the point from which it is freed; len(level) if it outlives the step.
         borders: points at which slots begin; the first is 0.
         slot_peak: per slot, maximum of `level`.
         ticks: positions at which the runtime gets control, ascending: every first save, every read back, and
             the borders of parts and accumulations.
-        storage: per window, the storage. Windows are the saves, n-th to n-th, and after them those in which nothing
-            uses an optimizer state or a gradient (idle_windows.py).
+        storage: per window, the storage. The n-th window is that of the n-th save. After the saves come the windows of
+            optimizer states and gradients (idle_windows.py).
         size: per window, bytes.
-        saved_at: per save, position; for the others idle_from.
-        idle_from: per window, position; end_op where something else holds a save all the time.
-        first_read: per window, position of the next use; end_op where a save is never read back. Where it is not after
+        saved_at: per window, position of the save; idle_from for states and gradients.
+        idle_from: per window, position; end_op if something else holds a save all the time.
+        first_read: per window, position of the next use; end_op if a save is never read back. If it is not after
             idle_from, the window goes on in the next step.
         returns: per window, whether it is used again at all.
-        repeated: per save, whether its storage was saved more than once in the step.
-        written_op: per save, the first op from saved_at on that writes it before it is read back, else end_op.
-        used_op: per save, the first op from idle_from on that reads or writes it before it is read back, else end_op.
+        repeated: per window, whether its storage has another one, as it was saved more than once in the step.
+        written_op: per window, the first op from saved_at on that writes it before it is read back, else end_op.
+        used_op: per window, the first op from idle_from on that reads or writes it before it is read back, else end_op.
         storage_bytes: per storage, its bytes.
         first_event: index of the step's first event.
-        scratch: by op, (number of its events before it, bytes) of a workspace that the trace has no storage for.
+        scratch: by op, (number of its earlier events, bytes) of a workspace that the trace has no storage for.
     """
 
     trace: Trace
@@ -92,15 +94,15 @@ class LastStep:
     scratch: Mapping[int, tuple[int, int]]
 
     def points(self, positions: Ints) -> Ints:
-        """The point of each position."""
+        """Return the point of each position."""
         return self.point_of[positions - self.first_op]
 
     def slots(self, points: Ints) -> Ints:
-        """The slot that begins at each point (points must be borders, or the end)."""
+        """Return the slot that begins at each point (points must be borders, or the end)."""
         return np.searchsorted(self.borders, points, side="left").astype(np.int64)
 
     def nominal_ns(self, positions: Ints) -> Ints:
-        """Time of each position when nothing stalls."""
+        """Return the time of each position when nothing stalls."""
         return self.at_ns[positions - self.first_op]
 
     @property
@@ -109,13 +111,13 @@ class LastStep:
         return {storage: n for n, storage in reversed(list(enumerate(listed(self.storage))))}
 
     def wraps(self, n: Ints, back: Ints) -> Flags:
-        """Whether windows `n` are away across the end of the step when they are back before the positions `back`."""
+        """Return whether windows `n` that are back before positions `back` are away across the end of the step."""
         return (n >= len(self.saves)) & (back < self.saved_at[n])
 
     def window(self, n: Ints, back: Ints) -> tuple[Ints, Ints]:
-        """Points [begin, end) at which windows `n` are away when they are back before the positions `back`.
+        """Return points [begin, end) at which windows `n` are away when they are back before the positions `back`.
 
-        One that wraps is away from begin to the end of the step, and from its start to end.
+        A window that wraps is away from `begin` to the step's end, and from its start to `end`.
         """
         gone = self.gone[self.storage_of(n)]
         begin = self.points(self.idle_from[n])
@@ -123,11 +125,11 @@ class LastStep:
         return begin, np.where(self.wraps(n, back), end, np.maximum(begin, end))
 
     def storage_of(self, n: Ints) -> Ints:
-        """The storage id of each window."""
+        """Return the storage id of each window."""
         return self.storage[n]
 
     def events_of(self, op: int) -> list[tuple[int, int]]:
-        """(storage, bytes) of what happens while an op runs, negative where it is freed; scratch memory has NONE."""
+        """Return (storage, bytes) of the events of an op, bytes < 0 for a free; scratch memory has storage NONE."""
         k = op - self.first_op
         begin, end = int(self.point_of[k]) - k, int(self.point_of[k + 1]) - k - 1
         happens = self.trace.events[self.first_event + begin : self.first_event + end]
@@ -139,33 +141,33 @@ class LastStep:
         return found
 
     def op_ns(self, op: int) -> int:
-        """Time of one op."""
+        """Return the time of one op."""
         k = op - self.first_op
         return int(self.at_ns[k + 1] - self.at_ns[k])
 
     def time_of(self, ops: Iterable[int]) -> int:
-        """Time of some ops, one after the other."""
+        """Return the time of some ops, one after the other."""
         return sum(map(self.op_ns, ops))
 
     def op_at(self, point: int) -> int:
-        """The op during which (or directly after which) a point lies; the last op for the end of the step."""
+        """Return the op during which (or directly after which) a point lies; the last op for the end of the step."""
         at = int(np.searchsorted(self.point_of, point, side="right")) - 1
         return min(self.first_op + at, self.end_op - 1)
 
 
 def listed(values: Ints) -> list[int]:
-    """An array as a list of Python ints."""
+    """Return an array as a list of Python ints."""
     return values.tolist()
 
 
 def last_step(trace: Trace) -> LastStep:
-    """The last step's facts, derived once and kept with the trace. Cost: linear in its ops and events."""
+    """Return the last step's facts, derived once and kept with the trace. Cost: linear in its ops and events."""
     kept = trace.derived.get("last_step")
     if not isinstance(kept, LastStep):
         kept = trace.derived["last_step"] = _derived(trace)
         for each in fields(kept):
             if isinstance(values := getattr(kept, each.name), np.ndarray):
-                values.flags.writeable = False  # all who ask for the step get this one
+                values.flags.writeable = False  # all callers share this one
     return kept
 
 
@@ -209,21 +211,21 @@ def _derived(trace: Trace) -> LastStep:
 
 
 def _states(trace: Trace, step: Step, saves: tuple[Save, ...], at_ns: Ints, stays: Flags) -> list[Window]:
-    """The windows of optimizer states and gradients; `stays` says which storages are there all the time."""
+    """Return the windows of states and gradients; `stays` says which storages are allocated all through the step."""
     saved = {save.storage for save in saves}
     lasting = [stay and s not in saved for s, stay in enumerate(stays.tolist())]
     return [found for found in state_windows(trace, step, at_ns.tolist(), lasting) if found.storage not in saved]
 
 
 def _ticks(step: Step, saves: tuple[Save, ...], parts: tuple[Part, ...]) -> Ints:
-    """Positions at which the runtime gets control."""
+    """Return the positions at which the runtime gets control."""
     reads = [p for save in saves for p in save.read_at if p <= step.end_op]
     borders = [p for part in parts for p in (part.first_op, part.end_op)]
     return np.unique(_ints([*(save.saved_at for save in saves), *reads, *borders]))
 
 
 def _per_save(trace: Trace, step: Step, saves: tuple[Save, ...]) -> dict[str, Ints]:
-    """What LastStep says of each save, but for its storage."""
+    """Return the fields of LastStep that have an entry per save, except its storage."""
     idle_from = _ints(step.end_op if s.idle_from is None else min(s.idle_from, step.end_op) for s in saves)
     first_read = _ints(s.read_at[0] if s.read_at else step.end_op for s in saves)
     written_op, used_op = _accesses(trace, step, saves, np.minimum(idle_from, first_read), first_read)
@@ -237,7 +239,7 @@ def _per_save(trace: Trace, step: Step, saves: tuple[Save, ...]) -> dict[str, In
 
 
 def _of_states(step: Step, states: list[Window], name: str) -> Ints:
-    """The same of optimizer states and gradients: nothing uses them in their windows."""
+    """Return the entries of a field for optimizer states and gradients: no op uses them in their windows."""
     if name == "storage":
         return _ints(window.storage for window in states)
     if name == "first_read":
@@ -248,13 +250,13 @@ def _of_states(step: Step, states: list[Window], name: str) -> Ints:
 
 
 def _repeated(storages: Ints) -> Flags:
-    """Per window, whether another one is of the same storage."""
+    """Return per window whether another window has the same storage."""
     _, which, times = np.unique(storages, return_inverse=True, return_counts=True)
     return times[which] > 1
 
 
 def why_kept(step: LastStep, n: int) -> str | None:
-    """Why the n-th saved storage may not be swapped at all; None where it may."""
+    """Say why the n-th saved storage may not be swapped at all; None if it may."""
     save, storage = step.saves[n], step.trace.storages[step.saves[n].storage]
     born = step.born[save.storage]
     if storage.category not in SWAPPABLE:
@@ -278,27 +280,27 @@ def allocated_at(step: LastStep, point: int) -> Ints:
 
 
 def peak_point(step: LastStep, needed: Ints) -> int:
-    """The point at which a per-slot curve, lower than the keep-all one by a constant in each slot, is at its peak."""
+    """Return the point at which a per-slot curve peaks; in each slot it is the keep-all level less a constant."""
     slot = int(needed.argmax())
     end = step.borders[slot + 1] if slot + 1 < len(step.borders) else len(step.level)
     return int(step.borders[slot] + step.level[step.borders[slot] : end].argmax())
 
 
 def maker_of(trace: Trace, storage: int) -> int | None:
-    """The op during which a storage was allocated; None where it was there before the first op."""
+    """Return the op during which a storage was allocated; None if that was before the first op."""
     op = next((e.op for e in trace.events if e.storage == storage and e.size_bytes > 0), -1)
     return None if op < 0 else op
 
 
 def op_label(trace: Trace, op: int) -> str:
-    """An op in words, such as "op 12 aten.relu.default in 'net.2' (forward)"."""
+    """Name an op in words, such as "op 12 aten.relu.default in 'net.2' (forward)"."""
     made = trace.ops[op]
     where = f" in {made.module!r}" if made.module else ""
     return f"op {op} {made.name}{where} ({made.phase})"
 
 
 def storage_label(trace: Trace, storage: int) -> str:
-    """A storage in words, such as "storage 7 (12.0 MiB, activation, made by op 3 aten.relu.default (forward))"."""
+    """Name a storage in words, such as "storage 7 (12.0 MiB, activation, made by op 3 aten.relu.default (forward))"."""
     what, maker = trace.storages[storage], maker_of(trace, storage)
     made = "there before the first op" if maker is None else f"made by {op_label(trace, maker)}"
     return f"storage {storage} ({format_bytes(what.size_bytes)}, {what.category}, {made})"
@@ -313,7 +315,7 @@ def _cumulative(durations: Iterable[int]) -> Ints:
 
 
 def _levels(trace: Trace, step: Step) -> tuple[Ints, Ints, Ints, Ints]:
-    """Keep-all level per point, the point of each position, and where each storage is born and gone."""
+    """Return the keep-all level per point, the point of each position, and where each storage is born and gone."""
     ops, storages, sizes = _ints(chain.from_iterable(trace.events)).reshape(-1, 3).T
     first, end = np.searchsorted(ops, [step.first_op, step.end_op], side="left")
     ops, inside = ops[first:end] - step.first_op, storages[first:end]
@@ -336,12 +338,12 @@ def _levels(trace: Trace, step: Step) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def _borders(level: Ints, ends: Ints, *points: Ints) -> Ints:
-    """Where slots begin: at the start, at `points`, and where a save's storage is freed in the step."""
+    """Return the points at which slots begin: the start, `points`, and where a save's storage is freed in the step."""
     return np.unique(np.concatenate([np.zeros(1, np.int64), ends[ends < len(level)], *points]))
 
 
 def _accesses(trace: Trace, step: Step, saves: tuple[Save, ...], idle: Ints, read: Ints) -> tuple[Ints, Ints]:
-    """Per save, the first op that writes it while saved, and the first that uses it while idle; else end_op."""
+    """Return per save the first op that writes it while saved, and the first that uses it while idle; else end_op."""
     written = np.full(len(saves), step.end_op, np.int64)
     used = written.copy()
     save_of = {s.storage: n for n, s in enumerate(saves)}

@@ -1,8 +1,8 @@
-"""Selecting: which saved storages a plan may move, by the modules that made them.
+"""Module selection: which saved storages a plan may move, by the modules that made them.
 
-A pattern is a glob on the path of a module, such as "ResNet.layer1.0.conv2", with the class of the outermost module or
-without it; a module that matches takes all that is inside with it. What is not selected is treated as what something
-else holds all the time: it stays, and no recipe drops it.
+A pattern is a glob on the path of a module, such as "ResNet.layer1.0.conv2". The class of the outermost module may be
+left out. A module that matches selects all modules inside it. A storage that is not selected stays, and no recipe drops
+it: it is treated as one that something else holds all the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elbowroom.files.field_rules import shown
 from elbowroom.step.last_step import LastStep
 
 NAMES_SHOWN = 3
-"""Modules that are named where a pattern matches none."""
+"""Number of modules that an error names if a pattern matches no module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +27,9 @@ class Selection:
     """Patterns of modules.
 
     Attributes:
-        include: only what these made may move; empty for all.
-        exclude: what these made stays, even if it is included.
-        known: paths of modules that exist beside those that a step calls.
+        include: only storages that these modules made may move; empty for all.
+        exclude: storages that these modules made stay, even if they are included.
+        known: paths of further modules that exist but that a step may not call.
     """
 
     include: tuple[str, ...] = ()
@@ -40,12 +40,12 @@ class Selection:
         return bool(self.include or self.exclude)
 
     def allows(self, path: str) -> bool:
-        """Whether what a module made may move."""
+        """Return whether the storages that a module made may move."""
         included = not self.include or any(_matches(pattern, path) for pattern in self.include)
         return included and not any(_matches(pattern, path) for pattern in self.exclude)
 
     def check(self, paths: Iterable[str]) -> None:
-        """Raise UsageError for a pattern that matches none of the modules, with those that have nearly its name."""
+        """Raise UsageError for a pattern that matches no module; the error names modules with similar names."""
         paths = sorted({*self.known, *(path for path in paths if path)})
         for name, patterns in (("include", self.include), ("exclude", self.exclude)):
             for pattern in patterns:
@@ -57,16 +57,16 @@ class Selection:
 
 
 ALL_MODULES = Selection()
-"""All modules."""
+"""The selection of all modules."""
 
 
 def selection(
     include: str | Sequence[str] = (), exclude: str | Sequence[str] = (), known: Iterable[str] = ()
 ) -> Selection:
-    """Patterns as people give them: one or several.
+    """Make a selection from patterns as people give them: one or several.
 
     Raises:
-        UsageError: they are no texts.
+        UsageError: a pattern is not a text, or is empty.
     """
     return Selection(
         include=_patterns("include", include), exclude=_patterns("exclude", exclude), known=frozenset(known)
@@ -74,7 +74,7 @@ def selection(
 
 
 def selected(step: LastStep, chosen: Selection) -> LastStep:
-    """A step in which only what is selected may move.
+    """Return a step in which only selected storages may move.
 
     Raises:
         UsageError: a pattern matches no module.
@@ -104,7 +104,7 @@ def _matches(pattern: str, path: str) -> bool:
 
 
 def _names(path: str) -> Iterator[str]:
-    """A path and those of the modules around it, with their outermost one and without it."""
+    """Yield a path and those of the modules around it, each with the outermost module and without it."""
     root, _, inner = path.partition(".")
     yield root
     parts = inner.split(".") if inner else []

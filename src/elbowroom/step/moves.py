@@ -1,12 +1,12 @@
-"""Moves: the swaps and rebuilds of a plan, the bytes they leave on the device, and what must be waited for.
+"""Moves: the swaps and rebuilds of a plan, the bytes they leave on the device, and the writes to wait for.
 
 Note: [Waits that do not depend on timing]
-need[j] is what slot j holds when every swapped storage is away in its window; the peak P* is its maximum. A write
-that has not ended leaves its storage on the device, so before the ops up to the next tick the runtime must know that
-need[j] + (idle storages whose writes may be unfinished) <= P* for each of their slots j. Writes end in the order they
-were queued, so one number per tick is enough: how many must have ended if none of the later ones has. It follows from
-the plan alone. Slow links cost time, never bytes: the allocated peak is P* on every machine. What is dropped to be
-rebuilt leaves at once, and waits for nothing.
+need[j] is the bytes in slot j without the swapped storages that are away. The peak P* is its maximum. A write
+that has not ended leaves its storage on the device. So at a tick the runtime makes sure of this for each slot j up to
+the next tick: need[j] + (idle storages whose writes may be unfinished) <= P*. Writes end in the order they were queued,
+so one number per tick is enough: how many must have ended. It assumes that no later write has ended, and follows from
+the plan alone. Slow links cost time, never bytes: the allocated peak is P* on every machine. A storage that is dropped
+to be rebuilt leaves at once, and waits for nothing.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Moves:
     """The swaps of a plan as arrays, in write order, and its rebuilds.
 
     Attributes:
-        n: the save.
+        n: the window: the n-th save, or after the saves one of a state or gradient (`LastStep.storage`).
         back: position before which it is back.
         size: bytes.
-        begin: first slot of the window in which it is away.
-        end: one past the last slot of that window.
+        begin: first slot in which it is away.
+        end: one past the last slot in which it is away.
         wraps: whether it is away across the end of the step: from its first slot to the end, and from the start to
             its last one.
-        rebuilds: what is dropped and rebuilt, in the order the recipes run.
+        rebuilds: the recomputes, in the order the recipes run.
     """
 
     n: Ints
@@ -46,7 +46,7 @@ class Moves:
 
 
 def moves_of(step: LastStep, n: Ints, back: Ints, *, rebuilds: tuple[Rebuild, ...] = ()) -> Moves:
-    """Swap saves `n`, each back before the position at the same index of `back`, beside rebuilds."""
+    """Make the moves that swap windows `n`, each back before the position at its index of `back`, and the rebuilds."""
     order = np.lexsort((n, step.saved_at[n]))
     n, back = n[order], back[order]
     begin, end = step.window(n, back)
@@ -62,7 +62,7 @@ def moves_of(step: LastStep, n: Ints, back: Ints, *, rebuilds: tuple[Rebuild, ..
 
 
 def moves_of_plan(step: LastStep, plan: Plan) -> Moves:
-    """The moves of a plan that has passed `check`."""
+    """Return the moves of a plan that has passed `check`."""
     window_of = step.window_of
     n = np.array([window_of[swap.storage] for swap in plan.swaps], dtype=np.int64)
     back = np.array([swap.back_before_op for swap in plan.swaps], dtype=np.int64)
@@ -70,13 +70,13 @@ def moves_of_plan(step: LastStep, plan: Plan) -> Moves:
 
 
 def tiers_of_plan(step: LastStep, plan: Plan, moves: Moves) -> tuple[TierName, ...]:
-    """Per move of a plan, where it goes."""
+    """Return the tier to which each move of a plan goes."""
     tier_of: dict[int, TierName] = {swap.storage: swap.tier for swap in plan.swaps}
     return tuple(tier_of[storage] for storage in listed(step.storage_of(moves.n)))
 
 
 def need(step: LastStep, moves: Moves) -> Ints:
-    """Allocated bytes at most per slot, recipes included, every swapped storage counted as away in its window."""
+    """Return the most allocated bytes per slot, recipes included, if every swapped storage is away in its window."""
     needed = step.slot_peak - _away(step, moves)
     if not moves.rebuilds:
         return needed
@@ -97,7 +97,7 @@ def need(step: LastStep, moves: Moves) -> Ints:
 
 
 def _away(step: LastStep, moves: Moves) -> Ints:
-    """Per slot, bytes of the swapped storages that are away in it."""
+    """Return per slot the bytes of the swapped storages that are away in it."""
     change = np.zeros(len(step.borders) + 1, np.int64)
     change[0] = moves.size[moves.wraps].sum()
     np.add.at(change, moves.begin, moves.size)
@@ -106,9 +106,9 @@ def _away(step: LastStep, moves: Moves) -> Ints:
 
 
 def peak_in_one_go(step: LastStep) -> int:
-    """Bytes on the device at most in the optimizers' steps, all kept, if they were not carried out in parts.
+    """Return a bound on the bytes in optimizers' steps that are carried out whole, with all storages kept.
 
-    At most: what each part holds beside what it finds and leaves, all of it at once.
+    The bound is the highest level at which a part begins, plus what each part adds to the level.
     """
     if not step.parts:
         return 0
@@ -119,7 +119,10 @@ def peak_in_one_go(step: LastStep) -> int:
 
 
 def tier_peak(step: LastStep, moves: Moves, on: list[bool] | None = None) -> int:
-    """Bytes a lower tier holds at most: a save from the tick it is saved at until it is freed, any other always."""
+    """Return the most bytes that a lower tier holds.
+
+    A save counts from the tick at which it is saved until it is freed; a state or gradient counts all the time.
+    """
     chosen = np.array(on if on is not None else [True] * len(moves.n), dtype=np.bool_)
     n = moves.n[chosen]
     begin, end = step.points(step.saved_at[n]), step.gone[step.storage_of(n)]
@@ -131,7 +134,7 @@ def tier_peak(step: LastStep, moves: Moves, on: list[bool] | None = None) -> int
 
 
 def ticks_of(step: LastStep, moves: Moves) -> Ints:
-    """Where the runtime has control: the ticks of the step, and where moves that are no saves start and end."""
+    """Return where the runtime has control: the ticks of the step, and where moves of states start and end."""
     states = moves.n[moves.n >= len(step.saves)]
     if not len(states):
         return step.ticks
@@ -140,12 +143,12 @@ def ticks_of(step: LastStep, moves: Moves) -> Ints:
 
 
 def waits(step: LastStep, moves: Moves, needed: Ints, limit_bytes: int) -> dict[int, int]:
-    """By position of a tick: how many writes must have ended there; only where it is more than before.
+    """Return, by position of a tick, how many writes must have ended there; only ticks at which it grows.
 
-    Below 0, it counts the writes of the step before: -1 is all of them but the last.
+    A number below 0 counts the writes of the step before: -1 is all of them but the last.
     See Note: [Waits that do not depend on timing]. Cost: linear in the slots over the limit and in the moves.
     """
-    # Where even without any swap the limit holds, nothing needs to have left.
+    # Slots that are within the limit without any swap need no write to have ended.
     tight, ticks = np.nonzero(needed + _away(step, moves) > limit_bytes)[0], ticks_of(step, moves)
     tick_of = np.searchsorted(step.slots(step.points(ticks)), tight, side="right") - 1
     begin, end, size, earlier = _in_two_steps(step, moves)
@@ -169,9 +172,10 @@ def waits(step: LastStep, moves: Moves, needed: Ints, limit_bytes: int) -> dict[
 
 
 def _in_two_steps(step: LastStep, moves: Moves) -> tuple[Ints, Ints, Ints, int]:
-    """First slot, one past the last and bytes of what the writes of the last step and of this one leave pending.
+    """Return (begin, end, bytes, count) of the writes of the step before and of this one.
 
-    The number says how many of them are the last step's: none where no move wraps.
+    A write that has not ended leaves its bytes on the device in slots [begin, end). The first `count` writes are those
+    of the step before; it is 0 if no move wraps.
     """
     slots = len(step.borders)
     own_end = np.where(moves.wraps, slots, moves.end)
@@ -183,5 +187,5 @@ def _in_two_steps(step: LastStep, moves: Moves) -> tuple[Ints, Ints, Ints, int]:
 
 
 def in_order_of_need(step: LastStep, moves: Moves) -> list[int]:
-    """Indices of the moves by their first read; of those read together, the last saved first."""
+    """Return the indices of the moves in the order of first reads; among equal ones, the last saved comes first."""
     return np.lexsort((-moves.n, step.first_read[moves.n])).tolist()

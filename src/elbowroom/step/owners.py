@@ -1,10 +1,10 @@
-"""Which module each storage of a trace belongs to.
+"""Owners: which module each storage of a trace belongs to.
 
-A storage belongs to the module of the op that made it. What was there before any op, or outlives its op's module, is
-traced back to a parameter: a parameter or buffer belongs to the first module whose forward op reads it, optimizer state
-to the parameter it was made from, a gradient to the module whose backward made it, else to the parameter it is applied
-to. Where none of this says anything, and of workspaces that stay, the owner is "". What has no owner is named by the
-user's line that made it, where the trace has it. Cost: linear in the ops and events, once for a trace.
+A storage belongs to the module of the op that made it, with these exceptions. A parameter or buffer belongs to the
+first module whose forward op reads it. An optimizer state that no module made belongs to the owner of the parameter it
+was made from. A gradient that no module's backward made belongs to the owner of its parameter. Workspaces that stay,
+and storages that no rule covers, have the owner "". A storage without an owner is named by the user's line that made
+it, if the trace has it. Cost: linear in the ops and events, once for a trace.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from elbowroom.trace import Category, Op, Trace
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Who made the storages of a trace.
+    """Owners of the storages of a trace.
 
     Attributes:
-        modules: path of the owning module per storage, "" where it is not known.
-        lines: the user's line that made each storage that belongs to no module, where the trace has it.
+        modules: path of the owning module per storage, "" if it is not known.
+        lines: by storage without an owner, the user's line that made it, if the trace has it.
     """
 
     modules: tuple[str, ...]
@@ -30,7 +30,7 @@ class Owners:
 
 
 def owners_of(trace: Trace) -> Owners:
-    """The owners, found once and kept with the trace."""
+    """Return the owners, found once and kept with the trace."""
     kept = trace.derived.get("owners")
     if kept is None:
         kept = trace.derived["owners"] = _found(trace)
@@ -54,18 +54,18 @@ def _found(trace: Trace) -> Owners:
 
 
 def _makers(trace: Trace) -> dict[int, int]:
-    """By storage, the op that made it."""
+    """Return by storage the op that made it."""
     return {event.storage: event.op for event in trace.events if event.size_bytes > 0 and event.op >= 0}
 
 
 def _workspaces_that_stay(trace: Trace, makers: dict[int, int]) -> set[int]:
-    """Workspaces that outlive the op they were made in: all modules use them, as those of cuBLAS."""
+    """Return the workspaces that outlive the op that made them, such as cuBLAS's: all modules use them."""
     within = {event.storage for event in trace.events if event.size_bytes < 0 and makers.get(event.storage) == event.op}
     return {s for s in makers if trace.storages[s].category == "workspace" and s not in within}
 
 
 def _by_first_reader(trace: Trace, owners: list[str]) -> None:
-    """Parameters and buffers: whoever made them, the module that computes with them owns them."""
+    """Give parameters and buffers to the first module that reads them in forward, even if another module made them."""
     found: set[int] = set()
     for op in trace.ops:
         if op.phase != "forward" or not op.module:
@@ -77,14 +77,14 @@ def _by_first_reader(trace: Trace, owners: list[str]) -> None:
 
 
 def _by_parameter_made_from(trace: Trace, makers: dict[int, int], owners: list[str]) -> None:
-    """Optimizer state: zeros_like(parameter) reads the parameter."""
+    """Give an optimizer state to its parameter's owner: zeros_like(parameter) reads the parameter."""
     for storage, op in makers.items():
         if not owners[storage] and trace.storages[storage].category == "optimizer_state":
             owners[storage] = _first_known(owners, trace.ops[op].reads)
 
 
 def _by_pairs(trace: Trace, op: Op, owners: list[str]) -> None:
-    """An op on lists, such as _foreach_add_: the n-th gradient, state and parameter of it belong together."""
+    """Pair the n-th gradient, state and parameter of an op on lists, such as _foreach_add_: one owner has them all."""
     runs: dict[Category, list[int]] = {"parameter": [], "gradient": [], "optimizer_state": []}
     for storage in dict.fromkeys((*op.writes, *op.reads)):
         run = runs.get(trace.storages[storage].category)

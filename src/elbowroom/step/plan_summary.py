@@ -1,4 +1,4 @@
-"""What a plan does with the saved storages of its trace, in counts and bytes."""
+"""Plan summary: what a plan does with the saved storages of its trace, in counts and bytes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class StorageShare(NamedTuple):
 
     Attributes:
         what: what is done with them: "kept", "swapped to host", "states swapped to disk", "recomputed".
-        storages: how many.
-        size_bytes: their bytes.
+        storages: number of storages.
+        size_bytes: bytes of all of them.
     """
 
     what: str
@@ -33,12 +33,11 @@ class Decided:
     """A plan in sums.
 
     Attributes:
-        shares: what is done with the storages that autograd saves, and with the optimizer states and gradients that
-            are moved.
-        saved: storages that autograd saves in the step.
-        recipe_ops: ops that run again.
-        recompute_ns: their recorded time.
-        algorithms: ops that run with another algorithm.
+        shares: storages by what is done with them: all that autograd saves, and the states and gradients that move.
+        saved: number of storages that autograd saves in the step.
+        recipe_ops: number of ops that run again.
+        recompute_ns: recorded time of these ops.
+        algorithms: number of ops that run with another algorithm.
     """
 
     shares: tuple[StorageShare, ...]
@@ -73,7 +72,7 @@ def _swapped(trace: Trace, storage: int, tier: str) -> str:
 
 
 def sentences(trace: Trace, plan: Plan) -> Iterator[str]:
-    """What a plan does, in words."""
+    """Yield what a plan does, in words."""
     found = decided(trace, plan)
     parts = [f"{format_bytes(share.size_bytes)} {share.what} ({share.storages})" for share in found.shares]
     yield f"of {found.saved} saved storages: {', '.join(parts) or 'none'}"

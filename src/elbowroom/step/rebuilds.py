@@ -1,8 +1,8 @@
 """Rebuilds: what the recomputes of a plan do to the bytes on the device, and which storages they read.
 
-A recipe runs between two ops of the step. It allocates and frees as the events of its ops say: what an op makes, its
-scratch memory included. A storage that the plan dropped stays until it is freed in the step; every other one that a
-recipe makes goes after its last use in the recipe.
+A recipe runs between two ops of the step. It allocates and frees what the events of its ops say, scratch memory
+included. A storage that the plan dropped stays until it is freed in the step. Every other storage that a recipe makes
+is freed after its last use in the recipe.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Rebuild:
         position: its recipe runs before the op here.
         recipe: the ops that run again.
         n: the saves that are dropped.
-        begin: per save, the point from which it is not on the device.
-        end: per save, the point from which it is again, or freed.
+        begin: per save, the point from which it is off the device.
+        end: per save, the point at which it is rebuilt or freed.
         changes: what the recipe allocates and frees, in order.
         inputs: storages that must be on the device when it starts.
-        peak_bytes: the most that the recipe holds at once.
-        left_bytes: what of that is left when it has run.
+        peak_bytes: the most bytes that the recipe holds at once.
+        left_bytes: the bytes that it has made and that are left when it has run.
     """
 
     position: int
@@ -54,13 +54,13 @@ class Rebuild:
 
 
 def rebuilds_of_plan(step: LastStep, plan: Plan) -> tuple[Rebuild, ...]:
-    """The rebuilds of a plan, in the order they run. Cost: linear in the recipes and their events."""
+    """Return the rebuilds of a plan, in the order they run. Cost: linear in the recipes and their events."""
     save_of = {save.storage: n for n, save in enumerate(step.saves)} if plan.recomputes else {}
     return tuple(rebuild_of(step, recompute, save_of) for recompute in plan.recomputes)
 
 
 def rebuild_of(step: LastStep, recompute: Recompute, save_of: dict[int, int] | None = None) -> Rebuild:
-    """Work out one recompute; `save_of` says which save a storage is, and is derived where it is not given."""
+    """Work out one recompute; `save_of` gives the save of a storage, and is derived if it is not given."""
     by_storage = save_of or {save.storage: n for n, save in enumerate(step.saves)}
     n = np.array([by_storage[storage] for storage in recompute.storages], np.int64)
     position = np.full(len(n), recompute.before_op, np.int64)
@@ -84,7 +84,7 @@ def rebuild_of(step: LastStep, recompute: Recompute, save_of: dict[int, int] | N
 
 
 def _inputs(step: LastStep, recipe: tuple[int, ...]) -> tuple[int, ...]:
-    """Storages that a recipe reads before it has made them."""
+    """Return the storages that a recipe reads before it has made them."""
     made: set[int] = set()
     inputs: set[int] = set()
     for op in recipe:
@@ -94,7 +94,7 @@ def _inputs(step: LastStep, recipe: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _changes(step: LastStep, recipe: tuple[int, ...], stay: set[int]) -> Iterator[RecipeChange]:
-    """What a recipe allocates and frees; of what it makes, `stay` is left."""
+    """Yield what a recipe allocates and frees; of the storages that it makes, only `stay` is left."""
     last_use: dict[int, int] = {}
     for turn, op in enumerate(recipe):
         last_use.update(dict.fromkeys((*step.trace.ops[op].reads, *step.trace.ops[op].writes), turn))
@@ -120,7 +120,7 @@ class Beat(NamedTuple):
     Attributes:
         rebuild: index of the rebuild.
         turn: which op of the recipe it is, from 0.
-        most: bytes on the device at most meanwhile.
+        most: the most bytes on the device while it runs.
         after: bytes on the device when it has ended.
     """
 
@@ -131,12 +131,12 @@ class Beat(NamedTuple):
 
 
 def beats(step: LastStep, rebuilds: tuple[Rebuild, ...], level: Ints) -> list[Beat]:
-    """What the device holds while each recipe runs.
+    """Return what the device holds while each recipe runs.
 
     Args:
         step: the last step.
         rebuilds: in the order they run.
-        level: per point, bytes on the device; at a position, when its recipes have run.
+        level: bytes on the device per point; at a position, those after its recipes have run.
     """
     found: list[Beat] = []
     held = held_before(step, rebuilds, level)
@@ -153,7 +153,7 @@ def beats(step: LastStep, rebuilds: tuple[Rebuild, ...], level: Ints) -> list[Be
 
 
 def held_before(step: LastStep, rebuilds: tuple[Rebuild, ...], level: Ints) -> list[int]:
-    """Per rebuild, bytes on the device when its recipe starts; `level` as in `beats`."""
+    """Return the bytes on the device when each recipe starts; `level` as in `beats`."""
     if not rebuilds:
         return []
     points = step.points(np.array([rebuild.position for rebuild in rebuilds], np.int64))

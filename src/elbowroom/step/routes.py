@@ -1,4 +1,4 @@
-"""Routes: the links between the device and a tier, and the room of the host for what passes through it."""
+"""Routes: the links between the device and a tier, and the room of the host for storages that pass through it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elbowroom.step.moves import Moves, tier_peak
 
 
 def link_to(machine: Machine, tier: TierName) -> Link:
-    """The link between the device and a tier."""
+    """Return the link between the device and a tier."""
     for link in machine.links:
         if (link.upper, link.lower) == ("device", tier):
             return link
@@ -20,7 +20,7 @@ def link_to(machine: Machine, tier: TierName) -> Link:
 
 
 def route_to(machine: Machine, tier: TierName) -> tuple[Link, ...]:
-    """The links that a storage takes from the device to a tier: one, or two where the host lies in between."""
+    """Return the links from the device to a tier: one, or two if the host lies in between."""
     by_ends = {(link.upper, link.lower): link for link in machine.links}
     if tier == "disk" and ("device", "disk") not in by_ends and ("device", "host") in by_ends:
         if ("host", "disk") not in by_ends:
@@ -33,6 +33,6 @@ def route_to(machine: Machine, tier: TierName) -> tuple[Link, ...]:
 
 
 def staging_bytes(step: LastStep, moves: Moves, machine: Machine, tiers: Sequence[TierName]) -> int:
-    """Room of the host for storages on their way to or from the disk: what those that stay there leave."""
+    """Return the room of the host for storages on their way to or from the disk: its capacity less what stays there."""
     host = next((tier.capacity_bytes for tier in machine.tiers if tier.name == "host"), 0)
     return host - tier_peak(step, moves, [tier == "host" for tier in tiers]) if host else 0

@@ -1,15 +1,19 @@
 """Schedule: a plan compiled into what the runtime does at each tick, with a peak that does not depend on timing.
 
 Note: [Ticks]
-The runtime gets control only when autograd saves a storage for the first time and when one is read back, and where a
-step begins or ends and a part of an optimizer's step does. What a part used is queued at its end, like a save; what it
-needs is waited for at its begin, like a read. At a tick
-it does, in this order: queue the write of a swapped storage that was just saved, let go of one that is dropped; give up
-the unfinished writes of `Action.back` (those storages simply stay); wait until `Action.writes_done` of the plan's
-writes, counted in write order and among those queued so far, have ended, been given up or lost their storage; empty the
-allocator's cache if `Action.empties`; start the swaps back of `Action.back`; run the recipes of `Action.rebuild`; on a
-read, wait until the storage is there. Several ticks at one position all carry that position's action, as their order is
-not known beforehand; doing it twice changes nothing.
+The runtime gets control only at ticks. Autograd gives it control when it saves a storage for the first time, and when
+it reads one back. Begins and ends of steps, and of parts of optimizers' steps, are ticks too. The states that a part
+used are queued at its end, like a save. The states that it needs are waited for at its begin, like a read. At a tick
+the runtime does this, in order: (1) queue the write of a swapped storage that was just saved, or release one that is
+dropped; (2) give up the unfinished writes of `Action.back` (those storages simply stay); (3) wait until
+`Action.writes_done` of the plan's writes have ended, been given up or lost their storage. They are
+    counted in write order, among those queued so far;
+(4) empty the allocator's cache if `Action.empties`;
+(5) start the swaps back of `Action.back`;
+(6) run the recipes of `Action.rebuild`;
+(7) on a read, wait until the storage is there.
+Several ticks at one position all carry that position's action, as their order is not known beforehand. Doing it twice
+changes nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ class Action:
         writes_done: how many of the plan's writes must have ended, in write order.
         back: the saves whose swap back starts here, in the order of need.
         rebuild: the plan's recomputes that run here, by index.
-        empties: whether the device's allocator gives back here what it has free.
+        empties: whether the device's allocator empties its cache here.
     """
 
     writes_done: int
@@ -47,7 +51,8 @@ class Action:
 class StateSlot(NamedTuple):
     """One optimizer state of a part, or the gradient of an accumulation.
 
-    What the run must find, and the window from there on in which it is swapped, else None.
+    The size and the dtype are those that the run must find. `n` is the window that begins there if it is swapped, else
+    None.
     """
 
     size_bytes: int
@@ -57,23 +62,24 @@ class StateSlot(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A plan in terms of the n-th saved storage of a step, and of the states of the parts of optimizers' steps.
+    """A plan as the runtime follows it: by number of saved storages, parts of optimizers' steps and their states.
 
-    The windows of states are numbered on after the saves, see `LastStep.storage`.
+    The windows of states are numbered on after the saves, see `LastStep.storage`. A tick with nothing to do has no
+    entry.
 
     Attributes:
-        peak_allocated_bytes: what the step holds at most, on any machine: see Note: [Waits that do not
+        peak_allocated_bytes: the most bytes that the step holds, on any machine: see Note: [Waits that do not
             depend on timing] in moves.py.
-        swapped: the windows in which something is away, in write order.
+        swapped: the windows in which a storage is away, in write order.
         tiers: where each of `swapped` goes.
         dropped: by save that is dropped, which of the plan's recomputes rebuilds it.
-        on_save: by save: what to do when it is saved; where nothing, no entry.
-        on_read: by (save, k): what to do when it is read back for the k-th time, from 0; where nothing, no entry.
-        saved: per save of the step, (size_bytes, dtype): what the run must find.
-        parts: the states of each part; empty where optimizers' steps are carried out whole.
-        on_part: by (part, whether it ends there): what to do; where nothing, no entry.
-        gradients: what each accumulation writes; empty where no gradient is swapped.
-        on_gradient: by (accumulation, whether it ends there): what to do; where nothing, no entry.
+        on_save: by save, what to do when it is saved.
+        on_read: by (save, k), what to do when it is read back for the k-th time, from 0.
+        saved: per save of the step, the (size_bytes, dtype) that the run must find.
+        parts: the states of each part; empty if optimizers' steps are carried out whole.
+        on_part: by (part, whether it ends there), what to do.
+        gradients: the gradient of each accumulation; empty if no gradient is swapped.
+        on_gradient: by (accumulation, whether it ends there), what to do.
         on_begin: what to do when the step begins.
         on_end: what to do when it ends.
         carried: the windows that go on in the next step.
@@ -98,7 +104,7 @@ class Schedule:
 def actions(
     step: LastStep, moves: Moves, waiting: Mapping[int, int], emptied: Collection[int] = ()
 ) -> dict[int, Action]:
-    """By position: what to do at its ticks. Swaps back that start together go in the order of need."""
+    """Return by position what to do at its ticks. Swaps back that start together go in the order of need."""
     back: dict[int, list[int]] = {}
     for i in in_order_of_need(step, moves):
         if step.returns[moves.n[i]]:
@@ -125,11 +131,11 @@ def compile_schedule(
     Args:
         trace: what the training does.
         plan: what to do in its last step.
-        waiting: by position of a tick, how many writes must have ended there; None waits only where room is needed.
+        waiting: by position of a tick, how many writes must have ended there; None waits only if room is needed.
         emptied: positions of ticks at which the allocator's cache is emptied.
 
     Raises:
-        InvalidPlan: the plan may not run on this trace (see `check`), or does what the runtime cannot do.
+        InvalidPlan: the plan may not run on this trace (see `check`), or the runtime cannot carry it out.
     """
     step = last_step(trace)
     _check_means(step, plan)
@@ -162,7 +168,7 @@ def _saved(step: LastStep) -> tuple[tuple[int, str], ...]:
 
 
 def _at_borders(parts: Sequence[Part], at: Mapping[int, Action]) -> dict[tuple[int, bool], Action]:
-    """By (part, whether it ends there): what to do."""
+    """Return by (part, whether it ends there) what to do."""
     borders = (
         (j, ends, p) for j, part in enumerate(parts) for ends, p in ((False, part.first_op), (True, part.end_op))
     )
@@ -170,7 +176,7 @@ def _at_borders(parts: Sequence[Part], at: Mapping[int, Action]) -> dict[tuple[i
 
 
 def _slots_of_gradients(step: LastStep, moves: Moves) -> tuple[StateSlot, ...]:
-    """What each accumulation writes, with the window that begins there where it is swapped; empty where none is."""
+    """Return the gradient of each accumulation, with its window if it is swapped; empty if no gradient is."""
     begins = {(int(step.storage[n]), int(step.idle_from[n])): n for n in listed(moves.n) if n >= len(step.saves)}
     slots = [
         StateSlot(known.size_bytes, known.dtype, begins.get((part.storages[0], part.end_op)))
@@ -181,7 +187,7 @@ def _slots_of_gradients(step: LastStep, moves: Moves) -> tuple[StateSlot, ...]:
 
 
 def _slots_of_parts(step: LastStep, moves: Moves) -> tuple[tuple[StateSlot, ...], ...]:
-    """The states of each part, with their windows where they are swapped."""
+    """Return the states of each part, with their windows if they are swapped."""
     states = {n for n in listed(moves.n) if n >= len(step.saves)}
     window_of = {int(step.storage[n]): n for n in states}
     storages = step.trace.storages
@@ -192,7 +198,7 @@ def _slots_of_parts(step: LastStep, moves: Moves) -> tuple[tuple[StateSlot, ...]
 
 
 def _check_means(step: LastStep, plan: Plan) -> None:
-    """Refuse what the runtime cannot do."""
+    """Raise InvalidPlan for swaps that the runtime cannot carry out."""
     in_parts = {storage for part in (*step.parts, *step.accumulations) for storage in part.storages}
     saved = {save.storage for save in step.saves}
     loose = [swap.storage for swap in plan.swaps if swap.storage not in in_parts and swap.storage not in saved]
@@ -207,12 +213,12 @@ def _check_means(step: LastStep, plan: Plan) -> None:
 
 
 class Turn(NamedTuple):
-    """What a plan says of the n-th saved storage of a step, looked up once per plan and not once per tick.
+    """Actions of a plan for the n-th saved storage of a step, looked up once per plan.
 
     Attributes:
-        tier: where it goes when it is saved, None where it is not swapped.
-        on_save: what to do then.
-        on_read: by read, what to do before it.
+        tier: where it goes when it is saved; None if it is not swapped.
+        on_save: what to do when it is saved.
+        on_read: per read, what to do before it.
     """
 
     tier: TierName | None
@@ -221,7 +227,7 @@ class Turn(NamedTuple):
 
 
 def turns_of(schedule: Schedule) -> tuple[Turn, ...]:
-    """The turns of a step's saves, in their order."""
+    """Return the turns of a step's saves, in their order."""
     tiers = dict(zip(schedule.swapped, schedule.tiers, strict=True))
     most: dict[int, int] = {}
     for n, k in schedule.on_read:

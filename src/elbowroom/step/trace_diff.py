@@ -1,9 +1,8 @@
-"""differences: where two traces first differ, in words.
+"""Trace difference: where two traces first differ, in words.
 
-Computes: the first place, in the order a training meets them: device and version of torch, the steps, the ops of the
-last step and what they read and write, the storages, what autograd saves, the order of allocations and frees. Times are
-left out, as no plan depends on the exact ones; numbers of storages are compared by what is behind them.
-Optimal: the first difference, of however many. Ignores: everything after it. Cost: linear in the traces.
+Computes: the first difference, in this order: device and version of torch; the ops of the last step, with what they
+read and write; the storages; what autograd saves; the order of allocations and frees. Times are not compared, as no
+plan depends on the exact ones. Ignores: everything after the first difference. Cost: linear in the traces.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from elbowroom.units import format_bytes
 
 
 def first_difference(one: Trace, other: Trace) -> str | None:
-    """Where a trace first differs from another, as a clause about `one`; None where only times do."""
+    """Say where a trace first differs from another, as a clause about `one`; None if only times differ."""
     return next(_differences(one, other), None)
 
 
@@ -40,7 +39,7 @@ def _counts(what: str, mine: int, theirs: int) -> Iterator[str]:
 
 
 def _ops(mine: Sequence[Op], theirs: Sequence[Op]) -> Iterator[str]:
-    """The last steps, op by op; a step that goes on where the other one ends differs at its end."""
+    """Compare the last steps op by op; if one step goes on where the other ends, they differ at its end."""
     for index, (a, b) in enumerate(zip(mine, theirs, strict=False)):
         if (a.name, a.module) != (b.name, b.module):
             yield f"op {index} of its step is {_called(a)}, not {_called(b)}"

@@ -1,14 +1,13 @@
-"""translate: a plan for one trace as a plan for another trace of the same training.
+"""Translate: turn a plan for one trace into a plan for another trace of the same training.
 
 Computes: which storage of the other trace each swap means, and where it starts there. A trace that was captured on a
-GPU that is not there has more ops than one that `within` recorded (views, what other devices do), further steps before
-its last one and the small storages too, so neither numbers of storages nor positions are the same. What is the same is
-what the runtime goes by: the saved storages that are large enough, in order, with when each is saved and read back, the
-parts of optimizers' steps with their states, and the accumulations with their gradients. A swap back begins at the
-first of these that does not come before the place that the plan has for it, so that it needs no more memory than there.
-Storages that the plan recomputes are rebuilt by the ops that make them in the other trace; where these cannot do that,
-they are swapped. Optimal: exact where that place is one of them. Ignores: algorithms, which name ops: a plan that has
-some is refused. Cost: swaps times saves.
+virtual GPU has more ops than one that `within` recorded, such as views. It also has more steps, and small storages. So
+neither numbers of storages nor positions agree. The landmarks of the runtime do: the large saved storages, in order,
+with their saves and reads; the parts of optimizers' steps with their states; the accumulations with their gradients.
+A swap back begins at the first landmark at or after the plan's position: it then needs no more memory.
+Storages that the plan recomputes are rebuilt by the ops that make them in the other trace. If these ops cannot do that,
+the storages are swapped. Optimal: exact if the plan's position is a landmark. Ignores: algorithms, which name ops: a
+plan that has some is refused. Cost: swaps times saves.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from elbowroom.trace import Category, Part, Save, Trace
 from elbowroom.units import format_bytes
 
 STAY: tuple[Category, ...] = ("parameter", "buffer", "input")
-"""What stays on the device: a trace may have it among the saved storages or not."""
+"""Categories that stay on the device: a trace may have them among the saved storages or not."""
 
 
 class Landmark(NamedTuple):
@@ -35,8 +34,8 @@ class Landmark(NamedTuple):
 
     Attributes:
         kind: "saved", "read", "part begins", "part ends", "gradient arrives" or "gradient is there".
-        n: which saved storage, part or accumulation.
-        time: which of the reads of that storage.
+        n: number of the saved storage, part or accumulation.
+        time: number of the read of that storage.
     """
 
     kind: str
@@ -48,8 +47,8 @@ class MovableParts(NamedTuple):
     """Places around which states and gradients may move.
 
     Attributes:
-        of_optimizers: parts of their steps.
-        accumulations: of gradients.
+        of_optimizers: parts of optimizers' steps.
+        accumulations: accumulations of gradients.
     """
 
     of_optimizers: list[Part]
@@ -57,19 +56,19 @@ class MovableParts(NamedTuple):
 
 
 def translated(plan: Plan, source: Trace, trace: Trace) -> Plan:
-    """The plan in terms of `trace`.
+    """Return the plan in terms of `trace`.
 
     Args:
-        plan: for `source`.
+        plan: a plan for `source`.
         source: a trace of the training, such as one captured on a virtual GPU.
-        trace: another one of it, such as a run has recorded.
+        trace: another trace of the training, such as a run has recorded.
 
     Raises:
         InvalidPlan: the two save other storages, or the plan names ops or states that cannot be found in `trace`.
     """
     if plan.trace_id != source.id:
         raise InvalidPlan(
-            f"plan: it is for trace {plan.trace_id}, and the trace beside it is {source.id}; give its own"
+            f"plan: it is for trace {plan.trace_id}, and the trace given with it is {source.id}; give its own"
         )
     if plan.algorithms:
         raise InvalidPlan(
@@ -89,7 +88,7 @@ def translated(plan: Plan, source: Trace, trace: Trace) -> Plan:
 
 
 def with_swaps(plan: Plan, step: LastStep, storages: Iterable[int]) -> Plan:
-    """A plan that swaps some saved storages too, each from its save to its first read."""
+    """Return the plan with further swaps of saved storages, each from its save to its first read."""
     tier: TierName = "disk" if step.trace.device == "cpu" else "host"
     n_of = step.window_of
     added = [
@@ -105,17 +104,17 @@ def with_swaps(plan: Plan, step: LastStep, storages: Iterable[int]) -> Plan:
 
 
 def _storages(recompute: Recompute, storage_of: dict[int, int]) -> tuple[int, ...]:
-    """What a recompute drops, in the other trace. Raises InvalidPlan."""
+    """Return the storages of the other trace that a recompute drops. Raises InvalidPlan."""
     if lost := [storage for storage in recompute.storages if storage not in storage_of]:
         raise InvalidPlan(
-            f"plan: it recomputes storage {lost[0]} of its trace, which is none of the saved storages of this step; "
+            f"plan: it recomputes storage {lost[0]} of its trace, which is not a saved storage of this step; "
             "capture this training, and plan again"
         )
     return tuple(storage_of[storage] for storage in recompute.storages)
 
 
 def _with_recomputes(plan: Plan, step: LastStep, dropped: Sequence[tuple[int, ...]]) -> Plan:
-    """A plan that drops some sets of storages too, or swaps those that no recipe of this step rebuilds."""
+    """Return the plan with recomputes of sets of storages; sets that no recipe of this step rebuilds are swapped."""
     found = [recompute_for(step, storages) for storages in dropped]
     swapped = [s for storages, each in zip(dropped, found, strict=True) if each is None for s in storages]
     recomputes = sorted((each for each in found if each is not None), key=lambda each: each.before_op)
@@ -128,7 +127,7 @@ def _with_recomputes(plan: Plan, step: LastStep, dropped: Sequence[tuple[int, ..
 
 
 def _alike(here: LastStep, there: LastStep) -> tuple[list[Save], list[Save]]:
-    """The saves that both traces have, in order, as each has them. Raises InvalidPlan."""
+    """Return the saves that both traces have, in order, as each trace numbers them. Raises InvalidPlan."""
     its = _moving(there)
     least_bytes = min((int(there.storage_bytes[save.storage]) for save in its), default=0)
     mine = [save for save in _moving(here) if here.storage_bytes[save.storage] >= least_bytes]
@@ -152,7 +151,7 @@ def _told(step: LastStep, save: Save) -> tuple[int, str]:
 
 
 def _large_parts(step: LastStep, other: LastStep) -> MovableParts:
-    """The places of a step, with what is large enough to move in another one."""
+    """Return the parts of a step with only the storages that are large enough to move in `other`."""
     its = [s for part in (*other.parts, *other.accumulations) for s in part.storages]
     least_bytes = min((int(other.storage_bytes[s]) for s in its), default=0)
 
@@ -166,7 +165,7 @@ def _large_parts(step: LastStep, other: LastStep) -> MovableParts:
 
 
 def _states(here: LastStep, there: LastStep, parts: MovableParts, its_parts: MovableParts) -> dict[int, int]:
-    """By state or gradient, that of the other trace: the same of the same part; none of parts that differ."""
+    """Return by state or gradient that of the other trace; parts that differ have no entries."""
     found: dict[int, int] = {}
     for mine, its in zip(parts, its_parts, strict=True):
         if [_sizes(here, part.storages) for part in mine] == [_sizes(there, part.storages) for part in its]:
@@ -180,7 +179,7 @@ def _sizes(step: LastStep, storages: Sequence[int]) -> list[int]:
 
 
 def _places(saves: Sequence[Save], parts: MovableParts) -> dict[Landmark, int]:
-    """The position of each landmark."""
+    """Return the position of each landmark."""
     found = {Landmark("saved", n): save.saved_at for n, save in enumerate(saves)}
     for n, save in enumerate(saves):
         found |= {Landmark("read", n, time): position for time, position in enumerate(save.read_at)}
@@ -194,13 +193,13 @@ def _places(saves: Sequence[Save], parts: MovableParts) -> dict[Landmark, int]:
 def _swap(
     swap: Swap, storage_of: dict[int, int], there: LastStep, mine: dict[Landmark, int], its: dict[Landmark, int]
 ) -> Swap:
-    """One swap. Raises InvalidPlan."""
+    """Translate one swap. Raises InvalidPlan."""
     storage = storage_of.get(swap.storage)
     n = None if storage is None else there.window_of.get(storage)
     if storage is None or n is None:
         raise InvalidPlan(
-            f"plan: it swaps storage {swap.storage} of its trace, which is none of the saved storages, states and "
-            "gradients that may move in this step; capture this training, with in_parts=True where states may move, "
+            f"plan: it swaps storage {swap.storage} of its trace, which is not a saved storage, state or gradient that "
+            "may move in this step; capture this training, with in_parts=True if states may move, "
             "and plan again"
         )
     later = [landmark for landmark in mine if mine[landmark] >= swap.back_before_op and landmark in its]

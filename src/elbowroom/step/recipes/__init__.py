@@ -1,6 +1,6 @@
-"""Recipes: the short programs of a trace's own ops that rebuild a saved storage, and the proof that they may.
+"""Recipes: short programs of a trace's own ops that rebuild saved storages, and the proof that they give the same bits.
 
-A torch-free description of what recomputing needs: `options` offers, `check_recipe` judges.
+This package needs no torch. `options` offers recomputes to planners; `check_recipe` judges one.
 """
 
 from elbowroom.step.recipes.recompute_options import (

@@ -1,4 +1,4 @@
-"""What the last step of a trace does to each storage, op by op: looked up by rules and searches."""
+"""History: what the last step of a trace does to each storage, op by op; rules and searches look it up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elbowroom.trace import Op
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class History:
-    """Of the last step; all derived from it.
+    """Lookup tables of the last step, all derived from it.
 
     Attributes:
         writers: by storage, the ops that write it, ascending.
@@ -21,8 +21,8 @@ class History:
         makes: by op, the storages it allocates and does not free itself.
         scratch_peak: by op, the most bytes of its own storages at once, results included.
         save_of: by storage, its save.
-        reads, writes: by op less first_op, what it reads and writes but for running statistics that it updates.
-        refused: by op less first_op, why it may not run again.
+        reads, writes: by op less first_op, what it reads and writes, except running statistics that it updates.
+        refused: by op less first_op, why it may not run again; None if it may.
         born, gone: by storage, points as in LastStep.
         points: by position less first_op, the point before the op.
     """
@@ -41,12 +41,12 @@ class History:
     first_op: int
 
     def alive(self, storage: int, position: int) -> bool:
-        """Whether a storage is allocated before op `position` starts, when every storage is kept."""
+        """Return whether a storage is allocated before op `position` starts, if every storage is kept."""
         point = self.points[position - self.first_op]
         return self.born[storage] <= point < self.gone[storage]
 
     def written(self, storage: int, first: int, end: int) -> int | None:
-        """The first op from `first` to `end` - 1 that writes a storage."""
+        """Return the first op from `first` to `end` - 1 that writes a storage."""
         writers = self.writers.get(storage)
         if writers is None:
             return None
@@ -54,14 +54,14 @@ class History:
         return writers[at] if at < len(writers) and writers[at] < end else None
 
     def writers_before(self, storage: int, op: int) -> list[int]:
-        """The ops before `op` that write a storage."""
+        """Return the ops before `op` that write a storage."""
         writers = self.writers.get(storage, [])
         return writers[: bisect_left(writers, op)]
 
 
 @lru_cache(maxsize=4)
 def history(step: LastStep) -> History:
-    """The history of a last step. Cost: linear in its ops and events; the last few are remembered."""
+    """Return the history of a last step. Cost: linear in its ops and events; the last four are cached."""
     trace = step.trace
     writers: dict[int, list[int]] = {}
     ops = trace.ops[step.first_op : step.end_op]
@@ -87,7 +87,7 @@ def history(step: LastStep) -> History:
 
 
 def _made(step: LastStep) -> tuple[dict[int, int], dict[int, list[int]], dict[int, int]]:
-    """By storage its maker, by op what it makes and the most it holds of that at once."""
+    """Return by storage its maker; by op the storages it makes, and the most bytes of its own storages at once."""
     maker: dict[int, int] = {}
     makes: dict[int, dict[int, int]] = {}
     peak: dict[int, int] = {}
@@ -107,7 +107,7 @@ def _made(step: LastStep) -> tuple[dict[int, int], dict[int, list[int]], dict[in
 
 
 def _statistics(step: LastStep, op: Op) -> set[int]:
-    """Running statistics that an op updates: run again, it leaves them alone."""
+    """Return the running statistics that an op updates; when it runs again, it leaves them alone."""
     if op.name not in STATISTICS:
         return set()
     return {storage for storage in op.writes if step.trace.storages[storage].category == "buffer"}
@@ -118,7 +118,7 @@ def _without(storages: tuple[int, ...], left: set[int]) -> tuple[int, ...]:
 
 
 def _refused(op: Op) -> str | None:
-    """Why an op may not run again, as a clause; None where it may."""
+    """Say why an op may not run again, as a clause; None if it may."""
     if op.phase != "forward":
         return f"is of phase {op.phase}; allowed in a recipe are ops of forward"
     if op.name in FROM_HOST and not set(op.reads) - set(op.writes):

@@ -1,13 +1,13 @@
-"""Options of recomputing: closed choices for a planner, each with what it saves and what it costs.
+"""Recompute options: closed choices for a planner, each with what it saves and what it costs.
 
-Computes: for each saved storage the shortest recipe from what is there when it is read back (a single); for runs of
-forward ops, all saved storages inside at once (a block): runs of one module at every depth, groups of 2, 4, 8 .. of
-these, and parts of equal bytes (2, 4, 8 .. of them). Of each run also the cheap storages alone: those that ops without
-products make, such as norms and activations.
+Computes: a "single" is the shortest recipe of one saved storage from the storages present when it is read back. A
+"block" rebuilds all saved storages of a run of forward ops at once. Runs are those of one module at every depth, groups
+of 2, 4, 8 .. of these, and parts of equal bytes (2, 4, 8 .. of them). Each run is also offered with its cheap storages
+alone: those that ops without products make, such as norms and activations.
 Reference: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (1604.06174): segments; Jain et al., "Checkmate"
 (1910.02653): any storage, any recipe.
-When optimal: every recipe is minimal for its storages, if everything else that is there stays there. The set of blocks
-is a choice, not all of them.
+When optimal: every recipe is minimal for its storages, if every other storage that is present stays. The blocks are a
+selection, not all that exist.
 Ignores: recipes whose inputs are rebuilt by another recipe; a planner may still combine those by
 `RecomputeOption.inputs`.
 Cost: O(depth of modules * log saves) passes over the forward ops; a recipe is linear in its ops.
@@ -28,10 +28,10 @@ from elbowroom.step.recipes.rules import check_recipe, inputs_of, not_droppable
 from elbowroom.step.recipes.segments import ForwardSegment, segments
 
 MOST_OPS_OF_SINGLE = 16
-"""A longer recipe of one storage is better shared with others, in a block."""
+"""Most ops of a single: a longer recipe is better shared with other storages, in a block."""
 
 MOST_OPS_BEFORE_BLOCK = 32
-"""Ops before a block that its recipe may need beside its own."""
+"""Most ops before a block that its recipe may need in addition to those of the block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ class RecomputeOption:
         kind: "single" for one storage, "block" for those of a run of ops.
         name: path of the module, or of the ops from first to last.
         recompute: the storages, their recipe and when it runs.
-        inputs: storages that must be on the device then.
-        saved_bytes: bytes of the storages.
+        inputs: storages that must be on the device when the recipe runs.
+        saved_bytes: bytes of the storages that are dropped.
         duration_ns: time of the recipe's ops.
         peak_bytes: the most bytes that the recipe holds at once: rebuilt so far, intermediates, scratch.
     """
@@ -58,7 +58,7 @@ class RecomputeOption:
 
 
 def options(step: LastStep, min_size_bytes: int = 2**20) -> tuple[RecomputeOption, ...]:
-    """All options of a last step, those that end first in backward first; no two have the same storages.
+    """Return all options of a last step, in the order in which their recipes run; no two have the same storages.
 
     Args:
         step: the last step.
@@ -84,7 +84,7 @@ def options(step: LastStep, min_size_bytes: int = 2**20) -> tuple[RecomputeOptio
 
 
 def blocks(step: LastStep, runs: Iterable[tuple[int, int]], min_size_bytes: int = 2**20) -> tuple[RecomputeOption, ...]:
-    """One option for each of some runs of ops, where there is one: what it saves and no other run's recipe needs.
+    """Return at most one option for each of some runs of ops: it drops the saves that no other run's recipe needs.
 
     Args:
         step: the last step.
@@ -102,7 +102,7 @@ def blocks(step: LastStep, runs: Iterable[tuple[int, int]], min_size_bytes: int 
 
 
 def _blocks(step: LastStep, runs: list[tuple[int, int]], min_size_bytes: int, kept: set[int]) -> list[RecomputeOption]:
-    """Options of runs that leave some storages where they are."""
+    """Return options of runs that do not drop the storages `kept`."""
     known, last_read = history(step), _last_forward_reads(step)
     wanted = (storage for storage in _droppable(step, known, min_size_bytes) if storage not in kept)
     makers = sorted((known.maker[storage], storage) for storage in wanted)
@@ -119,14 +119,14 @@ def _blocks(step: LastStep, runs: list[tuple[int, int]], min_size_bytes: int, ke
 
 
 def _idle_before(step: LastStep, known: History, storages: list[int]) -> list[int]:
-    """Those that are idle for a while before the first of them is read."""
+    """Return the storages that are idle before the first of the returned ones is read."""
     before_op = min((int(step.first_read[known.save_of[s]]) for s in storages), default=0)
     idle = [s for s in storages if int(step.idle_from[known.save_of[s]]) < before_op]
     return idle if len(idle) == len(storages) else _idle_before(step, known, idle)
 
 
 def peak_of_recipe(step: LastStep, recompute: Recompute) -> int:
-    """The most bytes that a recipe holds at once; an intermediate goes after its last use in the recipe."""
+    """Return the most bytes that a recipe holds at once; an intermediate is freed after its last use in the recipe."""
     known, sizes = history(step), step.trace.storages
     last_use: dict[int, int] = {}
     for i in recompute.recipe:
@@ -149,7 +149,7 @@ def peak_of_recipe(step: LastStep, recompute: Recompute) -> int:
 
 
 def _droppable(step: LastStep, known: History, min_size_bytes: int) -> list[int]:
-    """Storages that may be dropped and that the step makes."""
+    """Return the storages that may be dropped and that the step makes."""
     return [
         save.storage
         for n, save in enumerate(step.saves)
@@ -160,7 +160,7 @@ def _droppable(step: LastStep, known: History, min_size_bytes: int) -> list[int]
 
 
 def _last_forward_reads(step: LastStep) -> dict[int, int]:
-    """By storage, the last op of forward that reads it."""
+    """Return by storage the last op of forward that reads it."""
     ops = step.trace.ops
     forward = (i for i in range(step.first_op, step.end_op) if ops[i].phase == "forward")
     return {storage: i for i in forward for storage in ops[i].reads}
@@ -176,7 +176,7 @@ def _single(step: LastStep, known: History, storage: int) -> RecomputeOption | N
 
 
 def _together(step: LastStep, known: History, storages: list[int]) -> tuple[int, ...]:
-    """Those that nobody needs any more when the first of them is read back: all of these can be rebuilt at once."""
+    """Return the storages that are idle when the first of them is read back: these can be rebuilt at once."""
     saves = [known.save_of[storage] for storage in storages]
     before_op = min((int(step.first_read[n]) for n in saves), default=0)
     return tuple(sorted(s for s, n in zip(storages, saves, strict=True) if int(step.idle_from[n]) <= before_op))
@@ -185,7 +185,7 @@ def _together(step: LastStep, known: History, storages: list[int]) -> tuple[int,
 def _block(
     step: LastStep, known: History, storages: tuple[int, ...], segment: ForwardSegment
 ) -> RecomputeOption | None:
-    """All of these at once, before the first of them is read."""
+    """Return the option that rebuilds all of some storages at once, before the first of them is read."""
     before_op = min(int(step.first_read[known.save_of[storage]]) for storage in storages)
     recipe = _closure(step, known, storages, before_op, segment.end - segment.first + MOST_OPS_BEFORE_BLOCK)
     if isinstance(recipe, str):
@@ -194,7 +194,7 @@ def _block(
 
 
 def recompute_for(step: LastStep, storages: Iterable[int]) -> Recompute | None:
-    """The recompute that rebuilds some storages together, from what is there then; None where none does."""
+    """Return the recompute that rebuilds some storages together from those present then; None if there is none."""
     known, dropped = history(step), tuple(sorted(storages))
     if any(storage not in known.maker or storage not in known.save_of for storage in dropped):
         return None
@@ -225,9 +225,9 @@ def _option(
 def _closure(
     step: LastStep, known: History, storages: Iterable[int], before_op: int, most_ops: int
 ) -> tuple[int, ...] | str:
-    """The fewest ops that rebuild storages from what is there; a clause where there are none, or too many.
+    """Return the fewest ops that rebuild storages from those present; a clause if there are none, or too many.
 
-    Ops are visited from the last to the first, so that when one is visited all later readers of its results are known.
+    Ops are visited from the last to the first. So all later readers of an op's results are known when it is visited.
     """
     remade = dict.fromkeys(storages, before_op)
     chosen: set[int] = set()
@@ -254,9 +254,10 @@ def _closure(
 
 
 def _to_remake(known: History, i: int, remade: dict[int, int], before_op: int) -> Iterator[tuple[int, int]]:
-    """Storages that must be made again if op i runs again, each as it is before some op.
+    """Yield (storage, op): op i runs again, so the storage must be made again as it is before that op.
 
-    Those it writes, itself included; and those it reads that are not there with the same content when the recipe runs.
+    These are the storages that op i writes. Those that it reads are added if they are not present unchanged when the
+    recipe runs.
     """
     writes = known.writes[i - known.first_op]
     yield from ((storage, i + 1) for storage in writes)

@@ -1,9 +1,9 @@
-"""May these storages be dropped and rebuilt by running these ops again, with the same bits? One answer for everybody.
+"""Rules: may these storages be dropped and rebuilt with the same bits by running these ops again?
 
 Note: [Why a recipe gives the same bits]
-A recipe runs ops of the last step a second time, in their order, right before op `before_op`. By induction every one
-of them computes what it did the first time, if
-(1) it is an op that gives the same results for the same arguments (tables.py), random ops with their state replayed;
+A recipe runs ops again, in their order, right before op `before_op`. By induction, each op
+computes what it did the first time, if three rules hold:
+(1) it gives the same results for the same arguments (tables.py); random ops get the random state of their first run;
 (2) each storage that it reads holds what it held at the first run. Either no op of the recipe has made that storage:
     then it must be on the device, and no op may have written it since. Or the recipe has made it: then every op that
     wrote it before this read must be in the recipe;
@@ -20,7 +20,7 @@ from elbowroom.step.recipes.history import History, history
 
 
 def check_recipe(step: LastStep, recompute: Recompute) -> str | None:
-    """Why a recompute would not give the same numbers, as a clause that names op and rule; None where it does.
+    """Say why a recompute would not give the same numbers, as a clause that names op and rule; None if it does.
 
     Whether its inputs are on the device is the plan's business: `inputs_of` names them. Cost: linear in the recipe.
     """
@@ -37,7 +37,7 @@ def check_recipe(step: LastStep, recompute: Recompute) -> str | None:
 
 
 def inputs_of(step: LastStep, recompute: Recompute) -> tuple[int, ...]:
-    """Storages that a recipe reads and does not make, ascending: they must be on the device when it runs."""
+    """Return the storages that a recipe reads and does not make, ascending: they must be on the device when it runs."""
     known = history(step)
     made: set[int] = set()
     inputs: set[int] = set()
@@ -48,7 +48,7 @@ def inputs_of(step: LastStep, recompute: Recompute) -> tuple[int, ...]:
 
 
 def not_droppable(step: LastStep, known: History, storage: int, before_op: int) -> str | None:
-    """Why a storage may not be dropped until `before_op`."""
+    """Say why a storage may not be dropped until `before_op`; None if it may."""
     n = known.save_of.get(storage)
     if n is None:
         return "autograd does not save it in the last step"
@@ -66,7 +66,7 @@ def not_droppable(step: LastStep, known: History, storage: int, before_op: int) 
 
 
 def _wrong_run(step: LastStep, known: History, recompute: Recompute) -> str | None:
-    """Which of the rules of Note: [Why a recipe gives the same bits] is broken."""
+    """Say which rule of Note: [Why a recipe gives the same bits] is broken; None if all hold."""
     made: set[int] = set()
     again: set[int] = set()
     for i in recompute.recipe:
@@ -107,5 +107,5 @@ def _wrong_write(known: History, i: int, made: set[int], again: set[int]) -> str
 
 
 def _missing(known: History, storage: int, before: int, again: set[int]) -> list[int]:
-    """Ops before `before` that write a storage and do not run again."""
+    """Return the ops before `before` that write a storage and do not run again."""
     return [w for w in known.writers_before(storage, before) if w not in again]

@@ -1,4 +1,4 @@
-"""Runs of forward ops that are offered as blocks: of one module at any depth, groups of those, parts of equal bytes."""
+"""Segments: runs of forward ops that are offered as blocks: of one module, of groups of modules, of equal bytes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class ForwardSegment(NamedTuple):
 
 
 def segments(step: LastStep, makers: list[int], saved_bytes: list[int]) -> list[ForwardSegment]:
-    """All runs that hold at least two of the saved storages, each once.
+    """Return all runs that hold at least two of the saved storages, each run once.
 
     Args:
         step: the last step.
         makers: ops that make the saved storages, ascending.
-        saved_bytes: of each of these storages.
+        saved_bytes: bytes of each of these storages.
     """
 
     def many(segment: ForwardSegment) -> bool:
@@ -42,7 +42,7 @@ def segments(step: LastStep, makers: list[int], saved_bytes: list[int]) -> list[
 
 
 def stretches(step: LastStep) -> Iterator[ForwardSegment]:
-    """Runs of forward ops: one for each micro-batch."""
+    """Yield runs of forward ops: one for each micro-batch."""
     ops = step.trace.ops
     for phase, run in groupby(range(step.first_op, step.end_op), lambda i: ops[i].phase):
         if phase == "forward":
@@ -51,7 +51,7 @@ def stretches(step: LastStep) -> Iterator[ForwardSegment]:
 
 
 def _by_depth(step: LastStep, stretch: ForwardSegment) -> Iterator[list[ForwardSegment]]:
-    """At each depth of modules, the runs of ops that lie in one of them."""
+    """Yield, for each depth of modules, the runs of ops that lie in one module."""
     numbers = range(stretch.first, stretch.end)
     paths = [step.trace.ops[i].module.split(".") if step.trace.ops[i].module else [] for i in numbers]
     for depth in range(1, max(map(len, paths), default=0) + 1):
@@ -65,7 +65,7 @@ def _by_depth(step: LastStep, stretch: ForwardSegment) -> Iterator[list[ForwardS
 
 
 def _groups(units: list[ForwardSegment]) -> Iterator[ForwardSegment]:
-    """2, 4, 8 .. neighbours at a time, with what lies between them."""
+    """Yield groups of 2, 4, 8 .. neighbours, with the ops between them."""
     size = 2
     while size < len(units):
         for at in range(0, len(units), size):
@@ -75,7 +75,7 @@ def _groups(units: list[ForwardSegment]) -> Iterator[ForwardSegment]:
 
 
 def _equal_parts(stretch: ForwardSegment, makers: list[int], saved_bytes: list[int]) -> Iterator[ForwardSegment]:
-    """The stretch in 2, 4, 8 .. parts with about as many saved bytes each."""
+    """Yield the stretch in 2, 4, 8 .. parts with about equal saved bytes."""
     first, end = bisect_left(makers, stretch.first), bisect_left(makers, stretch.end)
     sums = list(accumulate(saved_bytes[first:end]))
     parts = 2
@@ -86,6 +86,6 @@ def _equal_parts(stretch: ForwardSegment, makers: list[int], saved_bytes: list[i
 
 
 def _cuts(stretch: ForwardSegment, makers: list[int], sums: list[int], parts: int) -> Iterable[int]:
-    """Borders between the parts: behind the op whose storage reaches the next share."""
+    """Return the borders between the parts: each lies after the op whose storage reaches the next share."""
     inner = (makers[bisect_left(sums, sums[-1] * k // parts)] + 1 for k in range(1, parts))
     return sorted({stretch.first, stretch.end, *inner})

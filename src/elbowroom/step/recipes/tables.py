@@ -1,9 +1,9 @@
-"""Which ops may run again in a recipe, by name, and what must be done so that the same numbers come out.
+"""Tables: which ops may run again in a recipe, by name, and what gives them the same numbers.
 
-An op that no table names reads its arguments and writes its results, and gives the same bits for the same arguments:
-that is how eager kernels of torch behave, cuDNN's forward convolutions and cuBLAS's products on one stream included
-(cuDNN developer guide, "Reproducibility": only backward algorithms are excepted; cuBLAS library, "Results
-reproducibility"). With `cudnn.benchmark` the algorithm of a shape is picked once in a process and kept.
+An op that no table names gives the same bits for the same arguments. Eager kernels of torch behave like that, cuDNN's
+forward convolutions and cuBLAS's products on one stream included. Sources: cuDNN developer guide, "Reproducibility"
+(only backward algorithms are excepted); cuBLAS library, "Results reproducibility". With `cudnn.benchmark` the algorithm
+of a shape is picked once in a process and kept.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ RANDOM = frozenset(
         "uniform_",
     )
 )
-"""They draw from the default generator: torch tags them `nondeterministic_seeded` (native_functions.yaml). Run again
-with the state that the generator had before their first run, they draw the same; afterwards its present state must be
-put back. Attention draws only where it has dropout, which a trace does not say."""
+"""Ops that draw from the default generator: torch tags them `nondeterministic_seeded` (native_functions.yaml). They
+draw the same again with the generator's state before their first run. Its present state must be put back afterwards.
+Attention draws only if it has dropout, which a trace does not say."""
 
 STATISTICS = frozenset(
     f"aten.{name}"
@@ -68,8 +68,8 @@ STATISTICS = frozenset(
         "native_batch_norm",
     )
 )
-"""In training they also update running statistics, which are buffers and which no result depends on. Run again, they
-must not: they get copies of them. In evaluation they only read them."""
+"""Ops that update running statistics in training. These are buffers, and no result depends on them. In a recipe such an
+op must not update them: it gets copies. In evaluation it only reads them."""
 
 _UNSTABLE_SOURCE = "torch.use_deterministic_algorithms lists it"
 _MAY_DIFFER = "does not always give the same bits for the same arguments"
@@ -117,11 +117,11 @@ REFUSED: dict[str, str] = {
     **{f"aten.{name}": "changes which bytes a tensor is on" for name in _MOVES_BYTES},
     **{f"aten.{name}": "concerns the host" for name in _HOST},
 }
-"""Why ops of these names are in no recipe. `cumsum`, `scatter` and others are stable for some types and devices; they
+"""Reason by name why an op is in no recipe. `cumsum`, `scatter` and others are stable for some types and devices; they
 are refused for all."""
 
 FROM_HOST = frozenset({"aten._to_copy", "aten.copy_"})
-"""Without a source on the device they copy from the host, where the source may have changed since."""
+"""Ops that copy from the host if they have no source on the device; the source may have changed since."""
 
 COLLECTIVE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "fsdp")
 """Namespaces of ops in which several processes take part."""
@@ -131,7 +131,7 @@ KNOWN = ("aten", "prims", "torchvision")
 
 
 def refused(name: str) -> str | None:
-    """Why an op may not run again, as a clause; None where it may."""
+    """Say why an op may not run again, as a clause; None if it may."""
     namespace, dot, _ = name.partition(".")
     if dot and namespace in COLLECTIVE:
         return "is a collective, which every process would have to run again"
