@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import elbowroom as er
 from elbowroom.run.room import run_of
+from tests.fakecuda import MOVES
 from tests.torch.helpers import moved_categories
 
 FIRST, SECOND = "cuda:0", "cuda:1"
@@ -76,7 +77,7 @@ def run(trainings: Sequence[Sequence[str]], on: str | None, share: float, rows: 
     torch.cuda.empty_cache()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        with er.within(int(share * plain[f"cuda:{at}"]), device=on, min_size="1MiB") as room:
+        with er.within(int(share * plain[f"cuda:{at}"]), device=on, min_size="1MiB", allow=MOVES) as room:
             for step in steps * LEARNING:
                 step()
             from_here()

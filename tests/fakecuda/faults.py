@@ -29,6 +29,7 @@ from elbowroom.engine.tiers.spillfile import SpillFile
 from elbowroom.engine.tiers.streams import CudaStreams
 from elbowroom.hardware import ram
 from elbowroom.run.room import run_of
+from tests.fakecuda import MOVES
 
 BUDGET = "device=250MiB,host=100MiB"
 """Of more than 400 MiB: the host cannot hold all that must go."""
@@ -101,7 +102,7 @@ def fails_after(calls: int, method: Callable[..., Any], error: Exception) -> Cal
 
 
 def trained(training: Training, budget: str = BUDGET, then: Callable[[], object] = lambda: None) -> dict[str, Any]:
-    with er.within(budget) as room:
+    with er.within(budget, allow=MOVES) as room:
         for _ in range(STEPS):
             training.step()
         then()
