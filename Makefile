@@ -29,6 +29,7 @@ PIP_ARGS ?=
 FUZZ_ARGS ?= --cases 2000
 PYTEST_ARGS ?= -n auto --maxprocesses 4
 ZOO ?= zoo
+RIG ?= .rig
 WHEELS ?= wheels
 GPU_PYTHON ?= 3.12
 GPU_PACKAGES := 'highspy>=1.15,<1.16' 'rich>=13.7' markdown-it-py mdurl pygments 'pytest>=8.3' iniconfig packaging pluggy \
@@ -37,7 +38,7 @@ GPU_PACKAGES := 'highspy>=1.15,<1.16' 'rich>=13.7' markdown-it-py mdurl pygments
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: docs docs-check wheel-test venv test test-databases test-zoo fuzz check demo bench gpu gpu-wheels clean
+.PHONY: docs docs-check wheel-test venv test rig test-rig test-databases test-zoo fuzz check demo bench gpu gpu-wheels clean
 .DEFAULT_GOAL := venv
 
 venv: $(STAMP)
@@ -50,6 +51,18 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 test: check
+
+rig: $(RIG)/built
+
+# The CUDA build of PyTorch over a driver without a GPU: 2.2 GB are downloaded once; needs g++ and CUDA's headers (CUDA_INC).
+$(RIG)/built: $(STAMP) $(wildcard tools/rig/*.sh tools/rig/*.py tools/rig/src/*)
+	mkdir -p $(RIG)
+	cp -r tools/rig/. $(RIG)
+	cd $(RIG) && PATH="$(abspath $(BIN)):$$PATH" WITH_TORCH=1 ./build.sh
+	touch $@
+
+test-rig: rig
+	ELBOWROOM_RIG=$(abspath $(RIG)) $(BIN)/python -m pytest tests/fakecuda --timeout 1200 $(PYTEST_ARGS)
 
 test-databases: venv
 	$(BIN)/python -m pytest tests/databases --timeout 300 $(PYTEST_ARGS)
