@@ -1,7 +1,7 @@
 """elbowroom: training that does not fit in memory, made to fit.
 
     trace = er.capture(setup)                           what the training does
-    trace = er.capture_script("train.py", machine="t4") the same of a script, on a GPU that is not here
+    trace = er.capture_script("train.py", machine="t4") the same for a script, on a virtual GPU
     found = er.estimate(trace, er.Machine.of("t4"))     does it fit, and what holds the memory
     found = er.largest(setup_of, "batch_size", 1, 512, "t4")   the largest batch that fits
     line = er.simulate(trace, er.Machine.here())        the bytes and the time of a step
@@ -10,8 +10,8 @@
         train()
 
 Note: [Functions before files of the same name]
-`capture`, `plan`, `report` and `simulate` are functions here and files of the package too. Importing a file binds its
-name on the package once, at its first import; the imports below load each file and then take the function over its
+Some names are both functions and files: `capture`, `plan`, `report` and `simulate`. Importing a file binds its
+name on the package once, at its first import. The imports below load each file and then bind the function to its
 name. So `er.plan` is the function, and the file is reached by `from elbowroom.plan import Plan`.
 """
 

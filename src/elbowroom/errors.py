@@ -7,7 +7,7 @@
     ├── Infeasible             no plan meets the budget; carries the least feasible one
     ├── CaptureError           a step could not be recorded
     ├── TimeOver               a search had no answer yet when its time was over
-    ├── RecomputeFailed        what was dropped could not be rebuilt with the same bits; no optimizer stepped with it
+    ├── RecomputeFailed        a dropped storage could not be rebuilt with the same bits; no optimizer stepped with it
     ├── DeviceLost             the device does not answer any more in this process
     ├── UsageError             an argument of a command or a call is not allowed
     └── TierError              a tier could not take or give back bytes
@@ -42,12 +42,12 @@ class InvalidPlan(ElbowroomError):
 
 
 class Infeasible(ElbowroomError):
-    """No plan of the asked planner meets the budget.
+    """No plan of the planner meets the budget.
 
     Attributes:
-        budget_bytes: the budget that was asked for.
-        least_feasible_bytes: the smallest budget the planner can meet.
-        counts_reserved: whether that counts what an allocator reserves, and not only what is allocated.
+        budget_bytes: the budget that was given.
+        least_feasible_bytes: the smallest budget that the planner can meet.
+        counts_reserved: whether both count reserved bytes, and not only allocated ones.
     """
 
     exit_code = 1
@@ -78,7 +78,7 @@ class TimeOver(ElbowroomError):
 
 
 class RecomputeFailed(ElbowroomError, RuntimeError):
-    """What was dropped in forward could not be rebuilt in backward."""
+    """A storage that was dropped in forward could not be rebuilt in backward."""
 
 
 class DeviceLost(ElbowroomError, RuntimeError):
@@ -113,7 +113,7 @@ AnyError = typing.TypeVar("AnyError", bound=ElbowroomError)
 
 
 def again(error: AnyError) -> AnyError:
-    """The same error as a new object, without the frames that the first one came through.
+    """Return the error as a new object, without the frames that the first one came through.
 
     Frames that hold an error in a variable make a cycle with it. Raised in a training, it would keep the caller's model
     and optimizer alive until the garbage collector runs.

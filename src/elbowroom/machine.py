@@ -1,4 +1,4 @@
-"""Machine: what the hardware can do. Knows nothing of the model."""
+"""Machine: what the hardware can do. It has nothing about the model."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Loading = Literal["lazy", "eager"]
 TIERS: tuple[TierName, ...] = ("device", "host", "disk")
 
 ASSUMED_DISK = DiskRates(out_bytes_per_s=2**30, back_bytes_per_s=2**30, latency_ns=100_000, direct=False)
-"""Taken for a disk that was not measured: 1 GiB/s each way, as a slow NVMe drive."""
+"""Rates of a disk that was not measured: 1 GiB/s each way, as a slow NVMe drive."""
 
 ASSUMED_LINK = "pcie-3-x16"
-"""Taken for a link to the host that is not known: the slowest that current GPUs have."""
+"""Link to the host if it is not known: the slowest that current GPUs have."""
 
 ASSUMED_LIBRARIES_BYTES = 250 * 2**20
 ASSUMED_LIBRARIES_MOST_BYTES = 650 * 2**20
-"""What cuBLAS, cuDNN and kernels add to a context, where a context is all that is known: of a user's own table, or
-of what people reported of eager loading. Otherwise the whole is known by the GPU's generation (docs/machines.md)."""
+"""Bytes that cuBLAS, cuDNN and kernels add to a context, if only the context is known. That is so for a user's own
+table, and for reports of eager loading. Otherwise the sum is known by the GPU's generation (docs/machines.md)."""
 
 __all__ = ["ASSUMED_DISK", "TIERS", "Link", "Loading", "Machine", "Rate", "Tier", "TierName", "free_bytes"]
 
@@ -44,7 +44,7 @@ class Tier:
 
     Attributes:
         name: device, host or disk; the device is RAM on a machine without an accelerator.
-        capacity_bytes: what it can hold.
+        capacity_bytes: bytes that it can hold.
     """
 
     name: TierName
@@ -57,7 +57,7 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The way between two tiers; each direction is a lane of its own that moves one storage at a time.
+    """The connection between two tiers; each direction is a lane that moves one storage at a time.
 
     Attributes:
         upper: the tier nearer to the compute.
@@ -110,15 +110,15 @@ class Machine(Filed):
     Attributes:
         name: "here" or a name of the GPU database.
         tiers: fastest first; the first is "device" (RAM on a machine without an accelerator).
-        links: between neighbouring tiers; where the way to the disk is past the host, from the device to it.
+        links: links between neighbouring tiers; one from the device to the disk if copies to it bypass the host.
         outside_bytes: device memory taken outside the allocator (interpreter, libraries, context).
-        allocator: "exact" where every block is one request (the CPU), else settings as in PYTORCH_ALLOC_CONF.
-        flops_per_s: sustained compute rate, 0 where unknown; of float32 on a GPU.
-        memory_bytes_per_s: bandwidth of the device's memory, 0 where unknown.
+        allocator: "exact" if every block is one request (the CPU), else settings as in PYTORCH_ALLOC_CONF.
+        flops_per_s: sustained compute rate, 0 if unknown; that of float32 on a GPU.
+        memory_bytes_per_s: bandwidth of the device's memory, 0 if unknown.
         compute_capability: major * 10 + minor of an NVIDIA GPU, 0 on other devices.
-        multiprocessors: streaming multiprocessors, 0 where unknown.
+        multiprocessors: streaming multiprocessors, 0 if unknown.
         rates: dense compute rates by dtype, as far as known.
-        outside_range_bytes: least and most of `outside_bytes` where that is an estimate, else (0, 0).
+        outside_range_bytes: least and most of `outside_bytes` if that is an estimate, else (0, 0).
     """
 
     name: str
@@ -141,17 +141,17 @@ class Machine(Filed):
         spill_dir: str | os.PathLike[str] | None = None,
         device: Literal["auto", "cpu"] = "auto",
     ) -> Self:
-        """This computer: its NVIDIA GPU above RAM and disk, or RAM above the disk where there is none.
+        """Return this computer: its NVIDIA GPU above RAM and disk, or RAM above the disk if it has no GPU.
 
-        RAM's capacity is what this process may hold (cgroup and resource limits counted), the disk's is what is free
+        RAM's capacity is what this process may hold (cgroup and resource limits counted). The disk's is what is free
         now. Disk rates are `ASSUMED_DISK` and the RAM's is 0, unless they are measured. A GPU is found through the
-        driver, without torch; its link is that of its PCIe generation and lanes, and what the driver does not tell
-        comes from the GPU database. What lies outside the allocator is what was measured here, if it was.
+        driver, without torch. Its link is that of its PCIe generation and lanes. Figures that the driver does not
+        report come from the GPU database. Bytes outside the allocator are those measured here, if they were.
 
         Args:
-            measure: write and read 256 MiB in `spill_dir`, and copy in RAM, to have the real rates; about a second.
-            spill_dir: directory of the disk tier; TMPDIR or the system's temporary directory where None.
-            device: "cpu" leaves a GPU out.
+            measure: write and read 256 MiB in `spill_dir`, and copy in RAM, to get the real rates; about a second.
+            spill_dir: directory of the disk tier; None for TMPDIR or the system's temporary directory.
+            device: "cpu" ignores a GPU.
 
         Raises:
             TierFull, TierFailed: the directory has no room, or cannot be used.
@@ -182,10 +182,10 @@ class Machine(Filed):
 
     @classmethod
     def of(cls, name: str | os.PathLike[str], *, loading: Loading = "lazy") -> Self:
-        """A machine by name, or of a user's own table.
+        """Return a machine by name, or from a user's own table.
 
-        A GPU of the database is put in a computer whose RAM (64 GiB), disk (1 TiB) and disk rates are assumed; a
-        user's own table may say the first two. Which figures are assumed is told by `elbowroom machine NAME`.
+        A GPU of the database gets a computer whose RAM (64 GiB), disk (1 TiB) and disk rates are assumed. A user's own
+        table may have the first two. `elbowroom machine NAME` shows which figures are assumed.
 
         >>> Machine.of("RTX 4090").compute_capability
         89
@@ -193,11 +193,11 @@ class Machine(Filed):
         Args:
             name: "here", a GPU of the database in any spelling, or the path of a TOML file (docs/machines.md): a name
                 that ends in .toml or has a separator of directories.
-            loading: "eager" for CUDA before 11.7, or CUDA_MODULE_LOADING=EAGER: more lies outside the allocator. It
-                changes nothing of this computer, nor where a user's own table has `context_bytes`.
+            loading: "eager" for CUDA before 11.7, or CUDA_MODULE_LOADING=EAGER: more memory is outside the allocator.
+                It has no effect on "here", nor if a user's own table has `context_bytes`.
 
         Raises:
-            UsageError: there is none of this name; the nearest ones are offered. Or `loading` is neither of the two.
+            UsageError: the name is unknown; the message offers the nearest names. Or `loading` is neither of the two.
             FormatError: the file cannot be read, or is not such a table.
         """
         if loading not in ("lazy", "eager"):
@@ -239,7 +239,7 @@ class Machine(Filed):
         )
 
     def with_outside(self, measured: MeasuredOutside) -> Self:
-        """This machine with what was measured outside the allocator: `elbowroom machine --measure` keeps it."""
+        """Return this machine with measured memory outside the allocator: `elbowroom machine --measure` keeps it."""
         return replace(
             self,
             outside_bytes=measured.outside_bytes,
@@ -265,10 +265,10 @@ class Machine(Filed):
 
 
 def gpu_of(name: str | os.PathLike[str]) -> Gpu:
-    """What is known of a GPU, figure by figure with its source: of the database, or of a user's own table.
+    """Return the known figures of a GPU with their sources, from the database or a user's own table.
 
     Raises:
-        UsageError: there is none of this name; the nearest ones are offered.
+        UsageError: the name is unknown; the message offers the nearest names.
         FormatError: the file cannot be read, or is not such a table.
     """
     try:
@@ -282,7 +282,7 @@ def gpu_of(name: str | os.PathLike[str]) -> Gpu:
 
 
 def _outside(gpu: Gpu | None, compute_capability: int, loading: Loading) -> tuple[int, int, int]:
-    """Least, likely and most bytes that a process takes outside the allocator."""
+    """Return the least, likely and most bytes that a process takes outside the allocator."""
     given = gpu.context_bytes if gpu else None
     if given is not None and given.source == GIVEN:
         least = most = given.value
@@ -338,7 +338,7 @@ def _device(size_bytes: int) -> Tier:
 
 
 def link_to_host(kind: LinkKind) -> Link:
-    """A link of a kind between the device and the host."""
+    """Make a link of a kind between the device and the host."""
     return Link(
         upper="device",
         lower="host",

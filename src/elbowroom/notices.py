@@ -1,8 +1,8 @@
-"""Warnings at the line of the user, and the log.
+"""Notices: warnings at the user's line, and the log.
 
-A warning is for what a user must act on. It points at the first frame outside this package and torch, whatever called
-what in between. What is only counted and reported goes to the logger "elbowroom", which is silent until a program asks
-for it, as with logging.basicConfig(level=logging.INFO).
+A warning is for a problem that a user must act on. It points at the first frame outside this package and torch, however
+deep the calls in between. Other notices go to the logger "elbowroom". It is silent until a program turns it on, as with
+logging.basicConfig(level=logging.INFO).
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ LOGGER = logging.getLogger("elbowroom")
 LOGGER.addHandler(logging.NullHandler())
 
 OWN_FOLDER = os.path.dirname(__file__) + os.sep
-"""Of this package."""
+"""Folder of this package."""
 MADE_CODE = ("<frozen ", "<eval_with_key>")
-"""How the file names of code begin that Python or torch make, and no user wrote."""
+"""Prefixes of the file names of code that Python or torch generate."""
 
 
 Once = set[str]
-"""Keys of the warnings that were given, such as in one run."""
+"""Keys of the warnings that were given, such as those of one run."""
 
 
 def warn_once(once: Once, key: str, text: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Warn where this was not done yet; log it after that.
+    """Warn the first time; after that, log the text.
 
     Args:
-        once: what was given, such as of a run.
-        key: of the warning.
-        text: what was met and what to do.
-        category: of the warning.
+        once: the warnings that were given, such as those of a run.
+        key: key of the warning.
+        text: what happened and what to do.
+        category: category of the warning.
     """
     if key in once:
         LOGGER.info("again: %s", text)
@@ -44,7 +44,7 @@ def warn_once(once: Once, key: str, text: str, category: type[Warning] = Runtime
 
 
 def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Warn at the line of the user."""
+    """Warn at the user's line."""
     # A frame that holds itself in a variable would be a cycle.
     frame = user_frame(sys._getframe())  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     known = frame.f_globals.setdefault("__warningregistry__", {})
@@ -53,9 +53,9 @@ def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
 
 
 def user_frame(frame: FrameType) -> FrameType:
-    """The first frame outside this package and torch, from this one outwards; the outermost where all are inside.
+    """Return the first frame outside this package and torch, from this one outwards.
 
-    A thread of autograd has no frame of a user.
+    If all frames are inside, it returns the outermost: a thread of autograd has no frame of a user.
     """
     inside, found = inner_folders(), frame
     while found.f_back is not None and is_inside(found.f_code.co_filename, inside):
@@ -64,7 +64,7 @@ def user_frame(frame: FrameType) -> FrameType:
 
 
 def inner_folders() -> tuple[str, ...]:
-    """How the file names begin of code that is passed over: this package, torch where it is imported, `with`."""
+    """Return the prefixes of file names to skip: this package, torch if it is imported, `with`, generated code."""
     torch = sys.modules.get("torch")
     file = getattr(torch, "__file__", None)
     of_torch = (os.path.dirname(file) + os.sep,) if file else ()
@@ -72,5 +72,5 @@ def inner_folders() -> tuple[str, ...]:
 
 
 def is_inside(path: str, inside: tuple[str, ...]) -> bool:
-    """Whether a file belongs to code that is passed over."""
+    """Return whether a file belongs to code that is skipped."""
     return path.startswith(inside)

@@ -1,4 +1,4 @@
-"""Plan: what to do with each storage. Keep is the default and is not written. The only times in it are its bound's."""
+"""Plan: what to do with each storage. Keep is the default and is not written. Only its bound has times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elbowroom.units import format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swap:
-    """Move one storage to a lower tier while nothing needs it.
+    """Move one storage to a lower tier while no op needs it.
 
     A saved storage is away between its last use in forward and its first read in backward. An optimizer state or a
     gradient that outlives the step may be away across its end: then `back_before_op` is at most `out_after_op`, and
@@ -20,7 +20,7 @@ class Swap:
 
     Attributes:
         storage: id in the plan's trace.
-        tier: where it goes; "disk" on a machine that has a host tier in between passes through that.
+        tier: where it goes; on a machine with a host tier, a storage for "disk" passes through the host.
         out_after_op: the copy out starts once this op has ended (-1: before the first op).
         back_before_op: the copy back starts before this op starts; from here its bytes count on the device again.
     """
@@ -43,8 +43,8 @@ class Recompute:
 
     Attributes:
         storages: ids of the storages that are dropped; each is made by an op of the recipe.
-        recipe: the ops of the last step that run again, ascending. What they read and do not make must be on the
-            device then: kept, back by then, or rebuilt by an earlier Recompute.
+        recipe: the ops of the last step that run again, ascending. Storages that they read and do not make must be on
+            the device then: kept, back by then, or rebuilt by an earlier Recompute.
         before_op: the recipe runs before this op starts: the first read back of any of the storages.
     """
 
@@ -105,7 +105,7 @@ class Bound:
 
     @property
     def gap(self) -> float:
-        """How much longer than the lower bound the step takes, as a share of the bound; infinite where that is 0."""
+        """Time of the step above the lower bound, as a share of the bound; infinite if the bound is 0."""
         over_ns = self.step_ns - self.lower_bound_ns
         return over_ns / self.lower_bound_ns if self.lower_bound_ns else float("inf") if over_ns else 0.0
 
@@ -121,7 +121,7 @@ class Plan(Filed):
         swaps: in the order of `out_after_op`; a storage that no swap and no recompute names is kept.
         recomputes: in the order they run.
         algorithms: in the order of the ops; every other op runs as it was recorded.
-        bound: how good the plan is; None where nothing was proven.
+        bound: how good the plan is; None if nothing was proven.
     """
 
     trace_id: str

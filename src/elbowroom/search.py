@@ -1,4 +1,4 @@
-"""largest(): the largest value of a training that fits a GPU, found by captures on a virtual one."""
+"""Search: `largest()` finds the largest value of a training that fits a GPU, by captures on a virtual one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from elbowroom.watch import Watch
 
 
 class Options(TypedDict, total=False):
-    """How `largest` searches.
+    """Options of `largest`.
 
     Attributes:
         argv: arguments of a script.
@@ -30,7 +30,7 @@ class Options(TypedDict, total=False):
         steps: optimizer steps that each capture records (3).
         slowdown: let a plan swap and recompute, as long as the step takes at most this factor of its time.
         allow: with `slowdown`: the means of these plans, as for `elbowroom.plan`.
-        watch: looks on, and ends the search early with the largest value so far.
+        watch: reports progress, and ends the search early with the largest value so far.
     """
 
     argv: Sequence[str]
@@ -51,8 +51,8 @@ def largest(
 ) -> Largest:
     """Find the largest value of one argument of a training with which it fits a GPU.
 
-    Each value that is tried is captured on a virtual GPU, 4 to 6 of them on real models. The search ends where the
-    value that fits and the next one that does not are less than 1 % apart.
+    Each value that is tried is captured on a virtual GPU: 4 to 6 values on real models. The search ends when a value
+    fits and one at most 1 % larger does not.
 
     Args:
         setup_of: `setup_of(batch_size=8)` builds model, optimizer and data for this value and returns the function
@@ -64,7 +64,7 @@ def largest(
         options: argv, multiple_of, steps, slowdown, allow, watch: see `Options` in search.py.
 
     Returns:
-        The value that fits (`value`) and what it needs, the next one that does not, and every value that was tried.
+        The largest value that fits (`value`), the next one that does not, and every value that was tried, with needs.
 
     Raises:
         UsageError: an argument is not allowed.
@@ -86,7 +86,7 @@ def largest(
 
 
 def _way_to_plan(target: Machine, options: Options) -> Callable[[int, Trace], SlowdownNeed] | None:
-    """What plans a value's trace within the slowdown; None where none is given."""
+    """Return the function that plans a value's trace within the slowdown; None if no slowdown is given."""
     slowdown = options.get("slowdown")
     if slowdown is None:
         return None
@@ -115,7 +115,7 @@ def _way_to_capture(
     target: Machine,
     options: Options,
 ) -> Callable[[int], Trace]:
-    """What captures the training with a value of `vary`."""
+    """Return the function that captures the training with a value of `vary`."""
     argv, steps = tuple(options.get("argv", ())), options.get("steps", STEPS)
     if isinstance(setup_of, str | os.PathLike):
         knob = find_knob(Range.of(f"{vary}={ends[0]}..{ends[1]}"), os.fspath(setup_of), argv)

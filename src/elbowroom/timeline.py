@@ -1,4 +1,4 @@
-"""Timeline: when everything of one step happens, and the bytes. Simulated and measured ones are the same type."""
+"""Timeline: the times and the bytes of one step. Simulated and measured timelines are the same type."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Span:
     """One bar on a lane. Times are nanoseconds from the start of the step.
 
     Attributes:
-        lane: what it lies on: compute, or one direction of a link.
-        kind: what it is.
-        name: of the op, or of what is moved.
+        lane: its lane: compute, or one direction of a link.
+        kind: what happens in it.
+        name: name of the op, or of the storage that is moved.
         start_ns: when it begins.
         end_ns: when it ends.
         op: for kind "op" and "recompute", the op that runs; for "stall", the one that waits; else None.
@@ -65,8 +65,8 @@ class Curve:
     """Bytes held on one tier over time: from at_ns[i] on, size_bytes[i]. Both have the same length, at least 1.
 
     Attributes:
-        tier: that holds them.
-        kind: whether bytes in live blocks count, or what the allocator holds.
+        tier: the tier that holds them.
+        kind: "allocated" counts bytes in live blocks, "reserved" those that the allocator holds.
         at_ns: times from the start of the step, ascending.
         size_bytes: bytes from each of them on.
     """
@@ -89,14 +89,14 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline(Filed):
-    """One step.
+    """When everything in one step happens, and how many bytes each tier holds.
 
     Attributes:
         source: "simulated" or "measured".
-        trace_id: the trace it belongs to; "" where there is none.
-        step_ns: from the start of the step to its end.
+        trace_id: the trace it belongs to; "" if there is none.
+        step_ns: time from the start of the step to its end.
         spans: bars, ordered by start.
-        curves: allocated (and, where the allocator holds more, reserved) bytes per tier.
+        curves: allocated bytes per tier, and reserved bytes of the device if its allocator holds more.
         at_peak: (category, bytes) on the device at the allocated peak, largest first.
         outside_bytes: device memory outside the allocator.
     """
@@ -140,22 +140,22 @@ class Timeline(Filed):
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """Maximum of the device's reserved curve; the allocated one where the allocator holds nothing more."""
+        """Maximum of the device's reserved curve; without one, of the allocated curve."""
         return max(self.peak_of("device", "reserved"), self.peak_allocated_bytes)
 
     @property
     def peak_device_bytes(self) -> int:
-        """Reserved peak plus what lies outside the allocator."""
+        """Reserved peak plus the bytes outside the allocator."""
         return self.peak_reserved_bytes + self.outside_bytes
 
     @property
     def stall_ns(self) -> int:
-        """Time compute waited for copies."""
+        """Time that compute waited for copies."""
         return sum(span.end_ns - span.start_ns for span in self.spans if span.kind == "stall")
 
     @property
     def recompute_ns(self) -> int:
-        """Time compute ran ops again."""
+        """Time that compute ran ops again."""
         return sum(span.end_ns - span.start_ns for span in self.spans if span.kind == "recompute")
 
     @property
@@ -166,7 +166,7 @@ class Timeline(Filed):
 
     @property
     def utilisation(self) -> float:
-        """The part of the step in which compute is busy; 0 where the step takes no time."""
+        """The part of the step in which compute is busy; 0 if the step takes no time."""
         return self.busy_ns / self.step_ns if self.step_ns else 0.0
 
     @property
@@ -180,7 +180,7 @@ class Timeline(Filed):
         return self._moved_bytes("swap_back", "copy back")
 
     def _moved_bytes(self, kind: SpanKind, lane: Lane) -> int:
-        """Bytes moved by the device's own lanes: that of the copies, and that of the disk for what was not copied."""
+        """Count bytes moved by the device's own lane: `lane`, or the disk's for storages that `lane` did not move."""
         moved = [span for span in self.spans if span.kind == kind]
         copied = {span.storage for span in moved if span.lane == lane}
         return sum(span.size_bytes for span in moved if span.lane == lane or span.storage not in copied)
@@ -190,5 +190,5 @@ class Timeline(Filed):
         return dict(self.at_peak)
 
     def peak_of(self, tier: TierName, kind: CurveKind) -> int:
-        """Maximum of one curve, 0 where the timeline has none."""
+        """Return the maximum of one curve; 0 if the timeline has no such curve."""
         return max((max(c.size_bytes) for c in self.curves if c.tier == tier and c.kind == kind), default=0)

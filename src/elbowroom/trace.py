@@ -1,8 +1,8 @@
-"""Trace: what a training does, in order. No decisions in it.
+"""Trace: what a training does, in order. It has no decisions.
 
-Positions. Ops are numbered from 0 in the order they were dispatched. What happens between two ops (autograd saving a
-tensor, reading one back, a free) is placed by a *position* p: after op p - 1 ended and before op p starts. A position
-lies between 0 and len(ops), both included.
+Positions. Ops are numbered from 0 in the order they were dispatched. Between two ops autograd may save a tensor or read
+one back, and storages may be freed. Such an event has a *position* p: after op p - 1 ended and before op p starts. A
+position is from 0 to len(ops), both included.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Choice:
     """One algorithm that an op could run with.
 
     Attributes:
-        name: such as "implicit_gemm".
+        name: name, such as "implicit_gemm".
         duration_ns: time of the call with it.
         workspace_bytes: scratch memory that it takes.
     """
@@ -75,9 +75,9 @@ class Op:
         reads: ids of the storages it reads.
         writes: ids of the storages it writes, those it made included.
         duration_ns: measured time of the call.
-        flops: floating point operations, 0 where no formula is known.
-        choices: algorithms it could run with, where that is known; the first is the one it ran with, whose workspace is
-            the largest storage of category "workspace" that the op allocates.
+        flops: floating point operations, 0 if no formula is known.
+        choices: algorithms it could run with, if they are known. The first is the one it ran with. Its workspace is the
+            largest storage of category "workspace" that the op allocates.
     """
 
     name: str
@@ -128,7 +128,7 @@ class Event(NamedTuple):
     """One allocation (size_bytes > 0) or free (size_bytes < 0), as it would be if every storage were kept.
 
     Attributes:
-        op: the op during or directly after which it happened; -1 says it was there before the first op.
+        op: the op during or directly after which it happened; -1 for before the first op.
         storage: its id.
         size_bytes: above 0 for an allocation, below 0 for a free.
     """
@@ -145,9 +145,9 @@ class Save:
     Attributes:
         storage: its id.
         saved_at: position at which autograd first saved it.
-        idle_from: first position from which only autograd holds it until it is read back; None where something else
+        idle_from: first position from which only autograd holds it until it is read back; None if something else
             holds it all the time, so that swapping it frees nothing.
-        read_at: positions at which it is read back, ascending; empty where it never is.
+        read_at: positions at which it is read back, ascending; empty if it never is.
     """
 
     storage: int
@@ -180,14 +180,14 @@ class Step(NamedTuple):
 class Part:
     """A stretch of a step at whose ends the runtime gets control.
 
-    A part of an optimizer's step that is carried out as one, which is the ops of some of its parameters; or an
-    accumulation, in which backward writes the gradient of a parameter, with no op of its own where nothing is added.
+    It is a part of an optimizer's step, with the ops of some of its parameters. Or it is an accumulation, in which
+    backward writes the gradient of a parameter. An accumulation that adds nothing has no op.
 
     Attributes:
         first_op: its first op.
         end_op: one past its last op.
-        storages: what must be on the device in it, and may be away outside, in a fixed order: optimizer states, or the
-            gradient of an accumulation.
+        storages: storages that must be on the device in it and may be away outside, in a fixed order: optimizer states,
+            or the gradient of an accumulation.
         kind: "optimizer" for a part of an optimizer's step, or "accumulation".
     """
 
@@ -210,8 +210,8 @@ class Workspace:
 
     Attributes:
         storage: its id; the storage has the likely size.
-        least_bytes: the smallest size that is reckoned with; 0 for none at all.
-        most_bytes: the largest size that is reckoned with.
+        least_bytes: the smallest size that it may have; 0 for none at all.
+        most_bytes: the largest size that it may have.
     """
 
     storage: int
@@ -225,10 +225,10 @@ class Workspace:
 
 
 class OnStream(NamedTuple):
-    """A storage that another stream than the default one allocated, or a pool of its own.
+    """A storage that another stream than the default one allocated, or a private pool.
 
-    Its block is one of that stream: the allocator gives it to nobody else. A number from `PRIVATE` of
-    allocator/blocks.py on stands for a pool, as graphs have them, that keeps its memory when the cache is emptied.
+    Its block belongs to that stream: the allocator gives it to no other. Numbers from `PRIVATE` of allocator/blocks.py
+    on stand for private pools, as CUDA graphs have them. These keep their memory when the cache is emptied.
 
     Attributes:
         storage: its id.
@@ -244,11 +244,10 @@ class Remark:
     """Something that the capture did not know, or assumed.
 
     Attributes:
-        kind: an op without a rule for its scratch memory, a value that was made up, a workspace whose size is a model,
-            a call that was left out, what ended a script before all its steps were recorded, or what an estimate kept
-            it from doing.
-        name: of the op or call, or what happened and where.
-        count: how often.
+        kind: what it is about. Examples: an op without a rule for its scratch memory ("unknown_op"), a value that was
+            made up ("assumed_value"), an act that an estimate kept the script from ("kept_away").
+        name: name of the op or call, or what happened and where.
+        count: how often it happened.
     """
 
     kind: RemarkKind
@@ -267,21 +266,21 @@ class Trace(Filed):
 
     Attributes:
         device: where it ran, such as "cpu".
-        torch_version: version of torch it was recorded with.
+        torch_version: version of torch with which it was recorded.
         ops: dispatched calls in order.
         storages: every storage seen, by id.
         events: ordered alloc and free events, requested bytes.
         saves: what autograd saved, in the order of the first save (the n-th saved storage of a step).
         steps: the recorded steps, back to back; the last one is the steady state that plans are made for.
         remarks: what the capture did not know or assumed.
-        parts: of the steps of optimizers, where these were carried out in parts, and the accumulations of gradients
-            where these may move; at their ends the runtime gets control.
-        workspaces: those whose size is an interval, by rising id of the storage.
+        parts: parts of optimizers' steps, if these were carried out in parts, and accumulations of gradients, if these
+            may move. The runtime gets control at their ends.
+        workspaces: workspaces whose size is an interval, by rising id of the storage.
         empties: places in `events`, ascending: the allocator's cache is emptied directly before that event.
-        streams: what the default stream did not allocate, by rising id of the storage.
+        streams: storages that the default stream did not allocate, by rising id.
         source_lines: lines of the user's code that ops come from, such as "train.py:41 in attention", each once.
-        op_source_lines: index in `source_lines` per op, None where the line is not known; empty where none is.
-        derived: what follows from all this and is kept for the next question, by name; no part of the trace.
+        op_source_lines: index in `source_lines` per op, None if the line is not known; empty if none is.
+        derived: cached facts that follow from the trace, by name; they are not saved.
     """
 
     device: str
@@ -303,13 +302,13 @@ class Trace(Filed):
 
     @property
     def id(self) -> str:
-        """Names this trace in plans and timelines: the first 16 hex digits of the SHA-256 of its file."""
+        """Name of this trace in plans and timelines: the first 16 hex digits of the SHA-256 of its file."""
         if not self._id:
             object.__setattr__(self, "_id", hashlib.sha256(encode(self)).hexdigest()[:16])
         return self._id
 
     def source_line(self, op: int) -> str:
-        """The line of the user's code that an op comes from; "" where it is not known."""
+        """Return the line of the user's code that an op comes from; "" if it is not known."""
         index = self.op_source_lines[op] if self.op_source_lines and op >= 0 else None
         return "" if index is None else self.source_lines[index]
 
@@ -347,7 +346,7 @@ class Trace(Filed):
                 rules.refuse(f"Trace.ops[{index}]: storage", given, f"an id below {count}, the number of storages")
 
     def _check_events(self) -> None:
-        """Ops in order, each storage allocated at most once and freed at most once after that, with its own size."""
+        """Check that ops are in order, and that each storage is allocated and freed at most once, with its size."""
         live: dict[int, bool] = {}
         last_op = -1
         for index, (op, storage, size_bytes) in enumerate(self.events):
@@ -388,7 +387,7 @@ class Trace(Filed):
             expected = step.end_op
 
     def _check_parts(self) -> None:
-        """One after the other, and none across the end of a step."""
+        """Check that parts follow one another, and that no part crosses the end of a step."""
         last = 0
         for index, part in enumerate(self.parts):
             where = f"Trace.parts[{index}]"
@@ -400,7 +399,7 @@ class Trace(Filed):
                 rules.refuse(f"{where}.end_op", part.end_op, "an op of the step in which it begins")
 
     def _check_workspaces(self) -> None:
-        """Each of a storage of this category, whose size lies within."""
+        """Check that each workspace is a storage of that category, with a size within its bounds."""
         last = 0
         for index, each in enumerate(self.workspaces):
             where = f"Trace.workspaces[{index}]"
@@ -414,7 +413,7 @@ class Trace(Filed):
             last = each.storage + 1
 
     def _check_streams(self) -> None:
-        """Each of another storage."""
+        """Check that each entry is of another storage."""
         last = 0
         for index, (storage, stream) in enumerate(self.streams):
             where = f"Trace.streams[{index}]"

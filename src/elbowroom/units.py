@@ -1,7 +1,7 @@
-"""Bytes and nanoseconds to text and back, and budgets. The only file that formats either.
+"""Units: bytes and nanoseconds to text and back, and budgets. No other file formats either.
 
-On screen bytes are in KiB, MiB, GiB (powers of 1024). Given ones may be decimal too: 8GB is 8,000,000,000 bytes. A
-letter alone is a power of 1024, as in 8G or 8Gi, which is what schedulers and containers take it for.
+On screen bytes are in KiB, MiB, GiB (powers of 1024). Sizes that are read may be decimal: 8GB is 8,000,000,000 bytes. A
+letter alone is a power of 1024, as in 8G or 8Gi, as schedulers and containers read it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from elbowroom.errors import UsageError
 from elbowroom.files.field_rules import MAX_INT, shown
 
 NONE = -1
-"""In columns of numbers, where there is no storage, save, window or time."""
+"""Entry of a column of numbers that stands for no storage, save, window or time."""
 
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 UNITS: dict[str, int] = {
@@ -25,7 +25,7 @@ UNITS: dict[str, int] = {
 """Bytes of each unit, by its name in lower case."""
 
 AUTO_MARGIN = Fraction(1, 10)
-"""The part of the free bytes that a budget of `auto` leaves alone: for what other programs come to need meanwhile."""
+"""The part of the free bytes that a budget of `auto` leaves to other programs, which may need more later."""
 
 _NUMBER = re.compile(r"(\d{1,20}(?:\.\d{0,20})?(?:e\d{1,2})?)\s*([a-z%]*)", re.ASCII)
 _SIZES = "8GiB or 8G (powers of 1024), 8GB (of 1000) or bytes, as in 8e9"
@@ -33,13 +33,13 @@ _BUDGETS = "8GiB, 8G, 8GB, 8e9, 90%, auto, or these per tier, as in device=8GiB,
 
 
 def parse_bytes(value: str | int) -> int:
-    """Bytes of a size as people write it.
+    """Read a size in bytes, as people write it.
 
     >>> parse_bytes("1.5GiB")
     1610612736
 
     Args:
-        value: such as "8GiB", "8 GB", "1234" or 1234; a fraction of a byte is dropped.
+        value: a size such as "8GiB", "8 GB", "1234" or 1234; a fraction of a byte is dropped.
 
     Raises:
         UsageError: it is not a size, is negative or needs more than 63 bits.
@@ -57,7 +57,7 @@ def parse_bytes(value: str | int) -> int:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """A size as text for the screen.
+    """Format a size for the screen.
 
     >>> format_bytes(1610612736), format_bytes(17)
     ('1.50 GiB', '17 B')
@@ -69,7 +69,7 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def in_gib(size_bytes: int, *, digits: int) -> str:
-    """A size as a number of GiB, for tables that have the unit in a header.
+    """Format a size as a number of GiB, for tables that have the unit in a header.
 
     >>> in_gib(1610612736, digits=1)
     '1.5'
@@ -78,7 +78,7 @@ def in_gib(size_bytes: int, *, digits: int) -> str:
 
 
 def format_ns(duration_ns: int) -> str:
-    """A duration as text for the screen.
+    """Format a duration for the screen.
 
     >>> format_ns(1_234_000_000), format_ns(125_000_000_000)
     ('1.23 s', '2 min 5 s')
@@ -94,12 +94,12 @@ def format_ns(duration_ns: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """Part of a tier: so many bytes, or a share of it, or the least there can be a plan for, or what is free.
+    """Part of a tier: a number of bytes, a share of it, the least that a plan needs, or the free bytes.
 
     Attributes:
         size_bytes: fixed bytes.
-        share: of the tier's capacity, above 0 and at most 1.
-        is_least: the least; of the device only, and only where a plan is made for a known trace.
+        share: share of the tier's capacity, above 0 and at most 1.
+        is_least: the least that a plan needs; for the device only, and only when planning for a known trace.
     """
 
     size_bytes: int | None = None
@@ -108,18 +108,18 @@ class Amount:
 
     @property
     def is_auto(self) -> bool:
-        """Whether it is what is free."""
+        """Whether it is the free bytes."""
         return self.size_bytes is None and self.share is None and not self.is_least
 
     def resolve(self, total_bytes: int, free_bytes: int) -> int:
-        """Bytes of it on a tier.
+        """Return the bytes of this amount on a tier.
 
         Args:
             total_bytes: capacity of the tier.
-            free_bytes: what is free on it now; `auto` is this less `AUTO_MARGIN` of it.
+            free_bytes: free bytes on it now; `auto` is this less `AUTO_MARGIN` of it.
 
         Raises:
-            UsageError: it is the least, which only planning tells.
+            UsageError: it is the least, which only planning finds.
         """
         if self.is_least:
             raise UsageError(
@@ -145,7 +145,7 @@ LEAST = Amount(is_least=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Bytes allowed per tier, resolved on the machine they are for. Pinned memory is a part of the host tier."""
+    """Amounts allowed per tier, resolved on the machine they are for. Pinned memory is a part of the host tier."""
 
     device: Amount = AUTO
     host: Amount = AUTO
@@ -154,15 +154,15 @@ class Budget:
 
 
 def parse_budget(value: str | int | Budget) -> Budget:
-    """A budget as people write it: one amount for the device, or amounts per tier; a tier not named is `auto`.
+    """Read a budget as people write it: one amount for the device, or amounts per tier; a tier not named is `auto`.
 
-    The device's may be `least`, where a plan is made.
+    The device's amount may be `least` when a plan is made.
 
     >>> str(parse_budget("8GiB,disk=90%").disk)
     '90%'
 
     Raises:
-        UsageError: it is none of what is allowed.
+        UsageError: it is not an allowed budget.
     """
     if isinstance(value, Budget):
         return value

@@ -6,7 +6,7 @@ from importlib import metadata
 
 
 def installed_version() -> str:
-    """The version as package managers know it; "(not installed)" where the sources run without an installation."""
+    """Return the version as package managers know it; "(not installed)" if the sources run without installation."""
     try:
         return metadata.version("elbowroom")
     except metadata.PackageNotFoundError:

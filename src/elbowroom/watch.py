@@ -1,4 +1,4 @@
-"""Watch: what a search says while it runs, when it has to end, and what is known when it ends early."""
+"""Watch: progress messages of a search, its time limit, and what is known if it ends early."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ def silent(_: str) -> None:
 
 @final
 class Watch:
-    """Looks on at one search, and ends it when its time is over.
+    """Observer of one search that ends it when its time is over.
 
-    A search that is given a watch ends with the best it has when the time is over or Ctrl-C is pressed, and says in
-    `early` what it did not try. Without one, Ctrl-C goes on to the caller.
+    When the time is over or Ctrl-C is pressed, a search ends with its best result so far. It notes in
+    `early` what it did not try. Without a watch, Ctrl-C goes on to the caller.
 
     Args:
-        say: called with what is being done now.
-        limit_s: seconds the search may take in all; None for any time.
-        clock: seconds that pass.
+        say: called with a text about the present work.
+        limit_s: seconds that the search may take in all; None for any time.
+        clock: returns a time in seconds.
 
     Attributes:
-        say: as given.
-        early: what is known and what was not tried, where the search ended early; "" where it did not.
+        say: the function that was given.
+        early: what is known and what was not tried, if the search ended early; else "".
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class Watch:
         self._until = None if limit_s is None else clock() + limit_s
 
     def left_s(self, most: float = float("inf")) -> float:
-        """Seconds that are left, at most `most`.
+        """Return the seconds that are left, at most `most`.
 
         Raises:
-            TimeOver: none are.
+            TimeOver: no time is left.
         """
         if self._until is None:
             return most
@@ -61,17 +61,17 @@ class Watch:
         return self._until is not None and self._clock() >= self._until
 
     def over(self) -> TimeOver:
-        """What ends a search whose time is over."""
+        """Make the error that ends a search whose time is over."""
         return TimeOver(
             f"the time limit of {self._limit_s:g} s was reached before there was an answer; allowed is a longer one "
             "(--timeout)"
         )
 
     def ends_early(self, problem: BaseException, known: str) -> None:
-        """Note that a search ends early, and what is known by then."""
+        """Note that a search ends early, and what is known."""
         why = "interrupted" if isinstance(problem, KeyboardInterrupt) else f"stopped after {self._limit_s:g} s"
         self.early = f"{why}: {known}"
 
 
 ENDS: tuple[type[BaseException], ...] = (TimeOver, KeyboardInterrupt)
-"""What ends a search that is watched early."""
+"""Exceptions that end a watched search early."""

@@ -295,7 +295,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "row of another type": ("[gpu]\nx = 1", r"given 1; allowed is a table"),
     "no gpu": ("[gpu]", r"given 0 GPUs; allowed is one in a file"),
     "two gpus": ("[gpu.a]\n[gpu.b]", r"given 2 GPUs; allowed is one in a file; leave 1 out"),
-    "fields beside a gpu": ("total_bytes = 1\n[gpu.a]", r"'total_bytes': given beside \[gpu.NAME\]"),
+    "fields beside a gpu": ("total_bytes = 1\n[gpu.a]", r"'total_bytes': given outside \[gpu.NAME\]"),
 }
 
 

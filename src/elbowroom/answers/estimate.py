@@ -1,10 +1,11 @@
-"""estimate: does a training fit a machine, what does it need, and what holds the memory at the peak.
+"""Estimate: does a training fit a machine, what does it need, and what holds the memory at the peak.
 
-Computes: the bytes of every alloc and free of a trace, replayed through the model of the machine's allocator, once with
-room for everything and once within the device's capacity less what lies outside the allocator.
-Reference: DNNMem (ESEC/FSE 2020) for the categories. The replay is exact for exact events (docs/estimate.md); what is
-not known to the byte is an interval: convolution workspaces, which cuDNN chooses, and memory outside the allocator.
-Ignores: other processes on the device, and what libraries allocate past the allocator beyond `Machine.outside_bytes`.
+Computes: every alloc and free of a trace, replayed through the model of the machine's allocator. One replay has room
+for everything. The other one has the device's capacity less the memory outside the allocator.
+Reference: DNNMem (ESEC/FSE 2020) for the categories. The replay is exact for exact events (docs/estimate.md). Bytes
+that are not known exactly are an interval: convolution workspaces, which cuDNN chooses, and memory outside the
+allocator.
+Ignores: other processes on the device; allocations of libraries past the allocator beyond `Machine.outside_bytes`.
 Cost: a replay, linear in the events of the trace, and about ten from where memory runs short (allocator/within.py).
 """
 
@@ -29,14 +30,14 @@ from elbowroom.step.last_step import Ints, listed
 from elbowroom.trace import Category, Phase, Trace
 
 WORKSPACE_FACTOR = 2
-"""A convolution workspace whose interval the trace does not have is taken from none to this many times its size."""
+"""Upper end of the interval of a convolution workspace, as a multiple of its size, if the trace has no interval."""
 
 NEED_PRECISION = Fraction(1, 256)
-"""`needed_bytes` is found by bisection, until what is left between "fits" and "does not" is this part of it."""
+"""Precision of `needed_bytes`, as a part of it: the bisection ends there."""
 
 
 class Interval(NamedTuple):
-    """Bytes that are not known exactly; all three are equal where they are."""
+    """Bytes as an interval; all three are equal if the bytes are known exactly."""
 
     low_bytes: int
     likely_bytes: int
@@ -47,7 +48,7 @@ class Moment(NamedTuple):
     """A place in a training.
 
     Attributes:
-        step: from 1; 0 before the first step, and one more than there are after the last.
+        step: number of the step, from 1; 0 before the first step, and one more than the last after that.
         phase: part of the step.
         op: its id; -1 before the first.
         op_name: name of the op; "" before the first.
@@ -75,19 +76,19 @@ class Estimate:
         outside: device memory outside the allocator.
         fits: whether no allocation fails within the capacity less `outside.likely_bytes`.
         sure: whether both ends of the intervals give the same verdict.
-        retries: times the allocator empties its cache to fit; each waits for the device.
+        retries: number of times that the allocator empties its cache to fit; each waits for the device.
         peak_allocated: most bytes in live blocks, over the whole trace, as torch.cuda.max_memory_allocated has it.
-        peak_reserved: most bytes the allocator holds where there is room for everything.
-        peak_reserved_within_bytes: the same within the capacity; where it does not fit, up to the failure.
-        peak_device: what is reserved within the capacity (where it fits) and `outside`, as nvidia-smi would show it.
-        needed_bytes: least capacity in which no allocation fails, to `NEED_PRECISION`; the cache emptied as needed.
-        steps: recorded steps.
+        peak_reserved: most bytes that the allocator holds if there is room for everything.
+        peak_reserved_within_bytes: the same within the capacity; if the training does not fit, up to the failure.
+        peak_device: bytes reserved within the capacity (if it fits) plus `outside`, as nvidia-smi would show it.
+        needed_bytes: least capacity in which no allocation fails, to `NEED_PRECISION`; the cache is emptied as needed.
+        steps: number of recorded steps.
         peak: where the allocated peak is, the first time.
-        failure: where the first allocation fails; None where it fits.
+        failure: where the first allocation fails; None if the training fits.
         categories: requested bytes at the allocated peak per category, largest first.
         modules: requested bytes at the allocated peak per module, the ten largest first.
-        other_modules_bytes: the same of all further modules.
-        rounding_bytes: what the allocator's rounding adds to them.
+        other_modules_bytes: requested bytes at the allocated peak of all further modules.
+        rounding_bytes: bytes that the allocator's rounding adds at the allocated peak.
     """
 
     machine: str
@@ -116,31 +117,31 @@ class Estimate:
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """Most bytes the allocator holds where there is room for everything."""
+        """Most bytes that the allocator holds if there is room for everything."""
         return self.peak_reserved.likely_bytes
 
     @property
     def peak_device_bytes(self) -> int:
-        """What is reserved and what lies outside the allocator, at the most."""
+        """Most bytes on the device: reserved ones and those outside the allocator."""
         return self.peak_device.likely_bytes
 
     @property
     def free_bytes(self) -> int:
-        """Capacity that is left beside what is needed at least; negative by what is missing."""
+        """Capacity less the needed bytes; negative if bytes are missing."""
         return self.capacity_bytes - self.needed_bytes
 
 
 def estimate(trace: Trace, machine: Machine) -> Estimate:
-    """Say whether a training fits a machine and what it needs.
+    """Estimate whether a training fits a machine, and what it needs.
 
     Args:
-        trace: what the training does; its whole length counts, what comes before the first step too.
-        machine: its device tier's capacity, memory outside the allocator and, where the script made none itself,
-            allocator settings are used.
+        trace: what the training does; its whole length counts, ops before the first step included.
+        machine: the GPU: its capacity and its memory outside the allocator are used. Its allocator settings are used
+            if the script makes none itself.
 
     Returns:
-        The answer. Its intervals are points where nothing of the trace is a modelled workspace and the machine's
-        memory outside the allocator is known.
+        The answer. Its intervals are single values if no workspace is modelled and the memory outside the allocator is
+        known.
     """
     cases, outside = _three(trace, machine), _outside(machine)
     capacity_bytes = machine.tiers[0].capacity_bytes
@@ -173,7 +174,7 @@ def estimate(trace: Trace, machine: Machine) -> Estimate:
 
 
 def moment_label(moment: Moment) -> str:
-    """A place in a training in words, such as "step 2, backward, aten.mm in GPT.head (op 210 of 480)"."""
+    """Name a place in a training in words, such as "step 2, backward, aten.mm in GPT.head (op 210 of 480)"."""
     if moment.op < 0:
         return "before the first op"
     module = f" in {moment.module}" if moment.module else ""
@@ -183,9 +184,9 @@ def moment_label(moment: Moment) -> str:
 
 
 def conv_workspaces(trace: Trace) -> frozenset[int]:
-    """Storages that a convolution takes and gives back inside itself: the workspaces whose size cuDNN decides.
+    """Return the storages that a convolution allocates and frees itself: the workspaces whose size cuDNN decides.
 
-    None of them makes a training fail: where there is no room, torch takes an algorithm with less (Conv_v8.cpp).
+    They do not make a training fail: if there is no room, torch takes an algorithm with less (Conv_v8.cpp).
     """
     made: dict[int, int] = {}
     found: set[int] = set()
@@ -200,9 +201,9 @@ def conv_workspaces(trace: Trace) -> frozenset[int]:
 
 
 def trials(trace: Trace) -> frozenset[int]:
-    """Workspaces that algorithms were tried in: given back right before the cache is emptied.
+    """Return the workspaces of algorithm trials: they are freed right before the cache is emptied.
 
-    They take what room there is: where there is less, torch tries with less (Conv_v8.cpp).
+    A trial takes the room there is: if there is less, torch tries with less (Conv_v8.cpp).
     """
     found: set[int] = set()
     for place in trace.empties:
@@ -234,12 +235,12 @@ class _Played:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
-    """A sequence of events, and its replay where there is room for everything.
+    """A sequence of events, and its replay with room for everything.
 
     Attributes:
         numbers: number in the trace of each event.
-        spared: storages that a convolution can do without: where they fail, torch takes another algorithm.
-        again: replays it within capacities; None where blocks are what is requested.
+        spared: storages that a convolution can do without: if they fail, torch takes another algorithm.
+        again: replays the events within capacities; None if each block has just the requested bytes.
     """
 
     events: Sequence[Event]
@@ -249,7 +250,7 @@ class _Case:
     again: CapacityReplays | None
 
     def within(self, capacity_bytes: int) -> _Played:
-        """The replay within so many bytes."""
+        """Replay the events within a capacity."""
         if 0 <= self.with_room.peak_reserved_bytes <= capacity_bytes:
             return self.with_room
         if self.again is None:
@@ -258,7 +259,7 @@ class _Case:
 
 
 def _three(trace: Trace, machine: Machine) -> tuple[_Case, _Case, _Case]:
-    """The likely case, and those where every workspace of unknown size has its least and its most bytes."""
+    """Return the likely case, and those in which every workspace of unknown size has its least and its most bytes."""
     bounds = workspace_bounds(trace)
     settings = as_set_by_script(machine, trace).allocator
     likely = _case(trace, settings, {})
@@ -269,14 +270,14 @@ def _three(trace: Trace, machine: Machine) -> tuple[_Case, _Case, _Case]:
 
 
 def workspace_bounds(trace: Trace) -> dict[int, tuple[int, int]]:
-    """Least and most bytes of each workspace whose size is not known, by storage."""
+    """Return the least and the most bytes of each workspace of unknown size, by storage."""
     sizes = {storage: trace.storages[storage].size_bytes for storage in conv_workspaces(trace)}
     assumed = {storage: (0, WORKSPACE_FACTOR * size_bytes) for storage, size_bytes in sizes.items()}
     return assumed | {each.storage: (each.least_bytes, each.most_bytes) for each in trace.workspaces}
 
 
 def _verdict(cases: tuple[_Case, _Case, _Case], capacity_bytes: int, outside: Interval) -> tuple[_Played, bool]:
-    """The likely replay within the capacity, and whether the other end of the intervals has the same verdict."""
+    """Return the likely replay within the capacity, and whether the other end of the intervals agrees with it."""
     likely, low, high = cases
     within = likely.within(capacity_bytes - outside.likely_bytes)
     if within.fits:
@@ -285,7 +286,7 @@ def _verdict(cases: tuple[_Case, _Case, _Case], capacity_bytes: int, outside: In
 
 
 def _case(trace: Trace, settings: str, other_bytes: Mapping[int, int]) -> _Case:
-    """The events of a trace, some storages of which have other sizes; a size of 0 leaves a storage out."""
+    """Make the case of a trace in which some storages have other sizes; a size of 0 leaves a storage out."""
     events: list[Event] = []
     numbers: list[int] = []
     exact, spared = settings == "exact", conv_workspaces(trace)
@@ -311,7 +312,7 @@ def _case(trace: Trace, settings: str, other_bytes: Mapping[int, int]) -> _Case:
 
 def _played(done: Replay, events: Sequence[Event], numbers: Ints, spared: frozenset[int]) -> _Played:
     failed = [place for place in listed(np.flatnonzero(done.out_of_memory)) if events[place][1] not in spared]
-    # What follows a failure would not happen.
+    # Events after a failure would not happen.
     end = int(failed[0]) + 1 if len(failed) else len(numbers)
     return _Played(
         peak_allocated_bytes=int(done.allocated_bytes[:end].max()),
@@ -340,7 +341,7 @@ def _play_exact(events: Sequence[Event], numbers: Ints, capacity_bytes: int | No
 
 
 def _device(cases: tuple[_Case, _Case, _Case], capacity_bytes: int, outside: Interval) -> Interval:
-    """What is held on the device at the most: within its capacity where it fits, else with room for everything."""
+    """Return the most bytes on the device: within its capacity if it fits, else with room for everything."""
     likely, low, high = (
         next(played.peak_reserved_bytes for played in (case.within(room_bytes), case.with_room) if played.fits)
         for case, room_bytes in zip(
@@ -395,7 +396,7 @@ def _moment(trace: Trace, event: int) -> Moment:
 
 
 def _held(trace: Trace, event: int) -> list[int]:
-    """Ids of the storages that are allocated directly after an event."""
+    """Return the ids of the storages that are allocated directly after an event."""
     live: dict[int, None] = {}
     for _, storage, size_bytes in trace.events[: event + 1]:
         if size_bytes > 0:

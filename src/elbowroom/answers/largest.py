@@ -1,12 +1,12 @@
-"""largest: the largest value of a knob (batch size, resolution, sequence length) with which a training fits.
+"""Largest: the largest value of a knob (batch size, resolution, sequence length) with which a training fits.
 
-Computes: the last value of a range that fits, given that what a training needs grows with the value, to `PRECISION` of
-it. Each probe is a capture of the training, so there should be few: need is close to piecewise linear in a batch size
-and to a parabola in a resolution, so the next probe is where the curve through the three probes nearest to the capacity
-meets it. Where such a curve misleads, the range is halved instead (its logarithm), and quadrupled while all fits.
+Computes: the last value of a range that fits, to `PRECISION` of it. The need must grow with the value. Each probe is a
+capture of the training, so probes should be few. Need is nearly piecewise linear in a batch size, and nearly a parabola
+in a resolution. So a curve is drawn through the three probes nearest to the capacity. The next probe is where it meets
+the capacity. If such a curve misleads, the range is halved instead (its logarithm), and quadrupled while all fits.
 Optimal: for a linear need two probes, one at the answer and one at the value after it, which confirms it.
-Ignores: that a larger value could fit again (another kernel with less scratch memory, for example); that two values
-whose captures are the same, and the end of the range too, could have others between them.
+Ignores: a larger value could fit again, with a kernel that has less scratch memory, for example. If some values and the
+end of the range have one capture, all values between them are taken to have it.
 Cost: at most log4(n) + 11 probes of n values; 4 to 6 on real models.
 """
 
@@ -21,20 +21,20 @@ from elbowroom.errors import CaptureError, UsageError
 from elbowroom.watch import ENDS, Watch
 
 PRECISION = 100
-"""The search ends where what fits and what does not are apart by one part in so many."""
+"""Divisor of a value that fits: the search ends if the next value that does not is at most that much larger."""
 GROWTH = 64
-"""A probe is at most so many times the largest value known to fit: what lies far beyond may differ in kind."""
+"""Most that a probe is, as a multiple of the largest value known to fit: values far beyond may differ in kind."""
 
 _POINTS = 3
 _APART = 16  # points of a curve are apart by at least this part of their value
-_PATIENCE = 4  # probes where a curve said that may leave more than half of the range
+_PATIENCE = 4  # probes by a curve that may leave more than half of the range
 
 
 class Probe(NamedTuple):
     """What one value needs.
 
     Attributes:
-        value: of what is varied.
+        value: value of the knob.
         needed_bytes: the least memory in which the training runs with it.
     """
 
@@ -46,7 +46,7 @@ class Failed(NamedTuple):
     """A value with which the training could not be captured, and why.
 
     Attributes:
-        value: of what is varied.
+        value: value of the knob.
         problem: the error.
     """
 
@@ -59,14 +59,14 @@ class Largest:
     """The largest value that fits.
 
     Attributes:
-        capacity_bytes: what a value may need.
-        fits: it and what it needs; None where not even the smallest value fits.
-        too_large: the smallest value that is known not to fit, and what that needs; None where none was found.
-        probes: every value that was looked at, in order.
-        failed: the smallest value with which the training fails; None where it did not.
-        same_from: a value from which on none changes anything: the captures of it, of a larger one and of the end of
-            the range are the same; None where they differ.
-        early: what is known and was not tried, where the search ended early; "" where it did not.
+        capacity_bytes: the most that a value may need.
+        fits: that value and what it needs; None if not even the smallest value fits.
+        too_large: the smallest value known not to fit, and what it needs; None if none was found.
+        probes: every value that was tried, in order.
+        failed: the smallest value with which the training fails; None if none was found.
+        same_from: a value from which on the knob changes nothing: the captures of it, of a larger value and of the end
+            of the range are the same; None if they differ.
+        early: what is known and what was not tried, if the search ended early; else "".
     """
 
     capacity_bytes: int
@@ -79,7 +79,7 @@ class Largest:
 
     @property
     def value(self) -> int | None:
-        """The largest value that fits; None where not even the smallest one does."""
+        """The largest value that fits; None if not even the smallest one does."""
         return None if self.fits is None else self.fits.value
 
     @property
@@ -104,14 +104,14 @@ def largest(
     Probe(value=128, needed_bytes=996)
 
     Args:
-        needed_bytes: what a value needs; called once per value. Raises CaptureError where the training fails with it,
-            which counts as too large unless it is the smallest value.
-        capacity_bytes: what it may need.
-        least: smallest value that is looked at.
-        most: largest value that is looked at.
-        multiple_of: only multiples of it are looked at.
-        same: whether two values that were looked at had the same capture; None: none have.
-        watch: looks on, and ends the search early with the largest value so far.
+        needed_bytes: returns what a value needs; called once per value. Raises CaptureError if the training fails with
+            it, which counts as too large unless it is the smallest value.
+        capacity_bytes: the most that a value may need.
+        least: smallest value that is tried.
+        most: largest value that is tried.
+        multiple_of: only multiples of it are tried.
+        same: returns whether two values that were tried had the same capture; None if no two have.
+        watch: reports progress, and ends the search early with the largest value so far.
 
     Raises:
         UsageError: no value lies in the range.
@@ -136,7 +136,7 @@ def largest_of(
     same: Callable[[int, int], bool] | None = None,
     watch: Watch | None = None,
 ) -> Largest:
-    """As `largest`, among some values in rising order, by halving them.
+    """Find the largest of some values in rising order that fits, by bisection.
 
     >>> largest_of((8, 16, 64, 256), lambda value: 100 + 7 * value, 1000).fits
     Probe(value=64, needed_bytes=548)
@@ -152,7 +152,7 @@ def _found(
     watch: Watch | None,
     first: int | None,
 ) -> Largest:
-    """Search among the places of values, from the first one on, and by curves, or by halving where that is None."""
+    """Search among the places of `values`: by curves from place `first` on, or by bisection if `first` is None."""
 
     def is_same(one: int, other: int) -> bool:
         return same is not None and same(values[one], values[other])
@@ -170,7 +170,7 @@ def _found(
 
 @final
 class _Search:
-    """All places up to `fits` fit, all from `too_large` or `failed` on do not; what lies between is looked for."""
+    """State of a search: places up to `fits` fit, those from `too_large` or `failed` on do not, the rest is unknown."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class _Search:
         self.same_from: int | None = None
 
     def run(self) -> None:
-        """Probe until what fits and what does not are close, or no value changes anything any more."""
+        """Probe until the largest value that fits and the next known one are close, or no value changes anything."""
         self._probe(self._first)
         misses = 0 if self._by_curves else _PATIENCE
         while self.fits is not None and (low := self.fits.value + 1) <= (high := self._highest()):
@@ -213,7 +213,7 @@ class _Search:
         return self._capacity_bytes - needed_bytes
 
     def known(self) -> str:
-        """What is known by now, as the end of a sentence."""
+        """Say what is known by now, as the end of a sentence."""
         assert self.fits is not None
         fits, high = self._values[self.fits.value], self._highest()
         if not self._is_bounded:
@@ -222,7 +222,7 @@ class _Search:
         return f"{fits} fits, {self._values[high + 1]} {said}; between them was not tried"
 
     def outcome(self) -> Largest:
-        """What was found, in values."""
+        """Return what was found, in values."""
         values = self._values
         return Largest(
             capacity_bytes=self._capacity_bytes,
@@ -237,7 +237,7 @@ class _Search:
         return Probe(self._values[probe.value], probe.needed_bytes)
 
     def _ends_the_same(self, before: int) -> bool:
-        """Whether the last probe, the one before it and the end of the range do not differ; which is probed for it."""
+        """Return whether the last two probes and the end of the range have the same capture; probe that end for it."""
         last = len(self._values) - 1
         if self.fits is None or self.fits.value == before or not self._same(before, self.fits.value):
             return False
@@ -249,14 +249,14 @@ class _Search:
         return True
 
     def _fails_at(self, place: int) -> bool:
-        """Whether the training fails there, which no curve of a need knows of."""
+        """Return whether the training fails at a place; no curve of a need shows that."""
         return self.failed is not None and self.failed.value == place
 
     def _is_close(self, fits: int, bad: int) -> bool:
         return self._by_curves and (self._values[bad] - self._values[fits]) * PRECISION <= self._values[fits]
 
     def _sure(self, low: int, high: int) -> int:
-        """A place that halves what is left, or quadruples what fits while nothing that does not is known."""
+        """Return a place that halves the range left, or quadruples the value that fits if no upper end is known."""
         if not self._by_curves:
             return (low + high) // 2
         return min(high, max(low, isqrt(low * high) if self._is_bounded else 4 * (low - 1)))
@@ -266,14 +266,14 @@ class _Search:
         return self.too_large is not None or self.failed is not None
 
     def _highest(self) -> int:
-        """The largest place of which it is not known that it does not fit."""
+        """Return the largest place that may still fit."""
         bad = [each.value for each in (self.too_large, self.failed) if each is not None]
         return min(bad) - 1 if bad else len(self._values) - 1
 
     def _likely(self, fits: int, low: int, high: int) -> int:
-        """The last value at which the curve through the nearest probes is within the capacity.
+        """Return the last place at which the curve through the nearest probes is within the capacity.
 
-        Beyond all probes the lower one of curve and line counts: a probe that is far too large costs the most.
+        Beyond all probes the lower of curve and line counts: a probe that is far too large costs the most.
         """
         high = min(high, max(low, GROWTH * fits))
         if len(self.probes) == 1:
@@ -285,7 +285,7 @@ class _Search:
         return likely if self._is_bounded else min(likely, self._within(points[:2], low, high))
 
     def _within(self, points: Sequence[Probe], low: int, high: int) -> int:
-        """The last value from low to high at which the curve is within the capacity, found by halving."""
+        """Return the last place from low to high at which the curve is within the capacity, found by bisection."""
         while low < high:
             middle = (low + high + 1) // 2
             if _through(points, middle) <= self._capacity_bytes:
@@ -295,7 +295,7 @@ class _Search:
         return low
 
     def _near(self) -> list[Probe]:
-        """The probes nearest to the capacity, none close to another: the allocator's steps hide the slope there."""
+        """Return the probes nearest to the capacity, none close to another, as the allocator's steps hide slopes."""
         found: list[Probe] = []
         near = sorted(self.probes, key=lambda probe: abs(probe.needed_bytes - self._capacity_bytes))
         for probe in near:
@@ -319,7 +319,7 @@ class _Search:
 
 
 def _through(points: Sequence[Probe], value: int) -> float:
-    """The polynomial through some points, at a value (Lagrange)."""
+    """Evaluate the polynomial through some points at a value (Lagrange)."""
     total = 0.0
     for one in points:
         weight = 1.0

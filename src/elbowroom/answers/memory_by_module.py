@@ -1,4 +1,4 @@
-"""How many bytes of some storages each module has. Cost: linear in the ops and events."""
+"""Memory by module: how many bytes of some storages each module owns. Cost: linear in the ops and events."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MODULES_SHOWN = 10
 
 
 class ModuleShare(NamedTuple):
-    """What one module holds at the peak; modules that differ in the number of a repeated block alone count as one.
+    """Bytes of one module at the peak; modules that differ only in the number of a repeated block count as one.
 
     Attributes:
-        module: its path, numbers of repeated blocks as "*"; "" for what belongs to none.
-        modules: how many modules these are.
+        module: its path, with numbers of repeated blocks as "*"; "" for storages that belong to no module.
+        modules: number of modules that count as this one.
         size_bytes: requested bytes.
-        source_line: the user's line that made what belongs to no module; "" where it is not known.
+        source_line: the user's line that made storages of no module; "" if it is not known.
     """
 
     module: str
@@ -28,7 +28,7 @@ class ModuleShare(NamedTuple):
 
 
 def shares_of(trace: Trace, held: Sequence[int]) -> tuple[tuple[ModuleShare, ...], int]:
-    """What each module holds of some storages: the `MODULES_SHOWN` largest rows, and the bytes of all others."""
+    """Return the bytes of some storages by module: the `MODULES_SHOWN` largest rows, and the bytes of all others."""
     found, containers = owners_of(trace), _containers(trace)
     total: dict[tuple[str, str], int] = {}
     members: dict[tuple[str, str], set[str]] = {}
@@ -43,7 +43,7 @@ def shares_of(trace: Trace, held: Sequence[int]) -> tuple[tuple[ModuleShare, ...
 
 
 def block_name(module: str, containers: Container[str] = ()) -> str:
-    """A module's path with the numbers of the blocks it is in as "*"; its own number stays unless it is a container.
+    """Write a module's path with the numbers of its blocks as "*"; its own number stays unless it is a container.
 
     >>> block_name("GPT.h.11.mlp.proj"), block_name("VGG.features.3"), block_name("GPT.h.11", {"GPT.h.11"})
     ('GPT.h.*.mlp.proj', 'VGG.features.3', 'GPT.h.*')
@@ -56,7 +56,7 @@ def block_name(module: str, containers: Container[str] = ()) -> str:
 
 
 def _containers(trace: Trace) -> set[str]:
-    """Modules that have modules in them."""
+    """Return the modules that have modules in them."""
     found: set[str] = set()
     for module in {op.module for op in trace.ops}:
         while "." in module:

@@ -1,10 +1,10 @@
-"""pareto: the curve of budget against step time, for one or several planners.
+"""Pareto: the curve of budget against step time, for one or several planners.
 
-Computes: plans at some budgets between the least feasible one and what keeping everything takes, each simulated. The
-budgets are not given beforehand: the next one always halves the stretch of the curve that says least, the one with the
-largest product of bytes and time between its ends. A plan also serves any larger budget, so where a planner makes a
-slower one for more bytes, the point says the faster.
-Optimal: as the planner is. Ignores: what lies between the points.
+Computes: plans at some budgets between the least feasible one and the peak of keeping everything, each simulated. The
+budgets are not given beforehand. The next one halves the least known stretch of the curve: that with the largest
+product of bytes and time between its ends. A plan also serves any larger budget. So if a planner makes a slower plan
+for more bytes, the point has the faster one.
+Optimal: as the planner is. Ignores: budgets between the points.
 Cost: one plan and one simulation a point.
 """
 
@@ -34,16 +34,16 @@ POINTS = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What one planner makes of one budget.
+    """Step time of one planner's plan for one budget.
 
     Attributes:
         planner: its name.
-        budget_bytes: what it was given.
+        budget_bytes: the budget that it was given.
         step_ns: simulated time of the step.
-        lower_bound_ns: no plan takes less, in the order of ops of the trace; None where the planner proves nothing.
+        lower_bound_ns: no plan takes less, in the order of ops of the trace; None if the planner proves nothing.
         stall_ns: part of the step in which compute waits for copies.
-        peak_allocated_bytes: simulated, on the device.
-        peak_reserved_bytes: the same of what the allocator holds.
+        peak_allocated_bytes: simulated peak of allocated bytes on the device.
+        peak_reserved_bytes: simulated peak of reserved bytes on the device.
         swapped_out_bytes: bytes that leave the device.
         swapped_back_bytes: bytes that come back.
     """
@@ -75,9 +75,9 @@ class Pareto(Filed):
     Attributes:
         trace_id: `Trace.id` of the trace.
         machine: its name.
-        kept_peak_bytes: what the device holds with everything kept (reserved where there is a caching allocator).
+        kept_peak_bytes: peak of the device with everything kept (reserved bytes if there is a caching allocator).
         kept_step_ns: simulated time of the step with everything kept.
-        points: by planner, and by rising budget for each.
+        points: points by planner, and by rising budget for each.
     """
 
     trace_id: str
@@ -105,7 +105,7 @@ class Pareto(Filed):
         return tuple(point for point in self.points if point.planner == planner)
 
     def slowdown(self, point: Point) -> float:
-        """Step time of a point as a factor of that with everything kept."""
+        """Return the step time of a point as a multiple of that with everything kept."""
         return point.step_ns / self.kept_step_ns if self.kept_step_ns else 1.0
 
 
@@ -119,15 +119,15 @@ def pareto(
     options: Mapping[str, object] | None = None,
     **asked: Any,
 ) -> Pareto:
-    """The curve of budget against step time.
+    """Compute the curve of budget against step time.
 
     Args:
         trace: what the training does.
         machine: where it will run.
         planners: names of planners, each of which has a curve.
-        count: points a planner has at most, at least 2.
-        budget: its amounts for the tiers below the device hold for all points; that of the device is not looked at.
-        options: knobs of the planner, where there is one planner.
+        count: most points of a planner, at least 2.
+        budget: its amounts for the tiers below the device hold for all points; that of the device is ignored.
+        options: knobs of the planner, if there is one planner.
         asked: further arguments of `elbowroom.plan`, such as allow, time_limit_s and watch.
 
     Raises:
@@ -157,7 +157,7 @@ def _check(planners: Sequence[str], count: int, options: Mapping[str, object] | 
 
 
 def _sampled(ask: Ask, kept_peak_bytes: int, count: int, watch: Watch | None) -> list[Weighed]:
-    """Plans by rising budget: the least, that of keeping everything, and what halves the longest stretch between."""
+    """Return plans by rising budget: the least, that of keeping everything, and those that halve stretches between."""
     points = [lowest(ask)]
     try:
         if points[0].plan.budget_bytes < kept_peak_bytes:
@@ -172,7 +172,7 @@ def _sampled(ask: Ask, kept_peak_bytes: int, count: int, watch: Watch | None) ->
 
 
 def _halved(ask: Ask, points: Sequence[Weighed]) -> list[Weighed]:
-    """With one more where the curve says least; none where no budget lies between."""
+    """Return the points with one more in the least known stretch; none if no budget lies between its ends."""
     stretches = [
         (high.plan.budget_bytes - low.plan.budget_bytes) * max(1, low.step_ns - high.step_ns)
         for low, high in pairwise(points)
@@ -185,7 +185,7 @@ def _halved(ask: Ask, points: Sequence[Weighed]) -> list[Weighed]:
 
 
 def _points(sampled: Sequence[Weighed]) -> Iterator[Point]:
-    """A point per budget, each with the fastest of its own plan and those of smaller budgets."""
+    """Yield a point per budget, each with the fastest of its own plan and those of smaller budgets."""
     best = sampled[0]
     for each in sampled:
         best = each if each.step_ns <= best.step_ns else best

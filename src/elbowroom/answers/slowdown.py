@@ -1,12 +1,12 @@
-"""slowdown: does a step fit a machine with a plan that makes it at most so much slower, and what does it need?
+"""Slowdown: does a step fit a machine with a plan that keeps within a slowdown, and what does it need?
 
-Computes: the least budget for that slowdown, as the device memory it takes with what lies outside the allocator. It is
-exact on the question whether that is within the capacity, and rough (`ROUGHLY` in planners/budget/least.py) elsewhere.
-Slowdown is against the same step with everything kept, on the same machine with memory for it: the same work, so it is
-that of every sample, pixel or token of it. Reference: vDNN (Rhu et al., MICRO 2016), whose loss of performance is
-against such an "oracular" GPU.
-Ignores: what the simulator ignores; what other values of a batch size do to the speed of kernels, as both sides have
-the same value. Cost: a plan for the capacity, and about five more.
+Computes: the least budget for that slowdown, as device memory, memory outside the allocator included. It is exact on
+the question whether that is within the capacity. Elsewhere it is rough (`ROUGHLY` in planners/budget/least.py).
+Slowdown compares with the same step with everything kept, on the same machine with memory for it. Both do the same
+work, so the slowdown holds for every sample, pixel or token. Reference: vDNN (Rhu et al., MICRO 2016), whose loss of
+performance is against such an "oracular" GPU.
+Ignores: what the simulator ignores; how a batch size changes the speed of kernels, as both sides have the same value.
+Cost: a plan for the capacity, and about five more.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class SlowdownNeed:
     """What a step needs within a slowdown.
 
     Attributes:
-        needed_bytes: device memory, what lies outside the allocator included; rough unless it is near the capacity.
-        capacity_bytes: of the device.
+        needed_bytes: device memory, memory outside the allocator included; rough unless it is near the capacity.
+        capacity_bytes: memory of the device.
         kept_step_ns: simulated time of the step with everything kept.
-        step_ns: the same with the plan for the whole capacity; None where there is no such plan.
+        step_ns: simulated time with the plan for the whole capacity; None if there is no such plan.
     """
 
     needed_bytes: int
@@ -48,7 +48,7 @@ class SlowdownNeed:
 
     @property
     def slowdown(self) -> float | None:
-        """What the plan for the whole capacity makes of the step time; None where there is no such plan."""
+        """Slowdown of the plan for the whole capacity; None if there is no such plan."""
         return self.step_ns / self.kept_step_ns if self.step_ns is not None and self.kept_step_ns else None
 
 
@@ -61,14 +61,14 @@ def within_slowdown(
     *,
     allow: Sequence[Means] | None = None,
 ) -> SlowdownNeed:
-    """Say what a step needs so that it is at most so much slower.
+    """Compute what a step needs to keep within a slowdown.
 
     Args:
         trace: what the training does.
-        machine: where it runs; its device less what lies outside the allocator is the budget.
+        machine: where it runs; the budget is its device less the memory outside the allocator.
         slowdown: factor on the step time with everything kept.
-        planner: who makes the plans.
-        watch: looks on.
+        planner: name of the planner.
+        watch: reports progress, and limits the time.
         allow: means of the plans, as for `elbowroom.plan`.
 
     Raises:

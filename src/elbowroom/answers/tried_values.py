@@ -1,4 +1,4 @@
-"""What a training needs by the value of a knob, for a search that captures it with one value after the other."""
+"""Tried values: what a training needs with each value of a knob that a search has captured."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class TriedValues:
 
     Args:
         captured: captures the training with a value.
-        machine: that it is to fit.
-        planned: what a step of a value needs within a slowdown; None where nothing is planned.
+        machine: the machine that the training is to fit.
+        planned: computes what a step with a value needs within a slowdown; None if nothing is planned.
 
     Attributes:
-        answers: by value, what it needs with everything kept.
-        planned: by value, what it needs within the slowdown.
+        answers: by value, what the training needs with everything kept.
+        planned: by value, what the training needs within the slowdown.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Values to JSON values and back, by type hint: int, str, Literal, X | None, tuples, and records made of those.
+"""Codec: values to JSON values and back, by type hint: int, str, Literal, X | None, tuples, and records of those.
 
-A tuple of records is a table, {"columns": [field names], "rows": [rows]}, so that the names stand once however many
-rows there are; a row is the list of a record's fields in the order they are declared. Inside a row, a tuple of records
-is the list of their rows alone. A single record inside another is an object of its own.
+A tuple of records is a table, {"columns": [field names], "rows": [rows]}, so that the names are written once. A row is
+the list of a record's fields in the order they are declared. Inside a row, a tuple of records is only the list of their
+rows. A single record inside another is an object.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from elbowroom.files.field_rules import MAX_INT, is_unicode, shown
 
 
 class RefusedValue(Exception):
-    """A JSON value is not what its hint says. The message gains the way to the value while it unwinds."""
+    """A JSON value is not what its hint says. Each level that the error passes adds its field's name to the message."""
 
 
 class Codec(NamedTuple):
-    """The two directions for one type hint; `encode` is None where the value is its own JSON value."""
+    """The two directions for one type hint; `encode` is None if the value is its own JSON value."""
 
     encode: Callable[[Any], object] | None
     decode: Callable[[object], Any]
@@ -63,7 +63,7 @@ def decode_object(kind: type, value: object) -> object:
     """The record of a JSON object.
 
     Raises:
-        Refused: the object is not what the hints say.
+        RefusedValue: the object is not what the hints say.
         InvalidRecord: its values contradict each other.
     """
     if type(value) is not dict:
@@ -188,7 +188,7 @@ def _record_row(kind: type) -> Codec:
 
 
 def _in_a_row(hint: object) -> Codec:
-    """The codec of a field of a row: there a tuple of records has no columns of its own."""
+    """Return the codec of a field of a row: there a tuple of records has no columns of its own."""
     arguments = typing.get_args(hint)
     if (
         typing.get_origin(hint) is tuple

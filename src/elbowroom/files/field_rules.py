@@ -1,4 +1,4 @@
-"""What the fields of records may hold, one rule each; a refusal names the field, the value and what is allowed."""
+"""Field rules: what the fields of records may hold; an error names the field, the value and what is allowed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elbowroom.errors import InvalidRecord
 
 MAX_INT = 2**63 - 1
 _CODES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""C0 and C1 control codes, and the marks that turn the direction of what follows."""
+"""C0 and C1 control codes, and the marks that change the direction of the text after them."""
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 80
 
@@ -22,75 +22,75 @@ def refuse(field: str, given: object, allowed: str) -> NoReturn:
     Args:
         field: record and field, such as "Op.duration_ns".
         given: the value that is not allowed.
-        allowed: what would be, as a phrase.
+        allowed: the allowed values, as a phrase.
     """
     raise InvalidRecord(f"{field}: given {shown(given)}; allowed is {allowed}")
 
 
 def shown(value: object) -> str:
-    """Repr of a value, however large or deep, short enough for a message."""
+    """Return the repr of a value, cut to the length of a message."""
     return _short.repr(value)
 
 
 def printable(text: str) -> str:
-    """A text without control codes but ends of lines and tabs: what a terminal may be sent."""
+    """Return a text that is safe for a terminal: of control codes only ends of lines and tabs stay."""
     return text if text.isprintable() else _CODES.sub("", text)
 
 
 def integer(field: str, value: object, least: int = 0, most: int = MAX_INT) -> None:
-    """An int, not a bool and not a numpy scalar, within bounds that are both included."""
+    """Check for an int, not a bool and not a numpy scalar, within bounds that are both included."""
     if type(value) is not int or not least <= value <= most:
         top = "2**63 - 1" if most == MAX_INT else str(most)
         refuse(field, value, f"an int from {least} to {top}")
 
 
 def text(field: str, value: object) -> None:
-    """A str that can be written as UTF-8."""
+    """Check for a str that can be written as UTF-8."""
     if type(value) is not str or not (value.isascii() or is_unicode(value)):
         refuse(field, value, "a str of Unicode text")
 
 
 def is_unicode(value: str) -> bool:
-    """Whether a str holds no lone surrogates."""
+    """Return whether a str holds no lone surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def one_of(field: str, value: object, allowed: Sequence[str]) -> None:
-    """One of a few names."""
+    """Check for one of a few names."""
     if type(value) is not str or value not in allowed:
         refuse(field, value, "one of " + ", ".join(map(repr, allowed)))
 
 
 def integers(field: str, values: object, least: int = 0, most: int = MAX_INT) -> None:
-    """A tuple of ints within bounds."""
+    """Check for a tuple of ints within bounds."""
     for index, value in enumerate(_a_tuple(field, values, "ints")):
         if type(value) is not int or not least <= value <= most:
             integer(f"{field}[{index}]", value, least, most)
 
 
 def ascending(field: str, values: tuple[int, ...]) -> None:
-    """Each value at least the one before it."""
+    """Check that each value is at least the one before it."""
     for index in range(1, len(values)):
         if values[index] < values[index - 1]:
             refuse(f"{field}[{index}]", values[index], f"at least {values[index - 1]}, the value before it")
 
 
 def records(field: str, values: object, kind: type) -> None:
-    """A tuple of one kind of record."""
+    """Check for a tuple of one kind of record."""
     for index, value in enumerate(_a_tuple(field, values, kind.__name__)):
         if type(value) is not kind:
             refuse(f"{field}[{index}]", value, f"an instance of {kind.__name__}")
 
 
 def tuples(field: str, values: object, length: int) -> None:
-    """A tuple of tuples of one length."""
+    """Check for a tuple of tuples of one length."""
     for index, value in enumerate(_a_tuple(field, values, "tuples")):
         if len(_a_tuple(f"{field}[{index}]", value, f"{length} values")) != length:
             refuse(f"{field}[{index}]", value, f"a tuple of {length} values")
 
 
 def distinct(field: str, values: Sequence[object]) -> None:
-    """No value twice."""
+    """Check that no value is there twice."""
     seen: set[object] = set()
     for index, value in enumerate(values):
         if value in seen:

@@ -1,4 +1,4 @@
-"""Files of older versions, brought to the newest one: what was added since is put in with the value it stands for."""
+"""Older versions of files, converted to the newest one: fields that were added since get their default values."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 Content = dict[str, object]
 
 CHANGES: Mapping[str, Mapping[int, Callable[[Content], Content]]] = {}
-"""By record and version: what leads to the next version. A version that no release wrote has none, and is refused."""
+"""Conversion to the next version, by record and version. A version that no release wrote has none, and is refused."""
 
 
 def oldest_of(name: str, newest: int) -> int:
-    """The oldest version of a record's file that is read."""
+    """Return the oldest version of a record's file that is read."""
     oldest = newest
     while oldest - 1 in CHANGES.get(name, {}):
         oldest -= 1
@@ -19,12 +19,12 @@ def oldest_of(name: str, newest: int) -> int:
 
 
 def to_newest(name: str, version: int, content: Content) -> Content:
-    """The content of a record's file as the newest version would hold it.
+    """Convert the content of a record's file to the newest version.
 
     Args:
-        name: of the record, such as "plan".
-        version: of the file, from `oldest_of` on.
-        content: its fields. What does not look like that version is left as it is, to be refused by the reader.
+        name: name of the record, such as "plan".
+        version: version of the file, from `oldest_of` on.
+        content: its fields. Content that does not look like that version is left as it is; the reader refuses it.
     """
     changes = CHANGES.get(name, {})
     while version in changes:

@@ -1,7 +1,7 @@
-"""Records to JSON text and back, by the type hints of their dataclasses. The format is docs/formats.md.
+"""Record files: records to JSON text and back, by the type hints of their dataclasses. The format is docs/formats.md.
 
-The text of a record is canonical: equal records give equal bytes. Nothing of a file is believed: sizes, types, names
-and counts are checked before a record is built, and each fault is one FormatError that names the file.
+The text of a record is canonical: equal records give equal bytes. A file is not trusted. Sizes, types, names and counts
+are checked before a record is built. Each fault is a FormatError that names the file.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from elbowroom.files.older_versions import oldest_of, to_newest
 R = TypeVar("R")
 
 VERSIONS: Mapping[str, int] = {"trace": 7, "machine": 1, "plan": 2, "timeline": 2, "pareto": 1}
-"""The version that is written, and the newest that is read, by name of the record."""
+"""By name of the record, the version that is written; it is the newest that is read."""
 
 MAX_FILE_BYTES = 256 * 2**20
-"""About 1.5 million ops. A larger file is refused before it is parsed."""
+"""Size of a file with about 1.5 million ops. A larger file is refused before it is parsed."""
 
 _REMEDY = "make the file again with elbowroom, its format is in docs/formats.md"
 
 
 def encode(record: object) -> bytes:
-    """The canonical text of a record: what `save` writes and `Trace.id` is made from."""
+    """Return the canonical text of a record: `save` writes it, and `Trace.id` is made from it."""
     kind = type(record)
     name = _name_of(kind)
     head: dict[str, object] = {"magic": f"elbowroom.{name}", "version": VERSIONS[name]}
@@ -72,7 +72,7 @@ def load(path: str | os.PathLike[str], *kinds: type[R]) -> R:
 
 
 def decode(data: bytes, *kinds: type[R]) -> R:
-    """The record in the text of a file; the inverse of `encode`."""
+    """Return the record in the text of a file; the inverse of `encode`."""
     content = _parse(data)
     kind = _kind_of(content.pop("magic", None), kinds)
     version = _checked_version(content.pop("version", None), kind)
@@ -110,9 +110,9 @@ def _name_of(kind: type) -> str:
 
 
 def why_no_file(path: str | os.PathLike[str]) -> str:
-    """What a path is in place of a file that can be read, such as "a folder"; "" where it is a file or is not there.
+    """Say why a path is no file that can be read, such as "a folder"; "" if it is a file or does not exist.
 
-    A pipe that is open already, such as /dev/stdin, is as good as a file. One of another name may wait for ever.
+    A pipe that is open already, such as /dev/stdin, counts as a file. A named pipe could wait for ever.
     """
     try:
         mode = os.stat(path).st_mode
@@ -188,7 +188,7 @@ def _checked_version(version: object, kind: type) -> int:
 
 
 def _write(data: bytes, path: Path) -> None:
-    """Write to a new file beside the path, then rename it; a pipe or a terminal is written to as it is."""
+    """Write to a new file in the path's folder, then rename it; a pipe or a terminal is written to directly."""
     if path.exists() and not path.is_dir() and not stat.S_ISREG(path.stat().st_mode):
         path.write_bytes(data)
         return

@@ -1,7 +1,7 @@
-"""Rates of this computer, measured: the disk as the runtime uses it, and the memory.
+"""Disk probe: measured rates of this computer's disk, as the runtime uses it, and of its memory.
 
-The disk is written and read with O_DIRECT from page-aligned buffers by four threads, which leaves the page cache out of
-it; a file system that refuses O_DIRECT is measured with buffered I/O and fsync. The file has no name and mode 0600.
+Four threads write and read the disk with O_DIRECT from page-aligned buffers, so the page cache does not count. A file
+system that refuses O_DIRECT is measured with buffered I/O and fsync. The file has no name and mode 0600.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _COPIES = 5
 
 
 class DiskRates(NamedTuple):
-    """What a directory's file system does.
+    """Measured rates of a directory's file system.
 
     Attributes:
         out_bytes_per_s: rate of writes.
         back_bytes_per_s: rate of reads.
         latency_ns: median time to read one page.
-        direct: whether it was measured with O_DIRECT; else reads may come from the page cache in part.
+        direct: whether it was measured with O_DIRECT; else some reads may come from the page cache.
     """
 
     out_bytes_per_s: int
@@ -67,7 +67,7 @@ def measure_disk(directory: str, probe_bytes: int = PROBE_BYTES) -> DiskRates:
 
 
 def measure_memory() -> int:
-    """Bytes per second that one thread copies in memory, read and written ones both counted."""
+    """Return the bytes per second that one thread copies in memory, counting both reads and writes."""
     source, target = bytearray(_COPY_BYTES), bytearray(_COPY_BYTES)
 
     def copy() -> None:
@@ -111,7 +111,7 @@ def _measure_disk(directory: str, probe_bytes: int, direct_flag: int) -> DiskRat
 
 @contextmanager
 def _private_file(directory: str, flags: int) -> Generator[int]:
-    """A new file of mode 0600 that loses its name at once."""
+    """Open a new file of mode 0600 that loses its name at once."""
     first, path = tempfile.mkstemp(prefix="elbowroom-", dir=directory)
     try:
         descriptor = os.open(path, os.O_RDWR | flags)
@@ -125,7 +125,7 @@ def _private_file(directory: str, flags: int) -> Generator[int]:
 
 
 def _aligned(size_bytes: int) -> memoryview:
-    """Whole pages, as O_DIRECT wants; of noise, which no file system compresses."""
+    """Return whole pages, as O_DIRECT requires, filled with noise, which no file system compresses."""
     view = memoryview(mmap.mmap(-1, size_bytes))
     view[:] = os.urandom(size_bytes)
     return view
@@ -145,7 +145,7 @@ def _move_all(move: Callable[[int, memoryview, int], int], descriptor: int, buff
 
 
 def _drop_cache(descriptor: int) -> None:
-    """Ask for reads that come from the disk, where the system takes the advice."""
+    """Ask the system to read from the disk, not from the page cache, if it takes such advice."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 

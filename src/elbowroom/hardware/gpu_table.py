@@ -1,7 +1,7 @@
 """A GPU as a TOML table: what its fields may hold, and where each figure comes from.
 
-The form is described in docs/machines.md. Nothing of a table is believed: an unknown field, a wrong type, a figure out
-of range or a source that is not listed is one FormatError that names the file and the field.
+The form is described in docs/machines.md. A table is not trusted. Unknown fields, wrong types, figures out of range and
+unlisted sources are errors: a FormatError names the file and the field.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from elbowroom.units import parse_bytes
 T = TypeVar("T")
 
 DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "float8", "int8")
-"""What a rate may be of."""
+"""Element types that have a rate."""
 
 UNKNOWN = "unknown"
 GIVEN = "given"
 """Source of a figure in a user's own table that names none."""
 
 ASSUMED = "assumed"
-"""Source of what stands in for a figure that a table does not have."""
+"""Source of a value that stands in for a figure that a table does not have."""
 
 ASSUMED_HOST_BYTES = 64 * 2**30
 ASSUMED_DISK_BYTES = 2**40
 ASSUMED_LATENCY_NS = 10_000
 
 _MOST = 2**62
-"""Leaves room in 63 bits for what is added to a figure."""
+"""Largest figure: it leaves room in 63 bits for sums."""
 
 _FIELDS = (
     *("name", "title", "aliases", "capacity_gib", "unified", "source", "total_bytes", "compute_capability"),
@@ -50,8 +50,8 @@ class Figure(NamedTuple):
 
     Attributes:
         value: in the unit that its field's name says.
-        source: key of the table's sources; "given" for a user's own table that names none, "assumed" for no figure
-            of this GPU.
+        source: key of the table's sources; "given" for a user's own table that names none, "assumed" for a value that
+            stands in for a missing figure.
     """
 
     value: int
@@ -59,14 +59,14 @@ class Figure(NamedTuple):
 
 
 class LinkKind(NamedTuple):
-    """A way between device and host, and what copies over it do.
+    """A link between device and host, with the rates of copies over it.
 
     Attributes:
         name: such as "pcie-4-x16", or `GIVEN`.
         out_bytes_per_s: rate from device to host.
         back_bytes_per_s: rate from host to device.
         latency_ns: fixed cost of one copy.
-        source: of the rates.
+        source: source of the rates.
     """
 
     name: str
@@ -77,13 +77,13 @@ class LinkKind(NamedTuple):
 
 
 class Eager(NamedTuple):
-    """What a process takes before its work where CUDA loads all kernels at once.
+    """Memory of a process before its work if CUDA loads all kernels at once.
 
     Attributes:
         since: the lowest compute capability it was reported for, major * 10 + minor.
-        least_bytes: of what was reported.
-        most_bytes: of what was reported.
-        source: of the two.
+        least_bytes: the least that was reported.
+        most_bytes: the most that was reported.
+        source: source of the two.
     """
 
     since: int
@@ -93,12 +93,12 @@ class Eager(NamedTuple):
 
 
 class OutsideBytes(NamedTuple):
-    """What a process takes outside torch's allocator where CUDA loads kernels at their first use.
+    """Memory of a process outside torch's allocator if CUDA loads kernels at their first use.
 
     Attributes:
         since: the lowest compute capability it stands for, major * 10 + minor.
-        least_bytes, likely_bytes, most_bytes: the median of what was reported, and bounds of most reports.
-        source: of the three.
+        least_bytes, likely_bytes, most_bytes: a lower bound, the median and an upper bound of most reports.
+        source: source of the three.
     """
 
     since: int
@@ -113,11 +113,11 @@ class Gpu:
     """What is known of a GPU; a figure that is not known is None.
 
     Attributes:
-        name: short, by which it is asked for.
-        title: as torch calls it.
+        name: short name, by which it is looked up.
+        title: its name in torch.
         aliases: other names.
-        capacity_gib: as sold, 0 where not said.
-        unified: the host's memory is the device's.
+        capacity_gib: capacity as sold, 0 if it is not given.
+        unified: whether the host's memory is the device's.
         total_bytes: device memory as the driver reports it.
         compute_capability: major * 10 + minor.
         multiprocessors: streaming multiprocessors.
@@ -322,7 +322,7 @@ class _Row:
         return Figure(value, source)
 
     def needed(self, field: str, parse: Callable[[object], int | None], allowed: str) -> Figure:
-        """A figure without which nothing can be said."""
+        """Return a figure that must be there."""
         figure = self.figure(field, parse, allowed)
         if figure is None:
             self.refuse(field, self.table.get(field), f"{allowed}: this one must be known")

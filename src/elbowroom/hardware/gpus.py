@@ -1,7 +1,7 @@
-"""GPUs by name: the table data/gpus.toml, and the table of one GPU that a user wrote in the same form.
+"""GPUs by name: the table data/gpus.toml, and a user's own table of one GPU in the same form.
 
 Case and separators of a name do not matter, nor do the words NVIDIA, GeForce and Tesla: "rtx4090", "RTX 4090" and
-"NVIDIA GeForce RTX 4090" are one. The table is read when the first name is asked for.
+"NVIDIA GeForce RTX 4090" are the same. The table is read when the first name is looked up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from elbowroom.hardware.gpu_table import (
 )
 
 MAX_TABLE_BYTES = 2**20
-"""A larger file is refused before it is parsed."""
+"""Most bytes of a user's table. A larger file is refused before it is parsed."""
 
 _NOISE = {"nvidia", "geforce", "tesla", "gpu", "generation"}
 _NEAREST = 5
@@ -43,8 +43,8 @@ class FigureSource(NamedTuple):
     """Where figures come from.
 
     Attributes:
-        title: of the page or paper.
-        url: its address; "" where there is only a title.
+        title: title of the page or paper.
+        url: its address; "" if there is only a title.
     """
 
     title: str
@@ -55,12 +55,12 @@ class Database(NamedTuple):
     """The whole table.
 
     Attributes:
-        gpus: by name, in the order of the file.
+        gpus: the GPUs by name, in the order of the file.
         names: name of a GPU by the key of its name, its title and its aliases.
         links: kinds of links by name.
-        outside: what a process takes outside the allocator, by rising compute capability.
-        eager: what a process takes with all kernels loaded, by rising compute capability.
-        sources: by key.
+        outside: memory of a process outside the allocator, by rising compute capability.
+        eager: memory of a process with all kernels loaded, by rising compute capability.
+        sources: the sources by key.
     """
 
     gpus: Mapping[str, Gpu]
@@ -72,7 +72,7 @@ class Database(NamedTuple):
 
 
 def key_of(name: str) -> str:
-    """What is left of a name without case, separators and the words that all have.
+    """Reduce a name to its key: without case, separators and the words that all names have.
 
     >>> key_of("NVIDIA GeForce RTX 4090"), key_of("rtx-4090")
     ('rtx4090', 'rtx4090')
@@ -81,16 +81,16 @@ def key_of(name: str) -> str:
 
 
 def known(name: str) -> Gpu | None:
-    """The GPU of a name, as people write it or as torch and the driver report it."""
+    """Look up a GPU by its name, as people write it or as torch and the driver report it; None if it is unknown."""
     found = database().names.get(key_of(name))
     return None if found is None else database().gpus[found]
 
 
 def find(name: str) -> Gpu:
-    """The GPU of a name.
+    """Look up a GPU by its name.
 
     Raises:
-        UsageError: there is none; the message offers the nearest names.
+        UsageError: the name is unknown; the message offers the nearest names.
     """
     gpu = known(name)
     if gpu is None:
@@ -103,20 +103,20 @@ def find(name: str) -> Gpu:
 
 
 def title_of(name: str) -> str:
-    """What the driver calls a GPU of the table; of another one, its name."""
+    """Return the driver's name of a GPU of the table; other names stay as they are."""
     known = database().gpus.get(name)
     return name if known is None else known.title
 
 
 def nearest(name: str) -> tuple[str, ...]:
-    """Names of the GPUs whose name, title or alias is most like this one, the most alike first."""
+    """Return the names of the GPUs whose name, title or alias is most like this one, the most alike first."""
     names = database().names
     alike = difflib.get_close_matches(key_of(name)[:80], names, n=4 * _NEAREST, cutoff=0)
     return tuple(dict.fromkeys(names[key] for key in alike))[:_NEAREST]
 
 
 def pcie(generation: int, lanes: int) -> LinkKind | None:
-    """What copies over PCIe do, by generation and number of lanes; None where these are not known."""
+    """Return the rates of copies over PCIe, by generation and number of lanes; None if these are not known."""
     links = database().links
     if generation < 1 or lanes < 1:
         return None
@@ -130,19 +130,22 @@ def pcie(generation: int, lanes: int) -> LinkKind | None:
 
 
 def eager(compute_capability: int) -> Eager:
-    """What a process takes before its work where CUDA loads all kernels at once; of the oldest row for still older."""
+    """Return the memory of a process before its work if CUDA loads all kernels at once.
+
+    GPUs older than the oldest row have that row.
+    """
     rows = database().eager
     return max((row for row in rows if row.since <= compute_capability), default=rows[0])
 
 
 def outside(compute_capability: int) -> OutsideBytes:
-    """What a process takes outside the allocator; of the oldest row for still older GPUs."""
+    """Return the memory of a process outside the allocator; GPUs older than the oldest row have that row."""
     rows = database().outside
     return max((row for row in rows if row.since <= compute_capability), default=rows[0])
 
 
 def read(path: str) -> Gpu:
-    """The GPU of a user's own file: its fields at the top level, or as one table [gpu.NAME].
+    """Read the GPU of a user's own file: its fields at the top level, or as one table [gpu.NAME].
 
     Raises:
         FormatError: the file cannot be read, or is not of this form.
@@ -189,7 +192,7 @@ def _rows(path: str, content: dict[str, object]) -> Iterator[tuple[str, object]]
     if len(content) > 1:
         other = next(name for name in content if name != "gpu")
         raise FormatError(
-            f"{path}: {shown(other)}: given beside [gpu.NAME]; allowed are the fields at the top, or in that table; "
+            f"{path}: {shown(other)}: given outside [gpu.NAME]; allowed are the fields at the top, or in that table; "
             "move it into the table"
         )
     yield from table_of(f"{path}: gpu", content["gpu"]).items()

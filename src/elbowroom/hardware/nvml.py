@@ -1,7 +1,8 @@
-"""The NVIDIA GPU of this computer, asked of the driver's own library (NVML) without torch and without a CUDA context.
+"""NVML: the NVIDIA GPU of this computer, as the driver's own library reports it, without torch or a CUDA context.
 
-None where there is no such library or it answers with an error. The GPU is the first one that CUDA_VISIBLE_DEVICES
-names, else the first in the order of the PCI bus; CUDA itself orders by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID.
+Functions return None if there is no such library or it answers with an error. The GPU is the first one that
+CUDA_VISIBLE_DEVICES names, else the first in the order of the PCI bus. CUDA itself orders by speed unless
+CUDA_DEVICE_ORDER=PCI_BUS_ID.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ _LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 
 
 class NvmlDevice(NamedTuple):
-    """What the driver says of a GPU.
+    """A GPU as the driver reports it.
 
     Attributes:
-        name: such as "NVIDIA GeForce RTX 4090".
-        total_bytes: memory that processes can get, which is what torch reports: without what the driver keeps.
+        name: name, such as "NVIDIA GeForce RTX 4090".
+        total_bytes: memory that processes can get, as torch reports it: without the driver's own.
         compute_capability: major * 10 + minor.
-        pcie_generation: the highest that GPU and slot can do, 0 where not told.
-        pcie_lanes: likewise.
+        pcie_generation: the highest generation that GPU and slot support; 0 if the driver does not report it.
+        pcie_lanes: the most lanes that GPU and slot support; 0 if the driver does not report it.
     """
 
     name: str
@@ -40,8 +41,8 @@ class Used(NamedTuple):
     """Device memory in use.
 
     Attributes:
-        all_bytes: of all processes together.
-        own_bytes: of this process; None where the driver does not tell, as for processes inside containers.
+        all_bytes: bytes of all processes together.
+        own_bytes: bytes of this process; None if the driver does not report it, as for processes inside containers.
     """
 
     all_bytes: int
@@ -49,12 +50,12 @@ class Used(NamedTuple):
 
 
 def first_device() -> NvmlDevice | None:
-    """The first visible GPU; None where there is none, or the driver does not tell."""
+    """Return the first visible GPU; None if there is none, or the driver does not answer."""
     return _asked(_device)
 
 
 def used() -> Used | None:
-    """Memory in use on the first visible GPU; None where there is none, or the driver does not tell."""
+    """Return the memory in use on the first visible GPU; None if there is none, or the driver does not answer."""
     return _asked(_used)
 
 
@@ -84,7 +85,7 @@ class _Memory(ctypes.Structure):
 
 
 class _Memory2(ctypes.Structure):
-    """nvmlMemory_v2_t, of drivers since 510; `reserved` is what the driver keeps for itself."""
+    """nvmlMemory_v2_t, of drivers since 510; `reserved` is the driver's own memory."""
 
     _fields_ = (
         ("version", ctypes.c_uint),
@@ -154,7 +155,7 @@ def _total_bytes(library: ctypes.CDLL, handle: ctypes.c_void_p) -> int:
 
 
 def _count(library: ctypes.CDLL, function: str, handle: ctypes.c_void_p) -> int:
-    """A number that not every driver tells; 0 then."""
+    """Return a number; 0 if the driver does not report it."""
     value = ctypes.c_uint()
     try:
         _call(getattr(library, function), handle, ctypes.byref(value))

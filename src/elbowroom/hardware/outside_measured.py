@@ -1,7 +1,7 @@
-"""What a process takes on this computer's GPU outside torch's allocator: measured once, and kept for this user.
+"""Measured memory outside torch's allocator on this computer's GPU: measured once, and kept for this user.
 
-One small JSON file in the user's cache folder: ELBOWROOM_CACHE_DIR, else XDG_CACHE_HOME or LOCALAPPDATA, else ~/.cache.
-A file that cannot be read, or holds something else, counts as no measurement.
+It is kept in a small JSON file in the user's cache folder. That is ELBOWROOM_CACHE_DIR, else XDG_CACHE_HOME or
+LOCALAPPDATA, else ~/.cache. A file that cannot be read, or holds something else, counts as no measurement.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class MeasuredOutside(NamedTuple):
     """Bytes outside the allocator.
 
     Attributes:
-        context_bytes: before the first kernel.
-        outside_bytes: after a small training step.
+        context_bytes: bytes before the first kernel.
+        outside_bytes: bytes after a small training step.
     """
 
     context_bytes: int
@@ -34,17 +34,17 @@ class MeasuredOutside(NamedTuple):
 
     @property
     def most_bytes(self) -> int:
-        """What a training with other kernels may take: as much again as kernels and libraries took."""
+        """The most that a training with other kernels may take: kernels and libraries count twice."""
         return self.outside_bytes + max(0, self.outside_bytes - self.context_bytes)
 
 
 def loading() -> Literal["lazy", "eager"]:
-    """When CUDA loads kernels in this environment."""
+    """Return when CUDA loads kernels in this environment."""
     return "eager" if os.environ.get(LOADING_VARIABLE, "").upper() == "EAGER" else "lazy"
 
 
 def path() -> Path:
-    """The file."""
+    """Return the path of the file."""
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named) / "outside.json"
@@ -53,12 +53,12 @@ def path() -> Path:
 
 
 def of(gpu: str) -> MeasuredOutside | None:
-    """What was measured on a GPU of this name, with kernels loaded as they are now; None where nothing was."""
+    """Return the measurement of a GPU of this name, with kernels loaded as they are now; None if there is none."""
     return _read().get((gpu, loading()))
 
 
 def keep(gpu: str, measured: MeasuredOutside) -> Path:
-    """Keep a measurement in the place of an earlier one of the same GPU.
+    """Keep a measurement, replacing an earlier one of the same GPU.
 
     Raises:
         OSError: the file cannot be written.

@@ -1,7 +1,7 @@
-"""The memory this process may use: the machine's, less what a cgroup or a resource limit withholds.
+"""RAM: the memory that this process may use, which a cgroup or a resource limit may bound.
 
-Linux tells all of it under /proc and /sys/fs/cgroup (versions 1 and 2). Other systems with `sysconf` tell the physical
-memory, and what is free of it is not known there.
+Linux reports all of it under /proc and /sys/fs/cgroup (versions 1 and 2). Other systems with `sysconf` report the
+physical memory only; the free part of it is not known there.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class MemoryBound(NamedTuple):
     """One thing that bounds the memory of this process.
 
     Attributes:
-        name: what it is, as told to people.
-        capacity_bytes: the most the process may hold because of it.
-        free_bytes: what it could still take now.
+        name: its name in messages.
+        capacity_bytes: the most that the process may hold because of it.
+        free_bytes: the most that the process could still take now.
     """
 
     name: str
@@ -36,23 +36,23 @@ class MemoryBound(NamedTuple):
 
 
 def capacity_bytes() -> int:
-    """The most memory this process may hold."""
+    """Return the most memory that this process may hold."""
     return min(bound.capacity_bytes for bound in bounds())
 
 
 def free_bytes() -> int:
-    """What this process could still take now; 0 where a limit is already passed."""
+    """Return the memory that this process could still take now; 0 if a limit is already passed."""
     return max(0, min(bound.free_bytes for bound in bounds()))
 
 
 def bounds(root: Path = Path("/")) -> tuple[MemoryBound, ...]:
-    """Everything that bounds the memory of this process, the physical memory first.
+    """Return all bounds on the memory of this process, the physical memory first.
 
     Args:
-        root: where /proc and /sys are found.
+        root: folder of /proc and /sys.
 
     Raises:
-        UsageError: this system does not tell its physical memory.
+        UsageError: this system does not report its physical memory.
     """
     status = _sizes_in(root / "proc/self/status")
     return (_physical(root), *_of_cgroups(root), *_of_resource_limits(status))
@@ -64,7 +64,7 @@ def _physical(root: Path) -> MemoryBound:
         return MemoryBound("physical memory", sizes["MemTotal"], sizes.get("MemAvailable", sizes["MemTotal"]))
     if sys.platform == "win32" or "SC_PHYS_PAGES" not in os.sysconf_names:
         raise UsageError(
-            "this computer's memory: the system does not tell it; allowed are systems with /proc/meminfo or sysconf; "
+            "this computer's memory: the system does not report it; allowed are systems with /proc/meminfo or sysconf; "
             "load a machine from a file instead"
         )
     total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -81,7 +81,7 @@ def _of_resource_limits(status: dict[str, int]) -> Iterator[MemoryBound]:
 
 
 def _of_cgroups(root: Path) -> Iterator[MemoryBound]:
-    """Limits of the cgroups this process is in, from its own up to the top that can be seen."""
+    """Yield the limits of the cgroups of this process, from its own up to the top that can be seen."""
     paths = _cgroup_paths(root)
     for line in _lines(root / "proc/self/mountinfo"):
         mounted, _, kind = line.partition(" - ")
@@ -95,7 +95,7 @@ def _of_cgroups(root: Path) -> Iterator[MemoryBound]:
 
 
 def _cgroup_paths(root: Path) -> dict[str, str]:
-    """This process's path in the hierarchy that limits memory, by the hierarchy's file system."""
+    """Return this process's path in the hierarchy that limits memory, by the hierarchy's file system."""
     paths: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -120,7 +120,7 @@ _FILES_2 = _Files("memory.max", "memory.current", "memory.stat", "inactive_file"
 
 
 def _of_hierarchy(mount: Path, mount_root: str, path: str, files: _Files) -> Iterator[MemoryBound]:
-    """Limits from the process's cgroup up to the mount; only the mount where a container hides the path."""
+    """Yield the limits from the process's cgroup up to the mount; only that of the mount if the path is hidden."""
     own = PurePosixPath(path)
     below = own.relative_to(mount_root) if own.is_relative_to(mount_root) else PurePosixPath()
     for level in (below, *below.parents):
@@ -141,18 +141,18 @@ def _lines(path: Path) -> list[str]:
 
 
 def _first_int(path: Path) -> int | None:
-    """The number a file holds; None where there is no such file or it says "max"."""
+    """Return the number that a file holds; None if there is no such file or it says "max"."""
     lines = _lines(path)
     return int(lines[0]) if lines and lines[0].isdecimal() else None
 
 
 def _counts_in(path: Path) -> dict[str, int]:
-    """Lines such as "inactive_file 4096"."""
+    """Parse lines such as "inactive_file 4096"."""
     pairs = [line.split() for line in _lines(path)]
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 
 
 def _sizes_in(path: Path) -> dict[str, int]:
-    """Bytes in lines such as "MemTotal:  24684096 kB"."""
+    """Parse the bytes in lines such as "MemTotal:  24684096 kB"."""
     rows = [line.replace(":", " ").split() for line in _lines(path)]
     return {row[0]: int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB" and row[1].isdecimal()}
