@@ -244,8 +244,8 @@ class Remark:
     """Something that the capture did not know, or assumed.
 
     Attributes:
-        kind: what it is about. Examples: an op without a rule for its scratch memory ("unknown_op"), a value that was
-            made up ("assumed_value"), an act that an estimate kept the script from ("kept_away").
+        kind: what it is about, such as "unknown_op" for an op without a rule for its scratch memory. An "assumed_value"
+            was made up; "kept_away" is an act that an estimate kept the script from.
         name: name of the op or call, or what happened and where.
         count: how often it happened.
     """

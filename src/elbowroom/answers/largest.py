@@ -6,7 +6,7 @@ in a resolution. So a curve is drawn through the three probes nearest to the cap
 the capacity. If such a curve misleads, the range is halved instead (its logarithm), and quadrupled while all fits.
 Optimal: for a linear need two probes, one at the answer and one at the value after it, which confirms it.
 Ignores: a larger value could fit again, with a kernel that has less scratch memory, for example. If some values and the
-end of the range have one capture, all values between them are taken to have it.
+end of the range have one capture, all values between are taken to have it.
 Cost: at most log4(n) + 11 probes of n values; 4 to 6 on real models.
 """
 

@@ -32,10 +32,10 @@ __all__ = ["main"]
 VERBS = (estimate_verb, largest_verb, plan_verb, run_verb, report_verb, machine_verb, demo_verb)
 
 WITH_SCRIPT_ARGUMENTS = ("estimate", "largest", "plan")
-"""Verbs that take a script's own words after --, behind their options."""
+"""Verbs that take a script's own words after --."""
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as a shell has it: 128 and the number of the signal."""
+"""Exit code after Ctrl-C, as in a shell: 128 plus the number of the signal."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

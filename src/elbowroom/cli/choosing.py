@@ -1,4 +1,4 @@
-"""Options that verbs have in common for what plans may do: knobs of a planner, and modules."""
+"""Options that verbs share: means and knobs of planners, and modules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def allowed(given: str | None) -> tuple[Means, ...] | None:
-    """The words of --allow; None where it is not given.
+    """Return the words of --allow; None if it is not given.
 
     Raises:
         UsageError: there is no such means.
@@ -44,7 +44,7 @@ def allowed(given: str | None) -> tuple[Means, ...] | None:
 
 
 def options(given: Sequence[str] | None) -> dict[str, str] | None:
-    """The words of --option by name; None where there are none."""
+    """Return the words of --option by name; None if it is not given."""
     found: dict[str, str] = {}
     for word in given or ():
         name, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""`elbowroom --completion bash`: what a shell needs to complete verbs, options, files and names of GPUs."""
+"""`elbowroom --completion bash`: a shell script that completes verbs, options, files and names of GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 @final
 class Completion(argparse.Action):
-    """Prints the completion of a shell, and ends. shtab and the table of GPUs are loaded only then."""
+    """Action that prints the completion of a shell, and ends. shtab and the table of GPUs are loaded only then."""
 
     def __call__(
         self,
@@ -49,7 +49,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _complete(action: Any) -> None:
-    """Say what completes one action, by what its help calls its value."""
+    """Set what completes one action, by the name of its value in the help."""
     import shtab
 
     from elbowroom.hardware import gpus

@@ -83,7 +83,7 @@ def _trial(trial: LimitedTrial) -> TrialFigures:
 
 @contextmanager
 def _unwinding_when_told_to_end() -> Iterator[None]:
-    """A demo that is terminated takes its child and its limit with it."""
+    """End the child and remove the limit if the demo is terminated."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield
@@ -92,7 +92,7 @@ def _unwinding_when_told_to_end() -> Iterator[None]:
 
 
 def _records(folder: Path, outcome: main.DemoOutcome) -> str:
-    """Write the report of the records that elbowroom's trial left; say where they are."""
+    """Write the report of the records that elbowroom's trial left; return a line on where they are."""
     if outcome.within.failed:
         return ""
     from elbowroom.files.record_files import load

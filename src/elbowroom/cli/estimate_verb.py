@@ -59,9 +59,9 @@ def execute(arguments: argparse.Namespace) -> int:
 def _traces(
     script: scripts.Script, machines: Sequence[Machine], arguments: argparse.Namespace, watch: Watch
 ) -> list[Trace]:
-    """A trace for each GPU.
+    """Return a trace for each GPU.
 
-    One capture stands for all GPUs with the same facts, unless the script asked for what tells them apart.
+    One capture serves all GPUs with the same facts, unless the script read a value in which they differ.
     """
     if script.path.endswith(scripts.RECORD):
         return [_recorded(script.path)] * len(machines)
@@ -80,10 +80,10 @@ def _traces(
 
 
 def _recorded(path: str) -> Trace:
-    """A trace that was written before.
+    """Load a trace that was written before.
 
     Raises:
-        UsageError: it is of a CPU.
+        UsageError: it is a trace of a CPU.
     """
     from elbowroom.trace import Trace
 

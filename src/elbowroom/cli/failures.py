@@ -1,4 +1,4 @@
-"""Failures of elbowroom's own: told apart from those of a script, and how to report them."""
+"""Failures: elbowroom's own errors, apart from those of a script, and how to report them."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from elbowroom.errors import CaptureError, ElbowroomError, FormatError, Infeasib
 from elbowroom.files.field_rules import printable
 
 OWN_FAILURE = 2
-"""Exit code of what failed for a reason of elbowroom's own: there is no answer."""
+"""Exit code if elbowroom itself failed: there is no answer."""
 UNEXPECTED = "UnexpectedError"
 """Type, in JSON, of an error that elbowroom has no name for."""
 
 
 def say(problem: ElbowroomError) -> int:
-    """Say on standard error why there is no answer; the exit code."""
+    """Say on standard error why there is no answer; return the exit code."""
     print(f"elbowroom: {printable(str(problem))}", file=sys.stderr)
     return problem.exit_code
 
 
 def refused(problem: ElbowroomError, words: Sequence[str], arguments: argparse.Namespace | None) -> int:
-    """Say an error of elbowroom's tree, in JSON too where that was asked for; the exit code.
+    """Report an error of elbowroom's tree, in JSON too if that was requested; return the exit code.
 
     Args:
         problem: the error.
-        words: of the command, after its name.
-        arguments: what was read of them; None where they could not be read.
+        words: words of the command, after its name.
+        arguments: the parsed words; None if they could not be parsed.
     """
     say(problem)
     ours = isinstance(problem, CaptureError) and problem.ours
@@ -53,7 +53,7 @@ def refused(problem: ElbowroomError, words: Sequence[str], arguments: argparse.N
 
 
 def write_error(error: ErrorFigures, exit_code: int, arguments: argparse.Namespace | None) -> None:
-    """Write an error in the place of the JSON answer, where one was asked for and can be written."""
+    """Write an error instead of the JSON answer, if one was requested and can be written."""
     place = None if arguments is None else output.place_of(arguments)
     if arguments is None or place is None:
         return
@@ -62,10 +62,10 @@ def write_error(error: ErrorFigures, exit_code: int, arguments: argparse.Namespa
 
 
 def error_of(kind: str, problem: BaseException, *, of_elbowroom: bool) -> ErrorFigures:
-    """An exception that is none of elbowroom's tree, for JSON.
+    """Describe an exception outside elbowroom's tree, for JSON.
 
     Args:
-        kind: what stands for its type.
+        kind: name that stands for its type.
         problem: the exception.
         of_elbowroom: whether elbowroom raised it.
     """
@@ -76,10 +76,10 @@ def error_of(kind: str, problem: BaseException, *, of_elbowroom: bool) -> ErrorF
 
 
 def how_to_report(words: Sequence[str]) -> str:
-    """What to send, in one line.
+    """Say what to send in a report, in one line.
 
     Args:
-        words: of the command, after its name.
+        words: words of the command, after its name.
     """
     system = f"Python {platform.python_version()}, {platform.system()} {platform.release()} {platform.machine()}"
     command = shlex.join(["elbowroom", *words])
@@ -90,7 +90,7 @@ def how_to_report(words: Sequence[str]) -> str:
 
 
 def show(problem: BaseException, words: Sequence[str], arguments: argparse.Namespace | None) -> int:
-    """Show an exception that nobody expected, in JSON too where that was asked for; the exit code."""
+    """Show an unexpected exception, in JSON too if that was requested; return the exit code."""
     traceback.print_exception(problem)
     print(how_to_report(words), file=sys.stderr)
     write_error(error_of(UNEXPECTED, problem, of_elbowroom=True), OWN_FAILURE, arguments)

@@ -83,10 +83,10 @@ def _searched(trials: Trials, vary: Range, multiple_of: int) -> Largest:
 
 
 def _slowdown(arguments: argparse.Namespace) -> float | None:
-    """The factor of --within.
+    """Return the factor of --within; None without it.
 
     Raises:
-        UsageError: it is none, or --planner is given without it.
+        UsageError: it is not a factor, or --planner or --allow is given without it.
     """
     from elbowroom.planners import PLANNERS
 
@@ -144,13 +144,13 @@ class Trials:
         return within_slowdown(trace, self.machine, self.slowdown, planner, self.watch, allow=allow)
 
     def the_same(self, found: Largest) -> str:
-        """Which values have the same capture, in words."""
+        """Say which values have the same capture, in words."""
         looked = sorted({probe.value for probe in found.probes if probe.value >= (found.same_from or 0)})
         values = ", ".join(map(str, looked[:-1]))
         return f"the captures of {values} and {looked[-1]} are the same"
 
     def _captured(self, value: int) -> Trace:
-        """The script with a value.
+        """Capture the script with a value.
 
         Raises:
             CaptureError: it could not be captured; the message names the value.
@@ -176,7 +176,7 @@ class Trials:
             raise CaptureError(
                 f"with {self.knob.label} = {value}{self._guessed()}: {problem}", ours=problem.ours
             ) from problem
-        self.watch.left_s()  # what a limit cut short is no answer of this value
+        self.watch.left_s()  # raises if the limit cut the capture short: that is no answer for this value
         return trace
 
     def _looked_at(self) -> str:

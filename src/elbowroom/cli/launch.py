@@ -1,4 +1,4 @@
-"""A script run as python would run it: its arguments, its import path, its exit code, its tracebacks."""
+"""Launch: run a script as python would: its arguments, import path, exit code and tracebacks."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Command:
 
     @property
     def label(self) -> str:
-        """What answers call it."""
+        """Name of the script in answers."""
         return f"-m {self.target}" if self.is_module else self.target
 
     @classmethod
     def of(cls, words: Sequence[str], *, is_module: bool) -> Command:
-        """Take a command line apart; a leading "--" is what separates it from elbowroom's own options.
+        """Split a command line; a leading "--" separates it from elbowroom's own options.
 
         Raises:
             UsageError: there is no script, or it is not there.
@@ -51,7 +51,7 @@ class Command:
 
 
 def _why_no_script(path: Path) -> str:
-    """What a path is in place of a script; "" where Python can run it, as it can a folder with a __main__.py."""
+    """Say why a path is no script; "" if Python can run it, as it can a folder with a __main__.py."""
     if (path / "__main__.py").is_file():
         return ""
     return why_no_file(path) if path.exists() else "not there"
@@ -59,12 +59,13 @@ def _why_no_script(path: Path) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class ScriptEnd:
-    """How a script ended. Written while it runs; the room is there once it was entered.
+    """How a script ended. It is written while the script runs; the room is set once it was entered.
 
     Attributes:
-        room: what it ran in.
-        code: what it left with.
-        error: what ended it; None where it ended by itself. No exception is kept, as its frames hold the training.
+        room: the room in which it ran.
+        code: the code with which it exited.
+        error: the error that ended it; None if it ended by itself. No exception is kept, as its frames hold the
+            training.
     """
 
     room: Any = None
@@ -72,7 +73,7 @@ class ScriptEnd:
     error: ErrorFigures | None = None
 
     def exit_code(self) -> int:
-        """What python would exit with; a text that was given to sys.exit goes to standard error as there."""
+        """Exit code that python would have; a text that was given to sys.exit goes to standard error, as in python."""
         if self.code is None or isinstance(self.code, int):
             return self.code or 0
         print(self.code, file=sys.stderr)
@@ -104,7 +105,7 @@ def as_python_would(command: Command) -> Iterator[ScriptEnd]:
 
 
 def execute(command: Command, outcome: ScriptEnd) -> None:
-    """Run it as __main__. An exit is a regular end: what surrounds the script here is left in the regular way."""
+    """Run a script as __main__. An exit is a regular end, so contexts around the script are left as usual."""
     try:
         if command.is_module:
             runpy.run_module(command.target, run_name="__main__", alter_sys=True)
@@ -115,7 +116,7 @@ def execute(command: Command, outcome: ScriptEnd) -> None:
 
 
 def of_the_script(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames that led to the script; whole where it is of something else."""
+    """Return a traceback without the frames that led to the script; whole if the script is not in it."""
     ours = trace
     while ours is not None and ours.tb_frame.f_code is not execute.__code__:
         ours = ours.tb_next

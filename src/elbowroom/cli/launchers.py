@@ -1,7 +1,7 @@
 """Launchers of trainings: `elbowroom estimate torchrun --nproc-per-node 2 train.py` looks at one of the processes.
 
-A launcher starts children, in which there would be no virtual GPU. So its words are read here: the script it starts
-takes its place, and what it tells each child by the environment is told.
+A launcher starts children, and these would have no virtual GPU. So its words are parsed here. Its script takes its
+place, and gets the environment variables that the launcher would set for a child.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import NamedTuple
 from elbowroom.errors import UsageError
 
 COMMANDS = {"torchrun": "", "accelerate": "launch", "fabric": "run", "deepspeed": ""}
-"""Names of launchers, each with the word that has to follow."""
+"""Names of launchers, each with the word that must follow."""
 
 MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "lightning.fabric.cli")
-"""The same as modules, after -m."""
+"""Launchers as modules, after -m."""
 
 _NAMES = {"accelerate.commands.launch": "accelerate", "lightning.fabric.cli": "fabric"}
 
 PROCESSES = ("nproc-per-node", "num-processes", "num-gpus", "devices")
-"""Options that say how many processes there are on a computer."""
+"""Options for the number of processes on a computer."""
 
 NODES = ("nnodes", "num-machines", "num-nodes")
-"""Options that say how many computers there are."""
+"""Options for the number of computers."""
 
 TOLD = {
     "accelerate": {
@@ -34,15 +34,15 @@ TOLD = {
     },
     "fabric": {"precision": "LT_PRECISION", "strategy": "LT_STRATEGY"},
 }
-"""Options that a launcher hands on by the environment."""
+"""Options that a launcher passes on by the environment."""
 
 
 class Launched(NamedTuple):
-    """What is run in the place of a launcher.
+    """A command without its launcher.
 
     Attributes:
-        words: of a verb: its own options, the script or -m and a module, "--", the script's words.
-        environment: variables that the launcher sets for the process that is looked at.
+        words: words of a verb: its own options, the script or -m and a module, "--", the script's words.
+        environment: variables that the launcher sets for the process that is estimated.
     """
 
     words: list[str]
@@ -50,7 +50,7 @@ class Launched(NamedTuple):
 
 
 def without_launcher(words: Sequence[str], verbs: Sequence[str]) -> Launched:
-    """A command line as it is without the launcher in it.
+    """Take the launcher out of a command line.
 
     Raises:
         UsageError: no script follows a launcher.
@@ -67,7 +67,7 @@ def without_launcher(words: Sequence[str], verbs: Sequence[str]) -> Launched:
 
 
 def _place(words: Sequence[str]) -> int | None:
-    """Where a launcher stands before any "--"; None where none does."""
+    """Return the place of a launcher before any "--"; None if there is none."""
     own = words[: words.index("--")] if "--" in words else words
     for at, word in enumerate(own):
         after = words[at + 1] if at + 1 < len(words) else ""
@@ -81,7 +81,7 @@ def _place(words: Sequence[str]) -> int | None:
 
 
 def _split(words: list[str], launcher: str) -> tuple[list[str], list[str]]:
-    """The launcher's own options, and the script as words of a verb."""
+    """Return the launcher's own options, and the script as words of a verb."""
     for at, word in enumerate(words):
         if word.endswith(".py") and Path(word).is_file():
             return words[:at], [word, "--", *words[at + 1 :]]
@@ -94,7 +94,7 @@ def _split(words: list[str], launcher: str) -> tuple[list[str], list[str]]:
 
 
 def read(options: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Options with their values, without dashes; "" for a flag."""
+    """Yield options with their values, without dashes; "" for a flag."""
     for at, word in enumerate(options):
         if word.startswith("--"):
             name, _, value = word[2:].partition("=")
@@ -103,7 +103,7 @@ def read(options: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def told_by_fabric(options: Mapping[str, str]) -> dict[str, str]:
-    """Variables by which `fabric run` hands its options on."""
+    """Return the variables by which `fabric run` passes its options on."""
     names = {**TOLD["fabric"], "accelerator": "LT_ACCELERATOR", "num-nodes": "LT_NUM_NODES"}
     given = {name: options[option] for option, name in names.items() if options.get(option)}
     return {"LT_CLI_USED": "1", "LT_DEVICES": str(count(options, PROCESSES)), **given}
@@ -126,6 +126,6 @@ def _environment(launcher: str, options: Mapping[str, str]) -> dict[str, str]:
 
 
 def count(options: Mapping[str, str], names: Sequence[str]) -> int:
-    """How many an option says; 1 where it is not given, or a word such as "gpu" or "auto"."""
+    """Return the number that an option gives; 1 if it is not given, or a word such as "gpu" or "auto"."""
     said = next((options[name] for name in names if name in options), "1").rpartition(":")[2]
     return max(int(said), 1) if said.isdigit() else 1

@@ -1,4 +1,4 @@
-"""`elbowroom machine`: what this computer has, and what is known of GPUs it does not have."""
+"""`elbowroom machine`: what this computer has, and the known figures of GPUs that it does not have."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_GPU = (
     "\nOutside torch's allocator: not measured, as the driver's library (NVML) shows no NVIDIA GPU on this computer"
 )
 BFLOAT16_SINCE = 80
-"""Tensor cores of earlier compute capabilities do not have it."""
+"""First compute capability whose tensor cores have bfloat16."""
 
 
 def add(verbs: Any) -> None:
@@ -124,7 +124,7 @@ def _list(*, as_json: bool) -> int:
         return 0
     from elbowroom.report.screen import Column, FittingTable
 
-    # Units stand in the headers, so that all of it fits 80 columns.
+    # Units are in the headers, so that the table fits 80 columns.
     names = ("memory GiB", "capability", "float32 T/s", "bfloat16 T/s", "memory GiB/s", "host GiB/s")
     title = f"{len(database.gpus)} GPUs; `elbowroom machine NAME` says where each figure comes from"
     columns = [Column("name", left=True), *map(Column, names)]
@@ -133,7 +133,7 @@ def _list(*, as_json: bool) -> int:
 
 
 def _listed(gpu: Gpu) -> tuple[str, ...]:
-    """The row of a GPU in the list of all."""
+    """Return the row of a GPU in the list of all."""
     rates, link = dict(gpu.rates), gpu.link
     to_host = Figure(link.out_bytes_per_s, link.source) if link else None
     return (
@@ -156,7 +156,7 @@ def _in_gib(rate: Figure | None) -> str:
 
 
 def _each(gpu: Gpu) -> Iterator[tuple[str, Figure | None]]:
-    """Every figure of a GPU by the name of its field; the host's where it has one."""
+    """Yield every figure of a GPU by its field's name, and those of its host if it has one."""
     yield "total_bytes", gpu.total_bytes
     yield "compute_capability", gpu.compute_capability
     yield "multiprocessors", gpu.multiprocessors
@@ -187,7 +187,7 @@ def _sourced(gpu: Gpu) -> Table:
 
 
 def _source(key: str) -> str:
-    """Title and address of a source; a user's own table is the source of what it gives."""
+    """Return title and address of a source; a user's own table is the source of its figures."""
     source = gpus.database().sources.get(key)
     if source is None or key in (GIVEN, ASSUMED):
         return "assumed, no figure of this GPU" if key == ASSUMED else f"the table given ({key})"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 WIDE = 120
-"""Columns where neither a terminal nor COLUMNS says how many: wide enough for tables."""
+"""Columns if neither a terminal nor COLUMNS gives a number: wide enough for tables."""
 
 
 STDOUT = "-"

@@ -1,4 +1,4 @@
-"""The parser of the command line: one message for what is wrong, with what was probably meant and the verb's usage."""
+"""Parser of the command line: an error has a message with the word that was probably meant and the verb's usage."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from elbowroom.errors import UsageError
 
 @final
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises what is wrong, with what was probably meant.
+    """An argument parser that raises errors with the word that was probably meant.
 
     Args:
-        takes_script_arguments: the words after -- are those of the user's script.
-        options: those of `argparse.ArgumentParser`.
+        takes_script_arguments: whether the words after -- are those of the user's script.
+        options: options of `argparse.ArgumentParser`.
     """
 
     def __init__(self, *, takes_script_arguments: bool = False, **options: Any) -> None:
@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
         self._verbs: dict[str, Parser] = {}
 
     def has_verbs(self, verbs: Any) -> None:
-        """Take the parsers of verbs, which tell what was meant."""
+        """Take the parsers of verbs, whose names are offered as corrections."""
         self._verbs = verbs.choices
 
     def parsed(self, words: Sequence[str], namespace: argparse.Namespace) -> argparse.Namespace:
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Say of the first word that is not known what was probably meant.
+        """Refuse the first unknown word, with the word that was probably meant.
 
         Raises:
             UsageError: always.
@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """As for `refuse`, where a value is missing or is none of those allowed."""
+        """Refuse a missing value, or one that is not allowed."""
         raise UsageError(f"{message}; `{self.prog} --help` says what is allowed\n{self.format_usage().rstrip()}")
 
 

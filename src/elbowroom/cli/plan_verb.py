@@ -87,7 +87,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """What would fail after minutes of capture fails before it."""
+    """Raise before the capture for errors that would come after minutes of it."""
     from elbowroom.planners import PLANNERS
     from elbowroom.report import ENDINGS
 
@@ -100,7 +100,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `elbowroom.plan`; those that were not given are left to it."""
+    """Return the arguments of `elbowroom.plan`, without those that were not given."""
     given = {"budget": arguments.budget, "min_size": arguments.min_size}
     settings = settings_of({name: given.get(name) for name in DEFAULTS})
     asked: dict[str, Any] = {
@@ -120,7 +120,7 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
 def _given(
     script: scripts.Script, arguments: argparse.Namespace, asked: Mapping[str, Any], watch: Watch
 ) -> tuple[Trace, Machine]:
-    """The trace, read or captured, and the machine it is planned for: this computer, for a trace of its CPU."""
+    """Return the trace, read or captured, and the machine: this computer for a trace of its CPU."""
     from elbowroom.machine import Machine
     from elbowroom.planners import means_of
     from elbowroom.planners.budget.budgets import device_bytes
@@ -156,7 +156,7 @@ def _curve(trace: Trace, machine: Machine, asked: Mapping[str, Any], watch: Watc
 
 
 def _kept(trace: Trace, arguments: argparse.Namespace) -> list[tuple[FileKind, str]]:
-    """Keep the trace where that was asked for; says what was written."""
+    """Save the trace if that was requested; return what was written."""
     if not arguments.trace:
         return []
     trace.save(arguments.trace)
@@ -164,7 +164,7 @@ def _kept(trace: Trace, arguments: argparse.Namespace) -> list[tuple[FileKind, s
 
 
 def _write(subject: Subject, curve: Pareto | None, arguments: argparse.Namespace) -> list[tuple[FileKind, str]]:
-    """Write the files that were asked for; what each is, and its name."""
+    """Write the requested files; return the kind and the name of each."""
     from elbowroom.report import report
 
     written: list[tuple[FileKind, str]] = []
@@ -173,7 +173,7 @@ def _write(subject: Subject, curve: Pareto | None, arguments: argparse.Namespace
         subject.plan.save(arguments.out)
         written.append(("plan", arguments.out))
     if arguments.report:
-        # The curve has a page of its own where one is asked for.
+        # The curve has a page of its own if one is requested.
         of_curve = [curve] if curve is not None and not arguments.pareto.endswith(PAGES) else []
         report(*records, *of_curve, out=Path(arguments.report))
         written.append(("report", arguments.report))
@@ -195,7 +195,7 @@ def _show(
     *,
     as_json: bool,
 ) -> None:
-    """Show the answer; `given_bytes` is the least size of what may move, where one was given."""
+    """Show the answer; `given_bytes` is the least size of a storage that may move, if it was given."""
     assert subject.plan is not None
     follows = least_size(subject.plan.budget_bytes)
     if as_json:
@@ -244,7 +244,7 @@ def _infeasible(
     problem: Infeasible,
     written: Sequence[tuple[FileKind, str]],
 ) -> PlanAnswer:
-    """The answer where no plan meets the budget."""
+    """Return the answer if no plan meets the budget."""
     from elbowroom.report import subject_of
 
     trace, machine = given

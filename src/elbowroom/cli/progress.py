@@ -1,4 +1,4 @@
-"""What a verb does now, on standard error: a line with a clock in a terminal, one every ten seconds elsewhere."""
+"""Progress of a verb on standard error: a line with a clock in a terminal, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EVERY_S = 10.0
-"""How often a line is written where no terminal reads."""
+"""Seconds between lines if the output is no terminal."""
 
 
 @contextmanager
 def progress(every_s: float = EVERY_S) -> Iterator[Callable[[str], None]]:
-    """Show what is being done, as the callable is told, and for how long."""
+    """Show the text last given to the yielded function, and how long the work takes."""
     console = output.console(errors=True)
     with _bar(console) if console.is_terminal else _lines(console, every_s) as say:
         yield say
@@ -27,7 +27,7 @@ def progress(every_s: float = EVERY_S) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _bar(console: Console) -> Iterator[Callable[[str], None]]:
-    """One line that is drawn again ten times a second, so that its clock moves while a capture runs."""
+    """Draw one line ten times a second, so that its clock moves while a capture runs."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
@@ -38,7 +38,7 @@ def _bar(console: Console) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _lines(console: Console, every_s: float) -> Iterator[Callable[[str], None]]:
-    """A line now and then: none where the answer is there before the first is due."""
+    """Write a line now and then; none if the answer is there before the first is due."""
     lines = _Lines(console, every_s)
     lines.start()
     try:
@@ -49,7 +49,7 @@ def _lines(console: Console, every_s: float) -> Iterator[Callable[[str], None]]:
 
 @final
 class _Lines:
-    """A thread that writes what is being done."""
+    """A thread that writes lines about the present work."""
 
     def __init__(self, console: Console, every_s: float) -> None:
         self._console = console

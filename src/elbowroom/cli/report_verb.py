@@ -1,4 +1,4 @@
-"""`elbowroom report`: what records say, on the screen or as a page."""
+"""`elbowroom report`: a report of records, on the screen or as a page."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def figures(subject: Subject) -> ReportAnswer:
 
 
 def shares(subject: Subject) -> tuple[StorageShare, ...] | None:
-    """What the plan does with storages; None without plan and trace."""
+    """Return what the plan does with storages; None without plan and trace."""
     if subject.plan is None or subject.trace is None:
         return None
     return decided(subject.trace, subject.plan).shares
 
 
 def bound_figures(proven: Bound | None) -> BoundFigures | None:
-    """A bound for programs; None where nothing was proven."""
+    """Return a bound for programs; None if nothing was proven."""
     if proven is None:
         return None
     return BoundFigures(

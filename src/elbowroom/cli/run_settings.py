@@ -15,8 +15,8 @@ from elbowroom.units import parse_budget, parse_bytes
 PREFIX = "ELBOWROOM_"
 TABLE = "tool.elbowroom"
 DEFAULTS: Mapping[str, str | None] = {"budget": "auto", "spill_dir": None, "min_size": None}
-"""Every setting, as it would be typed; spill_dir None is the system's for temporary files, min_size None follows the
-budget."""
+"""Default of every setting, as it would be typed. spill_dir None is the system's temporary directory; min_size None
+follows the budget."""
 
 ESTIMATE_SETTINGS = ("gpu",)
 """Settings of the verbs that estimate: their default is not a text."""
@@ -24,12 +24,12 @@ ESTIMATE_SETTINGS = ("gpu",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """What a run is told.
+    """Settings of a run.
 
     Attributes:
-        budget: as `elbowroom.units.parse_budget` reads it.
+        budget: budget, as `elbowroom.units.parse_budget` reads it.
         spill_dir: directory of the disk tier; None for the system's temporary directory.
-        min_size_bytes: smaller storages are kept; None where it is to follow the budget.
+        min_size_bytes: smaller storages are kept; None to follow the budget.
     """
 
     budget: str
@@ -45,12 +45,12 @@ def settings_of(
     """Find every setting in the first place that has it.
 
     Args:
-        given: from the command line, by the names of `DEFAULTS`; None where it was not given.
-        environment: variables ELBOWROOM_BUDGET and so on; the process's where None.
-        directory: where pyproject.toml is looked for; the working directory where None.
+        given: values of the command line, by the names of `DEFAULTS`; None for those not given.
+        environment: variables ELBOWROOM_BUDGET and so on; None for the process's.
+        directory: directory of pyproject.toml; None for the working directory.
 
     Raises:
-        UsageError: a value that is not allowed, with the place it came from, or an unknown name in pyproject.toml.
+        UsageError: a value is not allowed (the message names its place), or a name in pyproject.toml is unknown.
     """
     environment = os.environ if environment is None else environment
     path = (directory or Path.cwd()) / "pyproject.toml"
@@ -69,12 +69,12 @@ def settings_of(
 
 
 def given_or_set(name: str, given: str | None, environment: Mapping[str, str] | None = None) -> str | None:
-    """One of `ESTIMATE_SETTINGS` from the first place that has it; None where none does.
+    """Find one of `ESTIMATE_SETTINGS` in the first place that has it; None if none does.
 
     Args:
-        name: of the setting.
-        given: from the command line.
-        environment: as for `settings_of`; pyproject.toml is looked for in the working directory.
+        name: name of the setting.
+        given: value of the command line.
+        environment: variables as for `settings_of`; pyproject.toml is that of the working directory.
 
     Raises:
         UsageError: an unknown name in pyproject.toml.
@@ -85,7 +85,7 @@ def given_or_set(name: str, given: str | None, environment: Mapping[str, str] | 
 
 
 def _first(name: str, places: list[tuple[Mapping[str, str | None], str]]) -> tuple[str | None, str]:
-    """The value of a setting and its place."""
+    """Return the value of a setting and its place."""
     for values, place in places:
         value = values.get(name)
         if value is not None and value != "":
@@ -102,7 +102,7 @@ def _checked(found: tuple[str | None, str], parse: Any) -> tuple[str, Any]:
 
 
 def _table(path: Path) -> Mapping[str, str | None]:
-    """The table of pyproject.toml, its names with underscores, its values as text."""
+    """Return the table of pyproject.toml, with underscores in its names, and its values as text."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

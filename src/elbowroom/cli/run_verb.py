@@ -1,4 +1,4 @@
-"""`elbowroom run`: a training script that knows nothing of elbowroom, inside a budget."""
+"""`elbowroom run`: a training script inside a budget, without a change to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from elbowroom.run.training import TrainingRun
 
 HELD_MORE = 3
-"""Exit code of a run whose script ended well, and that held more than its budget, or trained outside of it."""
+"""Exit code of a run whose script ended well but exceeded its budget, or trained outside of it."""
 USAGE = "elbowroom run [--budget BUDGET] [options] [-m] script.py [ARGS]"
 EPILOG = (
     "Budgets: 8GiB, 8GB (decimal), 90%, auto (what is free now, less a margin), or per tier as in "
@@ -64,7 +64,7 @@ def add(verbs: Any) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Run the script; its own exit and errors go on to whoever started us."""
+    """Run the script; its exit code and errors go on to the caller."""
     if arguments.json == output.STDOUT:
         arguments.json = output.keep_stdout()
     settings = settings_of({name: getattr(arguments, name) for name in DEFAULTS})
@@ -93,9 +93,9 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _room(arguments: argparse.Namespace, settings: RunSettings) -> AbstractContextManager[Room]:
-    """What the script runs in."""
+    """Make the room in which the script runs."""
     plan = Plan.load(arguments.plan) if arguments.plan else None
-    # torch reads it once, on import: storages of 2 MiB and more then begin at a page and go to disk without a copy.
+    # torch reads it on import: storages of 2 MiB and more then begin at a page and go to disk without a copy.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
     from elbowroom.run import within
@@ -118,11 +118,11 @@ def _room(arguments: argparse.Namespace, settings: RunSettings) -> AbstractConte
 
 
 def _check(room: Room, command: launch.Command, asked: bool | None) -> None:
-    """Have a child check the budget: while the training starts, or before it where that is asked for.
+    """Have a child check the budget: while the training starts, or before it if that is requested.
 
     Raises:
-        Infeasible: it cannot, for certain.
-        UsageError: it is asked for, and there is no such check for this run.
+        Infeasible: the budget cannot be met, for certain.
+        UsageError: a check is requested, and there is none for this run.
     """
     of_many = int(os.environ.get("WORLD_SIZE", "1") or 1) > 1
     if asked is False or (asked is None and (of_many or _run_of(room).device.type != "cuda")):
@@ -139,7 +139,7 @@ def _check(room: Room, command: launch.Command, asked: bool | None) -> None:
 
 
 def _wait_for(child: Child) -> None:
-    """Say what is known before the script starts."""
+    """Wait for the check and say what it found, before the script starts."""
     verdict = child.wait()
     if verdict.refuses and not verdict.assumed:
         raise child.refusal(verdict)
@@ -154,13 +154,13 @@ def _wait_for(child: Child) -> None:
 
 
 def _options_of(arguments: argparse.Namespace) -> list[str]:
-    """Of this command line, what each process of a launcher is to get."""
+    """Return the options of this command line that each process of a launcher needs."""
     given = (("--budget", arguments.budget), ("--spill-dir", arguments.spill_dir), ("--allow", arguments.allow))
     return [word for name, value in given if value for word in (name, value)]
 
 
 def _trained_outside(room: Room, children: started.Children, command: launch.Command) -> bool:
-    """Whether the script seems to have trained in other processes, which is said: no budget holds there."""
+    """Return whether the script seems to have trained in other processes, where no budget holds; warn if so."""
     same = [script for script in children.scripts if Path(script).name == Path(command.target).name]
     found = same or ([] if room.steps else children.scripts)
     if found:
@@ -173,7 +173,7 @@ def _trained_outside(room: Room, children: started.Children, command: launch.Com
 
 
 def _write(room: Room, command: launch.Command, code: int, arguments: argparse.Namespace) -> None:
-    """Write what was asked for, the figures last."""
+    """Write the requested files, the figures last."""
     records = [room.trace, room.machine, room.plan, room.simulated, room.measured]
     if arguments.report and any(record is not None for record in records):
         from elbowroom.report import report

@@ -1,4 +1,4 @@
-"""What the verbs that look at a user's script share: its words after "--", GPUs, allocator settings, progress."""
+"""Scripts: what the verbs for a user's script share: its words after "--", GPUs, allocator settings, progress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from elbowroom.trace import Trace
 
 PLANNER = "optimal"
-"""Makes plans where none is named: a command that captured for a minute may plan for some seconds."""
+"""Default planner: a command that captured for a minute may plan for some seconds."""
 
 AFTER = (
     "The script's own arguments follow after --. --gpu comes from ELBOWROOM_GPU or [tool.elbowroom] in pyproject.toml "
@@ -30,28 +30,28 @@ AFTER = (
     "in a run."
 )
 SEARCH_TIMEOUT_S = 3600
-"""Of the verbs that search, which look at a script more than once or plan it."""
+"""Time limit of the verbs that search: they capture a script more than once, or plan it."""
 RECORD = ".json"
 OF_TRACES = ("estimate", "plan")
-"""Verbs that take a trace in the place of a script."""
+"""Verbs that also take a trace instead of a script."""
 NO_SCRIPTS = (RECORD, ".ipynb", ".sh", ".yaml", ".yml", ".toml", ".txt", ".md")
-"""Endings of what people have beside a script, which would be run as Python otherwise."""
+"""Endings of files that are no Python scripts, and would be run as Python otherwise."""
 LOADING_VARIABLE = "CUDA_MODULE_LOADING"
-"""EAGER has CUDA load all kernels at once, as it did before 11.7."""
+"""Environment variable: EAGER has CUDA load all kernels at once, as it did before 11.7."""
 
 
 def add_verb(
     verbs: Any, name: str, *, short: str, usage: str, description: str, timeout_s: float = TIMEOUT_S
 ) -> argparse.ArgumentParser:
-    """A parser of a verb, with what these verbs have in common.
+    """Add the parser of a verb, with the options that these verbs share.
 
     Args:
-        verbs: where verbs are added.
+        verbs: the verbs' parsers.
         name: the verb.
         short: its line in the list of verbs.
         usage: how it is called.
         description: what it does.
-        timeout_s: seconds it may take where --timeout is not given.
+        timeout_s: default of --timeout in seconds.
     """
     parser: argparse.ArgumentParser = verbs.add_parser(
         name, help=short, usage=usage, description=description, epilog=AFTER, takes_script_arguments=True
@@ -73,7 +73,7 @@ def add_verb(
 
 
 def split_at_dashes(words: Sequence[str], verbs: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Words of elbowroom, and those of the script after "--", for the verbs that have such."""
+    """Split words into elbowroom's and, for verbs that have such, those of the script after "--"."""
     given = list(words)
     if not given or given[0] not in verbs or "--" not in given:
         return given, ()
@@ -82,10 +82,10 @@ def split_at_dashes(words: Sequence[str], verbs: Sequence[str]) -> tuple[list[st
 
 
 def machines_of(given: str | None, environment: Mapping[str, str] | None = None) -> list[Machine]:
-    """The GPUs of --gpu, or what stands for it elsewhere; with the settings of allocator and CUDA in the environment.
+    """Return the GPUs of --gpu or its setting, with the settings of allocator and CUDA in the environment.
 
     Raises:
-        UsageError: there is no GPU of a name, a name twice, or no GPU here to take for the default.
+        UsageError: a name is unknown or given twice, or there is no GPU here for the default.
     """
     environment = os.environ if environment is None else environment
     names = [name.strip() for name in (given_or_set("gpu", given, environment) or "here").split(",") if name.strip()]
@@ -107,11 +107,11 @@ def machines_of(given: str | None, environment: Mapping[str, str] | None = None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What is run.
+    """The script or module to run.
 
     Attributes:
         path: its file.
-        module: its dotted name where it is run as python -m does, None otherwise.
+        module: its dotted name if it is run as by python -m, else None.
     """
 
     path: str
@@ -119,21 +119,21 @@ class Script:
 
     @property
     def label(self) -> str:
-        """What answers call it."""
+        """Name of the script in answers."""
         return f"-m {self.module}" if self.module else self.path
 
     def capture(self, *arguments: Any, **options: Any) -> Trace:
-        """`elbowroom.capture_script` of it."""
+        """Capture it with `elbowroom.capture_script`."""
         from elbowroom.capture.script import capture_script
 
         return capture_script(None if self.module else self.path, *arguments, module=self.module, **options)
 
 
 def machine_of(given: str | None) -> Machine:
-    """The one GPU of --gpu, for verbs that take one.
+    """Return the one GPU of --gpu, for verbs that take one.
 
     Raises:
-        UsageError: there are several, or as for `machines_of`.
+        UsageError: several are given, or as for `machines_of`.
     """
     machines = machines_of(given)
     if len(machines) > 1:
@@ -142,7 +142,7 @@ def machine_of(given: str | None) -> Machine:
 
 
 def captured(script: Script, machine: Machine, arguments: argparse.Namespace, watch: Watch, **options: Any) -> Trace:
-    """The trace of a script on a virtual machine, as the options of these verbs say.
+    """Capture the trace of a script on a virtual machine, with the options of these verbs.
 
     Raises:
         CaptureError: it could not be captured.
@@ -162,10 +162,10 @@ def captured(script: Script, machine: Machine, arguments: argparse.Namespace, wa
 
 
 def script_of(arguments: argparse.Namespace, verb: str) -> Script:
-    """A script or module that is there.
+    """Return the script or module that was given.
 
     Raises:
-        UsageError: it is not, or none was given.
+        UsageError: it does not exist, or none was given.
     """
     if arguments.module:
         return Script(path=module_file(arguments.module), module=arguments.module)

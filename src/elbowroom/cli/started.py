@@ -1,4 +1,4 @@
-"""Launchers start scripts in processes of their own, which a run in this one knows nothing of: each needs its own."""
+"""Launchers and child processes of a run: launchers start scripts in processes that each need a run of their own."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ MODULES = {
 }
 PROGRAMS = {"torchrun": "torchrun", "accelerate": "accelerate", "fabric": "fabric", "deepspeed": "deepspeed"}
 OF_TORCHRUN = ("fabric", "fabric run", "deepspeed")
-"""Those that start no module, as `-m` would: torchrun does the same for their scripts."""
+"""Launchers that cannot start a module with `-m`; torchrun starts their scripts in the same way."""
 OF_PROGRAMS = ("mpirun", "mpiexec", "srun")
-"""Those that start a program, such as python."""
+"""Launchers that start a program, such as python."""
 PYTHON = ("python", "python3")
 
 
 def refuse(words: Sequence[str], options: Sequence[str], *, is_module: bool) -> None:
-    """Raise UsageError with the command to use where a launcher, or python, is to be run.
+    """Raise UsageError with the command to use if a launcher, or python, is to be run.
 
     Args:
-        words: the command line of what is to be run.
-        options: those of the run, for the processes that it starts.
+        words: the command line to run.
+        options: options of the run, for the processes that it starts.
         is_module: whether the first word is a module.
     """
     words = words[1:] if words and words[0] == "--" else words
@@ -59,7 +59,7 @@ def _launched(launcher: str, command: Sequence[str]) -> UsageError:
 
 
 def _other_way_round(name: str, words: Sequence[str], options: Sequence[str]) -> list[str]:
-    """The launcher, and elbowroom before the script."""
+    """Return the launcher's command line with elbowroom before the script."""
     mine, script = _split(words)
     if name not in OF_TORCHRUN:
         return [*name.split(), *mine, *_inside(options), *script]
@@ -71,7 +71,7 @@ def _other_way_round(name: str, words: Sequence[str], options: Sequence[str]) ->
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The launcher's own words; and the script, or -m and the module, with its own."""
+    """Return the launcher's own words; and the script, or -m and the module, with its words."""
     for at, word in enumerate(words):
         if word.endswith(".py"):
             return list(words[:at]), list(words[at:])
@@ -85,13 +85,13 @@ def _inside(options: Sequence[str]) -> list[str]:
 
 
 def _python_in(words: Sequence[str]) -> int | None:
-    """Where python stands that is to run a script or a module."""
+    """Return the place of python in words that run a script or a module; None without one."""
     return next((at for at, word in enumerate(words) if Path(word).name in PYTHON), None)
 
 
 @final
 class Children:
-    """Scripts that other processes were started with, as far as this one sees it. There is one in a process.
+    """Scripts with which this process started others, as far as it can see. There is one object in a process.
 
     Attributes:
         scripts: their paths.
@@ -103,7 +103,7 @@ class Children:
         sys.addaudithook(self._hear)
 
     def close(self) -> None:
-        """Listen no more: a hook cannot be taken out."""
+        """Stop listening; an audit hook cannot be removed."""
         self._on = False
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:

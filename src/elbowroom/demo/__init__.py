@@ -1,4 +1,4 @@
-"""The demo: one training in three child processes, the second and third under a hard memory limit.
+"""Demo: one training in three child processes, the second and third under a hard memory limit.
 
 job.py          the training: MONAI's 3D U-Net learns to take noise off a brain MRI volume
 trainer.py      one child process: trains, and reports each step as a line of JSON

@@ -1,9 +1,9 @@
 """The demo's training: MONAI's 3D U-Net on the whole volume of the functional brain MRI that ships with nibabel.
 
-The task is denoising: the network sees a volume with Gaussian noise and learns the volume without it; the loss is the
+The task is denoising: the network sees a volume with Gaussian noise and learns the volume without it. The loss is the
 mean squared error. Steps alternate between the two time points of the recording. The slices, 2.2 mm thick, are
 interpolated to half of that, about the width of a voxel. All convolutions of the first level run at full resolution,
-as in a 3D U-Net without patches; what they save for backward is what does not fit.
+as in a 3D U-Net without patches. Their saved activations are what does not fit.
 
 Shape letters: N samples, C channels, X Y Z voxels.
 """
@@ -32,7 +32,7 @@ NOISE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A training about to start."""
+    """A training that is about to start."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -41,11 +41,11 @@ class Job:
 
 
 def build(seed: int, shape_XYZ: tuple[int, int, int]) -> Job:
-    """Model, optimizer and data, the same for the same seed.
+    """Build model, optimizer and data; equal seeds give equal ones.
 
     Args:
-        seed: of weights and noise.
-        shape_XYZ: voxels that the volume is interpolated to; the recording has 128 x 96 x 24.
+        seed: seed of weights and noise.
+        shape_XYZ: voxels to which the volume is interpolated; the recording has 128 x 96 x 24.
     """
     torch.manual_seed(seed)
     torch.set_num_threads(2)
@@ -67,7 +67,7 @@ def build(seed: int, shape_XYZ: tuple[int, int, int]) -> Job:
 
 
 def volumes(shape_XYZ: tuple[int, int, int]) -> torch.Tensor:
-    """The two time points of the recording as samples, with mean 0 and standard deviation 1."""
+    """Return the two time points of the recording as samples, with mean 0 and standard deviation 1."""
     path = Path(nibabel.__file__).parent / "tests" / "data" / "example4d.nii.gz"
     recorded_XYZN = Nifti1Image.from_filename(path).get_fdata(dtype=np.float32)
     samples_NCXYZ = torch.from_numpy(np.ascontiguousarray(recorded_XYZN.transpose(3, 0, 1, 2)))[:, None]
@@ -76,7 +76,7 @@ def volumes(shape_XYZ: tuple[int, int, int]) -> torch.Tensor:
 
 
 def train(job: Job, steps: int, first: int = 0) -> Iterator[tuple[float, int]]:
-    """An ordinary training loop; gives each step's loss and duration in nanoseconds."""
+    """Run an ordinary training loop; yield each step's loss and duration in nanoseconds."""
     for index in range(first, first + steps):
         sample = index % len(job.clean_NCXYZ)
         start_ns = time.perf_counter_ns()
@@ -90,7 +90,7 @@ def train(job: Job, steps: int, first: int = 0) -> Iterator[tuple[float, int]]:
 
 
 def weights_sha256(job: Job) -> str:
-    """Names the weights, bit by bit."""
+    """Return a digest of the weights, which differs if a bit does."""
     digest = hashlib.sha256()
     for name, tensor in job.model.state_dict().items():
         digest.update(name.encode())
@@ -99,7 +99,7 @@ def weights_sha256(job: Job) -> str:
 
 
 def live_bytes(job: Job) -> int:
-    """Bytes of the storages that outlive a step: data, weights, gradients and optimizer state."""
+    """Count the bytes of storages that outlive a step: data, weights, gradients and optimizer state."""
     tensors: list[Any] = [job.clean_NCXYZ, job.noisy_NCXYZ, *job.model.buffers()]
     for parameter in job.model.parameters():
         tensors += [parameter, parameter.grad, *job.optimizer.state.get(parameter, {}).values()]
@@ -108,7 +108,7 @@ def live_bytes(job: Job) -> int:
 
 
 def peak_allocated_bytes(job: Job, first: int) -> int:
-    """The allocated peak of one more step, by torch's profiler, which counts what is allocated while it runs."""
+    """Measure the allocated peak of one more step with torch's profiler, which counts allocations while it runs."""
     job.optimizer.zero_grad()
     before = live_bytes(job)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:

@@ -1,4 +1,4 @@
-"""One trial: a child process under a limit or none, and what it reported until it ended."""
+"""Limited run: a child process under a limit or none, and its reports until it ended."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from elbowroom.demo.trainer import TrainingOrder
 Watcher = Callable[[Mapping[str, Any]], None]
 
 ENVIRONMENT = {
-    # torch's profiler writes to standard output otherwise, and MONAI's imports warn of what is not used here.
+    # Otherwise torch's profiler writes to standard output, and MONAI's imports warn of parts that are not used here.
     "KINETO_LOG_LEVEL": "5",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTHONWARNINGS": "ignore",
-    # Threads of the same op wait asleep: on a busy computer, spinning ones take the cores from those that work.
+    # Threads of an op wait asleep: on a busy computer, spinning threads take the cores from working ones.
     "OMP_WAIT_POLICY": "PASSIVE",
 }
-"""Of all three children alike."""
+"""Environment variables of all three children."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,10 @@ class LimitedTrial:
     """What a child reported, and how it ended.
 
     Attributes:
-        events: in order, as `elbowroom.demo.trainer` makes them.
-        exit_code: negative for the signal that ended it.
+        events: its events in order, as `elbowroom.demo.trainer` makes them.
+        exit_code: its exit code; negative for the signal that ended it.
         peak_rss_bytes: resident peak as the system counted it, until its end.
-        output: the end of what it wrote for people.
+        output: the end of its text output.
     """
 
     events: tuple[Mapping[str, Any], ...]
@@ -47,12 +47,12 @@ class LimitedTrial:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended before it was through."""
+        """Whether it ended before its last step."""
         return self.exit_code != 0
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether memory is what it failed for: the kernel killed it, or an allocation was refused."""
+        """Whether it failed for lack of memory: the kernel killed it, or an allocation was refused."""
         refused = ("MemoryError", "can't allocate memory", "not enough memory", "Cannot allocate memory", "bad_alloc")
         return self.exit_code in (-signal.SIGKILL, 137) or (
             self.failed and any(word in self.output for word in refused)
@@ -64,21 +64,21 @@ class LimitedTrial:
         return [event["loss"] for event in self.all_of("step")]
 
     def step_ns(self, first: int) -> int | None:
-        """Median duration of the steps from this one on; None where there was none."""
+        """Return the median duration of the steps from `first` on; None if there was none."""
         durations = [event["step_ns"] for event in self.all_of("step")[first:]]
         return round(median(durations)) if durations else None
 
     def all_of(self, name: str) -> list[Mapping[str, Any]]:
-        """The events of a name."""
+        """Return the events of a name."""
         return [event for event in self.events if event["event"] == name]
 
     def figure(self, name: str, of: str) -> Any:
-        """A figure of the last event of a name; None where there is none."""
+        """Return a figure of the last event of a name; None if there is no such event."""
         found = self.all_of(of)
         return found[-1].get(name) if found else None
 
     def ending(self) -> str:
-        """How it ended, in words."""
+        """Say how it ended, in words."""
         if not self.failed:
             return "finished"
         if self.exit_code in (-signal.SIGKILL, 137):
@@ -91,8 +91,8 @@ def run(order: TrainingOrder, limit: CommandLimit | None, watch: Watcher) -> Lim
     """Run a child to its end.
 
     Args:
-        order: what it shall do; its pipe is filled in here.
-        limit: what it runs under.
+        order: what the child does; its pipe is filled in here.
+        limit: the limit that it runs under; None for no limit.
         watch: called with each event as it comes.
     """
     reading, writing = os.pipe()
@@ -124,7 +124,7 @@ def run(order: TrainingOrder, limit: CommandLimit | None, watch: Watcher) -> Lim
 
 
 def _collected(reading: int, watch: Watcher) -> list[Mapping[str, Any]]:
-    """Events until the child closes its end of the pipe; a line that its death cut short is left out."""
+    """Collect events until the child closes its end of the pipe; an incomplete last line is left out."""
     events: list[Mapping[str, Any]] = []
     with os.fdopen(reading, encoding="utf-8") as pipe:
         for line in pipe:

@@ -1,10 +1,10 @@
-"""A hard memory limit around a command, which needs to know nothing of it.
+"""Limits: a hard memory limit around a command, which needs no change for it.
 
-A memory cgroup counts what the processes in it hold, swap included, and the kernel kills them when there is no more;
-making one takes rights that root has, and users have in their own systemd session. Elsewhere RLIMIT_DATA is set: it
-counts writable private address space, and allocation fails in the process itself.
+A memory cgroup counts the memory of the processes in it, swap included. When it is used up, the kernel kills them.
+Making a cgroup needs rights that root has, and that users have in their own systemd session. Elsewhere RLIMIT_DATA is
+set: it counts writable private address space, and allocation fails in the process itself.
 
-The command is started by a shell that enters the limit and then becomes the command: so all of its memory counts.
+A shell enters the limit and then becomes the command, so all of the command's memory counts.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 class CommandLimit(ABC):
-    """A limit that commands can be run under."""
+    """A limit under which commands can be run."""
 
     kind: Kind
     limit_bytes: int
 
     @abstractmethod
     def wrap(self, command: list[str]) -> list[str]:
-        """The command that runs another one under this limit."""
+        """Return the command that runs another one under this limit."""
 
     def works(self) -> bool:
-        """Whether a command can be started under it."""
+        """Return whether a command can be started under it."""
         done = subprocess.run(self.wrap(["true"]), stdin=subprocess.DEVNULL, capture_output=True, check=False)
         return done.returncode == 0
 
@@ -61,7 +61,7 @@ class Version:
     """The files in which a version of cgroups keeps its limits.
 
     Attributes:
-        settings: file and value to write, in this order; {} stands for the limit. Those marked optional may be absent.
+        settings: files and values to write, in this order; {} stands for the limit. Optional files may be absent.
     """
 
     kind: Kind
@@ -72,7 +72,7 @@ class Version:
 V1 = Version(
     kind="memory cgroup v1",
     limit_file="memory.limit_in_bytes",
-    # memsw counts memory and swap together; it exists where the kernel accounts for swap.
+    # memsw counts memory and swap together; it exists if the kernel accounts for swap.
     settings=(("memory.limit_in_bytes", "{}", False), ("memory.memsw.limit_in_bytes", "{}", True)),
 )
 V2 = Version(
@@ -100,10 +100,10 @@ class GroupLimit(CommandLimit):
 
 @contextmanager
 def hard_limit(limit_bytes: int, kind: Kind) -> Iterator[CommandLimit]:
-    """A limit of a kind that `available_kind` found; a group of ours is removed at the end.
+    """Set a limit of a kind that `available_kind` found; a group that was made for it is removed at the end.
 
     Raises:
-        UsageError: it cannot be had any more.
+        UsageError: this kind is not available any more.
     """
     if kind == "RLIMIT_DATA":
         yield DataLimit(limit_bytes)
@@ -120,7 +120,7 @@ def hard_limit(limit_bytes: int, kind: Kind) -> Iterator[CommandLimit]:
 
 
 def available_kind() -> Kind:
-    """The strictest kind of limit that this process may set, tried out."""
+    """Find by trial the strictest kind of limit that this process may set."""
     for folder, version in _places():
         made = _made(folder, version, 2**30)
         if made is not None:
@@ -130,7 +130,7 @@ def available_kind() -> Kind:
 
 
 def _made(parent: Path, version: Version, limit_bytes: int) -> GroupLimit | None:
-    """A new group in a parent that a command can be started in; None, with nothing left behind, where not."""
+    """Make a group in a parent in which a command can be started; None, with nothing left behind, if that fails."""
     folder = parent / f"elbowroom-demo-{os.getpid()}"
     try:
         folder.mkdir()
@@ -147,7 +147,7 @@ def _made(parent: Path, version: Version, limit_bytes: int) -> GroupLimit | None
 
 
 def _remove(folder: Path) -> None:
-    """Remove a group; the kernel may take a moment to let go of the last process."""
+    """Remove a group; the kernel may take a moment to release the last process."""
     for _ in range(50):
         try:
             folder.rmdir()
@@ -160,9 +160,9 @@ def _remove(folder: Path) -> None:
 
 
 def _places() -> Iterator[tuple[Path, Version]]:
-    """Groups in which a group of ours might be made: for each mount of cgroups its root, then ours, then those above.
+    """Yield groups in which a group may be made: for each mount its root, then the process's group, then those above.
 
-    In version 2 a group that has processes cannot have groups with limits, which is why those above are tried.
+    In version 2 a group that has processes cannot have groups with limits. So the groups above are tried too.
     """
     own = _own_groups()
     for line in MOUNTS.read_text().splitlines():
@@ -182,7 +182,7 @@ def _upwards(mount: Path, group: str) -> Iterator[Path]:
 
 
 def _own_groups() -> dict[str, str]:
-    """This process's group by controller; version 2's under ""."""
+    """Return this process's group by controller; that of version 2 is under ""."""
     found: dict[str, str] = {}
     for line in OWN_GROUPS.read_text().splitlines():
         _, controllers, group = line.split(":", 2)

@@ -18,11 +18,11 @@ from elbowroom.units import format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much work a demo is.
+    """Size of a demo.
 
     Attributes:
         shape_XYZ: voxels of the volume.
-        steps: of each trial.
+        steps: steps of each trial.
     """
 
     shape_XYZ: tuple[int, int, int]
@@ -36,43 +36,43 @@ SIZES = {
 
 MIB = 2**20
 SHARE = 0.35
-"""Of what plain training needs above the bare process, the part that the limit leaves."""
+"""The part that the limit leaves of the memory that plain training needs above the bare process."""
 
 MOST_SHARE = 0.40
-"""The limit leaves no more than this, `STACKS_BYTES` included."""
+"""The most that the limit leaves of that memory, `STACKS_BYTES` included."""
 
 MARGIN_BYTES = 96 * MIB
-"""Kept free below the limit for what is no storage: scratch memory of the convolutions, code that the first step loads,
-buffers of the disk tier, page tables. About two thirds of it were seen in use."""
+"""Bytes kept free below the limit for memory other than storages: scratch memory of the convolutions, code that the
+first step loads, buffers of the disk tier, page tables. About two thirds of it were seen in use."""
 
 STACKS_BYTES = 64 * MIB
-"""What RLIMIT_DATA counts and a cgroup does not: stacks of 8 MiB per thread that nearly nothing of is used."""
+"""Bytes that RLIMIT_DATA counts and a cgroup does not: stacks of 8 MiB per thread, nearly all of them unused."""
 
 OBSERVED_STEPS = 2
 """Steps that elbowroom observes before its plan is final; timings of all trials leave them out."""
 
 
 class DemoFailed(ElbowroomError):
-    """A trial did not go as the demo shows it."""
+    """A trial did not go as expected."""
 
     exit_code = 1
 
 
 class Audience(Protocol):
-    """Who is told how the trials go."""
+    """Observer of the trials."""
 
     def watch(self, name: str) -> Watcher:
-        """A trial starts; gives who is told its events."""
+        """Note that a trial starts; return the function that gets its events."""
         ...
 
     def ended(self, name: str, trial: LimitedTrial) -> None:
-        """A trial has ended."""
+        """Note that a trial has ended."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSettings:
-    """What a demo is told."""
+    """Settings of a demo."""
 
     folder: Path
     size: Size = SIZES["default"]
@@ -84,10 +84,10 @@ class DemoOutcome:
     """The three trials and the limit between them.
 
     Attributes:
-        limit_kind: what set the limit.
-        limit_bytes: of the limit, as its kind counts.
-        bare_bytes: what the bare process holds, counted the same way.
-        budget_bytes: given to elbowroom: storages that may be allocated.
+        limit_kind: the kind of the limit.
+        limit_bytes: bytes of the limit, as its kind counts.
+        bare_bytes: bytes of the bare process, counted the same way.
+        budget_bytes: elbowroom's budget: bytes of storages that may be allocated.
     """
 
     limit_kind: Kind
@@ -105,7 +105,7 @@ class DemoOutcome:
 
     @property
     def step_ratio(self) -> float | None:
-        """Elbowroom's step time to plain PyTorch's, the observed steps left out of both."""
+        """Elbowroom's step time as a multiple of plain PyTorch's, both without the observed steps."""
         plain_ns, within_ns = self.plain.step_ns(OBSERVED_STEPS), self.within.step_ns(OBSERVED_STEPS)
         return within_ns / plain_ns if plain_ns and within_ns else None
 
@@ -120,8 +120,8 @@ def run(settings: DemoSettings, audience: Audience) -> DemoOutcome:
     """Run the demo.
 
     Args:
-        settings: what it is told.
-        audience: is told how the trials go.
+        settings: settings of the demo.
+        audience: observer of the trials.
 
     Raises:
         UsageError: MONAI or nibabel is not installed.
@@ -155,13 +155,13 @@ def _trial(name: str, order: TrainingOrder, limit: CommandLimit | None, audience
 
 
 def amounts(plain: LimitedTrial, kind: Kind) -> tuple[int, int, int]:
-    """Bytes of the bare process, of elbowroom's budget and of the limit, from what plain training took.
+    """Compute the bytes of the bare process, of elbowroom's budget and of the limit from those of plain training.
 
-    The limit is the bare process and `SHARE` of what training needs above it. The budget counts storages only: it is
-    what the limit leaves above the bare process less `MARGIN_BYTES`, and the storages that the bare process holds.
+    The limit is the bare process and `SHARE` of the memory that training needs above it. The budget counts storages
+    only. It is the room above the bare process less `MARGIN_BYTES`, plus the storages of the bare process.
     """
     need = need_bytes(plain)
-    # A cgroup is not charged for library files that are in the page cache already; RLIMIT_DATA counts address space.
+    # A cgroup does not count library files that are in the page cache already; RLIMIT_DATA counts address space.
     bare_bytes = plain.figure("data_bytes" if kind == "RLIMIT_DATA" else "anonymous_bytes", "bare")
     stacks_bytes = STACKS_BYTES if kind == "RLIMIT_DATA" else 0
     room = min(int(need * SHARE) + stacks_bytes, int(need * MOST_SHARE))
@@ -175,18 +175,18 @@ def amounts(plain: LimitedTrial, kind: Kind) -> tuple[int, int, int]:
 
 
 def need_bytes(plain: LimitedTrial) -> int:
-    """What plain training needs above the bare process: interpreter, libraries, weights and data."""
+    """Return the memory of plain training above the bare process (interpreter, libraries, weights and data)."""
     return plain.figure("peak_rss_bytes", "trained") - plain.figure("rss_bytes", "bare")
 
 
 def peak_rss_bytes(trial: LimitedTrial) -> int:
-    """Of the training alone where it came to its end; the step that is measured after it takes more."""
+    """Return the resident peak of the training alone if it ended; the step measured after it takes more."""
     trained = trial.figure("peak_rss_bytes", "trained")
     return trial.peak_rss_bytes if trained is None else trained
 
 
 def check_packages() -> None:
-    """Raise unless what the demo needs beside elbowroom is there."""
+    """Raise unless the packages are installed that the demo needs in addition to elbowroom."""
     missing = [name for name in ("monai", "nibabel", "torch") if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""How the demo shows itself: a progress bar per trial, then one table."""
+"""Show: a progress bar per trial of the demo, then one table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ABSENT = "-"
 
 
 class Screen:
-    """Shows the trials while they run: bars on a terminal, lines elsewhere."""
+    """Observer that shows the trials while they run: bars on a terminal, lines elsewhere."""
 
     def __init__(self, console: Console, steps: int) -> None:
         self._console = console
@@ -40,7 +40,7 @@ class Screen:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """On the screen while the trials run."""
+        """Keep the bars on the screen while the trials run."""
         with self._progress:
             for name, title in TITLES.items():
                 self._tasks[name] = self._progress.add_task(title, total=self._steps + 1, start=False, state="")
@@ -79,7 +79,7 @@ class Screen:
 
 
 def as_table(outcome: DemoOutcome) -> RenderableType:
-    """The answer for people."""
+    """Render the answer for people."""
     from elbowroom.report.screen import plain_table
 
     table = plain_table(title="")

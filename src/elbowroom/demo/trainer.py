@@ -1,6 +1,6 @@
-"""One child process of the demo: trains, and writes each event as a line of JSON to a pipe.
+"""Trainer: one child process of the demo, which trains and writes each event as a line of JSON to a pipe.
 
-`python -m elbowroom.demo.trainer '{"mode": ...}'`. It knows nothing of the limit it may run under.
+It is run as `python -m elbowroom.demo.trainer '{"mode": ...}'`. It does not know the limit under which it may run.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Mode = Literal["plain", "within"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOrder:
-    """What a child shall do.
+    """Order for a child.
 
     Attributes:
         mode: plain PyTorch, or the same inside `elbowroom.within`.
-        pipe: file descriptor that the events go to.
+        pipe: file descriptor for the events.
         shape_XYZ: voxels of the volume.
-        folder: where spilled storages and records go.
-        budget_bytes: for `within`.
-        measure: one more step at the end, whose allocated peak is measured.
+        folder: folder for spilled storages and records.
+        budget_bytes: budget of `within`.
+        measure: whether to add a step at the end and measure its allocated peak.
     """
 
     mode: Mode
@@ -43,7 +43,7 @@ class TrainingOrder:
     measure: bool = True
 
     def argument(self) -> str:
-        """As a word of a command line."""
+        """Write it as a word of a command line."""
         return json.dumps(asdict(self))
 
 
@@ -97,9 +97,9 @@ def _save(room: Room, folder: Path) -> None:
 
 
 def _figures(room: Room, steps: int) -> dict[str, Any]:
-    """The peaks, and of the last step (of those that count) what moved and how long compute waited for it.
+    """Return the peaks, and of the last step that counts the bytes moved and the time compute waited for them.
 
-    The allocated peak is the room's own count: storages that come back from disk are not of torch's allocator, whose
+    The allocated peak is the room's own count. Storages that come back from disk are not of torch's allocator, so the
     profiler would miss them.
     """
     last = room.steps[steps - 1]
@@ -116,7 +116,7 @@ def _figures(room: Room, steps: int) -> dict[str, Any]:
 
 
 def memory() -> dict[str, int]:
-    """What the system says this process holds: resident, its peak, the anonymous part of it, and the data segment."""
+    """Return this process's memory as the system reports it: resident, its peak, anonymous part, data segment."""
     fields = {"VmRSS": "rss_bytes", "VmHWM": "peak_rss_bytes", "RssAnon": "anonymous_bytes", "VmData": "data_bytes"}
     found: dict[str, int] = {}
     for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():

@@ -1,4 +1,4 @@
-"""report: records in, text out. Terminal text, one offline HTML page, or a Chrome trace.
+"""Report: records in, text out. The text is for a terminal, or it is an offline HTML page or a Chrome trace.
 
 terminal.py   the figures as tables
 html.py       one file with charts, no network needed
@@ -20,12 +20,13 @@ ENDINGS = (".html", ".trace.json", ".txt", ".pickle")
 
 
 def report(*records: Record, out: str | os.PathLike[str] | None = None) -> str:
-    """Say what a training does, what the plan does with it, and what happened.
+    """Report what a training does, what the plan does with it, and what happened.
 
     Args:
         records: any of a Trace, a Machine, a Plan, a simulated and a measured Timeline, in any order.
-        out: file to write as well: .html (one offline page), .trace.json (Chrome trace), .txt (what is returned) or
-            .pickle (a memory snapshot for https://pytorch.org/memory_viz, of what a plan has where one is given).
+        out: file to write as well: .html (one offline page), .trace.json (Chrome trace), .txt (the returned text) or
+            .pickle (a memory snapshot for https://pytorch.org/memory_viz). With a plan, the snapshot is that of the
+            plan.
 
     Returns:
         The report as plain text.
@@ -43,7 +44,7 @@ def report(*records: Record, out: str | os.PathLike[str] | None = None) -> str:
 
 
 def write(subject: Subject, out: str | os.PathLike[str]) -> None:
-    """Write a report to a file, in the form its ending asks for.
+    """Write a report to a file, in the form that its ending names.
 
     Raises:
         UsageError: an ending that is not known.

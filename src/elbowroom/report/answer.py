@@ -39,12 +39,12 @@ _NAMES_SHOWN = 5
 def rendered(
     script: str, answers: Sequence[Estimate], remarks: Sequence[Sequence[Remark]] | None = None
 ) -> RenderableType:
-    """The answer for one GPU with all its figures, for several as one table.
+    """Render the answer for one GPU with all its figures, for several GPUs as one table.
 
     Args:
-        script: what was estimated.
+        script: the script that was estimated.
         answers: one per GPU.
-        remarks: of the trace that each is from.
+        remarks: the remarks of the trace of each answer.
     """
     notes = _remarks(dict.fromkeys(remark for of_one in remarks or () for remark in of_one))
     if len(answers) > 1:
@@ -65,7 +65,7 @@ def rendered(
 
 
 def verdict(answer: Estimate) -> str:
-    """Whether it fits and how close it is, in a sentence."""
+    """Say whether it fits and how close it is, in a sentence."""
     if not answer.fits:
         missing = f"does not fit: {format_bytes(-answer.free_bytes)} of device memory are missing"
         return missing if answer.sure else f"{missing}, by the likely figures; by the low ones it would fit"
@@ -175,7 +175,7 @@ def _short_verdict(answer: Estimate) -> str:
 
 
 def _remarks(remarks: Mapping[Remark, None]) -> list[RenderableType]:
-    """What the capture did not know, a line for each kind."""
+    """Render what the capture did not know, a line for each kind."""
     lines: list[RenderableType] = []
     for kind, meaning in KINDS.items():
         of_kind = sorted((each for each in remarks if each.kind == kind), key=lambda each: -each.count)
@@ -201,17 +201,17 @@ def search_rendered(
     planned: Mapping[int, SlowdownNeed] | None = None,
     same: str = "",
 ) -> RenderableType:
-    """The answer of a search, and every value that was looked at.
+    """Render the answer of a search, and every value that was tried.
 
     Args:
-        script: what was looked at.
-        label: what was varied, in words.
-        how: how that was found out; "" where the user said it.
+        script: the script that was searched.
+        label: the knob, in words.
+        how: how the knob was found; "" if the user named it.
         answers: the estimates by value.
         found: the outcome.
         machine: name of the GPU.
-        planned: by value what plans make of it, where the search was for what can be planned.
-        same: which values have the same capture, where that ended the search.
+        planned: by value, its need with plans within a slowdown; None if the search planned nothing.
+        same: which values have the same capture, if that ended the search.
     """
     parts: list[RenderableType] = [Text(f"{how}\n")] if how else []
     style = "bold yellow" if found.has_no_effect else "bold green" if found.fits else "bold red"
@@ -245,7 +245,7 @@ PLANNED = ("with a plan", "step time", "per value", "slowdown")
 
 
 def _planned_cells(value: int, planned: SlowdownNeed) -> tuple[str, ...]:
-    """What plans make of one value, in the columns of `PLANNED`."""
+    """Return the figures of one value with plans, in the columns of `PLANNED`."""
     if planned.step_ns is None or planned.slowdown is None:
         return f"{format_bytes(planned.needed_bytes)}, too much", "", "", ""
     needed = f"{format_bytes(planned.needed_bytes)}{'' if planned.fits else ', too much'}"
@@ -254,7 +254,7 @@ def _planned_cells(value: int, planned: SlowdownNeed) -> tuple[str, ...]:
 
 
 def outcome(label: str, found: Largest, same: str = "") -> str:
-    """What a search found, in a sentence or two."""
+    """Say what a search found, in a sentence or two."""
     capacity = format_bytes(found.capacity_bytes)
     if found.fits is None:
         assert found.too_large is not None
@@ -271,7 +271,7 @@ def outcome(label: str, found: Largest, same: str = "") -> str:
 
 
 def _following(found: Largest) -> str:
-    """What comes after the largest value."""
+    """Say what is known of the value after the largest one that fits."""
     assert found.fits is not None
     value, after = found.fits.value, found.too_large
     if found.failed is not None and (after is None or found.failed.value < after.value):

@@ -24,14 +24,14 @@ DRAWN = (
     "measured-lower",
     "simulated-lower",
 )
-"""Tones in the order they are drawn: the dashed line over the full one, so that both show where they agree."""
+"""Tones in the order they are drawn: dashed lines over full ones, so that both show if they agree."""
 
 MOST_POINTS = 3000
-"""Points a curve keeps: more than a screen has columns. Minimum and maximum of each stretch are among them."""
+"""Most points of a curve: more than a screen has columns. Minimum and maximum of each stretch are kept."""
 
 
 def memory(subject: Subject) -> dict[str, object]:
-    """Curves on one time axis: at_ns, and per series its label, its tone and bytes (None after the timeline's end)."""
+    """Put curves on one time axis: at_ns, and per series label, tone and bytes (None after the timeline's end)."""
     named = [
         (label, tone, line, curve)
         for title, line in subject.timelines
@@ -52,7 +52,7 @@ def memory(subject: Subject) -> dict[str, object]:
 
 
 def thin(curve: Curve) -> tuple[Ints, Ints]:
-    """Times and values of a curve, at most about `MOST_POINTS` of them, every local extreme kept."""
+    """Return at most about `MOST_POINTS` times and values of a curve; each stretch keeps its minimum and maximum."""
     times, values = np.array(curve.at_ns, np.int64), np.array(curve.size_bytes, np.int64)
     if len(times) <= MOST_POINTS:
         return times, values
@@ -66,7 +66,7 @@ def thin(curve: Curve) -> tuple[Ints, Ints]:
 
 
 def lanes(subject: Subject) -> list[dict[str, object]]:
-    """Per timeline its title, its end and its lanes; everything kept has one lane only and is left out."""
+    """Return per timeline its title, end and lanes; that of keeping everything has one lane only and is left out."""
     shown = [(title, line) for title, line in subject.timelines if title != KEPT]
     return [
         {"title": title, "step_ns": line.step_ns, "lanes": _lanes(line, subject.trace)}
@@ -75,7 +75,7 @@ def lanes(subject: Subject) -> list[dict[str, object]]:
 
 
 def pareto(curve: Pareto) -> dict[str, object]:
-    """Budgets on one axis, and per planner its step times and its lower bounds (None where it has no such point)."""
+    """Put budgets on one axis: per planner its step times and lower bounds (None for a budget without a point)."""
     budgets = sorted({point.budget_bytes for point in curve.points})
     series: list[dict[str, object]] = []
     for colour, planner in enumerate(curve.planners):
@@ -114,7 +114,7 @@ def _lanes(line: Timeline, trace: Trace | None) -> list[dict[str, object]]:
 
 
 def _columns(spans: Sequence[Span], trace: Trace | None) -> dict[str, object]:
-    """Spans as columns; texts are numbered, for there are few different ones."""
+    """Return spans as columns; texts are numbered, as few of them differ."""
     texts: dict[str, int] = {}
     labels = [texts.setdefault(span.name, len(texts)) for span in spans]
     details = [texts.setdefault(_detail(span, trace), len(texts)) for span in spans]

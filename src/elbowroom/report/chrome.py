@@ -17,7 +17,7 @@ NS_PER_US = 1000
 
 
 def trace_json(subject: Subject) -> str:
-    """The Chrome trace of all timelines of a report.
+    """Make the Chrome trace of all timelines of a report.
 
     Raises:
         UsageError: there is no timeline.

@@ -1,4 +1,4 @@
-"""The figures of a report, derived from its subject once and shown by every form of it."""
+"""Figures of a report: derived from its subject, and shown by all its forms."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class StorageRow:
     """One storage of the step and what the plan does with it.
 
     Attributes:
-        made_by: name of the op that made it; "before the step" where it was there already.
+        made_by: name of the op that made it; "before the step" if it was there already.
         module: path of the module of that op.
-        idle_ns: recorded time during which only autograd holds it; None where it is not saved or never idle.
+        idle_ns: recorded time during which only autograd holds it; None if it is not saved or never idle.
         action: "keep", "swap" or "recompute".
-        detail: where to and when, or why it is kept.
+        detail: where it goes and when, or why it is kept.
     """
 
     storage: int
@@ -70,7 +70,7 @@ HEADLINES: tuple[tuple[str, Callable[[Timeline], str]], ...] = (
 
 
 def _below(line: Timeline) -> str:
-    """Most bytes on the lower tiers; nothing where the timeline has swaps but does not say where they were."""
+    """Return the most bytes on the lower tiers as text; "" if the timeline has swaps without curves of these tiers."""
     known = any(curve.tier != "device" for curve in line.curves) or not line.swapped_out_bytes
     return format_bytes(line.peak_of("host", "allocated") + line.peak_of("disk", "allocated")) if known else ""
 
@@ -82,7 +82,7 @@ def headlines(subject: Subject) -> tuple[Row, ...]:
 
 
 def peaks(subject: Subject) -> tuple[Peak, ...]:
-    """What each timeline holds at its peak; timelines that do not say are left out."""
+    """Return what each timeline holds at its peak; timelines without that are left out."""
     return tuple(
         Peak(title=title, peak_allocated_bytes=line.peak_allocated_bytes, parts=line.at_peak)
         for title, line in subject.timelines
@@ -91,7 +91,7 @@ def peaks(subject: Subject) -> tuple[Peak, ...]:
 
 
 def accuracy(subject: Subject) -> str:
-    """How far the simulated peak is from the measured one, in a sentence; "" without both."""
+    """Say how far the simulated peak is from the measured one, in a sentence; "" without both."""
     if subject.simulated is None or subject.measured is None:
         return ""
     found = compare(subject.simulated, subject.measured)
@@ -103,7 +103,7 @@ def accuracy(subject: Subject) -> str:
 
 
 def accuracy_of_time(subject: Subject) -> str:
-    """How far the simulated step time is from the measured one, in a sentence; "" without both."""
+    """Say how far the simulated step time is from the measured one, in a sentence; "" without both."""
     if subject.simulated is None or subject.measured is None:
         return ""
     found = compare(subject.simulated, subject.measured)
@@ -114,7 +114,7 @@ def accuracy_of_time(subject: Subject) -> str:
 
 
 def title(subject: Subject) -> str:
-    """What tells this report from others: the curve or the plan, the machine, the trace."""
+    """Name the report by what it is about: the curve or the plan, the machine, the trace."""
     parts: list[str] = []
     if subject.pareto is not None:
         parts.append("budget against step time")
@@ -130,14 +130,14 @@ def title(subject: Subject) -> str:
 
 
 def memory_text(subject: Subject) -> str:
-    """What the chart of memory shows, for who does not see it."""
+    """Describe the chart of memory, for readers who do not see it."""
     held = [f"{title} {format_bytes(line.peak_allocated_bytes)}" for title, line in subject.timelines]
     budget = f"; the budget is {format_bytes(subject.plan.budget_bytes)}" if subject.plan else ""
     return f"Line chart of memory over the step. Peak allocated: {', '.join(held)}{budget}."
 
 
 def lanes_text(subject: Subject) -> str:
-    """What the chart of lanes shows."""
+    """Describe the chart of lanes."""
     taken = [
         f"{title} {format_ns(line.step_ns)}, of which compute waits {format_ns(line.stall_ns)}"
         for title, line in subject.timelines
@@ -146,13 +146,13 @@ def lanes_text(subject: Subject) -> str:
 
 
 def pareto_text(subject: Subject) -> str:
-    """What the chart of budgets shows; its points are in the table below it."""
+    """Describe the chart of budgets; its points are in the table below it."""
     count = len(subject.pareto.points) if subject.pareto else 0
     return f"Line chart of step time against budget, {count} points, which the table after it lists."
 
 
 def decisions(subject: Subject) -> str:
-    """What the plan does, in a sentence; "" without a plan."""
+    """Say what the plan does, in a sentence; "" without a plan."""
     plan, trace = subject.plan, subject.trace
     if plan is None:
         return ""
@@ -166,7 +166,7 @@ def decisions(subject: Subject) -> str:
 
 
 def bound(subject: Subject) -> str:
-    """How good the plan is, in a sentence; "" where nothing was proven."""
+    """Say how good the plan is, in a sentence; "" if nothing was proven."""
     proven = subject.plan.bound if subject.plan else None
     if proven is None:
         return ""
@@ -177,7 +177,7 @@ def bound(subject: Subject) -> str:
 
 
 def gap_text(proven: Bound) -> str:
-    """The gap of a bound as text, such as "0.42%"."""
+    """Format the gap of a bound, such as "0.42%"."""
     return f"{proven.gap:.2%}" if proven.gap < float("inf") else "any share"
 
 
@@ -201,7 +201,7 @@ def pareto_rows(curve: Pareto) -> Iterator[tuple[str, ...]]:
 
 
 def machine(subject: Subject) -> str:
-    """The machine and its links, in a sentence; "" without one."""
+    """Name the machine and its links, in a sentence; "" without one."""
     if subject.machine is None:
         return ""
     links = [
@@ -213,13 +213,13 @@ def machine(subject: Subject) -> str:
 
 
 def largest_storages(subject: Subject, most: int) -> tuple[StorageRow, ...]:
-    """The largest storages that are allocated in the last step, with the plan's decision on each.
+    """Return the largest storages that are allocated in the last step, with the plan's decision on each.
 
-    What a single op takes and gives back, its workspace, is left out: nothing can be decided about it.
+    Workspaces are left out: an op allocates and frees them itself, so a plan has no choice about them.
 
     Args:
-        subject: what the report is about; without a trace there are none.
-        most: how many rows at most. Those that are not kept come first among equals in size.
+        subject: the subject of the report; without a trace there are no rows.
+        most: most rows. Among storages of equal size, those that are not kept come first.
     """
     trace = subject.trace
     if trace is None:
@@ -238,7 +238,7 @@ def largest_storages(subject: Subject, most: int) -> tuple[StorageRow, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """What being saved says of a storage: how long it is idle and why it may not move ("" if it may)."""
+    """Facts of a saved storage: how long it is idle and why it may not move ("" if it may)."""
 
     idle_ns: int | None
     why_kept: str

@@ -23,7 +23,7 @@ START = ("web", "page.js")
 
 
 def page(subject: Subject) -> str:
-    """The whole page."""
+    """Make the whole page."""
     data = {"memory": charts.memory(subject), "lanes": charts.lanes(subject)} if subject.timelines else {}
     if subject.pareto:
         data["pareto"] = charts.pareto(subject.pareto)
@@ -48,7 +48,7 @@ def page(subject: Subject) -> str:
 
 
 def in_script(data: object) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """Return JSON that cannot end the script element around it."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -78,7 +78,7 @@ def _trace(subject: Subject) -> str:
 
 
 def _tiles(subject: Subject) -> str:
-    """The figures people look for first: those of the last timeline large, the others beside them."""
+    """Show the figures that people look for first: the last timeline's are large, the others are next to them."""
     if not subject.timelines:
         return ""
     rows = {row.name: row for row in figures.headlines(subject)}
@@ -120,7 +120,7 @@ def _headlines(subject: Subject) -> str:
 
 
 def _breakdown(subject: Subject) -> str:
-    """One bar per timeline, all on the scale of the largest peak, the budget as a line across."""
+    """Draw one bar per timeline, all on the scale of the largest peak, with the budget as a line across."""
     found = figures.peaks(subject)
     if not found:
         return ""
@@ -146,7 +146,7 @@ def _bar(peak: figures.Peak, order: list[Category], scale: int) -> str:
 
 
 def _pareto(subject: Subject) -> str:
-    """The points of the curve as a table."""
+    """Make a table of the points of the curve."""
     if subject.pareto is None:
         return ""
     head = "".join(f"<th>{escape(name)}</th>" for name in figures.PARETO_COLUMNS)

@@ -1,4 +1,4 @@
-"""What a terminal is written with: a console that no name can send codes through, and tables that fit its width."""
+"""Screen: a console that passes on no control codes, and tables that fit the width of a terminal."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _ANY_WIDTH = 10_000
 
 @final
 class PlainConsole(Console):
-    """A console that drops control codes from what it shows: names in a record may come from anybody."""
+    """A console that drops control codes from texts, as names in a record may come from anybody."""
 
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render without the codes that stand in a text; those that rich makes itself stay."""
+        """Render without the control codes of texts; those that rich makes itself stay."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else printable(text), style, control)
 
 
 def plain_table(*, title: str, blanks: int = 2) -> Table:
-    """A table in the one look that elbowroom's tables have; `blanks` stand between columns."""
+    """Make a table in the look of all elbowroom's tables, with `blanks` spaces between columns."""
     return Table(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, blanks, 0, 0)
     )
@@ -39,7 +39,7 @@ class Column:
 
     Attributes:
         name: its header.
-        rank: columns of the highest rank are the first that are left out; those of rank 0 stay.
+        rank: columns of the highest rank are left out first; those of rank 0 stay.
         left: whether it is justified to the left.
     """
 
@@ -53,8 +53,8 @@ class FittingTable:
     """A table whose cells are never cut: in a narrow terminal headers are broken, then columns are left out.
 
     Args:
-        title: above it.
-        columns: from left to right.
+        title: title above it.
+        columns: columns from left to right.
         rows: a cell for each column.
     """
 
@@ -64,7 +64,7 @@ class FittingTable:
         self._rows = rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The first form that fits, and what it leaves out."""
+        """Yield the first form that fits, and a line about the columns that it leaves out."""
         forms = list(self._forms())
         wide = options.update(max_width=_ANY_WIDTH)
         fitting = (form for form in forms if console.measure(form[0], options=wide).maximum <= options.max_width)

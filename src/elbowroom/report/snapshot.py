@@ -1,8 +1,8 @@
-"""The storages of a trace as a memory snapshot of PyTorch's form, for https://pytorch.org/memory_viz.
+"""Snapshot: the storages of a trace as a memory snapshot in PyTorch's form, for https://pytorch.org/memory_viz.
 
-The form is what torch.cuda.memory._dump_snapshot writes: a pickle of plain dicts. A storage is a block with an address
-of its own, so the page shows what lives when, and no fragmentation. With a plan, what it swaps or recomputes is freed
-in the last step and allocated again there; what a recipe needs while it runs is left out.
+The form is that of torch.cuda.memory._dump_snapshot: a pickle of plain dicts. A storage is a block with its own
+address. So the page shows when each storage is live, but no fragmentation. With a plan, storages that it swaps or
+recomputes are freed in the last step and allocated again there. Memory that a recipe needs while it runs is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BEFORE, _DURING, _AFTER = range(3)
 
 
 class _Change(NamedTuple):
-    """One allocation or free: at an op, before it, during it, or after it."""
+    """One allocation or free: before, during or after an op."""
 
     op: int
     when: int
@@ -31,7 +31,7 @@ class _Change(NamedTuple):
 
 
 def snapshot_pickle(subject: Subject) -> bytes:
-    """The snapshot of the trace of a report, as its plan has it where there is one.
+    """Make the snapshot of the trace of a report, under its plan if it has one.
 
     Raises:
         UsageError: there is no trace.
@@ -45,7 +45,7 @@ def snapshot_pickle(subject: Subject) -> bytes:
 
 
 def _changes(trace: Trace, plan: Plan | None) -> Iterator[_Change]:
-    """What happens to each storage, in the order of the trace among equals."""
+    """Yield the changes of each storage; changes at one place keep the order of the trace."""
     for event in trace.events:
         yield _Change(event.op, _DURING, event.storage, event.size_bytes > 0)
     if plan is None:
@@ -67,7 +67,7 @@ def _changes(trace: Trace, plan: Plan | None) -> Iterator[_Change]:
 
 @final
 class _Snapshot:
-    """The snapshot while it grows: what is live, and what has happened."""
+    """The snapshot while it grows: live blocks, and the actions so far."""
 
     def __init__(self, trace: Trace) -> None:
         self.entries: list[dict[str, object]] = []
@@ -93,7 +93,7 @@ class _Snapshot:
         self._note("alloc", self._live[storage], op)
 
     def segments(self) -> list[dict[str, object]]:
-        """What is live at the end, each in a segment of its own."""
+        """Return the blocks that are live at the end, each in a segment of its own."""
         return [self._segment(block) for block in self._live.values()]
 
     def _note(self, action: str, block: Mapping[str, object] | None, op: int) -> None:
@@ -132,7 +132,7 @@ class _Snapshot:
 
 
 def _starts_us(trace: Trace) -> list[int]:
-    """When each op starts, from the first one on."""
+    """Return when each op starts, counted from the first one."""
     starts, now_ns = [0], 0
     for op in trace.ops:
         now_ns += op.duration_ns

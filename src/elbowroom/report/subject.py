@@ -13,19 +13,19 @@ from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 
 KEPT = "everything kept, simulated"
-"""Title of the timeline that is never measured, so that none takes its seconds for measured ones."""
+"""Title of the timeline that is never measured; it says so, as readers could take its seconds for measured ones."""
 
 Record = Trace | Machine | Plan | Timeline | Pareto
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What a report is about; None where a record was not given.
+    """The records that a report is about; None for a record that was not given.
 
     Attributes:
-        kept: simulated timeline with every storage kept; derived where trace and machine are there.
+        kept: simulated timeline with every storage kept; derived if trace and machine are there.
         simulated: the plan's simulated timeline.
-        measured: what happened.
+        measured: the measured timeline.
         pareto: step times by budget.
     """
 
@@ -39,7 +39,7 @@ class Subject:
 
     @property
     def timelines(self) -> tuple[tuple[str, Timeline], ...]:
-        """The timelines that are there, with the title each has in every report."""
+        """The timelines that were given or derived, each with its title in every report."""
         named = ((KEPT, self.kept), ("simulated", self.simulated), ("measured", self.measured))
         return tuple((title, timeline) for title, timeline in named if timeline is not None)
 
@@ -48,7 +48,7 @@ def subject_of(*records: Record) -> Subject:
     """Sort records by kind and derive the timeline of keeping everything, to compare with.
 
     Raises:
-        UsageError: no record, one that is none, two of a kind, or records of different traces.
+        UsageError: no record, another object, two of a kind, or records of different traces.
     """
     if not records:
         raise UsageError("report: given no record; allowed are a trace, a machine, a plan and timelines; give one")

@@ -1,4 +1,4 @@
-"""The report on a terminal: rich tables, plain text where colours mean nothing."""
+"""The report on a terminal: rich tables, or plain text without colours."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ WIDTH = 120
 COLOUR_OF = {KEPT: "bright_black", "simulated": "yellow", "measured": "blue"}
 
 PARETO_RANKS = {"stall": 2, "swapped out": 3, "reserved": 1}
-"""Columns of the curve that a narrow terminal can do without."""
+"""Ranks of the columns of the curve that a narrow terminal leaves out."""
 
 
 def as_text(subject: Subject) -> str:
-    """The report without colours, at a fixed width."""
+    """Render the report without colours, at a fixed width."""
     console = PlainConsole(
         file=io.StringIO(), width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False
     )
@@ -36,7 +36,7 @@ def as_text(subject: Subject) -> str:
 
 
 def rendered(subject: Subject) -> RenderableType:
-    """The report as rich shows it, in colours where the terminal has them."""
+    """Render the report for rich, in colours if the terminal has them."""
     sentences = (figures.decisions(subject), _bound(subject), figures.machine(subject))
     parts: list[RenderableType] = [Text(sentence) for sentence in sentences if sentence]
     if subject.timelines:
@@ -55,14 +55,14 @@ def rendered(subject: Subject) -> RenderableType:
 def plan_rendered(
     script: str, subject: Subject, *, early: str = "", may_move: str = "", written: Sequence[tuple[str, str]] = ()
 ) -> RenderableType:
-    """The answer of `elbowroom plan`: what is done, what it costs, and how much better it could be.
+    """Render the answer of `elbowroom plan`: what the plan does, what it costs, and how much better it could be.
 
     Args:
-        script: what was planned.
+        script: the script that was planned.
         subject: the plan, its trace and its timelines.
         early: what a search that ended early did not try.
-        may_move: how large storages are that may.
-        written: what was written: what each file is, and its name.
+        may_move: a sentence on the least size of storages that may move.
+        written: the files that were written: the kind and the name of each.
     """
     plan, name = subject.plan, subject.machine.name if subject.machine else ""
     assert plan is not None
@@ -77,7 +77,7 @@ def plan_rendered(
 
 
 def _headline(subject: Subject) -> str:
-    """Time and memory of the plan beside those of keeping everything: what the allocator reserves on either side."""
+    """Compare time and memory of the plan with those of keeping everything; memory is reserved bytes on both sides."""
     plan, line = subject.plan, subject.simulated
     assert plan is not None
     assert line is not None
@@ -93,7 +93,7 @@ def _headline(subject: Subject) -> str:
 
 
 def _numbers(plan: Plan) -> str:
-    """Whether the numbers of the training change."""
+    """Say whether the numbers of the training change."""
     if not plan.algorithms:
         return "The numbers of the training are the same as without a plan."
     count = len(plan.algorithms)
@@ -105,7 +105,7 @@ def _numbers(plan: Plan) -> str:
 
 
 def _too_much(subject: Subject) -> str:
-    """What a budget leaves out: memory outside the allocator, where the device has no room for it."""
+    """Warn if the device has no room for the memory outside the allocator, which a budget does not count."""
     if subject.machine is None or subject.simulated is None:
         return ""
     capacity_bytes = subject.machine.tiers[0].capacity_bytes
