@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from elbowroom.engine.cuda_device import tiers_below
-from elbowroom.engine.entries import Entry, Remake, State
+from elbowroom.engine.entries import Entry, Place, Remake
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.saved_tensors import Handle
 from elbowroom.engine.tiers.streams import bytes_of
@@ -100,17 +100,17 @@ def overrun(others: list[Tensor]) -> int:
 def test_from_on_device_by_leaving_to_away_and_by_a_planned_tick_back(executor: Executor, held_up: str) -> None:
     # given a storage that a late kernel makes
     handle = leaving(executor, 1)
-    assert handle.entry.state is State.LEAVING
+    assert handle.entry.place is Place.LEAVING
     # when its memory goes to others where the schedule says
     executor.writes_done(1)
-    assert handle.entry.state is State.AWAY
+    assert handle.entry.place is Place.AWAY
     others = overwritten()
     # and a planned tick asks for it
     executor.bring_back(handle.entry)
-    assert handle.entry.state is State.RETURNING
+    assert handle.entry.place is Place.RETURNING
     # then
     assert wrong(executor, handle.entry, 1) == 0
-    assert handle.entry.state is State.ON_DEVICE
+    assert handle.entry.place is Place.ON_DEVICE
     assert overrun(others) == 0
 
 
@@ -121,7 +121,7 @@ def test_from_away_by_a_read_that_comes_first(executor: Executor, held_up: str) 
     # when nobody has asked for it
     assert wrong(executor, handle.entry, 2) == 0
     # then
-    assert handle.entry.state is State.ON_DEVICE
+    assert handle.entry.place is Place.ON_DEVICE
     assert overrun(others) == 0
 
 
@@ -134,7 +134,7 @@ def test_from_leaving_back_to_on_device_where_it_is_wanted_first(executor: Execu
     executor.writes_done(1)
     # then it is the same storage, and its room on the host goes to another one without harm
     assert handle.entry.alive() is storage
-    assert handle.entry.state is State.ON_DEVICE
+    assert handle.entry.place is Place.ON_DEVICE
     assert wrong(executor, handle.entry, 3) == 0
     other = leaving(executor, 4)
     executor.writes_done(2)
@@ -246,14 +246,14 @@ def test_what_is_dropped_is_rebuilt_at_its_tick_or_at_a_read_that_comes_first(
     recipe.values[11] = handle.entry
     executor.drop(handle.entry, recipe)
     handle.let_go()
-    assert handle.entry.state is State.DROPPED
+    assert handle.entry.place is Place.DROPPED
     others = overwritten()
     # when
     if planned:
         recipe.run()
     # then
     assert wrong(executor, handle.entry, 11) == 0
-    assert handle.entry.state is State.ON_DEVICE
+    assert handle.entry.place is Place.ON_DEVICE
     assert overrun(others) == 0
 
 

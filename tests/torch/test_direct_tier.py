@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import elbowroom as er
-from elbowroom.engine.executor import Executor, State
+from elbowroom.engine.executor import Executor, Place
 from elbowroom.engine.saved_tensors import Handle
 from elbowroom.engine.tiers import gds as direct
 from elbowroom.engine.tiers import spillfile
@@ -53,7 +53,7 @@ class Below:
         handle = on_disk(self.executor, self.streams, n)
         self.streams.finish()
         self.executor.settle()
-        assert handle.entry.state is State.AWAY
+        assert handle.entry.place is Place.AWAY
         overwrites(self.streams)
         return handle
 
@@ -85,12 +85,12 @@ def test_a_write_begins_when_the_device_has_made_the_bytes(tmp_path: Path) -> No
     handle = on_disk(below.executor, below.streams, 7)
     # then nothing is written, and the storage stays where it is
     assert below.gds.moved == []
-    assert handle.entry.state is State.LEAVING
+    assert handle.entry.place is Place.LEAVING
     # when it has
     below.streams.finish()
     below.executor.settle()
     # then
-    assert handle.entry.state is State.AWAY
+    assert handle.entry.place is Place.AWAY
     below.reads(handle)
 
 
@@ -232,7 +232,7 @@ def test_a_write_that_comes_short_is_a_write_that_fails(tmp_path: Path) -> None:
     below.streams.finish()
     with pytest.raises(TierFailed, match=r"disk tier: writing in .*handled only 32 of 64 bytes"):
         below.executor.settle()
-    assert handle.entry.state is State.ON_DEVICE
+    assert handle.entry.place is Place.ON_DEVICE
 
 
 def test_a_read_that_fails_is_told_to_the_reader_and_can_be_tried_again(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_read_that_fails_is_told_to_the_reader_and_can_be_tried_again(tmp_path
     with pytest.raises(TierFailed, match=r"disk tier: reading in .* failed: cuFileRead failed: cufile io error"):
         below.executor.read(handle.entry)
     # then the bytes are where they were
-    assert handle.entry.state is State.AWAY
+    assert handle.entry.place is Place.AWAY
     below.gds.fails.clear()
     below.reads(handle)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elbowroom.engine.executor import Executor, State
+from elbowroom.engine.executor import Executor, Place
 from elbowroom.engine.saved_tensors import Handle
 from elbowroom.errors import TierFailed, TierFull
 from tests.torch.moved_by_hand import HandTier, content, nothing_left, same, save, swapped
@@ -112,7 +112,7 @@ def test_the_writes_after_a_failed_one_still_end() -> None:
         executor.writes_done(2)
     executor.writes_done(2)
     # then
-    assert second.entry.state is State.AWAY
+    assert second.entry.place is Place.AWAY
     del first, second
     assert nothing_left(executor)
 
@@ -155,7 +155,7 @@ def test_a_failed_read_is_raised_to_the_reader_and_hands_out_nothing() -> None:
     with pytest.raises(TierFailed, match="it broke"):
         executor.read(handle.entry)
     # then
-    assert handle.entry.state is State.AWAY
+    assert handle.entry.place is Place.AWAY
     assert handle.entry.alive() is None
 
 
@@ -206,7 +206,7 @@ def test_a_tier_without_room_leaves_nothing_of_the_storage_behind() -> None:
     tier.writes[0].end()
     executor.writes_done(0)
     # then
-    assert handle.entry.state is State.AWAY
+    assert handle.entry.place is Place.AWAY
 
 
 def test_a_handle_that_dies_in_a_refused_save_is_let_go_of() -> None:

@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from elbowroom.engine.executor import Executor, State
+from elbowroom.engine.executor import Executor, Place
 from elbowroom.engine.saved_tensors import Handle
 from elbowroom.torch_compat.core import storage_key
 from tests.torch.moved_by_hand import HandTier, content, nothing_left, same, save, swapped, values
@@ -35,7 +35,7 @@ def test_an_entry_stays_on_the_device_until_its_write_has_ended() -> None:
     # when
     executor.writes_done(0)
     # then
-    assert handle.entry.state is State.LEAVING
+    assert handle.entry.place is Place.LEAVING
     assert handle.entry.alive() is not None
 
 
@@ -45,11 +45,11 @@ def test_a_tick_after_the_write_has_ended_lets_the_device_bytes_go() -> None:
     executor = Executor(tier)
     handle = swapped(executor)
     tier.writes[0].end()
-    assert handle.entry.state is State.LEAVING, "a transfer that ends moves no entry"
+    assert handle.entry.place is Place.LEAVING, "a transfer that ends moves no entry"
     # when
     executor.writes_done(0)
     # then
-    assert handle.entry.state is State.AWAY
+    assert handle.entry.place is Place.AWAY
     assert handle.entry.alive() is None
     assert executor.counters.swapped_out_bytes == 64  # 16 floats of 4 bytes
 
@@ -64,7 +64,7 @@ def test_bytes_that_somebody_else_holds_are_away_and_on_the_device() -> None:
     tier.writes[0].end()
     executor.writes_done(0)
     # then
-    assert handle.entry.state is State.AWAY
+    assert handle.entry.place is Place.AWAY
     assert executor.read(handle.entry) is held.untyped_storage()
     assert tier.reads == []
 
@@ -77,7 +77,7 @@ def test_a_write_is_waited_for_where_the_plan_needs_its_room() -> None:
     # when
     executor.writes_done(1)
     # then
-    assert (first.entry.state, second.entry.state) == (State.AWAY, State.LEAVING)
+    assert (first.entry.place, second.entry.place) == (Place.AWAY, Place.LEAVING)
     assert executor.counters.stall_ns > 0
 
 
@@ -90,12 +90,12 @@ def test_writes_are_let_go_of_in_the_order_they_were_asked_for() -> None:
     tier.writes[1].end()
     executor.writes_done(0)
     # then
-    assert (first.entry.state, second.entry.state) == (State.LEAVING, State.LEAVING)
+    assert (first.entry.place, second.entry.place) == (Place.LEAVING, Place.LEAVING)
     # when
     tier.writes[0].end()
     executor.writes_done(0)
     # then
-    assert (first.entry.state, second.entry.state) == (State.AWAY, State.AWAY)
+    assert (first.entry.place, second.entry.place) == (Place.AWAY, Place.AWAY)
 
 
 def test_a_swap_back_brings_the_same_bytes_into_another_storage() -> None:
@@ -105,7 +105,7 @@ def test_a_swap_back_brings_the_same_bytes_into_another_storage() -> None:
     handle = away(executor, tier, n=3)
     # when
     executor.bring_back(handle.entry)
-    assert handle.entry.state is State.RETURNING
+    assert handle.entry.place is Place.RETURNING
     tier.reads[0].end()
     storage = executor.read(handle.entry)
     # then
@@ -136,7 +136,7 @@ def test_a_second_call_for_a_storage_on_its_way_back_changes_nothing() -> None:
     executor.want(handle.entry)
     # then
     assert len(tier.reads) == 1
-    assert handle.entry.state is State.RETURNING
+    assert handle.entry.place is Place.RETURNING
 
 
 def test_wanted_back_while_leaving_gives_the_write_up_and_keeps_the_storage() -> None:
@@ -149,7 +149,7 @@ def test_wanted_back_while_leaving_gives_the_write_up_and_keeps_the_storage() ->
     executor.want(handle.entry)
     # then
     assert tier.writes[0].abandoned
-    assert handle.entry.state is State.ON_DEVICE
+    assert handle.entry.place is Place.ON_DEVICE
     # when
     tier.writes[0].end()
     executor.writes_done(0)
@@ -198,7 +198,7 @@ def test_wanted_back_after_its_write_has_ended_stays_without_a_transfer() -> Non
     executor.want(handle.entry)
     executor.bring_back(handle.entry)
     # then
-    assert handle.entry.state is State.ON_DEVICE
+    assert handle.entry.place is Place.ON_DEVICE
     assert not tier.writes[0].abandoned
     assert same(executor.read(handle.entry), handle.entry)
     assert tier.reads == []
@@ -257,7 +257,7 @@ def test_what_was_read_stays_on_the_device_until_its_last_saved_tensor_dies() ->
     # then
     assert torch.equal(first, second)
     assert len(tier.reads) == 1
-    assert handle.entry.state is State.ON_DEVICE
+    assert handle.entry.place is Place.ON_DEVICE
     # when
     del handle
     # then
@@ -272,14 +272,14 @@ def test_a_new_step_counts_anew_and_the_writes_of_the_one_before_come_before_its
     # when
     executor.begin_step()
     # then nobody waits for it yet
-    assert handle.entry.state is State.LEAVING
+    assert handle.entry.place is Place.LEAVING
     assert executor.counters.swapped_out_bytes == 0
     # when the first write of the new step must have ended
     later = swapped(executor, 1)
     executor.writes_done(1)
     # then the one before has, too
-    assert handle.entry.state is State.AWAY
-    assert later.entry.state is State.AWAY
+    assert handle.entry.place is Place.AWAY
+    assert later.entry.place is Place.AWAY
 
 
 def test_a_swap_back_leaves_a_newer_storage_at_the_same_address_in_the_table() -> None:

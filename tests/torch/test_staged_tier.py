@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from elbowroom.engine.executor import Executor, State
+from elbowroom.engine.executor import Executor, Place
 from elbowroom.engine.saved_tensors import Handle
 from elbowroom.engine.tiers.arenas import Arenas
 from elbowroom.engine.tiers.host import StreamedHostTier
@@ -60,7 +60,7 @@ def test_bytes_that_were_on_the_disk_come_back(tmp_path: Path) -> None:
     streams, executor, tier = new(tmp_path)
     handle = on_disk(executor, streams, 7)
     executor.writes_done(1)
-    assert handle.entry.state is State.AWAY
+    assert handle.entry.place is Place.AWAY
     overwrites(streams)
     streams.finish()
     until(lambda: staged_bytes(tier) == 0)
@@ -96,7 +96,7 @@ def test_the_host_waits_for_nothing_while_there_is_room(tmp_path: Path) -> None:
     # when compute is to wait for the copy
     executor.writes_done(1)
     # then the host got through
-    assert handle.entry.state is State.AWAY
+    assert handle.entry.place is Place.AWAY
     streams.finish()
     executor.read(handle.entry)
 
@@ -198,7 +198,7 @@ def test_a_read_that_fails_is_told_to_the_reader(tmp_path: Path, monkeypatch: py
     with pytest.raises(TierFailed, match=r"reading in .* failed: Input/output error"):
         executor.read(handle.entry)
     # then it is where it was, and comes back once the disk is well again
-    assert handle.entry.state is State.AWAY
+    assert handle.entry.place is Place.AWAY
     monkeypatch.undo()
     reads(executor, streams, handle)
     streams.finish()
@@ -219,7 +219,7 @@ def test_a_copy_that_the_device_refuses_is_told_where_it_is_waited_for(
     with pytest.raises(RuntimeError, match="CUDA error"):
         executor.writes_done(1)
     # then the bytes are where they were
-    assert handle.entry.state is State.ON_DEVICE
+    assert handle.entry.place is Place.ON_DEVICE
     del handle
     executor.close()
     assert (tier.held_bytes, tier.size_bytes) == (0, 0)

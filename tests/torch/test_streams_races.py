@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from elbowroom.engine.executor import Executor, State
+from elbowroom.engine.executor import Executor, Place
 from elbowroom.engine.saved_tensors import Handle
 from elbowroom.machine import TierName
 from tests.torch.moved_by_hand import nothing_left
@@ -59,7 +59,7 @@ def test_the_host_waits_for_nothing() -> None:
     executor.bring_back(handle.entry)
     reads(executor, streams, handle)
     # then it got through, and the device does it all later
-    assert handle.entry.state is State.ON_DEVICE
+    assert handle.entry.place is Place.ON_DEVICE
     streams.finish()
     assert streams.wrong == []
     assert executor.counters.swapped_back_bytes == BLOCK_BYTES
@@ -73,11 +73,11 @@ def test_a_storage_leaves_where_the_schedule_says_and_not_when_its_copy_ends() -
     # when a tick comes that waits for nothing
     executor.writes_done(0)
     # then
-    assert handle.entry.state is State.LEAVING
+    assert handle.entry.place is Place.LEAVING
     # when one comes that waits for it
     executor.writes_done(1)
     # then
-    assert handle.entry.state is State.AWAY
+    assert handle.entry.place is Place.AWAY
     assert handle.entry.alive() is None
 
 

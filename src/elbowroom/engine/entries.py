@@ -27,7 +27,7 @@ class Remake(ABC):
         """Have the bytes of all its entries on the device."""
 
 
-class State(enum.Enum):
+class Place(enum.Enum):
     """Where the bytes of a saved storage are."""
 
     ON_DEVICE = "on device"
@@ -42,7 +42,7 @@ class Entry:
 
     Attributes:
         n: it is the n-th saved storage of its step.
-        state: where its bytes are.
+        place: where its bytes are.
         device: strong reference to the device storage, where the table must hold it; others may hold it too.
         alive: weak reference to the last device storage that held the bytes.
         version: version counter at the first save; a later save at another version means changed bytes.
@@ -55,14 +55,29 @@ class Entry:
     """
 
     __slots__ = (
-        "__weakref__", "alive", "arrived", "back", "device", "handles", "home", "key", "n", "out", "reads",
-        "remake", "size_bytes", "slot", "state", "version", "watched",
+        "__weakref__",
+        "alive",
+        "arrived",
+        "back",
+        "device",
+        "handles",
+        "home",
+        "key",
+        "n",
+        "out",
+        "place",
+        "reads",
+        "remake",
+        "size_bytes",
+        "slot",
+        "version",
+        "watched",
     )  # fmt: skip
 
     def __init__(self, n: int, storage: torch.UntypedStorage, version: int) -> None:
         self.n = n
         self.size_bytes = storage.nbytes()
-        self.state = State.ON_DEVICE
+        self.place = Place.ON_DEVICE
         self.device: torch.UntypedStorage | None = None
         self.alive: Callable[[], torch.UntypedStorage | None] = weakref.ref(storage)
         self.key = storage_key(storage)
@@ -84,7 +99,7 @@ class Entry:
     @property
     def leaves(self) -> bool:
         """Whether its bytes are not held for those who saved it."""
-        return self.slot is not None or self.state is State.DROPPED
+        return self.slot is not None or self.place is Place.DROPPED
 
     def held(self) -> torch.UntypedStorage | None:
         """The device storage that has its bytes, if there is one."""
@@ -115,7 +130,7 @@ class StateEntry(Entry):
         self._tier = tier
 
     def held(self) -> torch.UntypedStorage | None:
-        return None if self.state is State.AWAY else self.alive()
+        return None if self.place is Place.AWAY else self.alive()
 
     def empty(self) -> None:
         storage = self.alive()

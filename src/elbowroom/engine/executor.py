@@ -27,14 +27,14 @@ from weakref import ref
 
 import torch
 
-from elbowroom.engine.entries import Counters, Entry, Happening, Observer, Remake, State, StateEntry, moved
+from elbowroom.engine.entries import Counters, Entry, Happening, Observer, Place, Remake, StateEntry, moved
 from elbowroom.engine.residence import RamResidence, Residence
 from elbowroom.engine.storages import CPU, Blanks
 from elbowroom.engine.tiers.base import LowerTier, Transfer
 from elbowroom.machine import TierName
 from elbowroom.torch_compat.core import storage_key
 
-ON_DEVICE, LEAVING, AWAY, RETURNING, DROPPED = State  # in this order, as looking one up takes time
+ON_DEVICE, LEAVING, AWAY, RETURNING, DROPPED = Place  # in this order, as looking one up takes time
 
 
 @final
@@ -93,7 +93,7 @@ class Executor:
             slot.home = entry.home
             entry.out = self.tier.write(storage, slot)
             entry.device = storage
-            entry.state = LEAVING
+            entry.place = LEAVING
             self._writes.append(entry)
             self.counters.swaps += 1
         if self._released:
@@ -101,7 +101,7 @@ class Executor:
 
     def drop(self, entry: Entry, remake: Remake) -> None:
         """Let go of an entry's bytes at once; `remake` brings them again, unless somebody else holds them till then."""
-        entry.state = DROPPED
+        entry.place = DROPPED
         entry.remake = remake
         self.residence.let_go(entry.size_bytes)
 
@@ -167,7 +167,7 @@ class Executor:
                 self._only_here(entry)
                 for other in self._writes:
                     other.out.told = True  # pyright: ignore[reportOptionalMemberAccess]
-            elif entry.state is LEAVING:
+            elif entry.place is LEAVING:
                 self._let_go(entry)
             if entry.handles == 0:
                 self._forget(entry)
@@ -184,15 +184,15 @@ class Executor:
         """Start the swap back of an entry, unless its bytes still are on the device."""
         with self._lock:
             storage = entry.held()
-            if entry.handles == 0 or entry.state is RETURNING:
+            if entry.handles == 0 or entry.place is RETURNING:
                 return
             if storage is not None:
                 self._stay(entry, storage)
                 return
-            assert entry.state is AWAY, "bytes that are nowhere on the device are away"
+            assert entry.place is AWAY, "bytes that are nowhere on the device are away"
             storage, entry.back = entry.refill(self.tier)
             self._place(entry, storage)
-            entry.state = RETURNING
+            entry.place = RETURNING
         if self._released:
             self._after_lock()
         if self.observer.placed:
@@ -204,7 +204,7 @@ class Executor:
             if entry.handles == 0 or entry.alive() is not None:
                 return
             self._place(entry, storage)
-            entry.state = ON_DEVICE
+            entry.place = ON_DEVICE
             self.counters.recomputed_bytes += entry.size_bytes
         if self.observer.placed:
             self.observer.placed(entry, storage)
@@ -213,7 +213,7 @@ class Executor:
         """Where the bytes of an entry still are on the device, keep them there; whether they are."""
         with self._lock:
             storage = entry.alive()
-            if storage is not None and entry.handles and entry.state is not RETURNING:
+            if storage is not None and entry.handles and entry.place is not RETURNING:
                 self._stay(entry, storage)
             return storage is not None
 
@@ -223,18 +223,18 @@ class Executor:
             return
         with self._lock:
             storage = entry.alive()
-            if entry.state is LEAVING and entry.out is not None and not entry.out.done() and storage is not None:
+            if entry.place is LEAVING and entry.out is not None and not entry.out.done() and storage is not None:
                 self._stay(entry, storage)
 
     def read(self, entry: Entry) -> torch.UntypedStorage:
         """The device storage with an entry's bytes; waits for them where they are not back yet."""
         storage = None
         while storage is None:  # a reader in another thread may let go of it in between
-            if entry.state is AWAY or entry.state is LEAVING:
+            if entry.place is AWAY or entry.place is LEAVING:
                 self.bring_back(entry)
-            if entry.state is DROPPED and entry.remake is not None:
+            if entry.place is DROPPED and entry.remake is not None:
                 entry.remake.run()
-            if entry.state is RETURNING:
+            if entry.place is RETURNING:
                 self._finish_return(entry)
             storage = entry.alive()
         entry.reads += 1
@@ -260,13 +260,13 @@ class Executor:
             if entry.back is back:  # no reader in another thread was first
                 entry.back = None
                 if back.error is None:
-                    entry.state = ON_DEVICE
+                    entry.place = ON_DEVICE
                     entry.arrived = back
                     self.counters.swapped_back_bytes += back.size_bytes
                     if self.observer.moved:
                         self.observer.moved(moved("swap_back", entry, back))
                 else:
-                    entry.state = AWAY
+                    entry.place = AWAY
                     entry.device = None
                     self._unlist(entry)
                     entry.lose()
@@ -282,12 +282,12 @@ class Executor:
             self.observer.emptied(entry, entry.device)
         entry.empty()
         entry.device = None
-        entry.state = AWAY
+        entry.place = AWAY
 
     def _stay(self, entry: Entry, storage: torch.UntypedStorage) -> None:
         """Wanted back while still there: hold on to it. A write that has not ended is given up."""
         entry.device = storage
-        entry.state = ON_DEVICE
+        entry.place = ON_DEVICE
         if entry.out is not None and not entry.out.done():
             entry.out.abandon()
 
@@ -299,7 +299,7 @@ class Executor:
     def _only_here(self, entry: Entry) -> None:
         entry.device = entry.alive()
         entry.remake = None
-        entry.state = ON_DEVICE
+        entry.place = ON_DEVICE
 
     # Optimizer states
 
@@ -319,7 +319,7 @@ class Executor:
         """Have a state's bytes on the device, waiting where they are not there yet, and be done with its absence."""
         if entry.handles and entry.alive() is not None and not self.lost:
             self.bring_back(entry)
-            if entry.state is RETURNING:
+            if entry.place is RETURNING:
                 self._finish_return(entry)
             if entry.arrived is not None and (storage := entry.alive()) is not None:
                 entry.arrived.used(storage)

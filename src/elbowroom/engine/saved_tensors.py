@@ -90,7 +90,7 @@ class Handle:
         self.entry = entry
         self.version = version_of(tensor)
         self.layout: tuple[torch.dtype, torch.Size, tuple[int, ...], int] | None = None
-        if entry.slot is None and entry.state is ON_DEVICE:
+        if entry.slot is None and entry.place is ON_DEVICE:
             self.counter = tensor if tensor.is_leaf else _without_graph(tensor)
         else:
             self._let_go(tensor)

@@ -16,7 +16,7 @@ Mode = Literal["observe", "plan", "keep"]
 
 
 class HeldMemory(Protocol):
-    """What is told of memory: see Records."""
+    """What is told of memory: see RunFigures."""
 
     @property
     def kinds(self) -> Kinds:

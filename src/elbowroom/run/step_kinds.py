@@ -132,7 +132,7 @@ class StepKind:
         """Whether there is nothing to do in a step of this kind, and nothing to learn from it."""
         return self.refined and not (self.moves or self.in_parts or self.chosen or self.wants_calls)
 
-    def records(self, measure: bool) -> bool:
+    def is_recorded(self, measure: bool) -> bool:
         """Whether a step of this kind is recorded: to learn from it, or to measure one when all is learnt."""
         return not self.refined or (measure and not (self.proofs or self.wants_calls or self.shared))
 

@@ -50,7 +50,7 @@ from elbowroom.run.allocator_limit import AllocatorLimit
 from elbowroom.run.check_beforehand import Child
 from elbowroom.run.learner import Learner
 from elbowroom.run.recompute.in_step import StepRecomputes
-from elbowroom.run.run_records import Records
+from elbowroom.run.run_figures import RunFigures
 from elbowroom.run.run_warnings import NO_STEP, Surprises
 from elbowroom.run.step_ends import ParameterUpdates
 from elbowroom.run.step_kinds import StepKind, details, lower_bytes, signature
@@ -62,8 +62,8 @@ from elbowroom.torch_compat.core import in_backward, keywords_of_call, never_com
 
 
 @final
-class TrainingRun(Records, Director, Conductor):
-    """The policy of a run, and its records."""
+class TrainingRun(RunFigures, Director, Conductor):
+    """The policy of a run, and its figures."""
 
     def __init__(self, executor: Executor, learner: Learner, min_size_bytes: int) -> None:
         super().__init__(executor, learner)
@@ -214,7 +214,7 @@ class TrainingRun(Records, Director, Conductor):
         self._mismatches = self._optimizer_steps = self._left_beyond = 0
         self._recording = None
         self._begin_memory(known, others=others)
-        if known is None or known.records(self._measure_next):
+        if known is None or known.is_recorded(self._measure_next):
             self._executor.settle()  # what is recorded begins with the step
         self._executor.begin_step()
         self._recomputes.begin(key, known, self._following.begin())
@@ -227,7 +227,7 @@ class TrainingRun(Records, Director, Conductor):
         else:
             self._mode = "plan" if known.moves else "keep"
             self._moving(known.moves)
-            if known.records(self._measure_next) and not self._just_stopped:
+            if known.is_recorded(self._measure_next) and not self._just_stopped:
                 self._recorder = self._observing.record_moves(root)
         self._just_stopped = False
         if self._recorder is None:

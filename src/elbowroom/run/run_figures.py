@@ -1,4 +1,4 @@
-"""What a run tells of itself while it goes on and afterwards."""
+"""Figures of a run, while it goes on and afterwards: trace, plan, timelines, steps and bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS_KEPT = 4096
 """A long training would fill the memory with figures of its steps: the older ones go."""
 
 
-class Records:
+class RunFigures:
     """Trace, plan, timelines and figures of a run.
 
     Attributes:
