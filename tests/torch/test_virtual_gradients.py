@@ -113,5 +113,5 @@ def test_a_plan_with_gradients_is_refused_where_the_training_asks_for_them_befor
             finish(training, STEPS)
 
     # then
-    with pytest.raises(er.InvalidPlan, match="none of the saved storages, states and gradients that may move in this"):
+    with pytest.raises(er.InvalidPlan, match="not a saved storage, state or gradient that may move in this"):
         run()
