@@ -33,25 +33,28 @@ def within(
 ) -> Iterator[Room]:
     """Run an unchanged training loop inside a budget of bytes: live storages in RAM, or what a CUDA device reserves.
 
-    A step is observed with all that is saved swapped; then a plan is followed, with bit-equal numbers.
+    The first step is observed with every saved storage swapped. Later steps follow a plan, with bit-equal numbers.
 
     Args:
         budget: what the device tier may hold: "2GiB", "90%", "auto" (the default: what is free, less a margin),
             "device=2GiB,host=24GiB,pinned=4GiB,disk=50GiB" (CUDA), "device=2GiB,disk=50GiB" (RAM). On CUDA it counts
             what torch's allocator reserves, in RAM live storages; context, interpreter and libraries come on top.
-        plan: follow this plan of the same training step in place of making one.
-        trace: what that was made from; needed where it is of a GPU that was not there.
-        spill_dir: directory of the spill file; TMPDIR or the system's where None.
+        plan: a plan of the same training step to follow; None makes one.
+        trace: the trace that `plan` was made from; needed if it was captured for a GPU that was not there.
+        spill_dir: directory of the spill file; None is TMPDIR, or else the system's.
         min_size: smaller storages are kept; bytes or text. None: 1 MiB, or a 4096th part of the budget if less.
         measure: record one step under the final plan; its timeline is in `room.measured`.
-        device: whose storages leave, "cpu" or such as "cuda:0"; None is torch's current CUDA device, else RAM.
+        device: the device whose storages leave, such as "cpu" or "cuda:0"; None is torch's current CUDA device, else
+            RAM.
         knobs: allow, planner, options, include, exclude, gds, managed: see `Knobs` in run/options.py.
 
     Raises:
-        Infeasible: no plan meets the budget; raised where the step after the observed ones begins.
+        Infeasible: no plan meets the budget; raised at the start of the step after the observed ones.
         RecomputeFailed: steps differ in a way that only their numbers show, so recomputes do not give the same bits.
-        InvalidPlan, UsageError: `plan` is not for this step, or an argument is not allowed.
-        TierFull, TierFailed, DeviceLost: a tier below has no room or failed; the CUDA device does not answer any more.
+        InvalidPlan: `plan` is not for this step.
+        UsageError: an argument is not allowed.
+        TierFull, TierFailed: a lower tier has no room, or failed.
+        DeviceLost: the CUDA device no longer answers.
     """
     from elbowroom.run.given_plan import given_plan
     from elbowroom.run.open_room import opened

@@ -1,4 +1,4 @@
-"""Figures of the steps of a run, and what people are told of them."""
+"""Figures of the steps of a run, and the summary printed from them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Mode = Literal["observe", "plan", "keep"]
 
 
 class HeldMemory(Protocol):
-    """What is told of memory: see RunFigures."""
+    """The memory figures that a summary needs; `RunFigures` has them."""
 
     @property
     def kinds(self) -> Kinds:
-        """Of steps."""
+        """What each kind of step holds."""
         ...
 
     @property
     def held_bytes(self) -> int:
-        """The most."""
+        """The most bytes that the run held."""
         ...
 
     @property
     def over_bytes(self) -> int:
-        """Beyond the budget."""
+        """Bytes held beyond the budget."""
         ...
 
 
@@ -40,13 +40,13 @@ class StepFigures:
 
     Attributes:
         mode: "observe" (everything swapped), "plan", or "keep" (it fits: nothing is moved).
-        step_ns: from its first module call or large save to the end of its last optimizer step.
+        step_ns: time from its first module call or large save to the end of its last optimizer step.
         stall_ns: time it waited for transfers.
-        swapped_out_bytes: what left the device.
-        swapped_back_bytes: what came back.
+        swapped_out_bytes: bytes that left the device.
+        swapped_back_bytes: bytes that came back.
         mismatches: saved storages that were not what the plan expected.
-        recomputed_bytes: what recipes rebuilt.
-        recompute_ns: time that took.
+        recomputed_bytes: bytes that recipes rebuilt.
+        recompute_ns: time that the recipes took.
         checked: whether all that autograd saved was compared with what the plan expects; see unhooked.py.
     """
 
@@ -62,7 +62,7 @@ class StepFigures:
 
 
 def of_step(mode: Mode, step_ns: int, counters: Counters, mismatches: int, *, checked: bool) -> StepFigures:
-    """The figures of a step that has ended."""
+    """Return the figures of a step that has ended."""
     return StepFigures(
         mode=mode,
         step_ns=step_ns,
@@ -77,13 +77,13 @@ def of_step(mode: Mode, step_ns: int, counters: Counters, mismatches: int, *, ch
 
 
 def summary(head: str, planned_bytes: int, known: StepKind, steps: Sequence[StepFigures], count: int) -> list[str]:
-    """One line, and where storages are moved or dropped a table of them.
+    """Return the summary: one line, and a table if storages are moved or dropped.
 
     Args:
-        head: it begins with this.
-        planned_bytes: what the plans of all kinds of steps hold at most.
+        head: the beginning of the first line.
+        planned_bytes: the most that the plans of all kinds of steps hold.
         known: the kind of step that ran last.
-        steps: figures, the last step's last.
+        steps: figures of steps, the last step's last.
         count: how many steps ended.
     """
     last, plan = steps[-1], known.plan
@@ -101,7 +101,7 @@ def summary(head: str, planned_bytes: int, known: StepKind, steps: Sequence[Step
 
 
 def held(records: HeldMemory) -> Iterator[str]:
-    """What was measured, and what of it was too much."""
+    """Yield lines on the measured memory, and on bytes beyond the budget."""
     kept, most = records.kinds.keep_all_bytes, records.held_bytes
     if kept:
         so_much = f"; measured were at most {format_bytes(most)}" if most else ""
@@ -114,7 +114,7 @@ def held(records: HeldMemory) -> Iterator[str]:
 
 
 def _in_step(found: Decided, last: StepFigures) -> Iterator[str]:
-    """What a step did, in words."""
+    """Yield what a step did, in words."""
     yield f"{format_bytes(last.swapped_out_bytes)} out and {format_bytes(last.swapped_back_bytes)} back"
     yield f"stall {format_ns(last.stall_ns)}"
     if found.recipe_ops:
@@ -125,7 +125,7 @@ def _in_step(found: Decided, last: StepFigures) -> Iterator[str]:
 
 
 def _table(rows: Sequence[tuple[str, str, str]]) -> Iterator[str]:
-    """Rows as lines: words to the left, numbers to the right."""
+    """Yield the rows as lines: words aligned left, numbers right."""
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for what, storages, size in rows:
         yield f"  {what:<{wide[0]}}  {storages:>{wide[1]}}  {size:>{wide[2]}}"

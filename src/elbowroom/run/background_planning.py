@@ -1,10 +1,10 @@
-"""Plans that are made in a thread while the training goes on.
+"""Planning in a thread while the training goes on.
 
-Note: [Beside the training]
-A plan is made where a step has ended, and mostly takes less time than the step. Where one takes longer than
-`PATIENCE_S`, a thread goes on with it and the training goes on as it did: steps of a kind that has no plan are swapped
-whole, which holds what an observed step holds, and are not recorded; others follow the plan that they have. The first
-step of the kind that begins once the plan is made follows it; an error that planning ended in is raised there.
+Note: [Planning thread]
+A plan is made when a step has ended. It mostly takes less time than the step. If it takes longer than `PATIENCE_S`,
+a thread goes on with it, and the training goes on as before. Steps of a kind without a plan are then swapped whole and
+not recorded: they hold what an observed step holds. Steps of other kinds follow the plan that they have. The first step
+of the kind that begins once the plan is made follows it. An error of the planning is raised there.
 
 The thread runs functions of frozen questions (step_planning.py) and returns a value. The training's thread applies it.
 """
@@ -19,10 +19,10 @@ from elbowroom.errors import ElbowroomError, again
 from elbowroom.run.step_kinds import StepKind
 
 PATIENCE_S = 2.0
-"""How long a training waits for a plan."""
+"""Seconds that a training waits for a plan."""
 
 Then = Callable[[Callable[[], Any]], StepKind | None]
-"""Learns from what was found, which calling its argument returns or raises."""
+"""Applies the result of planning: a call of its argument returns the result, or raises its error."""
 
 
 @final
@@ -42,10 +42,10 @@ class Beside:
         Args:
             key: the signature of its steps.
             work: makes it, in a thread of its own.
-            then: learns from it, in the thread that called this or `arrived`.
+            then: applies it, in the thread that called this or `arrived`.
 
         Returns:
-            What `then` does; None where the plan is not made yet.
+            The result of `then`; None if the plan is not made yet.
         """
         making = _Making(work)
         self._under_way[key] = making, then
@@ -53,7 +53,7 @@ class Beside:
         return self.arrived(key)
 
     def arrived(self, key: Hashable) -> StepKind | None:
-        """Learn from the plan for steps of this signature, if one is made by now."""
+        """Apply the plan for steps of this signature, if one is made by now."""
         making, then = self._under_way.get(key, (None, None))
         if making is None or then is None or making.is_alive():
             return None
@@ -61,7 +61,7 @@ class Beside:
         return then(making.taken)
 
     def close(self) -> None:
-        """Wait until nothing is made any more; what is found then is not missed."""
+        """Wait for the plans under way, and drop them."""
         for making, _ in self._under_way.values():
             making.join()
         self._under_way.clear()
@@ -69,7 +69,7 @@ class Beside:
 
 @final
 class _Making(Thread):
-    """Does some work at once."""
+    """Thread that starts its work at once, and keeps the result."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         super().__init__(name="elbowroom planning", daemon=True)
@@ -87,11 +87,11 @@ class _Making(Thread):
             self._error = error
 
     def taken(self) -> Any:
-        """What was found, or raises what the work ended in; once."""
+        """Return the result of the work, or raise its error. May be called once."""
         error, self._error = self._error, None
         try:
             if error is not None:
                 raise error
         finally:
-            del error  # it has the frames of whoever asks, and with them the tensors of a training
+            del error  # its traceback holds the caller's frames, and with them the tensors of a training
         return self._found

@@ -1,12 +1,13 @@
-"""An answer to too small a budget before a step has ended: the script runs on a virtual GPU while the training starts.
+"""Early refusal of too small a budget: a child process captures the script on a virtual GPU as the training starts.
 
 Note: [Beforehand]
-A child process captures the script as `elbowroom estimate` does (overlay, no network, low priority), and plans its
-trace with the means of the run. It refuses a budget only below what a step of the trace holds however its storages move
-(planners/budget/floor.py), workspaces not counted, and only where all steps that it saw are alike. The training does
-not take its word for it: it is refused once what its own first forward saved is what the capture saved, one storage
-after the other. Where nothing of the capture was assumed, who asks for it (`--check`) has the answer before the script
-starts. Whatever goes wrong in the child is no answer: the training goes on, and is planned for by what it does.
+A child process captures the script as `elbowroom estimate` does (overlay, no network, low priority). It plans the trace
+with the means of the run. It refuses a budget only if two things hold. The budget is below what a step of the trace
+holds however its storages move (planners/budget/floor.py), workspaces not counted. All steps that it saw are alike.
+
+The training checks the refusal before it raises it: its own first forward must save what the capture saved, one storage
+after the other. If the capture assumed nothing, `--check` gives the answer before the script starts. A failure in the
+child is no answer: the training goes on, and is planned from its own steps.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from elbowroom.units import Budget
 
 STEPS = 3
 BEHIND = 10
-"""Added to the niceness of a child that works while the training runs; one that is waited for keeps its own."""
+"""Niceness added to a child that works while the training runs; a child that is waited for keeps its own."""
 FIRST_KILLED = "1000"
-"""Of oom_score_adj: where memory is short, the system ends the child, and not the training."""
+"""Value of oom_score_adj: if memory is short, the system ends the child, and not the training."""
 SAID_BY = "\nSo says a capture of the script on a virtual GPU, before the training has shown it."
 
 Saved = tuple[tuple[int, str], ...]
@@ -48,18 +49,18 @@ Saved = tuple[tuple[int, str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a child is asked: a script, and what it is to fit into.
+    """Question to a child: a script, and the budget that it is to fit into.
 
     Attributes:
-        path: of the script; None where it is a module.
-        module: its dotted name.
-        arguments: its words.
+        path: path of the script; None if it is a module.
+        module: dotted name of the module.
+        arguments: its command-line arguments.
         budget_bytes: what the device may hold.
         allow: what a plan may do, "gradient" included.
         min_size_bytes: smaller storages are kept.
-        follows: that follows the budget.
-        planner: its name; None for that of runs.
-        options: its knobs.
+        follows: whether `min_size_bytes` follows the budget.
+        planner: name of the planner; None for that of runs.
+        options: options of the planner.
         alongside: whether the training goes on meanwhile.
     """
 
@@ -77,14 +78,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a child answers.
+    """Answer of a child.
 
     Attributes:
-        why: the reason that there is no answer, or that the budget may be met; "" where it is refused.
-        message: of the error, where it is refused.
-        least_feasible_bytes: a budget that is enough, where it is refused.
-        assumed: what was assumed for the script; where there is something, a run has to confirm the answer.
-        saved: what the first step saves, and what the last.
+        why: the reason that there is no answer, or that the budget may be met; "" if the budget is refused.
+        message: text of the refusal.
+        least_feasible_bytes: a budget that is enough, if this one is refused.
+        assumed: what was assumed for the script; if anything was, a run has to confirm the answer.
+        saved: what the first step saves, and what the last one saves.
     """
 
     why: str
@@ -101,7 +102,7 @@ class Verdict:
 
 @final
 class Child:
-    """A process that looks for an answer, from `ask` until `close`."""
+    """Process that looks for an answer, from its creation until `close`."""
 
     def __init__(self, question: Question, machine: Machine) -> None:
         self._question = question
@@ -116,21 +117,21 @@ class Child:
         self.open = True
 
     def verdict(self) -> Verdict | None:
-        """The answer, once there is one."""
+        """Return the answer, or None while there is none."""
         if self._verdict is None and self.open and self._process.poll() is not None:
             self._verdict = _read(Path(self._folder.name))
         return self._verdict
 
     def wait(self) -> Verdict:
-        """The answer, as soon as there is one."""
+        """Wait for the answer."""
         self._process.wait()
         return self.verdict() or Verdict(why="its process was ended")
 
     def confirm(self, saved: Sequence[tuple[int, str]]) -> None:
-        """Raise Infeasible where the budget is refused, and what a step has saved so far is what the capture saved.
+        """Raise Infeasible if the budget is refused and the step has saved so far what the capture saved.
 
         Args:
-            saved: (bytes, dtype) of each storage, at least those of a forward.
+            saved: (bytes, dtype) of each saved storage, at least those of a forward.
         """
         verdict = self.verdict()
         if verdict is None or not verdict.refuses:
@@ -139,7 +140,7 @@ class Child:
             raise self.refusal(verdict)
 
     def refusal(self, verdict: Verdict) -> Infeasible:
-        """What to raise."""
+        """Return the error to raise."""
         return Infeasible(
             verdict.message + SAID_BY,
             budget_bytes=self._question.budget_bytes,
@@ -147,7 +148,7 @@ class Child:
         )
 
     def close(self) -> None:
-        """Have no answer: the process ends with its standard input, and all that it started with it."""
+        """End the process without an answer. It ends with its standard input, and so does all that it started."""
         if not self.open:
             return
         self.open = False
@@ -179,14 +180,14 @@ def main(folder: str) -> None:
 
 
 def _end_with_input(folder: str) -> None:
-    """The parent process is gone, or wants no answer any more: the script's guard ends with this process."""
+    """End this process when the parent is gone or wants no answer any more; the script's guard ends with it."""
     os.read(0, 1)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
 def _step_back(niceness: int) -> None:
-    """The training goes first, whatever is short."""
+    """Give the training precedence in time and memory."""
     with suppress(OSError):
         os.nice(niceness)
     with suppress(OSError):
@@ -207,7 +208,7 @@ def _answer(question: Question, machine: Machine) -> Verdict:
 
 
 def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
-    """Whether no plan for a trace meets a budget; said only where that is sure."""
+    """Tell whether no plan for a trace meets a budget. Refuses only if that is sure."""
     kinds = _saved_in_steps(trace, question.min_size_bytes)
     if len(kinds) < STEPS:
         return Verdict(why=f"the script ended after {len(kinds)} steps")
@@ -233,7 +234,7 @@ def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
 
 
 def _saved_in_steps(trace: Trace, min_size_bytes: int) -> list[Saved]:
-    """What each step saves, of what a run looks at."""
+    """Return what each step saves, without the storages that are too small for a run to look at."""
     found: list[Saved] = []
     for step in trace.steps:
         storages = (trace.storages[s.storage] for s in trace.saves if step.first_op <= s.saved_at <= step.end_op)
@@ -242,7 +243,7 @@ def _saved_in_steps(trace: Trace, min_size_bytes: int) -> list[Saved]:
 
 
 def _refused(trace: Trace, shown: Trace, machine: Machine, question: Question) -> Infeasible | None:
-    """What planning for the budget ends in, with what a run may move shown; None where a plan meets it."""
+    """Return the refusal of the budget, or None if a plan meets it. `shown` is the trace with what a run may move."""
     everywhere = range(len(trace.ops) + 1)
     budget = below_device(machine, Budget()).on_device(question.budget_bytes)
     request = CourseRequest(trace=shown, machine=machine, budget=budget, asked=_asked(question), clear=everywhere)

@@ -1,9 +1,9 @@
-"""Algorithms of convolutions: what a run does about those that a plan chooses.
+"""Algorithms of convolutions: measures them, and sets those that a plan chooses.
 
-A step that is recorded notes the calls of its layers. Each kind of call is measured once, after the step
-(capture/layers.py), and the trace offers what was measured. A step under a plan that chooses algorithms sets each one
-around a call of its layer, and around that call's backward. The numbers are then those of a training that sets the same
-switches by itself. Who allows algorithms gives up equal bits.
+A recorded step notes the calls of its layers. Each kind of call is measured once, after the step (capture/layers.py).
+The trace then offers what was measured. A step under a plan that chooses algorithms sets each one around a call of its
+layer. It sets it around the backward of that call too. The numbers are then those of a training that sets the same
+switches by itself: with "algorithm" in `allow`, bits are no longer equal to those of keeping everything.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from elbowroom.plan import Plan
 from elbowroom.trace import Trace
 
 Choices = Mapping[str, list[Chosen]]
-"""By path of the layer, what its calls of a step run with."""
+"""Path of a layer -> the algorithms of its calls in a step, in order."""
 
 
 def chosen_of(trace: Trace, plan: Plan) -> dict[str, list[Chosen]]:
-    """By path of the layer, what its calls of a step run with.
+    """Return, by path of the layer, the algorithms that a plan chooses for its calls in a step.
 
     Raises:
-        InvalidPlan: an algorithm that no switch of torch chooses.
+        InvalidPlan: no switch of torch chooses one of the algorithms.
     """
     names = {algorithm.op: algorithm.choice for algorithm in plan.algorithms}
     allowed = CHOICES["cuda" if trace.device.startswith("cuda") else "cpu"]
@@ -61,11 +61,11 @@ def chosen_of(trace: Trace, plan: Plan) -> dict[str, list[Chosen]]:
 
 @final
 class Switching:
-    """The hooks that carry it out, on the layers of a module.
+    """Hooks on the layers of a module that set the chosen algorithms.
 
     Args:
         root: the outermost module.
-        chosen: by path, what each call in a step runs with; a call beyond them runs as the training has set it.
+        chosen: by path, the algorithm of each call in a step; further calls run as the training has set them.
     """
 
     def __init__(self, root: nn.Module, chosen: Mapping[str, list[Chosen]]) -> None:
@@ -83,13 +83,13 @@ class Switching:
             ]
 
     def begin_step(self) -> None:
-        """A step begins: calls are counted anew."""
+        """Begin a step: count calls anew."""
         self._set.close()
         self._calls = dict.fromkeys(self._chosen, 0)
         self._forget_nodes()
 
     def close(self) -> None:
-        """Take the hooks out, and put back what is set."""
+        """Take the hooks out, and restore what they have set."""
         self._set.close()
         self._forget_nodes()
         for handle in self._handles:
@@ -119,7 +119,7 @@ class Switching:
         return leave
 
     def _around(self, output: Tensor, name: str) -> None:
-        """Set a choice while the node of a convolution runs backward."""
+        """Set an algorithm while the node of a convolution runs backward."""
         node = output.grad_fn
         if node is None or not node.name().startswith("ConvolutionBackward"):
             return
@@ -141,7 +141,7 @@ class Switching:
 
 @final
 class LayerChoices:
-    """The choices of a run.
+    """Algorithms of the layers in a run.
 
     Args:
         wanted: whether plans may choose algorithms.
@@ -156,12 +156,12 @@ class LayerChoices:
         self._chosen: Choices = {}
 
     def begin(self, root: nn.Module | None, chosen: Choices, *, recorded: bool) -> None:
-        """A step begins.
+        """Begin a step.
 
         Args:
             root: its outermost module.
-            chosen: what its plan chooses.
-            recorded: whether it is recorded, so that a trace comes of it.
+            chosen: the algorithms that its plan chooses.
+            recorded: whether the step is recorded, to make a trace of it.
         """
         self._stop_watching()
         if not self.wanted or root is None:
@@ -176,11 +176,11 @@ class LayerChoices:
             self._watch = LayerWatch(root)
 
     def differs(self) -> None:
-        """The step is not what was expected: the rest of it runs as the training has set it."""
+        """Run the rest of a step that is not the expected one as the training has set it."""
         self._stop_switching()
 
     def offered(self, trace: Trace) -> Trace:
-        """The trace of the step that was recorded last, with what its convolutions could run with."""
+        """Return the trace of the last recorded step, with the algorithms that its convolutions could run with."""
         if self._watch is None or any(op.choices for op in trace.ops):
             return trace
         calls = self._watch.calls
@@ -189,7 +189,7 @@ class LayerChoices:
         return with_offers(trace, calls, self._costs, self._chosen)
 
     def close(self) -> None:
-        """The run is over: everything is set as it was."""
+        """Restore all settings at the end of the run."""
         self._stop_watching()
         self._stop_switching()
 

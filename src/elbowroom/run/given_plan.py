@@ -1,4 +1,4 @@
-"""A plan that was given to a run, in terms of the trace that the run has made of its own step."""
+"""Plan that the user gave to a run, translated to the trace that the run has recorded."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ ANOTHER = (
 @final
 @dataclass(frozen=True, slots=True)
 class GivenPlan:
-    """A plan to follow.
+    """Plan to follow.
 
     Attributes:
-        plan: as it was given.
-        source: the trace that it was made for, where that was given too.
+        plan: the plan as given.
+        source: the trace that it was made for, if that was given too.
     """
 
     plan: Plan
     source: Trace | None = None
 
     def on(self, trace: Trace) -> Plan:
-        """The plan in terms of a trace of this run. Raises InvalidPlan."""
+        """Return the plan in terms of a trace of this run. Raises InvalidPlan."""
         if self.source is None or self.plan.trace_id == trace.id:
             return moved_to(trace, self.plan)
         return translated(self.plan, self.source, trace)
@@ -54,10 +54,10 @@ def warn_of_peak(once: Once, peak_bytes: int, budget_bytes: int) -> None:
 
 
 def given_plan(plan: object, trace: object) -> GivenPlan | None:
-    """What `within` was given; None where that is no plan.
+    """Check the plan and the trace that `within` was given; None without a plan.
 
     Raises:
-        UsageError: they are of other types, or a trace without a plan.
+        UsageError: one has another type, or there is a trace without a plan.
     """
     for name, given, kind in (("plan", plan, Plan), ("trace", trace, Trace)):
         if given is not None and not isinstance(given, kind):
@@ -75,13 +75,13 @@ def given_plan(plan: object, trace: object) -> GivenPlan | None:
 def course_of_moved(
     trace: Trace, machine: Machine, made: Plan, budget_bytes: int, clear: Collection[int]
 ) -> Course | None:
-    """The way to follow a plan that was made for another step of the kind; None where this one does not allow that.
+    """Return the course of a plan that was made for another step of the kind; None if it does not fit this step.
 
     Args:
-        trace: of this step.
-        machine: where it runs.
+        trace: the trace of this step.
+        machine: the machine that it runs on.
         made: the plan.
-        budget_bytes: that the way keeps to.
+        budget_bytes: the budget that the course has to meet.
         clear: positions at which the cache may be emptied.
     """
     try:
@@ -94,10 +94,10 @@ def course_of_moved(
 
 
 def moved_to(trace: Trace, given: Plan) -> Plan:
-    """A plan made for another trace of the same step, its positions shifted to where this trace's step begins.
+    """Shift the positions of a plan, made for another trace of the same step, to this trace.
 
     Raises:
-        InvalidPlan: nothing in this trace is where the plan has it.
+        InvalidPlan: no shift brings the plan's storages or ops to those of this trace.
     """
     if given.trace_id == trace.id or not (given.swaps or given.recomputes or given.algorithms):
         return replace(given, trace_id=trace.id)
@@ -113,14 +113,14 @@ def moved_to(trace: Trace, given: Plan) -> Plan:
 
 
 def _shift(trace: Trace, given: Plan) -> int:
-    """How many ops later the step begins here."""
+    """Return how many ops later the step begins in this trace."""
     if given.swaps:
         return _by_swaps(trace, given)
     return _by_recomputes(trace, given) if given.recomputes else _by_algorithms(trace, given)
 
 
 def _by_swaps(trace: Trace, given: Plan) -> int:
-    """From where the first storage that is swapped is used last before it leaves."""
+    """Find the shift from the position at which the first swapped storage leaves."""
     first, step = given.swaps[0], last_step(trace)
     n = step.window_of.get(first.storage)
     if n is None:
@@ -129,7 +129,7 @@ def _by_swaps(trace: Trace, given: Plan) -> int:
 
 
 def _by_recomputes(trace: Trace, given: Plan) -> int:
-    """From where the first of the storages that a recipe rebuilds is read back."""
+    """Find the shift from the first read of the storages that the first recipe rebuilds."""
     first, step = given.recomputes[0], last_step(trace)
     reads = [int(step.first_read[n]) for n, save in enumerate(step.saves) if save.storage in first.storages]
     shift = min(reads, default=step.first_op) - first.before_op
@@ -141,7 +141,7 @@ def _by_recomputes(trace: Trace, given: Plan) -> int:
 
 
 def _by_algorithms(trace: Trace, given: Plan) -> int:
-    """From which ops of the last step offer them: those in the very places if they do, else the only ones that do."""
+    """Find the shift from the ops of the last step that offer the algorithms: 0 if that fits, else the only one."""
     begin, end = trace.steps[-1]
     offers = [{choice.name for choice in op.choices} for op in trace.ops]
 

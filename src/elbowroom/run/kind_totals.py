@@ -1,8 +1,8 @@
-"""What each kind of step holds: when everything is kept, as planned, as measured. A run is what the largest does.
+"""Memory of each kind of step: with everything kept, as planned, as measured. The largest kind decides for a run.
 
-A step that was recorded was measured. One that keeps everything holds what its trace says, as that was measured of the
-very ops. Others follow a plan that a recorded step of the kind has followed before. On CUDA the allocator itself tells
-what it reserved at most, whatever ran.
+A recorded step was measured. A step that keeps everything holds what its trace says, as that was measured of the same
+ops. Other steps follow a plan that a recorded step of the kind has followed before. On CUDA the allocator itself
+reports the most that it reserved, whatever ran.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from elbowroom.run.step_kinds import Signature, StepKind
 from elbowroom.units import format_bytes
 
 TOLD_SHARE = 100
-"""One part in so many of a budget is no reason to say that it was not held: a list of losses takes more."""
+"""The budget counts as held up to 1/TOLD_SHARE beyond it: even a list of losses takes that."""
 SHOWN = 4
-"""Kinds of steps in a summary, the largest."""
+"""Most kinds of steps in a summary: the largest ones."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,11 +25,11 @@ class Kind:
     """One kind of step.
 
     Attributes:
-        inputs: shapes of what its outermost module gets.
-        steps: how many there were.
-        keep_all_bytes: what keeping everything takes, of what a budget counts; 0 where no step was recorded.
-        planned_peak_bytes: of the last plan; 0 where there was none.
-        measured_peak_allocated_bytes: the most that its steps held; 0 where none was recorded.
+        inputs: shapes of the inputs of its outermost module.
+        steps: number of its steps that ended.
+        keep_all_bytes: bytes that keeping everything takes, as a budget counts them; 0 if no step was recorded.
+        planned_peak_bytes: peak of the last plan; 0 if there was none.
+        measured_peak_allocated_bytes: the most that its steps held; 0 if none was recorded.
     """
 
     inputs: str
@@ -41,28 +41,28 @@ class Kind:
 
 @final
 class Kinds:
-    """Of a run, by signature."""
+    """Kinds of steps of a run, by signature."""
 
     def __init__(self) -> None:
         self._by_key: dict[Hashable, Kind] = {}
 
     def __iter__(self) -> Iterator[Kind]:
-        """Those that have ended a step, the ones that need most first."""
+        """Iterate over the kinds of which a step has ended, those that need most first."""
         found = [kind for kind in self._by_key.values() if kind.steps]
         return iter(sorted(found, key=lambda kind: -max(kind.keep_all_bytes, kind.measured_peak_allocated_bytes)))
 
     def of(self, key: Hashable) -> Kind:
-        """The kind of a signature."""
+        """Return the kind of a signature."""
         return self._by_key.setdefault(key, Kind(inputs=_inputs(key)))
 
     def recorded(self, key: Hashable, held_bytes: int, keep_all_bytes: int) -> None:
-        """A step was recorded: what it held, and what it would have held with everything kept."""
+        """Note what a recorded step held, and what it would have held with everything kept."""
         kind = self.of(key)
         kind.measured_peak_allocated_bytes = max(kind.measured_peak_allocated_bytes, held_bytes)
         kind.keep_all_bytes = max(kind.keep_all_bytes, keep_all_bytes)
 
     def ended(self, key: Hashable, followed: StepKind | None) -> None:
-        """A step has ended that followed this, or was observed."""
+        """Count a step that has ended. `followed` is what it followed; None if it was observed."""
         kind = self.of(key)
         kind.steps += 1
         if followed is None:
@@ -73,21 +73,21 @@ class Kinds:
 
     @property
     def keep_all_bytes(self) -> int:
-        """What keeping everything takes; 0 where no step was recorded."""
+        """Bytes that keeping everything takes; 0 if no step was recorded."""
         return max((kind.keep_all_bytes for kind in self), default=0)
 
     @property
     def planned_peak_bytes(self) -> int:
-        """What the plans of all kinds hold at most; 0 where there was none."""
+        """The most that the plans of all kinds hold; 0 if there was none."""
         return max((kind.planned_peak_bytes for kind in self), default=0)
 
     @property
     def measured_peak_bytes(self) -> int:
-        """What steps of all kinds held at most; 0 where none was recorded."""
+        """The most that steps of all kinds held; 0 if none was recorded."""
         return max((kind.measured_peak_allocated_bytes for kind in self), default=0)
 
     def told(self) -> Iterator[str]:
-        """Lines for people, where there are several kinds."""
+        """Yield lines for the summary, if there are several kinds."""
         kinds = list(self)
         for kind in kinds[:SHOWN] if len(kinds) > 1 else ():
             planned = f", planned {format_bytes(kind.planned_peak_bytes)}" if kind.planned_peak_bytes else ""
@@ -105,7 +105,7 @@ class Kinds:
 
 
 def beyond(held_bytes: int, budget_bytes: int) -> int:
-    """By how much a budget was not held; 0 where that is next to nothing."""
+    """Return the bytes held beyond a budget; 0 if they are less than 1/TOLD_SHARE of it."""
     more_bytes = held_bytes - budget_bytes
     return more_bytes if more_bytes > budget_bytes // TOLD_SHARE else 0
 
@@ -119,7 +119,7 @@ def _inputs(key: Hashable) -> str:
 
 
 def _shapes_in(told: Hashable) -> Iterator[tuple[int, ...]]:
-    """Sizes of tensors in what a signature says of arguments."""
+    """Yield the sizes of the tensors in the arguments that a signature describes."""
     if not isinstance(told, tuple):
         return
     if len(told) == 3 and type(told[2]) is bool and isinstance(told[0], tuple):

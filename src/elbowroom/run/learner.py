@@ -1,4 +1,4 @@
-"""Learning: from recordings of steps to what to do in the next ones of their kind."""
+"""Learning: turns recordings of steps into what the next steps of their kind do."""
 
 from __future__ import annotations
 
@@ -43,17 +43,18 @@ from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
 
 MAX_EXPLORED = 2
-"""Kinds of steps that no plan was found for, of which the next step is to show more; where shapes change each time, no
-step of the kind may come, and the training would go on beyond its budget."""
+"""Most kinds of steps without a plan that may each run one more step with everything away, to learn more.
+
+If shapes change each time, no step of the kind may come again, and the training would go on beyond its budget."""
 
 MAX_OBSERVATIONS = 8
-"""A kind of step that keeps turning out differently is observed so often; after that its rest is swapped."""
+"""Most times that a kind of step is observed when its steps keep differing; after that their rest is swapped."""
 
 MOST_CORRECTIONS = 2
-"""Times that a kind of step is planned again because it reserved more than its budget."""
+"""Most times that a kind of step is planned again because it reserved more than its budget."""
 
 SURE_SHARE = 0.8
-"""Of the budget: where a first step needs less, the later ones surely fit too; else one more is recorded."""
+"""Share of the budget: if a first step needs less, later ones surely fit too; else one more is recorded."""
 
 
 @final
@@ -61,16 +62,17 @@ class Learner:
     """All kinds of steps that were observed.
 
     Args:
-        machine: this computer with assumed rates; `machine` has the measured ones later.
-        budget: of all tiers.
+        machine: this computer with assumed rates; the attribute `machine` has the measured ones later.
+        budget: the budgets of all tiers.
         asked: the knobs of the plans.
         tier: the lower tier.
         given: a plan to follow in place of planning.
         recomputing: what is known of recomputes.
-        layers: what is known of the algorithms of its layers.
+        layers: what is known of the algorithms of the layers.
 
     Attributes:
-        min_size_bytes: smaller storages stay; where it `follows`, by the budget.
+        min_size_bytes: smaller storages stay.
+        follows: whether `min_size_bytes` follows from the budget.
     """
 
     def __init__(
@@ -110,16 +112,16 @@ class Learner:
         self._optimizer_steps: dict[Hashable, int] = {}
 
     def question(self, path: str | None, module: str | None, arguments: Sequence[str], *, alongside: bool) -> Question:
-        """Whether a script fits into the budget with the means of this run: Note: [Beforehand] in check_beforehand.py.
+        """Return the question whether a script fits into the budget: see Note: [Beforehand] in check_beforehand.py.
 
         Args:
-            path: of the script; None where it is a module.
-            module: its dotted name.
-            arguments: its words.
+            path: path of the script; None if it is a module.
+            module: dotted name of the module.
+            arguments: its command-line arguments.
             alongside: whether the training goes on meanwhile.
 
         Raises:
-            UsageError: there is no such check for what this run is to do.
+            UsageError: such a check cannot answer for the settings of this run.
         """
         asked = self._asked
         unknown = {
@@ -149,19 +151,19 @@ class Learner:
 
     @property
     def in_parts(self) -> bool:
-        """Whether the steps of optimizers are carried out in parts in observed steps, so that states may move."""
+        """Whether observed steps run their optimizers in parts, so that optimizer states may move."""
         return self._asked.in_parts
 
     @property
     def gradients(self) -> bool:
-        """Whether gradients leave in observed steps, so that plans, or the one that is given, may move them."""
+        """Whether gradients leave in observed steps, so that plans may move them, the given one included."""
         return self._asked.gradients or (self._given is not None and self.in_parts)
 
     def expected(self, key: Hashable) -> StepKind | None:
-        """What a step of this signature will most likely be; None: observe it.
+        """Return the kind that a step of this signature will most likely be; None: observe it.
 
         Raises:
-            Infeasible: no plan meets the budget, as was found out beside the training.
+            Infeasible: the planning thread has found that no plan meets the budget.
         """
         self._beside.arrived(key)
         known = self._known.get(key)
@@ -173,7 +175,7 @@ class Learner:
         return next((kind for kind in known if kind.schedule.saved == next_saved), known[-1])
 
     def plans_beside(self, key: Hashable) -> bool:
-        """Whether a plan for steps of this signature is being made: there is nothing to be learnt from one."""
+        """Whether a plan for steps of this signature is being made: such steps need no recording."""
         return self._beside.under_way(key)
 
     def only(self, key: Hashable) -> bool:
@@ -181,12 +183,12 @@ class Learner:
         return len(self._known.get(key, ())) == 1 and key not in self._wanted
 
     def ended(self, key: Hashable, was: StepKind | None, saved: Saved) -> StepKind | None:
-        """A step has ended: of what kind it was, now that all it saved is known; None where it was of no known kind.
+        """Return the kind of a step that has ended, now that all its saves are known; None if it is an unknown kind.
 
         Args:
             key: its signature.
-            was: what it was taken for, None where it was observed.
-            saved: all it saved.
+            was: the kind that it was taken for; None if it was observed.
+            saved: all that it saved.
         """
         self._after[self._previous] = saved
         self._previous = saved
@@ -198,22 +200,22 @@ class Learner:
         return found
 
     def other(self, key: Hashable, saved: Saved) -> StepKind | None:
-        """Another kind of this signature that has begun like this."""
+        """Return a known kind of this signature that begins with these saves; None if there is no such kind."""
         return next((known for known in reversed(self._known.get(key, [])) if known.agrees(saved)), None)
 
     def surprised(self, key: Hashable, saved: Saved) -> None:
-        """A step of this signature began like this and was of no known kind: observe until one of its kind was."""
+        """Note a step of unknown kind that began with these saves: observe until a step of its kind was recorded."""
         self._wanted[key] = UnknownKind(saved, whole=False)
 
     def held_more(self, key: Hashable, known: StepKind | None, saved: Saved) -> None:
-        """A step has held more than the budget allows: one that followed another kind's plan gets its own."""
+        """Note a step that held more than the budget. If it followed another kind's plan, its kind gets its own."""
         if known is not None and known.shared:
             self._wanted[key] = UnknownKind(saved, whole=True)
 
     def reserved_more(self, key: Hashable, known: StepKind, more_bytes: int) -> None:
-        """A settled step left so much more reserved than the budget: plan again, for less by what was not played.
+        """Plan again, for `more_bytes` less: a settled step has left that much reserved beyond the budget.
 
-        Storages that stay lie where the steps before the plan put them: the free space around them differs from the
+        Storages that stay lie where the steps before the plan put them. So the free space around them differs from the
         simulated one.
         """
         tried = self._reserved_more.get(key, 0)
@@ -226,11 +228,11 @@ class Learner:
         self._beside.make(key, work, lambda made: self._follows(key, made()))
 
     def optimizer_steps(self, key: Hashable) -> int:
-        """How many optimizers step in a step of this signature, 1 until one has been seen."""
+        """Return how many optimizers step in a step of this signature; 1 until one has been seen."""
         return self._optimizer_steps.get(key, 1)
 
     def optimizers_stepped(self, key: Hashable, count: int) -> bool:
-        """So many did; whether a recording that ended with the expected one has all of the step."""
+        """Note how many optimizers stepped. Returns whether a recording up to the expected last one is whole."""
         whole = count <= self.optimizer_steps(key)
         self._optimizer_steps[key] = max(count, 1)
         return whole
@@ -241,10 +243,10 @@ class Learner:
         Args:
             key: its signature.
             recording: what was recorded of it.
-            first: it was the first step of the training (see steady.py).
+            first: whether it was the first step of the training (see steady.py).
 
         Returns:
-            What to do from now on; None where that can only be told after another observation.
+            What to do from now on; None if that needs another observation.
 
         Raises:
             Infeasible: no plan meets the budget.
@@ -275,7 +277,7 @@ class Learner:
         return self._beside.make(key, work, apply)
 
     def _question(self, key: Hashable, trace: Trace, clear: Collection[int] = ()) -> StepQuestion:
-        """What planning a step of this signature goes by, as it is now."""
+        """Return all that planning a step of this signature depends on, as it is now."""
         return StepQuestion(
             trace=trace,
             machine=self.machine,
@@ -296,16 +298,16 @@ class Learner:
         return key not in self._explored and len(self._explored - self._met) < MAX_EXPLORED
 
     def _made(self, key: Hashable, answer: Answer, before: StepKind | None, *, may_wait: bool) -> StepKind | None:
-        """Apply what planning has found.
+        """Apply the answer of planning.
 
         Args:
             key: the signature of the step.
-            answer: to its question.
-            before: what steps of the kind do until now; None where they are observed.
+            answer: the answer to its question.
+            before: what steps of the kind do until now; None if they are observed.
             may_wait: whether another step may be observed before a refusal is raised.
 
         Returns:
-            What to do from now on; None where nothing is known.
+            What to do from now on; None if nothing is known.
 
         Raises:
             Infeasible, InvalidPlan: no plan meets the budget.
@@ -319,7 +321,7 @@ class Learner:
             case Followed(known):
                 return known
             case Explores(known, refused):
-                if self._may_explore(key):  # another kind may have, meanwhile
+                if self._may_explore(key):  # another kind may have taken the last chance meanwhile
                     self._explored.add(key)
                     if before is None:
                         self._refusals.note(key, refused.least_bytes)
@@ -343,20 +345,20 @@ class Learner:
             warn_of_peak(self._once, known.course.peak_bytes, self.budget_bytes)
 
     def _seen(self, recording: Recording) -> None:
-        """Learn from any recorded step which modules there are, and what was compiled."""
+        """Learn from a recorded step which modules exist, and what was compiled."""
         self._asked = self._asked.among(live_modules)
         self._recomputing.recorded(recording.compiled, self._given and self._given.plan)
         self._compiled_backward |= recording.compiled_backward
 
     def _recorded(self, key: Hashable, recording: Recording, held_bytes: int, trace: Trace) -> None:
-        """Learn from an observed step what is no plan."""
+        """Learn from an observed step what needs no plan: modules, rates, memory."""
         self._seen(recording)
         self.machine = with_rates_of(self.machine, recording.happenings)
         self.kinds.recorded(key, held_bytes, keeping_bytes(trace, self.machine))
         self._observations[key] = self._observations.get(key, 0) + 1
 
     def _learnt(self, key: Hashable, known: StepKind) -> None:
-        """Put what was learnt in the place of what was known of the same kind."""
+        """Replace what was known of the same kind."""
         kinds = [kind for kind in self._known.get(key, []) if kind.schedule.saved != known.schedule.saved]
         self._known[key] = [*kinds, known]
         self.kinds.of(key).planned_peak_bytes = known.course.peak_bytes
@@ -366,11 +368,11 @@ class Learner:
             del self._wanted[key]
 
     def ran(self, key: Hashable, known: StepKind, recording: Recording) -> tuple[StepKind, Timeline]:
-        """Learn from a step that ran under a plan: a steady one, with the durations it has there.
+        """Learn from a step that ran under a plan: it is steady, and has the durations of a planned step.
 
         Args:
             key: its signature.
-            known: what it was taken for.
+            known: the kind that it was taken for.
             recording: what was recorded of it.
 
         Returns:
@@ -393,14 +395,14 @@ class Learner:
             self.surprised(key, known.schedule.saved)
             return known, line
         if not self._beside.under_way(key):
-            # where nothing moves, from where on a storage is idle does not matter
+            # without moves it does not matter from when on a storage is idle
             known = self._better(key, known, trace, self.layers.offered(trace or assembly.trace()), assembly.clear)
         return known, line
 
     def _better(
         self, key: Hashable, known: StepKind, alike: Trace | None, trace: Trace, clear: Collection[int]
     ) -> StepKind:
-        """Plan again, for a steady step; what to do until that is made."""
+        """Plan again, for a steady step. Returns what to do from now on: the new plan, or the old one until then."""
 
         def apply(found: Callable[[], Answer]) -> StepKind | None:
             better = self._made(key, found(), known, may_wait=False)
@@ -413,7 +415,7 @@ class Learner:
         return self._beside.make(key, work, apply) or known
 
     def wants_calls(self, key: Hashable, known: StepKind | None) -> bool:
-        """Whether a step of this signature, taken for this, should record its calls."""
+        """Whether a step of this signature, taken for this kind, should record its calls."""
         return known.wants_calls if known is not None else key in self._unmet
 
     def called(self, key: Hashable, known: StepKind | None, calls: Calls) -> StepKind | None:
@@ -421,8 +423,8 @@ class Learner:
 
         Args:
             key: its signature.
-            known: what it was; None where it was observed, as no plan with swaps alone meets the budget.
-            calls: what it called.
+            known: its kind; None if it was observed, as no plan with swaps alone meets the budget.
+            calls: its recorded calls.
 
         Returns:
             What to do from now on.
@@ -437,22 +439,22 @@ class Learner:
         return self._beside.make(key, work, lambda made: self._follows(key, made())) or known
 
     def _follows(self, key: Hashable, found: Planned | StepKind | None) -> StepKind | None:
-        """Put what was planned again in the place of what was known of its kind."""
+        """Follow a new plan from now on, in place of what was known of the kind."""
         known = self._recomputing.carried_out(found) if isinstance(found, Planned) else found
         if known is not None:
             self._learnt(key, known)
         return known
 
     def proven(self, key: Hashable, known: StepKind, wrong: set[int]) -> StepKind:
-        """A step that proves its recomputes has ended.
+        """Learn from a step that proves its recomputes.
 
         Args:
             key: its signature.
-            known: what it was.
+            known: its kind.
             wrong: saves that were not rebuilt with the same bits.
         """
         self._recomputing.ban(wrong)
-        if self._beside.under_way(key):  # until that plan is made, all that is dropped lies below too
+        if self._beside.under_way(key):  # until that plan is made, steps go on proving
             return known
         if not wrong:
             known.proofs -= 1
@@ -473,5 +475,5 @@ class Learner:
                     kinds.append(replace(plan_of(question), refined=True))
 
     def close(self) -> None:
-        """No plan is made any more."""
+        """Wait for plans under way, and make no more."""
         self._beside.close()

@@ -1,4 +1,4 @@
-"""Opening a room: budgets resolved on this computer, the spill file made, the hooks installed."""
+"""Opening a room: resolves budgets on this computer, makes the spill file, installs the hooks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from elbowroom.run.training import TrainingRun
 from elbowroom.units import Amount, Budget, parse_budget
 
 PLENTY_BYTES = 1 << 30
-"""RAM beside the budget from which on freed blocks stay with the process for a while."""
+"""RAM beyond the budget from which on freed blocks stay with the process for a while."""
 
 _open: list[TrainingRun] = []
 
@@ -108,7 +108,7 @@ def _inside_another(inner: torch.device, outer: torch.device) -> UsageError:
 
 
 def _device_of(device: str | torch.device | None) -> torch.device:
-    """The device that storages are to leave, with its index where it is a GPU."""
+    """Return the device that storages are to leave, with its index if it is a GPU."""
     has_cuda = torch.cuda.is_available()
     try:
         found = torch.device(device if device is not None else "cuda" if has_cuda else "cpu")
@@ -126,11 +126,11 @@ def _device_of(device: str | torch.device | None) -> torch.device:
 
 
 Opened = tuple[Executor, Machine, ResolvedBudget]
-"""What moves storages, the machine it does so on, and the budgets of its tiers."""
+"""The executor that moves storages, the machine that it runs on, and the budgets of the tiers."""
 
 
 def _refuse_of_cuda(asked: PlanRequest) -> None:
-    """Raise UsageError where something is asked for that RAM as the device has not."""
+    """Raise UsageError if a knob is given that has no meaning with RAM as the device."""
     for knob, given in (("gds", asked.gds), ("managed", asked.managed_bytes)):
         if given:
             raise UsageError(
@@ -140,7 +140,7 @@ def _refuse_of_cuda(asked: PlanRequest) -> None:
 
 
 def _above_disk(device: torch.device, amounts: Budget, directory: str | None) -> Opened:
-    """RAM is the device, the disk below it."""
+    """Set up RAM as the device, with the disk below it."""
     machine = Machine.here(spill_dir=directory, device="cpu")
     live_bytes = live_ram_bytes()
     device_bytes, disk_bytes = (tier.capacity_bytes for tier in machine.tiers)
@@ -153,7 +153,7 @@ def _above_disk(device: torch.device, amounts: Budget, directory: str | None) ->
 
 
 def _above_host(device: torch.device, amounts: Budget, directory: str | None, asked: PlanRequest) -> Opened:
-    """A CUDA device above host memory."""
+    """Set up a CUDA device, with host memory and the disk below it."""
     machine = cuda_machine(device, directory)
     budget_bytes = amounts.device.resolve(machine.tiers[0].capacity_bytes, free_device_bytes(device))
     residence = CudaResidence(device, has_limit=bool(asked.managed_bytes))
@@ -168,7 +168,7 @@ def _above_host(device: torch.device, amounts: Budget, directory: str | None, as
 
 
 def _residence(budget_bytes: int, live_bytes: int) -> RamResidence:
-    """How freed memory goes back: at once where the process may hold little beside its budget."""
+    """Choose how freed memory goes back to the system: at once if there is little RAM beyond the budget."""
     most_bytes = budget_bytes + slack_bytes(budget_bytes)
     spare_bytes = ram.free_bytes() + live_bytes - most_bytes
     if spare_bytes < max(PLENTY_BYTES, budget_bytes):

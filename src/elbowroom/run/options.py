@@ -1,4 +1,4 @@
-"""What a run was asked for beside its budget: the knobs of `within`."""
+"""Knobs of `within`: how a run makes its plans, and where storages may go."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from elbowroom.step.module_selection import selection
 from elbowroom.units import parse_bytes
 
 CHOOSING = ("planner", "options", "include", "exclude")
-"""Knobs that say what is to be done, as a plan does."""
+"""Knobs that choose what leaves: a given plan has done that already."""
 
 
 class Knobs(TypedDict, total=False):
     """How the plans of a run are made.
 
     Attributes:
-        allow: what plans may do: "swap" saved storages; "recompute" them, where swaps make steps wait or are too few;
-            swap optimizer states too, where nothing else is enough ("state"), and gradients beside them ("gradient");
-            run convolutions with other algorithms, which round differently ("algorithm").
-        planner: who makes the plans, as for `elbowroom.plan`.
-        options: its knobs, such as {"size_bytes": "8MiB"} of the planner "threshold".
+        allow: what plans may do. "swap" moves saved storages. "recompute" rebuilds them, if swaps make steps wait or
+            are too few. "state" moves optimizer states, if nothing else is enough; "gradient" moves gradients too.
+            "algorithm" runs convolutions with other algorithms, which round differently.
+        planner: name of the planner, as for `elbowroom.plan`.
+        options: options of the planner, such as {"size_bytes": "8MiB"} for "threshold".
         include: plans move only what these modules made: a glob on paths of modules such as "layer1.*", or several.
-        exclude: plans keep what these modules made. An observed step moves all the same.
-        gds: storages go between a CUDA device and the disk past the host, by GPUDirect Storage (torch.cuda.gds); where
-            the machine does not offer it, by way of the host, with a warning.
-        managed: what does not fit into the budget of a CUDA device may lie in so many bytes of managed memory on the
-            host, such as "4GiB"; what the device does there is slow. Beyond them torch raises its OutOfMemoryError.
+        exclude: plans keep what these modules made. An observed step still moves it.
+        gds: move storages between a CUDA device and the disk past the host, by GPUDirect Storage (torch.cuda.gds). If
+            the machine does not offer it, they go by way of the host, with a warning.
+        managed: bytes of managed memory on the host, such as "4GiB". What does not fit into the budget of a CUDA device
+            may lie there. The device works there slowly. Beyond these bytes torch raises its OutOfMemoryError.
     """
 
     allow: Sequence[Means] | None
@@ -48,10 +48,10 @@ class Knobs(TypedDict, total=False):
 
 
 def asked(min_size: int | str | None, knobs: Knobs, *, has_plan: bool) -> PlanRequest:
-    """The knobs as `elbowroom.within` takes them.
+    """Check the knobs of `elbowroom.within`, and return them as a request.
 
     Raises:
-        UsageError: one of them is not known or not allowed, or has no meaning beside a given plan.
+        UsageError: one of them is not known or not allowed, or has no meaning with a given plan.
     """
     if unknown := [knob for knob in knobs if knob not in Knobs.__annotations__]:
         raise UsageError(f"within: given {unknown[0]}; allowed are also {', '.join(Knobs.__annotations__)}")
@@ -86,7 +86,7 @@ def _options(planner: str | None, given: Mapping[str, object]) -> dict[str, obje
 
 
 def live_modules() -> set[str]:
-    """Paths of all modules of this process, as a trace has them."""
+    """Return the paths of all modules of this process, as traces name them."""
     modules = alive_of(torch.nn.Module)
     inside = {id(child) for module in modules for child in module.children()}
     roots = [module for module in modules if id(module) not in inside]

@@ -1,10 +1,10 @@
-"""Refusals of kinds of steps: what the error of a budget adds to what the planner says.
+"""Refusals of kinds of steps: what a run adds to the planner's error that no plan meets the budget.
 
-A training of several kinds of steps needs a budget that is enough for all of them (`Refusals`, `with_others`).
+A training with several kinds of steps needs a budget that is enough for all of them (`Refusals`, `with_others`).
 
-Torch's compiled autograd makes code of a backward pass, in pieces that end where a saved tensor is read, each called by
-the one before it. So all that was read is held until the pass is over. Swaps free memory before the pass, and not
-within it. Traces show just that, plans count with it, and the error says so (`naming_compiled_backward`).
+Torch's compiled autograd compiles a backward pass in pieces. A piece ends where a saved tensor is read, and calls the
+next one. So all that was read is held until the pass is over: swaps free memory before the pass, not within it. Traces
+show this, plans allow for it, and the error says so (`naming_compiled_backward`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elbowroom.errors import Infeasible
 from elbowroom.units import format_bytes
 
 HEADROOM = 100
-"""One part in this many is added to what another kind needs: its steps may not have been steady ones yet."""
+"""1/HEADROOM is added to what another kind needs: its steps may not have been steady ones yet."""
 
 COMPILED_BACKWARD = """
 The backward pass of this training is compiled (torch's compiled autograd).
@@ -28,22 +28,22 @@ less is then enough."""
 
 @final
 class Refusals:
-    """The least budgets of kinds of steps for which no plan met the one that was given."""
+    """Least budgets of the kinds of steps for which no plan met the given one."""
 
     def __init__(self) -> None:
         self._least_bytes: dict[Hashable, int] = {}
 
     def note(self, key: Hashable, least_bytes: int) -> None:
-        """Steps of this signature were refused."""
+        """Note the least budget of a signature whose steps were refused."""
         self._least_bytes[key] = least_bytes
 
     def others_bytes(self, key: Hashable) -> int:
-        """What steps of other signatures need, headroom included; 0 where none were refused."""
+        """Return the budget that steps of other signatures need, headroom included; 0 if none were refused."""
         return max((least + least // HEADROOM for other, least in self._least_bytes.items() if other != key), default=0)
 
 
 def with_others(problem: Infeasible, other_kinds_bytes: int) -> Infeasible:
-    """A refusal whose least is enough for another kind of step too."""
+    """Return a refusal whose least budget is enough for another kind of step too."""
     if other_kinds_bytes <= problem.least_feasible_bytes:
         return problem
     return Infeasible(

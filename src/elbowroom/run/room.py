@@ -1,4 +1,4 @@
-"""The room: what `within` yields, for the user to look at a run and to steer it."""
+"""Room: what `within` yields, for the user to look at a run and to steer it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elbowroom.trace import Trace
 
 @final
 class Room:
-    """A training inside a budget of bytes. Its values change with each step, and stay when the room is closed."""
+    """Training inside a budget of bytes. Its values change with each step, and stay when the room is closed."""
 
     __slots__ = ("__weakref__", "_run")
 
@@ -23,12 +23,12 @@ class Room:
 
     @property
     def trace(self) -> Trace | None:
-        """Of the step that ran last; None before the first is planned."""
+        """Trace of the step that ran last; None before the first plan."""
         return self._run.trace
 
     @property
     def plan(self) -> Plan | None:
-        """Of the step that ran last; None before the first is planned."""
+        """Plan of the step that ran last; None before the first plan."""
         return self._run.plan
 
     @property
@@ -38,26 +38,26 @@ class Room:
 
     @property
     def simulated(self) -> Timeline | None:
-        """What the plan of the last step should do; None before the first is planned."""
+        """Simulated timeline of the last step's plan; None before the first plan."""
         return self._run.simulated
 
     @property
     def measured(self) -> Timeline | None:
-        """The last step that was recorded under its plan; see `measure_next_step`."""
+        """Timeline of the last step that was recorded under its plan; see `measure_next_step`."""
         return self._run.measured
 
     @property
     def steps(self) -> list[StepFigures]:
-        """Figures of the steps that have ended; of a long training those of the last few thousand."""
+        """Figures of the steps that have ended; a long training keeps those of the last few thousand."""
         return self._run.steps
 
     @property
     def beyond_bytes(self) -> int:
-        """By how much a CUDA device has held more than the budget where a step began, at most."""
+        """Most bytes beyond the budget that a CUDA device held when a step began."""
         return self._run.beyond_bytes
 
     def summary(self) -> str:
-        """Lines for people: what the run held, kept, swapped and recomputed."""
+        """Return what the run held, kept, swapped and recomputed, as lines of text."""
         return self._run.summary()
 
     def measure_next_step(self) -> None:
@@ -65,10 +65,10 @@ class Room:
         self._run.measure_next_step()
 
     def end_step(self) -> None:
-        """Say that a step of the training ends here, where no torch.optim.Optimizer says so."""
+        """End a step of the training here. For trainings without a torch.optim.Optimizer."""
         self._run.end_step()
 
 
 def run_of(room: Room) -> TrainingRun:
-    """What goes on in a room: for the command line, and for tests."""
+    """Return the run of a room: for the command line, and for tests."""
     return room._run  # noqa: SLF001 - private to users alone

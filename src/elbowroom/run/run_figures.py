@@ -1,4 +1,4 @@
-"""Figures of a run, while it goes on and afterwards: trace, plan, timelines, steps and bytes."""
+"""Figures of a run: trace, plan, figures and warnings, while it goes on and afterwards."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from elbowroom.trace import Trace
 from elbowroom.units import format_bytes
 
 STEPS_KEPT = 4096
-"""A long training would fill the memory with figures of its steps: the older ones go."""
+"""Steps whose figures are always kept; older ones go, so that a long training does not fill the memory."""
 
 
 class RunFigures:
     """Trace, plan, timelines and figures of a run.
 
     Attributes:
-        device: whose storages move.
+        device: the device whose storages move.
         budget_bytes: what the device tier may hold.
         min_size_bytes: smaller storages stay there.
-        trace, plan: of the step that ran last, None before the first is planned.
+        trace, plan: those of the step that ran last; None before the first plan.
         measured: timeline of the last step that was recorded under its plan.
-        steps: figures of the steps that have ended, of a long training those of the last few thousand.
-        passed: how many large saved tensors of each subclass stayed on the device, as nothing says how to rebuild them,
-            and how many stayed on each other device.
-        beyond_bytes: by how much a CUDA device has held more than the budget where a step began, at most.
+        steps: figures of the steps that have ended; a long training keeps those of the last few thousand.
+        passed: counts of large saved tensors that stayed where they were. Keys are subclasses that nothing says how to
+            rebuild, and other devices.
+        beyond_bytes: most bytes beyond the budget that a CUDA device held when a step began.
     """
 
     def __init__(self, executor: Executor, learner: Learner) -> None:
@@ -58,7 +58,7 @@ class RunFigures:
         self._once = Once()
 
     def _keep(self, step: StepFigures, key: Hashable, followed: StepKind | None, *, settled: bool) -> None:
-        """A step of this signature has ended; `settled` is one that followed the last plan of its kind."""
+        """Keep the figures of a step that has ended. A `settled` one followed the last plan of its kind."""
         self._settled = settled
         self._learner.kinds.ended(key, followed)
         self.steps.append(step)
@@ -67,7 +67,7 @@ class RunFigures:
             del self.steps[:STEPS_KEPT]
 
     def _see_what_lies_there(self) -> None:
-        """A step begins: what came between may have had the device hold more than the budget."""
+        """Look at the start of a step whether the device holds more than the budget, from code between steps."""
         beyond_bytes = self._executor.residence.beyond(self.budget_bytes)
         self.beyond_bytes = max(self.beyond_bytes, beyond_bytes)
         if beyond_bytes and self._settled:
@@ -87,46 +87,46 @@ class RunFigures:
 
     @property
     def planned_peak_bytes(self) -> int:
-        """What the plans of all kinds of steps hold at most, of what the budget counts; 0 where there is none."""
+        """The most that the plans of all kinds of steps hold, as the budget counts it; 0 if there is none."""
         return self.kinds.planned_peak_bytes
 
     @property
     def held_bytes(self) -> int:
-        """What the training was measured to hold at most, of what the budget counts."""
+        """The most that the training was measured to hold, as the budget counts it."""
         return self._executor.residence.most_bytes() or self.kinds.measured_peak_bytes
 
     @property
     def over_bytes(self) -> int:
-        """By how much more than the budget was held, as measured; 0 where that is less than a part in a hundred."""
+        """Measured bytes beyond the budget; 0 if they are less than 1/100 of it."""
         return beyond(self.held_bytes, self.budget_bytes) if self._steps_ended else 0
 
     def loss(self) -> DeviceLost | None:
-        """What to raise if the device is lost, of which nothing is asked from then on."""
+        """Return the error to raise if the device is lost. The device is asked for nothing from then on."""
         return loss_of(self._executor, self._steps_ended)
 
     @property
     def machine(self) -> Machine:
-        """This computer, its disk's rates as the transfers show them."""
+        """This computer, with the rates that the transfers of the run show."""
         return self._learner.machine
 
     @property
     def pinned_bytes(self) -> int:
-        """Page-locked host memory that is taken now."""
+        """Bytes of page-locked host memory in use now."""
         return self._executor.tier.pinned_bytes
 
     @property
     def trace(self) -> Trace | None:
-        """Of the kind of step that ran last."""
+        """Trace of the kind of step that ran last."""
         return self._last.trace if self._last else None
 
     @property
     def plan(self) -> Plan | None:
-        """Of the kind of step that ran last."""
+        """Plan of the kind of step that ran last."""
         return self._last.plan if self._last else None
 
     @property
     def simulated(self) -> Timeline | None:
-        """What the plan of the last step should do."""
+        """Simulated timeline of the last step's plan."""
         last = self._last
         return simulated(last.trace, last.machine, last.course, begins_empty=last.begins_empty) if last else None
 
@@ -135,7 +135,7 @@ class RunFigures:
         self._measure_next = True
 
     def summary(self) -> str:
-        """For people: what the run held, kept, swapped and recomputed."""
+        """Return what the run held, kept, swapped and recomputed, as lines of text."""
         head = f"elbowroom: budget {format_bytes(self.budget_bytes)}"
         if not self._steps_ended:
             return f"{head}; no training step was seen"
@@ -145,7 +145,7 @@ class RunFigures:
         return "\n".join([*lines, *self._may_move(), *figures.held(self), *self.kinds.told()])
 
     def _may_move(self) -> list[str]:
-        """How large storages are that may, where something does and nobody said it."""
+        """Return a line on the least size of storages that move, if some move and the user gave no `min_size`."""
         moves = self._last is not None and bool(self._last.plan.swaps or self._last.plan.recomputes)
         told = said(self.min_size_bytes) if moves and self._learner.follows else ""
         return [f"  {told}"] if told else []

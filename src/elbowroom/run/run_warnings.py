@@ -1,4 +1,4 @@
-"""Warnings of a run where a step is not what its plan expects, each given once."""
+"""Warnings of a run, each given once: a step that is not what its plan expects, or cannot be observed."""
 
 from __future__ import annotations
 
@@ -38,22 +38,26 @@ OBSERVED_AGAIN = "the rest of the step is swapped whole, and the next such step 
 
 @final
 class Surprises:
-    """Warns of the first of each sort."""
+    """Warns once per run of each sort of surprise."""
 
     def __init__(self) -> None:
         self._once = Once()
 
     def save(self, n: int, expected: Sequence[tuple[int, str]], found: tuple[int, str]) -> None:
-        """The n-th saved storage has other (bytes, dtype) than expected, or none was expected any more."""
+        """Warn that the n-th saved storage has other (bytes, dtype) than expected, or that no more was expected."""
         wanted = f"{expected[0][0]} bytes of {expected[0][1]}" if expected else "nothing more"
         self._warn(f"saved storage {n} of a step has {found[0]} bytes of {found[1]} where its plan expects {wanted}")
 
     def profiled(self, *, makes_way: bool) -> None:
-        """A step is to be observed while torch's profiler is in the user's use; `makes_way`: for its first steps."""
+        """Warn that a step is to be observed while the user's profiler runs.
+
+        Args:
+            makes_way: whether the user's profiler is put aside after the first steps.
+        """
         warn_once(self._once, "profiler", PROFILED.format(then=MAKES_WAY if makes_way else STAYS))
 
     def lies_there(self, more_bytes: int) -> None:
-        """Where a step begins, so much more lies on the device than when its plan was made."""
+        """Warn that a step begins with more bytes on the device than when its plan was made."""
         warn_once(
             self._once,
             "more",
@@ -63,14 +67,19 @@ class Surprises:
         )
 
     def memory(self, excess_bytes: int) -> None:
-        """A step that was not checked has held so much more than the budget allows."""
+        """Warn that a step that was not checked has held more bytes than the budget allows."""
         self._warn(
             f"a step that begins as those before it held {format_bytes(excess_bytes)} more than the budget allows",
             "what autograd saves in the next ones is compared with the plan again",
         )
 
     def stays(self, tensor: torch.Tensor, device: torch.device) -> str:
-        """A large saved tensor stays where it is, in a run with a budget for this device; what it is counted as."""
+        """Warn of a large saved tensor that stays where it is. Returns its key in `RunFigures.passed`.
+
+        Args:
+            tensor: the saved tensor.
+            device: the device of the budget.
+        """
         if tensor.device != device:
             self._elsewhere(tensor.device, device)
             return str(tensor.device)
@@ -78,7 +87,7 @@ class Surprises:
         return type(tensor).__name__
 
     def _subclass(self, name: str) -> None:
-        """Saved tensors of this class stay on the device."""
+        """Warn that saved tensors of this class stay on the device."""
         if "subclass" not in self._once:  # for each such tensor
             warn_once(
                 self._once,
@@ -89,7 +98,7 @@ class Surprises:
             )
 
     def _elsewhere(self, device: torch.device, budget_of: torch.device) -> None:
-        """Saved tensors on this device stay there, as the budget is another one's."""
+        """Warn that saved tensors on this device stay there, as the budget is for another one."""
         if "device" not in self._once:  # for each such tensor
             warn_once(
                 self._once,
@@ -100,11 +109,11 @@ class Surprises:
             )
 
     def differs(self, what: str) -> None:
-        """Something, in words, is not what the plan expects."""
+        """Warn that something is not what the plan expects; `what` says it in words."""
         self._warn(what)
 
     def rebuilt(self, count: int) -> None:
-        """So many storages were not rebuilt with the same bits, in a step that proves its recomputes."""
+        """Warn of `count` storages that were not rebuilt with the same bits, in a step that proves its recomputes."""
         self._warn(
             f"{count} storages of a step did not come out the same when they were recomputed",
             "the copies that were kept took their place, and they are not recomputed again",

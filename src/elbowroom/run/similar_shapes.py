@@ -1,13 +1,14 @@
 """Steps of nearby sizes: a shorter text or a smaller image follows the plan of a somewhat larger one.
 
 Note: [Nearby sizes]
-Where the lengths of texts vary, hardly a step has the shapes of another one, and each would be observed, all of it
-swapped. So a step whose inputs are nowhere larger than those of a known kind, and nowhere much smaller, follows its
-plan: the same storages leave and come back at the same ticks, and no storage is larger. What moves is what the step
-has saved itself, so that no number rests on the likeness; bytes do. Each save is compared by its dtype and, roughly,
-its size, the count of saves where the step ends, and then what the device held is compared with the budget. A step
-that was not alike is observed when it comes again. Recomputes and algorithms were proven and measured for one size
-each, so plans with these are followed by their own kind of step alone.
+If the lengths of texts vary, hardly a step has the shapes of another one. Each would be observed, all of it swapped. So
+a step may follow the plan of a known kind. No input may be larger than in that kind, or much smaller. The same storages
+leave and come back at the same ticks, and no storage is larger. The step moves what it has saved itself, so its numbers
+do not depend on the likeness. The bytes that it holds do.
+
+Each save is compared by its dtype and, roughly, its size. At the end of the step the count of saves is compared. What
+the device held is compared with the budget. A step that was not alike is observed when it comes again. Recomputes and
+algorithms were proven and measured for one size. So only their own kind of step follows a plan with these.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from elbowroom.run.step_kinds import ALIKE_SHARE, Signature, StepKind
 
 @final
 class Nearby:
-    """Finds for the signature of a step the kind of step that it may follow.
+    """Finds the kind of step that a step of another signature may follow.
 
     Args:
         known: all kinds of steps that were observed, by signature.
-        min_size_bytes: smaller storages are not seen: one that shrinks below would put out the order of the others.
+        min_size_bytes: smaller storages are not seen. One that shrinks below this would shift the order of others.
     """
 
     def __init__(self, known: Mapping[Hashable, Sequence[StepKind]], min_size_bytes: int) -> None:
@@ -33,12 +34,12 @@ class Nearby:
         self._of_form: dict[Hashable, dict[tuple[int, ...], Hashable]] = {}
 
     def learnt(self, key: Hashable) -> None:
-        """A kind of step of this signature is known now."""
+        """Note that a kind of step of this signature is known now."""
         form, sizes = _form_and_sizes(key)
         self._of_form.setdefault(form, {})[sizes] = key
 
     def of(self, key: Hashable) -> StepKind | None:
-        """The least kind of step that is near; None where there is none, or several begin alike."""
+        """Return the smallest known kind that is near, or None. Kinds that share a signature are left out."""
         form, sizes = _form_and_sizes(key)
         for others, key_of_others in sorted(self._of_form.get(form, {}).items(), key=lambda each: each[0]):
             shrinks = [mine / theirs if theirs else 1 for mine, theirs in zip(sizes, others, strict=True)]
@@ -53,7 +54,7 @@ class Nearby:
 
 
 def _form_and_sizes(key: Hashable) -> tuple[Hashable, tuple[int, ...]]:
-    """A signature without the sizes of what the module is given, and these."""
+    """Split a signature into its form, without the sizes of the module's inputs, and these sizes."""
     sizes: list[int] = []
 
     def form(value: Any) -> Hashable:

@@ -1,11 +1,11 @@
-"""Trainings without torch.optim: a step ends where parameters changed after a backward.
+"""Ends of steps in trainings without torch.optim: a step ends when parameters changed after a backward.
 
 Keras, fastai and loops that are written by hand update parameters themselves: `p -= lr * p.grad`, `p.data.add_(...)`,
-`p = (p - lr * p.grad).detach().requires_grad_()`. Nothing tells of that when it happens. So what was there when a step
-began is compared where the next forward begins: versions, addresses, and as `p.data` has no version of its own, bits.
+`p = (p - lr * p.grad).detach().requires_grad_()`. No hook sees such an update. So the parameters at the beginning of a
+step are compared with those at the next forward: versions, addresses, and bits, as `p.data` has no version of its own.
 
-Where an optimizer of torch steps, its steps are the training's and nobody looks any more. Where there is one that has
-not stepped yet, a script may still change parameters before it does, as adversarial training does: it is waited for.
+Once an optimizer of torch steps, its steps are the training's, and parameters are not compared any more. An optimizer
+that has not stepped yet is waited for: a script may change parameters before, as adversarial training does.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from elbowroom.engine.storages import alive_of, is_plain
 from elbowroom.torch_compat.core import no_dispatch, version_of
 
 LOOKED_AT = 16
-"""Parameters whose bits are compared, from the first to the last; each update changes next to all of them."""
+"""Parameters whose bits are compared, evenly spaced: each update changes nearly all parameters."""
 SAMPLES = 256
-"""Elements of each, as evenly."""
+"""Elements of each such parameter that are compared, evenly spaced."""
 PATIENCE = 3
-"""Updates that an optimizer of torch that has not stepped yet is waited for."""
+"""Updates during which an optimizer of torch that has not stepped yet is waited for."""
 
 
 @final
 class ParameterVersion:
-    """A parameter as it was.
+    """State of a parameter at the beginning of a step.
 
     Args:
         tensor: the parameter.
-        looked_at: whether its bits are to be compared.
+        looked_at: whether its bits are compared too.
     """
 
     __slots__ = ("_bits", "_gradient", "_place", "_reference", "_version")
@@ -47,16 +47,16 @@ class ParameterVersion:
 
     @property
     def gone(self) -> bool:
-        """Whether nobody has it any more."""
+        """Whether the parameter has been freed."""
         return self._reference() is None
 
     def trained(self) -> bool:
-        """Whether it is there, and has got a gradient since."""
+        """Whether it still exists, and its gradient has changed since."""
         tensor = self._reference()
         return tensor is not None and _gradient_of(tensor) != self._gradient
 
     def changed(self) -> bool:
-        """Whether it is another one by now."""
+        """Whether it has changed since."""
         tensor = self._reference()
         if tensor is None:
             return False
@@ -79,7 +79,7 @@ class ParameterUpdates:
         self._waited = 0
 
     def begin(self, root: torch.nn.Module | None, device: torch.device) -> None:
-        """A step begins, with a call of this module if any."""
+        """Begin a step, with a call of module `root` if any."""
         found = _trained(root.parameters() if root is not None else (), device)
         found = found or _trained(alive_of(torch.Tensor, torch.nn.Parameter), device)
         stride = max(1, len(found) // LOOKED_AT)
@@ -87,7 +87,7 @@ class ParameterUpdates:
             self._leaves = [ParameterVersion(tensor, looked_at=n % stride == 0) for n, tensor in enumerate(found)]
 
     def changed(self) -> bool:
-        """Whether the step is over: parameters have changed, and no optimizer that has them is waited for."""
+        """Whether the step is over: parameters have changed, and no optimizer is waited for."""
         with torch.no_grad(), no_dispatch():
             if not self._replaced() and not any(leaf.changed() for leaf in self._leaves):
                 return False
@@ -95,7 +95,7 @@ class ParameterUpdates:
         return self._waited > PATIENCE or not alive_of(torch.optim.Optimizer)
 
     def _replaced(self) -> bool:
-        """Whether there are others in their places: those that are left, of other models too, are not trained."""
+        """Whether other parameters took their places: some are gone, and those that are left get no gradients."""
         return any(leaf.gone for leaf in self._leaves) and not any(leaf.trained() for leaf in self._leaves)
 
 
@@ -113,10 +113,10 @@ def _place_of(tensor: torch.Tensor) -> int:
 
 
 def _bits_of(tensor: torch.Tensor) -> bytes | None:
-    """Some of its elements; None where it has none of its own."""
+    """Return a sample of its elements as bytes; None if it has no elements of its own."""
     if not is_plain(tensor) or not tensor.numel():
         return None
     whole = tensor.detach()
-    step = max(1, whole.numel() // SAMPLES)  # of a dense tensor in whatever order
+    step = max(1, whole.numel() // SAMPLES)  # as_strided reads a dense tensor in any memory order
     some = torch.as_strided(whole, (min(SAMPLES, whole.numel()),), (step,), whole.storage_offset())
     return some.cpu().clone().view(torch.uint8).numpy().tobytes()

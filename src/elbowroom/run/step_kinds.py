@@ -1,4 +1,4 @@
-"""What has been learnt of the steps of a training: one `StepKind` per signature."""
+"""Kinds of steps of a training, and what has been learnt of each: signature, trace, plan, schedule."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from elbowroom.torch_compat.subclasses import wraps_others
 from elbowroom.trace import Trace
 
 ALIKE_SHARE = 0.8
-"""Of each size of a known step's inputs, what a step has at least that follows its plan: see similar_shapes.py."""
+"""Smallest allowed ratio of input sizes of a step to those of the step whose plan it follows: see similar_shapes.py."""
 _ALIKE_BYTES_SHARE = ALIKE_SHARE**4
-"""Of what a known step saves: a storage may have two sizes of an image, each twice, as attention does."""
+"""Smallest allowed ratio of saved bytes. An attention map has height² · width² of an image: four sizes in all."""
 PATIENCE = 3
-"""A kind of step that was met once is waited for in so many observed steps; one that broke off never comes again."""
+"""Observed steps in which a kind that was met once is waited for. A step that broke off never comes again."""
 _UNTOLD = "untold"
-"""In place of an argument that may be anything, such as an object of the user's."""
+"""Stands for an argument that may be anything, such as an object of the user's."""
 _TELLING = (int, str, type(None), torch.dtype, torch.device)
-"""Kinds of arguments whose value tells all about them."""
+"""Types of arguments whose value says all about them."""
 
 
 Saved = tuple[tuple[int, str], ...]
@@ -42,11 +42,11 @@ Saved = tuple[tuple[int, str], ...]
 
 
 class Signature(NamedTuple):
-    """What tells kinds of steps apart before they begin.
+    """Signature of a step: known before it begins, and different for different kinds of steps.
 
     Attributes:
-        module: what tells of the outermost module, and of its mode.
-        shapes: of its positional arguments, and of those by name.
+        module: identity of the outermost module, and its mode (training or evaluation).
+        shapes: shapes of its positional arguments, and of its keyword arguments.
     """
 
     module: Hashable
@@ -55,13 +55,13 @@ class Signature(NamedTuple):
 
 @dataclass(slots=True)
 class Seen:
-    """How the last steps of a kind ran that keeps everything: see unhooked.py.
+    """Record of the last steps of a kind that keeps everything: see unhooked.py.
 
     Attributes:
-        details: of the last checked one, see `details`.
-        made: nodes of autograd's graph and bytes of the allocator that it took.
-        alike: so many checked steps in a row were like this.
-        unchecked: so many steps since then were not checked.
+        details: details of the last checked step, see `details`.
+        made: nodes of autograd's graph that it made, and bytes that it asked the allocator for.
+        alike: number of checked steps in a row that were equal in these.
+        unchecked: number of steps since then that were not checked.
     """
 
     details: Hashable = None
@@ -75,22 +75,24 @@ class StepKind:
     """One kind of step and what to do in it.
 
     Attributes:
-        trace, course, schedule: as observed, planned, compiled.
+        trace: the observed step.
+        course: its plan, and how to follow it.
+        schedule: the plan, compiled to actions at ticks.
         machine: the links as measured while observing.
-        refined: whether the trace is of a steady step, and its durations of a step under a plan.
+        refined: whether the trace is of a steady step, with the durations of a step under a plan.
         in_parts: whether the steps of optimizers are carried out in parts.
-        rebuilder: carries out its recomputes, None where it has none.
-        proofs: so many steps more must prove these.
-        calls: of a step of this kind, where they were recorded.
-        wants_calls: whether a step of this kind should record them.
-        chosen: by path of the layer, the algorithms that its calls run with.
+        rebuilder: carries out its recomputes; None if it has none.
+        proofs: number of further steps that must prove the recomputes.
+        calls: the calls of a step of this kind, if they were recorded.
+        wants_calls: whether a step of this kind should record its calls.
+        chosen: path of a layer -> the algorithms of its calls.
         seen: how its last steps ran.
-        tier_of: where what is away goes, by window: those of saves, and of optimizer states.
+        tier_of: window -> the tier that it goes to; windows are those of saves and of optimizer states.
         turns: what to do with each save.
         begun: whether a step of this kind has begun.
         begins_empty: whether the last one began with an empty cache, as another kind's step came before it.
-        found: what lay on the device where the first one began, if it has a limit.
-        shared: whether steps follow this that are a little smaller than the trace: see similar_shapes.py.
+        found: what was on the device when the first one began, if it has a limit.
+        shared: whether slightly smaller steps follow its plan: see similar_shapes.py.
     """
 
     trace: Trace
@@ -119,7 +121,7 @@ class StepKind:
 
     @property
     def plan(self) -> Plan:
-        """What is swapped and what is recomputed."""
+        """Plan of this kind: what is swapped and what is recomputed."""
         return self.course.plan
 
     @property
@@ -129,15 +131,15 @@ class StepKind:
 
     @property
     def runs_as_ever(self) -> bool:
-        """Whether there is nothing to do in a step of this kind, and nothing to learn from it."""
+        """Whether a step of this kind needs no action, and has nothing more to teach."""
         return self.refined and not (self.moves or self.in_parts or self.chosen or self.wants_calls)
 
     def is_recorded(self, measure: bool) -> bool:
-        """Whether a step of this kind is recorded: to learn from it, or to measure one when all is learnt."""
+        """Whether to record a step of this kind: to learn from it, or to measure it once all is learnt."""
         return not self.refined or (measure and not (self.proofs or self.wants_calls or self.shared))
 
     def fits(self, n: int, saved: tuple[int, str]) -> bool:
-        """Whether the n-th save of a step of this kind is (size_bytes, dtype), or for a shared one may be."""
+        """Whether the n-th save may be `saved`, a (size_bytes, dtype). A shared kind allows smaller sizes."""
         expected = self.schedule.saved
         if n >= len(expected):
             return False
@@ -147,13 +149,13 @@ class StepKind:
         return dtype == found_dtype and _ALIKE_BYTES_SHARE * size_bytes <= found_bytes <= size_bytes
 
     def was(self, saved: Saved) -> bool:
-        """Whether a step that has saved these storages, and no more, was of this kind."""
+        """Whether a step whose saves were exactly these was of this kind."""
         if not self.shared:
             return saved == self.schedule.saved
         return len(saved) == len(self.schedule.saved) and all(self.fits(n, each) for n, each in enumerate(saved))
 
     def for_nearby(self) -> StepKind | None:
-        """This for steps that are a little smaller; None where something in it is of one size."""
+        """Return this kind for slightly smaller steps; None if it has recomputes, algorithms or a limit of one size."""
         if self.rebuilder is not None or self.chosen or self.course.limit_bytes is not None:
             return None
         if self._for_nearby is None:
@@ -161,30 +163,36 @@ class StepKind:
         return self._for_nearby
 
     def agrees(self, saved: Saved) -> bool:
-        """Whether a step that has saved these storages so far may be of this kind."""
+        """Whether a step with these saves so far may be of this kind."""
         return saved == self.schedule.saved[: len(saved)]
 
 
 @dataclass(slots=True)
 class UnknownKind:
-    """A kind of step that was met and is not known: all it saved, or where `whole` is not set how it began."""
+    """Kind of step that was met but never recorded.
+
+    Attributes:
+        saved: its saves.
+        whole: whether these are all its saves; else they are the first ones.
+        tries: number of further observed steps in which it is waited for.
+    """
 
     saved: Saved
     whole: bool
     tries: int = PATIENCE
 
     def found(self, known: StepKind) -> bool:
-        """Whether an observed step was of this kind, or enough others were observed in vain."""
+        """Whether to wait no longer: an observed step was of this kind, or enough others were observed in vain."""
         self.tries -= 1
         same = known.schedule.saved == self.saved if self.whole else known.agrees(self.saved)
         return same or self.tries == 0
 
 
 def known_of(trace: Trace, course: Course, machine: Machine, budget_bytes: int) -> StepKind:
-    """A kind of step whose plan is made."""
+    """Return the kind of step for a trace and the course of its plan."""
     schedule = compile_schedule(trace, course.plan, course.waiting, course.emptied)
     whole_bytes = max(course.peak_bytes, peak_in_one_go(last_step(trace)))
-    # With a limit of the allocator, what runs is what was played.
+    # With a limit of the allocator, a step has to run exactly as it was simulated.
     needs_parts = schedule.carried or schedule.gradients or course.limit_bytes or whole_bytes > budget_bytes
     in_parts = bool(trace.parts) and bool(needs_parts)
     chosen = chosen_of(trace, course.plan)
@@ -192,16 +200,16 @@ def known_of(trace: Trace, course: Course, machine: Machine, budget_bytes: int) 
 
 
 def lower_bytes(known: StepKind) -> dict[TierName, int]:
-    """What the tiers below must have to hold all that the plan of a step swaps, as long as it does."""
+    """Return the bytes that each lower tier needs for all that the plan of a step swaps."""
     step, plan = last_step(known.trace), known.plan
     moves = moves_of_plan(step, plan)
     points = step.points(step.saved_at[moves.n])
-    points[moves.n >= len(step.saves)] = 0  # a state is there in the next step too
+    points[moves.n >= len(step.saves)] = 0  # an optimizer state stays there into the next step
     begin, end = listed(points), listed(step.gone[step.storage_of(moves.n)])
     stays: dict[TierName, list[tuple[int, int, int]]] = {}
     for tier, *stay in zip(tiers_of_plan(step, plan, moves), begin, end, listed(moves.size), strict=True):
         stays.setdefault(tier, []).append((stay[0], stay[1], stay[2]))
-    if known.proofs:  # what is dropped lies below too
+    if known.proofs:  # what is dropped is swapped out too
         dropped = np.array(sorted(known.schedule.dropped), np.int64)
         begin, end = listed(step.points(step.saved_at[dropped])), listed(step.gone[step.storage_of(dropped)])
         first: TierName = known.machine.links[0].lower
@@ -210,26 +218,27 @@ def lower_bytes(known: StepKind) -> dict[TierName, int]:
 
 
 def signature(module: torch.nn.Module | None, args: Any, keywords: Any) -> Signature | None:
-    """The signature of a step; None where no module is called.
+    """Return the signature of a step; None if no module is called.
 
     Args:
-        module: the outermost one.
+        module: the outermost module.
         args: its positional arguments.
-        keywords: those by name; None where they are not known: steps that differ only there are told apart as they run.
+        keywords: its keyword arguments, or None if they are not known. Steps that differ only there then have the same
+            signature; they are recognised as they run.
     """
     if module is None:
         return None
-    # By its first parameter: a slice of a Sequential is a new module each time.
+    # Modules are identified by their first parameter: a slice of a Sequential is a new module each time.
     told = (type(module), id(next(module.parameters(), None)), module.training)
     return Signature(told, (_shapes(args), _shapes(keywords)))
 
 
 def details(args: Any, keywords: Any) -> Hashable:
-    """What else a step is told apart by, where all must be known beforehand; None where arguments do not tell all.
+    """Return further details that identify a step before it begins; None if the arguments do not say all.
 
     Args:
         args: positional arguments of the outermost module.
-        keywords: those by name; None where they are not known.
+        keywords: its keyword arguments; None if they are not known.
     """
     settings = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
     found = (settings, *_details(args), *_details(keywords)) if keywords is not None else (_UNTOLD,)
@@ -255,7 +264,7 @@ def _details(value: Any) -> Iterator[Hashable]:
 
 def _shapes(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
-        if wraps_others(value):  # a jagged one has a new symbol for its own size each time
+        if wraps_others(value):  # a jagged tensor has a new symbol for its size each time
             return (type(value).__name__, *map(_shapes, inside(value)))
         return (tuple(value.shape), value.dtype, value.requires_grad)
     if isinstance(value, (tuple, list)):

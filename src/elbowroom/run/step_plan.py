@@ -1,7 +1,7 @@
-"""Follows the plan of a step: what it says to do where a storage is saved or read back, and at the other ticks.
+"""Following a plan: carries out its actions when a storage is saved or read back, and at the other ticks.
 
-Each line here runs for each storage that is saved in a step, so that calls are few: see docs/benchmarks.md, "What each
-storage costs the host".
+This code runs for each saved storage of a step, so it makes few calls: see docs/benchmarks.md, "What each storage costs
+the host".
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from elbowroom.torch_compat.core import version_of
 
 @final
 class Following:
-    """The room's part that carries out plans.
+    """Part of a run that carries out plans.
 
     Args:
         executor: moves the storages.
         recomputes: drops and rebuilds them.
-        state_of: the optimizer state or gradient of a window that is none of a save.
+        state_of: returns the optimizer state or gradient of a window that is not of a save.
 
     Attributes:
-        entries: of the step, by n.
-        refused: so many of them should have been dropped, and were swapped.
+        entries: the saved storages of the step, by n.
+        refused: number of entries that were swapped although the plan drops them.
     """
 
     def __init__(self, executor: Executor, recomputes: StepRecomputes, state_of: Callable[[int], Entry | None]) -> None:
@@ -42,7 +42,7 @@ class Following:
         self.refused = 0
 
     def begin(self) -> list[Entry]:
-        """A step begins; its entries, which grow."""
+        """Begin a step. Returns its list of entries, which grows during the step."""
         self.entries = []
         self.refused = 0
         return self.entries
@@ -50,7 +50,7 @@ class Following:
     def save(
         self, known: StepKind, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor, recorder: Recorder | None
     ) -> Entry:
-        """Keep, swap or drop the n-th storage of a step, and do what is to be done where it is saved."""
+        """Keep, swap or drop the n-th saved storage of a step, and act as planned at its tick."""
         executor, turn = self._executor, known.turns[n]
         entry = executor.add(n, storage, version_of(tensor))
         try:
@@ -61,21 +61,21 @@ class Following:
             if known.schedule.dropped and not self._recomputes.saved(known, entry, storage, tensor):
                 self.refused += 1
             self.act(turn.on_save)
-        except BaseException:  # no handle will be made that takes the entry with it
+        except BaseException:  # autograd makes no handle then, whose death would free the entry
             executor.handle_died(entry)
             raise
         self.entries.append(entry)
         return entry
 
     def read(self, known: StepKind, entry: Entry) -> None:
-        """Do what is to be done before a saved tensor of this step is read."""
+        """Act as planned before a saved tensor of this step is read."""
         n, entries = entry.n, self.entries
         if n < len(entries) and entries[n] is entry:
             actions = known.turns[n].on_read
             self.act(actions[entry.reads] if entry.reads < len(actions) else None)
 
     def act(self, action: Action | None) -> None:
-        """See Note: [Ticks] in schedule.py."""
+        """Carry out an action of the plan: see Note: [Ticks] in schedule.py."""
         executor = self._executor
         if self._recomputes.has_own_writes:
             executor.settle()

@@ -1,7 +1,7 @@
-"""Plans for one kind of step: from a question to an answer, both of which nobody changes.
+"""Plans for one kind of step, as functions from an immutable question to an immutable answer.
 
-These functions run in the planning thread. They look at no state of the run, call nothing of torch and change nothing:
-what comes of them is applied by the training's thread (learner.py).
+These functions run in the planning thread. They read no state of the run, call nothing of torch and change nothing. The
+training's thread applies their answers (learner.py).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from elbowroom.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Before:
-    """What a kind of step does until it is planned again.
+    """State of a kind of step until it is planned again.
 
     Attributes:
-        plan: that it follows.
-        rebuilds: whether something carries out recomputes of it.
-        alike: the step that followed the plan, with the idle times of the observed one; None where their ops differ.
+        plan: the plan that it follows.
+        rebuilds: whether it has a rebuilder for recomputes.
+        alike: the step that followed the plan, with the idle times of the observed one; None if their ops differ.
     """
 
     plan: Plan
@@ -45,10 +45,10 @@ class Before:
 
 
 def first_plan(question: StepQuestion, *, is_observed_again: bool) -> Answer:
-    """What to do after an observed step.
+    """Plan after an observed step.
 
     Args:
-        question: with its trace.
+        question: the question, with the trace of that step.
         is_observed_again: whether the next step may be observed too, as this one's memory was rounded up.
     """
     try:
@@ -62,7 +62,7 @@ def first_plan(question: StepQuestion, *, is_observed_again: bool) -> Answer:
 
 
 def better_plan(question: StepQuestion, before: Before) -> Answer:
-    """Plan a kind of step again, for a steady one."""
+    """Plan a kind of step again, from a steady step."""
     try:
         better = plan_of(question)
     except InvalidPlan:
@@ -75,7 +75,7 @@ def better_plan(question: StepQuestion, before: Before) -> Answer:
 
 
 def smaller_plan(question: StepQuestion, device_bytes: int) -> StepKind | None:
-    """A plan for fewer bytes than the budget has; None where there is none."""
+    """Return a plan for fewer bytes than the budget has; None if there is none."""
     with suppress(Infeasible, InvalidPlan):
         course = _swaps(replace(question, budget=question.budget.on_device(device_bytes)))
         return replace(_known_of(question, course), refined=True)
@@ -83,10 +83,10 @@ def smaller_plan(question: StepQuestion, device_bytes: int) -> StepKind | None:
 
 
 def plan_of_calls(question: StepQuestion, calls: Calls, *, is_needed: bool) -> Planned | None:
-    """A plan with recomputes, now that the calls of a step are known; None where none helps.
+    """Return a plan with recomputes, now that the calls of a step are known; None if no recompute helps.
 
     Raises:
-        Infeasible: none helps, and one `is_needed`, as no plan with swaps alone meets the budget.
+        Infeasible: no recompute helps, and one `is_needed`, as no plan with swaps alone meets the budget.
         InvalidPlan: the calls cannot carry out the given plan.
     """
     found = planned(question, calls, is_needed=is_needed)
@@ -106,10 +106,10 @@ def plan_after_proof(question: StepQuestion, without_any: StepQuestion, calls: C
 
 
 def plan_of(question: StepQuestion) -> StepKind:
-    """A plan without recomputes, or the given one.
+    """Return a plan without recomputes, or the given plan.
 
     Raises:
-        Infeasible: none meets the budget.
+        Infeasible: no plan meets the budget.
         InvalidPlan: the given plan is not for this step.
     """
     if question.given is None:
@@ -121,14 +121,14 @@ def plan_of(question: StepQuestion) -> StepKind:
 
 
 def _swaps(question: StepQuestion) -> Course:
-    """A plan without recomputes; states move only where the trace says where they may."""
+    """Return a course without recomputes. Optimizer states move only if the trace has the parts of optimizer steps."""
     asked = _request(question).without("recompute")
     with naming_compiled_backward(question.compiled_backward):
         return course_within(asked if question.trace.parts else asked.without("state", "gradient"))
 
 
 def _request(question: StepQuestion) -> CourseRequest:
-    """What planners are asked."""
+    """Return the request to the planners."""
     return CourseRequest(
         trace=question.trace,
         machine=question.machine,
@@ -143,12 +143,12 @@ def _known_of(question: StepQuestion, course: Course) -> StepKind:
 
 
 def _instead(question: StepQuestion, before: Before, problem: Infeasible) -> Answer | None:
-    """Where no new plan meets the budget: follow the old one, observe or explore; None where that does not help."""
+    """Return what to do if no new plan meets the budget: follow the old one, observe, explore. None: nothing helps."""
     alike = before.alike
     if alike is None:
         return Next.AS_BEFORE
     machine, clear = question.machine, question.clear
-    # collected losses are no reason to end the run
+    # a list of losses that grows is no reason to end the run
     allowed_bytes = question.budget.device_bytes + question.asked.min_size_bytes
     course = course_of_moved(alike, machine, before.plan, allowed_bytes, clear)
     if course is not None and before.rebuilds:
@@ -162,7 +162,7 @@ def _instead(question: StepQuestion, before: Before, problem: Infeasible) -> Ans
 
 
 def _exploring(question: StepQuestion) -> StepKind | None:
-    """What the next step is to do where no plan for the observed one meets the budget; None where it did so."""
+    """Return what the next step does if no plan for the observed one meets the budget; None if it may not explore."""
     if question.given is not None or not question.may_explore:
         return None
     course = exploring(_request(question))
@@ -170,7 +170,7 @@ def _exploring(question: StepQuestion) -> StepKind | None:
 
 
 def _refused(question: StepQuestion, problem: Infeasible | InvalidPlan, *, with_advice: bool) -> RefusedPlan:
-    """A refusal, which names what other kinds of steps need; with the means that would help, if there are some."""
+    """Return a refusal that names what other kinds of steps need. `with_advice`: also the means that would help."""
     if isinstance(problem, InvalidPlan):
         return RefusedPlan(again(problem))
     why = with_others(problem, question.other_kinds_bytes)

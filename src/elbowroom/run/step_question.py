@@ -1,4 +1,4 @@
-"""What goes to the planning thread and what comes back: values that nobody changes."""
+"""Questions to the planning thread and its answers: immutable values."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from elbowroom.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepQuestion:
-    """All that the plan for a kind of step is made of, taken on the training's thread.
+    """All that the plan for a kind of step depends on, collected on the training's thread.
 
     Attributes:
-        trace: the step that was recorded.
-        machine: where it runs, with the rates that are known by now.
-        budget: of all tiers.
+        trace: the recorded step.
+        machine: the machine that it runs on, with the rates known by now.
+        budget: the budgets of all tiers.
         asked: knobs of the plans, with the modules that existed.
         clear: positions at which the cache may be emptied.
         given: a plan to follow in place of planning.
         compiled_backward: whether a backward pass of the run was compiled.
         recomputes: whether plans may recompute.
         banned: saves that were rebuilt wrong: no plan drops them.
-        other_kinds_bytes: the budget that another kind of step was refused for; 0 where none was.
+        other_kinds_bytes: the budget that other kinds of steps need that were refused; 0 if none was.
         explored: whether a step of this kind has run with everything away.
-        may_explore: whether one may.
+        may_explore: whether a step of this kind may still run so.
     """
 
     trace: Trace
@@ -47,27 +47,27 @@ class StepQuestion:
     may_explore: bool = False
 
     def on(self, trace: Trace) -> StepQuestion:
-        """The question for another trace of the step."""
+        """Return the question for another trace of the step."""
         return replace(self, trace=trace)
 
 
 @dataclass(frozen=True, slots=True)
 class MadePlan:
-    """A plan that meets the budget."""
+    """New plan that meets the budget."""
 
     known: StepKind
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """The plan of an earlier step, which this one can follow too."""
+    """Plan of an earlier step that this one can follow too."""
 
     known: StepKind
 
 
 @dataclass(frozen=True, slots=True)
 class Explores:
-    """No plan meets the budget; a step with everything away may show that less is held than was recorded."""
+    """No plan meets the budget, but a step with everything away may show that less memory is needed than recorded."""
 
     known: StepKind
     refused: RefusedPlan
@@ -78,7 +78,7 @@ class RefusedPlan:
     """No plan meets the budget.
 
     Attributes:
-        error: to be raised as a new one (`errors.again`).
+        error: the error, to be raised as a copy (`errors.again`).
         least_bytes: the least budget of this kind of step alone.
     """
 
@@ -87,7 +87,7 @@ class RefusedPlan:
 
 
 class Next(Enum):
-    """What the next step of the kind does where no plan was made."""
+    """Action of the next step of the kind if no plan was made."""
 
     AS_BEFORE = auto()
     RECORD_CALLS = auto()

@@ -1,19 +1,20 @@
-"""A training run: observe, plan, run. It decides which of these a step is, and follows the plan at each tick.
+"""Training run: observes steps, has them planned, and follows the plan at each tick.
 
 Note: [Steps]
-A step ends with an optimizer's step; what follows without saving anything for backward (a second optimizer, logging,
+A step ends with an optimizer's step. What follows without saving anything for backward (a second optimizer, logging,
 zero_grad) still belongs to it. So the end is acted on late: when the next outermost module is called, or the next
-large tensor saved. Where no optimizer of torch steps, that call is the end, if parameters have changed after a backward
-by then (step_ends.py); and an optimizer that calls a closure ends one before each call but the first. A step is told
-apart by its signature (step_kinds.py); where a known step turns out differently midway, another known one with the same
-beginning takes over, and if there is none the rest is swapped as in an observed step, counted, and said once; the next
-step with that signature is observed again.
+large tensor saved. If no optimizer of torch steps, that call is the end, provided that parameters have changed after a
+backward (step_ends.py). An optimizer that calls a closure ends one step before each call but the first.
+
+A step is recognised by its signature (step_kinds.py). If a known step turns out differently midway, another known one
+with the same beginning takes over. If there is none, the rest of the step is swapped as in an observed step. The
+mismatch is counted, and warned of once per run. The next step with that signature is observed again.
 
 Note: [Recordings]
-A recording ends in the optimizer's step and another begins at the earliest with the next module call. A profiler range
-that is open when torch's profiler stops and another one starts would be written, at its end, into memory of the first:
-so no range of the user's may span both, and no recording begins in the call in which one ends. Several optimizers may
-step in one step: how many do is learnt from the first.
+A recording ends in the optimizer's step, and another begins at the earliest with the next module call. A profiler range
+may be open when torch's profiler stops and another one starts. At its end it would be written into memory of the first
+profiler. So no range of the user's may span both. No recording begins in the call in which another one ends.
+Several optimizers may step in one step. How many do is learnt from the first step.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ from elbowroom.torch_compat.core import in_backward, keywords_of_call, never_com
 
 @final
 class TrainingRun(RunFigures, Director, Conductor):
-    """The policy of a run, and its figures."""
+    """Policy of a run, and its figures."""
 
     def __init__(self, executor: Executor, learner: Learner, min_size_bytes: int) -> None:
         super().__init__(executor, learner)
@@ -106,25 +107,25 @@ class TrainingRun(RunFigures, Director, Conductor):
     def ask_beforehand(
         self, path: str | None, module: str | None, arguments: Sequence[str], *, alongside: bool
     ) -> Child:
-        """Check a script in a child process; the run is refused as soon as that is known: see Learner.question."""
+        """Check a script in a child process. A confirmed refusal ends the run at once: see Learner.question."""
         self.foretold = Child(self._learner.question(path, module, arguments, alongside=alongside), self.machine)
         return self.foretold
 
     def _known_by_itself(self) -> None:
-        """Ask no longer beforehand."""
+        """End the child process: the run knows by itself now."""
         if self.foretold is not None:
             self.foretold.close()
             self.foretold = None
 
     def close(self, *, failed: bool) -> None:
-        """Take the hooks out, and end the last step. Saved tensors that still exist can be read back afterwards."""
+        """Remove the hooks, and end the last step. Saved tensors that still exist can be read back afterwards."""
         self._hooks.close()
         self._known_by_itself()
         if self._watch is not None:
             self._watch.close()
         self._root_hook.remove()
         warn_again()
-        once = suppress(RuntimeError) if failed else NOTHING  # an error is told already
+        once = suppress(RuntimeError) if failed else NOTHING  # the first error is on its way already
         try:
             with once:
                 self._recomputes.forward_ends()
@@ -133,7 +134,7 @@ class TrainingRun(RunFigures, Director, Conductor):
                 self._mark_end()
                 self._root_hook.remove()
             if self._optimizer_ran and not failed:
-                with suppress(Infeasible):  # the training is through: a plan for its next step is not missed
+                with suppress(Infeasible):  # the training is over: its next step needs no plan
                     self._end_step()
             elif self._running and not self.steps and not failed:
                 warn(NO_STEP)
@@ -149,7 +150,7 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._moving(False)
 
     def end_step(self) -> None:
-        """Say that a step of the training ends here, where no torch.optim.Optimizer says so."""
+        """End a step of the training here. For trainings without a torch.optim.Optimizer."""
         if self._running:
             self._updates.active = False
             self._ends_here()
@@ -163,7 +164,7 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def _mark_end(self) -> None:
         self._optimizer_ran = True
-        if self._begins_plan:  # with an empty cache: what is there beyond the budget is this step's own
+        if self._begins_plan:  # it began with an empty cache: bytes beyond the budget are its own
             self._left_beyond = self._executor.residence.beyond(self.budget_bytes)
         self._look()
         self._unhooked.mark_end()
@@ -180,7 +181,7 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     @never_compiled
     def _on_root(self, module: torch.nn.Module, args: Any) -> None:
-        """An outermost module is called: the first of a step that trains begins it."""
+        """Begin a step at the first call of an outermost module that trains."""
         if self._optimizer_ran:
             self._end_step()
         elif torch.is_grad_enabled() and self._updated():
@@ -190,17 +191,17 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._begin_step(module, signature(module, args, keywords), details(args, keywords))
 
     def _updated(self) -> bool:
-        """Whether the step is over though no optimizer of torch says so; asked where a forward begins, or all ends."""
+        """Whether the step is over without a step of torch's optimizers. Asked at a forward and at the run's end."""
         if not (self._running and self._hooks.read) or self._optimizer_ran or in_backward():
             return False
         if not (self._updates.active or self._in_optimizer):
             return False
-        self._hooks.read = False  # until the next backward there is nothing to be seen
+        self._hooks.read = False  # no change to look for until the next backward
         with self.aside():
             return self._in_optimizer or self._updates.changed()
 
     def _ends_unseen(self) -> None:
-        """The step ended where parameters changed, which is seen only now, as the next forward begins."""
+        """End a step whose parameters changed: this is seen only now, as the next forward begins."""
         self._just_stopped = self._recorder is not None
         self._ends_here()
         self._end_step()
@@ -215,7 +216,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._recording = None
         self._begin_memory(known, others=others)
         if known is None or known.is_recorded(self._measure_next):
-            self._executor.settle()  # what is recorded begins with the step
+            self._executor.settle()  # so that the recording has the transfers of this step alone
         self._executor.begin_step()
         self._recomputes.begin(key, known, self._following.begin())
         if known is None:
@@ -244,7 +245,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._begin_ns = time.perf_counter_ns()
 
     def _observe(self, key: Hashable, root: torch.nn.Module | None) -> None:
-        """Record the step that begins, if something is to be learnt from it."""
+        """Record the step that begins, if it can teach something."""
         if self._recomputes.records_calls or self._learner.plans_beside(key) or self._just_stopped:
             return
         self._recorder = self._observing.record(root)
@@ -253,7 +254,7 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._levels = Levels(self._executor)
 
     def _await_updates(self, root: torch.nn.Module | None) -> None:
-        """A step begins: where no optimizer says when it ends, or one runs it, each forward is looked at."""
+        """Look at each forward for the end of the step, unless optimizers step as usual."""
         self._hooks.read = False
         if self._updates.active:
             self._updates.begin(root, self.device)
@@ -261,9 +262,13 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._root_hook.remove()
 
     def _begin_memory(self, known: StepKind | None, *, others: bool) -> None:
-        """Make room for a step; `others`: for other storages than those of the step before.
+        """Make room for a step.
 
-        By now the gradients of that are gone: Note: [Segments of their own].
+        The gradients of the step before are freed by now: Note: [Segments of their own].
+
+        Args:
+            known: its kind; None if it is observed.
+            others: whether its storages are others than those of the step before.
         """
         residence = self._executor.residence
         self._see_what_lies_there()
@@ -284,7 +289,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._limit.begin(known)
 
     def _moving(self, moving: bool) -> None:
-        """Whether storages leave in this step: then freed memory must go back to the system."""
+        """Say whether storages leave in this step. If so, freed memory must go back to the system."""
         if moving is not self._gives_back:
             self._gives_back = moving
             (self._executor.residence.begin if moving else self._executor.residence.end)()
@@ -310,7 +315,7 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._mark_end()
 
     def _settle(self) -> None:
-        """Wait for all writes, unless states leave at the step's end: their writes go on in the next one."""
+        """Wait for all writes, unless optimizer states leave at the step's end: those writes go on in the next step."""
         if self._current is None or not self._current.schedule.carried:
             self._executor.settle()
 
@@ -355,7 +360,7 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def _learn_from(self, recording: Recording) -> None:
         if self._mode == "observe":
-            # Libraries have come to hold what they need for such a step.
+            # By now libraries hold the memory that they need for such a step.
             self._executor.residence.measure(live_ram_bytes)
             self._current = self._learner.observed(self._key, recording, first=self._steps_ended == 1)
         elif self._current is not None:
@@ -407,20 +412,20 @@ class TrainingRun(RunFigures, Director, Conductor):
         return entry
 
     def _look(self) -> None:
-        """Where a step is not recorded, look at what it holds."""
+        """Look at the memory that a step holds, if it should be recorded and cannot be."""
         if self._levels is not None:
             self._levels.tick()
 
     def stays(self, tensor: torch.Tensor) -> None:
-        """See Director."""
+        """Count a large saved tensor that stays where it is. See Director."""
         self.passed[self._surprises.stays(tensor, self.device)] += 1
 
     def handled(self, handle: Handle) -> None:
-        """See Director."""
+        """Pass a handle of a saved tensor on to the observer. See Director."""
         self._observing.handled(handle)
 
     def before_read(self, entry: Entry) -> None:
-        """Do what the plan says to do before this saved tensor is read."""
+        """Act as planned before this saved tensor is read."""
         self._look()
         if self.foretold is not None:
             self.foretold.confirm(self._saved)
@@ -436,23 +441,23 @@ class TrainingRun(RunFigures, Director, Conductor):
         self.observes = self._current is None
 
     def aside(self) -> AbstractContextManager[None]:
-        """See Director."""
+        """Return a context for our own work, which is not recorded. See Director."""
         return self._recomputes.paused() if self._recorder is None else self._recorder.paused()
 
     def known(self) -> StepKind | None:
-        """See Conductor."""
+        """Return the kind of this step; None if it is observed. See Conductor."""
         return self._current
 
     def recorder(self) -> Recorder | None:
-        """See Conductor."""
+        """Return the recorder of this step, if one is on. See Conductor."""
         return self._recorder
 
     def act(self, action: Action | None) -> None:
-        """See Conductor."""
+        """Carry out an action of the plan. See Conductor."""
         self._following.act(action)
 
     def surprised_by(self, what: str) -> None:
-        """See Conductor."""
+        """Treat the rest of the step as an unknown one. See Conductor."""
         self._current = None
         self._differs()
         self._mismatches += 1
@@ -461,7 +466,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._surprises.differs(what)
 
     def _surprised(self, n: int) -> None:
-        """The n-th saved storage is not what the plan expects: see Note: [Steps]."""
+        """Handle an n-th saved storage that is not the expected one: see Note: [Steps]."""
         expected = self._current.schedule.saved[n : n + 1] if self._current else ()
         self._current = self._learner.other(self._key, tuple(self._saved))
         self._differs()
@@ -473,7 +478,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._surprises.save(n, expected, self._saved[n])
 
     def _differs(self) -> None:
-        """From here on this step is not what its plan was made for."""
+        """Stop following the plan: from here on this step is not the one that it was made for."""
         self._limit.lift()
         self._recomputes.differs()
         self._now_watched()

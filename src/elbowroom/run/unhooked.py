@@ -1,14 +1,14 @@
-"""Steps without hooks: where everything is kept, a step that is known well runs as it would without us.
+"""Steps without hooks: a well-known step that keeps everything runs as it would without elbowroom.
 
 Note: [Steps without hooks]
-Hooks in Python cost microseconds for each tensor that autograd saves. Where everything is kept, all they do is to see
-that the step is the expected one. So once `SURE` steps in a row were, the hooks are taken out where a step begins, and
-put back where its optimizer has stepped; after `UNCHECKED` such steps one is checked again.
+Hooks in Python cost microseconds for each tensor that autograd saves. If everything is kept, they only check that the
+step is the expected one. So once `SURE` steps in a row were equal, the hooks are removed at the beginning of a step.
+They are put back when its optimizer has stepped. After `UNCHECKED` such steps one is checked again.
 
-What tells beforehand that a step will be the same is its signature and the details of step_kinds.py. What tells
-afterwards that it was: it made as many nodes of autograd's graph and, on CUDA, asked the allocator for as many bytes.
-Where it was not, the next ones are checked, and what they turn out to be is observed as ever. The budget is not held
-within a step without hooks that holds more than it should: that is counted and said.
+Before a step, its signature and the details of step_kinds.py say that it will be the same. Afterwards two counts say
+whether it was: the nodes of autograd's graph and, on CUDA, the bytes that the allocator was asked for. If it was not,
+the next steps are checked, and observed if they are of a new kind. A step without hooks that needs more memory than
+expected may exceed the budget. This is counted, and a warning says so.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from elbowroom.run.step_kinds import StepKind
 from elbowroom.torch_compat.core import next_node_number
 
 SURE = 3
-"""Checked steps in a row that were alike, before one is not checked."""
+"""Checked steps in a row that have to be alike before one runs unchecked."""
 UNCHECKED = 15
-"""Steps in a row that are not checked, at most."""
+"""Most unchecked steps in a row."""
 
 
 @final
 class Unhooked:
-    """Takes the hooks out for a step, and tells what it was.
+    """Removes the hooks for a step, and finds out afterwards whether it was the expected one.
 
     Args:
-        hooks: those of the room.
-        residence: knows what the device was asked for.
-        budget_bytes: of the device.
+        hooks: the hooks of the run.
+        residence: knows how many bytes the device was asked for.
+        budget_bytes: budget of the device.
 
     Attributes:
         without: whether this step runs without hooks.
@@ -53,11 +53,11 @@ class Unhooked:
         self.without = False
 
     def begin(self, known: StepKind | None, details: Hashable, *, plain: bool) -> None:
-        """A step begins.
+        """Begin a step.
 
         Args:
-            known: what it should be; None where it is observed.
-            details: see step_kinds.py.
+            known: the kind that it should be; None if it is observed.
+            details: its details, see step_kinds.py.
             plain: whether it may run without hooks.
         """
         self._hooks.put_back()
@@ -72,7 +72,7 @@ class Unhooked:
         self._before, self._node = self._residence.so_far(self._budget_bytes), next_node_number()
 
     def mark_end(self) -> None:
-        """The optimizer has stepped."""
+        """Put the hooks back: the optimizer has stepped."""
         if self._known is not None and self._made is None:
             after = self._residence.so_far(self._budget_bytes)
             self._made = next_node_number() - self._node, after.asked_bytes - self._before.asked_bytes
@@ -80,13 +80,13 @@ class Unhooked:
         self._hooks.put_back()
 
     def ended(self, known: StepKind | None) -> int:
-        """The step is over.
+        """End a step.
 
         Args:
-            known: what it was, as far as is known.
+            known: its kind, as far as is known.
 
         Returns:
-            By how many bytes it went above the budget, where it was not checked or followed a larger step's plan.
+            Bytes over budget, for a step that ran unchecked or under the plan of a larger step; else 0.
         """
         mine, self._known = self._known, None
         if mine is None or self._made is None:

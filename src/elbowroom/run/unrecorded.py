@@ -1,8 +1,9 @@
-"""What a step holds that cannot be recorded, as torch's profiler is in the user's own use.
+"""Memory of a step that cannot be recorded, because the user runs torch's profiler.
 
-Computes: what is allocated at each place where a run has control (saves, reads, borders of optimizers' steps), and that
-with what is away there, which is what keeping everything takes. In RAM the C library says what it has handed out.
-Ignores: what comes and goes between two such places, inside an op or between two that save nothing: a lower bound.
+Computes: the allocated bytes at each place where a run has control (saves, reads, borders of optimizers' steps). These
+and the bytes that are away there are what keeping everything takes. In RAM the C library says what it has handed out.
+Ignores: what comes and goes between two such places, inside an op or between ops that save nothing. So both figures are
+lower bounds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class _Mallinfo(ctypes.Structure):
 
 @cache
 def _mallinfo() -> Callable[[], _Mallinfo] | None:
-    """mallinfo2 of the C library; None where it has none."""
+    """Return mallinfo2 of the C library; None if it has none."""
     found: Any = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if found is not None:
         found.restype = _Mallinfo
@@ -37,7 +38,7 @@ def _mallinfo() -> Callable[[], _Mallinfo] | None:
 
 
 def handed_out_bytes() -> int:
-    """What malloc has handed out and not got back; 0 where the C library does not say."""
+    """Return the bytes that malloc has handed out and not got back; 0 if the C library does not say."""
     ask = _mallinfo()
     if ask is None:
         return 0
@@ -47,14 +48,14 @@ def handed_out_bytes() -> int:
 
 @final
 class Levels:
-    """Of one step, from its begin on.
+    """Memory of one step, from its beginning on.
 
     Args:
-        executor: what is away is known to it.
+        executor: knows the bytes that are away.
 
     Attributes:
-        held_bytes: the most that was allocated.
-        keep_all_bytes: the most that would have been if nothing had been away.
+        held_bytes: the most bytes that were allocated.
+        keep_all_bytes: the most bytes that would have been allocated with nothing away.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -65,7 +66,7 @@ class Levels:
         self.tick()
 
     def tick(self) -> None:
-        """Look at what is held now."""
+        """Look at the bytes that are held now."""
         now_bytes = self._before_bytes + self._allocated_bytes()
         self.held_bytes = max(self.held_bytes, now_bytes)
         self.keep_all_bytes = max(self.keep_all_bytes, now_bytes + self._executor.tier.held_bytes)

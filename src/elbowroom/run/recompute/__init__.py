@@ -1,1 +1,1 @@
-"""Recomputing: the calls of a step, made again to rebuild what was dropped."""
+"""Recomputing: repeats the calls of a step to rebuild what was dropped."""

@@ -1,13 +1,14 @@
-"""Calls: what forward called in one step, with all arguments, so that parts of it can run again.
+"""Recording of calls: what forward called in one step, with all arguments, so that parts of it can run again.
 
-A trace has the names of its ops and no arguments. They are recorded once, in one step: the op, plain values as they
-are, and of each tensor on which storage it lies and how. Nothing that is recorded keeps a tensor alive. A storage is
-known as what made it: a call, a parameter or buffer of a module, or nothing that is known; and as the n-th saved one.
+A trace has the names of its ops and no arguments. One step records these: the op, its plain values, and for each tensor
+its storage and its layout there. A recording keeps no tensor alive. It knows a storage by what made it: a call, a
+parameter or buffer of a module, or something unknown. It also knows which saved storage of the step it is.
 
 Note: [Where calls are seen]
-The recorder stands before every operator that is not composed of others (Watcher in op_calls.py), so that
-torch takes the ways that it takes without one; a dispatch mode would not do. An op that autocast casts the arguments of
-is seen as the casts and the op with what came of them. All that happens in one op of a trace is one group.
+The recorder sees every operator that is not composed of others (OperatorWatcher in op_calls.py). So torch takes the
+same paths as without a recorder; with a dispatch mode it would not. If autocast casts the arguments of an op, the
+recorder sees the casts first. Then it sees the op with the cast arguments. All calls within one op of a trace are one
+group.
 """
 
 from __future__ import annotations
@@ -33,26 +34,26 @@ from elbowroom.torch_compat.op_calls import (
 from elbowroom.torch_compat.operators import operator, reads_bytes
 
 VALUES = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-"""Arguments that are no tensors and mean the same whenever they are given."""
+"""Types of arguments that are not tensors, and mean the same in any step."""
 
 APART = "profiler."
-"""Namespace of ops that do no work and are in no trace."""
+"""Namespace of ops that do no work, and that traces leave out."""
 
 Owner = weakref.ref[torch.Tensor]
 
 
 @dataclass(slots=True, eq=False)
 class CallStorage:
-    """A storage that a call read or made.
+    """Storage that a call read or made.
 
     Attributes:
-        size_bytes: its bytes.
+        size_bytes: its size.
         alive: weak reference to it.
-        maker: the call that made it, None where that is not known.
+        maker: the call that made it; None if that is not known.
         met_in: the call that ran when it was first met: autograd saves a result before the call has returned it.
         owner: the parameter or buffer that it belongs to.
-        saved: it is the n-th saved storage of the step.
-        node: name of the autograd node of the tensor that was saved of it.
+        saved: n, if it is the n-th saved storage of the step.
+        node: name of the autograd node of the saved tensor.
     """
 
     size_bytes: int
@@ -66,7 +67,7 @@ class CallStorage:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor argument: how it lies on its storage."""
+    """Tensor argument: its storage, and its layout there."""
 
     source: CallStorage
     dtype: torch.dtype
@@ -81,13 +82,13 @@ class OpCall:
     """One op that ran.
 
     Attributes:
-        op: which overload.
-        name: such as "aten.convolution".
-        args, kwargs: as given; a tensor is a `View`.
+        op: its overload.
+        name: its name, such as "aten.convolution".
+        args, kwargs: its arguments; a tensor is a `View`.
         with_grad: whether grad mode was on.
         flags: settings that change numbers, see `flags_now`.
-        results: by place among the tensors that it returned, the storage that it made there.
-        unfit: why it cannot run again, "" where it can.
+        results: place among the tensors that it returned -> the storage that it made there.
+        unfit: why it cannot run again; "" if it can.
     """
 
     op: Any
@@ -101,17 +102,17 @@ class OpCall:
 
     @property
     def of_form(self) -> bool:
-        """Whether it takes only shape and type of its tensor arguments: their bytes need not be there."""
+        """Whether it needs only shape and type of its tensor arguments, not their bytes."""
         return not reads_bytes(self.name)
 
     def used(self) -> list[View]:
-        """The tensors whose bytes it reads or writes."""
+        """Return the tensors whose bytes it reads or writes."""
         return [] if self.of_form else list(views_of((self.args, self.kwargs)))
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """One op of a trace: its name and the calls that it is."""
+    """One op of a trace: its name and its calls."""
 
     name: str
     calls: list[OpCall] = field(default_factory=list[OpCall])
@@ -122,8 +123,8 @@ class Calls:
     """All that forward called in one step.
 
     Attributes:
-        groups: in order.
-        saved: by n, the n-th saved storage of the step.
+        groups: the ops, in order.
+        saved: n -> the n-th saved storage of the step.
     """
 
     groups: list[Group]
@@ -132,7 +133,7 @@ class Calls:
 
 @final
 class CallRecorder:
-    """Records from `start` to `stop`, outside of backward.
+    """Records calls from `start` to `stop`, outside of backward.
 
     Args:
         device: tensors of other devices make a call unfit.
@@ -149,7 +150,7 @@ class CallRecorder:
         self._apart: BackwardApart | None = None
 
     def start(self) -> None:
-        """Watch this thread from now on; where modes see calls of their own, nothing is recorded."""
+        """Watch this thread from now on. If a dispatch or function mode is on, nothing is recorded."""
         if modes_on():
             return
         watcher = _watcher()
@@ -159,11 +160,11 @@ class CallRecorder:
 
     @staticmethod
     def paused() -> AbstractContextManager[None]:
-        """Around the runtime's own work, which is not part of the step."""
+        """Return a context for the run's own work, which is not part of the step."""
         return _watcher().unwatched()
 
     def stop(self) -> Calls:
-        """End, and what was recorded. May be called again."""
+        """Stop recording, and return the recorded calls. May be called again."""
         if self._apart is not None:
             self._apart.close()
             self._apart = None
@@ -172,7 +173,7 @@ class CallRecorder:
         return Calls(self._groups, self._saved)
 
     def saves(self, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
-        """The n-th saved storage of the step is this one."""
+        """Note the n-th saved storage of the step."""
         source = self._saved[n] = self._source(storage)
         source.saved, source.node = n, node_of(tensor)
 
@@ -217,7 +218,7 @@ class CallRecorder:
                 call.results[place] = source
 
     def _kept(self, call: OpCall, value: Any) -> Any:
-        """An argument without the tensor that it is."""
+        """Return what is recorded of an argument: a `View` in place of a tensor."""
         if isinstance(value, (list, tuple)):
             return type(value)(self._kept(call, each) for each in value)  # pyright: ignore[reportUnknownVariableType]
         if isinstance(value, torch.Tensor):
@@ -248,7 +249,7 @@ class CallRecorder:
 
 
 def flags_now() -> tuple[Any, ...]:
-    """Settings of this process that change the numbers of kernels."""
+    """Return the settings of this process that change the numbers of kernels."""
     cudnn, matmul, mkldnn = torch.backends.cudnn, torch.backends.cuda.matmul, torch.backends.mkldnn
     return (
         torch.get_float32_matmul_precision(),
@@ -261,12 +262,12 @@ def flags_now() -> tuple[Any, ...]:
 
 
 def node_of(tensor: torch.Tensor) -> str:
-    """Name of the autograd node that made a tensor, "" where none did."""
+    """Return the name of the autograd node that made a tensor; "" if none did."""
     return "" if tensor.grad_fn is None else tensor.grad_fn.name()
 
 
 def views_of(value: Any) -> Iterator[View]:
-    """The tensors in recorded arguments, in order."""
+    """Yield the tensors in recorded arguments, in order."""
     if isinstance(value, View):
         yield value
     elif isinstance(value, dict):
@@ -278,7 +279,7 @@ def views_of(value: Any) -> Iterator[View]:
 
 
 def _owners() -> dict[int, Owner]:
-    """By storage, the parameter or buffer that it belongs to, of all modules that Python knows of."""
+    """Return storage key -> parameter or buffer, of all modules that Python knows of."""
     found: dict[int, Owner] = {}
     for module in alive_of(torch.nn.Module):
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
@@ -290,5 +291,5 @@ def _owners() -> dict[int, Owner]:
 
 @cache
 def _watcher() -> OperatorWatcher:
-    """The one of this process."""
+    """Return the watcher of this process."""
     return OperatorWatcher(lambda schema: operator(schema.name, len(schema.arguments)) is None)

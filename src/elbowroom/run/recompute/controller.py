@@ -1,9 +1,9 @@
-"""Recomputing: whether a run may record its calls, and what carries out the recomputes of its plans.
+"""Recomputes of a run: whether it may record its calls, and what carries out the recomputes of its plans.
 
 Note: [Compiled code]
-The compiler's guards look at dispatch keys, the recorder's among them: a region that is called while calls are recorded
-would be compiled anew. So no calls are recorded in a run once a recorded step of it went through torch.compile, be it a
-module or a function. What else the process has compiled does not matter.
+The compiler's guards look at dispatch keys, the recorder's among them. A region that is called while calls are recorded
+would be compiled anew. So a run records no calls once a recorded step went through torch.compile, as a module or as a
+function. What else the process has compiled does not matter.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from elbowroom.run.step_kinds import StepKind
 from elbowroom.torch_compat.cuda_allocator import compiler_graphs
 
 PROOFS = 2
-"""How many steps under a plan with recomputes prove them in every bit."""
+"""Number of first steps under a plan with recomputes that compare every bit."""
 
 
 @final
 class Recomputing:
-    """What is known of recomputes, for all kinds of steps.
+    """State of recomputes, for all kinds of steps.
 
     Args:
         executor: moves the storages.
@@ -48,15 +48,15 @@ class Recomputing:
         return self._banned
 
     def recorded(self, compiled: bool, given: Plan | None) -> None:
-        """A step of this run was recorded: see Note: [Compiled code].
+        """Learn from a recorded step whether recomputes are possible: see Note: [Compiled code].
 
         Args:
-            compiled: whether some of it went through torch.compile.
+            compiled: whether a part of it went through torch.compile.
             given: the plan that the run was given.
 
         Raises:
-            InvalidPlan: it has recomputes, which such a run cannot carry out.
-            UsageError: it is captured as CUDA graphs.
+            InvalidPlan: the given plan has recomputes, which such a run cannot carry out.
+            UsageError: torch.compile captures the code as CUDA graphs.
         """
         self._compiled |= compiled
         if compiled and compiler_graphs(self._executor.device):
@@ -72,15 +72,15 @@ class Recomputing:
             )
 
     def stop(self) -> None:
-        """No plan of this run recomputes from now on."""
+        """Allow no recomputes in this run from now on."""
         self._wanted = False
 
     def ban(self, saves: set[int]) -> None:
-        """What was rebuilt of these saves was wrong: no plan drops them again."""
+        """Let no plan drop these saves again: they were rebuilt wrong."""
         self._banned |= saves
 
     def carried_out(self, planned: Planned) -> StepKind:
-        """What was planned, and what rebuilds as it says."""
+        """Return the planned kind of step, with a rebuilder for its recomputes."""
         known, programs, calls = planned.known, planned.programs, planned.calls
         nodes = {n: calls.saved[n].node for program in programs for n in program.makes}
         known.refined, known.calls = True, calls

@@ -1,4 +1,4 @@
-"""What one step after the other does about recomputes: records its calls, drops and rebuilds, proves, verifies."""
+"""Recomputes in each step: records calls, drops and rebuilds storages, proves and verifies them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from elbowroom.run.step_kinds import StepKind
 
 @final
 class StepRecomputes:
-    """The room's part that has to do with recomputes.
+    """Part of a run that handles recomputes, step after step.
 
     Args:
         executor: moves the storages.
-        learner: what is known of the steps.
+        learner: knows the kinds of steps.
 
     Attributes:
         has_own_writes: whether storages are swapped in this step that its plan does not swap.
@@ -40,16 +40,16 @@ class StepRecomputes:
 
     @property
     def records_calls(self) -> bool:
-        """See class."""
+        """Whether this step records its calls."""
         return self._calls is not None
 
     def begin(self, key: Hashable, known: StepKind | None, entries: Sequence[Entry]) -> None:
-        """A step begins.
+        """Begin a step.
 
         Args:
             key: its signature.
-            known: what it should be.
-            entries: of the step, by n; grows.
+            known: the kind that it should be.
+            entries: the saved storages of the step, by n; the list grows during the step.
         """
         self._calls = CallRecorder(self._executor.device) if self._learner.wants_calls(key, known) else None
         self._rebuilder = known.rebuilder if known is not None else None
@@ -61,19 +61,19 @@ class StepRecomputes:
             self._calls.start()
 
     def paused(self) -> AbstractContextManager[None]:
-        """Around the runtime's own work, which is not part of the step."""
+        """Return a context for the run's own work, which is not part of the step."""
         return NOTHING if self._calls is None else self._calls.paused()
 
     def saves(self, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
-        """The n-th storage of the step is saved."""
+        """Note the n-th saved storage of the step, if calls are recorded."""
         if self._calls is not None:
             self._calls.saves(n, storage, tensor)
 
     def saved(self, known: StepKind, entry: Entry, storage: torch.UntypedStorage, tensor: torch.Tensor) -> bool:
-        """It has its entry, and is swapped where the plan says so: drop it where the plan says so.
+        """Drop a saved storage if the plan says so.
 
         Returns:
-            False where it should be dropped, but that would not be safe: then it is swapped.
+            False if the plan drops it but that would not be safe: then it is swapped.
         """
         fine = self._rebuilder is not None and self._rebuilder.saved(entry, storage, tensor)
         if fine or entry.n not in known.schedule.dropped:
@@ -89,17 +89,17 @@ class StepRecomputes:
                 self._rebuilder.rebuild(index)
 
     def differs(self) -> None:
-        """The step is not what was expected: nothing more is dropped in it."""
+        """Drop nothing more in a step that is not the expected one."""
         self.forward_ends()
         self._calls = self._rebuilder = None
 
     def forward_ends(self) -> None:
-        """No calls of interest come in this step any more."""
+        """Stop recording calls: forward is over."""
         if self._calls is not None:
             self._calls.stop()
 
     def verify(self) -> None:
-        """What was rebuilt in this step was right. Raises RecomputeFailed."""
+        """Check that what was rebuilt in this step was right. Raises RecomputeFailed."""
         if self._rebuilder is not None:
             try:
                 self._rebuilder.verify()
@@ -108,14 +108,14 @@ class StepRecomputes:
                 raise
 
     def ended(self, key: Hashable, known: StepKind | None) -> tuple[StepKind | None, int]:
-        """A step has ended.
+        """End a step.
 
         Args:
             key: its signature.
-            known: what it was.
+            known: its kind.
 
         Returns:
-            What to do from now on, and how many storages the step has shown not to come out the same.
+            What to do from now on, and the number of storages that were not rebuilt with the same bits.
         """
         calls, rebuilder = self._calls, self._rebuilder
         self._calls = self._rebuilder = None

@@ -1,12 +1,12 @@
 """Plans with recomputes, as pure functions of a question: the planning thread runs them.
 
-A kind of step is planned with swaps alone first. Where those make it wait, or do not meet the budget, and recomputes
-would do better, one more step of the kind runs under that plan, or swapped whole, and records its calls (calls.py);
-then it is planned again with the recomputes that the calls can carry out.
+A kind of step is planned with swaps alone first. Those may make it wait, or not meet the budget. If recomputes would do
+better, one more step of the kind records its calls (calls.py). It runs under that plan, or swapped whole. Then the kind
+is planned again, with the recomputes that the calls can carry out.
 
 Note: [Recomputes and a limit]
-A plan that needs a limit of the allocator ends the training where a block lies elsewhere than simulated. So a plan with
-recomputes that needs one never takes the place of a plan that needs none.
+With a limit of the allocator, a block that lies elsewhere than simulated ends the training. So a plan with recomputes
+that needs a limit never replaces a plan that does without.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from elbowroom.step.last_step import LastStep, last_step
 from elbowroom.step.translate import with_swaps
 
 WORTH = 1.01
-"""A step that takes at most this factor of the time with everything kept needs no recomputes."""
+"""Factor on the time with everything kept: a step that takes no longer than this needs no recomputes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Planned:
-    """What is to be done in steps of a kind, recomputes included, that nothing carries out yet.
+    """Kind of step with planned recomputes, before it has a rebuilder.
 
     Attributes:
-        known: all but what rebuilds.
-        programs: of its recomputes.
-        calls: that the programs are made of.
+        known: the kind of step, without its rebuilder.
+        programs: the programs of its recomputes.
+        calls: the calls that the programs are made of.
     """
 
     known: StepKind
@@ -47,7 +47,7 @@ class Planned:
 
 
 def would_help(question: StepQuestion, swaps: Course | None) -> bool:
-    """Whether a plan with recomputes is better than one with swaps alone; None where there is none."""
+    """Tell whether a plan with recomputes is better than `swaps`, a plan with swaps alone (None: there is none)."""
     trace, machine = question.trace, question.machine
     if not question.recomputes or (swaps is not None and not swaps.plan.swaps):
         return False
@@ -64,14 +64,14 @@ def would_help(question: StepQuestion, swaps: Course | None) -> bool:
 
 
 def planned(question: StepQuestion, calls: Calls, *, is_needed: bool) -> Planned | None:
-    """What to do in the next steps, now that their calls are known; None where no recompute helps.
+    """Plan with recomputes, now that the calls of a step are known; None if no recompute helps.
 
-    A given plan is followed, but for what was rebuilt wrong.
+    A given plan is followed, except for what was rebuilt wrong.
 
     Args:
         question: what is planned.
-        calls: of a step.
-        is_needed: no plan with swaps alone meets the budget: then one with recomputes may need a limit.
+        calls: the recorded calls of a step.
+        is_needed: whether no plan with swaps alone meets the budget. A plan with recomputes may need a limit then.
 
     Raises:
         InvalidPlan: the calls cannot carry out the given plan.
@@ -88,7 +88,7 @@ def planned(question: StepQuestion, calls: Calls, *, is_needed: bool) -> Planned
 
 
 def following(question: StepQuestion, calls: Calls, given: Plan) -> Planned:
-    """What to do to follow a given plan, but for what was rebuilt wrong; what the calls cannot rebuild is swapped.
+    """Follow a given plan, except for what was rebuilt wrong. What the calls cannot rebuild is swapped.
 
     Raises:
         InvalidPlan: the plan is not one for this step.
@@ -102,7 +102,7 @@ def following(question: StepQuestion, calls: Calls, given: Plan) -> Planned:
 
 
 def _carried_out(given: Plan, step: LastStep, found: Matched) -> Plan:
-    """A plan that swaps what the calls of a step cannot rebuild."""
+    """Return the plan with swaps in place of recomputes that the calls of a step cannot carry out."""
     cannot = [each for each in given.recomputes if why_impossible(found, each) is not None]
     if not cannot:
         return given
@@ -117,14 +117,14 @@ def _carried_out(given: Plan, step: LastStep, found: Matched) -> Plan:
 
 
 def _planned(question: StepQuestion, found: Matched, course: Course) -> Planned:
-    """Raises Impossible."""
+    """Make the programs of a course's plan. Raises Impossible."""
     programs = programs_of(found, course.plan)
     known = known_of(question.trace, course, question.machine, question.budget.device_bytes)
     return Planned(known=known, programs=programs, calls=found.calls)
 
 
 def _course(question: StepQuestion, found: Matched | None) -> Course | None:
-    """A plan with recomputes; of those that can be carried out, where that is known."""
+    """Return a course with recomputes, or None. If `found` is given, its calls must be able to carry them out."""
     trace, machine, asked = question.trace, question.machine, question.asked
     step = last_step(trace)
     save_of = {save.storage: n for n, save in enumerate(step.saves)}

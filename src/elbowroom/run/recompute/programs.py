@@ -1,14 +1,18 @@
-"""Programs: the recipes of a plan as calls that can be made again, with the place from where each takes its bytes.
+"""Programs: the recipes of a plan as calls that can be made again, and where each call takes its bytes from.
 
-Computes: for each recompute of a plan the recorded calls of its ops (calls.py), and for each tensor in their arguments
-whether its storage is made by a call before, is a saved storage of the step, or belongs to a parameter or buffer.
-Impossible are: ops that the recorded step did not call at that place, storages of which nothing is known (constants,
-inputs that autograd did not save), storages that Python filled and no call did, and random ops that no tick precedes at
-which their generator's state can be noted.
+Computes: for each recompute of a plan, the recorded calls of its ops (calls.py). Each tensor in their arguments lies on
+one of three kinds of storages: made by an earlier call, saved in the step, or of a parameter or buffer.
+
+A recompute is impossible in these cases:
+
+- the recorded step did not call one of its ops at that place;
+- it reads an unknown storage: a constant, or an input that autograd did not save;
+- it reads a storage that Python filled, and no call did;
+- it has a random op, and no tick comes before it at which its generator's state can be noted.
 
 Note: [Generator states]
-The runtime has control at ticks. The state that a random op drew from is that of any tick after the random op before
-it; where that op is in the recipe too and ran right before, the state follows by itself.
+A run has control at ticks. A random op drew from the generator's state at any tick since the random op before it. If
+that earlier op is in the recipe too and ran right before, the state follows by itself.
 """
 
 from __future__ import annotations
@@ -29,20 +33,20 @@ from elbowroom.units import NONE
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """One recompute.
+    """One recompute, as calls.
 
     Attributes:
         index: its place in the plan.
         label: its first op, in words.
-        ops: by call, the op of the trace that it is part of.
+        ops: for each call, the op of the trace that it is part of.
         calls: what is called, in order.
-        dies: by call, the storages that are not needed after it.
-        makes: by n, the saved storages that it rebuilds.
+        dies: for each call, the storages that are not needed after it.
+        makes: n -> the saved storage that it rebuilds.
         entries: the saved storages that it reads.
         owners: the parameters and buffers that it reads.
-        copied: running statistics, of which it gets copies.
-        states: by call, the save at whose tick its generator's state is noted; NONE is the step's begin.
-        flags: settings under which all calls ran.
+        copied: running statistics; the calls get copies of them.
+        states: call -> the save at whose tick its generator's state is noted; NONE is the beginning of the step.
+        flags: the settings under which all calls ran.
     """
 
     index: int
@@ -59,17 +63,17 @@ class Program:
 
 
 class Impossible(Exception):
-    """Why a recompute cannot be carried out, as a clause."""
+    """A recompute cannot be carried out; the message is a clause that says why."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matched:
-    """A recorded step beside the last step of its trace.
+    """Recorded calls of a step, matched with the last step of its trace.
 
     Attributes:
         step: the last step.
-        calls: what was recorded.
-        group_of: by op, what was called there; only as far as both agree.
+        calls: the recorded calls.
+        group_of: op -> what was called there; only as far as both agree.
         random: ops that draw random numbers, ascending.
     """
 
@@ -80,7 +84,7 @@ class Matched:
 
 
 def matched(step: LastStep, calls: Calls) -> Matched:
-    """Put the calls of a step beside the trace of its kind."""
+    """Match the calls of a step with the trace of its kind."""
     ops = step.trace.ops
     group_of: dict[int, Group] = {}
     forward = (i for i in range(step.first_op, step.end_op) if ops[i].phase == "forward")
@@ -97,7 +101,7 @@ def _draws(name: str, group: Group | None) -> bool:
 
 
 def why_impossible(found: Matched, recompute: Recompute) -> str | None:
-    """Why a recompute cannot be carried out; None where it can."""
+    """Return why a recompute cannot be carried out; None if it can."""
     try:
         program_of(found, recompute, 0)
     except Impossible as problem:
@@ -106,12 +110,12 @@ def why_impossible(found: Matched, recompute: Recompute) -> str | None:
 
 
 def programs_of(found: Matched, plan: Plan) -> tuple[Program, ...]:
-    """The programs of a plan's recomputes. Raises Impossible."""
+    """Return the programs of a plan's recomputes. Raises Impossible."""
     return tuple(program_of(found, recompute, index) for index, recompute in enumerate(plan.recomputes))
 
 
 def program_of(found: Matched, recompute: Recompute, index: int) -> Program:
-    """The program of one recompute. Raises Impossible."""
+    """Return the program of one recompute. Raises Impossible."""
     groups = [found.group_of.get(i) for i in recompute.recipe]
     missing = [i for i, group in zip(recompute.recipe, groups, strict=True) if group is None]
     if missing:
@@ -142,7 +146,7 @@ def program_of(found: Matched, recompute: Recompute, index: int) -> Program:
 
 
 def _made(found: Matched, recompute: Recompute, calls: Sequence[OpCall]) -> dict[int, CallStorage]:
-    """By n, what the calls make of the storages that are dropped."""
+    """Return n -> the dropped storage that the calls make."""
     step, again = found.step, set(map(id, calls))
     save_of = {save.storage: n for n, save in enumerate(step.saves)}
     makes: dict[int, CallStorage] = {}
@@ -158,7 +162,7 @@ def _made(found: Matched, recompute: Recompute, calls: Sequence[OpCall]) -> dict
 
 
 def check_filled(calls: Sequence[OpCall], needed: set[CallStorage]) -> None:
-    """All that is read was written by a call: not by Python, as where a tensor is made of a list. Raises Impossible."""
+    """Check that a call wrote all that is read. Python writes too, as in `torch.tensor([1, 2])`. Raises Impossible."""
     unfilled: set[CallStorage] = set()
     for call in calls:
         written = {view.source for view in _written(call)}
@@ -172,7 +176,7 @@ def check_filled(calls: Sequence[OpCall], needed: set[CallStorage]) -> None:
 
 
 def _written(call: OpCall) -> list[View]:
-    """Arguments that a call changes."""
+    """Return the arguments that a call changes."""
     arguments = schema_of(call.op).arguments
     given = dict(zip((argument.name for argument in arguments), call.args, strict=False)) | call.kwargs
     changed = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
@@ -180,7 +184,7 @@ def _written(call: OpCall) -> list[View]:
 
 
 def _inputs(calls: Sequence[OpCall]) -> tuple[list[CallStorage], list[CallStorage]]:
-    """What the calls read and do not make, and the running statistics among it. Raises Impossible."""
+    """Return what the calls read and do not make: storages, and running statistics apart. Raises Impossible."""
     made: set[CallStorage] = set()
     inputs: dict[CallStorage, None] = {}
     copied: dict[CallStorage, None] = {}
@@ -199,7 +203,7 @@ def _inputs(calls: Sequence[OpCall]) -> tuple[list[CallStorage], list[CallStorag
 
 
 def _statistics(call: OpCall) -> list[View]:
-    """Running statistics that a call updates; in evaluation it only reads them."""
+    """Return the running statistics that a call updates; in evaluation it only reads them."""
     if call.name not in STATISTICS:
         return []
     given = dict(zip((argument.name for argument in schema_of(call.op).arguments), call.args, strict=False))
@@ -210,7 +214,7 @@ def _statistics(call: OpCall) -> list[View]:
 
 
 def _dying(calls: Sequence[OpCall], stay: set[CallStorage]) -> tuple[tuple[CallStorage, ...], ...]:
-    """By call, what is made or read by then and not needed any more."""
+    """Return for each call what was made or read by then and is not needed any more."""
     last: dict[CallStorage, int] = {}
     for at, call in enumerate(calls):
         used = [view.source for view in call.used()]
@@ -223,7 +227,7 @@ def _dying(calls: Sequence[OpCall], stay: set[CallStorage]) -> tuple[tuple[CallS
 
 
 def _states(found: Matched, recompute: Recompute, pairs: Sequence[tuple[int, OpCall]]) -> dict[int, int]:
-    """See Note: [Generator states]."""
+    """Return call -> the save at whose tick its generator's state is noted: see Note: [Generator states]."""
     first_call = {i: at for at, (i, _) in reversed(list(enumerate(pairs)))}
     saved_at = [save.saved_at for save in found.step.saves]
     states: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Proofs: whether what a recipe rebuilt is what was dropped, bit by bit or by a sample of the bits."""
+"""Proofs that a recipe rebuilt what was dropped: checksums of all bits, or a sample of them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from elbowroom.torch_compat.core import set_storage
 
 CHECKED_PIECE_BYTES = 1 << 17
 PLACES = 256
-"""Words of each dropped storage that are compared in every step, spread over all of it, its ends among them."""
+"""Words of each dropped storage that are compared in every step, spread over all of it, both ends included."""
 
 
 @final
 class Checksums:
-    """Sums over all bytes, each word weighted by its place: storages that differ have the same one by chance only.
+    """Sums over all bytes, each word weighted by its place. Two storages that differ have the same sum by chance only.
 
-    They are worked out in pieces, so that they take little memory.
+    They are computed in pieces, so that they take little memory.
 
     Args:
         device: where the storages are.
@@ -27,10 +27,10 @@ class Checksums:
     def __init__(self, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(1)
         words = torch.randint(-(2**63), 2**63 - 1, (CHECKED_PIECE_BYTES // 8,), generator=generator)
-        self._weights = (words | 1).to(device)  # odd: the product with one tells all words apart
+        self._weights = (words | 1).to(device)  # odd, so that different words have different products
 
     def of(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """The sum of a storage."""
+        """Return the sum of a storage."""
         words, weights = storage.nbytes() // 8, self._weights
         total = torch.zeros((), dtype=torch.int64, device=storage.device)
         for first in range(0, words, len(weights)):
@@ -52,17 +52,17 @@ def _words(
 
 
 def sample_bytes(count: int, *, caching: bool) -> int:
-    """Bytes on the device that samples of so many storages take at most; with a caching allocator in a segment more."""
+    """Return the most device bytes that samples of `count` storages take; a caching allocator adds one segment."""
     return 2 * 4 * PLACES * count + (SEGMENT_BYTES if caching and count else 0)
 
 
 @final
 class Samples:
-    """Words of storages as they were when they were dropped, beside those of what was rebuilt.
+    """Sampled words of dropped storages, and of what was rebuilt in their place.
 
     Args:
-        rows: storages.
-        device: where they lie.
+        rows: the number of storages.
+        device: the device of the storages.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
@@ -71,20 +71,20 @@ class Samples:
         self._compared: set[int] = set()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._compared.clear()
 
     def take(self, row: int, storage: torch.UntypedStorage) -> None:
-        """Note a storage that is dropped."""
+        """Sample a storage that is dropped."""
         self._copy(self._dropped, row, storage)
 
     def compare(self, row: int, storage: torch.UntypedStorage) -> None:
-        """Note what was rebuilt of it."""
+        """Sample what was rebuilt of a dropped storage."""
         self._copy(self._rebuilt, row, storage)
         self._compared.add(row)
 
     def differing(self) -> list[int]:
-        """Rows of which what was rebuilt is not what was dropped; waits for the device."""
+        """Return the rows whose rebuilt storage differs from the dropped one. Waits for the device."""
         rows = sorted(self._compared)
         if torch.equal(self._dropped[rows], self._rebuilt[rows]):
             return []
@@ -92,7 +92,7 @@ class Samples:
 
     @staticmethod
     def _copy(into: torch.Tensor, row: int, storage: torch.UntypedStorage) -> None:
-        """Two combs of words: one from the first word on, one that ends with the last."""
+        """Copy two evenly spaced combs of words: one begins with the first word, the other ends with the last."""
         words, teeth = storage.nbytes() // 4, PLACES // 2
         if not words:
             return

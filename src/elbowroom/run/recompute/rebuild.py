@@ -1,12 +1,14 @@
 """Rebuilding: drops saved storages as a plan says, and runs its recipes when they are read back.
 
 Note: [Trust, but verify]
-A step may differ from its trace in ways that sizes and types do not show: a number that changes from step to step,
-another branch of the same shapes. So nothing is dropped where the autograd node of the saved tensor is another one,
-where settings changed, or where what a recipe reads cannot be reached. In the first steps every storage that is
-dropped is swapped out too, and what its recipe makes is compared with it in every bit; where they differ backward gets
-the original, and that storage is never dropped again. In later steps a sample of each is compared, and the parameters
-and buffers that a recipe read must not have been written since; all that is looked at before an optimizer steps.
+A step may differ from its trace in ways that sizes and types do not show: a number that changes from step to step, or
+another branch of the same shapes. So three things keep a storage from being dropped: the autograd node of its saved
+tensor is another one, settings changed, or an input of its recipe is out of reach.
+
+In the first steps every dropped storage is swapped out too. What its recipe makes is compared with it in every bit. If
+they differ, backward gets the original, and that storage is never dropped again. Later steps compare a sample of each.
+The parameters and buffers that a recipe reads must not have been written since forward. All this is checked before an
+optimizer steps.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ INSTEAD = "train with within(..., allow=('swap',)), which recomputes nothing"
 
 @final
 class Hold:
-    """Keeps what a recipe will read from being forgotten before it runs."""
+    """Keeps an input of a recipe alive until the recipe runs."""
 
     __slots__ = ("entry", "executor", "storage")
 
@@ -51,12 +53,12 @@ class Hold:
 
 @final
 class Run(Remake):
-    """One recipe in one step, from the first storage that it drops until it has run or nobody wants them any more.
+    """One recipe in one step, from its first dropped storage until it has run or nobody needs those storages.
 
     Args:
-        program: what it does.
-        step: the step it belongs to.
-        versions: of the parameters and buffers that it reads.
+        program: the calls of the recipe.
+        step: the step that it belongs to.
+        versions: versions of the parameters and buffers that it reads.
     """
 
     def __init__(self, program: Program, step: StepRuns, versions: list[int]) -> None:
@@ -68,7 +70,7 @@ class Run(Remake):
         self._done = False
 
     def needs(self, entry: Entry) -> None:
-        """An entry that it reads was saved."""
+        """Hold a saved entry that the recipe reads."""
         self._holds[entry.n] = Hold(self._step.executor, entry)
 
     def run(self) -> None:
@@ -84,7 +86,7 @@ class Run(Remake):
             self.dropped, self._holds = [], {}
 
     def _try(self, missing: list[Entry]) -> None:
-        """Rebuild; where the step proves, what goes wrong is no error, as the bytes are on the tier below too."""
+        """Rebuild. In a step that proves, a failure is no error: the bytes are on the lower tier too."""
         try:
             self._rebuild(missing)
         except Exception:
@@ -104,7 +106,7 @@ class Run(Remake):
             for entry in missing:
                 self._step.rebuilt(self.program, entry, made.pop(self.program.makes[entry.n]))
         finally:
-            made.clear()  # a traceback would keep it all
+            made.clear()  # a traceback would keep all of it alive
             tell(False)
 
     def _check_owners(self) -> None:
@@ -126,11 +128,11 @@ class Run(Remake):
 
 
 def _nobody(_begins: bool) -> None:
-    """Is told where no recorder is on."""
+    """Ignore the begin and end of a rebuild: no recorder is on."""
 
 
 class _Clock:
-    """Tells the executor's observer of each call, with the op that it is part of."""
+    """Reports each call to the executor's observer, with the op that it is part of."""
 
     def __init__(self, executor: Executor, program: Program, entry: Entry) -> None:
         self._executor = executor
@@ -140,12 +142,12 @@ class _Clock:
         self._at: int | None = None
 
     def began(self, at: int) -> None:
-        """A call begins, and so the one before has ended."""
+        """Note that a call begins, which ends the one before."""
         self._tell()
         self._at = at
 
     def ended(self) -> None:
-        """The last call has ended."""
+        """Note that the last call has ended."""
         self._tell()
         self._executor.counters.recompute_ns += self._begin_ns - self._first_ns
 
@@ -163,10 +165,10 @@ class StepRuns:
 
     Args:
         executor: moves the storages.
-        entries: of the step, by n; grows.
-        proofs: by n, checksums of what was dropped and is away too; None where the step proves nothing.
-        samples: of the kind of step.
-        rows: by n, its row of the samples.
+        entries: the saved storages of the step, by n; the list grows during the step.
+        samples: samples of the dropped storages, reused by each step of the kind.
+        rows: n -> its row of the samples.
+        proving: whether every bit is compared: what is dropped is then swapped out too.
     """
 
     def __init__(
@@ -191,15 +193,15 @@ class StepRuns:
 
     @property
     def proving(self) -> bool:
-        """Whether what is dropped is away too."""
+        """Whether what is dropped is swapped out too, to compare every bit."""
         return self._checksums is not None
 
     def noted(self, n: int) -> None:
-        """Note the generator's state at the tick of a save, or at the begin of the step."""
+        """Note the generator's state at the tick of a save, or at the beginning of the step."""
         self.states[n] = generator_state(self.executor.device)
 
     def drop(self, run: Run, entry: Entry, storage: torch.UntypedStorage) -> None:
-        """Let go of a storage that a recipe will rebuild."""
+        """Drop a storage that a recipe will rebuild."""
         run.dropped.append(entry)
         if self._checksums is None:
             self._samples.take(self._rows[entry.n], storage)
@@ -210,7 +212,7 @@ class StepRuns:
             entry.remake = run
 
     def rebuilt(self, program: Program, entry: Entry, storage: torch.UntypedStorage) -> None:
-        """A recipe has made a storage: take it, or where it is not what was dropped, take that."""
+        """Take the storage that a recipe has made. If its bits differ from the dropped ones, keep the original."""
         if storage.nbytes() != entry.size_bytes:
             raise RecomputeFailed(
                 f"recompute: {program.label} made {storage.nbytes()} bytes again where {entry.size_bytes} were saved; "
@@ -232,7 +234,7 @@ class Rebuilder:
     Args:
         executor: moves the storages.
         programs: by index in the plan.
-        nodes: by n, the autograd node that its saved tensor must have.
+        nodes: n -> the autograd node that its saved tensor must have.
     """
 
     def __init__(self, executor: Executor, programs: Sequence[Program], nodes: Mapping[int, str]) -> None:
@@ -249,7 +251,7 @@ class Rebuilder:
         self._step: StepRuns | None = None
 
     def begin(self, entries: Sequence[Entry], *, proving: bool) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._samples.begin()
         self._step = StepRuns(self._executor, entries, self._samples, self._rows, proving=proving)
         if NONE in self._noted:
@@ -261,10 +263,10 @@ class Rebuilder:
         return frozenset(self._program_of)
 
     def saved(self, entry: Entry, storage: torch.UntypedStorage, tensor: torch.Tensor) -> bool:
-        """An entry was saved: drop it where the plan says so; False where that would not be safe.
+        """Drop a saved entry if the plan says so. Returns False if that would not be safe.
 
         Raises:
-            TierFull: in a step that proves, the tier below has no room.
+            TierFull: in a step that proves, the lower tier has no room.
         """
         step, n = self._step, entry.n
         assert step is not None, "a step has begun"
@@ -289,7 +291,7 @@ class Rebuilder:
         return True
 
     def _new_run(self, step: StepRuns, program: Program) -> Run | None:
-        """A recipe whose inputs are within reach and whose settings are those of now; else None."""
+        """Return a run of a recipe; None if an input is out of reach or settings have changed."""
         owners = [owner() for owner in program.owners]
         versions = [version_of(owner) for owner in owners if owner is not None]
         inputs = [step.entries[n] for n in sorted(program.entries) if n < len(step.entries)]
@@ -302,18 +304,18 @@ class Rebuilder:
         return run
 
     def rebuild(self, index: int) -> None:
-        """Run a recipe, as the plan says, unless it has run."""
+        """Run a recipe of the plan, unless it has run."""
         assert self._step is not None, "a step has begun"
         run = self._step.runs.get(index)
         if run is not None:
             run.run()
 
     def wrong(self) -> set[int]:
-        """The saves that their recipes did not rebuild in this step, and backward got from the tier below."""
+        """Return the saves of this step that were not rebuilt with the same bits; backward got the originals."""
         return self._step.wrong if self._step is not None else set()
 
     def verify(self) -> None:
-        """Compare the samples of this step. Raises RecomputeFailed where one differs."""
+        """Compare the samples of this step. Raises RecomputeFailed if one differs."""
         step = self._step
         if step is None or step.proving:
             return

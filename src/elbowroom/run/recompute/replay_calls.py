@@ -1,9 +1,9 @@
-"""Replay: makes the calls of a program again, with the numbers that they gave the first time.
+"""Replay: makes the calls of a program again, with bit-equal results.
 
-The calls run as they did inside autograd's own kernels: without autograd, autocast and modes, under the same settings,
-with grad mode and `requires_grad` as they were, because kernels ask for these when they choose how to compute. Random
-ops draw from the generator states that were noted; the generator is left as it was found. What the calls made besides
-goes after its last use.
+The calls run as they did inside autograd's own kernels: without autograd, autocast and modes, under the same settings.
+Grad mode and `requires_grad` are as they were, because kernels look at these when they choose how to compute. Random
+ops draw from the generator states that were noted. The generator's own state is restored afterwards. Temporary results
+are freed after their last use.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def replay(
     """Make the calls of a program.
 
     Args:
-        program: what is called.
-        entry: by n, the storage of a saved one, on the device.
-        states: by n, the generator states that were noted.
-        device: where.
-        made: filled; what the program rebuilds is in it in the end.
+        program: the calls.
+        entry: returns the n-th saved storage, on the device.
+        states: n -> the generator state that was noted there.
+        device: the device to run on.
+        made: filled with what the program rebuilds.
         began: called with the number of each call before it is made.
     """
     with _as_recorded(program, device):
@@ -58,7 +58,7 @@ def replay(
 
 
 class _Given:
-    """Arguments from what was recorded of them."""
+    """Makes the arguments of a call from what was recorded of them."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class _Given:
         self._made = made
 
     def named(self, kept: Mapping[str, Any]) -> dict[str, Any]:
-        """What to give for the recorded keyword arguments."""
+        """Return the values of the recorded keyword arguments."""
         return self.value(dict(kept))
 
     def value(self, kept: Any) -> Any:
-        """What to give for one recorded argument."""
+        """Return the value of one recorded argument."""
         if isinstance(kept, View):
             return self.tensor(kept)
         if isinstance(kept, dict):
@@ -87,7 +87,7 @@ class _Given:
         return kept
 
     def tensor(self, view: View) -> torch.Tensor:
-        """A tensor on the storage that the recorded one was on."""
+        """Return a tensor on the storage of the recorded one, with its layout."""
         tensor = torch.empty(0, dtype=view.dtype, device=self.device)
         set_storage(tensor, self._storage(view.source), view.offset, view.shape, view.stride)
         return tensor.requires_grad_() if view.requires_grad else tensor
@@ -102,15 +102,15 @@ class _Given:
 
 
 class _Form(_Given):
-    """Arguments of a call that reads none of their bytes: a storage that was dropped too need not come back for it."""
+    """Makes arguments of a call that needs only their shapes and types. A dropped storage need not come back for it."""
 
     def named(self, kept: Mapping[str, Any]) -> dict[str, Any]:
-        """With the device, which its tensors do not tell."""
+        """Return the keyword arguments with the device, as tensors on "meta" do not show it."""
         given = super().named(kept)
         return given if given.get("device") is not None else {**given, "device": self.device}
 
     def tensor(self, view: View) -> torch.Tensor:
-        """A tensor of its shape, strides and type, without bytes."""
+        """Return a tensor of the same shape, strides and type, without bytes."""
         return torch.empty_strided(view.shape, view.stride, dtype=view.dtype, device="meta")
 
 
@@ -121,12 +121,12 @@ def _owned(source: CallStorage) -> torch.UntypedStorage:
 
 
 def generator_state(device: torch.device) -> torch.Tensor:
-    """State of the default generator of a device."""
+    """Return the state of a device's default generator."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def set_generator_state(device: torch.device, state: torch.Tensor) -> None:
-    """Put the default generator of a device into a state."""
+    """Set the state of a device's default generator."""
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
     else:
@@ -135,7 +135,7 @@ def set_generator_state(device: torch.device, state: torch.Tensor) -> None:
 
 @contextmanager
 def _as_recorded(program: Program, device: torch.device) -> Iterator[None]:
-    """Settings as they were; afterwards all is as it was found."""
+    """Set the recorded settings, and restore the present ones at the end."""
     with ExitStack() as stack:
         if program.states:
             stack.callback(set_generator_state, device, generator_state(device))
@@ -149,7 +149,7 @@ def _as_recorded(program: Program, device: torch.device) -> Iterator[None]:
 
 
 def _set_flags(flags: tuple[Any, ...]) -> None:
-    """Put the settings that `flags_now` reads."""
+    """Set the settings that `flags_now` reads."""
     precision, deterministic, of_cudnn, of_matmul, with_mkldnn, threads = flags
     cudnn: Any = torch.backends.cudnn
     matmul: Any = torch.backends.cuda.matmul
