@@ -1,4 +1,4 @@
-"""Capture: from a running step to a Trace. torch is imported when a capture begins, not before."""
+"""Capture: a running step becomes a Trace. torch is imported when a capture begins, not before."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ def capture(
     """Run a few training steps and record what they do: on this computer, or on a virtual GPU.
 
     With `machine="here"` the steps really run, once, with their own numbers. Every saved storage of at least
-    `min_size` is copied when it is saved, so the run needs that much more time and RAM than the training itself.
-    Any other machine is a GPU that need not be there: inside `setup` and the step "cuda" is a device without bytes, on
-    which nothing is computed, and the trace is what the CUDA build of torch would allocate (docs/virtual-device.md).
+    `min_size` is copied when it is saved. So the run needs that much more time and RAM than the training itself.
+    Any other machine is a GPU that need not be there. Inside `setup` and the step, "cuda" is then a device without
+    bytes, on which nothing is computed. The trace has the allocations of the CUDA build of torch
+    (docs/virtual-device.md).
 
     Args:
         setup: builds model, optimizer and data and returns the function that does one step.
         machine: "here", a GPU of the database in any spelling, or a Machine.
         steps: how many steps to record, at least 2: the last one is the steady state.
         min_size: smaller storages are recorded, but not as saved; bytes, or text such as "4MiB".
-        in_parts: whether the steps of optimizers are carried out in parts, as a run does that swaps their states: only
-            then a plan that swaps them can be run. As it is otherwise: an optimizer that updates lists of tensors needs
-            more memory in one go, which is what an estimate has to show.
+        in_parts: whether the steps of optimizers are carried out in parts, as in a run that swaps their states. A plan
+            that swaps states needs such a trace. An estimate needs False: an optimizer that updates lists of tensors
+            takes more memory when its step is carried out whole.
 
     Returns:
         The trace of all steps.

@@ -1,4 +1,4 @@
-"""Modules of other libraries, which are changed once they are imported."""
+"""Arrivals: modules of other libraries that are patched once they are imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, final
 
 Change = tuple[Any, str, Any]
 Changing = Callable[[Any], list[Change]]
-"""What is changed of a module."""
+"""Function that returns the changes of a module."""
 
 
 def changed_once_there(
@@ -19,11 +19,11 @@ def changed_once_there(
     stack: ExitStack,
     patched: Callable[[list[Change]], AbstractContextManager[None]],
 ) -> None:
-    """Change modules that are imported, and others once they are, until the stack is left.
+    """Patch modules that are imported, and others once they are, until the stack is left.
 
     Args:
-        changes: by a module's name, what is changed of it.
-        stack: undoes it.
+        changes: by a module's name, the function that returns its changes.
+        stack: undoes the changes when it is left.
         patched: sets attributes until it is left.
     """
 
@@ -39,10 +39,10 @@ def changed_once_there(
 
 @final
 class Arrivals(importlib.abc.MetaPathFinder):
-    """Does something with modules once they are imported.
+    """Finder that calls functions with modules once they are imported.
 
     Args:
-        waiting: what is called with a module, by its name.
+        waiting: by a module's name, the function to call with it.
     """
 
     def __init__(self, waiting: Mapping[str, Callable[[Any], Any]]) -> None:
@@ -50,7 +50,7 @@ class Arrivals(importlib.abc.MetaPathFinder):
         self._looking: set[str] = set()
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002  the protocol's
-        """The spec of a module that is waited for, with a loader that tells of it."""
+        """Return the spec of a module in `waiting`, with a loader that calls its function."""
         if fullname not in self._waiting or fullname in self._looking:
             return None
         self._looking.add(fullname)

@@ -1,8 +1,8 @@
-"""From a recording to records: the Trace (as if every storage were kept) and the measured Timeline (as it was).
+"""Assemble: make records of a recording: the Trace, as if every storage were kept, and the measured Timeline.
 
-The recorded step may have swapped some or all of its saved storages. The trace undoes that: a storage that left lives
-on from the death of its original to the death of the last of its saved tensors and returned copies, which is how long
-autograd would have held it. When the original died says from where on only autograd holds it.
+The recorded step may have swapped some or all of its saved storages. The trace undoes that. A storage that left lives
+as long as autograd would have held it: until the last of its saved tensors and returned copies has died. From the death
+of its original on, only autograd holds it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Assembly:
     """One pass over a recording.
 
     Args:
-        recording: what was recorded.
+        recording: the recording.
         tier: the lower tier of the run, which names the lanes of the timeline.
 
     Attributes:
-        clear: positions at which the runtime had control once all was freed that the ops before no longer need. Where
-            an op's result is saved, it has it before that.
+        clear: positions at which the runtime had control after all frees of the ops before. Where an op's result is
+            saved, the runtime has control earlier than that.
     """
 
     def __init__(self, recording: Recording, tier: TierName) -> None:
@@ -96,9 +96,9 @@ class Assembly:
         self._to_device_time()
 
     def _to_device_time(self) -> None:
-        """A device with streams does its work later than the host hands it out: ops and bytes move to when it does.
+        """Move ops and bytes to the times of the device: one with streams works later than the host issues the work.
 
-        What lies between two marks is stretched between the times at which the device came to them.
+        Times between two marks are stretched to the times at which the device reached the marks.
         """
         if not self._reached:
             return
@@ -108,9 +108,9 @@ class Assembly:
         self._changes = [(clock.at(at_ns), storage, change) for at_ns, storage, change in self._changes]
 
     def _renumber(self) -> None:
-        """Storages the last step saves come first, in that order: so a plan means the same in every recording.
+        """Renumber storages: those that the last step saves come first, in the order of saves.
 
-        Those of the parts of optimizers' steps come next.
+        The storages of the parts of optimizers' steps come next. So a plan means the same in every recording.
         """
         first_op = self._steps[-2] if len(self._steps) > 1 else 0
         saved = (save.storage for save in self._saves if save.saved_at >= first_op)
@@ -119,7 +119,7 @@ class Assembly:
         for number, storage in enumerate(order):
             new[storage] = number
         self._storages = [self._storages[storage] for storage in order]
-        # What came back without having left in the recording was there before all of it.
+        # A storage that came back without having left in the recording was there before the recording.
         events = sorted(self._events, key=lambda event: event.op)
         self._events = [Event(op, new[storage], size_bytes) for op, storage, size_bytes in events]
         self._states.renumber(new)
@@ -151,7 +151,7 @@ class Assembly:
             self._event(storage, -1)
         else:
             saved.original_gone = True
-            # An op that has made nothing yet is still having its arguments saved: this is before its work.
+            # If an op has made nothing yet, its arguments are still being saved: this is before its work.
             starting = self._open_op is not None and not self._open_op.made
             saved.idle_from = len(self._ops) - starting
 
@@ -172,7 +172,7 @@ class Assembly:
             self._events.append(Event(len(self._ops) - 1, storage, sign * size_bytes))
 
     def _resolve(self, block: RecordedBlock) -> int:
-        """The storage at an address; memory that torch's allocator did not give out is met here for the first time."""
+        """Return the storage at an address; memory that torch's allocator did not hand out is first seen here."""
         storage = self._at.get(block.address)
         if storage is None:
             storage = self._copies.get(block.address)
@@ -212,7 +212,7 @@ class Assembly:
                 self._at[block.address] = self._new(block, "input", first=True)
 
     def _on_laid_out(self, note: Note) -> None:
-        """The memory of a caching allocator as it was found: what Python does not know of is some library's own."""
+        """Note the memory of a caching allocator as it was found; blocks unknown to Python belong to libraries."""
         holes: list[int] = []
         for block in note.blocks:
             storage = self._new(block, "input" if block.dtype else "workspace", first=True)
@@ -288,7 +288,7 @@ class Assembly:
             self._maybe_over(saved)
 
     def _maybe_over(self, saved: SaveDraft) -> None:
-        """The keep-all end of a saved storage: nobody has the original, a saved tensor or a returned copy any more."""
+        """End a saved storage as if all were kept: once its original, saved tensors and returned copies are gone."""
         if saved.dropped and not saved.copies and self._open.get(saved.storage) is saved:
             del self._open[saved.storage]
             if saved.original_gone:
@@ -308,7 +308,7 @@ class Assembly:
         self._states.asked(self._resolve(note.blocks[0]))
 
     def _on_state_left(self, note: Note) -> None:
-        """When everything is kept it stays; as it was, it goes."""
+        """Note that a state left: it stays in the trace, and goes in the measured timeline."""
         storage = self._resolve(note.blocks[0])
         del self._at[note.blocks[0].address]
         self._states.left(note.entry, storage)
@@ -354,7 +354,7 @@ class Assembly:
     # Results
 
     def trace(self) -> Trace:
-        """What the recorded steps do when every storage is kept."""
+        """Return what the recorded steps do when every storage is kept."""
         ops = tuple(
             Op(
                 name=op.seen.name,
@@ -379,7 +379,7 @@ class Assembly:
         )
 
     def timeline(self, trace_id: str, outside_bytes: int = 0) -> Timeline:
-        """What was measured: op spans, stalls, transfers and the device's allocated bytes."""
+        """Return the measured timeline: op spans, stalls, transfers and the device's allocated bytes."""
         moved = [MovedStorage(each, self._storage_of(each.entry)) for each in self._recording.happenings]
         clock = Clock(start_ns=self._ops[0].seen.start_ns, offset_ns=self._offset_ns)
         seen = [op.seen for op in self._ops]
@@ -396,7 +396,7 @@ class Assembly:
         )
 
     def peak_allocated_bytes(self) -> int:
-        """What was measured: the most that was allocated on the device at once."""
+        """Return the measured peak: the most bytes that were allocated on the device at once."""
         level = accumulate(change for _, _, change in self._changes)
         return max(level, default=0)
 

@@ -1,4 +1,4 @@
-"""capture(): every step of a training, recorded in one go: on the CPU for real, or on a virtual GPU."""
+"""Capture steps: `capture()` records every step of a training, really run on the CPU or on a virtual GPU."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def capture_steps(
 
 
 def _watch(observing: Observing, parts: PartsWatch) -> OptimizerWatch:
-    """Has the recorder and the parts know of every optimizer that steps."""
+    """Report every optimizer that steps to the recorder and the parts."""
 
     def begins(optimizer: torch.optim.Optimizer) -> None:
         parts.meets(optimizer)
@@ -76,7 +76,7 @@ def _watch(observing: Observing, parts: PartsWatch) -> OptimizerWatch:
 
 @final
 class _Alone(Conductor):
-    """Every step is observed."""
+    """Conductor of a capture: every step is observed."""
 
     def __init__(self, observing: Observing) -> None:
         self._observing = observing
@@ -91,14 +91,14 @@ class _Alone(Conductor):
         return self._observing.aside()
 
     def act(self, action: Action | None) -> None:
-        """No plan says to do anything."""
+        """Do nothing, as there is no plan."""
 
     def surprised_by(self, what: str) -> None:
-        """No plan expects anything."""
+        """Do nothing, as no plan expects anything."""
 
 
 def _parts(observing: Observing, device: torch.device, gradients: Gradients, min_size_bytes: int | None) -> PartsWatch:
-    """Steps of optimizers in parts, of which the recorder is told."""
+    """Carry out optimizers' steps in parts, which are reported to the recorder."""
 
     def begins(_: torch.optim.Optimizer, portion: Portion) -> None:
         if observing.recorder is not None:
@@ -123,7 +123,7 @@ def _step_of(setup: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
 def _on_virtual(
     setup: Callable[[], Callable[[], Any]], machine: Machine, steps: int, min_size_bytes: int | None
 ) -> Trace:
-    """Steps of a virtual GPU: as many as are asked for, however many calls of the step function that takes."""
+    """Record the wanted number of steps on a virtual GPU; that may take more or fewer calls of the step function."""
     from elbowroom.capture.virtual import VirtualDevice
 
     if not machine.compute_capability:

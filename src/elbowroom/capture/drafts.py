@@ -1,4 +1,4 @@
-"""Records of a trace in the making."""
+"""Drafts: records of a trace in the making."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elbowroom.capture.recording.profiler_stream import OpSeen
 from elbowroom.trace import Category, Phase, Save, Storage
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-"""Of the element types that the formulas for FLOPs meet."""
+"""Bytes of the element types that occur in the formulas for FLOPs."""
 
 
 @dataclass(slots=True)
@@ -39,11 +39,11 @@ class OpDraft:
         return self.seen.name.endswith("_") and not self.seen.name.endswith("__")
 
     def saves_before_work(self, storage: int) -> bool:
-        """Whether autograd saves it for this op before the op's work is done.
+        """Return whether autograd saves a storage for this op before the op's work is done.
 
-        It saves an op's arguments before that and its results after it, both within the op. The result of an op in
-        place is its first argument. Others that an op writes are saved before it does so, such as the noise of
-        rrelu_with_noise: they may not leave.
+        Autograd saves an op's arguments before its work and its results after it, both within the op. The result of an
+        op in place is its first argument. Other storages that an op writes are saved before it writes them, such as the
+        noise of rrelu_with_noise: these may not leave.
         """
         return storage not in self.made and not (self.in_place and storage in self.writes[:1])
 
@@ -63,11 +63,11 @@ class SaveDraft:
 
 @dataclass(slots=True)
 class Brief:
-    """What recipes hold while they run: bytes on the device that are part of no trace.
+    """Bytes that recipes hold while they run; they are part of no trace.
 
     Attributes:
-        changes: where its bytes are counted.
-        runs: whether one runs now.
+        changes: the list in which the bytes are counted.
+        runs: whether a recipe runs now.
     """
 
     changes: list[tuple[int, int, int]]
@@ -75,14 +75,14 @@ class Brief:
     _held: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
 
     def alloc(self, at_ns: int, address: int, size_bytes: int, storages: list[StorageDraft]) -> None:
-        """A block was handed out."""
+        """Note that a block was handed out."""
         if self.runs:
             self._held[address] = len(storages), size_bytes
             self.changes.append((at_ns, len(storages), size_bytes))
             storages.append(StorageDraft(size_bytes, "temporary", "", from_stream=True))
 
     def free(self, at_ns: int, address: int) -> None:
-        """A block was taken back, or is counted as something else from now on."""
+        """Note that a block was taken back, or counts as something else from now on."""
         storage, size_bytes = self._held.pop(address, (0, 0))
         if size_bytes:
             self.changes.append((at_ns, storage, -size_bytes))
@@ -100,7 +100,7 @@ def storage_of(known: StorageDraft) -> Storage:
 
 
 def save_of(saved: SaveDraft) -> Save:
-    """The record of a save; where it was read before only autograd held it, it never was idle."""
+    """Return the record of a save; if it was read before only autograd held it, it never was idle."""
     idle = saved.idle_from
     if idle is not None and saved.read_at and idle >= saved.read_at[0]:
         idle = None

@@ -14,11 +14,11 @@ Formula = Callable[[list[Shape], list[int], bool], int]
 
 
 def flops(name: str, arguments: tuple[Any, ...], made: list[int]) -> int:
-    """FLOPs of one op; 0 where no formula is known.
+    """Return the FLOPs of one op; 0 if no formula is known.
 
     Args:
-        name: such as "aten.mm".
-        arguments: by position, shapes of tensors (tuples) and values of flags; others are not looked at.
+        name: name, such as "aten.mm".
+        arguments: by position, shapes of tensors (tuples) and values of flags; others are ignored.
         made: elements of the storages it made or changed.
     """
     formula = FORMULAS.get(name)

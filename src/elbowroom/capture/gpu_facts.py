@@ -1,6 +1,6 @@
-"""What the rules of the virtual device read of a GPU.
+"""GPU facts: the figures of a GPU that the virtual device's rules read.
 
-Two GPUs with the same facts run the same kernels with the same scratch, so that one capture stands for both.
+Two GPUs with the same facts run the same kernels with the same scratch memory. So one capture serves both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Facts:
 
     Attributes:
         compute_capability: major * 10 + minor.
-        multiprocessors: how many it has.
+        multiprocessors: number of streaming multiprocessors.
     """
 
     compute_capability: int = 90
@@ -25,7 +25,7 @@ class Facts:
 
     @classmethod
     def of(cls, machine: Machine) -> Self:
-        """Those of a machine; what it does not know is taken from an H100."""
+        """Return the facts of a machine; unknown ones are those of an H100."""
         return cls(
             compute_capability=machine.compute_capability or cls().compute_capability,
             multiprocessors=machine.multiprocessors or cls().multiprocessors,

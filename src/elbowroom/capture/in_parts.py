@@ -1,4 +1,4 @@
-"""Steps of optimizers in parts while something is captured: as a run carries them out in which states may move."""
+"""In parts: carry out optimizers' steps in parts during a capture, as a run does in which states may move."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from elbowroom.engine.optimizer_parts import AtPart, InTurn
 
 @final
 class PartsWatch:
-    """Has the steps of all optimizers that are met carried out in parts, until `close`; their states stay.
+    """Carries out the steps of all optimizers in parts until `close`; their states stay.
 
     Args:
-        min_size_bytes: states smaller than this never move; None carries steps out as ever.
-        begins: called with the optimizer and the part before each.
+        min_size_bytes: smaller states never move; None carries steps out whole.
+        begins: called with the optimizer and the part before each part.
         ends: called with them after it.
     """
 
@@ -27,12 +27,12 @@ class PartsWatch:
         self._stepping = None if min_size_bytes is None else Stepping(self._step, None)
 
     def meets(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
+        """Note an optimizer that is about to step."""
         if self._stepping is not None:
             self._stepping.meets(optimizer)
 
     def close(self) -> None:
-        """Steps are carried out as ever from now on."""
+        """Carry steps out whole from now on."""
         if self._stepping is not None:
             self._stepping.close()
 

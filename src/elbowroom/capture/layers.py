@@ -1,8 +1,8 @@
-"""Layers: which convolutions a step calls, with what, and what each costs with every algorithm that can be switched to.
+"""Layers: the convolutions that a step calls, and the cost of each with every algorithm that can be switched to.
 
-Measured beside the step, once for each shape: forward and backward of the operator alone, with made-up numbers, the
-fastest of `RUNS`. Scratch memory is what the call holds at most beside its result, of what torch allocates. A layer
-takes part where the convolution is all that its forward is: zero padding given in numbers.
+Costs are measured outside the step, once for each shape: forward and backward of the operator alone, with made-up
+numbers, the fastest of `RUNS`. Scratch memory is the most that torch allocates in the call in addition to its result. A
+layer takes part if its forward is just the convolution, with zero padding given in numbers.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from elbowroom.engine.storages import tensors_of
 from elbowroom.trace import Choice, Op, Trace
 
 RUNS = 1
-"""After one that is recorded, and warms up."""
+"""Timed runs, after one that is recorded and warms up."""
 FORWARD, BACKWARD = "aten.convolution", "aten.convolution_backward"
 
 _KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 class Chosen(NamedTuple):
-    """Names of the choices for one call of a layer; None where it runs as the training has set it."""
+    """Names of the choices for one call of a layer; None if it runs as the training has set it."""
 
     forward: str | None
     backward: str | None
@@ -53,7 +53,7 @@ class LayerCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one choice costs. Times in ns, scratch memory in bytes; 0 for a backward that there is none of."""
+    """Cost of one choice. Times are in ns, scratch memory in bytes; 0 if there is no backward."""
 
     name: str
     forward_ns: int
@@ -63,12 +63,12 @@ class Cost:
 
 
 def is_switchable(layer: nn.Module) -> bool:
-    """Whether an algorithm can be chosen for a layer."""
+    """Return whether an algorithm can be chosen for a layer."""
     return type(layer) in _KINDS and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
 
 
 def switchable(root: nn.Module) -> dict[str, nn.Module]:
-    """By path, such as "UNet.down.0", the layers of a module for which an algorithm can be chosen."""
+    """Return the layers of a module for which an algorithm can be chosen, by path such as "UNet.down.0"."""
     name = type(root).__name__
     found = root.named_modules()
     return {f"{name}.{path}" if path else name: layer for path, layer in found if is_switchable(layer)}
@@ -76,7 +76,7 @@ def switchable(root: nn.Module) -> dict[str, nn.Module]:
 
 @final
 class LayerWatch:
-    """Notes every call of the layers of a module.
+    """Watch that notes every call of the layers of a module.
 
     Attributes:
         calls: by path of the layer, its calls in order.
@@ -122,7 +122,7 @@ def _call(layer: Any, given: Tensor) -> LayerCall:
 
 
 def measure(call: LayerCall) -> tuple[Cost, ...]:
-    """What a call costs with each choice, the one that is set first."""
+    """Measure the cost of a call with each choice; the one that is set comes first."""
     given, weight = _like(call.shape, call.stride, call), _like(call.weight_shape, call.weight_stride, call)
     stride, padding, dilation, output_padding = call.settings
     transposed = call.kind.startswith("ConvTranspose")
@@ -156,7 +156,7 @@ def _like(shape: tuple[int, ...], stride: tuple[int, ...], call: LayerCall) -> T
 
 
 def _cost(run: Callable[[], Any], device: torch.device) -> tuple[int, int]:
-    """(ns, bytes beside the results) of one call."""
+    """Measure one call: (ns, bytes in addition to its results)."""
     stream = ProfilerStream(device)
     scratch_bytes = 0
     if stream.start():
@@ -192,16 +192,16 @@ def with_offers(
     costs: Mapping[LayerCall, Sequence[Cost]],
     chosen: Mapping[str, Sequence[Chosen]],
 ) -> Trace:
-    """The trace whose convolutions in the last step offer what was measured.
+    """Return the trace with the measured choices offered by the convolutions of its last step.
 
-    The k-th convolution of a layer is its k-th call, its backward ones are those from the last call to the first. A
-    layer with another number of them offers nothing.
+    The k-th forward convolution of a layer is its k-th call. Its backward convolutions are those from the last call to
+    the first. A layer with another number of convolutions offers nothing.
 
     Args:
-        trace: of the step.
+        trace: the trace of the step.
         calls: by path of the layer, its calls in that step.
-        costs: of each call.
-        chosen: by path of the layer, what its calls ran with; as the training has set it where nothing is said.
+        costs: by call, the cost of each choice.
+        chosen: by path of the layer, the choices with which its calls ran; calls not named ran as the training has set.
     """
     first, end = trace.steps[-1]
     ops = list(trace.ops)
@@ -217,7 +217,7 @@ def with_offers(
 
 
 def _offering(op: Op, costs: Sequence[Cost], ran: str | None) -> Op:
-    """An op with its choices, the training's own first: each takes so much longer or shorter as was measured."""
+    """Return an op with its choices, the training's own first; times change as the measured ones do."""
     backward = op.name == BACKWARD
     measured = {
         c.name: (c.backward_ns, c.backward_bytes) if backward else (c.forward_ns, c.forward_bytes) for c in costs

@@ -1,6 +1,6 @@
-"""The link between a CUDA device and the host, measured: copies from and to pinned memory, timed by the device.
+"""Link probe: measure copies between a CUDA device and pinned memory of the host, timed by the device.
 
-Limits: one copy at a time; both directions at once, or several devices on one switch, are slower.
+Limits: it copies one at a time; both directions at once, or several devices on one switch, are slower.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _COPIES = 5
 
 
 class LinkRates(NamedTuple):
-    """What copies between device and host do.
+    """Measured rates of copies between device and host.
 
     Attributes:
         out_bytes_per_s: rate from device to host.
@@ -33,8 +33,8 @@ def measure_link(size_bytes: int = PROBE_BYTES, index: int = 0) -> LinkRates:
     """Copy pinned memory to a CUDA device and back, a few times.
 
     Args:
-        size_bytes: of one copy; as much is allocated on the device and pinned on the host meanwhile.
-        index: of the device.
+        size_bytes: bytes of one copy; as many are allocated on the device and pinned on the host meanwhile.
+        index: index of the device.
 
     Raises:
         UsageError: torch sees no CUDA device.
@@ -56,7 +56,7 @@ def measure_link(size_bytes: int = PROBE_BYTES, index: int = 0) -> LinkRates:
 
 
 def _least_ns(copy: Callable[[], object]) -> int:
-    """The shortest of a few copies, from the call to the end of the copy; the first one only warms up."""
+    """Return the time of the shortest of a few copies, from the call to its end; the first one only warms up."""
     import torch
 
     durations_ns: list[int] = []

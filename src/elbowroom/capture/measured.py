@@ -1,4 +1,4 @@
-"""The measured timeline of a recorded step: its spans and its curve of allocated bytes."""
+"""Measured: the measured timeline of a recorded step: its spans and its curve of allocated bytes."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ DISK_LANES: tuple[Lane, Lane] = ("disk write", "disk read")
 
 
 class Clock(NamedTuple):
-    """When the first op starts, on the clock of the ops, and what that is ahead of the clock of the happenings."""
+    """Start of the first op on the clock of ops, and that clock's lead over the clock of happenings."""
 
     start_ns: int
     offset_ns: int
 
 
 class MovedStorage(NamedTuple):
-    """A stall or transfer, and the storage of the trace it was for; None for one of an earlier step."""
+    """A stall or transfer, and the storage of the trace that it was for; None for a storage of an earlier step."""
 
     happening: Happening
     storage: int | None
 
 
 def spans_of(clock: Clock, ops: Sequence[OpSeen], moved: Iterable[MovedStorage], tier: TierName) -> tuple[Span, ...]:
-    """Ops, stalls and transfers, in order of time.
+    """Return ops, stalls and transfers as spans, in order of time.
 
     Args:
-        clock: of the step.
-        ops: all of it.
-        moved: whatever the recorder heard of; what ended before the step is left out.
+        clock: clock of the step.
+        ops: all ops of the step.
+        moved: the stalls and transfers that were recorded; those that ended before the step are left out.
         tier: where storages went.
     """
     spans = [
@@ -89,12 +89,12 @@ def _span(
 def curve_of(
     clock: Clock, changes: Iterable[tuple[int, int, int]], storages: Sequence[StorageDraft]
 ) -> tuple[Curve, tuple[tuple[Category, int], ...]]:
-    """Allocated bytes over the step, and what they are at their peak by category, the largest first.
+    """Return the allocated bytes over the step, and the bytes at their peak by category, the largest first.
 
     Args:
-        clock: of the step.
+        clock: clock of the step.
         changes: (at_ns, storage, bytes) in order.
-        storages: by id.
+        storages: the storages by id.
     """
     at_ns: list[int] = []
     level: list[int] = []
@@ -116,10 +116,10 @@ def curve_of(
 
 @final
 class DeviceClock:
-    """Stretches the host's time between marks to that of the device.
+    """Clock that stretches the host's time between marks to that of the device.
 
     Args:
-        marks: (when the host set it, when the device came to it), at least one, in the order they were set.
+        marks: (when the host set it, when the device reached it), at least one, in the order they were set.
     """
 
     def __init__(self, marks: Sequence[tuple[int, int]]) -> None:
@@ -129,7 +129,7 @@ class DeviceClock:
             self._device_ns.append(max(device_ns, self._device_ns[-1] if self._device_ns else device_ns))
 
     def at(self, host_ns: int) -> int:
-        """When the device did what the host handed out at this time."""
+        """Return when the device did the work that the host issued at a time."""
         behind = bisect_right(self._host_ns, host_ns)
         before = max(behind - 1, 0)
         start_ns, from_ns = self._host_ns[before], self._device_ns[before]

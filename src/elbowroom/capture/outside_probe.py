@@ -1,9 +1,9 @@
-"""What a process takes on a GPU outside torch's allocator, measured in a child process.
+"""Outside probe: measure in a child process the memory of a process on a GPU outside torch's allocator.
 
 The child makes a context and takes a small training step with the usual libraries: convolutions (cuDNN), products
-(cuBLAS), attention, norms and an optimizer, in float32 and under autocast. Before and after it asks the driver (NVML)
-what it holds. Where the driver does not tell of single processes, the growth of what all hold counts.
-Limits: kernels that only a larger job loads, and buffers of NCCL, are not in it.
+(cuBLAS), attention, norms and an optimizer, in float32 and under autocast. Before and after the step it asks the driver
+(NVML) for its memory. If the driver does not report single processes, the growth of all processes together counts.
+Limits: kernels that only a larger job loads, and buffers of NCCL, are not counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def measure_outside() -> MeasuredOutside:
     """Measure it on the first visible GPU.
 
     Raises:
-        UsageError: torch sees no GPU, the driver does not tell, or the child process failed.
+        UsageError: torch sees no GPU, the driver does not answer, or the child process failed.
     """
     command = [sys.executable, "-m", "elbowroom.capture.outside_probe"]
     try:
@@ -43,7 +43,7 @@ def measure_outside() -> MeasuredOutside:
 
 
 def main() -> None:
-    """What the child process does: it writes both figures as JSON."""
+    """Measure in the child process, and write both figures as JSON."""
     import torch
 
     before = nvml.used()
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _held(before: nvml.Used) -> int:
-    """Bytes of this process less those of torch's allocator."""
+    """Return the bytes of this process less those of torch's allocator."""
     import torch
 
     now = nvml.used()
@@ -70,7 +70,7 @@ def _held(before: nvml.Used) -> int:
 
 
 def _step(dtype: object) -> None:
-    """One training step; under autocast to a dtype, if one is given."""
+    """Take one training step; under autocast to a dtype, if one is given."""
     import torch
     from torch import nn
     from torch.nn import functional

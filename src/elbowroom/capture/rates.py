@@ -1,4 +1,4 @@
-"""Rates of links, as the transfers of a step show them."""
+"""Rates of links, measured by the transfers of a step."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from elbowroom.engine.entries import Happening
 from elbowroom.machine import Link, Machine
 
 LEAST_COPY_BYTES = 8 << 20
-"""Transfers of less tell of no rate."""
+"""Least bytes of a transfer that counts for a rate."""
 _KINDS = (("swap_out", "swap_back"), ("disk_write", "disk_read"))
 
 
 def with_rates_of(machine: Machine, transfers: Sequence[Happening]) -> Machine:
-    """A machine with the rates that these transfers show in place of those it had."""
+    """Return the machine with the rates of these transfers in place of its own."""
     links = [_as_measured(link, transfers, *which) for link, which in zip(machine.links, _KINDS, strict=False)]
     return replace(machine, links=tuple(links))
 
@@ -28,7 +28,7 @@ def _as_measured(link: Link, transfers: Sequence[Happening], out: str, back: str
 
 
 def _rate(transfers: Sequence[Happening]) -> int:
-    """Bytes per second over the time in which at least one of them was under way; 0 where they are too few to tell."""
+    """Return bytes per second over the time in which a transfer was in flight; 0 if there are too few transfers."""
     moved_bytes = sum(transfer.size_bytes for transfer in transfers)
     if moved_bytes < LEAST_COPY_BYTES:
         return 0

@@ -1,10 +1,11 @@
-"""From the first step of a training to the steady one.
+"""Steady: make a trace of the first step into one of a step in the middle of a training.
 
-The first step makes the optimizer's state and the first gradients; in every later step they are there before it begins.
-Whatever else the first step leaves behind (its loss, its output, its batch) is still there in the next one until the
-next one replaces it, so it is counted a second time, as a `temporary` that was there before.
+The first step makes the optimizer's state and the first gradients. In every later step they are there before it begins.
+The first step also leaves other storages behind: its loss, its output, its batch. The next step has them until it
+replaces them. So each is counted a second time, as a `temporary` that was there before.
 
-A step that runs under a plan is steady, but shows of what it keeps nothing that the observed one has shown.
+A step under a plan is steady. But for storages that it keeps, it does not show when only autograd holds them. The
+observed step showed that.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ PERSISTENT: tuple[Category, ...] = ("parameter", "buffer", "gradient", "optimize
 
 
 def steady(trace: Trace) -> Trace:
-    """A trace of one first step as a step in the middle of a training would be, with memory rounded up where unsure."""
+    """Return a trace of a first step as one from the middle of a training; if in doubt, it holds more memory."""
     made = {event.storage: event.op for event in trace.events if event.size_bytes > 0}
     freed = {event.storage for event in trace.events if event.size_bytes < 0}
     left = [storage for storage, op in made.items() if op >= 0 and storage not in freed]
@@ -39,10 +40,10 @@ def steady(trace: Trace) -> Trace:
 
 
 def with_inputs(trace: Trace) -> Trace:
-    """A trace in which the storages that a step makes before its model begins are inputs, as they are in a run.
+    """Return the trace with storages that a step makes before its model begins as inputs, as in a run.
 
-    A run meets a step at the first call of a module, or at the first storage that autograd saves. What lies there by
-    then is the batch, however it was made.
+    In a run, a step begins at the first call of a module or the first storage that autograd saves. Storages that
+    exist by then are the batch, however it was made.
     """
     inputs: set[int] = set()
     for step in trace.steps:
@@ -58,10 +59,11 @@ def with_inputs(trace: Trace) -> Trace:
 
 
 def with_idle_of(trace: Trace, observed: Trace) -> Trace | None:
-    """The trace of a step that ran under a plan, idle from where the observed one or it shows; None where they differ.
+    """Return the trace of a step under a plan, with `idle_from` of the observed step; None if the two differ.
 
-    A storage that was kept never shows from where on only autograd held it; the observed step, which swapped
-    everything, does, but no closer than the ticks. The two match where they ran the same ops up to the last read back.
+    A storage that was kept does not show from which position on only autograd held it. The observed step swapped
+    everything and shows it, but only to the next tick. The earlier position of both steps is taken. The two match if
+    they ran the same ops up to the last read back.
     """
     last_read = max((position for save in observed.saves for position in save.read_at), default=0)
     same_ops = [op.name for op in trace.ops[:last_read]] == [op.name for op in observed.ops[:last_read]]
@@ -72,7 +74,7 @@ def with_idle_of(trace: Trace, observed: Trace) -> Trace | None:
 
 
 def _idle_from(save: Save, observed: Save) -> int | None:
-    """The earlier of the places from which on two steps show that only autograd holds a storage."""
+    """Return the earlier of the positions from which two steps show that only autograd holds a storage."""
     shown = [each.idle_from for each in (save, observed) if each.idle_from is not None]
     return min(shown, default=None)
 

@@ -1,1 +1,1 @@
-"""Recording: what a step that runs here shows to torch's profiler, to hooks and to the allocator."""
+"""Recording: a step that runs here, seen by torch's profiler, hooks and the allocator."""

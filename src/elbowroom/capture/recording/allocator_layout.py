@@ -1,12 +1,12 @@
-"""The segments of a caching allocator as a sequence of events: what leaves an empty allocator just as it is found.
+"""Allocator layout: the segments of a caching allocator as events that bring an empty allocator into the same state.
 
-A trace that begins in the middle of a training must tell what the allocator holds by then, and where: free memory
-between blocks that stay is reserved, and later blocks go there. So each segment is made by one request of its size,
-which is freed; then its blocks and its holes are asked for in the order of their addresses, while nothing else is free.
-In the end the holes are freed.
+A trace that begins in the middle of a training must have the allocator's memory by then, with its addresses. Free
+memory between blocks that stay is reserved, and later blocks go there. So each segment is made by one request of its
+size, which is freed. Then its blocks and holes are requested in the order of addresses, while nothing else is free. In
+the end the holes are freed.
 
-Reference: the rules of the allocator in elbowroom/allocator. Ignored: expandable segments, whose blocks are told alone;
-free memory of other streams counts as held, as only these can use it.
+Reference: the rules of the allocator in elbowroom/allocator. Ignored: expandable segments, of which only the blocks are
+recorded. Free memory of other streams counts as held, as only these can use it.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 SMALL_BYTES = 1 << 20
-"""The largest request of the pool of small ones, whose segments have twice the size."""
+"""Largest request of the small pool, whose segments have twice this size."""
 
 
 HOLE, BRIEF = 0, -1
-"""Addresses of fills that are no live block: freed once all segments are made, and freed at once."""
+"""Addresses of fills that are no live block. A HOLE is freed once all segments are made, a BRIEF one at once."""
 
 
 class LayoutPiece(NamedTuple):
-    """Part of a segment, block or hole.
+    """Part of a segment: a block or a hole.
 
     Attributes:
         address: where it begins; HOLE for a hole.
-        size_bytes: of all of it, the rounding of a block included.
-        requested_bytes: what was asked for; 0 for a hole.
+        size_bytes: its bytes, the rounding of a block included.
+        requested_bytes: requested bytes; 0 for a hole.
     """
 
     address: int
@@ -39,13 +39,13 @@ class LayoutPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayoutSegment:
-    """One piece of memory that the allocator has of the driver.
+    """One piece of memory that the allocator has from the driver.
 
     Attributes:
         size_bytes: the sum of its pieces.
-        small: of the pool of small requests.
-        expandable: grows, so its size is not that of a request.
-        pieces: in the order of addresses.
+        small: whether it belongs to the small pool.
+        expandable: whether it grows, so that its size is not that of a request.
+        pieces: its pieces in the order of addresses.
     """
 
     size_bytes: int
@@ -55,14 +55,14 @@ class LayoutSegment:
 
 
 class Fill(NamedTuple):
-    """A request of a live block, or HOLE or BRIEF in the place of its address."""
+    """A request for a live block at an address, or with HOLE or BRIEF as its address."""
 
     address: int
     size_bytes: int
 
 
 def fills(segments: Iterable[LayoutSegment]) -> Iterator[Fill]:
-    """Requests that make these segments in an empty allocator."""
+    """Yield requests that make these segments in an empty allocator."""
     for segment in segments:
         if segment.expandable:
             yield from (Fill(each.address, each.requested_bytes) for each in segment.pieces if each.address)
@@ -77,12 +77,12 @@ def fills(segments: Iterable[LayoutSegment]) -> Iterator[Fill]:
 
 
 def _request(block: LayoutPiece, *, at_end: bool) -> int:
-    """What to ask for so that the block gets its size: a tail that was not worth splitting off is asked for too."""
+    """Return the request that gives a block its size: a tail that was too small to split off is requested too."""
     return block.requested_bytes if at_end or block.size_bytes - block.requested_bytes < 512 else block.size_bytes
 
 
 def _parts(size_bytes: int, segment: LayoutSegment) -> Iterator[int]:
-    """A hole as requests that the segment's pool serves."""
+    """Yield a hole as requests that the segment's pool serves."""
     most = SMALL_BYTES if segment.small else size_bytes
     while size_bytes:
         part = min(most, size_bytes)

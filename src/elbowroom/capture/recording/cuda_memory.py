@@ -1,8 +1,8 @@
-"""What the caching allocator of CUDA knows besides torch's profiler: requested sizes, and what is there already.
+"""CUDA memory: facts of CUDA's caching allocator that torch's profiler lacks: requested sizes, and earlier blocks.
 
-The profiler tells the bytes of each block: those of the request rounded up, and up to 1 MiB more where a block was not
-worth splitting; and it misses a few frees. The allocator's history has all requests, and is switched on for the
-recording. If the user's own is on, it is left alone and the blocks' bytes are taken.
+The profiler has the bytes of each block: the request rounded up, and up to 1 MiB more if a block was too small to
+split. It misses a few frees. The allocator's history has all requests, and is switched on for the recording. If the
+user's own history is on, it is not touched, and the blocks' bytes are taken.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elbowroom.torch_compat.cuda_allocator import keep_memory_history, memory_hi
 
 DEFAULT_STREAM = 0
 SHARED_POOL = (0, 0)
-"""Memory of the pools of CUDA graphs is not for other blocks."""
+"""Id of the shared pool; pools of CUDA graphs have others, and their memory is not for other blocks."""
 
 _WORDS = {"alloc": False, "free_requested": True}
 
@@ -36,7 +36,7 @@ class CudaMemory:
     """The history of one device between `start` and `stop`.
 
     Args:
-        device: with its index.
+        device: the device, with its index.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -50,7 +50,7 @@ class CudaMemory:
             keep_memory_history(on=True)
 
     def stop(self) -> list[Request]:
-        """End, and what was noted, in order; nothing where the user's own history is on."""
+        """Stop and return the requests in order; none if the user's own history is on."""
         if not self._ours:
             return []
         found = [each for each in memory_snapshot()["device_traces"][self._index] if each["action"] in _WORDS]
@@ -58,14 +58,14 @@ class CudaMemory:
         return [Request(e["addr"], _WORDS[e["action"]], e["size"], 1000 * e["time_us"]) for e in found]
 
     def segments(self) -> list[LayoutSegment]:
-        """All the allocator holds of the device, by address."""
+        """Return all segments of the device that the allocator holds, by address."""
         found = [each for each in memory_snapshot()["segments"] if each["device"] == self._index]
         return [_segment(each) for each in sorted(found, key=lambda each: each["address"])]
 
 
 def _segment(found: dict[str, Any]) -> LayoutSegment:
     pool = found.get("segment_pool_id", SHARED_POOL)
-    managed = pool in pools  # of which only what is used is a training's
+    managed = pool in pools  # only the used part of such a pool belongs to a training
     ours = found["stream"] == DEFAULT_STREAM and (pool == SHARED_POOL or managed)
     return LayoutSegment(
         size_bytes=found["total_size"],
@@ -76,7 +76,7 @@ def _segment(found: dict[str, Any]) -> LayoutSegment:
 
 
 def _piece(block: dict[str, Any], *, ours: bool) -> LayoutPiece:
-    """A hole only where later blocks of the default stream may go."""
+    """Make a piece; a free block is a hole only if later blocks of the default stream may go there."""
     if block["state"] == "inactive" and ours:
         return LayoutPiece(HOLE, block["size"])
     return LayoutPiece(block["address"], block["size"], block["requested_size"] or block["size"])

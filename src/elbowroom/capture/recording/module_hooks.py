@@ -1,10 +1,9 @@
-"""Hooks on every module of the process, which torch.compile does not see.
+"""Module hooks: hooks on every module of the process, which torch.compile does not see.
 
 Note: [Compiled regions]
-The compiler takes global module hooks for code of the user: it traces them into each region, or breaks the region where
-it cannot. A region that was traced without any runs without a look at them ever after, as the compiler does not guard
-on there being none. So ours are away while it traces: a region is then one module call, and compiled as it would be
-without us.
+The compiler takes global module hooks for code of the user. It traces them into each region, or breaks the region if it
+cannot. The compiler does not guard on the absence of hooks: a region traced without any never calls them. So our hooks
+are removed while it traces. A region is then one module call, and compiled as it would be without elbowroom.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Before = Callable[[torch.nn.Module, Any], None]
 After = Callable[[torch.nn.Module, Any, Any], None]
 
 WARNING = r"Using `torch\.compile\(module\)` when there are global hooks"
-"""The compiler says so at every call; it means hooks that are traced, which ours are not."""
+"""Text of the compiler's warning at every call; it is about hooks that are traced, which ours are not."""
 
 _installed: list[ModuleHooks] = []
 
@@ -43,30 +42,30 @@ class ModuleHooks:
 
     @property
     def installed(self) -> bool:
-        """Whether they are to be called."""
+        """Whether the hooks are called."""
         return self in _installed
 
     def install(self) -> None:
-        """Call them from now on."""
+        """Call the hooks from now on."""
         if tell_of_compiling(_compiler_begins, _compiler_ends) and not any(map(_is_ours, warnings.filters)):
             warnings.filterwarnings("ignore", WARNING, UserWarning)
         _installed.append(self)
         self.show()
 
     def remove(self) -> None:
-        """Call them no more."""
+        """Stop calling the hooks."""
         if self.installed:
             _installed.remove(self)
             self.hide()
 
     def show(self) -> None:
-        """Have torch know of them."""
+        """Register the hooks with torch."""
         self._handles = [register_module_forward_pre_hook(self._before)]
         if self._after is not None:
             self._handles.append(register_module_forward_hook(self._after, always_call=True))
 
     def hide(self) -> None:
-        """Have torch know nothing of them."""
+        """Unregister the hooks from torch."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

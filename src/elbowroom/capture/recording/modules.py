@@ -1,4 +1,4 @@
-"""Which module is running: a stack kept by torch's global module hooks."""
+"""Modules: the path of the running module, from a stack kept by torch's global module hooks."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class ModulePaths:
         self._threads.stack.clear()
 
     def enter_root(self, module: torch.nn.Module) -> None:
-        """The outermost module whose call began before the hooks were there."""
+        """Enter the outermost module, whose call began before the hooks were installed."""
         self._enter(module, ())
 
     def inherited(self) -> Callable[[], None]:
-        """What a new thread calls so that the modules that run in this one are around its own."""
+        """Return the function that a new thread calls to have this thread's running modules around its own."""
         stack = list(self._threads.stack)
         return lambda: self._threads.stack.extend(stack)
 

@@ -1,4 +1,4 @@
-"""Storages that are never moved: parameters and buffers. Autograd saves them too, but somebody else owns them."""
+"""Never moved: storages of parameters and buffers. Autograd saves them too, but the model owns them."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ class StorageSet:
         self._by_key: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Reserve the storages of these tensors; those without one are passed over."""
+        """Reserve the storages of these tensors; tensors without a storage are skipped."""
         for plain in (each for tensor in tensors for each in inside(tensor)):
             storage = storage_of(plain)
             if storage is not None:
                 self._by_key[storage_key(storage)] = weakref.ref(storage)
 
     def add_module(self, module: torch.nn.Module) -> None:
-        """Reserve a module's parameters and buffers; what functional_call puts in their place is made by the step."""
+        """Reserve a module's parameters and buffers; tensors that functional_call puts in their place are not."""
         self.add(p for p in module.parameters() if p.is_leaf)
         self.add(module.buffers())
 
     def holds(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> bool:
-        """Whether this very storage is reserved, or is from now on: the tensor is a parameter, or views one.
+        """Return whether a storage is reserved; it becomes so now if the tensor is a parameter, or views one.
 
-        Such as one that fully_shard gathers, which there is none of before the first forward, or its transpose, which a
-        product of matrices saves.
+        An example is a parameter that fully_shard gathers: it does not exist before the first forward. Another is its
+        transpose, which a product of matrices saves.
         """
         known = self._by_key.get(storage_key(storage))
         if known is not None and known() is storage:
             return True
         base = base_of(tensor)
         viewed = tensor if base is None else base
-        # by its type first: a Parameter's own way to tell takes a microsecond
+        # the type first: a Parameter's own isinstance check takes a microsecond
         made = type(viewed) is not torch.Tensor and isinstance(viewed, torch.nn.Parameter)
         if made:
             self._by_key[storage_key(storage)] = weakref.ref(storage)

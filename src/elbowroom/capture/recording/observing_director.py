@@ -1,7 +1,7 @@
-"""The observing director: swaps every candidate as soon as only autograd holds it, and waits until it is written.
+"""Observing director: it swaps every candidate as soon as only autograd holds it, and waits until it is written.
 
-So the step needs the least it can, the bytes that are written are final, whoever changed them before, and the recorder
-learns from where on swapping a storage frees memory: from where it did.
+So the step needs the least memory it can. The written bytes are final, even if code changed them before. And the
+recorder learns from which position on swapping a storage frees memory: where it did.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ NOTHING = nullcontext()
 
 @final
 class Observing(Director):
-    """Swaps everything, and tells a recorder if one is on.
+    """Director that swaps everything, and reports to a recorder if one is on.
 
     Args:
         executor: moves the storages.
-        reserved: what is never moved.
+        reserved: storages that are never moved.
 
     Attributes:
-        count: the next saved storage is the count-th of its step.
-        profile: the user's own.
-        held: the handles of those that others than autograd may still hold.
+        count: number of the next saved storage in its step.
+        profile: the user's own profile.
+        held: entries that others than autograd may still hold, with their handles.
     """
 
     observes = True
@@ -51,7 +51,7 @@ class Observing(Director):
         self.profile = UserProfile()
 
     def record(self, root: torch.nn.Module | None = None) -> Recorder | None:
-        """Start a recorder and tell it of everything from here on; None where torch's profiler is in use."""
+        """Start a recorder and report everything to it from here on; None if torch's profiler is in use."""
         tensors, parameters = reachable()
         self._reserved.add(parameters)
         if root is not None:
@@ -62,11 +62,11 @@ class Observing(Director):
     def record_moves(
         self, root: torch.nn.Module | None = None, tensors: Sequence[torch.Tensor] | None = None
     ) -> Recorder | None:
-        """Start a recorder that hears of the executor's moves; None where torch's profiler is in use.
+        """Start a recorder of the executor's moves; None if torch's profiler is in use.
 
         Args:
             root: the outermost module that is being called, if any.
-            tensors: all that Python can reach, where they were looked for already.
+            tensors: all tensors that Python can reach, if they were collected already.
         """
         executor = self._executor
         recorder = Recorder(self._reserved.add_module, executor.device, executor.tier.streams)
@@ -96,10 +96,10 @@ class Observing(Director):
             self.held[handle.entry].append(weakref.ref(handle))
 
     def tick(self) -> None:
-        """Write what nobody but autograd holds any more.
+        """Write the storages that only autograd holds.
 
-        What the op at hand has saved may yet be filled by it, such as the noise of rrelu_with_noise: the op has no
-        other way to say that it holds it. Its saves lie between the same two nodes.
+        Saves of the running op wait one tick: an op may save a buffer first and fill it afterwards, as rrelu_with_noise
+        does with its noise. The saves of one op lie between the same two autograd nodes.
         """
         if not self.held:
             return
@@ -139,7 +139,7 @@ class Observing(Director):
 
 @final
 class OptimizerWatch:
-    """Tells when any optimizer of the process begins and ends a step.
+    """Watch that reports when any optimizer of the process begins and ends a step.
 
     Args:
         begins: called with the optimizer before its step.
@@ -167,14 +167,14 @@ def optimizer_began(recorder: Recorder | None) -> None:
 
 
 def optimizer_ended(recorder: Recorder | None, optimizer: torch.optim.Optimizer) -> None:
-    """Note what an optimizer's step has shown: which storages are parameters, gradients and state."""
+    """Note which storages are parameters, gradients and state, after an optimizer's step."""
     if recorder is None:
         return
     recorder.optimizer_runs(False)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     recorder.classify("parameter", parameters)
     recorder.classify("gradient", (p.grad for p in parameters if p.grad is not None))
-    # `optimizer.state` would bring back what is away; see engine/optimizer_states.py.
+    # `optimizer.state` would bring back states that are away; see engine/optimizer_states.py.
     mappings = (values for values in vars(optimizer).get("state", {}).values() if isinstance(values, dict))
     state = (value for values in mappings for value in values.values())
     recorder.classify("optimizer_state", (value for value in state if isinstance(value, torch.Tensor)))

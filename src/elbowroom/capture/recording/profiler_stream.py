@@ -1,9 +1,9 @@
-"""What torch's own profiler sees of a stretch of a run, in order: ops, blocks of the allocator, and markers of ours.
+"""Profiler stream: what torch's own profiler sees of a run, in order: ops, blocks of the allocator, and our markers.
 
-The profiler is an observer: with it on, torch takes the same paths. (A dispatch mode is not one: while any is on, some
-backward formulas take the way that is meant for tensor subclasses, and round differently.) Every block that torch's
-allocator hands out or takes back appears with its address, tensors of Python and scratch memory inside kernels alike.
-Markers put what Python sees (autograd saves, a module begins) into the same order.
+The profiler only observes: with it on, torch takes the same paths. A dispatch mode does more: some backward formulas
+then take the way for tensor subclasses, and round differently. Every block that torch's allocator hands out or takes
+back appears with its address. That includes tensors of Python and scratch memory inside kernels. Markers put events
+that Python sees (autograd saves, a module begins) into the same order.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from elbowroom.torch_compat.profiler import (
 PREFIX = "elbowroom:"
 BACKWARD = "autograd::engine::evaluate_function: "
 COMPILER = "TorchDynamo Cache Lookup"
-"""Range in which torch.compile looks for what it has compiled of the function that is called."""
+"""Name of the range in which torch.compile looks up its compiled code of a called function."""
 
 
 class RecordedBlock(NamedTuple):
-    """A storage: where it lies, its bytes and the element type of a tensor on it ("" where none is known)."""
+    """A storage: its address, its bytes and the element type of a tensor on it ("" if it is not known)."""
 
     address: int
     size_bytes: int
@@ -46,7 +46,7 @@ class RecordedBlock(NamedTuple):
 
 @dataclass(slots=True)
 class Allocation:
-    """A block was handed out, or taken back where `freed`."""
+    """A block was handed out, or taken back if `freed`."""
 
     block: RecordedBlock
     freed: bool
@@ -64,12 +64,12 @@ class OpSeen:
     """One op.
 
     Attributes:
-        name: such as "aten.convolution".
+        name: name, such as "aten.convolution".
         reads, writes: the storages of its arguments; `writes` are changed in place.
-        node: sequence number of the autograd node it made, or in backward of the one it belongs to.
+        node: sequence number of the autograd node that it made; in backward, of the node that runs it.
         backward: whether the autograd engine ran it.
         arguments: the shapes of tensors, the values of flags, and None for the rest.
-        start_ns, end_ns: on the profiler's clock.
+        start_ns, end_ns: times on the profiler's clock.
     """
 
     name: str
@@ -83,7 +83,7 @@ class OpSeen:
 
 
 class Item(NamedTuple):
-    """One thing in the stream. `ends` tells the end of an op from its begin."""
+    """One entry of the stream; `ends` marks the end of an op."""
 
     at_ns: int
     what: Allocation | Mark | OpSeen
@@ -92,13 +92,13 @@ class Item(NamedTuple):
 
 @final
 class ProfilerStream:
-    """Records between `start` and `stop`; `mark(i)` is a context that appears as marker i.
+    """Recording between `start` and `stop`; `mark(i)` is a context that appears as marker i.
 
     Args:
-        device: whose blocks are of interest.
+        device: the device whose blocks are recorded.
 
     Attributes:
-        compiled: whether what was recorded went through torch.compile.
+        compiled: whether some recorded code went through torch.compile.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -108,17 +108,17 @@ class ProfilerStream:
         self._memory = CudaMemory(device) if device.type == "cuda" else None
 
     def start(self) -> bool:
-        """Begin; False where the profiler is in somebody else's use."""
+        """Begin; return False if the profiler is in other use."""
         if profiler_running():
             return False
         session = profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True)
         known_before = torch.empty(1024)
         with _quiet(), warnings.catch_warnings():
-            # torch 2.11 warns that a second cycle would begin anew. There is none, and with acc_events, which it
-            # advises, torch makes a table of all events at the end: three quarters of what a recording costs.
+            # torch 2.11 warns that a second cycle would begin again. There is no second cycle here. With acc_events,
+            # which it advises, torch makes a table of all events at the end: three quarters of a recording's cost.
             warnings.filterwarnings("ignore", "(?s).*Profiler clears events")
             session.__enter__()
-            del known_before  # torch warns once about a block from before the profile: let it do so unheard
+            del known_before  # torch warns once about a block from before the profile: here the warning is caught
         self._session = session
         if self._memory is not None:
             self._memory.start()
@@ -126,11 +126,11 @@ class ProfilerStream:
 
     @staticmethod
     def mark(number: int) -> AbstractContextManager[None]:
-        """Context for one marker."""
+        """Return the context for one marker."""
         return marker(f"{PREFIX}{number}")
 
     def stop(self) -> list[Item]:
-        """End, and the stream in order."""
+        """Stop and return the stream in order."""
         requests = [] if self._memory is None else self._memory.stop()
         with _quiet():
             self._session.__exit__(None, None, None)
@@ -144,7 +144,7 @@ class ProfilerStream:
         return _with_requests(items, requests) if requests else items
 
     def _items(self, root: Any) -> Iterator[Item]:
-        """Items of one tree of events; an op's children are its own business but for their allocations and markers."""
+        """Yield the items of one tree of events; of an op's children only allocations and markers count."""
         pending: list[tuple[Any, int | None, bool]] = [(root, None, False)]
         while pending:
             event, node, inside = pending.pop()
@@ -170,9 +170,9 @@ class ProfilerStream:
 
 
 def _of_training(items: list[Item]) -> list[Item]:
-    """What a thread did for the step: those of collectives and loaders run ops of their own beside it.
+    """Return the items of a thread that belong to the step.
 
-    What they allocate counts all the same.
+    Threads of collectives and loaders run other ops at the same time. Only their allocations count.
     """
     if any(isinstance(what, Mark) or (isinstance(what, OpSeen) and what.backward) for _, what, _ in items):
         return items
@@ -184,7 +184,7 @@ def _in_order(item: Item) -> tuple[int, bool]:
 
 
 def _with_requests(items: list[Item], requests: list[Request]) -> list[Item]:
-    """Put the requested bytes of each block in place of its own, and add what the profiler missed."""
+    """Replace the bytes of each block by the requested ones, and add blocks that the profiler missed."""
     seen = [(item, item.what) for item in items if isinstance(item.what, Allocation)]
     missed: list[Item] = []
     at = 0
@@ -195,14 +195,14 @@ def _with_requests(items: list[Item], requests: list[Request]) -> list[Item]:
             at += 1
         else:
             missed.append(Item(request.at_ns, what))
-    # Where the profiler has something that the allocator does not know, the two cannot be put beside each other.
+    # If the profiler has a block that the allocator's history lacks, the two cannot be matched.
     return sorted([*items, *missed], key=_in_order) if at == len(seen) else items
 
 
 def _is_unpacking(node: Any, op: Any) -> bool:
-    """Whether torch makes a saved tensor anew for a convolution's backward: an op only where a dispatch mode is on.
+    """Return whether torch unpacks a saved tensor for a convolution's backward: that is an op only in a dispatch mode.
 
-    One is on where that backward runs in another memory format (engine/memory_formats.py).
+    A mode is on if that backward runs in another memory format (engine/memory_formats.py).
     """
     return op.name == "aten::detach" and node.name == "ConvolutionBackward0"
 
@@ -212,7 +212,7 @@ def _same(one: torch.device, other: torch.device) -> bool:
 
 
 def _op(event: Any, node: int | None, device: torch.device) -> OpSeen | None:
-    """The op of an event; `node` is the autograd node that runs it, None in forward."""
+    """Return the op of an event; `node` is the autograd node that runs it, None in forward."""
     inputs = event.extra_fields.inputs
     known = operator(event.name, len(inputs))
     if known is None:
@@ -239,7 +239,7 @@ def _argument(argument: Any) -> tuple[int, ...] | bool | None:
 
 
 def _blocks(argument: Any, device: torch.device) -> Iterator[RecordedBlock]:
-    """Storages of an argument on a device: a tensor's, those of a list of tensors, or none."""
+    """Yield the storages of an argument on a device: a tensor's, those of a list of tensors, or nothing."""
     if isinstance(argument, list):
         for each in argument:  # pyright: ignore[reportUnknownVariableType]
             yield from _blocks(each, device)
@@ -252,10 +252,10 @@ def _blocks(argument: Any, device: torch.device) -> Iterator[RecordedBlock]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the profiler's start and stop notes off stderr, where they would stand between the user's own lines.
+    """Keep the profiler's start and stop notes off stderr, where they would mix with the user's own lines.
 
-    Kineto writes them from C++ at a level that only its environment variable turns off, and only before its first use;
-    so descriptor 2 goes to a file for these few milliseconds, and every other line of it is written on afterwards.
+    Kineto writes them from C++. Only its environment variable turns them off, and only before its first use. So
+    descriptor 2 goes to a file for these few milliseconds. All other lines are passed on afterwards.
     """
     level = os.environ.get("KINETO_LOG_LEVEL")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")

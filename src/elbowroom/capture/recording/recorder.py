@@ -1,8 +1,8 @@
-"""The recorder: watches a running step from outside and writes down what assemble.py turns into a Trace and a Timeline.
+"""Recorder: it watches a running step and writes the recording of which assemble.py makes a Trace and a Timeline.
 
-The stream (profiler_stream.py) has the ops and the allocator's blocks. What only Python knows becomes a note: what was
-saved, moved and read, which module runs, what a storage is for. The note's number is a marker in the stream, so that
-both are in one order.
+The stream (profiler_stream.py) has the ops and the allocator's blocks. Facts that only Python knows become notes: which
+storages are saved, moved and read, which module runs, what a storage is for. The number of a note is a marker in the
+stream. So both are in one order.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from elbowroom.trace import Category
 
 @dataclass(slots=True)
 class Note:
-    """Something that Python knows. `what` names a method of assemble.py's; the rest are its arguments.
+    """A fact that Python knows. `what` names a method of assemble.py; the other fields are its arguments.
 
     Attributes:
         at_ns: `time.perf_counter_ns`, the clock of the happenings.
-        mark: behind all that the device was given before; None where it has no streams.
-        reached_ns: when the device came to the mark, on the same clock; 0 without one.
+        mark: mark on the stream after all work issued before; None if the device has no streams.
+        reached_ns: when the device reached the mark, on the same clock; 0 without one.
     """
 
     what: str
@@ -50,10 +50,10 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """All of a stretch of a run.
+    """Everything recorded of a stretch of a run.
 
     Attributes:
-        notes: by number.
+        notes: the notes by number.
         stream: ops, blocks and the notes' numbers, in order.
         happenings: stalls and transfers.
         device: where it ran.
@@ -71,12 +71,12 @@ class Recording:
 
 @final
 class Recorder:
-    """Records from `start` to `stop`. One at a time in a process.
+    """Recorder from `start` to `stop`; a process has one at a time.
 
     Args:
         on_root: called with each outermost module before it runs.
         device: where the step runs.
-        streams: the device's, None where it has none.
+        streams: the device's streams; None if it has none.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class Recorder:
     # From outside
 
     def start(self, root: torch.nn.Module | None = None, tensors: Sequence[torch.Tensor] | None = None) -> bool:
-        """Begin to record; False where torch's profiler is in the user's own use.
+        """Begin to record; return False if the user's own code runs torch's profiler.
 
         Args:
             root: the outermost module, if one is being called right now.
-            tensors: all that Python can reach; None has them looked for.
+            tensors: all tensors that Python can reach; None to collect them.
         """
         if not self._stream.start():
             return False
@@ -112,7 +112,7 @@ class Recorder:
         return True
 
     def stop(self) -> Recording:
-        """End, and what was recorded."""
+        """Stop and return the recording."""
         self._note(Note("ended", mark=self._mark()))
         self.active = False
         self._paths.stop()
@@ -132,7 +132,7 @@ class Recorder:
         return None if self._streams is None else self._streams.mark(self._streams.current(), timed=True)
 
     def _ask_times(self) -> None:
-        """Have the device tell when it came to each mark and copy; blocks until it is done."""
+        """Get the times at which the device reached each mark and copy; this blocks until it is done."""
         if self._streams is None:
             return
         self._streams.finish()
@@ -142,7 +142,7 @@ class Recorder:
         self._happenings = [timed for each in self._happenings for timed in _timed(each)]
 
     def observer(self) -> Observer:
-        """What to hand to the executor so that this recorder hears of its moves."""
+        """Return the observer that reports the executor's moves to this recorder."""
         return Observer(
             placed=self._placed,
             stalled=self._happened,
@@ -153,7 +153,7 @@ class Recorder:
         )
 
     def paused(self) -> AbstractContextManager[None]:
-        """Around the runtime's own work: blocks made in it are not part of the step."""
+        """Return a context for the runtime's own work: blocks made in it are not part of the step."""
         return self._pause() if self.active else nullcontext()
 
     @contextmanager
@@ -165,43 +165,43 @@ class Recorder:
             self._note(Note("resume", mark=self._mark()))
 
     def saved(self, entry: Entry, storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
-        """Autograd saved this storage for the first time."""
+        """Note that autograd saved this storage for the first time."""
         self._note(Note("saved", entry, (RecordedBlock(storage.data_ptr(), storage.nbytes(), dtype_name(dtype)),)))
 
     def reads_back(self, entry: Entry) -> None:
-        """Autograd reads a saved tensor of this entry back."""
+        """Note that autograd reads a saved tensor of this entry back."""
         self._compiled_backward |= in_compiled_backward()
         self._note(Note("reads_back", entry))
 
     def classify(self, category: Category, tensors: Iterable[torch.Tensor]) -> None:
-        """Say what the storages of these tensors are for."""
+        """Note what the storages of these tensors are for."""
         found = (_block(each, self._device) for tensor in tensors for each in inside(tensor))
         blocks = tuple(block for block in found if block is not None)
         self._note(Note("classify", blocks=blocks, category=category))
 
     def part_begins(self) -> None:
-        """A part of an optimizer's step, or an accumulation, begins here."""
+        """Note that a part of an optimizer's step, or an accumulation, begins here."""
         self._note(Note("part_begins"))
 
     def part_ends(
         self, states: Iterable[tuple[torch.UntypedStorage, torch.dtype]], category: Category = "optimizer_state"
     ) -> None:
-        """It ends, and had to have these states on the device; or an accumulation, and this gradient."""
+        """Note that a part ends, and the states it needed on the device; for an accumulation, its gradient."""
         blocks = tuple(
             RecordedBlock(storage.data_ptr(), storage.nbytes(), dtype_name(dtype)) for storage, dtype in states
         )
         self._note(Note("part_ends", blocks=blocks, category=category))
 
     def asked(self, storage: torch.UntypedStorage) -> None:
-        """Somebody has got this gradient between backward and the optimizer's step."""
+        """Note that Python read this gradient between backward and the optimizer's step."""
         self._note(Note("asked", blocks=(RecordedBlock(storage.data_ptr(), storage.nbytes(), ""),)))
 
     def step_ends(self) -> None:
-        """A step of the training ends here."""
+        """Note that a step of the training ends here."""
         self._note(Note("step_ends"))
 
     def optimizer_runs(self, running: bool) -> None:
-        """Ops from here on belong, or no longer belong, to the optimizer."""
+        """Note that ops from here on belong, or no longer belong, to the optimizer."""
         self._note(Note("optimizer_begins" if running else "optimizer_ends"))
 
     # Notes
@@ -216,13 +216,13 @@ class Recorder:
             pass
 
     def _existing(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Everything that Python can reach before the first op; the stream has no size for blocks from before it."""
+        """Note all tensors that Python can reach before the first op: the stream has no sizes of earlier blocks."""
         blocks: dict[int, RecordedBlock] = {}
         for tensor in tensors:
             block = _block(tensor, self._device)
             if block is not None and block.address not in blocks:
                 blocks[block.address] = block
-                if self._device.type == "cpu":  # elsewhere the stream tells of every free
+                if self._device.type == "cpu":  # on other devices the stream has every free
                     self._watch(tensor.untyped_storage(), Note("died", blocks=(block,)))
         if self._device.type == "cuda":
             found = fills(CudaMemory(self._device).segments())
@@ -267,18 +267,18 @@ class Recorder:
 
 
 def reachable_tensors() -> list[torch.Tensor]:
-    """Every tensor Python knows of. By type: `isinstance` would wake up lazy proxies."""
+    """Return every tensor that Python can reach, found by type: `isinstance` would wake up lazy proxies."""
     return alive_of(torch.Tensor)
 
 
 def live_ram_bytes() -> int:
-    """Bytes of all storages in RAM that Python can reach."""
+    """Count the bytes of all storages in RAM that Python can reach."""
     found = [storage for storage in map(storage_of, reachable_tensors()) if storage is not None]
     return sum({storage_key(each): each.nbytes() for each in found if each.device.type == "cpu"}.values())
 
 
 def _timed(happening: Happening) -> Iterator[Happening]:
-    """A happening with the times that the device tells, and what its bytes did on the disk."""
+    """Yield a happening with the device's times, and the happenings of its bytes on the disk."""
     if happening.transfer is None:
         yield happening
         return
@@ -290,7 +290,7 @@ def _timed(happening: Happening) -> Iterator[Happening]:
 
 
 def _block(tensor: torch.Tensor, device: torch.device) -> RecordedBlock | None:
-    """Where a tensor's bytes lie; None for those without bytes of their own on this device."""
+    """Return the block of a tensor; None if it has no bytes of its own on this device."""
     if tensor.layout is not torch.strided or tensor.device != device:
         return None
     storage = storage_of(tensor)

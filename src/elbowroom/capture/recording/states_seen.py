@@ -1,4 +1,4 @@
-"""Optimizer states, gradients and the parts of a step in which they are used, as a recording tells of them."""
+"""States seen: optimizer states, gradients and the parts of a step that use them, from the notes of a recording."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Seen:
 
 @final
 class StatesSeen:
-    """Parts in the making, and which storage each absence is of."""
+    """Parts in the making, and the storage of each absence."""
 
     def __init__(self) -> None:
         self._first_op = 0
@@ -29,38 +29,38 @@ class StatesSeen:
         self._absent: dict[int, int] = {}
 
     def begins(self, op: int) -> None:
-        """A part begins before an op."""
+        """Begin a part before an op."""
         self._first_op = op
 
     def ends(self, op: int, storages: Sequence[int], category: Category) -> None:
-        """It ends before another, and used these storages."""
+        """End the part before an op; it used these storages."""
         self._parts.append(_Seen(self._first_op, op, tuple(dict.fromkeys(storages)), category))
 
     def asked(self, gradient: int) -> None:
-        """Somebody asked for a gradient, who may do so at any time: it does not move."""
+        """Note that Python read a gradient: that may happen at any time, so the gradient does not move."""
         self._parts = [each for each in self._parts if gradient not in each.storages]
 
     def left(self, entry: object, storage: int) -> None:
-        """A storage has left."""
+        """Note that a storage has left."""
         self._absent[id(entry)] = storage
 
     def of(self, entry: object) -> int | None:
-        """The storage of an absence; None where it began before the recording."""
+        """Return the storage of an absence; None if that began before the recording."""
         return self._absent.get(id(entry))
 
     def named(self, first_op: int) -> list[int]:
-        """Storages of the parts from an op on; states first, so that they have the same numbers without gradients."""
+        """Return the storages of parts from an op on: states first, so that gradients do not change their numbers."""
         inside = [each for each in self._parts if each.first_op >= first_op]
         in_order = sorted(inside, key=lambda each: each.category == "gradient")
         return [storage for each in in_order for storage in each.storages]
 
     def renumber(self, new: Sequence[int]) -> None:
-        """Storages have other numbers from here on."""
+        """Give the storages new numbers."""
         self._absent = {entry: new[storage] for entry, storage in self._absent.items()}
         self._parts = [replace(each, storages=tuple(new[s] for s in each.storages)) for each in self._parts]
 
     def parts(self) -> tuple[Part, ...]:
-        """As a trace has them."""
+        """Return the parts as a trace has them."""
         return tuple(
             Part(
                 first_op=each.first_op,

@@ -1,8 +1,7 @@
-"""The child process of capture_script(): runs one script on the virtual device and answers through files.
+"""Child: the child process of `capture_script()`; it runs one script on the virtual device and answers through files.
 
-guard.py calls it. FOLDER has machine.json, ORDER is `order.Order` as JSON.
-Written there: steps (how many are done) and phase (what takes the time), then trace.json where there is one, then
-answer.json.
+guard.py calls it. FOLDER has machine.json, ORDER is `order.ScriptOrder` as JSON. The child writes files into
+the folder: steps (the number done), phase (what takes the time), trace.json if there is a trace, answer.json last.
 """
 
 from __future__ import annotations
@@ -57,9 +56,9 @@ def main(folder: str, argument: str, over: int) -> None:
 
 
 def _capture(order: ScriptOrder, folder: Path, asked: set[str], over: int) -> faults.Fault | None:
-    """Run the script on the virtual device and write its trace; what went wrong, if anything did.
+    """Run the script on the virtual device and write its trace; return the fault if it failed.
 
-    `asked` gets what the script was told of the GPU.
+    `asked` gets the facts of the GPU that the script read.
     """
     code = _code(order)
     if isinstance(code, faults.Fault):
@@ -81,7 +80,7 @@ def _capture(order: ScriptOrder, folder: Path, asked: set[str], over: int) -> fa
             with _limited(order, over), device:
                 _execute(code, order)
                 device.started.carry_out()
-        except BaseException as raised:  # noqa: BLE001  whatever the script raises is explained, not shown
+        except BaseException as raised:  # noqa: BLE001  all errors of the script are explained, not shown
             problem = raised
     asked |= device.ledger.asked
     for each in refused:
@@ -142,12 +141,12 @@ def _no_steps(device: VirtualDevice, order: ScriptOrder) -> faults.Fault:
 
 
 def _caches(order: ScriptOrder) -> list[str]:
-    """Where what is downloaded is kept, by a script that may."""
+    """Return the folders of downloads, for a script that may use the network."""
     return [os.path.expanduser("~/.cache")] if order.network else []
 
 
 def _own(folder: Path, order: ScriptOrder) -> tuple[str, ...]:
-    """Folders in which files change: by their names, and without symbolic links."""
+    """Return the folders in which files may change: by their names, and without symbolic links."""
     named = [str(folder), *SYSTEM, *_caches(order)]
     return tuple(dict.fromkeys([*named, *map(os.path.realpath, named)]))
 
@@ -165,7 +164,7 @@ def _code(order: ScriptOrder) -> types.CodeType | faults.Fault:
 
 
 def _text(source: bytes) -> str:
-    """The text of Python source, in the encoding it declares."""
+    """Decode Python source in the encoding that it declares."""
     import io
     import tokenize
 
@@ -191,7 +190,7 @@ def _execute(code: types.CodeType, order: ScriptOrder) -> None:
 
 
 def _leaving(process: int, leave: Callable[[int], Any]) -> Callable[[int], Any]:
-    """`os._exit` that ends the script and not this process, which has an answer to give."""
+    """Make an `os._exit` that ends the script but not this process, which still has to answer."""
 
     def left(code: int) -> Any:
         if os.getpid() != process or threading.current_thread() is not threading.main_thread():
@@ -202,7 +201,7 @@ def _leaving(process: int, leave: Callable[[int], Any]) -> Callable[[int], Any]:
 
 
 def _place(module: types.ModuleType, name: str) -> None:
-    """Say which module it is, so that its relative imports work; the packages above it are imported."""
+    """Set the module's place, so that its relative imports work; the packages above it are imported."""
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")
@@ -212,7 +211,7 @@ def _place(module: types.ModuleType, name: str) -> None:
 
 @contextmanager
 def _reporting(folder: Path, what: Mapping[str, Callable[[], str]]) -> Iterator[None]:
-    """Write how far it is to files of these names now and then, for whoever waits."""
+    """Write the progress to files of these names now and then, for the waiting parent."""
     done = threading.Event()
     said: dict[str, str] = {}
 
@@ -238,7 +237,7 @@ def _reporting(folder: Path, what: Mapping[str, Callable[[], str]]) -> Iterator[
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all, as somebody may be reading."""
+    """Write a file whole or not at all, as the parent may be reading."""
     temporary = path.with_suffix(".new")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

@@ -1,4 +1,4 @@
-"""Module-level numbers of a script (BATCH_SIZE = 32): found, and replaced as it is compiled. The file stays."""
+"""Constants: module-level numbers of a script (BATCH_SIZE = 32), replaced when it is compiled. Its file stays as is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Number = int | float
 
 
 def constants_of(tree: ast.Module) -> dict[str, Number]:
-    """Every name that is bound to a number at the top level of a module, with its first number."""
+    """Return every name that is bound to a number at the top level of a module, with its first number."""
     found: dict[str, Number] = {}
     for name, value in _bindings(tree):
         if type(value.value) in (int, float):
@@ -21,15 +21,15 @@ def constants_of(tree: ast.Module) -> dict[str, Number]:
 
 
 def compiled(source: str, path: str, constants: Mapping[str, Number]) -> CodeType:
-    """The code of a script with other numbers in some of its constants.
+    """Compile a script with other numbers in some of its constants.
 
     Args:
         source: text of the script.
-        path: what tracebacks call it.
+        path: its path in tracebacks.
         constants: new numbers by name.
 
     Raises:
-        SyntaxError: the script is no Python.
+        SyntaxError: the script is not valid Python.
         UsageError: a name is not bound to a number at the top level of the script.
     """
     tree = ast.parse(source, path)
@@ -47,7 +47,7 @@ def compiled(source: str, path: str, constants: Mapping[str, Number]) -> CodeTyp
 
 
 def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.Constant]]:
-    """Assignments of one constant to one or more names, in `if` and `try` blocks of the top level too."""
+    """Yield assignments of one constant to one or more names, in `if` and `try` blocks of the top level too."""
     blocks: list[ast.stmt] = list(tree.body)
     while blocks:
         statement = blocks.pop(0)

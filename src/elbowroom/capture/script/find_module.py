@@ -1,4 +1,4 @@
-"""Modules by dotted name, as `python -m` finds them, without running any of them."""
+"""Find module: find modules by dotted name as `python -m` does, without running any of them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ALLOWED = (
 
 
 def module_file(name: str) -> str:
-    """The file of a module, or of a package's __main__.
+    """Return the file of a module, or of a package's __main__.
 
     Raises:
-        UsageError: there is no such module, or it is not of Python source.
+        UsageError: there is no such module, or it has no Python source.
     """
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
@@ -36,7 +36,7 @@ def module_file(name: str) -> str:
 
 
 def _found(parts: Sequence[str]) -> ModuleSpec | None:
-    """The specification of a module; its packages are looked at and not imported."""
+    """Return the specification of a module; its packages are located, not imported."""
     places: Sequence[str] = [os.getcwd(), *sys.path]
     spec: ModuleSpec | None = None
     for count in range(1, len(parts) + 1):

@@ -1,11 +1,11 @@
-"""Looks after a script that is estimated, so that none of its processes and files outlives who asked.
+"""Guard: the parent of an estimated script, which ends the script's processes and removes its files.
 
-`python -P guard.py FOLDER ORDER` forks. The child runs the script (child.py). This process waits, and at the end, or
-when its standard input is closed, which whoever started it does even when killed, it ends every process that came of
-the script: those of other sessions too, as it is the one that orphans are given to (on Linux). Where nobody is there
-any more it removes the folder. It imports nothing of elbowroom and so starts fast and stays small.
+`python -P guard.py FOLDER ORDER` forks. The child runs the script (child.py). This process waits for the script's end,
+or until its standard input is closed. That happens even if the process that started it is killed. Then it ends every
+process that came of the script. On Linux these include processes of other sessions, as the guard adopts orphans. If its
+starter is gone, it also removes the folder. It imports nothing of elbowroom, so it starts fast and stays small.
 
-Read from standard input: END, the time is over. Written to FOLDER/code: how the script's process ended, once no
+It reads END from standard input when the time is over. It writes to FOLDER/code how the script's process ended, once no
 process is left.
 """
 
@@ -24,16 +24,16 @@ from types import FrameType
 
 END = b"e"
 TERMINAL = "ELBOWROOM_TERMINAL"
-"""Variable with the path of the terminal that an estimate is asked for from, if any."""
+"""Variable with the path of the terminal from which an estimate was started, if any."""
 OVER = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (7 if hasattr(signal, "SIGRTMIN") else 0)
-"""The signal that tells a script's process that its time is over; one that scripts do not use."""
+"""Signal for a script's process that its time is over; scripts do not use it."""
 
 _DEATH_SIGNAL, _SUBREAPER = 1, 36  # of prctl
 _WAIT_S = 10.0  # for killed processes to be gone
 
 
 def main(folder: str, order: str) -> None:
-    """Run the script in a process of its own, and clear up behind it."""
+    """Run the script in a process of its own, and clean up after it."""
     _prctl(_SUBREAPER, 1)
     wake, awake = os.pipe()
     os.set_blocking(awake, False)
@@ -45,7 +45,7 @@ def main(folder: str, order: str) -> None:
         from elbowroom.capture.script.child import main as run
 
         run(folder, order, OVER)
-        os._exit(0)  # threads and workers that the script left behind are not waited for
+        os._exit(0)  # do not wait for threads and workers that the script left behind
     _prctl(_DEATH_SIGNAL, signal.SIGTERM)
     signal.set_wakeup_fd(awake)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -60,7 +60,7 @@ def main(folder: str, order: str) -> None:
 
 
 def _noted(_number: int, _frame: FrameType | None) -> None:
-    """What is to be done follows from the bytes on the wakeup pipe."""
+    """Do nothing: the bytes on the wakeup pipe say what to do."""
 
 
 def _become_script(guard: int) -> None:
@@ -73,7 +73,7 @@ def _become_script(guard: int) -> None:
 
 
 def _take_input() -> None:
-    """Nothing can be read, so that no script waits for keys; a terminal can still be asked for its size."""
+    """Make standard input empty, so that no script waits for keys; a terminal still gives its size."""
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  it stays open
     terminal = os.environ.pop(TERMINAL, os.devnull)
     try:
@@ -85,7 +85,7 @@ def _take_input() -> None:
 
 
 def _watch(child: int, wake: int) -> tuple[bool, int]:
-    """Wait for the script's end; whether nobody waits for it any more, and its exit code."""
+    """Wait for the script's end; return whether the starter is gone, and the exit code."""
     inputs = [0, wake]
     while True:
         for ready in select.select(inputs, [], [])[0]:
@@ -103,7 +103,7 @@ def _watch(child: int, wake: int) -> tuple[bool, int]:
 
 
 def _reaped(child: int) -> int | None:
-    """Take note of every process that has ended; the exit code of the script's, once it has."""
+    """Reap every process that has ended; return the exit code of the script's once it has ended."""
     code = None
     with suppress(ChildProcessError):
         while True:
@@ -116,7 +116,7 @@ def _reaped(child: int) -> int | None:
 
 
 def _end_all(child: int) -> None:
-    """Kill what came of the script, until none is left or some cannot be."""
+    """Kill the processes that came of the script, until none is left or the rest cannot be killed."""
     until = time.monotonic() + _WAIT_S
     while time.monotonic() < until:
         with suppress(ProcessLookupError, PermissionError):
@@ -133,7 +133,7 @@ def _end_all(child: int) -> None:
 
 
 def _descendants() -> set[int]:
-    """Every process below this one (on Linux)."""
+    """Return every process below this one (on Linux)."""
     parents = dict(_parents())
     found = {os.getpid()}
     while True:

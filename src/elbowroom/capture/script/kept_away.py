@@ -1,8 +1,8 @@
-"""What a script is kept from in an estimate beside its files: the network, loggers' runs, writes past the overlay.
+"""Kept away: acts that an estimate keeps a script from: the network, loggers' runs, writes past the overlay.
 
-Python tells of its calls before it makes them (audit events, PEP 578), whoever makes them by whatever name. A call to
-another computer is refused as if there were no network; a call that would change a file that is not of the estimate is
-refused as if that was not permitted. Environment variables turn off what is known to start runs elsewhere.
+Python announces its calls before it makes them (audit events, PEP 578), under any name and from any code. A call to
+another computer is refused as if there were no network. A call that would change a file outside the estimate is refused
+as if it was not permitted. Environment variables turn off libraries that are known to start runs elsewhere.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, final
 
 
 class Replaced(BaseException):
-    """A script puts another program in the place of its process (`os.exec`); that one would train for real."""
+    """A script replaces its process by another program (`os.exec`), which would train for real."""
 
 
 VARIABLE = "ELBOWROOM_ESTIMATE"
-"""Is 1 for a script that is estimated."""
+"""Environment variable that is 1 for a script that is estimated."""
 NO_NETWORK = "an estimate does not use the network"
 NO_WRITE = "an estimate writes no file of yours"
 
@@ -33,10 +33,10 @@ _LOCAL = ("", "localhost", "localhost.localdomain", "ip6-localhost", "broadcasth
 
 
 def surroundings(folder: str, *, network: bool = False) -> dict[str, str]:
-    """Variables of the environment of an estimated script.
+    """Return the environment variables of an estimated script.
 
     Args:
-        folder: of the estimate.
+        folder: folder of the estimate.
         network: whether it may use the network.
     """
     temporary = os.path.join(folder, "tmp")
@@ -60,7 +60,7 @@ def surroundings(folder: str, *, network: bool = False) -> dict[str, str]:
 
 
 def loggers_off(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with which a logger's call starts no run, whatever the script wanted."""
+    """Return the arguments with which a logger's call starts no run, in place of the script's."""
     forced = {"wandb": {"mode": "disabled"}, "swanlab": {"mode": "disabled"}, "neptune": {"mode": "debug"}}
     return {**arguments, **forced.get(name, {})}
 
@@ -70,7 +70,7 @@ _opening = threading.local()
 
 @contextmanager
 def through_opener() -> Iterator[None]:
-    """A file is opened by a function that is given its path: Python tells of the path first, and of what is opened."""
+    """Allow an `open` with an opener: Python announces the path first, and then the file that the opener opens."""
     before = getattr(_opening, "on", False)
     _opening.on = True
     try:
@@ -86,7 +86,7 @@ class CallGuard:
     Args:
         own: folders in which files may change.
         network: whether other computers may be called.
-        refused: is told what was refused, in a few words.
+        refused: called with each refusal, in a few words.
     """
 
     def __init__(self, own: tuple[str, ...], *, network: bool, refused: Callable[[str], None]) -> None:
@@ -106,7 +106,7 @@ class CallGuard:
             self._events |= dict.fromkeys(("socket.connect", "socket.sendto", "socket.sendmsg"), self._calls)
 
     def start(self) -> None:
-        """Be told of every call; there is no end to it."""
+        """Listen to every call; an audit hook cannot be removed."""
         sys.addaudithook(self._told)
 
     def _told(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -131,7 +131,7 @@ class CallGuard:
             self._check(path)
 
     def _links(self, arguments: tuple[Any, ...]) -> None:
-        self._check(arguments[1])  # where it points to stays as it is
+        self._check(arguments[1])  # its target stays as it is
 
     def _check(self, path: Any) -> None:
         if not isinstance(path, str | bytes | os.PathLike):
@@ -181,7 +181,7 @@ _CHANGES = (
     *("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.chmod"),
     *("os.chown", "os.utime", "os.setxattr", "os.removexattr"),
 )
-"""Events whose first argument, or first two, are paths of what changes."""
+"""Events whose first argument, or first two, are paths that change."""
 
 
 def _shown(host: Any) -> str:

@@ -1,7 +1,7 @@
-"""What Linux itself holds a process to: from here on it and its children write in named folders only.
+"""Landlock: Linux itself keeps a process and its children to writing in named folders only.
 
-Landlock (https://docs.kernel.org/userspace-api/landlock.html) needs no privileges and cannot be undone. It stops what
-knows nothing of the overlay: C libraries and other programs. It does not know chmod, chown and utime.
+Landlock (https://docs.kernel.org/userspace-api/landlock.html) needs no privileges and cannot be undone. It stops code
+that does not see the overlay: C libraries and other programs. It does not cover chmod, chown and utime.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ _VERSION = 1
 _PATH_BENEATH = 1
 _NO_NEW_PRIVILEGES = 38
 _LEAST_VERSION = 2
-"""Before it, no file could be renamed from one folder to another."""
+"""Least version used: before it, no file could be renamed from one folder to another."""
 
 _WRITE = sum(1 << bit for bit in (1, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13))
-"""Write to a file; remove a folder, a file; make one of any kind, link and rename."""
+"""Rights to write to a file, to remove a folder or file, to make one of any kind, to link and to rename."""
 _TRUNCATE = 1 << 14  # from version 3
 
 
 def version() -> int:
-    """The version of Landlock that this computer has, 0 where it has none."""
+    """Return the version of Landlock of this computer; 0 if it has none."""
     if sys.platform != "linux":
         return 0
     return max(0, ctypes.CDLL(None, use_errno=True).syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION))
 
 
 def write_only_in(folders: Sequence[str]) -> bool:
-    """Have this thread, and whatever it starts, write in these folders only; whether that could be done."""
+    """Limit writes of this thread, and of all that it starts, to these folders; return whether that worked."""
     found = version()
     if found < _LEAST_VERSION:
         return False

@@ -1,4 +1,4 @@
-"""Libraries that a script imports and that are not there: what to install, or what to use in their place."""
+"""Missing: libraries that a script imports and that are not installed: what to install, or what to use instead."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from elbowroom.capture.script.on_cpu import options
 
 
 class Library(NamedTuple):
-    """One that is not had by a plain `pip install` on a computer without a GPU, or that has a launcher.
+    """Library that a plain `pip install` without a GPU does not install, or that has a launcher.
 
     Attributes:
         next: what to do.
         words: parts of the names of options that turn it on.
-        asked_by: the library that the advice is about; of others' imports it says nothing.
+        asked_by: the library whose import the advice is about; "" for any.
     """
 
     next: str
@@ -64,16 +64,16 @@ LIBRARIES: dict[str, Library] = {
         asked_by="deepspeed",
     ),
 }
-"""By the name that is imported."""
+"""Libraries by the name that is imported."""
 
 
 def advice(name: str, text: str, script: str) -> str:
-    """What is to be done about a library that could not be imported.
+    """Say what to do about a library that could not be imported.
 
     Args:
-        name: of the module; "" where the exception has none.
-        text: of the exception, as some libraries raise one that names no module.
-        script: its path, whose own options are searched.
+        name: name of the module; "" if the exception has none.
+        text: text of the exception, as some libraries raise one that names no module.
+        script: path of the script, whose own options are searched.
     """
     package = name.partition(".")[0]
     if package not in LIBRARIES and "FlashAttention" in text:

@@ -1,4 +1,4 @@
-"""A script that trains on the CPU: what it did there, and which of its own options would put it on the GPU."""
+"""On CPU: a script that trains on the CPU, and those of its own options that would put it on the GPU."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 AGAINST = ("no-cuda", "no-accel", "no-gpu", "disable-cuda", "use-cpu", "cpu", "cpu-only", "force-cpu")
 """Options that keep a training on the CPU."""
 FOR = ("accel", "cuda", "use-cuda", "use-gpu", "gpu", "gpus", "gpu-id", "gpu-ids", "device", "devices", "accelerator")
-"""Options that put it on a GPU, the plainest first."""
+"""Options that put a training on a GPU, the plainest first."""
 _PLAIN = ("store_true", "BooleanOptionalAction")
 _VALUES = {"gpu": "0", "gpus": "1", "gpu-id": "0", "gpu-ids": "0", "devices": "1", "accelerator": "gpu"}
-"""What they are given where they take a value; cuda is for the others."""
+"""Values of such options if they take one; the others get cuda."""
 
 
 def hint(script: str, arguments: Sequence[str]) -> str:
-    """What to try, by the options of a script and by those that it was given.
+    """Say what to try, by the options that a script has and those that it was given.
 
     Args:
-        script: its path; modules that it imported from its own folder are looked at too.
+        script: its path; modules that it imported from its own folder are searched too.
         arguments: its words.
     """
     given = {word.partition("=")[0]: word for word in arguments if word.startswith("-")}
@@ -46,7 +46,7 @@ def _plain(option: str) -> str:
 
 
 def options(script: str) -> dict[str, tuple[str, bool]]:
-    """Options that a script names, by their plain names: as it writes them, and whether they take a value."""
+    """Return a script's options by plain names: as the script writes them, and whether they take a value."""
     found: dict[str, tuple[str, bool]] = {}
     for path in (script, *_beside(script)):
         with suppress(OSError, SyntaxError, ValueError):
@@ -56,14 +56,14 @@ def options(script: str) -> dict[str, tuple[str, bool]]:
 
 
 def _beside(script: str) -> list[str]:
-    """Files of modules that it imported from its own folder or below."""
+    """Return the files of modules that a script imported from its own folder or below."""
     folder = os.path.dirname(os.path.realpath(script)) + os.sep
     files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
     return [each for each in files if each.startswith(folder) and "site-packages" not in each and each.endswith(".py")]
 
 
 def _named(tree: ast.Module) -> Iterator[tuple[str, bool]]:
-    """Calls that are given the name of an option, as argparse's, click's and absl's are."""
+    """Yield the options that calls name, as in argparse, click and absl: the name, and whether it takes a value."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             words = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]

@@ -1,7 +1,7 @@
-"""Python's calls on files, with an overlay below them: `open`, `os.*`, and what rests on these.
+"""Opened files: Python's calls on files with an overlay below them: `open`, `os.*`, and code that uses these.
 
-pathlib, shutil, tempfile, logging, numpy, pickle, json, zipfile and TensorBoard all go through these calls. Modules
-that took one of them over by name before get the new one too.
+pathlib, shutil, tempfile, logging, numpy, pickle, json, zipfile and TensorBoard all use these calls. Modules that have
+imported one of them by name get the new one too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def install(overlay: Overlay, others: Mapping[int, Any] | None = None) -> None:
         replaced[id(_real[name])] = functools.wraps(_real[name])(made)
     for table in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         table |= {replaced[id(each)] for each in table if id(each) in replaced}
-    # The ways of shutil that go by file descriptors know one layer only.
+    # Functions of shutil that use file descriptors see one layer only.
     setattr(shutil, "_use_fd_functions", False)  # noqa: B010
     builtins.open = replaced[id(_real_open)]
     for module in list(sys.modules.values()):
@@ -49,7 +49,7 @@ def install(overlay: Overlay, others: Mapping[int, Any] | None = None) -> None:
 
 
 def _take_over(module: Any, replaced: dict[int, Any]) -> None:
-    """Give a module the new calls where it has the old ones."""
+    """Replace the old calls of a module by the new ones."""
     name = getattr(module, "__name__", "")
     if name.startswith(("elbowroom", "importlib", "_frozen")) or name in ("posix", "_io", "zipimport", "runpy"):
         return
@@ -60,7 +60,7 @@ def _take_over(module: Any, replaced: dict[int, Any]) -> None:
 
 @contextmanager
 def _about(given: Any, other: Any = None) -> Iterator[None]:
-    """Have an error of the operating system name the path that was given, or both."""
+    """Make an error of the operating system name the given path, or both."""
     try:
         yield
     except OSError as problem:
@@ -188,7 +188,7 @@ class _Entry:
 
 @final
 class _Entries:
-    """What `os.scandir` gives."""
+    """The iterator of entries that `os.scandir` returns."""
 
     def __init__(self, found: Iterator[_Entry]) -> None:
         self._found = found
@@ -230,7 +230,7 @@ def _scanning(overlay: Overlay) -> Callable[..., Any]:
 
 
 def _making(overlay: Overlay, name: str) -> Callable[..., Any]:
-    """mkdir, mkfifo, mknod: a new entry."""
+    """Make mkdir, mkfifo or mknod, which create an entry."""
     real = _real[name]
 
     def make(path: Any, *args: Any, dir_fd: int | None = None, **more: Any) -> Any:
@@ -285,7 +285,7 @@ def _renaming(overlay: Overlay, name: str) -> Callable[..., Any]:
             return _real[name](src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
         if source is None:
             return overlay.bring(overlay.absolute(src, src_dir_fd), str(target), src, dst)
-        if target is None:  # as from one disk to another, which shutil.move copies
+        if target is None:  # an error as between two disks, on which shutil.move copies
             raise error(errno.EXDEV, src, dst)
         return overlay.rename(source, target, src, dst)
 
@@ -310,7 +310,7 @@ CHANGING = ("chmod", "chown", "lchown", "utime", "truncate", "setxattr", "remove
 
 
 def _changing(overlay: Overlay, name: str) -> Callable[..., Any]:
-    """Chmod and the like: on a copy in the overlay."""
+    """Make chmod and the like, which change a copy in the overlay."""
     real = _real[name]
 
     def change(path: Any, *args: Any, dir_fd: int | None = None, follow_symlinks: bool = True, **more: Any) -> Any:
@@ -345,7 +345,7 @@ def _entering(overlay: Overlay) -> Callable[..., Any]:
 
 
 def _calls(overlay: Overlay) -> dict[str, Callable[..., Any]]:
-    """Every call of `os` that is replaced, by name."""
+    """Return every call of `os` that is replaced, by name."""
     found: dict[str, Callable[..., Any]] = {name: _looking(overlay, name) for name in LOOKING if name in _real}
     found |= {name: _changing(overlay, name) for name in CHANGING if name in _real}
     found |= {name: _making(overlay, name) for name in ("mkdir", "mkfifo", "mknod") if name in _real}

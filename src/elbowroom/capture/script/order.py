@@ -1,4 +1,4 @@
-"""What a child process shall run, and the names of the phases that it tells its parent."""
+"""Order: what a child process runs, and the names of the phases that it reports to its parent."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ COMPILING = "asking the compiler what it would save"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptOrder:
-    """What a child shall run.
+    """Order for a child.
 
     Attributes:
-        script: its path.
-        module: its dotted name where it is run as `python -m` does, "" otherwise.
+        script: path of the script.
+        module: its dotted name if it is run as by `python -m`, else "".
         arguments: its words.
         steps: optimizer steps to record.
         constants: numbers that replace module-level ones.
         timeout_s: the time limit, for messages.
         min_size_bytes: as for the virtual device.
         network: whether it may use the network.
-        compiled: whether to tell what torch.compile saves for backward.
+        compiled: whether to report what torch.compile saves for backward.
     """
 
     script: str
@@ -39,9 +39,9 @@ class ScriptOrder:
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Name of the script in messages."""
         return f"-m {self.module}" if self.module else self.script
 
     def argument(self) -> str:
-        """As a word of a command line."""
+        """Write it as a word of a command line."""
         return json.dumps(asdict(self))

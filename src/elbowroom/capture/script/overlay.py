@@ -1,10 +1,10 @@
-"""Where the files of a script lie: what it writes in a folder of its own, over the files that there are.
+"""Overlay: two layers of files: a script writes into a folder of the estimate, over the computer's files.
 
-The folder is the upper layer, the computer's files are the lower one. A path of the script names the upper file where
-there is one, else the lower one, else nothing. A file that is changed is copied up first. What the script removes is
-hidden, and what it renames is looked up under its old name. No lower file is ever written.
+The folder is the upper layer, the computer's files are the lower one. A path of the script names the upper file if
+there is one, else the lower one, else nothing. A file that is changed is copied up first. A removed file is hidden, and
+a renamed one is looked up under its old name. No lower file is ever written.
 
-Paths are the script's: absolute, symbolic links followed as the two layers together show them.
+Paths are the script's: absolute, with symbolic links followed through both layers together.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from threading import RLock
 from typing import Any, final
 
 SYSTEM = ("/dev", "/proc", "/sys")
-"""Where nothing is a user's file."""
+"""Folders without a user's file."""
 
 MAX_COPY_BYTES = 4 * 2**30
-"""Larger files are not copied up to be changed: that would take minutes and the room of the disk."""
+"""Most bytes of a file that is copied up: larger ones would take minutes and fill the disk."""
 
 _LINKS = 40
 _PIECE_BYTES = 2**20
 
 
 def error(number: int, path: Any, other: Any = None) -> OSError:
-    """What the operating system would say of a path, or of two."""
+    """Make the error that the operating system would raise for a path, or for two."""
     if other is None:
         return OSError(number, strerror(number), fspath(path))
     return OSError(number, strerror(number), fspath(path), None, fspath(other))
@@ -56,7 +56,7 @@ class Overlay:
     """Two layers of files, as one script sees them.
 
     Args:
-        folder: a folder of the estimate. Paths in it, and in `SYSTEM`, are taken as they are.
+        folder: a folder of the estimate. Paths in it, and in `SYSTEM`, are used as they are.
         others: further folders of that kind.
     """
 
@@ -75,7 +75,7 @@ class Overlay:
     # Names
 
     def absolute(self, path: Any, dir_fd: int | None = None) -> str:
-        """A path from the root, not yet followed. A path of the upper layer is that of the file it stands for."""
+        """Return an absolute path, links not followed; a path of the upper layer becomes that of its file."""
         text = fsdecode(path)
         if not text:
             return text
@@ -86,11 +86,11 @@ class Overlay:
         return text
 
     def is_own(self, path: str) -> bool:
-        """Whether an absolute path is taken as it is."""
+        """Return whether an absolute path is used as it is."""
         return any(path == place or path.startswith(f"{place}/") for place in self._own)
 
     def name(self, path: str, *, follow: bool = True) -> str:
-        """The one name of an absolute path: symbolic links of its folders followed, and its own where asked for."""
+        """Return the one name of an absolute path: links of its folders are followed, its own link if `follow`."""
         head, tail = posixpath.split(path.rstrip("/") or "/")
         if tail in ("", ".", ".."):
             return self._followed(path)
@@ -125,11 +125,11 @@ class Overlay:
     # Layers
 
     def above(self, name: str) -> str:
-        """Where a name is in the upper layer, or would be."""
+        """Return where a name is in the upper layer, or would be."""
         return self.upper + name
 
     def below(self, name: str) -> str | None:
-        """Where a name is in the lower layer, or would be; None where it is hidden."""
+        """Return where a name is in the lower layer, or would be; None if it is hidden."""
         at = name
         while self._lower:
             if at in self._lower:
@@ -141,7 +141,7 @@ class Overlay:
         return name
 
     def place(self, name: str) -> str:
-        """Where to read a name. Where there is nothing, a path with nothing there."""
+        """Return the path at which to read a name; if it does not exist, the path does not either."""
         above, below = self.above(name), self.below(name)
         if not self._touched or below is None:
             return below or above
@@ -150,16 +150,16 @@ class Overlay:
         return below
 
     def status(self, name: str) -> Any:
-        """What `lstat` says of a name; None where there is nothing."""
+        """Return the `lstat` of a name; None if it does not exist."""
         return _status(self.place(name))
 
     def is_folder(self, name: str) -> bool:
-        """Whether a name is a folder."""
+        """Return whether a name is a folder."""
         status = self.status(name)
         return status is not None and stat.S_ISDIR(status.st_mode)
 
     def reading(self, path: Any, *, follow: bool = True, dir_fd: int | None = None) -> Any:
-        """What to read in the place of a path of the script."""
+        """Return the path to read in place of a path of the script."""
         if not self._touched and dir_fd is None:
             return path
         absolute = self.absolute(path, dir_fd)
@@ -169,7 +169,7 @@ class Overlay:
         return absolute if self.is_own(name) else self.place(name)
 
     def written(self, path: Any) -> str | None:
-        """Where the upper layer has a folder, None where it has none."""
+        """Return the folder of the upper layer for a path; None if it has none."""
         if not self._touched:
             return None
         absolute = self.absolute(path)
@@ -177,7 +177,7 @@ class Overlay:
         return above if _is_folder(above) else None
 
     def entries(self, path: Any) -> list[str] | None:
-        """Names in a folder that has some in both layers; None where one layer has them all: see `reading`."""
+        """Return the names in a folder that has some in both layers; None if one layer has them all: see `reading`."""
         if not self._touched:
             return None
         absolute = self.absolute(path)
@@ -198,7 +198,7 @@ class Overlay:
     # Changes
 
     def target(self, path: Any, *, follow: bool = True, dir_fd: int | None = None) -> str | None:
-        """The name of what is going to be changed; None where the path is taken as it is."""
+        """Return the name of a file that is going to be changed; None if the path is used as it is."""
         absolute = self.absolute(path, dir_fd)
         if not absolute or self.is_own(absolute):
             return None
@@ -206,7 +206,7 @@ class Overlay:
         return None if self.is_own(name) else name
 
     def writing(self, name: str, flags: int, given: Any, mode: int = 0o666) -> str:
-        """Where to open a file to write it, as `flags` of `os.open` say; they say whether its content is kept."""
+        """Return where to open a file for writing; `flags` of `os.open` say whether its content is kept."""
         with self.lock:
             place = self.place(name)
             status = _status(place)
@@ -228,14 +228,14 @@ class Overlay:
             return above
 
     def filling(self, name: str) -> str:
-        """Where to have a folder in which files are written; it is made where it is not there."""
+        """Return the folder in which files are written; it is made if it does not exist."""
         with self.lock:
             self._parents.clear()
             self._folders(name)
             return self.above(name)
 
     def changing(self, name: str, given: Any) -> str:
-        """Where to change what is there, its times or mode say; its content stays."""
+        """Return where to change an existing file, such as its times or mode; its content stays."""
         with self.lock:
             status = self.status(name)
             if status is None:
@@ -251,7 +251,7 @@ class Overlay:
             return self.place(name)
 
     def making(self, name: str, given: Any) -> str:
-        """Where to make a folder, a link or a pipe."""
+        """Return where to make a folder, a link or a pipe."""
         with self.lock:
             if self.status(name) is not None:
                 raise error(errno.EEXIST, given)
@@ -259,7 +259,7 @@ class Overlay:
             return self._new(name, given)
 
     def remove(self, name: str, given: Any, *, folder: bool) -> None:
-        """Take away a file, or an empty folder."""
+        """Remove a file, or an empty folder."""
         with self.lock:
             status = self.status(name)
             if status is None:
@@ -272,7 +272,7 @@ class Overlay:
             self._hide(name, None)
 
     def rename(self, source: str, target: str, given: Any, to: Any) -> None:
-        """Give a file or folder another name; what had that name is replaced."""
+        """Rename a file or folder; one that had the new name is replaced."""
         with self.lock:
             status = self.status(source)
             if status is None:
@@ -293,7 +293,10 @@ class Overlay:
             _rename(source, self._instead(target, stat.S_ISDIR(status.st_mode), given, to))
 
     def _instead(self, target: str, is_folder: bool | None, given: Any, to: Any) -> str:
-        """Where to put what replaces a file or an empty folder, which is removed; None: what replaces nothing."""
+        """Remove a file or empty folder that is replaced; return where its replacement goes.
+
+        With `is_folder` None nothing may be there.
+        """
         try:
             other = self.status(target)
             if other is not None:
@@ -307,7 +310,7 @@ class Overlay:
             raise error(problem.errno or 0, given, to) from None
 
     def link(self, source: str, target: str, given: Any, to: Any) -> None:
-        """Give a file one more name."""
+        """Link a file under a further name."""
         with self.lock:
             place = source if self.is_own(source) else self.place(source)
             status = _status(place)
@@ -319,7 +322,7 @@ class Overlay:
             _link(source if self.is_own(source) else self.changing(source, given), above, follow_symlinks=False)
 
     def enter(self, path: Any) -> str:
-        """Make a folder the working one; where it really is."""
+        """Make a folder the working one; return its real path."""
         absolute = self.absolute(path)
         name = absolute if self.is_own(absolute) else self.name(absolute)
         place = name if self.is_own(name) else self.place(name)
@@ -330,7 +333,7 @@ class Overlay:
     # The tables
 
     def _new(self, name: str, given: Any) -> str:
-        """Where a new entry goes; its folder has to be there."""
+        """Return where a new entry goes; its folder must exist."""
         parent = posixpath.dirname(name)
         status = self.status(parent)
         if status is None or not stat.S_ISDIR(status.st_mode):
@@ -339,7 +342,7 @@ class Overlay:
         return self.above(name)
 
     def _folders(self, name: str) -> None:
-        """Have a folder in the upper layer, with those above it."""
+        """Make a folder in the upper layer, with those above it."""
         self._touched = True
         above = self.above(name)
         if _status(above) is None:
@@ -366,7 +369,7 @@ class Overlay:
         _rmdir(above)
 
     def _hide(self, name: str, lower: str | None) -> None:
-        """Have a name stand for another lower path, or for none; what was said of names below it is over."""
+        """Make a name stand for another lower path, or for none; entries for names below it are dropped."""
         for key in [key for key in self._lower if key.startswith(f"{name}/")]:
             del self._lower[key]
         self._lower[name] = lower

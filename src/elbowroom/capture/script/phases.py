@@ -1,4 +1,4 @@
-"""What a script does at the moment, for whoever waits for its estimate: which part takes the time."""
+"""Phases: what a script does at the moment, shown to the user who waits for its estimate."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ LOADS = os.path.join("torch", "utils", "data")
 
 
 def phase_of(device: VirtualDevice, script: str, steps: int) -> str:
-    """What the main thread does now, such as "importing transformers" or "step 1 of 3".
+    """Say what the main thread does now, such as "importing transformers" or "step 1 of 3".
 
-    Its frames are looked at before the first op on the GPU only: who holds a frame holds its variables, and would keep
-    the storages of a training beyond their time.
+    Its frames are inspected only before the first op on the GPU. A reference to a frame holds its variables, and would
+    keep the storages of a training alive.
 
     Args:
-        device: on which the script runs.
-        script: its path.
-        steps: optimizer steps that are to be recorded.
+        device: the device on which the script runs.
+        script: path of the script.
+        steps: optimizer steps to record.
     """
     if not device.ledger.ops:
         return _before_ops(script)
@@ -44,7 +44,7 @@ def _before_ops(script: str) -> str:
 
 
 def _frames() -> Iterator[FrameType]:
-    """Frames of the main thread, the innermost first."""
+    """Yield the frames of the main thread, the innermost first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001  there is no other way
     while frame is not None:
         yield frame
@@ -52,7 +52,7 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _imported(frames: list[FrameType]) -> str:
-    """The outermost package that is being imported; "" where none is."""
+    """Return the outermost package that is being imported; "" if there is none."""
     names = [
         str(frame.f_locals.get("name", ""))
         for frame in frames
@@ -62,7 +62,7 @@ def _imported(frames: list[FrameType]) -> str:
 
 
 def _line(frames: list[FrameType], script: str) -> str:
-    """Where in the script that is."""
+    """Name the line of the script that runs."""
     for frame in frames:
         if frame.f_code.co_filename == script:
             return f" ({os.path.basename(script)}, line {frame.f_lineno})"

@@ -1,8 +1,8 @@
 """Files of safetensors: read to the CPU and moved from there, as the library copies to a GPU below PyTorch.
 
-Large tensors of the virtual GPU are written as holes (https://github.com/huggingface/safetensors has the format: the
-length of a header, the header in JSON, the tensors' bytes), so that a checkpoint of billions of numbers takes neither
-time nor room; they are read as zeros.
+Large tensors of the virtual GPU are written as holes, which are read as zeros. So a checkpoint of billions of numbers
+takes neither time nor room. The format (https://github.com/huggingface/safetensors) is the length of a header, the
+header in JSON, and the tensors' bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elbowroom.capture.script.overlay import Overlay
 
 
 def opener(overlay: Overlay, real: Any) -> Any:
-    """What stands for `safetensors.safe_open`."""
+    """Make the replacement of `safetensors.safe_open`."""
 
     def safe_open(filename: Any, framework: str = "pt", device: Any = "cpu", **how: Any) -> Any:
         to = str(device)
@@ -29,13 +29,13 @@ def opener(overlay: Overlay, real: Any) -> Any:
 
 
 LARGE_BYTES = 2**26
-"""Files with so many bytes of virtual tensors have holes."""
+"""Least bytes of virtual tensors in a file that is written with holes."""
 _SMALL_BYTES = 2**16
-"""A tensor up to this size is written as the library does, with the values that are assumed for it."""
+"""Most bytes of a tensor that is written as the library does, with its assumed values."""
 
 
 def saver(_: Overlay, save: Any) -> Any:
-    """What stands for `safetensors.torch.save_file`."""
+    """Make the replacement of `safetensors.torch.save_file`."""
 
     @functools.wraps(save)
     def save_file(
@@ -56,7 +56,7 @@ def saver(_: Overlay, save: Any) -> Any:
 
 
 def _write(file: Any, tensors: Mapping[str, Any], names: Mapping[Any, str], metadata: Mapping[str, str] | None) -> None:
-    """Write a file with holes, the tensors with the largest elements first."""
+    """Write a file with holes; tensors with the largest elements come first."""
     import torch
 
     from elbowroom.capture.virtual.tensor import is_virtual
@@ -81,7 +81,7 @@ def _write(file: Any, tensors: Mapping[str, Any], names: Mapping[Any, str], meta
 
 @final
 class _Part:
-    """A tensor of a file of which parts are read."""
+    """A tensor of a file that is read in parts."""
 
     def __init__(self, part: Any, device: Any) -> None:
         self._part, self._device = part, device
@@ -95,7 +95,7 @@ class _Part:
 
 @final
 class Opened:
-    """A file whose tensors are wanted on a device."""
+    """An opened file whose tensors go to a device."""
 
     def __init__(self, file: Any, device: Any) -> None:
         self._file, self._device = file, device

@@ -1,4 +1,4 @@
-"""Libraries that open files below Python: they get the path that the overlay has for it. Loggers start no run."""
+"""Savers: libraries that open files below Python get the overlay's path. Loggers start no run."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from elbowroom.capture.script.safetensors_opened import opener, saver
 Wrapper = Callable[[Overlay, Any], Any]
 
 READ, ANEW, KEEP, FOLDER = "read", "anew", "keep", "folder"
-"""What a library does with a path: reads it; writes it anew; changes what is there; writes files in it."""
+"""Uses of a path by a library: it reads the file, writes it anew, changes its content, or writes files in a folder."""
 _SIDES = ("-wal", "-shm", "-journal")
-"""Files beside a database of SQLite that belong to it."""
+"""Endings of further files that belong to a database of SQLite."""
 
 
 def is_path(what: Any) -> bool:
-    """Whether it names a file."""
+    """Return whether a value names a file."""
     return isinstance(what, str | bytes | os.PathLike)
 
 
 def given_to(overlay: Overlay, path: Any, use: str) -> Any:
-    """The path that a library shall have for one of the script's.
+    """Return the path that a library gets for one of the script's.
 
     Args:
         overlay: the layers.
-        path: of the script.
+        path: path of the script.
         use: what the library does with it.
     """
     if not is_path(path):
@@ -48,7 +48,7 @@ def given_to(overlay: Overlay, path: Any, use: str) -> Any:
 
 
 def at(index: int, use: str) -> Wrapper:
-    """Functions whose argument at a position, or by its name, is a path, for one use."""
+    """Wrap functions whose argument at a position, or by its name, is a path, for one use."""
 
     def wrapper(overlay: Overlay, function: Any) -> Any:
         name = _name_at(function, index)
@@ -63,14 +63,14 @@ def at(index: int, use: str) -> Wrapper:
 
 
 def _with_path(overlay: Overlay, args: tuple[Any, ...], index: int, use: str) -> tuple[Any, ...]:
-    """Arguments of which the one at a position, if it is there, is a path into the right layer."""
+    """Return the arguments with the path at a position, if it is given, in the right layer."""
     if len(args) <= index:
         return args
     return (*args[:index], given_to(overlay, args[index], use), *args[index + 1 :])
 
 
 def read_from(first: int, *names: str) -> Wrapper:
-    """Functions that read files, or lists of files: arguments of these names, which stand so from a position on."""
+    """Wrap functions that read files or lists of files: arguments of these names, in this order from `first` on."""
     last = first + len(names)
 
     def wrapper(overlay: Overlay, function: Any) -> Any:
@@ -88,12 +88,12 @@ def read_from(first: int, *names: str) -> Wrapper:
 
 
 def _with_named(overlay: Overlay, how: dict[str, Any], name: str, use: str) -> dict[str, Any]:
-    """Arguments of which the one of a name, if it is there, is a path into the right layer."""
+    """Return the arguments with the path of a name, if it is given, in the right layer."""
     return {**how, name: given_to(overlay, how[name], use)} if name in how else how
 
 
 def _name_at(function: Any, index: int) -> str:
-    """Name of a parameter by its position; "" where a function of C does not say it."""
+    """Return the name of a parameter by its position; "" if a function of C has no names."""
     try:
         names = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -102,7 +102,7 @@ def _name_at(function: Any, index: int) -> str:
 
 
 def with_mode(index: int) -> Wrapper:
-    """Functions like `open`: a path at a position, then a mode."""
+    """Wrap functions like `open`: a path at a position, then a mode."""
 
     def wrapper(overlay: Overlay, function: Any) -> Any:
         name = _name_at(function, index)
@@ -123,7 +123,7 @@ def _static(wrapper: Wrapper) -> Wrapper:
 
 
 def _through_a_file(overlay: Overlay, save: Any) -> Any:  # noqa: ARG001  a Wrapper
-    """`torch.save` and the like: through a file object, as their writers of paths are C++."""
+    """Wrap `torch.save` and the like to write through a file object, as their writers of paths are C++."""
 
     @functools.wraps(save)
     def saved(obj: Any, f: Any, *args: Any, **how: Any) -> Any:
@@ -136,7 +136,7 @@ def _through_a_file(overlay: Overlay, save: Any) -> Any:  # noqa: ARG001  a Wrap
 
 
 def _sentencepiece(overlay: Overlay, train: Any) -> Any:
-    """Its trainer: C++ reads `input` and writes two files that begin with `model_prefix`."""
+    """Wrap sentencepiece's trainer: C++ reads `input` and writes two files that begin with `model_prefix`."""
 
     @functools.wraps(train)
     def trained(arg: Any = None, **how: Any) -> Any:
@@ -153,7 +153,7 @@ def _sentencepiece(overlay: Overlay, train: Any) -> Any:
 
 
 def _packing(overlay: Overlay, init: Any) -> Any:
-    """Packages of torch.package: what makes a virtual tensor anew is not packed with them."""
+    """Wrap packages of torch.package: the code that rebuilds virtual tensors is not packed with them."""
     begin = at(1, ANEW)(overlay, init)
 
     @functools.wraps(init)
@@ -165,7 +165,7 @@ def _packing(overlay: Overlay, init: Any) -> Any:
 
 
 def _opening(_: Overlay, opener_of: Any) -> Any:
-    """What NumPy opens a file with, by the end of its name: it took `open` over by name."""
+    """Wrap NumPy's table of openers by the ending of a file's name: it has imported `open` by name."""
 
     @functools.wraps(opener_of)
     def found(self: Any, key: Any) -> Any:
@@ -176,7 +176,7 @@ def _opening(_: Overlay, opener_of: Any) -> Any:
 
 
 def _beside(overlay: Overlay, opens: Any) -> Any:
-    """ONNX's files of weights beside a model: opened in C++, by their folder and their name in it."""
+    """Wrap ONNX's opener of weights that lie next to a model: C++ opens them by folder and name."""
 
     @functools.wraps(opens)
     def opened(base_dir: Any, location: str, tensor_name: str, read_only: bool) -> int:
@@ -192,7 +192,7 @@ def _both(first: Wrapper, second: Wrapper) -> Wrapper:
 
 
 def _sqlite(overlay: Overlay, connect: Any) -> Any:
-    """Databases, with what lies beside them; also named by a URI."""
+    """Wrap the opening of databases with their further files; a database may be named by a URI."""
 
     @functools.wraps(connect)
     def connected(database: Any, *args: Any, **how: Any) -> Any:
@@ -213,7 +213,7 @@ def _sqlite(overlay: Overlay, connect: Any) -> Any:
 
 
 def _off(name: str) -> Wrapper:
-    """A logger's call that starts a run: it is made with what turns it off."""
+    """Wrap a logger's call that starts a run: it gets arguments that turn it off."""
 
     def wrapper(_: Overlay, start: Any) -> Any:
         @functools.wraps(start)
@@ -230,7 +230,7 @@ def _ignored(_: Overlay, function: Any) -> Any:
 
 
 _KINDS, _READERS = ("BPE", "WordPiece", "WordLevel"), ("from_file", "read_file")
-"""Models of tokenizers that are made of files."""
+"""Models of tokenizers that are made from files."""
 SAVERS: dict[str, dict[str, Wrapper]] = {
     "torch": {"save": _through_a_file, "load": at(0, READ)},
     "torch.jit": {
@@ -286,11 +286,11 @@ SAVERS: dict[str, dict[str, Wrapper]] = {
     "neptune": {"init_run": _off("neptune")},
     "mlflow": {"set_tracking_uri": _ignored},
 }
-"""By module, its functions, or methods of its classes, that take paths or start runs."""
+"""Wrappers by module, for its functions and methods that take paths or start runs."""
 
 
 def install(overlay: Overlay) -> Mapping[int, Any]:
-    """Change what is imported by now, and what will be; what stands for what, by id."""
+    """Change modules that are imported now or later; return the replacements by id of the original."""
     replaced: dict[int, Any] = {}
     for name, wrappers in SAVERS.items():
         if name in sys.modules:

@@ -1,7 +1,7 @@
-"""capture_script(): a training script, unchanged, on the virtual device, in a child process with a time limit.
+"""Script: `capture_script()` runs an unchanged training script on the virtual device, in a child with a time limit.
 
-The child answers through files in a temporary directory: the trace, or what went wrong. Whatever the script prints,
-crashes or leaves running stays in the child; a guard (guard.py) ends all of its processes with it, or with us.
+The child answers through files in a temporary directory: the trace, or the fault. Output, crashes and processes of the
+script stay in the child. A guard (guard.py) ends all of its processes when it ends, or when this process does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from elbowroom.units import parse_bytes
 STEPS = 3
 
 GRACE_S = 10.0
-"""A script whose time is over has so long to be left; to write its trace it has as long as that takes."""
+"""Seconds in which a script must be left when its time is over; writing its trace may take longer."""
 
 _POLL_S = 0.1
 _GUARD_S = 20.0
@@ -40,12 +40,13 @@ _SAID_LINES = 12
 
 
 class Listeners(TypedDict, total=False):
-    """What is called while a script runs.
+    """Functions to call while a script runs.
 
     Attributes:
-        on_step: with the number of steps done so far, whenever it grows.
-        on_asked: at the end, with what the script asked of the GPU beside its `Facts`: "name", "memory".
-        on_phase: with what takes the time now, such as "importing torch", whenever that changes.
+        on_step: called with the number of steps done so far, whenever it grows.
+        on_asked: called at the end with the values of the GPU that the script read other than `Facts`: "name",
+            "memory".
+        on_phase: called with the present work, such as "importing torch", whenever that changes.
     """
 
     on_step: Callable[[int], None]
@@ -54,12 +55,12 @@ class Listeners(TypedDict, total=False):
 
 
 class ChildProgress(NamedTuple):
-    """Who is told how far a child is.
+    """Functions that get the progress of a child.
 
     Attributes:
         step: called with the number of steps done.
-        phase: called with what takes the time.
-        asked: called with what the script asked of the GPU beside its `Facts`.
+        phase: called with the present work.
+        asked: called with the values of the GPU that the script read other than `Facts`.
     """
 
     step: Callable[[int], None]
@@ -68,7 +69,7 @@ class ChildProgress(NamedTuple):
 
     @classmethod
     def of(cls, listeners: Listeners) -> ChildProgress:
-        """Who is there is told."""
+        """Make it of listeners; missing ones do nothing."""
         return cls(
             listeners.get("on_step", _silent), listeners.get("on_phase", _silent), listeners.get("on_asked", _silent)
         )
@@ -94,25 +95,26 @@ def capture_script(
     compiled: bool = False,
     **listeners: Unpack[Listeners],
 ) -> Trace:
-    """Run a training script on a virtual GPU for a few optimizer steps; the trace of all that it does up to then.
+    """Run a training script on a virtual GPU for a few optimizer steps; return the trace of all that it does.
 
     Args:
-        path: the script, which is run as `python path` would be, from the working directory of now.
+        path: the script, which is run like `python path`, from the current working directory.
         argv: its arguments.
-        machine: the GPU it shall believe to have: a name of the GPU database, or a Machine.
-        module: in the place of a path, a dotted name, which is run as `python -m module` would be.
+        machine: the GPU that it finds: a name of the GPU database, or a Machine.
+        module: instead of a path, a dotted name, which is run like `python -m module`.
         steps: optimizer steps to record.
-        timeout_s: after so many seconds the script is ended, and the trace is of the steps that were done.
-        environment: variables that are set for the script, beside those of this process.
+        timeout_s: seconds after which the script is ended; the trace is then of the steps that were done.
+        environment: variables that are set for the script, in addition to those of this process.
         constants: numbers that replace module-level ones of the script, by name.
         in_parts: carry out optimizers' steps in parts, as for `capture`.
-        min_size: smaller states stay where they are then; bytes, or text such as "4MiB".
+        min_size: with `in_parts`, smaller states stay; bytes, or text such as "4MiB".
         network: let the script use the network, as to download data; it is refused otherwise (docs/safety.md).
-        compiled: tell in a remark what torch.compile saves for backward, which takes up to 20 seconds more.
+        compiled: add a remark on what torch.compile saves for backward, which takes up to 20 seconds more.
         listeners: on_step, on_asked, on_phase: see `Listeners` in capture/script/script.py.
 
     Raises:
-        UsageError, CaptureError: there is no such script, GPU or constant; the script did no step in time, and why.
+        UsageError: there is no such script, GPU or constant.
+        CaptureError: the script did no step in time; the message says why.
     """
     least = parse_bytes(min_size) if in_parts else None
     order = _order(path, module, argv, steps, constants or {}, least, timeout_s, network, compiled)
@@ -125,7 +127,7 @@ def _captured(
     environment: Mapping[str, str],
     told: ChildProgress,
 ) -> Trace:
-    """What a child makes of an order in a folder of its own."""
+    """Run a child in a folder of its own and return its trace."""
     with tempfile.TemporaryDirectory(prefix="elbowroom-", ignore_cleanup_errors=True) as place:
         folder = Path(place)
         target.save(folder / "machine.json")
@@ -176,8 +178,8 @@ def _gpu(machine: str | Machine) -> Machine:
 
 
 def _run(order: ScriptOrder, folder: Path, environment: Mapping[str, str], told: ChildProgress) -> int:
-    """Run the child to its end; its exit code."""
-    # -P: the working directory is no place to import elbowroom's own needs from; the script's folder is put there.
+    """Run the child to its end; return its exit code."""
+    # -P: elbowroom's own imports must not come from the working directory; the child adds the script's folder.
     command = [sys.executable, "-P", guard.__file__, str(folder), order.argument()]
     with (folder / "output").open("wb") as output:
         child = subprocess.Popen(
@@ -196,7 +198,7 @@ def _run(order: ScriptOrder, folder: Path, environment: Mapping[str, str], told:
 
 
 def _terminal() -> dict[str, str]:
-    """Where the terminal is, whose size scripts ask for (`stty size`) to draw bars of progress."""
+    """Return the variable with the terminal, whose size scripts read (`stty size`) to draw progress bars."""
     with suppress(OSError, ValueError, AttributeError):
         return {guard.TERMINAL: os.ttyname(sys.stdin.fileno())}
     return {}
@@ -225,7 +227,7 @@ def _wait(child: subprocess.Popen[bytes], order: ScriptOrder, folder: Path, told
 
 
 def _ask_to_end(child: subprocess.Popen[bytes]) -> None:
-    """Have the script's process leave the script, and answer with what it has by then."""
+    """Ask the script's process to leave the script, and to answer with the steps it has."""
     assert child.stdin is not None
     with suppress(BrokenPipeError):
         child.stdin.write(guard.END)
@@ -233,7 +235,7 @@ def _ask_to_end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Have the guard end the script and what it started; it is a process group of its own."""
+    """Have the guard end the script and the processes that it started; the guard has its own process group."""
     assert child.stdin is not None
     with suppress(BrokenPipeError):
         child.stdin.close()
@@ -261,7 +263,7 @@ def _answer(order: ScriptOrder, folder: Path, code: int, on_asked: Callable[[fro
 
 
 def _crash(code: int) -> str:
-    """What an end without an answer says."""
+    """Explain an end without an answer."""
     if code >= 0:
         return (
             f"its process ended with exit code {code} and without a word to elbowroom; allowed is a script that ends "
@@ -284,7 +286,7 @@ def _steps_seen(folder: Path) -> int:
 
 
 def _text(path: Path) -> str:
-    """What a file says; "" where it is not there."""
+    """Return the text of a file; "" if it does not exist."""
     try:
         return path.read_text("utf-8")
     except (OSError, ValueError):
@@ -292,7 +294,7 @@ def _text(path: Path) -> str:
 
 
 def _said(folder: Path) -> str:
-    """The last lines the script wrote, as the end of a message."""
+    """Return the last lines that the script wrote, as the end of a message."""
     try:
         with (folder / "output").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))

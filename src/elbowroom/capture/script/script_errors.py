@@ -1,4 +1,4 @@
-"""Why a script could not be captured, in words: what was seen and where, what is allowed, and what to do next."""
+"""Script errors: why a script could not be captured: what was seen and where, what is allowed, what to do next."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PACKAGE = str(Path(__file__).parents[2]) + os.sep
 
 
 class Fault(NamedTuple):
-    """What went wrong.
+    """Failure of a capture.
 
     Attributes:
-        message: for the user.
+        message: message for the user.
         usage: whether an argument was wrong, rather than the script.
         show_output: whether the last lines of the script's output help.
         ours: whether elbowroom failed, and not the script.
@@ -35,11 +35,11 @@ class Fault(NamedTuple):
 
 
 Said = tuple[str, str] | None
-"""What was seen; what is allowed and what to do. None where somebody else knows better."""
+"""What was seen, and what is allowed and to do; None to leave it to the next explanation."""
 
 
 def is_regular_end(problem: BaseException) -> bool:
-    """Whether it is the end of a script that succeeded, as by sys.exit()."""
+    """Return whether an exception is the end of a script that succeeded, as by sys.exit()."""
     return isinstance(problem, SystemExit) and problem.code in (None, 0)
 
 
@@ -47,12 +47,12 @@ NOTHING_ON_CUDA = "nothing was on cuda; allowed is a script that trains on cuda"
 
 
 def nothing_on_cuda(script: str, next_step: str) -> Fault:
-    """A script that made no step that was seen, and nothing on the GPU."""
+    """Explain a script that made no visible step, and nothing on the GPU."""
     return Fault(f"{script}: it ended after 0 optimizer steps, and {NOTHING_ON_CUDA}; {next_step}", show_output=True)
 
 
 def no_steps(script: str) -> Fault:
-    """The script came to its end without a step."""
+    """Explain a script that ended without a step."""
     return Fault(
         f"{script}: it ended after 0 optimizer steps; allowed is a script that calls step() of a torch.optim.Optimizer "
         "at least once, with parameters on the GPU; check that it trains (and on cuda, not on the CPU) when it is run "
@@ -62,11 +62,11 @@ def no_steps(script: str) -> Fault:
 
 
 class TimeIsOver(BaseException):
-    """The time limit; leaves a script wherever it is, and no `except Exception` in it catches it."""
+    """The time is over. It leaves a script at any place, and no `except Exception` in it catches it."""
 
 
 def over(steps_seen: int, wanted: int, timeout_s: float, where: str = "") -> str:
-    """The time limit was reached before there was a step to answer for.
+    """Explain that the time limit was reached before there was a step.
 
     Args:
         steps_seen: steps that were done.
@@ -82,13 +82,13 @@ def over(steps_seen: int, wanted: int, timeout_s: float, where: str = "") -> str
 
 
 def on_cpu(steps: int, tensors: int) -> str:
-    """The script trained, and not on the GPU."""
+    """Explain that the script trained, but not on the GPU."""
     what = f"{steps} optimizer {'step was' if steps == 1 else 'steps were'} made with {tensors} tensors on cpu"
     return f"{what}, and {NOTHING_ON_CUDA}"
 
 
 def explained(problem: BaseException, script: str) -> Fault:
-    """An exception of a script that ended it before its first step, explained."""
+    """Explain an exception that ended a script before its first step."""
     missing_module = partial(_missing_module, script=script)
     for knows in (_exit, _elsewhere, missing_module, _missing_file, _on_the_gpu, _said_already, _other):
         said = knows(problem)
@@ -101,7 +101,7 @@ def explained(problem: BaseException, script: str) -> Fault:
 
 
 def of_elbowroom(problem: BaseException) -> bool:
-    """Whether a line of elbowroom raised an exception, and not to say that something is not allowed or has no room."""
+    """Return whether elbowroom itself failed: its code raised an error other than a refusal or a lack of memory."""
     if isinstance(problem, ElbowroomError | MemoryError) or type(problem).__name__ == "OutOfMemoryError":
         return False
     frames = traceback.extract_tb(problem.__traceback__)
@@ -109,7 +109,7 @@ def of_elbowroom(problem: BaseException) -> bool:
 
 
 def _shown(problem: BaseException, script: str) -> str:
-    """The traceback as python shows it to whoever runs the script, cut in the middle where it is long."""
+    """Format the traceback as python shows it for the script, cut in the middle if it is long."""
     trace = problem.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != script:
         trace = trace.tb_next
@@ -120,7 +120,7 @@ def _shown(problem: BaseException, script: str) -> str:
 
 
 def later(problem: BaseException, script: str, steps_seen: int, wanted: int) -> str:
-    """What ended a script after some steps: where, what, and after how many."""
+    """Say what ended a script after some steps: where, by what, and after how many."""
     steps = f"after {steps_seen} of {max(steps_seen, wanted)} steps"
     if isinstance(problem, TimeIsOver):
         return f"{where(problem, script)}: the time limit ({problem}), {steps}"
@@ -131,7 +131,7 @@ def later(problem: BaseException, script: str, steps_seen: int, wanted: int) -> 
 
 
 def where(problem: BaseException, script: str) -> str:
-    """The place in a script that an exception came through."""
+    """Name the place in a script through which an exception came."""
     line = _line_in(problem, script)
     return f"{script}:{line}" if line else script
 
@@ -156,7 +156,7 @@ _NO_NETWORK = (NO_NETWORK, "outgoing traffic has been disabled", "OfflineModeIsE
 
 
 def _elsewhere(problem: BaseException) -> Said:
-    """What an estimate keeps a script from."""
+    """Explain an act that an estimate keeps a script from."""
     if isinstance(problem, Replaced):
         return (
             f"it puts another program in its place ({problem}, by os.exec)",
@@ -201,7 +201,7 @@ def _missing_file(problem: BaseException) -> Said:
 
 
 class _OnTheGpu(NamedTuple):
-    """A kind of failure that is the virtual GPU's: recognised by a mark in the exception or in one it came from.
+    """A kind of failure of the virtual GPU, recognised by a mark in the exception or its causes.
 
     Attributes:
         marks: parts of the exceptions' texts.
@@ -267,7 +267,7 @@ def _on_the_gpu(problem: BaseException) -> Said:
 
 
 def _said_already(problem: BaseException) -> Said:
-    """What the virtual device says of itself, in the form of these messages."""
+    """Pass on errors of the virtual device, which have the form of these messages already."""
     seen, found, following = str(problem).partition("; ") if isinstance(problem, CaptureError) else ("", "", "")
     return (seen, following) if found else None
 
@@ -284,12 +284,12 @@ def _other(problem: BaseException) -> Said:
 
 
 def _first_with(problem: BaseException, marks: Sequence[str]) -> BaseException | None:
-    """The first of an exception and those it came from that says one of these."""
+    """Return the first of an exception and those it came from whose text has one of these marks."""
     return next((each for each in _chain(problem) if any(mark in _named(each) for mark in marks)), None)
 
 
 def _chain(problem: BaseException) -> Iterator[BaseException]:
-    """An exception and those it came from."""
+    """Yield an exception and those it came from."""
     current: BaseException | None = problem
     for _ in range(10):
         if current is None:
@@ -303,7 +303,7 @@ def _named(problem: BaseException) -> str:
 
 
 def _text_of(what: object) -> str:
-    """What an exception says, of which a part may be a tensor that cannot be shown."""
+    """Return the text of an exception, of which a part may be a tensor that cannot be shown."""
     try:
         return str(what)
     except Exception:  # noqa: BLE001  it may be anything, and the message is about something else
@@ -311,7 +311,7 @@ def _text_of(what: object) -> str:
 
 
 def _operator(problem: BaseException) -> str:
-    """The operator an exception is about, as far as it says."""
+    """Return the operator that an exception names, if any."""
     operator = getattr(problem, "func", None)
     if operator is not None:
         return str(operator)
@@ -320,7 +320,7 @@ def _operator(problem: BaseException) -> str:
 
 
 def _line_in(problem: BaseException, script: str) -> int | None:
-    """The script's line that was running."""
+    """Return the line of the script that was running."""
     if isinstance(problem, SyntaxError) and problem.filename == script:
         return problem.lineno
     lines = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == script]
@@ -328,7 +328,7 @@ def _line_in(problem: BaseException, script: str) -> int | None:
 
 
 def _deeper(problem: BaseException) -> str:
-    """The place it was raised at, where that is in some library."""
+    """Name the place at which it was raised, if that is in a library."""
     frames = traceback.extract_tb(problem.__traceback__)
     return f" (raised in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 

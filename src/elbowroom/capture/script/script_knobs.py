@@ -1,4 +1,4 @@
-"""`--vary NAME=A..B`, and `vary` of `elbowroom.largest`: what NAME is in a script, and how to turn it."""
+"""Script knobs: `--vary NAME=A..B`, and `vary` of `elbowroom.largest`: what NAME is in a script, and how to set it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ALLOWED = "NAME=A..B or NAME=A,B,C with whole numbers, NAME alone or as arg:NAM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variation:
-    """How a script is run with one value.
+    """A run of a script with one value.
 
     Attributes:
         arguments: its words.
@@ -36,14 +36,14 @@ class Variation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """What is varied.
+    """The argument, variable or constant that is varied.
 
     Attributes:
         kind: what it is in the script.
         name: as the script spells it: "--batch-size", "BATCH_SIZE", or "model.width" of an argument model.width=4.
-        at: index of the argument's word (of the one that has its value) among the given ones; None to add it.
-        how: said to the user, where its kind was found out.
-        guessed: whether nothing in the script speaks for it.
+        at: index among the given words of the one that has its value; None to add it.
+        how: message for the user if its kind was found by a search.
+        guessed: whether it is a guess that nothing in the script supports.
     """
 
     kind: Kind
@@ -53,7 +53,7 @@ class Knob:
     guessed: bool = False
 
     def turned(self, arguments: Sequence[str], value: int) -> Variation:
-        """The script's words, environment and constants with this value."""
+        """Return the script's words, environment and constants with this value."""
         words = tuple(arguments)
         if self.kind == "env":
             return Variation(arguments=words, environment={self.name: str(value)})
@@ -67,17 +67,17 @@ class Knob:
 
     @property
     def label(self) -> str:
-        """In words, such as "the argument --batch-size"."""
+        """Name it in words, such as "the argument --batch-size"."""
         return f"the {KINDS[self.kind]} {self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """`--vary`, taken apart.
+    """The parsed value of `--vary`.
 
     Attributes:
-        kind: what it is in the script; None where that is to be found out.
-        name: as given.
+        kind: what it is in the script; None to find that out.
+        name: the name as given.
         least: smallest value.
         most: largest value.
         values: the only values, in rising order; () for all from least to most.
@@ -108,14 +108,14 @@ class Range:
 
 
 def find_knob(vary: Range, script: str, arguments: Sequence[str]) -> Knob:
-    """What a name is in a script.
+    """Find out what a name is in a script.
 
-    A word that is given after -- goes first. Else the script is read (not run): options that it names as text, its
-    constants, and the environment variables that it asks for or that are set. Where nothing is found, an option of
-    this name is tried.
+    A word that is given after -- comes first. Else the script is read (not run): options that it names as text, its
+    constants, and environment variables that it reads or that are set. If nothing is found, an option of this name is
+    tried.
 
     Raises:
-        UsageError: it could be more than one of these, or is none of the asked kind.
+        UsageError: it could be more than one of these, or is not of the wanted kind.
     """
     given = _given(vary.name, arguments)
     if given is not None and vary.kind in (None, "arg"):
@@ -130,7 +130,7 @@ def find_knob(vary: Range, script: str, arguments: Sequence[str]) -> Knob:
 
 
 def _unseen(vary: Range, script: str) -> Knob:
-    """A name that the script does not mention: an option or a variable that a library of its reads, if anything."""
+    """Take a name that the script does not mention as an option or variable that a library of its reads."""
     if vary.kind == "const":
         known = ", ".join(constants_of(_tree(script))) or "none"
         raise UsageError(
@@ -145,7 +145,7 @@ def _unseen(vary: Range, script: str) -> Knob:
 
 
 def _given(name: str, arguments: Sequence[str]) -> Knob | None:
-    """The last of the given words that sets it: --name V, --name=V or name=V."""
+    """Find the last given word that sets it: --name V, --name=V or name=V."""
     for index in range(len(arguments) - 1, -1, -1):
         option, equals, _ = arguments[index].partition("=")
         if _spelling(option) != _spelling(name):
@@ -158,7 +158,7 @@ def _given(name: str, arguments: Sequence[str]) -> Knob | None:
 
 
 def _in_script(name: str, script: str) -> Iterator[Knob]:
-    """What the script itself says of the name."""
+    """Yield the knobs of this name in the script itself."""
     tree = _tree(script)
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     for option in sorted(text for text in texts if text.startswith("-") and _spelling(text) == _spelling(name)):
@@ -172,7 +172,7 @@ def _in_script(name: str, script: str) -> Iterator[Knob]:
 
 
 def _asks_environment(tree: ast.Module, name: str) -> bool:
-    """Whether os.environ or os.getenv is asked for the name."""
+    """Return whether the script reads the name from os.environ or os.getenv."""
     for node in ast.walk(tree):
         asked: Sequence[ast.expr] = ()
         if isinstance(node, ast.Call):
@@ -197,5 +197,5 @@ def _tree(script: str) -> ast.Module:
 
 
 def _spelling(name: str) -> str:
-    """A name without what may differ: leading dashes, dashes for underscores, case."""
+    """Normalise a name: without leading dashes, with underscores for dashes, in one case."""
     return name.lstrip("-").replace("-", "_").lower()

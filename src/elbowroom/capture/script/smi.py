@@ -1,4 +1,4 @@
-"""`nvidia-smi` for a script that asks it: a program that comes first on the PATH and tells of the virtual GPU.
+"""SMI: an `nvidia-smi` for scripts that call it: a program, first on the PATH, that reports the virtual GPU.
 
 It answers `--query-gpu`, `-L`, and anything else with a line for the GPU. No process uses the GPU. The
 driver's version, the temperature and the power are stand-ins, as there is no GPU.
@@ -40,7 +40,7 @@ elif not any(word.startswith("--query") for word in sys.argv):
 
 
 def install(folder: Path, machine: Machine) -> None:
-    """Have programs and shells that this process starts find it."""
+    """Put the program on the PATH of programs and shells that this process starts."""
     programs = folder / "programs"
     programs.mkdir(exist_ok=True)
     answers = programs / "answers.py"
@@ -52,7 +52,7 @@ def install(folder: Path, machine: Machine) -> None:
 
 
 def _facts(machine: Machine) -> dict[str, tuple[str, str]]:
-    """What can be asked for: the value, and the unit that stands behind it."""
+    """Return the fields of a query: each has a value and the unit after it."""
     total = str(machine.tiers[0].capacity_bytes >> 20)
     known = {
         "memory.total": (total, " MiB"),

@@ -1,4 +1,4 @@
-"""Modules that a script writes and then imports, as Transformers does with models' code: found in the overlay."""
+"""Written modules: modules that a script writes and then imports, as Transformers does, are found in the overlay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elbowroom.capture.script.overlay import Overlay
 
 
 def install(overlay: Overlay) -> None:
-    """Have imports find what is in the upper layer, where they find nothing below."""
+    """Make imports find modules of the upper layer if they find none below."""
     loader: Any = importlib.machinery.SourceFileLoader
     for name in ("get_data", "path_stats"):
         setattr(loader, name, _reading(overlay, getattr(loader, name)))
@@ -30,13 +30,13 @@ def _reading(overlay: Overlay, real: Any) -> Any:
 
 @final
 class Written(importlib.abc.MetaPathFinder):
-    """Looks for modules in the folders of the upper layer."""
+    """Finder of modules in the folders of the upper layer."""
 
     def __init__(self, overlay: Overlay) -> None:
         self._overlay = overlay
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        """The spec of a module that the script wrote, if it did."""
+        """Return the spec of a module that the script wrote; None if it wrote none."""
         folders = [self._overlay.written(entry or ".") for entry in (sys.path if path is None else path)]
         found = [folder for folder in folders if folder is not None]
         return importlib.machinery.PathFinder.find_spec(fullname, found, target) if found else None
