@@ -411,4 +411,4 @@ def test_infeasible_names_the_line_that_made_what_belongs_to_no_module() -> None
     lines = (0, *[None] * (len(trace.ops) - 1))
     # when, then: op 0 makes the first
     said = str(infeasible(replace(trace, source_lines=("train.py:9",), op_source_lines=lines), 99))
-    assert "  activation made at train.py:9, 100 B" in said.splitlines()
+    assert "  activation at train.py:9, 100 B" in said.splitlines()

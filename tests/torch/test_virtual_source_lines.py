@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from elbowroom.capture.source_lines import SourceLines
 from elbowroom.capture.virtual import VirtualDevice
-from elbowroom.capture.virtual.source_lines import SourceLines
 from elbowroom.trace import Trace
 from tests.torch.virtual_gpu import H100
 

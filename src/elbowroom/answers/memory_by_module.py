@@ -18,7 +18,7 @@ class ModuleShare(NamedTuple):
         module: its path, with numbers of repeated blocks as "*"; "" for storages that belong to no module.
         modules: number of modules that count as this one.
         size_bytes: requested bytes.
-        source_line: the user's line that made storages of no module; "" if it is not known.
+        source_line: the user's line that made, or first saved, storages of no module; "" if it is not known.
     """
 
     module: str

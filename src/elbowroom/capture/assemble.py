@@ -57,6 +57,8 @@ class Assembly:
         self._brief = Brief(self._changes)
         self._path = ""
         self._node_paths: dict[int, str] = {}
+        self._node_lines: dict[int, int] = {}
+        self._optimizer_line: int | None = None
         self._phase: Phase = "forward"
         self._offset_ns = 0
         self._now_ns = 0
@@ -192,6 +194,10 @@ class Assembly:
             self._node_paths[seen.node] = self._path
         module = self._path or (self._node_paths.get(seen.node, "") if seen.backward else "")
         self._open_op = OpDraft(seen, module, phase, tuple(dict.fromkeys(reads)), tuple(dict.fromkeys(writes)))
+        if seen.backward:
+            self._open_op.source_line = self._node_lines.get(seen.node)
+        elif phase == "optimizer":
+            self._open_op.source_line = self._optimizer_line
         self._ops.append(self._open_op)
 
     def _op_ends(self) -> None:
@@ -244,12 +250,21 @@ class Assembly:
         if known.category in ("temporary", "workspace"):
             known.category = "activation"
         known.dtype = note.blocks[0].dtype or known.dtype
+        self._on_saved_again(note)
         before = self._open_op is not None and self._open_op.saves_before_work(storage)
         self.clear.update([len(self._ops) - 1] * before)
         earlier = self._saves[-1].saved_at if self._saves else 0  # what is saved next was not saved before that
         saved = SaveDraft(storage, max(len(self._ops) - before, earlier))
         self._saves.append(saved)
         self._open[storage] = self._by_entry[id(note.entry)] = saved
+
+    def _on_saved_again(self, note: Note) -> None:
+        """Autograd saves within the op, so the line that runs then is the op's, and that of its node's backward."""
+        op = self._open_op
+        if op is None or op.seen.backward or note.source_line is None:
+            return
+        op.source_line = note.source_line
+        self._node_lines[op.seen.node] = note.source_line
 
     def _on_reads_back(self, note: Note) -> None:
         saved = self._by_entry.get(id(note.entry))
@@ -329,8 +344,9 @@ class Assembly:
         self._path = note.path
         self._phase = "forward"
 
-    def _on_optimizer_begins(self, _note: Note) -> None:
+    def _on_optimizer_begins(self, note: Note) -> None:
         self._phase = "optimizer"
+        self._optimizer_line = note.source_line
 
     def _on_optimizer_ends(self, _note: Note) -> None:
         self._phase = "other"
@@ -367,6 +383,8 @@ class Assembly:
             )
             for op in self._ops
         )
+        used = dict.fromkeys(op.source_line for op in self._ops if op.source_line is not None)
+        lines = {line: number for number, line in enumerate(used)}
         return Trace(
             device=str(self._recording.device),
             torch_version=str(torch.__version__),
@@ -376,6 +394,10 @@ class Assembly:
             saves=tuple(map(save_of, self._saves)),
             steps=tuple(Step(first, end) for first, end in zip([0, *self._steps], self._steps, strict=False)),
             parts=self._states.parts(),
+            source_lines=tuple(self._recording.source_lines[line] for line in lines),
+            op_source_lines=tuple(None if op.source_line is None else lines[op.source_line] for op in self._ops)
+            if lines
+            else (),
         )
 
     def timeline(self, trace_id: str, outside_bytes: int = 0) -> Timeline:

@@ -32,6 +32,7 @@ class OpDraft:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     made: list[int] = field(default_factory=list[int])
+    source_line: int | None = None
 
     @property
     def in_place(self) -> bool:

@@ -4,7 +4,8 @@ A storage belongs to the module of the op that made it, with these exceptions. A
 first module whose forward op reads it. An optimizer state that no module made belongs to the owner of the parameter it
 was made from. A gradient that no module's backward made belongs to the owner of its parameter. Workspaces that stay,
 and storages that no rule covers, have the owner "". A storage without an owner is named by the user's line that made
-it, if the trace has it. Cost: linear in the ops and events, once for a trace.
+it, if the trace has it, else by the line for which autograd first saved it. Cost: linear in the ops and events, once
+for a trace.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Owners:
 
     Attributes:
         modules: path of the owning module per storage, "" if it is not known.
-        lines: by storage without an owner, the user's line that made it, if the trace has it.
+        lines: by storage without an owner, the user's line that made it, if the trace has it, else the line for
+            which autograd first saved it.
     """
 
     modules: tuple[str, ...]
@@ -48,14 +50,29 @@ def _found(trace: Trace) -> Owners:
     for op in trace.ops:
         if op.phase == "optimizer":
             _by_pairs(trace, op, owners)
-    ownerless = (storage for storage, owner in enumerate(owners) if not owner and storage not in stays)
-    lines = {storage: line for storage in ownerless if (line := trace.source_line(makers.get(storage, -1)))}
-    return Owners(tuple(owners), lines)
+    lines = _saving_lines(trace) | {each: line for each, op in makers.items() if (line := trace.source_line(op))}
+    ownerless = {storage for storage, owner in enumerate(owners) if not owner and storage not in stays}
+    return Owners(tuple(owners), {storage: line for storage, line in lines.items() if storage in ownerless})
 
 
 def _makers(trace: Trace) -> dict[int, int]:
     """Return by storage the op that made it."""
     return {event.storage: event.op for event in trace.events if event.size_bytes > 0 and event.op >= 0}
+
+
+def _saving_lines(trace: Trace) -> dict[int, str]:
+    """Return by saved storage the line of the first op that it was saved for.
+
+    An op's result is saved after it, its arguments are saved before it.
+    """
+    found: dict[int, str] = {}
+    for save in trace.saves if trace.op_source_lines else ():
+        for op in (save.saved_at - 1, save.saved_at):
+            if 0 <= op < len(trace.ops) and (line := trace.source_line(op)):
+                given = trace.ops[op].writes if op < save.saved_at else trace.ops[op].reads
+                if save.storage in given:
+                    found.setdefault(save.storage, line)
+    return found
 
 
 def _workspaces_that_stay(trace: Trace, makers: dict[int, int]) -> set[int]:

@@ -92,8 +92,11 @@ class Observing(Director):
 
     def handled(self, handle: Handle) -> None:
         """See Director."""
-        if handle.entry in self.held:
-            self.held[handle.entry].append(weakref.ref(handle))
+        made = self.held.get(handle.entry)
+        if made != [] and self.recorder is not None:
+            self.recorder.saved_again()
+        if made is not None:
+            made.append(weakref.ref(handle))
 
     def tick(self) -> None:
         """Write the storages that only autograd holds.

@@ -20,6 +20,7 @@ from elbowroom.capture.recording.allocator_layout import fills
 from elbowroom.capture.recording.cuda_memory import CudaMemory
 from elbowroom.capture.recording.modules import ModulePaths
 from elbowroom.capture.recording.profiler_stream import Item, ProfilerStream, RecordedBlock
+from elbowroom.capture.source_lines import SourceLines
 from elbowroom.engine.entries import Entry, Happening, Observer, StateEntry
 from elbowroom.engine.storages import alive_of, dtype_name, storage_of
 from elbowroom.engine.tiers.streams import Streams
@@ -36,6 +37,7 @@ class Note:
         at_ns: `time.perf_counter_ns`, the clock of the happenings.
         mark: mark on the stream after all work issued before; None if the device has no streams.
         reached_ns: when the device reached the mark, on the same clock; 0 without one.
+        source_line: number of the user's line that ran; None if it was not asked for, or is not known.
     """
 
     what: str
@@ -46,6 +48,7 @@ class Note:
     at_ns: int = 0
     mark: Any = None
     reached_ns: int = 0
+    source_line: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class Recording:
         device: where it ran.
         compiled: whether some of it went through torch.compile.
         compiled_backward: whether a backward pass was compiled as a whole, by compiled autograd.
+        source_lines: the user's lines by number.
     """
 
     notes: list[Note]
@@ -67,6 +71,7 @@ class Recording:
     device: torch.device
     compiled: bool
     compiled_backward: bool
+    source_lines: list[str]
 
 
 @final
@@ -88,6 +93,7 @@ class Recorder:
         self._notes: list[Note] = []
         self._happenings: list[Happening] = []
         self._stream = ProfilerStream(device)
+        self._lines = SourceLines()
         self._paths = ModulePaths(self._root, lambda path: self._note(Note("module", path=path)))
         self._watched: list[object] = []
         self._compiled_backward = False
@@ -126,6 +132,7 @@ class Recorder:
             device=self._device,
             compiled=self._stream.compiled,
             compiled_backward=self._compiled_backward,
+            source_lines=self._lines.texts,
         )
 
     def _mark(self) -> Any:
@@ -166,7 +173,12 @@ class Recorder:
 
     def saved(self, entry: Entry, storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
         """Note that autograd saved this storage for the first time."""
-        self._note(Note("saved", entry, (RecordedBlock(storage.data_ptr(), storage.nbytes(), dtype_name(dtype)),)))
+        block = RecordedBlock(storage.data_ptr(), storage.nbytes(), dtype_name(dtype))
+        self._note(Note("saved", entry, (block,), source_line=self._lines.here()))
+
+    def saved_again(self) -> None:
+        """Note that autograd saves a storage again, which tells the line of one more op."""
+        self._note(Note("saved_again", source_line=self._lines.here()))
 
     def reads_back(self, entry: Entry) -> None:
         """Note that autograd reads a saved tensor of this entry back."""
@@ -202,7 +214,7 @@ class Recorder:
 
     def optimizer_runs(self, running: bool) -> None:
         """Note that ops from here on belong, or no longer belong, to the optimizer."""
-        self._note(Note("optimizer_begins" if running else "optimizer_ends"))
+        self._note(Note("optimizer_begins", source_line=self._lines.here()) if running else Note("optimizer_ends"))
 
     # Notes
 

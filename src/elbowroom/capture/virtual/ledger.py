@@ -14,8 +14,8 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
 from elbowroom.capture.drafts import SaveDraft
+from elbowroom.capture.source_lines import SourceLines
 from elbowroom.capture.virtual.ops import sparse
-from elbowroom.capture.virtual.source_lines import SourceLines
 from elbowroom.capture.virtual.torch_cuda.cuda_streams import VirtualStreams
 from elbowroom.capture.virtual.wrappers import is_wrapper, parts_of
 from elbowroom.torch_compat.core import storage_key, unwrapped

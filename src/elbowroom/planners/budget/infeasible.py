@@ -76,7 +76,7 @@ def _named(trace: Trace, storage: int) -> str:
     """A storage as people know it, such as "activation of encoder.layer.3.mlp, 64.0 MiB"."""
     what, owners = trace.storages[storage], owners_of(trace)
     owner, line = owners.modules[storage], owners.lines.get(storage, "")
-    of = f" of {owner}" if owner else f" made at {line}" if line else ""
+    of = f" of {owner}" if owner else f" at {line}" if line else ""
     return f"{WORDS.get(what.category, what.category)}{of}, {format_bytes(what.size_bytes)}"
 
 

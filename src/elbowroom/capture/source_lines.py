@@ -1,7 +1,8 @@
 """The line of the user's code that an op comes from: of the first frame outside torch and this package.
 
-A backward op has the line of the forward op whose autograd node made it. Every op asks, so what is known of a file and
-of a line is looked up, and made once.
+A backward op has the line of the forward op whose autograd node made it. On a virtual device every op asks; in a real
+run what autograd saves does, while a step is recorded. So what is known of a file and of a line is looked up, and made
+once. No frame is kept.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class SourceLines:
 
     def here(self) -> int | None:
         """Number of the user's line that called; None where no frame is the user's."""
-        frame, known = sys._getframe(1), self._is_inside
+        frame, known = sys._getframe(1), self._is_inside  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         while True:
             file = frame.f_code.co_filename
             inside = known.get(file)
