@@ -14,7 +14,7 @@ from elbowroom.errors import Infeasible, InvalidPlan
 from elbowroom.machine import Machine, Tier
 from elbowroom.plan import Bound, Plan, Swap
 from elbowroom.planners import check, plan
-from elbowroom.planners.optimal.arrange import bring_back_early, bring_back_later
+from elbowroom.planners.optimal.bring_back_early import bring_back_early, bring_back_later
 from elbowroom.planners.optimal.pipe import Effort, Offer, Pipe, choose, marks_of, swaps_on_offer
 from elbowroom.planners.optimal.pipe_recomputes import Recomputes, options_on_offer
 from elbowroom.planners.optimal.refine import Pool, choice_count, ticks_for

@@ -18,9 +18,9 @@ from elbowroom.plan import Algorithm, Plan, Swap
 from elbowroom.planners import MEANS, PLANNERS, check
 from elbowroom.planners import plan as plan_with
 from elbowroom.planners.optimal.algorithm_choice import every, frugal, optimistic
+from elbowroom.planners.optimal.baseline_trials import BASELINES
 from elbowroom.planners.optimal.optimal import optimal
 from elbowroom.planners.optimal.refine import Pool, choice_count, ticks_for
-from elbowroom.planners.optimal.seeds import BASELINES
 from elbowroom.planners.problem import Means, Problem, movable
 from elbowroom.simulate.simulate import simulate
 from elbowroom.step.last_step import last_step

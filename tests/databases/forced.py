@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 import elbowroom as er
 from elbowroom.run.recompute import planning
-from elbowroom.run.recompute.calls import Calls
-from elbowroom.run.recompute.programs import matched, why_impossible
+from elbowroom.run.recompute.call_recorder import Calls
+from elbowroom.run.recompute.recompute_programs import matched, why_impossible
 from elbowroom.run.room import Room, run_of
 from elbowroom.run.step_question import StepQuestion
 from elbowroom.step.check import check

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 
-from elbowroom.run.recompute import calls
-from elbowroom.run.recompute.calls import CallRecorder, Calls, CallStorage, tensors_of, views_of
-from elbowroom.run.recompute.programs import Impossible, Program, check_filled
+from elbowroom.run.recompute import call_recorder as calls
+from elbowroom.run.recompute.call_recorder import CallRecorder, Calls, CallStorage, tensors_of, views_of
+from elbowroom.run.recompute.recompute_programs import Impossible, Program, check_filled
 from elbowroom.run.recompute.replay_calls import Storages, replay
 from elbowroom.step.recipes.tables import RANDOM
 from tests.torch.helpers import same_bits

@@ -16,7 +16,7 @@ from torch.backends import cudnn
 
 from elbowroom.capture import layers
 from elbowroom.capture.layers import Cost, LayerCall
-from elbowroom.engine.algorithm_switches import CUDNN
+from elbowroom.engine.conv_backends import CUDNN
 from elbowroom.run import conv_algorithms as layer_choices
 from tests.fakecuda.within import plain, within
 from tests.fakecuda.within_models import MODELS

@@ -18,7 +18,7 @@ import torch
 import elbowroom as er
 from elbowroom.engine.residence import resident_bytes
 from elbowroom.run import background_planning as beside
-from elbowroom.run.recompute.proofs import Checksums, Samples
+from elbowroom.run.recompute.checksums import Checksums, Samples
 from elbowroom.run.room import run_of
 from tests.fakecuda.within_models import MODELS
 from tests.torch.plain_gds import PlainGdsFile

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import elbowroom as er
 from elbowroom.capture.recording.recorder import live_ram_bytes
-from elbowroom.run.recompute import rebuild as rebuilding
+from elbowroom.run.recompute import recompute_run as rebuilding
 from elbowroom.run.room import Room
 from tests.torch.helpers import Setup, Training, assert_equal, captured, mean_square, needs, seeded, train, train_within
 from tests.torch.test_recompute_runs import STEPS, recomputed

@@ -23,7 +23,7 @@ from elbowroom.capture.layers import (
     switchable,
     with_offers,
 )
-from elbowroom.engine.algorithm_switches import offered, switched
+from elbowroom.engine.conv_backends import offered, switched
 from elbowroom.engine.memory_formats import other_format
 from elbowroom.errors import InvalidPlan
 from elbowroom.plan import Algorithm, Plan

@@ -14,9 +14,9 @@ from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved
 
 import elbowroom as er
 from elbowroom.engine.residence import RamResidence, SoFar
+from elbowroom.run.hook_sampling import SURE, UNCHECKED
 from elbowroom.run.room import Room
 from elbowroom.run.step_kinds import details
-from elbowroom.run.unhooked import SURE, UNCHECKED
 from elbowroom.torch_compat.core import top_hooks
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,

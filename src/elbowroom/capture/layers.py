@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from elbowroom.capture.recording.profiler_stream import Allocation, ProfilerStream
-from elbowroom.engine.algorithm_switches import offered, switched
+from elbowroom.engine.conv_backends import offered, switched
 from elbowroom.engine.memory_formats import other_format
 from elbowroom.engine.storages import tensors_of
 from elbowroom.trace import Choice, Op, Trace

@@ -51,7 +51,7 @@ class Entry:
         home: the stream it was saved on, where there are streams and it may leave.
         arrived: the swap back that brought the bytes it has now.
         remake: rebuilds its bytes where they were dropped; None once they are there.
-        watched: version counters of tensors that wrap others on it, each as it was when saved; see wrapped_tensors.py.
+        watched: version counters, as saved, of tensors that wrap others on it; see tensor_subclasses.py.
     """
 
     __slots__ = (

@@ -3,7 +3,7 @@
 Note: [Gradients away]
 Who uses a gradient next is another accumulation, or the part of an optimizer's step that updates its parameter: both
 have it brought back first, as plans say or then. Anybody else has to get it from `parameter.grad`, which brings it back
-too (accumulation.py). In an observed step that is remembered: such a gradient stays on the device from then on, and so
+too (gradient_hooks.py). In an observed step that is remembered: such a gradient stays on the device from then on. So
 does one that somebody refers to when it has just been written, or that lies on a storage with others. Bits cannot
 change: what comes back is what left. Under torch.distributed gradients stay, as its reducers read without asking.
 """
@@ -17,11 +17,11 @@ from typing import final
 import torch
 from torch import nn
 
-from elbowroom.engine.accumulation import GRAD, Accumulating
 from elbowroom.engine.away_parts import AwayParts
 from elbowroom.engine.conductor import Conductor, StepPlan
 from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
+from elbowroom.engine.gradient_hooks import GRAD, Accumulating
 from elbowroom.engine.optimizer_parts import Found, Portion
 from elbowroom.engine.storages import dtype_name, reachable_parameters, storage_of
 from elbowroom.errors import TierError, TierFull

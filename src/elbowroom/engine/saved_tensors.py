@@ -2,8 +2,8 @@
 
 `torch.autograd.graph.saved_tensors_hooks` hands every tensor that autograd saves to `pack` and asks `unpack` for it in
 backward. What is too small, not a strided tensor, of another device than the room's, or no candidate at all is passed
-through; the rest becomes a `Handle` on an executor entry, or several where a tensor wraps others (wrapped_tensors.py).
-See Note: [Versions] in executor.py.
+through. The rest becomes a `Handle` on an executor entry, or several where a tensor wraps others
+(tensor_subclasses.py). See Note: [Versions] in executor.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from elbowroom.engine.entries import Entry
 from elbowroom.engine.executor import ON_DEVICE, Executor
 from elbowroom.engine.storages import PLAIN_TYPES, is_plain
-from elbowroom.engine.wrapped_tensors import Wrapped, taken_apart
+from elbowroom.engine.tensor_subclasses import Wrapped, taken_apart
 from elbowroom.torch_compat.core import hooks_allowed, never_compiled, no_dispatch, top_hooks, version_of
 from elbowroom.torch_compat.op_calls import modes_on
 from elbowroom.torch_compat.subclasses import (

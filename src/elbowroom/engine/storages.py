@@ -14,7 +14,7 @@ from elbowroom.torch_compat.subclasses import made_by_a_transform, stands_for_ze
 
 CPU = torch.device("cpu")
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
-"""All others are subclasses; see wrapped_tensors.py."""
+"""All others are subclasses; see tensor_subclasses.py."""
 
 
 def alive_of(*types: type[Any]) -> list[Any]:

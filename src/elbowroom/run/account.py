@@ -47,7 +47,7 @@ class StepFigures:
         mismatches: saved storages that were not what the plan expected.
         recomputed_bytes: bytes that recipes rebuilt.
         recompute_ns: time that the recipes took.
-        checked: whether all that autograd saved was compared with what the plan expects; see unhooked.py.
+        checked: whether all that autograd saved was compared with what the plan expects; see hook_sampling.py.
     """
 
     mode: Mode

@@ -25,7 +25,7 @@ from elbowroom.capture.layers import (
     switchable,
     with_offers,
 )
-from elbowroom.engine.algorithm_switches import CHOICES, switched
+from elbowroom.engine.conv_backends import CHOICES, switched
 from elbowroom.errors import InvalidPlan
 from elbowroom.plan import Plan
 from elbowroom.trace import Trace

@@ -23,7 +23,7 @@ from elbowroom.run.conv_algorithms import LayerChoices
 from elbowroom.run.given_plan import GivenPlan, warn_of_peak
 from elbowroom.run.kind_totals import Kinds
 from elbowroom.run.options import live_modules
-from elbowroom.run.recompute.calls import Calls
+from elbowroom.run.recompute.call_recorder import Calls
 from elbowroom.run.recompute.controller import Recomputing
 from elbowroom.run.recompute.planning import Planned
 from elbowroom.run.refusals import Refusals

@@ -11,14 +11,14 @@ import torch
 
 from elbowroom.capture.layers import Chosen
 from elbowroom.engine.residence import AllocatorBytes
+from elbowroom.engine.tensor_subclasses import inside
 from elbowroom.engine.tiers.ranges import bytes_for
-from elbowroom.engine.wrapped_tensors import inside
 from elbowroom.machine import Machine, TierName
 from elbowroom.plan import Plan
 from elbowroom.planners.budget.run_budget import Course
 from elbowroom.run.conv_algorithms import Choices, chosen_of
-from elbowroom.run.recompute.calls import Calls
-from elbowroom.run.recompute.rebuild import Rebuilder
+from elbowroom.run.recompute.call_recorder import Calls
+from elbowroom.run.recompute.recompute_run import Rebuilder
 from elbowroom.step.last_step import last_step, listed
 from elbowroom.step.moves import moves_of_plan, peak_in_one_go, tiers_of_plan
 from elbowroom.step.schedule import Schedule, Turn, compile_schedule, turns_of
@@ -55,7 +55,7 @@ class Signature(NamedTuple):
 
 @dataclass(slots=True)
 class Seen:
-    """Record of the last steps of a kind that keeps everything: see unhooked.py.
+    """Record of the last steps of a kind that keeps everything: see hook_sampling.py.
 
     Attributes:
         details: details of the last checked step, see `details`.

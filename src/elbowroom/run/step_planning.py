@@ -21,7 +21,7 @@ from elbowroom.planners.budget.run_budget import (
     remedied,
 )
 from elbowroom.run.given_plan import course_of_moved
-from elbowroom.run.recompute.calls import Calls
+from elbowroom.run.recompute.call_recorder import Calls
 from elbowroom.run.recompute.planning import Planned, planned, would_help
 from elbowroom.run.refusals import naming_compiled_backward, with_others
 from elbowroom.run.step_kinds import StepKind, known_of

@@ -49,6 +49,7 @@ from elbowroom.run import account as figures
 from elbowroom.run.account import Mode
 from elbowroom.run.allocator_limit import AllocatorLimit
 from elbowroom.run.check_beforehand import Child
+from elbowroom.run.hook_sampling import Unhooked
 from elbowroom.run.learner import Learner
 from elbowroom.run.recompute.in_step import StepRecomputes
 from elbowroom.run.run_figures import RunFigures
@@ -56,7 +57,6 @@ from elbowroom.run.run_warnings import NO_STEP, Surprises
 from elbowroom.run.step_ends import ParameterUpdates
 from elbowroom.run.step_kinds import StepKind, details, lower_bytes, signature
 from elbowroom.run.step_plan import Following
-from elbowroom.run.unhooked import Unhooked
 from elbowroom.run.unrecorded import Levels
 from elbowroom.step.schedule import Action
 from elbowroom.torch_compat.core import in_backward, keywords_of_call, never_compiled

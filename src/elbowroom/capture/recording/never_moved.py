@@ -9,7 +9,7 @@ from typing import final
 import torch
 
 from elbowroom.engine.storages import storage_of
-from elbowroom.engine.wrapped_tensors import inside
+from elbowroom.engine.tensor_subclasses import inside
 from elbowroom.torch_compat.core import storage_key
 from elbowroom.torch_compat.subclasses import base_of
 

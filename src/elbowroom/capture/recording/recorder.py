@@ -23,8 +23,8 @@ from elbowroom.capture.recording.profiler_stream import Item, ProfilerStream, Re
 from elbowroom.capture.source_lines import SourceLines
 from elbowroom.engine.entries import Entry, Happening, Observer, StateEntry
 from elbowroom.engine.storages import alive_of, dtype_name, storage_of
+from elbowroom.engine.tensor_subclasses import inside
 from elbowroom.engine.tiers.streams import Streams
-from elbowroom.engine.wrapped_tensors import inside
 from elbowroom.torch_compat.core import in_compiled_backward, never_compiled, storage_key
 from elbowroom.trace import Category
 

@@ -13,7 +13,7 @@ from elbowroom.capture.drafts import SaveDraft
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.tensor import alias, is_virtual
 from elbowroom.capture.virtual.wrappers import is_wrapper
-from elbowroom.engine.wrapped_tensors import taken_apart
+from elbowroom.engine.tensor_subclasses import taken_apart
 from elbowroom.torch_compat.core import storage_holders, top_hooks, without_top_hooks
 
 

@@ -15,7 +15,7 @@ from typing import Any, cast, final
 
 import torch
 
-from elbowroom.engine.wrapped_tensors import inside
+from elbowroom.engine.tensor_subclasses import inside
 from elbowroom.errors import CaptureError
 from elbowroom.torch_compat.core import (
     MetaKernels,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from elbowroom.capture.virtual.tensor import META
-from elbowroom.engine.wrapped_tensors import inside
+from elbowroom.engine.tensor_subclasses import inside
 from elbowroom.torch_compat.core import KEYS_OF_CUDA, MAKE_WRAPPER
 from elbowroom.torch_compat.subclasses import adds_no_dispatch, wraps_others
 

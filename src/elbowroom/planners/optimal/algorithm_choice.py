@@ -23,9 +23,9 @@ from math import prod
 import numpy as np
 
 from elbowroom.plan import Algorithm
-from elbowroom.planners.optimal.basis import basis_of
 from elbowroom.planners.optimal.refine import Pool, covered
 from elbowroom.planners.optimal.state_choice import again
+from elbowroom.planners.optimal.swaps_after_recomputes import basis_of
 from elbowroom.planners.optimal.trial import Trial, tried
 from elbowroom.planners.problem import Problem
 from elbowroom.step.algorithms import with_algorithms, with_choices, workspace_of

@@ -7,7 +7,7 @@ the fastest is then improved by exchanges, each of them played (refine.py), unti
 spent. Reference: pipe.py names it; improving by exchanges is local search (Papadimitriou and Steiglitz, "Combinatorial
 Optimization", 1982, chapter 19). Optimal: where it meets the bound; and where there are few options, as then all of
 them are played (exhaustive.py). Never slower, simulated, than any baseline that meets the same budget of allocated
-bytes (seeds.py); of reserved bytes by no more than CLOSE says. Ignores: what the simulator ignores. Cost: the
+bytes (baseline_trials.py); of reserved bytes by no more than CLOSE says. Ignores: what the simulator ignores. Cost: the
 program's, then plays of n log n each, fewer of them the larger n is.
 """
 
@@ -30,7 +30,7 @@ from elbowroom.planners.optimal.algorithm_choice import (
     optimistic,
     smallest,
 )
-from elbowroom.planners.optimal.basis import agreeing, families
+from elbowroom.planners.optimal.baseline_trials import seeds_in_reserved, trial_of
 from elbowroom.planners.optimal.exhaustive import are_few, fastest_of_all, least_of_all
 from elbowroom.planners.optimal.pipe_bound import bound_ns
 from elbowroom.planners.optimal.refine import (
@@ -53,8 +53,8 @@ from elbowroom.planners.optimal.reserved_trials import (
     held_within,
 )
 from elbowroom.planners.optimal.rough_trials import GAP_SHARE, NAME, Found, Search, pool_of
-from elbowroom.planners.optimal.seeds import seeds_in_reserved, trial_of
 from elbowroom.planners.optimal.state_choice import all_away, for_free, states_near
+from elbowroom.planners.optimal.swaps_after_recomputes import agreeing, families
 from elbowroom.planners.optimal.trial import Trial, arranged, tried
 from elbowroom.planners.problem import Problem, as_plan, movable, peak_of, with_disk, without_disk
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from elbowroom.plan import Recompute
 from elbowroom.planners.baselines.covering import candidates, cover
-from elbowroom.planners.optimal.basis import Basis, agreeing, basis_of, families
+from elbowroom.planners.optimal.swaps_after_recomputes import Basis, agreeing, basis_of, families
 from elbowroom.planners.optimal.trial import Trial, arranged, tried, waited_for, without
 from elbowroom.planners.problem import Problem
 from elbowroom.step.last_step import Ints, LastStep, listed

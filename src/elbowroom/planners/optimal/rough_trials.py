@@ -20,14 +20,14 @@ from elbowroom.errors import Infeasible
 from elbowroom.planners.baselines.covering import candidates, cover
 from elbowroom.planners.baselines.swap_all import swap_all
 from elbowroom.planners.optimal.algorithm_choice import deciding_algorithms, fastest, frugal
-from elbowroom.planners.optimal.basis import Basis, agreeing, families, needed_by
+from elbowroom.planners.optimal.baseline_trials import BASELINES, seeds, trial_of
 from elbowroom.planners.optimal.pipe import Effort
 from elbowroom.planners.optimal.pipe_bound import choice_of
 from elbowroom.planners.optimal.pipe_recomputes import options_on_offer
 from elbowroom.planners.optimal.refine import Pool
-from elbowroom.planners.optimal.seeds import BASELINES, seeds, trial_of
 from elbowroom.planners.optimal.solver import Reals
 from elbowroom.planners.optimal.state_choice import sets_of
+from elbowroom.planners.optimal.swaps_after_recomputes import Basis, agreeing, families, needed_by
 from elbowroom.planners.optimal.trial import Trial, arranged, tried
 from elbowroom.planners.problem import Planner, Problem, movable, moves_on_demand, without_disk
 from elbowroom.step.last_step import Ints, LastStep, listed

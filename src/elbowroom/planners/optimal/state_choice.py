@@ -20,8 +20,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from elbowroom.planners.optimal.basis import Basis, basis_of
 from elbowroom.planners.optimal.refine import Pool, covered
+from elbowroom.planners.optimal.swaps_after_recomputes import Basis, basis_of
 from elbowroom.planners.optimal.trial import Trial, tried
 from elbowroom.planners.problem import DecidedStates, Problem
 from elbowroom.simulate.lanes import copy_ns

@@ -9,8 +9,8 @@ import numpy as np
 
 from elbowroom.plan import Plan
 from elbowroom.planners.baselines.placing import place_backs
-from elbowroom.planners.optimal.arrange import bring_back_early, bring_back_later
-from elbowroom.planners.optimal.basis import Basis
+from elbowroom.planners.optimal.bring_back_early import bring_back_early, bring_back_later
+from elbowroom.planners.optimal.swaps_after_recomputes import Basis
 from elbowroom.planners.problem import as_plan, moving
 from elbowroom.simulate.lanes import Play, moved_bytes
 from elbowroom.step.last_step import Ints

@@ -14,7 +14,7 @@ from elbowroom.engine.executor import Executor
 from elbowroom.errors import InvalidPlan, UsageError
 from elbowroom.plan import Plan
 from elbowroom.run.recompute.planning import Planned
-from elbowroom.run.recompute.rebuild import Rebuilder
+from elbowroom.run.recompute.recompute_run import Rebuilder
 from elbowroom.run.step_kinds import StepKind
 from elbowroom.torch_compat.cuda_allocator import compiler_graphs
 

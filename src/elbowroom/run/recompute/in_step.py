@@ -13,8 +13,8 @@ from elbowroom.engine.entries import Entry
 from elbowroom.engine.executor import Executor
 from elbowroom.errors import RecomputeFailed
 from elbowroom.run.learner import Learner
-from elbowroom.run.recompute.calls import CallRecorder
-from elbowroom.run.recompute.rebuild import Rebuilder
+from elbowroom.run.recompute.call_recorder import CallRecorder
+from elbowroom.run.recompute.recompute_run import Rebuilder
 from elbowroom.run.step_kinds import StepKind
 
 

@@ -1,8 +1,8 @@
 """Plans with recomputes, as pure functions of a question: the planning thread runs them.
 
 A kind of step is planned with swaps alone first. Those may make it wait, or not meet the budget. If recomputes would do
-better, one more step of the kind records its calls (calls.py). It runs under that plan, or swapped whole. Then the kind
-is planned again, with the recomputes that the calls can carry out.
+better, one more step of the kind records its calls (call_recorder.py). It runs under that plan, or swapped whole. Then
+the kind is planned again, with the recomputes that the calls can carry out.
 
 Note: [Recomputes and a limit]
 With a limit of the allocator, a block that lies elsewhere than simulated ends the training. So a plan with recomputes
@@ -17,9 +17,9 @@ from elbowroom.errors import Infeasible, InvalidPlan
 from elbowroom.plan import Plan, Recompute
 from elbowroom.planners import check
 from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_of, course_within, without
-from elbowroom.run.recompute.calls import Calls
-from elbowroom.run.recompute.programs import Matched, Program, matched, programs_of, why_impossible
-from elbowroom.run.recompute.proofs import sample_bytes
+from elbowroom.run.recompute.call_recorder import Calls
+from elbowroom.run.recompute.checksums import sample_bytes
+from elbowroom.run.recompute.recompute_programs import Matched, Program, matched, programs_of, why_impossible
 from elbowroom.run.step_kinds import StepKind, known_of
 from elbowroom.run.step_question import StepQuestion
 from elbowroom.simulate.simulate import simulate

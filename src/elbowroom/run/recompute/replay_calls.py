@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from elbowroom.engine.storages import tensors_of
-from elbowroom.run.recompute.calls import CallStorage, View, flags_now
-from elbowroom.run.recompute.programs import Program
+from elbowroom.run.recompute.call_recorder import CallStorage, View, flags_now
+from elbowroom.run.recompute.recompute_programs import Program
 from elbowroom.torch_compat.core import set_storage
 from elbowroom.torch_compat.op_calls import replaying
 

@@ -24,9 +24,9 @@ import torch
 from elbowroom.engine.entries import Entry, Happening, Remake
 from elbowroom.engine.executor import Executor
 from elbowroom.errors import RecomputeFailed
-from elbowroom.run.recompute.calls import flags_now, node_of
-from elbowroom.run.recompute.programs import Program
-from elbowroom.run.recompute.proofs import Checksums, Samples
+from elbowroom.run.recompute.call_recorder import flags_now, node_of
+from elbowroom.run.recompute.checksums import Checksums, Samples
+from elbowroom.run.recompute.recompute_programs import Program
 from elbowroom.run.recompute.replay_calls import Storages, generator_state, replay
 from elbowroom.torch_compat.core import version_of
 from elbowroom.torch_compat.op_calls import modes_on

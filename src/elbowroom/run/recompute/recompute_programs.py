@@ -1,7 +1,7 @@
 """Programs: the recipes of a plan as calls that can be made again, and where each call takes its bytes from.
 
-Computes: for each recompute of a plan, the recorded calls of its ops (calls.py). Each tensor in their arguments lies on
-one of three kinds of storages: made by an earlier call, saved in the step, or of a parameter or buffer.
+Computes: for each recompute of a plan, the recorded calls of its ops (call_recorder.py). Each tensor in their arguments
+lies on one of three kinds of storages: made by an earlier call, saved in the step, or of a parameter or buffer.
 
 A recompute is impossible in these cases:
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elbowroom.plan import Plan, Recompute
-from elbowroom.run.recompute.calls import Calls, CallStorage, Group, OpCall, Owner, View, views_of
+from elbowroom.run.recompute.call_recorder import Calls, CallStorage, Group, OpCall, Owner, View, views_of
 from elbowroom.step.last_step import LastStep, op_label
 from elbowroom.step.recipes.tables import RANDOM, STATISTICS
 from elbowroom.torch_compat.core import schema_of
