@@ -13,6 +13,7 @@ from elbowroom.machine import Link, Machine, Tier, TierName
 from elbowroom.planners import plan
 from elbowroom.planners.problem import moves_on_demand
 from elbowroom.simulate.repeated_steps import Limited, away_while_waiting, cycle, early_waits, waits_at_saves
+from elbowroom.simulate.reserved_curve import AllocatorUse
 from elbowroom.step.last_step import LastStep, last_step
 from elbowroom.step.moves import Moves, moves_of_plan, need, waits
 from elbowroom.trace import Trace
@@ -42,7 +43,7 @@ def test_without_moves_it_is_what_the_allocator_holds_of_the_trace() -> None:
     # given three layers of 12 MiB beside 12 MiB of parameters
     step, moves = planned(chain([12 * MIB] * 3, base=12 * MIB), 10**12, machine())
     # when
-    held = cycle(step, moves, {}, "")
+    held = cycle(step, moves, {}, AllocatorUse(""))
     # then each has a segment of its own, and all are there from the first step on
     assert held.reserved.tolist() == [48 * MIB] * 6
     # ops 0 to 2 make a layer each, backward frees them: 12 of parameters and 12 for each layer
@@ -53,8 +54,13 @@ def test_segments_that_the_steps_before_left_count() -> None:
     # given layers of 30 and 12 MiB: the first step has a segment for each, and the next one finds both free
     step, moves = planned(chain([12 * MIB, 30 * MIB]), 10**12, machine())
     # then the first layer of the second step goes into the smaller one, the best fit
-    assert cycle(step, moves, {}, "", steps=1).reserved.tolist() == [12 * MIB, 42 * MIB, 42 * MIB, 42 * MIB]
-    again = cycle(step, moves, {}, "", steps=2)
+    assert cycle(step, moves, {}, AllocatorUse(""), steps=1).reserved.tolist() == [
+        12 * MIB,
+        42 * MIB,
+        42 * MIB,
+        42 * MIB,
+    ]
+    again = cycle(step, moves, {}, AllocatorUse(""), steps=2)
     assert again.reserved.tolist() == [42 * MIB] * 4
     assert again.most_reserved == 42 * MIB
 
@@ -67,7 +73,7 @@ def test_what_the_cache_has_free_where_the_plan_begins_does_not_count() -> None:
     build.op(temporary=12 * MIB)
     step = last_step(build.trace())
     # then the step has a segment of its own and not one of 30: 12 + 12
-    held = cycle(step, moves_on_demand(step, np.zeros(0, np.int64)), {}, "", steps=1)
+    held = cycle(step, moves_on_demand(step, np.zeros(0, np.int64)), {}, AllocatorUse(""), steps=1)
     assert held.reserved.tolist() == [24 * MIB]
 
 
@@ -152,11 +158,11 @@ def test_a_storage_goes_with_its_last_user_where_its_write_has_ended_at_the_tick
     step, moves = held_until_its_op_returns()
     # when it leaves at the first tick after it is idle, position 3, then op 2 finds it there: 12 + 12 MiB
     late = {3: 1}
-    assert cycle(step, moves, late, "").allocated[2] == 24 * MIB
+    assert cycle(step, moves, late, AllocatorUse("")).allocated[2] == 24 * MIB
     # when its write has ended at position 1, the last tick before it is idle, then it is gone
     early = early_waits(step, moves, on_host(moves), None, before_idle=True)
     assert early[1] == 1
-    assert cycle(step, moves, early, "").allocated[2] == 12 * MIB
+    assert cycle(step, moves, early, AllocatorUse("")).allocated[2] == 12 * MIB
 
 
 def test_waits_at_saves_are_for_all_that_was_saved_so_far() -> None:
@@ -181,9 +187,9 @@ def test_an_empty_cache_has_no_large_hole_that_a_small_block_takes_a_part_of() -
     step, moves = large_hole()
     # when the cache is left alone: the 12 MiB lie in the hole of 30, and the second 30 have a segment of their own:
     # 12 + 30 + 30
-    assert cycle(step, moves, {}, "").reserved.max() == 72 * MIB
+    assert cycle(step, moves, {}, AllocatorUse("")).reserved.max() == 72 * MIB
     # when it is emptied at position 1: they have their own, and so have the second 30 then: 12 + 12 + 30
-    assert cycle(step, moves, {}, "", emptied={1}).reserved.max() == 54 * MIB
+    assert cycle(step, moves, {}, AllocatorUse("", emptied={1})).reserved.max() == 54 * MIB
 
 
 def test_an_allocator_at_its_limit_empties_its_cache_itself() -> None:

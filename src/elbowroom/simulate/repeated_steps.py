@@ -12,14 +12,14 @@ Cost: `STEPS` replays of the step; `MOST_TRIES` times `STEPS_EMPTIED` to find wh
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
 
 from elbowroom.machine import Machine, TierName
 from elbowroom.simulate.lanes import LATE, Play, play
-from elbowroom.simulate.reserved_curve import STEPS, Away, played
+from elbowroom.simulate.reserved_curve import STEPS, AllocatorUse, Away, played
 from elbowroom.step.last_step import Ints, LastStep, listed
 from elbowroom.step.moves import Moves, need, ticks_of, waits
 from elbowroom.step.rebuilds import beats
@@ -136,10 +136,8 @@ def cycle(
     step: LastStep,
     moves: Moves,
     waiting: Mapping[int, int],
-    settings: str,
+    use: AllocatorUse,
     steps: int = 0,
-    emptied: Collection[int] = (),
-    limit_bytes: int | None = None,
 ) -> Cycle:
     """Play equal steps under a plan and return the last of them.
 
@@ -147,17 +145,14 @@ def cycle(
         step: the last step of a trace.
         moves: the swaps of the plan.
         waiting: by position of a tick, how many writes must have ended there.
-        settings: settings of the allocator, as in PYTORCH_ALLOC_CONF.
+        use: how the allocator is used. With a limit, each step begins with an empty cache.
         steps: number of steps; 0 for as many as it takes until reserved bytes grow no more.
-        emptied: positions of ticks at which the cache is emptied.
-        limit_bytes: the most that the allocator may reserve; None for no limit. With a limit, each step begins with an
-            empty cache.
     """
-    steps = steps or (STEPS_EMPTIED if emptied or limit_bytes else STEPS)
-    if limit_bytes:
-        emptied = [step.first_op, *emptied]
+    steps = steps or (STEPS_EMPTIED if use.emptied or use.limit_bytes else STEPS)
+    if use.limit_bytes:
+        use = replace(use, emptied=[step.first_op, *use.emptied])
     away = away_while_waiting(step, moves, waiting)
-    done = played(step, moves, away, settings, limit_bytes=limit_bytes, steps=steps, emptied=emptied)
+    done = played(step, moves, away, use, steps=steps)
     allocated = _per_op(step, done.allocated)
     for beat in beats(step, moves.rebuilds, done.allocated):
         place = min(moves.rebuilds[beat.rebuild].position, step.end_op - 1) - step.first_op
@@ -222,15 +217,10 @@ class Limited:
 
     def _held(self, limit_bytes: int, emptied: Sequence[int], *, is_limit: bool = True) -> int | None:
         """Return the most that is reserved; None if that exceeds the limit."""
-        done = played(
-            self._step,
-            self._moves,
-            self._away,
-            self._settings,
-            limit_bytes=limit_bytes if is_limit else None,
-            steps=STEPS_EMPTIED,
-            emptied=[self._step.first_op, *emptied] if is_limit else emptied,
-        )
+        use = AllocatorUse(self._settings, None, emptied)
+        if is_limit:
+            use = AllocatorUse(self._settings, limit_bytes, [self._step.first_op, *emptied])
+        done = played(self._step, self._moves, self._away, use, steps=STEPS_EMPTIED)
         return None if done.failed or done.most_reserved > limit_bytes else done.most_reserved
 
 

@@ -38,6 +38,21 @@ Away = tuple[Ints, Ints, Ints]
 """Arrays (move, begin, end): the bytes of a move are off the device at points [begin, end)."""
 
 
+@dataclass(frozen=True, slots=True)
+class AllocatorUse:
+    """How the steps of a plan use the caching allocator.
+
+    Attributes:
+        settings: as in PYTORCH_ALLOC_CONF.
+        limit_bytes: the most that it may reserve; None for no limit.
+        emptied: positions of ticks at which the cache is given back to the driver.
+    """
+
+    settings: str
+    limit_bytes: int | None = None
+    emptied: Collection[int] = ()
+
+
 class Driven(NamedTuple):
     """A call of the allocator to the driver in a step.
 
@@ -126,12 +141,14 @@ def reserved_at(
             result is that without a limit.
     """
     found = (
-        _recorded(step, moves, settings) if as_recorded else played(step, moves, away, settings).heights(step, moves)
+        _recorded(step, moves, settings)
+        if as_recorded
+        else played(step, moves, away, AllocatorUse(settings)).heights(step, moves)
     )
     most = max([int(found.level.max()), *(beat.most for beat in found.beats)])
     if limit_bytes is None or most <= limit_bytes:
         return found
-    limited = played(step, moves, away, settings, limit_bytes=limit_bytes)
+    limited = played(step, moves, away, AllocatorUse(settings, limit_bytes))
     return found if limited.failed else limited.heights(step, moves)
 
 
@@ -149,11 +166,9 @@ def played(
     step: LastStep,
     moves: Moves,
     away: Away,
-    settings: str,
+    use: AllocatorUse,
     *,
-    limit_bytes: int | None = None,
     steps: int = STEPS,
-    emptied: Collection[int] = (),
 ) -> Played:
     """Replay equal steps under moves and return the last of them: see Note: [Steps of a plan].
 
@@ -161,15 +176,13 @@ def played(
         step: the last step.
         moves: what is swapped and rebuilt.
         away: where the bytes of the moves are not on the device.
-        settings: settings of the allocator, as in PYTORCH_ALLOC_CONF.
-        limit_bytes: the most that the allocator may reserve; None for no limit.
+        use: how the allocator is used.
         steps: number of steps.
-        emptied: positions at which the cache is given back to the driver.
     """
-    empties = [_Due(int(step.point_of[at - step.first_op]), EMPTIES, ("empty_cache",)) for at in emptied]
+    empties = [_Due(int(step.point_of[at - step.first_op]), EMPTIES, ("empty_cache",)) for at in use.emptied]
     due = sorted([*_inside(step, moves, away), *empties, *_emptied(step)], key=_in_order)
     events, at, first = _of_steps(step, due, steps, set(listed(step.storage_of(moves.n[moves.wraps]))))
-    done = replay(events, settings, limit_bytes)
+    done = replay(events, use.settings, use.limit_bytes)
     allocated, reserved = (
         np.concatenate([np.zeros(1, np.int64), values])[at] for values in (done.allocated_bytes, done.reserved_bytes)
     )

@@ -117,7 +117,17 @@ def capture_script(
         CaptureError: the script did no step in time; the message says why.
     """
     least = parse_bytes(min_size) if in_parts else None
-    order = _order(path, module, argv, steps, constants or {}, least, timeout_s, network, compiled)
+    order = ScriptOrder(
+        script=_script_file(path, module),
+        arguments=tuple(argv),
+        steps=_checked_steps(steps),
+        constants=dict(constants or {}),
+        timeout_s=timeout_s,
+        module=module or "",
+        min_size_bytes=least,
+        network=network,
+        compiled=compiled,
+    )
     return _captured(order, _gpu(machine), environment or {}, ChildProgress.of(listeners))
 
 
@@ -136,35 +146,20 @@ def _captured(
         return _answer(order, folder, code, told.asked)
 
 
-def _order(
-    path: str | os.PathLike[str] | None,
-    module: str | None,
-    argv: Sequence[str],
-    steps: int,
-    constants: Mapping[str, int | float],
-    min_size_bytes: int | None,
-    timeout_s: float,
-    network: bool,
-    compiled: bool,
-) -> ScriptOrder:
+def _script_file(path: str | os.PathLike[str] | None, module: str | None) -> str:
+    """Return the file of the script or module. Raises UsageError if there is none."""
     if (path is None) == (module is None):
         raise UsageError("capture: given a path and a module, or neither; allowed is one of them; leave the other out")
     script = os.fspath(path) if path is not None else module_file(module or "")
     if not Path(script).is_file():
         raise UsageError(f"capture: given the script {script!r}, which is not there; allowed is the path of a file")
+    return script
+
+
+def _checked_steps(steps: int) -> int:
     if type(steps) is not int or steps < 1:
         raise UsageError(f"capture: given steps={steps!r}; allowed is an int of at least 1; 3 are usually enough")
-    return ScriptOrder(
-        script=script,
-        arguments=tuple(argv),
-        steps=steps,
-        constants=dict(constants),
-        timeout_s=timeout_s,
-        module=module or "",
-        min_size_bytes=min_size_bytes,
-        network=network,
-        compiled=compiled,
-    )
+    return steps
 
 
 def _gpu(machine: str | Machine) -> Machine:

@@ -26,6 +26,7 @@ from elbowroom.planners.budget.remedies import Refused, with_remedies
 from elbowroom.planners.budget.reserved_search import Descending, Look, lowest, search
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.simulate.repeated_steps import Cycle, Limited, cycle, early_waits, waits_at_saves
+from elbowroom.simulate.reserved_curve import AllocatorUse
 from elbowroom.simulate.simulate import simulate
 from elbowroom.step.last_step import last_step, listed
 from elbowroom.step.moves import moves_of_plan, need, peak_in_one_go, tiers_of_plan
@@ -329,7 +330,7 @@ def _courses(trace: Trace, machine: Machine, made: Plan) -> Iterator[Course]:
     tiers = tiers_of_plan(step, made, moves)
     for rates, before_idle in ((machine, False), (None, False), (None, True)):
         waiting = early_waits(step, moves, tiers, rates, before_idle=before_idle)
-        held = cycle(step, moves, waiting, machine.allocator)
+        held = cycle(step, moves, waiting, AllocatorUse(machine.allocator))
         yield Course(plan=made, waiting=waiting, peak_bytes=held.most_reserved)
 
 
@@ -383,15 +384,8 @@ def simulated(trace: Trace, machine: Machine, course: Course, *, begins_empty: b
     step = last_step(trace)
     moves = moves_of_plan(step, course.plan)
     steps = 1 if begins_empty else 0
-    held: Cycle = cycle(
-        step,
-        moves,
-        course.waiting or {},
-        machine.allocator,
-        steps=steps,
-        emptied=course.emptied,
-        limit_bytes=course.limit_bytes,
-    )
+    use = AllocatorUse(machine.allocator, course.limit_bytes, course.emptied)
+    held: Cycle = cycle(step, moves, course.waiting or {}, use, steps=steps)
     at_ns = tuple(span.start_ns for span in line.spans if span.kind == "op")
     device = [
         Curve(tier="device", kind="allocated", at_ns=at_ns, size_bytes=tuple(listed(held.allocated))),

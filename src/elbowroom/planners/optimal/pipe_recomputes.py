@@ -64,11 +64,13 @@ def options_on_offer(step: LastStep, options: Sequence[RecomputeOption]) -> Reco
     inputs = [(r, save_of[s]) for r, option in enumerate(options) for s in option.inputs if s in save_of]
     which, n = _columns(pairs)
     before = np.array([option.recompute.before_op for option in options], np.int64)
-    return _recomputes(
-        step,
-        which,
-        n,
-        before,
+    tick, begin, end = _windows(step, which, n, before)
+    return Recomputes(
+        tick=tick,
+        which=which,
+        n=n,
+        begin=begin,
+        end=end,
         duration_ns=np.array([option.duration_ns for option in options], np.int64),
         extra=np.array([option.peak_bytes - option.saved_bytes for option in options], np.int64),
         needs=_columns(inputs),
@@ -87,7 +89,18 @@ def makers_on_offer(step: LastStep, min_size_bytes: int) -> Recomputes:
     every = np.arange(len(n), dtype=np.int64)
     none = np.zeros(0, np.int64)
     nothing = np.zeros(len(n), np.int64)
-    return _recomputes(step, every, n, step.first_read[n], nothing, nothing, (none, none), _columns(pairs))
+    tick, begin, end = _windows(step, every, n, step.first_read[n])
+    return Recomputes(
+        tick=tick,
+        which=every,
+        n=n,
+        begin=begin,
+        end=end,
+        duration_ns=nothing,
+        extra=nothing,
+        needs=(none, none),
+        makers=_columns(pairs),
+    )
 
 
 def _made_again(known: History, storage: int, point: int) -> list[int]:
@@ -106,28 +119,10 @@ def _may_be_made(step: LastStep, n: int, maker_of: dict[int, int]) -> bool:
     return op is not None and step.trace.ops[op].phase == "forward" and why_kept(step, n) is None
 
 
-def _recomputes(
-    step: LastStep,
-    which: Ints,
-    n: Ints,
-    before: Ints,
-    duration_ns: Ints,
-    extra: Ints,
-    needs: tuple[Ints, Ints],
-    makers: tuple[Ints, Ints],
-) -> Recomputes:
+def _windows(step: LastStep, which: Ints, n: Ints, before: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return per recompute its tick, and per storage that it drops the first and the last slot without it."""
     begin, end = step.window(n, before[which])
-    return Recomputes(
-        tick=np.searchsorted(step.ticks, before).astype(np.int64),
-        duration_ns=duration_ns,
-        extra=extra,
-        which=which,
-        n=n,
-        begin=step.slots(begin),
-        end=step.slots(end),
-        needs=needs,
-        makers=makers,
-    )
+    return np.searchsorted(step.ticks, before).astype(np.int64), step.slots(begin), step.slots(end)
 
 
 def _columns(pairs: list[tuple[int, int]]) -> tuple[Ints, Ints]:

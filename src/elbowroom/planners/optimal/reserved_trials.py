@@ -23,7 +23,7 @@ from elbowroom.planners.optimal.rough_trials import NAME, Found
 from elbowroom.planners.optimal.trial import Trial
 from elbowroom.planners.problem import peak_of
 from elbowroom.simulate.curves import away_points
-from elbowroom.simulate.reserved_curve import played, reserved_at
+from elbowroom.simulate.reserved_curve import AllocatorUse, played, reserved_at
 from elbowroom.step.last_step import LastStep
 
 ALLOCATED_BUDGETS = 5
@@ -61,7 +61,7 @@ def is_free(trial: Trial, limit_bytes: int) -> bool:
     if _keeps_all(trial):
         return reserved_bytes(trial) <= limit_bytes
     away = away_points(step, moves, trial.done)
-    found = played(step, moves, away, problem.machine.allocator, limit_bytes=limit_bytes)
+    found = played(step, moves, away, AllocatorUse(problem.machine.allocator, limit_bytes))
     return not found.failed and not found.heights(step, moves).driven
 
 
@@ -75,7 +75,7 @@ def reserved_bytes(trial: Trial) -> int:
     away, settings = away_points(step, moves, trial.done), problem.machine.allocator
     if _keeps_all(trial):
         return int(reserved_at(step, moves, away, settings, as_recorded=True).level.max())
-    return int(played(step, moves, away, settings).reserved.max())
+    return int(played(step, moves, away, AllocatorUse(settings)).reserved.max())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,7 +112,7 @@ def limit_of_trial(found: Found) -> int:
     away = away_points(step, moves, trial.done)
 
     def works(limit_bytes: int) -> bool:
-        return not played(step, moves, away, settings, limit_bytes=limit_bytes).failed
+        return not played(step, moves, away, AllocatorUse(settings, limit_bytes)).failed
 
     fits = lowest(works, peak_of(step, moves) - 1, reserved_bytes(trial), 1, LIMIT_SHARE)
     # Waits for the driver may let storages leave at other ticks, and then a little more is needed.
@@ -153,7 +153,7 @@ def _is_lower(trial: Trial, limit_bytes: int) -> bool:
     if peak_of(step, moves) > lower:
         return False
     away, settings = away_points(step, moves, trial.done), trial.basis.asked.machine.allocator
-    return not played(step, moves, away, settings, limit_bytes=lower).failed
+    return not played(step, moves, away, AllocatorUse(settings, lower)).failed
 
 
 def fastest_within(budget_bytes: int, least_bytes: int, rough: Rough, enough_ns: int) -> FittingTrial | None:
