@@ -197,8 +197,8 @@ def document(name: str, version: int, kind: type, *, tables: bool) -> Schema:
     shapes = Shapes(tables=tables)
     first = "magic" if tables else "schema"
     head = {
-        first: {"const": f"elbowroom.{name}", "description": "Says what this object is."},
-        "version": {"const": version, "description": "Of this kind of object."},
+        first: {"const": f"elbowroom.{name}", "description": "Name of this kind of object."},
+        "version": {"const": version, "description": "Version of this kind of object."},
     }
     body = shapes.object_of(kind, head)
     top = {"$schema": DIALECT, "$id": f"urn:elbowroom:{name}:{version}", "title": f"elbowroom.{name}"}

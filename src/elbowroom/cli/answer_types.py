@@ -134,7 +134,7 @@ class ProbedValue:
     """What was found of one value.
 
     Attributes:
-        value: the value.
+        value: value of what is varied.
         fits: whether the script fits with it, everything kept.
         sure: whether both ends of the ranges give the same verdict.
         needed_bytes: the least memory in which no allocation fails.
@@ -162,7 +162,7 @@ class LargestAnswer:
         script: what was searched, as it was given.
         machine: name of the GPU.
         kind: what is varied: an argument, an environment variable or a constant of the script.
-        name: its name.
+        name: name of what is varied.
         capacity_bytes: memory of the GPU.
         largest: the largest value that fits, and its need; null where not even the smallest one does.
         next: the smallest value that is known not to fit, and its need; null where none was found.
@@ -170,7 +170,7 @@ class LargestAnswer:
         changes_anything: false where the value changes nothing in the training; the exit code is 2 then.
         same_from: the value from which on nothing changes any more; null where each changes something.
         early: what was not tried, where the search ended early; "" where it did not.
-        captures: how often the script was looked at.
+        captures: number of captures of the script.
         within: the slowdown that --within allows; null without it.
         probes: every value that was looked at, in that order.
     """
@@ -223,7 +223,7 @@ class BoundFigures:
     """How good a plan is on one machine.
 
     Attributes:
-        machine: its name.
+        machine: name of the machine.
         step_ns: simulated time of the step under the plan.
         lower_bound_ns: no plan of the same means takes less.
         gap: how much longer the step takes, as a share of the bound; null where the bound is 0.
@@ -273,7 +273,7 @@ class WrittenFile:
     """A file that was written.
 
     Attributes:
-        what: what is in it.
+        what: what is in the file.
         file: its path, as it was given.
     """
 
@@ -332,7 +332,7 @@ class RunAnswer:
 
     Attributes:
         script: the script or module that ran.
-        exit_code: with which the command ends: the script's, or 3 where the budget was not held.
+        exit_code: exit code of the command: the script's, or 3 if that is 0 and the budget was not held.
         budget_bytes: what the device may hold.
         min_size_bytes: smaller storages are kept.
         keep_all_bytes: what keeping everything takes; 0 where no step was recorded.
@@ -341,7 +341,7 @@ class RunAnswer:
         over_budget_bytes: by how much that is over the budget; 0 where it is less than a hundredth of it.
         swaps: how many storages the last plan swaps.
         recomputes: how many recipes of the last plan rebuild storages.
-        simulated_peak_allocated_bytes: of the last plan, simulated; null where there was none.
+        simulated_peak_allocated_bytes: peak of the last plan, simulated; null if there was none.
         measured_peak_allocated_bytes: the most that recorded steps held.
         kinds: kinds of steps, those that need most first.
         steps: the steps in their order; of a long training the last few thousand.
@@ -436,7 +436,7 @@ class TrialFigures:
         peak_allocated_bytes: the most in live storages; null where the trial did not get to it.
         peak_rss_bytes: the most resident memory of the process.
         step_ns: median time of a step; null where the trial did not get to it.
-        losses: of each step that ended.
+        losses: loss of each step that ended.
         swapped_out_bytes: what leaves the device in a step; null where nothing is swapped.
         swapped_back_bytes: what comes back in a step; null where nothing is swapped.
         stall_ns: time a step waits for copies; null where nothing is swapped.
@@ -506,8 +506,8 @@ class ErrorAnswer:
     """What a verb prints with `--json` in the place of an answer, when it has none.
 
     Attributes:
-        verb: which one.
-        exit_code: with which the command ends.
+        verb: the verb that was run.
+        exit_code: exit code of the command.
         error: why there is no answer.
     """
 
