@@ -1,2 +1,7 @@
+"""Tests on the rig: the CUDA build of PyTorch without a GPU."""
+
 MOVES = ("swap", "state")
-"""Means of runs whose bytes matter. The rig's kernels do nothing, so that no recompute gives again what was there."""
+"""Means of runs on the rig where a test asks for no others.
+
+Kernels do nothing there, so no recompute gives again what was there. Whether one helps depends on the machine's speed.
+"""

@@ -24,8 +24,7 @@ def test_bytes_come_back_from_both_tiers(rig: Path) -> None:
 @pytest.mark.timeout(0)
 def test_what_the_host_cannot_hold_goes_on_to_the_disk_and_every_budget_is_kept(rig: Path) -> None:
     # given a plan that has to swap about 190 MiB, where the host may hold 100 MiB and half of that page-locked
-    below, options = ",host=100MiB,pinned=80MiB", {"allow": ["swap", "state"]}
-    spec = {"model": "residual net", "shares": [0.6], "steps": 6, "below": below, "options": options}
+    spec = {"model": "residual net", "shares": [0.6], "steps": 6, "below": ",host=100MiB,pinned=80MiB"}
     # when
     (run,) = on_the_rig(rig, spec)["runs"]
     # then
@@ -48,7 +47,8 @@ def test_what_the_host_cannot_hold_goes_on_to_the_disk_and_every_budget_is_kept(
 @pytest.mark.timeout(0)
 def test_steps_that_prove_recomputes_send_on_to_the_disk_what_the_host_cannot_hold(rig: Path) -> None:
     # given proofs that copy out about 250 MiB, where the host may hold 100 MiB
-    spec = {"model": "residual net", "shares": [0.6], "steps": 8, "below": ",host=100MiB"}
+    options = {"allow": ["swap", "recompute", "state"]}
+    spec = {"model": "residual net", "shares": [0.6], "steps": 8, "below": ",host=100MiB", "options": options}
     # when
     (run,) = on_the_rig(rig, spec)["runs"]
     # then
@@ -64,7 +64,7 @@ def test_what_goes_to_the_disk_directly_takes_no_host_memory_and_every_budget_is
     rig: Path, tmp_path: Path
 ) -> None:
     # given a plan that has to swap about 190 MiB, where the host may hold 100 MiB, and a plain file for torch.cuda.gds
-    options = {"gds": True, "spill_dir": str(tmp_path), "allow": ["swap", "state"]}
+    options = {"gds": True, "spill_dir": str(tmp_path)}
     spec = {"model": "residual net", "shares": [0.6], "steps": 6, "below": ",host=100MiB", "options": options}
     # when
     (run,) = on_the_rig(rig, spec, backing_bytes=2 << 30)["runs"]

@@ -20,6 +20,7 @@ from elbowroom.engine.residence import resident_bytes
 from elbowroom.run import background_planning as beside
 from elbowroom.run.recompute.checksums import Checksums, Samples
 from elbowroom.run.room import run_of
+from tests.fakecuda import MOVES
 from tests.fakecuda.within_models import MODELS
 from tests.torch.plain_gds import PlainGdsFile
 
@@ -131,7 +132,7 @@ def _tried(model: str, budget: str, steps: int, options: str) -> Figures:
 def tried(spec: Figures, device_bytes: int) -> Figures:
     """A run within a budget, or the least budget where it is refused; the same budget is run once."""
     budget = f"device={device_bytes}" + spec.get("below", "")
-    return {**_tried(spec["model"], budget, spec["steps"], json.dumps(spec.get("options", {})))}
+    return {**_tried(spec["model"], budget, spec["steps"], json.dumps({"allow": MOVES, **spec.get("options", {})}))}
 
 
 if __name__ == "__main__":

@@ -273,7 +273,7 @@ class Learner:
             self._learnt(key, known)
             return known
 
-        work = partial(first_plan, self._question(key, trace, assembly.clear), is_observed_again=first)
+        work = partial(first_plan, self._question(key, trace, assembly.clear))
         return self._beside.make(key, work, apply)
 
     def _question(self, key: Hashable, trace: Trace, clear: Collection[int] = ()) -> StepQuestion:
@@ -337,7 +337,7 @@ class Learner:
         if refused.least_bytes:
             self._refusals.note(key, refused.least_bytes)
         if not may_wait:
-            raise again(refused.error)
+            raise again(refused.explained())
 
     def _warn_of_peak(self, known: StepKind) -> None:
         """Warn once if the given plan holds more here than its budget."""

@@ -18,7 +18,6 @@ from elbowroom.planners.budget.run_budget import (
     course_of,
     course_within,
     exploring,
-    remedied,
 )
 from elbowroom.run.given_plan import course_of_moved
 from elbowroom.run.recompute.call_recorder import Calls
@@ -44,20 +43,15 @@ class Before:
     alike: Trace | None
 
 
-def first_plan(question: StepQuestion, *, is_observed_again: bool) -> Answer:
-    """Plan after an observed step.
-
-    Args:
-        question: the question, with the trace of that step.
-        is_observed_again: whether the next step may be observed too, as this one's memory was rounded up.
-    """
+def first_plan(question: StepQuestion) -> Answer:
+    """Plan after an observed step, whose trace the question has."""
     try:
         return MadePlan(plan_of(question))
     except (Infeasible, InvalidPlan) as problem:
         if question.given is None and would_help(question, None):
             return Next.RECORD_CALLS
         explores = _exploring(question)
-        refused = _refused(question, problem, with_advice=explores is None and not is_observed_again)
+        refused = _refused(question, problem)
     return Explores(explores, refused) if explores is not None else refused
 
 
@@ -68,7 +62,7 @@ def better_plan(question: StepQuestion, before: Before) -> Answer:
     except InvalidPlan:
         return Next.AS_BEFORE
     except Infeasible as problem:
-        return _instead(question, before, problem) or _refused(question, problem, with_advice=True)
+        return _instead(question, before, problem) or _refused(question, problem)
     better.refined = True
     better.wants_calls = question.given is None and would_help(question, better.course)
     return MadePlan(better)
@@ -158,7 +152,7 @@ def _instead(question: StepQuestion, before: Before, problem: Infeasible) -> Ans
     if question.asked.in_parts and not alike.parts and not question.explored:  # states could help
         return Next.OBSERVE_STATES
     explores = _exploring(question.on(alike))
-    return None if explores is None else Explores(explores, _refused(question, problem, with_advice=False))
+    return None if explores is None else Explores(explores, _refused(question, problem))
 
 
 def _exploring(question: StepQuestion) -> StepKind | None:
@@ -169,11 +163,9 @@ def _exploring(question: StepQuestion) -> StepKind | None:
     return None if course is None else replace(_known_of(question, course), in_parts=bool(question.trace.parts))
 
 
-def _refused(question: StepQuestion, problem: Infeasible | InvalidPlan, *, with_advice: bool) -> RefusedPlan:
-    """Return a refusal that names what other kinds of steps need. `with_advice`: also the means that would help."""
+def _refused(question: StepQuestion, problem: Infeasible | InvalidPlan) -> RefusedPlan:
+    """Return a refusal that names what other kinds of steps need."""
     if isinstance(problem, InvalidPlan):
         return RefusedPlan(again(problem))
-    why = with_others(problem, question.other_kinds_bytes)
-    if with_advice and question.given is None:
-        why = remedied(why, _request(question))
-    return RefusedPlan(again(why), problem.least_feasible_bytes)
+    why = again(with_others(problem, question.other_kinds_bytes))
+    return RefusedPlan(why, problem.least_feasible_bytes, None if question.given else _request(question))

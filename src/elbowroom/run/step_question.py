@@ -8,6 +8,7 @@ from enum import Enum, auto
 
 from elbowroom.errors import Infeasible, InvalidPlan
 from elbowroom.machine import Machine
+from elbowroom.planners.budget.run_budget import CourseRequest, remedied
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.run.given_plan import GivenPlan
 from elbowroom.run.step_kinds import StepKind
@@ -80,10 +81,18 @@ class RefusedPlan:
     Attributes:
         error: the error, to be raised as a copy (`errors.again`).
         least_bytes: the least budget of this kind of step alone.
+        request: what was refused, to look for what would help; None where nothing is looked for.
     """
 
     error: Infeasible | InvalidPlan
     least_bytes: int = 0
+    request: CourseRequest | None = None
+
+    def explained(self) -> Infeasible | InvalidPlan:
+        """Return the error with what would help. This plans anew, so it is asked only once the training has ended."""
+        if self.request is None or isinstance(self.error, InvalidPlan):
+            return self.error
+        return remedied(self.error, self.request)
 
 
 class Next(Enum):
