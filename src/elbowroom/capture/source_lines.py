@@ -1,8 +1,7 @@
-"""The line of the user's code that an op comes from: of the first frame outside torch and this package.
+"""Source lines: the line of the user's code that an op comes from: that of the first frame outside torch and elbowroom.
 
-A backward op has the line of the forward op whose autograd node made it. On a virtual device every op asks; in a real
-run what autograd saves does, while a step is recorded. So what is known of a file and of a line is looked up, and made
-once. No frame is kept.
+A backward op has the line of the forward op whose autograd node made it. On a virtual device every op needs a line. In
+a real run, saves of autograd do, while a step is recorded. So facts of files and lines are cached. No frame is kept.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ class SourceLines:
 
     @property
     def texts(self) -> list[str]:
-        """The lines by number, such as "train.py:41 in attention"."""
+        """Return the lines by number, such as "train.py:41 in attention"."""
         return list(self._number_of)
 
     def here(self) -> int | None:
-        """Number of the user's line that called; None where no frame is the user's."""
+        """Return the number of the user's line that called; None if no frame is the user's."""
         frame, known = sys._getframe(1), self._is_inside  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         while True:
             file = frame.f_code.co_filename
@@ -52,7 +51,7 @@ class SourceLines:
         return self._new(frame.f_code, frame.f_lineno) if number is None else number
 
     def of_forward(self, node: int) -> int | None:
-        """The line that calls, noted for the autograd node that was made last.
+        """Return the calling line, and note it for the autograd node that was made last.
 
         An op without a node comes after that node's own op, whose line stays.
         """
@@ -62,11 +61,11 @@ class SourceLines:
         return number
 
     def of_backward(self, node: int) -> int | None:
-        """The line of the forward op that made an autograd node."""
+        """Return the line of the forward op that made an autograd node."""
         return self._of_node.get(node)
 
     def forget_nodes(self) -> None:
-        """A step is over: its autograd nodes are gone."""
+        """Forget the autograd nodes of a step that is over."""
         self._of_node.clear()
 
     def _new(self, code: CodeType, line: int) -> int:
@@ -78,7 +77,7 @@ class SourceLines:
         return number
 
     def _short(self, file: str) -> str:
-        """A path from the working folder, or from that of the installed packages, or with its own folder alone."""
+        """Shorten a path: from the working folder, from that of installed packages, or with only its own folder."""
         for folder in _INSTALLED:
             after = file.partition(f"{os.sep}{folder}{os.sep}")[2]
             if after:

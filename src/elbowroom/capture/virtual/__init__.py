@@ -1,4 +1,4 @@
-"""The virtual device: what a training allocates on a CUDA GPU, found without one."""
+"""Virtual device: it finds what a training allocates on a CUDA GPU, without a GPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Accumulations on a virtual device: where backward writes the gradient of a parameter.
 
-They are parts of a trace as in a run (Note: [Gradients away] in engine/gradients.py): but for the gradients that
-something else refers to once they are written, or that somebody asks for before their next use. Those stay.
+They are parts of a trace as in a run (Note: [Gradients away] in engine/gradients.py). Some gradients stay: those that
+something else refers to once they are written, and those that Python reads before their next use.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from elbowroom.torch_compat.core import storage_holders
 
 @final
 class Accumulations:
-    """Tells a ledger of each, from `watch` until `close`.
+    """Watch that notes accumulations in a ledger, from `watch` until `close`.
 
     Args:
-        ledger: of the device.
+        ledger: ledger of the device.
         least_bytes: smaller gradients never leave.
     """
 
@@ -35,7 +35,7 @@ class Accumulations:
         self._stay: set[int] = set()
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Stand around the accumulations of these parameters from now on."""
+        """Watch the accumulations of these parameters from now on."""
         Asked.gradient = self._asked
         for parameter in parameters:
             known = self._handles.get(id(parameter))
@@ -45,12 +45,12 @@ class Accumulations:
                 self._handles[id(parameter)] = weakref.ref(parameter), handles
 
     def used(self, parameters: Iterable[torch.Tensor]) -> None:
-        """A part of an optimizer's step uses the gradients of these parameters."""
+        """Note that a part of an optimizer's step uses the gradients of these parameters."""
         for parameter in parameters:
             self._away.pop(id(parameter), None)
 
     def step_ends(self) -> None:
-        """All gradients are on the device."""
+        """Note that a step ends: all gradients are on the device."""
         self._away.clear()
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class Accumulations:
             self._away[id(parameter)] = number
 
     def _asked(self, parameter: torch.Tensor) -> None:
-        """Somebody is about to get a gradient."""
+        """Note that Python is about to read a gradient."""
         number = self._away.pop(id(parameter), None)
         if number is not None:
             self._stay.add(id(parameter))

@@ -45,52 +45,52 @@ from elbowroom.torch_compat.core import (
 from elbowroom.trace import Trace
 
 EVALUATIONS = 4
-"""Forwards without gradients that are still let through once the wanted steps are done."""
+"""Most forwards without gradients that still run once the wanted steps are done."""
 
 
 WARMED = 16
-"""Steps on a stream beside the default one until the script is left, as a step that is captured is warmed up there."""
+"""Steps on another stream than the default one until the script is left: a step to be captured is warmed up there."""
 
 REPLAYS = 20
-"""Replays of CUDA graphs that are let through before the script is left, once the wanted steps are done."""
+"""Replays of CUDA graphs that still run before the script is left, once the wanted steps are done."""
 
 OWNED_UPDATES = 40
-"""As many steps by hand are waited for a step of an optimizer, for each step that is wanted."""
+"""Steps by hand, per wanted step, after which no step of an optimizer is waited for any more."""
 
 HOST_STEPS = 10
-"""As many steps on the CPU are waited for the first op on the device, for each step that is wanted."""
+"""Steps on the CPU, per wanted step, after which no op on the device is waited for any more."""
 
 
 class Enough(BaseException):
-    """The wanted steps are recorded; leaves a training script, and no `except Exception` in it catches it."""
+    """The wanted steps are recorded. It leaves a training script, and no `except Exception` in it catches it."""
 
 
 @final
 class VirtualDevice:
-    """While it is on, "cuda:0" is a device without bytes on which ops leave only their memory.
+    """Context in which "cuda:0" is a device without bytes, on which ops leave only their allocations.
 
     >>> with VirtualDevice(Machine.of("a100-80gb")) as device:
     ...     train()
     >>> trace = device.trace()
 
     Args:
-        machine: whose GPU it is.
-        steps: training steps to record, at least 2; the script is left when they are done. None: all it does.
-        cudnn: what cuDNN's closed kernels ask for.
-        fake_host: parameters and large float tensors made on the CPU have no bytes either.
-        cublas_handles: handles that ask for a workspace.
-        min_size_bytes: steps of optimizers are carried out in parts, which name the states of at least so many bytes;
-            None: they are carried out as ever.
+        machine: the machine whose GPU it is.
+        steps: training steps to record, at least 2; the script is left when they are done. None records all.
+        cudnn: model of the memory of cuDNN's closed kernels.
+        fake_host: whether parameters and large float tensors made on the CPU have no bytes either.
+        cublas_handles: number of handles that have a workspace.
+        min_size_bytes: steps of optimizers are carried out in parts, which name the states of at least this size; None
+            carries them out whole.
 
     Attributes:
-        steps_seen: steps that are complete.
+        steps_seen: number of complete steps.
         evaluating: forwards without gradients since the last one with them.
         host_steps: calls of `step` of optimizers before anything was on the device.
         host_tensors: parameters of these optimizers.
-        ledger: what is recorded.
+        ledger: the record of what happens.
         repeats: forwards without gradients that were noted again and not run.
         started: processes that the script starts by itself.
-        compiled: what the script compiles; asked to, it tells what that saves for backward.
+        compiled: the code that the script compiles; on request it reports what that saves for backward.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class VirtualDevice:
         return self
 
     def _other_thread(self) -> Callable[[], AbstractContextManager[None]]:
-        """What a thread that is started now shall run in."""
+        """Return the context for a thread that is started now."""
         inherit = self._paths.inherited()
 
         @contextmanager
@@ -188,10 +188,10 @@ class VirtualDevice:
         return kind is not None and issubclass(kind, Enough)
 
     def trace(self) -> Trace:
-        """What was recorded.
+        """Return the trace of the recorded steps.
 
         Raises:
-            CaptureError: no complete training step was.
+            CaptureError: no complete training step was recorded.
         """
         if not self._ends and not self._updates:
             raise CaptureError(
@@ -201,7 +201,7 @@ class VirtualDevice:
         return with_inputs(assemble(self.ledger, self.step_ends(), self._machine))
 
     def step_ends(self) -> list[int]:
-        """Number of ops up to the end of each step: with its last optimizer, or its last change by hand."""
+        """Return the number of ops up to the end of each step: its last optimizer, or its last change by hand."""
         if not self._ends:
             return list(self._updates.ends)
         ends: list[int] = []
@@ -234,19 +234,19 @@ class VirtualDevice:
             raise Enough
 
     def _is_over(self) -> bool:
-        """Whether all steps that are wanted are done."""
+        """Return whether all wanted steps are done."""
         if self._steps is None or self._captures():
             return False
         waits = not self._counts and self._updates.owned
         return self.steps_seen >= self._steps * (OWNED_UPDATES if waits else 1)
 
     def _captures(self) -> bool:
-        """Whether a graph is being captured, or may be soon: what is captured runs on a stream beside before."""
+        """Return whether a graph is being captured, or may be soon: its code is warmed up on another stream before."""
         streams = self.ledger.streams
         return streams.captured is not None or (streams.current() != 0 and self.steps_seen < WARMED)
 
     def _replayed(self) -> None:
-        """A graph may be all that a script runs from here on; another one may still be captured."""
+        """Note a replay: a script may run only graphs from here on, and may still capture another one."""
         if self._is_over() and self.ledger.streams.replays > REPLAYS:
             raise Enough
 
@@ -287,7 +287,7 @@ class VirtualDevice:
         self.ledger.part_ends(states, self._min_size_bytes)
 
     def _host_step_ends(self, optimizer: Any) -> None:
-        """A step on the CPU is none of the device. A script that does nothing else is left after a while."""
+        """Count a step on the CPU, which is no step of the device; a script with only such steps is left after some."""
         self.host_steps += 1
         self.host_tensors = max(self.host_tensors, sum(len(group["params"]) for group in optimizer.param_groups))
         if self._steps is not None and self.host_steps >= HOST_STEPS * self._steps:
@@ -295,7 +295,7 @@ class VirtualDevice:
 
     def _optimizer_ends(self, optimizer: Any) -> None:
         self._mode.optimizing = False
-        # A backward on the CPU makes some constants on the device, as C++ takes meta tensors for its own.
+        # A backward on the CPU makes some constants on the device: C++ cannot distinguish them from meta tensors.
         if not any(op.phase == "forward" and (op.reads or op.writes) for op in self.ledger.ops):
             self._host_step_ends(optimizer)
             return

@@ -1,6 +1,6 @@
 """The ledger of a virtual device: ops, storages and the order in which they are made and die.
 
-A storage is told apart by its StorageImpl and dies when torch drops it: a weak reference says so at that moment.
+A storage is identified by its StorageImpl and dies when torch drops it. A weak reference reports that moment.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from elbowroom.torch_compat.core import storage_key, unwrapped
 from elbowroom.trace import Category, Part, PartKind, Phase, RemarkKind
 
 BLOCK_BYTES = 512
-"""What the allocator rounds requests up to."""
+"""Size to whose multiples the allocator rounds requests up."""
 
 
 class OpLine(NamedTuple):
     """One op: see `elbowroom.trace.Op`.
 
-    `arguments` by position: shapes, flags, numbers, lists of these, and None for the rest. `dtype` is that of the
-    first tensor among them; `moved_bytes` are those of the tensors it reads and makes;
-    `form` is that of `Compared`; `source_line` a number of `SourceLines`.
+    `arguments` are by position: shapes, flags, numbers, lists of these, and None for the rest. `dtype` is that of the
+    first tensor among them. `moved_bytes` are those of the tensors that it reads and makes. `form` is that of
+    `Compared`, `source_line` a number of `SourceLines`.
     """
 
     name: str
@@ -50,7 +50,7 @@ class StorageLine:
     """One storage.
 
     Attributes:
-        stream: that allocated it, as in a trace.
+        stream: the stream that allocated it, as in a trace.
     """
 
     __slots__ = ("category", "dtype", "size_bytes", "stream")
@@ -82,11 +82,11 @@ class Ledger:
         saves: what autograd saved, in order.
         empties: places in `events` before which the allocator's cache is emptied.
         bounds: least and most bytes of workspaces whose size is not known, by storage.
-        parts: of the steps of optimizers, where these are carried out in parts, and then accumulations of gradients.
-        remarks: (kind, name) to how often.
-        streams: on which stream the op at hand runs.
+        parts: parts of optimizers' steps and accumulations of gradients, if steps are carried out in parts.
+        remarks: number of remarks by (kind, name).
+        streams: the stream on which the present op runs.
         source_lines: the user's lines that ops come from.
-        asked: what the script was told of the GPU beside its `Facts`, such as "name".
+        asked: values of the GPU that the script read other than its `Facts`, such as "name".
         begins: called before the first storage.
         replayed: called when a CUDA graph is replayed.
         allocated_bytes: bytes of live blocks, rounded up as the allocator does.
@@ -115,7 +115,7 @@ class Ledger:
         self._emptied: dict[int, int] = {}
 
     def alloc(self, tensor: torch.Tensor, category: Category = "temporary") -> int | None:
-        """Note the storage of a new tensor, all of one that has several; nothing where it is known already or empty."""
+        """Note the storages of a new tensor; storages that are known already or empty are skipped."""
         if is_wrapper(tensor) or tensor.layout is not torch.strided:
             for part in _with_bytes(tensor):
                 self.alloc(part, category)
@@ -138,9 +138,9 @@ class Ledger:
         self._live[watch.key] = watch
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Note that a storage has another size now, which is another block; FSDP gives weights back so.
+        """Note that a storage has another size now, which is another block; FSDP frees weights like this.
 
-        One that was given back is of the same category when it is there again.
+        A freed storage has the same category when it is allocated again.
         """
         key, size_bytes = storage_key(storage), storage.nbytes()
         watch = self._live.pop(key, None)
@@ -153,7 +153,7 @@ class Ledger:
             self.release(watch.number)
 
     def grown(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Note those of these whose storages are larger than they were."""
+        """Note tensors whose storages are larger than before."""
         for tensor in tensors:
             number, storage = self.number_of(tensor), tensor.untyped_storage()
             if number is not None and storage.nbytes() != self.storages[number].size_bytes:
@@ -191,7 +191,7 @@ class Ledger:
         self.release(watch.number)
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
-        """Number of a tensor's storage; None where it is not on the device."""
+        """Return the number of a tensor's storage; None if it is not on the device."""
         tensor = unwrapped(tensor)
         if isinstance(tensor, UninitializedTensorMixin) or tensor.layout is not torch.strided:
             return None
@@ -199,7 +199,7 @@ class Ledger:
         return None if watch is None else watch.number
 
     def numbers_of(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
-        """Numbers of the storages of tensors on the device, each once."""
+        """Return the numbers of the storages of tensors on the device, each once."""
         found = (self.number_of(tensor) for tensor in tensors)
         return tuple(dict.fromkeys(number for number in found if number is not None))
 
@@ -216,7 +216,7 @@ class Ledger:
         return numbers <= self.live()
 
     def classify(self, category: Category, tensors: Iterable[torch.Tensor]) -> None:
-        """Say what storages are for."""
+        """Set the category of storages."""
         for tensor in tensors:
             for part in _with_bytes(tensor):
                 number = self.number_of(part)
@@ -224,28 +224,28 @@ class Ledger:
                     self.storages[number].category = category
 
     def part_begins(self) -> None:
-        """A part of an optimizer's step, or an accumulation, begins."""
+        """Note that a part of an optimizer's step, or an accumulation, begins."""
         self._part_begin = len(self.ops)
 
     def part_ends(self, states: Iterable[torch.Tensor], least_bytes: int, kind: PartKind = "optimizer") -> None:
-        """It ends, and had to have these states, or this gradient, on the device; smaller ones never leave."""
+        """Note that a part ends, and the states or the gradient it needed on the device; smaller ones never leave."""
         large = tuple(n for n in self.numbers_of(states) if self.storages[n].size_bytes >= least_bytes)
         self.parts.append(Part(first_op=self._part_begin, end_op=len(self.ops), storages=large, kind=kind))
 
     def drop_parts_of(self, number: int) -> None:
-        """A storage does not leave: what names it is no part."""
+        """Drop the parts that name a storage, as it does not leave."""
         self.parts = [part for part in self.parts if number not in part.storages]
 
     def remark(self, kind: RemarkKind, name: str) -> None:
-        """Count something that is not known or was assumed."""
+        """Count a fact that is not known or was assumed."""
         self.remarks[kind, name] = self.remarks.get((kind, name), 0) + 1
 
     def close(self) -> None:
-        """Stop watching: what dies from here on is not part of the record."""
+        """Stop watching: storages that die from here on are not recorded."""
         self._live.clear()
 
 
 def _with_bytes(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors that have the bytes of a tensor."""
+    """Yield the plain tensors that have the bytes of a tensor."""
     for part in parts_of(tensor):
         yield from (part,) if part.layout is torch.strided else sparse.with_bytes(part)

@@ -1,4 +1,4 @@
-"""From the ledger of a virtual device to a Trace."""
+"""Ledger trace: make a Trace of the ledger of a virtual device."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ OWNED = ("parameter", "buffer", "gradient", "optimizer_state", "workspace")
 
 
 def assemble(ledger: Ledger, step_ends: list[int], machine: Machine) -> Trace:
-    """The trace of a ledger.
+    """Make the trace of a ledger.
 
     Args:
-        ledger: what was recorded.
+        ledger: the ledger.
         step_ends: number of ops up to the end of each step.
-        machine: whose rates the durations of ops follow.
+        machine: the machine whose rates give the durations of ops.
     """
     workspaces, lines, texts = _workspaces(ledger), _source_lines(ledger), ledger.source_lines.texts
     ops = tuple(_op(line, ledger.storages, workspaces.get(i, 0), machine) for i, line in enumerate(ledger.ops))
@@ -52,7 +52,7 @@ def assemble(ledger: Ledger, step_ends: list[int], machine: Machine) -> Trace:
 
 
 def _workspaces(ledger: Ledger) -> dict[int, int]:
-    """By op, the largest workspace that it makes."""
+    """Return by op the bytes of the largest workspace that it makes."""
     found: dict[int, int] = {}
     for op, storage, size_bytes in ledger.events:
         if ledger.storages[storage].category == "workspace":
@@ -61,7 +61,7 @@ def _workspaces(ledger: Ledger) -> dict[int, int]:
 
 
 def _source_lines(ledger: Ledger) -> dict[int, int]:
-    """The index in the trace of each line that an op has, in the order of the ops."""
+    """Return the index in the trace of each line that an op has, in the order of the ops."""
     used = dict.fromkeys(line.source_line for line in ledger.ops if line.source_line is not None)
     return {number: index for index, number in enumerate(used)}
 

@@ -1,7 +1,7 @@
-"""The dispatch mode of the virtual device: every op passes here, below autograd and autocast.
+"""Mode: the dispatch mode of the virtual device; every op passes here, below autograd and autocast.
 
-An op on virtual tensors runs its meta kernel, which gives shapes, strides and dtypes, and the ledger notes what the
-CUDA build would have allocated. An op on real CPU tensors runs as it is, so data pipelines keep their values.
+An op on virtual tensors runs its meta kernel, which gives shapes, strides and dtypes. The ledger notes the allocations
+of the CUDA build. An op on real CPU tensors runs unchanged, so data pipelines keep their values.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ MADE_OF_OPS = {
     aten._pack_padded_sequence_backward.default,
     aten._pad_packed_sequence.default,
 }
-"""Ops whose one kernel for all devices calls other ops, which are noted as CUDA's would be."""
+"""Ops whose one kernel for all devices calls other ops; these are noted as on CUDA."""
 
 BY_NAME = dependent_shapes.BY_NAME | collectives.BY_NAME
-"""Ops of other libraries that are run in another way."""
+"""Ops of other libraries that have a replacement."""
 
 GROWS = ("aten.resize_", "aten.resize_as_")
 """Ops that may give a tensor's storage another size."""
@@ -96,13 +96,13 @@ Special = Callable[["VirtualMode", Any, tuple[Any, ...], dict[str, Any]], Any]
 
 @final
 class VirtualMode(DispatchMode):
-    """Runs ops without bytes and keeps the ledger.
+    """Mode that runs ops without bytes and keeps the ledger.
 
     Args:
         ledger: where everything is noted.
         settings: the device.
-        specials: ops that are run in another way.
-        routes: composite ops whose CUDA variant differs, by name; used where autograd has not taken them apart.
+        specials: replacements of ops.
+        routes: composite ops whose CUDA variant differs, by name; used if autograd has not decomposed them.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class VirtualMode(DispatchMode):
         return self.run(func, args, given)
 
     def _traced(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An op that torch.jit.trace has noted; a convolution it notes below, by the name of its kernels."""
+        """Run an op that torch.jit.trace has noted; it notes a convolution later, by the name of its kernels."""
         if func is aten.convolution.default:
             with self, traceable():
                 return aten._convolution.default(*args, False, False, True, True)
@@ -174,7 +174,7 @@ class VirtualMode(DispatchMode):
             return self.__torch_dispatch__(func, types, args, kwargs)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One op: for real, or without bytes."""
+        """Run one op: really, or without bytes."""
         home = self._home(func, args, kwargs)
         if home is None:
             locked = kwargs.pop("pin_memory", None)
@@ -197,18 +197,18 @@ class VirtualMode(DispatchMode):
             return made
 
     def item(self, tensor: torch.Tensor) -> Any:
-        """The number in a tensor, where C++ asks past modes: `torch.tensor([x, y])` of tensors on cuda does."""
+        """Return the number in a tensor for C++ that bypasses modes, as `torch.tensor([x, y])` of cuda tensors does."""
         return self.__torch_dispatch__(torch.ops.aten._local_scalar_dense.default, (), (tensor,))
 
     # Where it runs
 
     def _home(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
-        """The device of an op's results; None for an op that really runs on the host."""
+        """Return the device of an op's results; None for an op that really runs on the host."""
         wanted = kwargs.get("device") or _among(args)
         if wanted is not None and wanted.type == "meta" and META_ASKED.depth:
             return META if any(map(is_virtual, tensors_in(args, kwargs))) else None
         if wanted is not None and wanted.type == "meta" and not self.ledger.peak_bytes:
-            return CPU  # C++ means the device of a virtual tensor, and none has been on cuda so far
+            return CPU  # C++ refers to the device of a virtual tensor, and no tensor has been on cuda so far
         if wanted is not None and wanted.type != "cpu":
             return CUDA
         homes = {home for tensor in tensors_in(args, kwargs) if (home := home_of(tensor)) is not None}
@@ -269,7 +269,7 @@ class VirtualMode(DispatchMode):
     # What is noted of it
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> Any:
-        """Note an op and what it allocated; returns what it made."""
+        """Note an op and its allocations; return its results."""
         with self._lock:
             return made if self._quiet else self._noted(func, args, kwargs, made)
 
@@ -307,7 +307,7 @@ class VirtualMode(DispatchMode):
         return made
 
     def launch(self, name: str, read: list[torch.Tensor], written: list[torch.Tensor]) -> None:
-        """Note a kernel that torch does not know: what it reads, and what it changes; it allocates nothing."""
+        """Note a kernel that torch does not know: the tensors that it reads and changes; it allocates nothing."""
         with self._lock:
             if self.saves is not None:
                 self.saves.tick()
@@ -325,7 +325,7 @@ class VirtualMode(DispatchMode):
                 self.values.drop(tensor)
 
     def _form(self, func: Any, tensors: list[torch.Tensor]) -> str:
-        """An op's form, with a remark where no such one was compared with the CUDA build."""
+        """Return an op's form, with a remark if no such op was compared with the CUDA build."""
         form = self._compared.form(func, tensors)
         if not self._compared.has(form):
             self.ledger.remark("not_compared", form)
@@ -339,25 +339,25 @@ class VirtualMode(DispatchMode):
         return self.path or self._path_of_node.get(node_number(), "")
 
     def _source_line(self, backward: bool) -> int | None:
-        """Number of the user's line; a forward that backward runs again has its own."""
+        """Return the number of the user's line; a forward that backward runs again has its own line."""
         lines = self.ledger.source_lines
         if not backward:
             return lines.of_forward(next_node_number() - 1)
         return lines.here() if self.path else lines.of_backward(node_number())
 
     def forget_nodes(self) -> None:
-        """A step is over: its autograd nodes are gone."""
+        """Forget the autograd nodes of a step that is over."""
         self._path_of_node.clear()
         self.ledger.source_lines.forget_nodes()
         self.ledger.streams.step()
         self.plausible.step()
 
     def blas(self) -> None:
-        """An op asks cuBLAS for a handle, whose first use makes its workspace."""
+        """Note that an op uses a cuBLAS handle, whose first use makes its workspace."""
         self._blas.asked(self.ledger, in_backward())
 
     def from_engine(self) -> bool:
-        """Whether the op at hand comes from the autograd engine itself, not from code that it runs, as DTensor's."""
+        """Return whether the present op comes from the autograd engine itself, not from code it runs, as DTensor's."""
         if self._of_wrapper:
             return False
         frame = sys._getframe(1)
@@ -367,12 +367,12 @@ class VirtualMode(DispatchMode):
 
 
 def _among(args: tuple[Any, ...]) -> torch.device | None:
-    """The device that stands by its place: in inference mode an op comes as it was called (`aten.to.device`)."""
+    """Return a device among positional arguments: in inference mode an op comes as called (`aten.to.device`)."""
     return next((each for each in args if type(each) is type(CUDA)), None)
 
 
 def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """Tensors among arguments, those in lists included."""
+    """Yield the tensors among arguments, those in lists included."""
     for each in args:
         if isinstance(each, torch.Tensor):
             yield each
@@ -386,7 +386,7 @@ def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Iterator[torch
 
 
 def _for_meta(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments as meta kernels want them: no other device, no pinned memory, no generator, no bytes."""
+    """Return arguments as meta kernels need them: no other device, no pinned memory, no generator, no bytes."""
     kwargs = {name: _seen_as_meta(value) for name, value in kwargs.items() if name != "pin_memory"}
     if kwargs.get("device") is not None:
         kwargs["device"] = META
@@ -394,7 +394,7 @@ def _for_meta(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any,
 
 
 def _plain(value: Any) -> Any:
-    """A virtual tensor of a user's subclass as one of torch's: meta kernels call methods, which it may have changed."""
+    """Return a virtual tensor of a user's subclass as one of torch's: meta kernels call methods it may override."""
     if isinstance(value, torch.Tensor):
         return plain(value)
     if isinstance(value, list | tuple) and any(isinstance(each, torch.Tensor) for each in value):
@@ -439,7 +439,7 @@ def _is_large(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _with_tensors(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments with tensors where an op wants them: TorchScript's numbers arrive as Python's."""
+    """Return arguments with tensors where an op needs them: TorchScript's numbers arrive as Python's."""
     return tuple(map(_as_tensor, args, takes_tensors(func)))
 
 

@@ -1,4 +1,4 @@
-"""What autograd saves on a virtual device: when, when it is read back, and from when on nobody else holds it."""
+"""Saves: what autograd saves on a virtual device, with reads back and the time from which only autograd holds it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from elbowroom.torch_compat.core import storage_holders, top_hooks, without_top_
 
 @final
 class Saves:
-    """Notes saves through torch's hooks. Autograd holds an alias of each tensor, so its holders can be told apart.
+    """Saves noted through torch's hooks. Autograd gets an alias of each tensor, so its holders can be distinguished.
 
     Args:
-        ledger: where they are noted.
+        ledger: where saves are noted.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -31,13 +31,13 @@ class Saves:
         self._watched: dict[int, list[weakref.ref[torch.Tensor]]] = {}
 
     def hooks(self) -> AbstractContextManager[Any]:
-        """Context in which saves are noted."""
+        """Return a context in which saves are noted."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def changes(self) -> list[tuple[Any, str, Any]]:
-        """What is patched in Python: torch.func, which refuses hooks while it works, finds none of these.
+        """Return the patches of Python: they hide these hooks from torch.func, which refuses hooks while it works.
 
-        What it saves then is not noted as saved. Hooks that the script set are still refused.
+        Its saves are not noted. Hooks that the script set are still refused.
         """
         disabled = torch.autograd.graph.disable_saved_tensors_hooks
 
@@ -73,7 +73,7 @@ class Saves:
         return packed
 
     def _pack_part(self, part: torch.Tensor) -> Any:
-        """A tensor inside another. Positions stay themselves: torch tells the sizes of jagged tensors apart by them."""
+        """Pack a tensor inside another. Offsets stay the same object: torch identifies jagged sizes by them."""
         return self._pack(part) if part.is_floating_point() or part.is_complex() else part
 
     def _unpack(self, packed: Any) -> torch.Tensor:
@@ -87,7 +87,7 @@ class Saves:
         return packed
 
     def tick(self) -> None:
-        """Before an op: which storages does only autograd hold by now?"""
+        """Find before an op the storages that only autograd holds by now."""
         for number, references in list(self._watched.items()):
             held = [packed for reference in references if (packed := reference()) is not None]
             if not held:

@@ -1,10 +1,10 @@
-"""The tensors of the virtual device: shape, strides, dtype and a device, on a storage that has a size and no bytes.
+"""Tensors of the virtual device: shape, strides, dtype and a device, on a storage that has a size and no bytes.
 
 Note: [What makes a tensor virtual]
-A virtual tensor is one of torch's own, or of the user's subclass. C++ takes it for a meta tensor that has the dispatch
-keys of cuda, or those of the CPU where a model is built there first. A tensor of the user's on "meta" has the keys of
-meta. C++ hands device and keys on to every alias, so what `.data`, `as_subclass` or `Parameter(...)` make of a virtual
-tensor is virtual as well. What such a tensor says of itself is in attributes.py.
+A virtual tensor is one of torch's own, or of the user's subclass. For C++ it is a meta tensor with the dispatch keys of
+cuda. If a model is built on the CPU first, it has the keys of the CPU. A tensor of the user's on "meta" has the keys of
+meta. C++ passes device and keys on to every alias. So results of `.data`, `as_subclass` or `Parameter(...)` are virtual
+as well. attributes.py has the attributes that Python sees.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 META = torch.device("meta")
 HOME = "_elbowroom_home"
-"""Attribute of a storage that keeps its device, where no ledger knows it."""
+"""Attribute of a storage with its device, if no ledger knows it."""
 
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
 NO_LAYOUT = (
@@ -39,7 +39,7 @@ NO_LAYOUT = (
     "torch.sparse_csr and torch.sparse_csc; for the estimate put .to_sparse_csr() or .to_dense() before it"
 )
 LARGE_BYTES = 2**20
-"""Float tensors of the host from this size on have no bytes: they are weights or made-up data."""
+"""Least size of float tensors of the host that have no bytes: they are weights or made-up data."""
 
 _GRAD: Callable[[torch.Tensor], Any] = cast("Any", torch.Tensor.grad).__get__
 _ON_META: Callable[[torch.Tensor], bool] = torch.Tensor.is_meta.__get__  # pyright: ignore[reportAttributeAccessIssue]
@@ -51,7 +51,7 @@ class _Depth(threading.local):
 
 
 class AsMeta:
-    """Context in which virtual tensors say that they are meta tensors, as C++ takes them."""
+    """Context in which virtual tensors are meta tensors for Python too, as they are for C++."""
 
     here = _Depth()
 
@@ -64,7 +64,7 @@ class AsMeta:
 
 @final
 class Inside:
-    """Context in which meta kernels run, which expect meta tensors."""
+    """Context for meta kernels, which expect meta tensors."""
 
     def __init__(self) -> None:
         self._kernels = MetaKernels()
@@ -79,7 +79,7 @@ class Inside:
 
 
 def home_of(tensor: torch.Tensor) -> torch.device | None:
-    """Device that a virtual tensor is on; None of any other tensor."""
+    """Return the device of a virtual tensor; for any other tensor the result is None."""
     if type(tensor) in _PLAIN:
         if not _ON_META(tensor):
             return None
@@ -94,29 +94,29 @@ def home_of(tensor: torch.Tensor) -> torch.device | None:
 
 
 def _home_inside(tensor: torch.Tensor) -> torch.device | None:
-    """Device of what a tensor wraps: C++ makes a DTensor with no key of any."""
+    """Return the device of the tensor inside a wrapper: C++ gives a DTensor no key of a device."""
     if not wraps_others(tensor):
         return None
     return next((home for part in inside(tensor) if (home := home_of(part)) is not None), None)
 
 
 def is_virtual(value: Any) -> bool:
-    """Whether it is a tensor of the virtual device, or of its host where that has no bytes."""
+    """Return whether a value is a tensor of the virtual device, or one of its host without bytes."""
     return isinstance(value, torch.Tensor) and home_of(value) is not None
 
 
 def is_real_host(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies on the host and has its bytes."""
+    """Return whether a tensor is on the host and has its bytes."""
     return home_of(tensor) is None and tensor.device.type == "cpu"
 
 
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Its gradient, without telling anybody."""
+    """Return a tensor's gradient without noting that it was read."""
     return _GRAD(tensor)
 
 
 def virtual(meta: torch.Tensor, home: torch.device) -> torch.Tensor:
-    """A virtual tensor on the storage of a meta tensor."""
+    """Make a virtual tensor on the storage of a meta tensor."""
     made: torch.Tensor = as_subclass(torch.Tensor, meta, home)
     if home is not CUDA:
         vars(made.untyped_storage())[HOME] = home
@@ -124,14 +124,14 @@ def virtual(meta: torch.Tensor, home: torch.device) -> torch.Tensor:
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor on the same storage, without autograd's history."""
+    """Make another tensor on the same storage, without autograd's history."""
     with Inside():
         detached = tensor.detach()
     return virtual(detached, home_of(tensor) or CUDA)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """It, where it is of torch's own type; else a tensor of that type on its storage, for meta kernels only."""
+    """Return a tensor of torch's own type: itself, or for meta kernels one of that type on its storage."""
     if type(tensor) in _PLAIN:
         return tensor
     with Inside():
@@ -139,7 +139,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def meta_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A meta tensor of the same shape, strides and dtype, or of the same places and values."""
+    """Make a meta tensor of the same shape, strides and dtype; of a sparse one, with the same indices and values."""
     if tensor.layout is torch.sparse_coo:
         return _sparse_meta_like(tensor)
     if tensor.layout in COMPRESSED:

@@ -1,12 +1,13 @@
-"""Trainings without torch.optim: a step ends where parameters changed after a backward.
+"""Updates: trainings without torch.optim, in which a step ends where parameters changed after a backward.
 
-What is trained are the leaves that a backward reached. They change by an op in place, on the leaf or on an alias of it
-(`p -= lr * p.grad`, `p.data.add_`, lists), by another storage (`p.data = ...`), or new leaves of the same shapes take
-their places (`w = (w - lr * w.grad).detach().requires_grad_()`). The step is over at the next forward or backward.
+The trained tensors are the leaves that a backward reached. They change in one of three ways. An op changes the leaf or
+an alias of it in place (`p -= lr * p.grad`, `p.data.add_`, lists). The leaf gets another storage (`p.data = ...`). Or
+new leaves of the same shapes take their places (`w = (w - lr * w.grad).detach().requires_grad_()`). The step is over at
+the next forward or backward.
 
-Where an optimizer of torch steps, its steps are the training's: what else changes leaves, such as weights that are
-clipped, ends none. A script may change leaves by hand before it calls an optimizer for the first time, as adversarial
-training does. So the device waits longer where there is an optimizer, and counts these only if it never steps.
+If an optimizer of torch steps, its steps are the training's. Other changes of leaves, such as clipped weights, end no
+step then. A script may change leaves by hand before it calls an optimizer for the first time, as adversarial training
+does. So the device waits longer if there is an optimizer, and counts changes by hand only if it never steps.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from elbowroom.capture.virtual.tensor import gradient_of, is_virtual
 from elbowroom.torch_compat.core import around_backward, in_backward, leaves_below, unwrapped
 
 KEPT = ("parameter", "gradient", "buffer", "input")
-"""Categories that a storage keeps, whatever changes it."""
+"""Categories that a storage keeps even if it changes."""
 
 
 @final
@@ -39,10 +40,10 @@ class ReachedLeaf:
 
 @final
 class BackwardUpdates:
-    """Watches the leaves, and notes where steps end.
+    """Watch of the leaves that notes where steps end.
 
     Args:
-        ledger: of the device.
+        ledger: ledger of the device.
 
     Attributes:
         ends: number of ops up to the end of each step.
@@ -58,7 +59,7 @@ class BackwardUpdates:
         self._off = False
 
     def __len__(self) -> int:
-        """How many steps there were."""
+        """Return the number of steps."""
         return len(self.ends)
 
     @property
@@ -68,7 +69,7 @@ class BackwardUpdates:
         return any(is_virtual(each) and each.is_cuda for each in parameters)
 
     def changes(self, on_backward: Callable[[], None]) -> list[tuple[Any, str, Any]]:
-        """What is patched in Python: where backward begins, and where optimizers are made.
+        """Return the patches of Python: of the begin of backward, and of the making of optimizers.
 
         Args:
             on_backward: called before each outermost backward, once the step before it is noted.
@@ -92,18 +93,18 @@ class BackwardUpdates:
         return [*around_backward(before, after), (torch.optim.Optimizer, "__init__", initialise)]
 
     def optimizer_stepped(self) -> None:
-        """An optimizer of torch made a step: the steps of the training are those of its optimizers."""
+        """Note a step of an optimizer of torch: the training's steps are those of its optimizers."""
         self._off = True
         self.ends.clear()
         self._leaves.clear()
 
     def written(self, numbers: Iterable[int]) -> None:
-        """An op changed these storages."""
+        """Note that an op changed these storages."""
         if self._leaves and any(number in self._leaves for number in numbers):
             self._changed_at = len(self._ledger.ops)
 
     def settle(self) -> None:
-        """A forward or a backward begins: the step before it is over, if leaves have changed."""
+        """End the step before a forward or a backward that begins, if leaves have changed."""
         moved = [n for leaf in self._leaves.values() if (n := self._now(leaf)) not in (None, leaf.number)]
         if moved:
             self._changed_at = max(self._changed_at or 0, self._made_at(moved))
@@ -128,7 +129,7 @@ class BackwardUpdates:
         return None if tensor is None else self._ledger.number_of(tensor)
 
     def _made_at(self, numbers: Iterable[int]) -> int:
-        """Number of ops once the last of these storages was made."""
+        """Return the number of ops by the time the last of these storages was made."""
         wanted = set(numbers)
         events = reversed(self._ledger.events)
         return next((op + 1 for op, number, size_bytes in events if number in wanted and size_bytes > 0), 0)
@@ -147,14 +148,14 @@ class BackwardUpdates:
         self._changed_at = None
 
     def _classify(self) -> None:
-        """Say which storages are parameters and gradients."""
+        """Set the categories of parameters and gradients."""
         tensors = [tensor for leaf in self._leaves.values() if (tensor := leaf.reference()) is not None]
         self._ledger.classify("parameter", tensors)
         self._ledger.classify("gradient", (each for tensor in tensors if (each := gradient_of(tensor)) is not None))
 
 
 def _replaced(old: dict[int, ReachedLeaf], new: dict[int, ReachedLeaf]) -> bool:
-    """Whether other leaves of the same shapes are in the places of all that there were."""
+    """Return whether new leaves of the same shapes have replaced all old ones."""
     if not old or not new or old.keys() & new.keys():
         return False
     return sorted(leaf.shape for leaf in old.values()) == sorted(leaf.shape for leaf in new.values())

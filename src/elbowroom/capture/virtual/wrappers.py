@@ -1,11 +1,11 @@
-"""Tensors that wrap others and compute by `__torch_dispatch__`: torchao's, DTensor, jagged ones, hand-written ones.
+"""Wrappers: tensors that wrap others and compute by `__torch_dispatch__`: torchao's, DTensor, jagged, hand-written.
 
 Note: [Wrappers]
-A wrapper has no bytes: what it wraps is on the device, and its ops come to the mode as ops on that. The mode leaves
-every op on one to its class. `_make_wrapper_subclass` with a cuda device would make a tensor that C++ takes for one on
-cuda, which the autograd engine of a build for the CPU has no queue for. So it is made on "meta" with the autocast key
-of cuda, by which `home_of` knows it, as any other virtual tensor. C++ makes a DTensor with no such key, so autocast is
-asked about tensors of every kind, and composite ops that look at the device are routed for "meta" too.
+A wrapper has no bytes. The tensors that it wraps are on the device, and its ops reach the mode as ops on these. The
+mode leaves every op on a wrapper to its class. `_make_wrapper_subclass` with a cuda device would make a tensor on cuda
+for C++. The autograd engine of a build for the CPU has no queue for such a tensor. So the wrapper is made on "meta"
+with the autocast key of cuda, by which `home_of` recognises it. C++ makes a DTensor without that key. So autocast
+handles tensors of every kind, and composite ops that look at the device are routed for "meta" too.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from elbowroom.torch_compat.subclasses import adds_no_dispatch, wraps_others
 
 Change = tuple[Any, str, Any]
 DEVICE, KEYS = 6, 12
-"""Places of two arguments of `_make_wrapper_subclass`, after the class."""
+"""Positions of two arguments of `_make_wrapper_subclass`, counted after the class."""
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether the class of a tensor says itself what ops on it do."""
+    """Return whether the class of a tensor defines ops on it."""
     return not adds_no_dispatch(type(tensor))
 
 
 def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that have its bytes: those that it says it wraps, or else holds as attributes; or itself."""
+    """Yield the tensors with a tensor's bytes: those that it declares to wrap, else its attributes, else itself."""
     if not is_wrapper(tensor):
         yield tensor
         return
@@ -44,7 +44,7 @@ def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _maker(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`Tensor._make_wrapper_subclass`."""
+    """Make the replacement of `Tensor._make_wrapper_subclass`."""
 
     def made(cls: type, *args: Any, **how: Any) -> Any:
         given = list(args)
@@ -60,7 +60,7 @@ def _maker(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _put(given: list[Any], how: dict[str, Any], place: int, name: str, value: Any) -> None:
-    """Give an argument, where it was given or by its name."""
+    """Set an argument, at its position if it was given there, else by its name."""
     if len(given) > place:
         given[place] = value
     else:
@@ -68,5 +68,5 @@ def _put(given: list[Any], how: dict[str, Any], place: int, name: str, value: An
 
 
 def changes() -> list[Change]:
-    """What is changed of torch while the device is on."""
+    """Return the changes of torch while the device is on."""
     return [(torch.Tensor, MAKE_WRAPPER, staticmethod(_maker(getattr(torch.Tensor, MAKE_WRAPPER))))]

@@ -1,8 +1,8 @@
-"""Kernels that a library builds with a compiler when they are first used, and whose memory is known without.
+"""Built kernels: kernels that a library compiles on first use, and whose memory is known without that.
 
-DeepSpeed's FusedAdam is such a one: its states are made in Python, and its kernel changes parameters and states in
-place (deepspeed/ops/adam/fused_adam.py, csrc/adam/multi_tensor_adam.cu). It allocates nothing. Nor does
-that of DeepSpeedCPUAdam (cpu_adam.py, csrc/adam/cpu_adam.cpp), which would read bytes of the host that are not there.
+DeepSpeed's FusedAdam makes its states in Python, and its kernel changes parameters and states in place
+(deepspeed/ops/adam/fused_adam.py, csrc/adam/multi_tensor_adam.cu). It allocates nothing. Nor does the kernel of
+DeepSpeedCPUAdam (cpu_adam.py, csrc/adam/cpu_adam.cpp), which would read bytes of the host that do not exist.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SAID = "DeepSpeed's kernel {} (it is not built: it changes what it is given, and
 
 @final
 class BuiltKernels:
-    """Stands in the place of DeepSpeed's builder of kernels while the device is on.
+    """Replacement of DeepSpeed's builder of kernels while the device is on.
 
     Args:
-        mode: of the virtual device.
+        mode: mode of the virtual device.
     """
 
     def __init__(self, mode: VirtualMode) -> None:
@@ -39,7 +39,7 @@ class BuiltKernels:
         }
 
     def changes(self) -> dict[str, Changing]:
-        """What is changed, by module."""
+        """Return the changes by module."""
         return {
             "deepspeed.ops.op_builder.builder": lambda module: [
                 (module.OpBuilder, "load", self._loading(module.OpBuilder.load))

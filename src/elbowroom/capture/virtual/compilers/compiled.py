@@ -1,8 +1,8 @@
-"""torch.compile on the virtual device: what is compiled runs as eager, and what it would save for backward is told.
+"""Compiled: torch.compile on the virtual device runs as eager, with a remark on what it would save for backward.
 
-Each call of it with gradients is noted with what eager saves in it. After the last step the compiler's own partitioner
-says what the compiled forward keeps (compiled_saves.py). That changes no figure of the estimate: fused kernels have
-other temporaries, which are not known, and what a library compiles, a user may not.
+Each compiled call with gradients is noted with the bytes that eager saves in it. After the last step the compiler's own
+partitioner gives what the compiled forward keeps (compiled_saves.py). That changes no figure of the estimate. Fused
+kernels have other temporaries, which are not known. And a user may not compile what a library does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KNOWN = "forward of {} saves {} for backward where eager saves {}: about {} {} i
 SAME = "forward of {} saves {} for backward, as eager does"
 UNKNOWN = "forward of {}: not known, as {}"
 LIMIT_S = 20.0
-"""The most that all traces take."""
+"""Most seconds of all traces together."""
 
 
 @final
@@ -36,11 +36,11 @@ class _Alike:
     """Calls that do the same.
 
     Attributes:
-        label: what is called.
-        eager_bytes: what eager saves in each.
-        first: the first of them; why it is not known, where that is so.
-        since_backward: how many there were since a backward began.
-        most: the most of these.
+        label: name of the called function or module.
+        eager_bytes: bytes that eager saves in each call.
+        first: the first call; or the reason why its saves are not known.
+        since_backward: number of calls since a backward began.
+        most: the largest such number.
     """
 
     label: str
@@ -53,9 +53,9 @@ class _Alike:
 @final
 @dataclass(slots=True)
 class _Function:
-    """What a script compiles: its name, why it is not followed ("" where it is), and the forms of its calls.
+    """A function that a script compiles: its name, why it is not followed ("" if it is), and the forms of its calls.
 
-    It goes when the script drops it; `held` keeps it once the script is left.
+    It is freed when the script drops it; `held` keeps it once the script is left.
     """
 
     function: weakref.ref[Any]
@@ -67,10 +67,10 @@ class _Function:
 
 @final
 class Compiled:
-    """Notes what is compiled and called.
+    """Record of compiled functions and their calls.
 
     Args:
-        ledger: of the virtual device.
+        ledger: ledger of the virtual device.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -81,7 +81,7 @@ class Compiled:
         self._inside = False
 
     def changes(self) -> list[Change]:
-        """What is patched in Python."""
+        """Return the patches of Python."""
         call: Any = torch.nn.Module.__call__
         modules = self._modules
 
@@ -100,9 +100,9 @@ class Compiled:
 
     @property
     def _compile(self) -> Callable[..., Any]:
-        """torch.compile gives back what it is given, which a remark says.
+        """Make the replacement of torch.compile, which returns its argument, with a remark.
 
-        A module knows itself as the original of what was compiled of it, as scripts ask for that.
+        A module gets itself as its `_orig_mod`, as scripts read that.
         """
 
         def compile_not(model: Any = None, **options: Any) -> Any:
@@ -125,12 +125,12 @@ class Compiled:
         return known
 
     def hold(self) -> None:
-        """Keep what is there by now: the script is left, and what is dropped from here on is no part of the record."""
+        """Keep the present functions: the script is left, and drops after that are not recorded."""
         for known in self._functions:
             known.held = known.function()
 
     def _noted(self, function: Any, options: dict[str, Any]) -> Any:
-        """A function whose calls are noted."""
+        """Return a function whose calls are noted."""
         if not isinstance(function, FunctionType | MethodType) or str(function.__module__).startswith("elbowroom."):
             return function
         known = self._followed(weakref.ref(function), function.__qualname__, options)
@@ -142,7 +142,7 @@ class Compiled:
         return called
 
     def backward_begins(self) -> None:
-        """What forwards have saved is read from here on."""
+        """Note that a backward begins: it reads what forwards have saved."""
         for alike in self._alike.values():
             alike.since_backward = 0
 
@@ -152,7 +152,7 @@ class Compiled:
         try:
             call: CompiledCall | UnknownSaves = _call_of(known, args, kwargs)
         except UnknownSaves as why:
-            call = why.with_traceback(None)  # whose frames hold the tensors
+            call = why.with_traceback(None)  # its frames hold the tensors
         storages = len(self._ledger.storages)
         given = self._ledger.numbers_of(each for each in _tensors((args, kwargs)) if each.requires_grad)
         self._inside = True
@@ -164,7 +164,7 @@ class Compiled:
         return output
 
     def _saved_bytes(self, storages: int, given: tuple[int, ...], output: Any) -> int:
-        """What autograd holds by now of these and of what was made since then, but for what is given back."""
+        """Count the bytes of these storages and of later ones that autograd holds by now, except results."""
         saved = {each.storage for each in self._ledger.saves if each.storage >= storages or each.storage in given}
         saved = (saved & self._ledger.live()).difference(self._ledger.numbers_of(_tensors(output)))
         return sum(self._ledger.storages[number].size_bytes for number in saved if not self._is_weight(number))
@@ -183,10 +183,10 @@ class Compiled:
         alike.most = max(alike.most, alike.since_backward)
 
     def tell(self, limit_s: float = LIMIT_S) -> dict[CompiledSaves, int]:
-        """Trace what was called, and remark what it would save; the device must be off.
+        """Trace the called functions, and add remarks on their saves; the device must be off.
 
         Returns:
-            What is known, and of how many calls whose saves are held at a time.
+            The known saves, each with the number of calls whose saves are held at a time.
         """
         ended = time.monotonic() + limit_s
         told: dict[CompiledSaves, int] = {}
@@ -212,7 +212,7 @@ class CompiledSaves(NamedTuple):
     eager_bytes: int
 
     def said(self, times: int) -> str:
-        """The remark, for so many calls."""
+        """Return the remark for a number of calls."""
         less = self.eager_bytes - self.kept_bytes
         kept, eager = format_bytes(self.kept_bytes), format_bytes(self.eager_bytes)
         if kept == eager:
@@ -223,10 +223,10 @@ class CompiledSaves(NamedTuple):
 
 
 def _known(alike: _Alike, limit_s: float) -> CompiledSaves:
-    """What calls save.
+    """Return what calls save.
 
     Raises:
-        Unknown: what they would save is not known.
+        UnknownSaves: it is not known what they would save.
     """
     if isinstance(alike.first, UnknownSaves):
         raise alike.first
@@ -236,12 +236,12 @@ def _known(alike: _Alike, limit_s: float) -> CompiledSaves:
 
 
 def _rounded(size_bytes: int) -> int:
-    """Whole blocks of the allocator, so that calls which differ in a few numbers are told as one."""
+    """Round up to whole blocks of the allocator, so that calls that differ in a few numbers get one remark."""
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def _unfollowed(options: dict[str, Any]) -> str:
-    """Why what is compiled with these options is not followed; "" where it is."""
+    """Say why a function compiled with these options is not followed; "" if it is."""
     if options.get("disable"):
         return "compiling is disabled"
     if options.get("dynamic"):
@@ -259,13 +259,13 @@ def _call_of(known: _Function, args: Any, kwargs: Any) -> CompiledCall:
 
 
 def _weights(function: Any) -> str:
-    """What tells apart modules of one class: names, shapes and types of their weights."""
+    """Return what distinguishes modules of one class: names, shapes and types of their weights."""
     of_all = (each.named_parameters() for each in modules_of(function))
     return repr([(name, tuple(p.shape), p.dtype, p.requires_grad) for named in of_all for name, p in named])
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors in what a call gives."""
+    """Yield the tensors in the result of a call."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):

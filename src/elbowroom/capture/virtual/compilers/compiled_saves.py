@@ -1,9 +1,9 @@
-"""What a compiled function would keep for its backward: its graph is traced without bytes, and divided.
+"""Compiled saves: what a compiled function would keep for its backward: its graph is traced without bytes, and divided.
 
 Note: [Tracing for cuda on the host]
-C++ of a build without CUDA ends the process where autograd meets a fake tensor on cuda. So tensors are fake ones of the
-host, and what the host does otherwise than CUDA is put in its place: the kernel of attention, and autocast's lists of
-ops that are carried out in float32. What the partitioner keeps follows from ops, shapes and dtypes, not from devices.
+Without CUDA, C++ ends the process when autograd meets a fake tensor on cuda. So tensors are fake ones of the
+host. Parts in which the host differs from CUDA are replaced by CUDA's: the kernel of attention, and autocast's lists of
+ops in float32. The partitioner's choice follows from ops, shapes and dtypes, not from devices.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from elbowroom.torch_compat.core import OpOverrides
 aten: Any = torch.ops.aten
 CPU = torch.device("cpu")
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size, slice, type(Ellipsis))
-"""Types of arguments that are handed on as they are."""
+"""Types of arguments that are passed on as they are."""
 LATE = "tracing it takes too long"
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 class UnknownSaves(Exception):
-    """It is not known, and why."""
+    """The saves are not known; the message says why."""
 
 
 class _TimeIsOver(BaseException):
-    """Ends a trace that takes too long."""
+    """The time of a trace is over."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TensorForm:
-    """What a tensor is, without it."""
+    """The form of a tensor, without its bytes."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -58,26 +58,26 @@ class TensorForm:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorForm:
-        """Its form.
+        """Return the form of a tensor.
 
         Raises:
-            Unknown: it is of a subclass, or not strided.
+            UnknownSaves: it is of a subclass, or not strided.
         """
         if type(tensor) not in _TENSORS or tensor.layout is not torch.strided:
             raise UnknownSaves(f"it is given a {type(tensor).__name__} of layout {tensor.layout}")
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
 
     def fake(self) -> torch.Tensor:
-        """A tensor of this form, where tensors are fake."""
+        """Make a tensor of this form, in a context of fake tensors."""
         made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=CPU)
         return made.requires_grad_(self.requires_grad)
 
 
 def forms(value: Any) -> Any:
-    """Arguments with each tensor's form in its place.
+    """Return arguments with forms in place of tensors.
 
     Raises:
-        Unknown: one may hold tensors that are not seen.
+        UnknownSaves: one may hold tensors that are not seen.
     """
     if isinstance(value, torch.Tensor):
         return TensorForm.of(value)
@@ -101,13 +101,13 @@ def _fakes(value: Any) -> Any:
 @final
 @dataclass(frozen=True, slots=True)
 class CompiledCall:
-    """One call of what a script compiles.
+    """One call of a compiled function.
 
     Attributes:
-        held: gives the module, or the function, that is called; None where the script has dropped it.
-        arguments: positional ones and those by name, as `forms` gives them.
-        autocast: dtype of autocast on cuda, where it was on.
-        training: of each module in it.
+        held: returns the module or function that is called; None if the script has dropped it.
+        arguments: positional and named arguments, as `forms` returns them.
+        autocast: dtype of autocast on cuda, if it was on.
+        training: the mode of each module in it.
     """
 
     held: Callable[[], Any]
@@ -117,7 +117,7 @@ class CompiledCall:
 
 
 def modules_of(function: Any) -> list[torch.nn.Module]:
-    """The outermost modules that a function works with: itself, its owner, those in its closure and its globals."""
+    """Return the outermost modules of a function: itself, its owner, those in its closure and its globals."""
     if isinstance(function, torch.nn.Module):
         return [function]
     if isinstance(function, MethodType):
@@ -138,14 +138,14 @@ def _modules(values: list[Any]) -> list[torch.nn.Module]:
 
 
 def kept_by(call: CompiledCall, limit_s: float) -> int:
-    """Bytes that the compiled forward of a call keeps for its backward.
+    """Return the bytes that the compiled forward of a call keeps for its backward.
 
     Args:
-        call: what is called, and how.
-        limit_s: it is given up after so many seconds.
+        call: the call.
+        limit_s: seconds after which the trace is given up.
 
     Raises:
-        Unknown: the compiler cannot trace it, or not in time.
+        UnknownSaves: the compiler cannot trace it, or not in time.
     """
     if limit_s <= 0:
         raise UnknownSaves(LATE)
@@ -154,7 +154,7 @@ def kept_by(call: CompiledCall, limit_s: float) -> int:
     def work() -> None:
         try:
             found.append(_traced(call))
-        except BaseException as problem:  # noqa: BLE001  whatever the compiler raises, the estimate goes on
+        except BaseException as problem:  # noqa: BLE001  the estimate goes on after any error of the compiler
             found.append(problem)
 
     thread = threading.Thread(target=work, daemon=True, name="elbowroom: torch.compile")
@@ -179,7 +179,7 @@ def _why(problem: BaseException) -> str:
 
 
 def _name(problem: BaseException) -> str:
-    """Of what went wrong; the compiler's own errors wrap it."""
+    """Return the name of the cause, which the compiler's own errors wrap."""
     return type(problem.__cause__ or problem).__name__
 
 
@@ -195,7 +195,7 @@ def _traced(call: CompiledCall) -> int:
 
 @contextmanager
 def _in_place_of(modules: list[torch.nn.Module], training: tuple[bool, ...]) -> Iterator[None]:
-    """Fake tensors in the place of those that modules have, and their modes as in the call."""
+    """Replace the tensors of modules by fake ones, and set their modes as in the call."""
     fakes: dict[int, torch.Tensor] = {}
     before: list[tuple[dict[str, Any], dict[str, Any]]] = []
     try:
@@ -212,7 +212,7 @@ def _in_place_of(modules: list[torch.nn.Module], training: tuple[bool, ...]) -> 
 
 
 def _owned(module: torch.nn.Module) -> tuple[Any, Any]:
-    """Its own parameters and buffers, by name."""
+    """Return a module's own parameters and buffers, by name."""
     own = vars(module)
     return own["_parameters"], own["_buffers"]
 
@@ -233,7 +233,7 @@ def _fake_of(tensor: torch.Tensor, fakes: dict[int, torch.Tensor]) -> torch.Tens
 
 @contextmanager
 def _as_on_cuda(autocast: torch.dtype | None) -> Iterator[None]:
-    """Attention and autocast on the host as CUDA has them: Note: [Tracing for cuda on the host]."""
+    """Give the host CUDA's attention and autocast: Note: [Tracing for cuda on the host]."""
     overrides = OpOverrides()
     try:
         overrides.put(aten.scaled_dot_product_attention.default, "AutogradCPU", attention.attend)

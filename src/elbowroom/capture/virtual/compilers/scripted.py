@@ -1,7 +1,7 @@
-"""TorchScript and torch.export on the virtual device: what is traced, and modules in files.
+"""Scripted: TorchScript and torch.export on the virtual device: tracing, and modules in files.
 
-C++ writes a virtual tensor as one on "meta", without bytes. A file gets one more record beside: the parameters and
-buffers as `torch.save` writes them, which a load puts in their places. Constants of the code are made on the GPU.
+C++ writes a virtual tensor as one on "meta", without bytes. So a file gets one more record: the parameters and buffers
+as `torch.save` writes them. A load puts them in their places. Constants of the code are made on the GPU.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _loading: ContextVar[bool] = ContextVar("loading", default=False)
 
 
 def arrived(tensor: torch.Tensor) -> torch.Tensor | None:
-    """What C++ brings to "meta" while it loads a file: a virtual tensor in the place of one without bytes."""
+    """Return a virtual tensor for one without bytes that C++ moves to "meta" while it loads a file."""
     if not _loading.get() or tensor.data_ptr() or not tensor.numel():
         return None
     return virtual(meta_like(tensor), mapped(tensor.nbytes, "cuda:0"))
 
 
 def _record(module: Any) -> bytes | None:
-    """The virtual tensors that a module has by name; None where it has none, nor any without bytes."""
+    """Pickle the tensors of a module by name; None if no tensor is virtual or without bytes."""
     named = dict([*module.named_parameters(), *module.named_buffers()])
     held = {name: tensor.detach() for name, tensor in named.items() if is_virtual(tensor)}
     if not held and named:
@@ -49,7 +49,7 @@ def _record(module: Any) -> bytes | None:
 
 
 def _with_record(save: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of scripted modules that writes one."""
+    """Make a saving method of scripted modules that writes the record too."""
 
     @functools.wraps(save)
     def saved(self: Any, *args: Any, _extra_files: Any = None, **how: Any) -> Any:
@@ -61,7 +61,7 @@ def _with_record(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _found(file: Any) -> bytes | None:
-    """The record in a file."""
+    """Return the record in a file."""
     try:
         with zipfile.ZipFile(file) as archive:
             name = next((each for each in archive.namelist() if each.endswith(f"/extra/{RECORD}")), None)
@@ -71,7 +71,7 @@ def _found(file: Any) -> bytes | None:
 
 
 def _read(f: Any) -> tuple[Any, bytes | None]:
-    """What C++ loads from, and the record in it."""
+    """Return the object that C++ loads from, and the record in it."""
     if isinstance(f, str | os.PathLike):
         if not os.path.isfile(f):
             return f, None
@@ -83,7 +83,7 @@ def _read(f: Any) -> tuple[Any, bytes | None]:
 
 @contextmanager
 def _brings() -> Iterator[None]:
-    """While C++ loads a file with a record."""
+    """Context in which C++ loads a file with a record."""
     before = _loading.set(True)
     try:
         yield
@@ -92,7 +92,7 @@ def _brings() -> Iterator[None]:
 
 
 def _put(module: Any, held: dict[str, torch.Tensor], place: Any) -> None:
-    """Give a module its tensors: those of the record, the others where they are wanted."""
+    """Give a module its tensors: those of the record, and the others moved to their device."""
     parts = dict(module.named_modules())
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         path, _, attribute = name.rpartition(".")
@@ -104,7 +104,7 @@ def _put(module: Any, held: dict[str, torch.Tensor], place: Any) -> None:
 
 
 def _loader(load: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.jit.load`."""
+    """Make the replacement of `torch.jit.load`."""
 
     @functools.wraps(load)
     def loaded(f: Any, map_location: Any = None, *args: Any, **how: Any) -> Any:
@@ -121,7 +121,7 @@ def _loader(load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tracer(ledger: Ledger) -> Callable[..., Any]:
-    """`torch.jit.trace`: what cannot be traced without values runs as it is."""
+    """Make the replacement of `torch.jit.trace`: a function that cannot be traced without values runs as it is."""
     trace: Any = torch.jit.trace
 
     @functools.wraps(trace)
@@ -131,7 +131,7 @@ def _tracer(ledger: Ledger) -> Callable[..., Any]:
             return trace(func, example_inputs, *args, **how)
         try:
             made = trace(func, example_inputs, *args, **{**how, "check_trace": False})
-        except Exception:  # noqa: BLE001  whatever a tracer stumbles over without values
+        except Exception:  # noqa: BLE001  a tracer may fail in any way without values
             ledger.remark("unsupported", UNTRACED)
             return func
         ledger.remark("unsupported", TRACED)
@@ -141,7 +141,7 @@ def _tracer(ledger: Ledger) -> Callable[..., Any]:
 
 
 def _exporter(export: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.export.export` and the like, which make tensors of their own kind: they see tensors on "meta"."""
+    """Wrap `torch.export.export` and the like, which make tensors of their own kind: they see tensors on "meta"."""
 
     @functools.wraps(export)
     def exported(*args: Any, **how: Any) -> Any:
@@ -152,7 +152,7 @@ def _exporter(export: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def changes(ledger: Ledger) -> list[Change]:
-    """What is changed of torch while the device is on."""
+    """Return the changes of torch while the device is on."""
     program: Any = torch.export.ExportedProgram
     jit: Any = torch.jit
     saves = [

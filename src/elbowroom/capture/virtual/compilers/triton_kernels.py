@@ -1,7 +1,7 @@
-"""Triton's kernels on the virtual device: a launch is passed over, and what it reads and changes is noted.
+"""Triton kernels on the virtual device: a launch is skipped, and the tensors that it reads and changes are noted.
 
-A kernel works on tensors that its caller made, and takes nothing of the allocator. What it changes is not known from
-then on. Trials of autotuning clear the GPU's second-level cache by a tensor, which is made here too.
+A kernel works on tensors that its caller made, and allocates nothing. Tensors that it changes are not known from then
+on. Trials of autotuning clear the GPU's second-level cache by a tensor, which is made here too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 SAID = "Triton kernel {} (not run: it allocates nothing, and what it makes is not known)"
 L2_BYTES = 256 * 1024 * 1024
-"""What trials clear the GPU's second-level cache with (triton/testing.py: do_bench)."""
+"""Bytes with which trials clear the GPU's second-level cache (triton/testing.py: do_bench)."""
 SHARED_BYTES = {70: 98304, 75: 65536, 80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448}
 """The most shared memory of a block, by compute capability (CUDA C++ Programming Guide, 16.2); 101376 elsewhere."""
 _STORES = ("store", "atomic", "async_copy", "inline_asm")
-"""Beginnings of the names of what writes through its first argument."""
+"""Beginnings of the names of functions that write through their first argument."""
 _READS_ONLY = ("tl", "triton", "libdevice", "math", "tldevice", "gl", "ttgl")
 """Names of modules whose other functions write nothing."""
 _BUILTINS = ("range", "min", "max", "abs", "len", "int", "float", "bool", "tuple", "zip")
@@ -37,17 +37,17 @@ _BUILTINS = ("range", "min", "max", "abs", "len", "int", "float", "bool", "tuple
 
 @final
 class Kernels:
-    """Stands in Triton's place while the device is on, from its import on.
+    """Replacement of Triton while the device is on, from its import on.
 
     Args:
-        mode: of the virtual device.
+        mode: mode of the virtual device.
     """
 
     def __init__(self, mode: VirtualMode) -> None:
         self._mode = mode
 
     def changes(self) -> dict[str, Changing]:
-        """What is changed, by module."""
+        """Return the changes by module."""
         return {
             "triton.runtime.jit": lambda module: [(module.JITFunction, "run", self._run)],
             "triton.runtime.interpreter": lambda module: [(module.InterpretedFunction, "run", self._run)],
@@ -82,7 +82,7 @@ class Kernels:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Virtual tensors in an argument of a kernel: itself, in a tuple, or behind a descriptor or another type."""
+    """Yield the virtual tensors of a kernel's argument: itself, in a tuple, or behind a descriptor or another type."""
     if isinstance(value, torch.Tensor):
         if is_virtual(value):
             yield value
@@ -95,7 +95,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 @cache
 def stored_through(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Parameters of a kernel through which it may write, by its source; None where that is not there: any may be."""
+    """Return the parameters through which a kernel's source writes; None without source: it may be any."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
@@ -117,7 +117,7 @@ def stored_through(function: Callable[..., Any]) -> frozenset[str] | None:
 
 
 def _written_by(call: ast.Call) -> set[str]:
-    """Names through which a call in a kernel may write."""
+    """Return the names through which a call in a kernel may write."""
     function = call.func
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     if name.startswith(_STORES):
@@ -129,7 +129,7 @@ def _written_by(call: ast.Call) -> set[str]:
 
 
 def _names(node: ast.AST) -> set[str]:
-    """Names in an expression, but for what is loaded through them."""
+    """Return the names in an expression, without those of loads."""
     if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("load"):
         return set()
     own = {node.id} if isinstance(node, ast.Name) else set[str]()
@@ -137,7 +137,7 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def _bench(fn: Callable[[], Any], *_: Any, quantiles: Any = None, return_mode: str = "mean", **__: Any) -> Any:
-    """Trials of a kernel: all take the same time."""
+    """Run trials of a kernel: all take the same time."""
     fn()
     cleared = torch.empty(L2_BYTES // 4, dtype=torch.int32, device="cuda")
     fn()
@@ -148,7 +148,7 @@ def _bench(fn: Callable[[], Any], *_: Any, quantiles: Any = None, return_mode: s
 
 @final
 class _Driver:
-    """What Triton asks of the GPU."""
+    """The driver that Triton queries for the GPU."""
 
     def __init__(self, mode: VirtualMode) -> None:
         facts = mode.settings.facts

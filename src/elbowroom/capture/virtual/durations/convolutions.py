@@ -1,9 +1,9 @@
-"""Algorithms of cuDNN's convolutions: time and workspace of each, as a model of published rules.
+"""Convolutions: time and workspace of each algorithm of cuDNN's convolutions, as a model of published rules.
 
-Computes: for each pass of a convolution (forward, gradient of the input, gradient of the weight) the algorithms of
-cuDNN that apply, their arithmetic, their traffic and their workspace; for backward the pairs of its two passes. Only
-those are offered that are faster than every one with less workspace. The first is what the trace holds, with the
-workspace that `CudnnModel` gives it.
+Computes: the algorithms of cuDNN that apply to each pass of a convolution, with arithmetic, traffic and workspace. The
+passes are forward, gradient of the input and gradient of the weight; backward has the pairs of its two passes. An
+algorithm is offered only if it is faster than every one with less workspace. The first one is that of the trace, with
+the workspace that `CudnnModel` gives it.
 Reference: cuDNN developer guide, cudnnConvolutionFwdAlgo_t (which algorithms there are, what they store, which shapes
 they take); Chetlur et al. (arXiv:1410.0759): implicit and explicit products; Lavin and Gray (arXiv:1509.09308):
 Winograd's F(2x2, 3x3) and F(4x4, 3x3) with 2.25 and 4 times less arithmetic; Mathieu et al. (arXiv:1312.5851): FFT;
@@ -29,19 +29,19 @@ from elbowroom.trace import Choice
 FORWARD, BACKWARD = "aten.convolution", "aten.convolution_backward"
 
 PLAIN_SLOWDOWN = 1.3
-"""An implicit product that works out its indices as it goes, beside one with precomputed indices; assumed. On a V100
-the latter was the faster one nearly always (Jorda et al., "Performance Evaluation of cuDNN Convolution Algorithms on
-NVIDIA Volta GPUs", IEEE Access 7, 2019)."""
+"""Time of an implicit product that computes its indices on the way, as a multiple of one with precomputed indices;
+assumed. On a V100 the latter was nearly always faster (Jorda et al., "Performance Evaluation of cuDNN Convolution
+Algorithms on NVIDIA Volta GPUs", IEEE Access 7, 2019)."""
 
 TRANSFORMS = 2
-"""Transformed data is written once and read once."""
+"""Passes over transformed data: it is written once and read once."""
 
 
 WINOGRAD_WEIGHTS, WINOGRAD_LESS = 36, 4.0
-"""Of F(4x4, 3x3): numbers for a pair of channels, and how many times less arithmetic."""
+"""Figures of F(4x4, 3x3): numbers for a pair of channels, and the factor of saved arithmetic."""
 
 PLAIN = ("float32", "float64")
-"""What is computed without tensor cores, in the layout that tensors have."""
+"""Types that are computed without tensor cores, in the layout that tensors have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +51,9 @@ class ConvolutionPass:
     Attributes:
         product: its dimensions.
         work: FLOPs.
-        moved_bytes: of its three tensors.
+        moved_bytes: bytes of its three tensors.
         images, inputs, outputs: batch, input and output channels of a group.
-        groups: how many.
+        groups: number of groups.
         kernel: extents of the window.
         positions: extents of the output.
         dense: stride and dilation are 1.
@@ -77,7 +77,7 @@ class ConvolutionPass:
 
 
 def choices(line: OpLine, workspace_bytes: int, machine: Machine) -> tuple[Choice, ...]:
-    """What a convolution could run with, what it was recorded with first; empty for other ops.
+    """Return the choices of a convolution, the recorded one first; empty for other ops.
 
     Args:
         line: the op.
@@ -95,7 +95,7 @@ def choices(line: OpLine, workspace_bytes: int, machine: Machine) -> tuple[Choic
 
 
 def _recorded(each: ConvolutionPass, workspace_bytes: int, machine: Machine) -> Choice:
-    """What it was recorded with: Winograd's transforms where the workspace holds those of the weights, else indices."""
+    """Return the recorded choice: Winograd's transforms if the workspace holds those of the weights, else indices."""
     transforms = WINOGRAD_WEIGHTS * each.inputs * each.outputs * each.item_bytes
     if each.dtype == "float32" and each.kernel == (3, 3) and each.dense and workspace_bytes > transforms:
         return _transformed("winograd_nonfused", each, WINOGRAD_LESS, workspace_bytes, machine)
@@ -105,7 +105,7 @@ def _recorded(each: ConvolutionPass, workspace_bytes: int, machine: Machine) -> 
 
 
 def _then(first: Choice, second: Choice) -> Choice:
-    """One pass after the other."""
+    """Combine two passes, one after the other."""
     return Choice(
         name=f"{first.name}+{second.name}" if first.name else second.name,
         duration_ns=first.duration_ns + second.duration_ns,
@@ -114,7 +114,7 @@ def _then(first: Choice, second: Choice) -> Choice:
 
 
 def _front(recorded: Choice, others: list[Choice]) -> Iterator[Choice]:
-    """Those that are faster than each with less workspace, or as recorded; ascending in workspace."""
+    """Yield choices that are faster than all with less workspace, and not worse than the recorded one in both."""
     best: int | None = None
     for each in sorted(others, key=lambda c: (c.workspace_bytes, c.duration_ns, c.name)):
         better = best is None or each.duration_ns < best
@@ -125,7 +125,7 @@ def _front(recorded: Choice, others: list[Choice]) -> Iterator[Choice]:
 
 
 def _passes(line: OpLine, workspace_bytes: int) -> Iterator[ConvolutionPass]:
-    """The passes of an op, by the arguments of aten::convolution and aten::convolution_backward."""
+    """Yield the passes of an op, by the arguments of aten::convolution and aten::convolution_backward."""
     given = line.arguments
     if line.name == FORWARD and len(given) > 8:
         x, w, output = given[0], given[1], _output_shape(given)
@@ -160,7 +160,7 @@ def _pass(
     settings: tuple[Any, Any, bool, int],
     workspace_bytes: int,
 ) -> ConvolutionPass:
-    """A transposed convolution is the gradient of the input of a plain one, so its input plays the output."""
+    """Describe a pass. A transposed convolution is a plain one's gradient of the input: input and output swap roles."""
     stride, dilation, transposed, groups = settings
     if transposed:
         x, output = output, x
@@ -191,7 +191,7 @@ def _pass(
 
 
 def _implicit_ns(each: ConvolutionPass, machine: Machine, dtype: str = "") -> int:
-    """The product that reads the input as it needs it; copies in another layout come on top."""
+    """Time the product that reads the input on the way; copies in another layout come on top."""
     dtype = dtype or each.dtype
     arithmetic = arithmetic_ns(each.work, each.product, dtype, machine)
     copies = bandwidth_ns(TRANSFORMS * each.layout_bytes, machine) if dtype == each.dtype else 0
@@ -199,7 +199,7 @@ def _implicit_ns(each: ConvolutionPass, machine: Machine, dtype: str = "") -> in
 
 
 def _algorithms(each: ConvolutionPass, machine: Machine) -> Iterator[Choice]:
-    """The others, whose workspace is their own."""
+    """Yield the other algorithms, each with a workspace of its own."""
     without_copies = "float32" if each.layout_bytes else each.dtype  # in the plain layout there are no tensor cores
     slow = int(_implicit_ns(each, machine, without_copies) * PLAIN_SLOWDOWN)
     yield Choice(name="implicit_gemm", duration_ns=slow, workspace_bytes=0)
@@ -221,7 +221,7 @@ def _algorithms(each: ConvolutionPass, machine: Machine) -> Iterator[Choice]:
 
 
 def _by_fft(each: ConvolutionPass, maps: int, weights: int, machine: Machine) -> Iterator[Choice]:
-    """Half of a complex spectrum for each map and each window, of the whole image or of tiles of 32 x 32."""
+    """Yield choices by FFT of the image or of tiles of 32 x 32: each map and window has half a complex spectrum."""
     whole = [_power(extent + window - 1) for extent, window in zip(each.positions, each.kernel, strict=True)]
     for name, extents, tiles in (("fft", whole, 1), ("fft_tiling", [32, 32], _tiles(each))):
         points = extents[0] * (extents[1] // 2 + 1)
@@ -240,7 +240,7 @@ def _power(size: int) -> int:
 
 
 def _transformed(name: str, each: ConvolutionPass, less: float, workspace_bytes: int, machine: Machine) -> Choice:
-    """Arithmetic in float32 rates for transforms, on what they leave; the workspace is written and read."""
+    """Make the choice of a transform: reduced arithmetic at the rate of float32; the workspace is written and read."""
     dtype = each.dtype if name == "gemm" or rate_of(each.dtype, machine) == rate_of("float32", machine) else "float32"
     arithmetic = int(arithmetic_ns(each.work, None, dtype, machine) / less)
     traffic = bandwidth_ns(each.moved_bytes + TRANSFORMS * workspace_bytes, machine)

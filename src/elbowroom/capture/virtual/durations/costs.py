@@ -1,14 +1,14 @@
-"""How long an op takes on a GPU that is not there: a model from a handful of published figures, not a measurement.
+"""Costs: how long an op takes on a virtual GPU: a model from a handful of published figures, not a measurement.
 
-Computes: the longest of launching the op, its arithmetic and its traffic. Arithmetic goes at the machine's dense rate
-for the op's type, times the share of it that large products reach, times how well the product's tiles fill the
-multiprocessors. Traffic is the bytes of the tensors that the op reads and makes, each pass over them counted, at the
-share of the memory's bandwidth that streaming kernels reach.
+Computes: the longest of launching the op, its arithmetic and its traffic. The rate of arithmetic is the machine's dense
+rate for the op's type, times two shares. One is what large products reach; the other is how well the product's tiles
+fill the multiprocessors. Traffic is the bytes of the tensors that the op reads and makes, with each pass over them
+counted. Its rate is the share of the memory's bandwidth that streaming kernels reach.
 Reference: Williams et al., "Roofline" (CACM 2009); tiles and waves as in NVIDIA, "Matrix Multiplication Background
 User's Guide". docs/step-times.md compares steps with published ones.
 When right: for large kernels, within about the spread of the published figures. Choices of cuDNN and cuBLAS by shape
 are closed, and one share stands for all of them.
-Ignores: caches between ops, clocks, what the host does between ops, overlap of streams.
+Ignores: caches between ops, clocks, the host's work between ops, overlap of streams.
 Cost: constant for an op.
 """
 
@@ -22,15 +22,15 @@ from elbowroom.capture.virtual.ledger import OpLine
 from elbowroom.machine import Machine
 
 LAUNCH_NS = 4_200
-"""From one op that Python issues to the next, measured on an H100 NVL in a study of a trainer's step; a kernel alone
-takes 1.28 us there."""
+"""Time from one op that Python issues to the next, measured on an H100 NVL in a study of a trainer's step; a kernel
+alone takes 1.28 us there."""
 
 RECURRENT_STEP_NS = 10_000
-"""A layer of a recurrent network goes through time step by step, with kernels one after the other; assumed."""
+"""Time of one time step of a recurrent layer, whose kernels run one after the other; assumed."""
 
 FLASH_SHARE = {"forward": 0.65, "backward": 0.55}
-"""Of the dense half-precision rate: FlashAttention-2 (arXiv:2307.08691) reaches 50 to 73 % on an A100 forward, and up
-to 63 % backward."""
+"""Share of the dense half-precision rate: FlashAttention-2 (arXiv:2307.08691) reaches 50 to 73 % on an A100 forward,
+and up to 63 % backward."""
 
 CAUSAL: dict[str, int] = {
     "aten._scaled_dot_product_flash_attention": 4,
@@ -40,7 +40,7 @@ CAUSAL: dict[str, int] = {
     "aten._scaled_dot_product_cudnn_attention": 6,
     "aten._scaled_dot_product_cudnn_attention_backward": 13,
 }
-"""Attention in one kernel, and the position of its argument `is_causal`, which halves the work."""
+"""Attention ops of one kernel, each with the position of its argument `is_causal`, which halves the work."""
 
 PASSES: dict[str, tuple[int, ...]] = {
     "aten.cudnn_batch_norm": (0,),
@@ -57,11 +57,11 @@ PASSES: dict[str, tuple[int, ...]] = {
 Rows of a layer norm's forward stay in registers."""
 
 GATHERS = ("aten.embedding", "aten.index_select", "aten.gather", "aten.index")
-"""Of their first argument they read no more than they make."""
+"""Ops that read no more of their first argument than they make."""
 
 
 def duration_ns(line: OpLine, work: int, machine: Machine) -> int:
-    """Time of an op that does `work` FLOPs. A view takes none: the host makes it while the GPU is busy."""
+    """Return the time of an op that does `work` FLOPs. A view takes none: the host makes it while the GPU is busy."""
     if not line.moved_bytes and not work:
         return 0
     return max(LAUNCH_NS, _steps_ns(line), _arithmetic_ns(line, work, machine), _traffic_ns(line, machine))
@@ -80,7 +80,7 @@ def _traffic_ns(line: OpLine, machine: Machine) -> int:
 
 
 def _steps_ns(line: OpLine) -> int:
-    """What a recurrent network takes however small it is."""
+    """Return the least time of a recurrent network, which small ones take too."""
     if line.name not in ("aten._cudnn_rnn", "aten._cudnn_rnn_backward"):
         return 0
     shape: Any = line.arguments[0]
@@ -104,7 +104,7 @@ def _arithmetic_ns(line: OpLine, work: int, machine: Machine) -> int:
 
 
 def _product(line: OpLine) -> MatrixProduct | None:
-    """The dimensions of a product of matrices; None for other ops."""
+    """Return the dimensions of a product of matrices; None for other ops."""
     shapes = [shape for shape in line.arguments if isinstance(shape, tuple)]
     if line.name not in ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm") or len(shapes) < 2:
         return None

@@ -1,7 +1,7 @@
-"""Rates of a machine as products and streams reach them: every share with where it is from.
+"""Products: the rates of a machine that products and streams reach; every share has its source.
 
-A product of matrices is cut into tiles, one for each multiprocessor at a time; what the last wave leaves idle is lost
-(NVIDIA, "Matrix Multiplication Background User's Guide": tile and wave quantization).
+A product of matrices is cut into tiles, one for each multiprocessor at a time. Multiprocessors that are idle in the
+last wave are lost (NVIDIA, "Matrix Multiplication Background User's Guide": tile and wave quantization).
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ SHARES = {
     "bfloat16": 0.70,
     # Cubes of 8192 on an H100 NVL: 62.6 % (measured by the same study as LAUNCH_NS in costs.py).
     "tf32": 0.63,
-    # Whole steps of GPT-2 and ResNet-50 on an A100 and a V100 leave no less (docs/step-times.md): set by these. The
+    # Set by whole steps of GPT-2 and ResNet-50 on an A100 and a V100, which allow no less (docs/step-times.md). The
     # same study has 75.4 %, under a power limit.
     "float32": 0.90,
     "float64": 0.90,
 }
-"""Of the dense peak of a type, what a large product reaches."""
+"""Share of the dense peak of a type that a large product reaches."""
 
 STREAM_SHARE = 0.90
-"""Of the memory's bandwidth: a copy of 4 GiB 90.6 %, read-read-write of 1 GiB 91.4 % on an H100 NVL (same study)."""
+"""Share of the memory's bandwidth: on an H100 NVL a copy of 4 GiB reaches 90.6 %, read-read-write of 1 GiB 91.4 % (same
+study)."""
 
 TILES = ((128, 128, 1.0), (64, 64, 0.75))
-"""Rows and columns of a tile, and its efficiency beside the largest: a smaller one reads its inputs more often."""
+"""Rows and columns of a tile, and its efficiency relative to the largest: a smaller one reads its inputs more often."""
 
 INNER_PER_SPLIT = 512
-"""A product of few tiles and a long inner dimension is split along it, in pieces of at least so much."""
+"""Least length of the pieces in which a product with few tiles and a long inner dimension is split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class MatrixProduct:
 
 
 def rate_of(dtype: str, machine: Machine) -> int:
-    """Dense peak FLOPs per second for a type; where the machine does not know it, that of the next wider one."""
+    """Return the dense peak FLOPs per second for a type; if it is not known, that of the next wider type."""
     rates = {rate.dtype: rate.flops_per_s for rate in machine.rates}
     wider = {"bfloat16": "float16" if machine.compute_capability >= 80 else "float32", "float16": "float32"}
     name = dtype if dtype in ITEM_BYTES else "float32"
@@ -69,12 +70,12 @@ def rate_of(dtype: str, machine: Machine) -> int:
 
 
 def share_of(dtype: str) -> float:
-    """Of the dense peak, what a large product reaches."""
+    """Return the share of the dense peak that a large product reaches."""
     return SHARES.get(dtype, SHARES["float32"])
 
 
 def filled(product: MatrixProduct | None, multiprocessors: int) -> float:
-    """How well a product's tiles fill the multiprocessors: 1 is all of them, all the time."""
+    """Return how well a product's tiles fill the multiprocessors: 1 is all of them, all the time."""
     if product is None or not multiprocessors or not product.rows * product.columns * product.batch:
         return 1.0
     best = 0.0
@@ -89,7 +90,7 @@ def filled(product: MatrixProduct | None, multiprocessors: int) -> float:
 
 
 def arithmetic_ns(work: int, product: MatrixProduct | None, dtype: str, machine: Machine) -> int:
-    """Time of `work` FLOPs in one product."""
+    """Return the time of `work` FLOPs in one product."""
     if not machine.flops_per_s:
         return 0
     rate = rate_of(dtype, machine) * share_of(dtype) * filled(product, machine.multiprocessors)
@@ -97,7 +98,7 @@ def arithmetic_ns(work: int, product: MatrixProduct | None, dtype: str, machine:
 
 
 def bandwidth_ns(size_bytes: int, machine: Machine) -> int:
-    """Time to stream so many bytes."""
+    """Return the time to stream a number of bytes."""
     if not machine.memory_bytes_per_s:
         return 0
     return int(size_bytes * 10**9 / (machine.memory_bytes_per_s * STREAM_SHARE))

@@ -1,8 +1,8 @@
-"""What a pass asked of values that are known: the ops that lead to each answer, to be asked again.
+"""Guards: the known values that a pass read, with the ops that lead to each, to be checked again later.
 
-Python takes its way by what it reads. Of a pass that read only what is certain, the ops on the host that made it are
-kept, and what came out. Before such a pass is repeated they are run on the values of the new arguments: it is repeated
-where each answer is the same.
+The values that Python reads decide its path. If a pass read only certain values, the ops on the host that made
+them are kept, with their results. Before such a pass is repeated, these ops run on the values of the new arguments. It
+is repeated if each result is the same.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from elbowroom.capture.virtual.host_values.known_values import KnownValues, StorageValue
 
 ANSWER_BYTES = 2**16
-"""Answers up to this size are compared."""
+"""Most bytes of a result that is compared."""
 CONSTANT_BYTES = 2**12
-"""Tensors of the host up to this size are kept as they were."""
+"""Most bytes of a tensor of the host that is kept as it was."""
 
 
 class UntrackedValue(Exception):
-    """A value comes from what is not followed."""
+    """A value depends on one that is not tracked."""
 
 
 class Ref(NamedTuple):
-    """A tensor: whose value it sees, and how."""
+    """A tensor: the value that it views, and how."""
 
     entry: StorageValue
     dtype: torch.dtype
@@ -40,7 +40,7 @@ class Ref(NamedTuple):
 
 
 class Line(NamedTuple):
-    """An op on the host, what it makes or changes, and what came out where that was an answer; no op: a tensor read."""
+    """An op on the host: the values it makes or changes, and its result if Python read that; without an op, a read."""
 
     func: Any
     args: Any
@@ -54,7 +54,7 @@ class Tape:
     """The ops on known values in one pass.
 
     Args:
-        values: of the device.
+        values: values of the device.
         first: number of the first value that is new in the pass.
     """
 
@@ -66,19 +66,19 @@ class Tape:
         self._kept: list[StorageValue] = []
 
     def blank(self, entry: StorageValue) -> None:
-        """A value begins as zeros."""
+        """Note that a value begins as zeros."""
         self._blank.add(id(entry))
         self._kept.append(entry)
 
     def arguments(self, args: Any, kwargs: Any) -> Any:
-        """Arguments as they are before an op; None where one comes from what is not followed."""
+        """Return the arguments as they are before an op; None if one depends on a value that is not tracked."""
         try:
             return self._seen(tuple(args)), {name: self._seen(each) for name, each in kwargs.items() if name != PINS}
         except UntrackedValue:
             return None
 
     def made(self, func: Any, given: Any, results: Sequence[torch.Tensor]) -> None:
-        """An op was computed."""
+        """Note that an op was computed."""
         if given is None or torch.Tag.nondeterministic_seeded in func.tags:
             return
         try:
@@ -88,7 +88,7 @@ class Tape:
         self._lines.append(Line(func, given[0], given[1], made, None))
 
     def answered(self, func: Any, given: Any, answer: Any) -> bool:
-        """Something was read, of an op or, without one, of a tensor; whether it can be asked again."""
+        """Note a read of an op's result, or without an op of a tensor; return whether it can be checked again."""
         shown = _shown(answer)
         if given is None or shown is None:
             return False
@@ -111,13 +111,13 @@ class Tape:
             return value.detach().clone()
 
     def guard(self, given: Sequence[StorageValue | None]) -> Guard:
-        """What led to the answers.
+        """Make the guard of the reads.
 
         Args:
-            given: the values of the arguments, by their place.
+            given: the values of the arguments, by position.
 
         Raises:
-            Unknown: an answer comes from what is not followed.
+            UntrackedValue: a read depends on a value that is not tracked.
         """
         needed: set[int] = set()
         lines: list[Line] = []
@@ -135,10 +135,10 @@ class Tape:
 
 @final
 class Guard:
-    """Ops that answer what a pass asked.
+    """Ops that give the values that a pass read.
 
     Attributes:
-        answers: what came out.
+        answers: the values that were read.
     """
 
     def __init__(self, lines: tuple[Line, ...], places: dict[int, int], blank: frozenset[int]) -> None:
@@ -146,7 +146,7 @@ class Guard:
         self.answers = tuple(line.answer for line in lines if line.answer is not None)
 
     def holds(self, values: KnownValues, given: Sequence[StorageValue | None]) -> bool:
-        """Whether the answers are the same for other arguments."""
+        """Return whether the reads give the same values for other arguments."""
         try:
             with without_modes():
                 run = _Run(values, given, self._places, self._blank)
@@ -157,7 +157,7 @@ class Guard:
 
 @final
 class _Run:
-    """Asks again: the bytes of each value, by the one that it had in the pass."""
+    """One check of a guard: the bytes of each value, by the value that it had in the pass."""
 
     def __init__(
         self, values: KnownValues, given: Sequence[StorageValue | None], places: dict[int, int], blank: frozenset[int]
@@ -166,7 +166,7 @@ class _Run:
         self._held: dict[int, torch.UntypedStorage] = {}
 
     def agrees(self, line: Line) -> bool:
-        """Run a line; whether it gives the answer that it gave."""
+        """Run a line; return whether it gives the same result as in the pass."""
         args, kwargs = self._real(line.args), {name: self._real(each) for name, each in line.kwargs.items()}
         found = args[0] if line.func is None else line.func(*args, **kwargs)
         if line.answer is not None:
@@ -209,7 +209,7 @@ def _empty(entry: StorageValue) -> torch.UntypedStorage:
 
 
 def _shown(found: Any) -> Any:
-    """An answer as what can be compared; None where it is too large."""
+    """Return a result in a form that can be compared; None if it is too large."""
     if isinstance(found, torch.Tensor):
         if found.nbytes > ANSWER_BYTES or found.layout is not torch.strided:
             return None

@@ -1,12 +1,12 @@
-"""Values that are known on the virtual device: what came from the host, and what is made of it alone.
+"""Known values: values on the virtual device that came from the host, or are computed from such values alone.
 
-A value belongs to a storage: a real storage of the same bytes on the host stands for it. A tensor's value is a tensor
-there with the same offset, sizes and strides; so views need nothing, and a change in place changes the storage.
-An op whose inputs are all known is computed for real on the host, within the bounds below. An op that changes a storage
-and has an unknown input makes it unknown. The host's bytes count nothing: what the device allocates is as ever.
+A value belongs to a storage: a real storage on the host has its bytes. A tensor's value is a tensor there with the same
+offset, sizes and strides. So views need nothing, and a change in place changes the storage. An op whose inputs are all
+known is really computed on the host, within the bounds below. An op with an unknown input that changes a storage makes
+it unknown. The host's bytes do not count: the device's allocations stay the same.
 
-What is not known and small is assumed once it is asked for, and small ops on it are computed as well: then
-probabilities sum to one, positions are in range, and what is said twice is the same. docs/values.md has the rules.
+A small unknown value is assumed when it is first read, and small ops on it are computed as well. So probabilities sum
+to one, positions are in range, and repeated reads agree. docs/values.md has the rules.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from elbowroom.torch_compat.core import set_storage, storage_key, without_torch_
 
 aten: Any = torch.ops.aten
 WHOLE_BYTES = 2**24
-"""Integer and bool storages up to this size have values."""
+"""Most bytes of an integer or bool storage that has a value."""
 FLOAT_BYTES = 2**22
-"""Float storages up to this size have values; larger ones of the host have no bytes either."""
+"""Most bytes of a float storage that has a value; larger ones of the host have no bytes either."""
 DRAWN_BYTES = 2**16
-"""Random floats of the device up to this size are drawn: masks come from them, and weights that nobody reads."""
+"""Most bytes of random floats of the device that are drawn: masks come from these; larger ones are unread weights."""
 TOTAL_BYTES = 2**29
-"""All values together take no more memory of the host, but for the smallest."""
+"""Most memory of the host for all values together, without the smallest."""
 FREE_BYTES = 2**12
-"""Counts, times and flags up to this size have values whatever the others take."""
+"""Most bytes of counts, times and flags that always have values, even beyond `TOTAL_BYTES`."""
 ASSUMED_BYTES = 2**19
-"""Tensors up to this size are assumed where they are not known, and computed from what is assumed."""
+"""Most bytes of an unknown tensor that is assumed, or computed from assumed ones."""
 MULTIPLICATIONS = 2**22
-"""Ops that networks are made of are computed up to so many, less than a millisecond."""
+"""Most multiplications of a network's op that is computed; they take less than a millisecond."""
 OP_WORK = 2**14
-"""What an op costs beside its elements, in elements: about 10 microseconds."""
+"""Fixed cost of an op, in elements: about 10 microseconds."""
 TOTAL_WORK = 2**35
-"""Elements of all ops that are computed, half a minute; a count, so that every computer stops at the same op.
+"""Most elements of all computed ops, about half a minute. It is a count, so every computer stops at the same op.
 
-Small ops on what is certain go on: times and counts that loops end on come from them.
+Small ops on certain values go on: times and counts that end loops come from them.
 """
 
 HEAVY = frozenset(("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot", "addbmm"))
 HEAVY_PARTS = ("conv", "attention", "rnn", "lstm", "gru", "linalg", "chol", "fft", "cdist", "pool", "grid", "grouped")
-"""Names of ops, and parts of them, whose work is more than their elements."""
+"""Names of ops, or parts of names, whose work is more than their elements."""
 NEVER = frozenset(("_amp_foreach_non_finite_check_and_unscale",))
 """Ops whose results are always assumed: no gradient overflows, or steps would be skipped."""
 EMPTY = {
@@ -63,7 +63,7 @@ EMPTY = {
     aten.new_empty_strided.default,
     aten._efficientzerotensor.default,
 }
-"""Ops whose results are taken for zeros; the last one, of forward derivatives, gives a tensor without bytes."""
+"""Ops whose results count as zeros; the last one, of forward derivatives, gives a tensor without bytes."""
 OVERWRITES = {
     aten.copy_.default,
     aten.fill_.Scalar,
@@ -78,7 +78,7 @@ OVERWRITES = {
     aten.bernoulli_.Tensor,
     aten.exponential_.default,
 }
-"""Ops that change all of a tensor, whatever was there."""
+"""Ops that overwrite all of a tensor."""
 
 
 COMPARISONS = frozenset(("lt", "le", "gt", "ge"))
@@ -95,20 +95,20 @@ OF_COMPARISONS = frozenset(
         "bitwise_not",
     )
 )
-"""Ops that say of comparisons what these say of numbers."""
+"""Ops whose results are comparisons if their inputs are."""
 
 
 class Assumptions(Protocol):
-    """What values are given to what is not known."""
+    """Rules for values that are not known."""
 
     def result(
         self, values: KnownValues, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]
     ) -> None:
-        """Give values to what an op made or changed that could not be computed, or was computed from assumed values."""
+        """Set values of results that could not be computed, or were computed from assumed values."""
         ...
 
     def drawn(self, count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-        """Values of one dimension; the same for the same seed."""
+        """Return values in one dimension; equal seeds give equal ones."""
         ...
 
 
@@ -125,13 +125,13 @@ class StorageValue:
     """The value of one storage.
 
     Attributes:
-        reads: how often anybody asked for values, and not only for what ops make of them.
-        compares: whether it says how numbers compare that are not known.
-        real: its bytes; None where they are still to be assumed.
-        certain: whether nothing that is not known had a part in it.
-        seed: what is assumed depends on it.
+        reads: how often the values themselves were read, and not only results of ops on them.
+        compares: whether it is the result of comparing unknown numbers.
+        real: its bytes; None if they are still to be assumed.
+        certain: whether no unknown value had a part in it.
+        seed: seed of assumed values.
         watch: its reference.
-        number: how many there were before.
+        number: number of values before it.
     """
 
     __slots__ = ("certain", "compares", "number", "real", "seed", "watch")
@@ -145,7 +145,7 @@ class StorageValue:
 
 
 class HostResult(NamedTuple):
-    """What an op gave on the host, and whether nothing that is not known had a part in it."""
+    """Result of an op on the host, and whether no unknown value had a part in it."""
 
     found: Any
     certain: bool
@@ -156,17 +156,17 @@ class KnownValues:
     """Values of virtual tensors, by storage.
 
     Args:
-        assumptions: what values are given to what is not known.
+        assumptions: rules for values that are not known.
 
     Attributes:
         work: elements of the ops that were computed.
-        held_bytes: what they take on the host.
-        reads: how often Python asked for what a tape has no part of.
-        tape: notes what is computed and asked, while a pass is watched.
+        held_bytes: bytes of the values on the host.
+        reads: how often Python read values that no tape can track.
+        tape: notes computed ops and reads, while a pass is watched.
     """
 
     current: KnownValues | None = None
-    """Those of the virtual device that is on."""
+    """The values of the virtual device that is on."""
 
     def __init__(self, assumptions: Assumptions) -> None:
         self._assumptions = assumptions
@@ -181,14 +181,14 @@ class KnownValues:
     # What is known
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A tensor on the host with the value of this one, on the same bytes; None where it is not known."""
+        """Return a tensor on the host with the value of this one, on the same bytes; None if it is not known."""
         if not is_virtual(tensor):
             return None if tensor.is_meta else tensor
         entry = self.entry(tensor)
         return None if entry is None or entry.real is None else self._seen(tensor, entry)
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """As `of`; a small tensor that is not known is assumed, and stays so. None where it is too large for that."""
+        """Return the value as `of` does; a small unknown one is assumed, and stays so. None if it is too large."""
         known = self._read(tensor)
         if self.tape is None or not self.tape.answered(None, self.tape.arguments((tensor,), {}), known):
             self.reads += 1
@@ -199,19 +199,19 @@ class KnownValues:
         return known if known is not None or not _is_small(tensor) else self._assumed(tensor)
 
     def is_certain(self, tensor: torch.Tensor) -> bool:
-        """Whether it is known, and not made of anything assumed."""
+        """Return whether a tensor is known, and not made of assumed values."""
         if not is_virtual(tensor):
             return not tensor.is_meta
         entry = self.entry(tensor)
         return entry is not None and entry.certain
 
     def compares(self, tensor: torch.Tensor) -> bool:
-        """Whether it says how numbers compare that are not known."""
+        """Return whether a tensor is the result of comparing unknown numbers."""
         entry = self.entry(tensor)
         return entry is not None and entry.compares
 
     def keep(self, tensor: torch.Tensor, real: torch.Tensor, certain: bool = True) -> bool:
-        """Let `real` be the value of a tensor that is alone on its storage; False where that is out of bounds."""
+        """Set `real` as the value of a tensor that is alone on its storage; return False if that is out of bounds."""
         if not is_virtual(tensor) or not self._may_have(tensor) or tensor.shape != real.shape:
             return False
         storage = tensor.untyped_storage()
@@ -224,23 +224,23 @@ class KnownValues:
         return True
 
     def alias(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
-        """Let the bytes of `real` be those of a virtual tensor with the same offset, sizes and strides."""
+        """Set the bytes of `real` as those of a virtual tensor with the same offset, sizes and strides."""
         if self._may_have(tensor) and real.layout is torch.strided and not real.storage_offset():
             storage = tensor.untyped_storage()
             self._put(storage, StorageValue(real.untyped_storage(), True, 0, _ValueWatch(storage, self._died)))
 
     def still(self, entry: StorageValue) -> StorageValue | None:
-        """It, where it is the value of its storage yet."""
+        """Return the entry if it is still the value of its storage; else None."""
         return entry if self._entries.get(entry.watch.key) is entry else None
 
     def drop(self, tensor: torch.Tensor) -> None:
-        """The value of its storage is not known any more."""
+        """Forget the value of a tensor's storage."""
         if is_virtual(tensor) and tensor.layout is torch.strided:
             self._forget(storage_key(tensor.untyped_storage()))
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """While they are those of the device that is on; at the end everything is forgotten."""
+        """Make these the values of the device that is on; at the end all are forgotten."""
         before, KnownValues.current = KnownValues.current, self
         try:
             yield
@@ -250,13 +250,13 @@ class KnownValues:
             self.held_bytes = 0
 
     def entry(self, tensor: torch.Tensor) -> StorageValue | None:
-        """The value of its storage, where there is one."""
+        """Return the value of a tensor's storage, if there is one."""
         if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_complex():
             return None
         return self._entries.get(storage_key(tensor.untyped_storage()))
 
     def _assumed(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What is assumed of a small tensor: all of its storage, or if that is large, only this time."""
+        """Assume the value of a small tensor: for all of its storage, or if that is large, only this time."""
         if tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
@@ -315,7 +315,7 @@ class KnownValues:
     # What ops do to it
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, path: str = "") -> None:
-        """Give the results of an op of the module `path` their values, and change those of what it changes."""
+        """Set the values of an op's results, and of the tensors it changes; `path` is its module."""
         effects = effects_of(func)
         if effects.views:
             return
@@ -331,7 +331,7 @@ class KnownValues:
             self._mark(func, args, results)
 
     def _mark(self, func: Any, args: tuple[Any, ...], results: Iterable[torch.Tensor]) -> None:
-        """Note results that say how numbers compare."""
+        """Note results that are comparisons."""
         name = _name(func)
         if name in COMPARISONS:
             found = args[0].is_floating_point()
@@ -345,7 +345,7 @@ class KnownValues:
     def computed(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Iterable[torch.Tensor] = ()
     ) -> HostResult | None:
-        """What an op that changes nothing gives on the host; None where that is not known and not small."""
+        """Compute an op that changes nothing on the host; None if its result is neither known nor small."""
         given = None if self.tape is None else self.tape.arguments(args, kwargs)
         outcome = self._computed(func, args, kwargs, results)
         if self.tape is None or outcome is None or not self.tape.answered(func, given, outcome.found):
@@ -371,7 +371,7 @@ class KnownValues:
             return outcome if outcome is None or certain or _are_numbers(outcome.found) else None
 
     def _is_of_positions(self, given: Iterable[torch.Tensor], results: Iterable[torch.Tensor]) -> bool:
-        """Whether an op makes integers and masks of such that were assumed, as a router's choices: these stay alike."""
+        """Return whether an op makes integers and masks of assumed ones, as of a router's choices: these stay alike."""
         return all(
             not (each.is_floating_point() or each.is_complex()) and (made or self.of(each) is not None)
             for made, tensors in ((True, results), (False, given))
@@ -381,7 +381,7 @@ class KnownValues:
     def _followed(
         self, func: Any, args: Any, kwargs: Any, results: list[torch.Tensor], written: list[torch.Tensor]
     ) -> bool | None:
-        """Whether an op's results are certain; None where they were not computed."""
+        """Compute an op; return whether its results are certain, or None if they were not computed."""
         if not written and not all(map(self._may_have, results)):
             return None
         if func in EMPTY:
@@ -405,7 +405,7 @@ class KnownValues:
         return outcome.certain
 
     def _leave_open(self, func: Any, results: Iterable[torch.Tensor], path: str) -> None:
-        """Small results are assumed when they are asked for; the same op of the same module gives the same."""
+        """Leave small results open: they are assumed when they are read, alike for the same op of the same module."""
         for place, result in enumerate(results):
             if is_virtual(result) and result.is_floating_point() and _is_small(result) and self._may_have(result):
                 seed = crc32(f"{path} {func} {place}".encode())
@@ -413,7 +413,7 @@ class KnownValues:
                 self._put(storage, StorageValue(None, False, seed, _ValueWatch(storage, self._died)))
 
     def _certainty(self, given: Iterable[torch.Tensor]) -> bool | None:
-        """Whether all tensors are certain; None where one is not known and cannot be assumed, as truth values."""
+        """Return whether all tensors are certain; None if one is unknown and cannot be assumed, as truth values."""
         certain = True
         for tensor in given:
             if is_virtual(tensor):
@@ -432,12 +432,12 @@ class KnownValues:
         except NotImplementedError:
             self._cannot.add(func)
             return None
-        except (RuntimeError, ValueError, TypeError, IndexError):  # its meta kernel says what is wrong
+        except (RuntimeError, ValueError, TypeError, IndexError):  # its meta kernel reports the error
             return None
 
     @contextmanager
     def _random(self) -> Iterator[None]:
-        """Draw on the device from numbers of our own: those of the host are the user's."""
+        """Draw on the device from elbowroom's own generator: that of the host is the user's."""
         before = torch.default_generator.get_state()
         torch.default_generator.set_state(self._numbers)
         try:
@@ -453,7 +453,7 @@ class KnownValues:
         return True
 
     def _clear(self, tensor: torch.Tensor) -> bool:
-        """Let its value be zeros."""
+        """Set a tensor's value to zeros."""
         kept = self.keep(tensor, torch.zeros((), dtype=tensor.dtype, device=CPU).expand(tensor.shape))
         entry = self.entry(tensor) if kept and self.tape is not None else None
         if self.tape is not None and entry is not None:
@@ -461,7 +461,7 @@ class KnownValues:
         return kept
 
     def _renew(self, target: torch.Tensor) -> bool:
-        """Make place for the value of a tensor that is about to be overwritten, as a whole unless it is known."""
+        """Make room for the value of a tensor that is about to be overwritten: as a whole if it is unknown."""
         if not is_virtual(target):
             return True
         entry = self.entry(target)
@@ -484,7 +484,7 @@ class KnownValues:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Small ops take longer on several threads, where these have to be woken up."""
+    """Use one thread: small ops take longer on several, which have to be woken up."""
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -495,7 +495,7 @@ def _one_thread() -> Iterator[None]:
 
 @cache
 def _name(func: Any) -> str:
-    """Of an op, without its overload and what says that it works in place."""
+    """Return the name of an op without its overload and its mark of working in place."""
     return func.__name__.partition(".")[0].rstrip("_")
 
 
@@ -512,12 +512,12 @@ def _is_cheap(func: Any, args: Sequence[Any], made: Sequence[torch.Tensor]) -> b
 
 
 def _on_host(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether any is on the host without its bytes: what is drawn there is drawn from the script's own numbers."""
+    """Return whether any tensor is on the host without bytes: draws there use the script's own generator."""
     return any(home_of(each) == CPU for each in tensors)
 
 
 def _multiplications(name: str, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> int:
-    """About as many as an op does, at most: a product of matrices A B = C does sqrt(|A| |B| |C|), in elements."""
+    """Bound an op's multiplications: a product of matrices A B = C does sqrt(|A| |B| |C|), in elements."""
     if "conv" in name and len(given) > 1:
         weight = given[2] if "backward" in name else given[1]
         out = given[0] if "backward" in name else made[0]
@@ -531,12 +531,12 @@ def _is_small(tensor: torch.Tensor) -> bool:
 
 
 def _is_open(tensor: torch.Tensor) -> bool:
-    """Whether its values are assumed before an op is computed; whether something is true is not."""
+    """Return whether a tensor's values are assumed before an op is computed; truth values are not."""
     return tensor.layout is torch.strided and tensor.dtype is not torch.bool and _is_small(tensor)
 
 
 def _are_numbers(found: Any) -> bool:
-    """Whether nothing in the results of an op is NaN: the largest of numbers and a NaN is a NaN."""
+    """Return whether the results of an op have no NaN: the maximum of numbers and a NaN is NaN."""
     floats = [each for each in _flat((found,)) if each.is_floating_point() and each.numel()]
     return not any(math.isnan(aten.max.default(each if each.itemsize > 1 else each.half())) for each in floats)
 

@@ -1,4 +1,4 @@
-"""What is assumed of values that a network computes: nothing breaks a script, and a loop that waits for one ends.
+"""Plausible: assumed values of results that a network computes; they break no script, and end loops that wait for one.
 
 docs/values.md has the rules.
 """
@@ -23,26 +23,26 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Rule = Callable[[Args, Kwargs, list[torch.Tensor]], list[torch.Tensor | None]]
 ASSUMED = 0.5
-"""A number that a network computes: its logarithm, reciprocal and exponential are harmless, and those of 1 - x."""
+"""Assumed number x of a network: logarithm, reciprocal and exponential of x and of 1 - x are harmless."""
 SPREAD = 0.25
-"""Small tensors lie within so much of it: no two elements are alike, so deviations are not 0."""
+"""Distance from `ASSUMED` within which small tensors lie: no two elements are alike, so deviations are not 0."""
 SEEDS = 1021
-"""Different tensors that may be assumed."""
+"""Number of different tensors that may be assumed."""
 TURNS = 1000
-"""A place in a script that reads so many numbers between two steps is in a loop that waits for another one."""
+"""Reads of numbers by one place in a script between two steps that show a loop waiting for another number."""
 ASKED = 4000
-"""And one that asks so often whether something is true: a generation asks once for each token."""
+"""Reads of truth values that show such a loop: a generation reads one for each token."""
 COMPARED = 300
-"""And one that asks so often how numbers compare: an iteration that goes on until they are close."""
+"""Reads of comparisons that show such a loop: an iteration that goes on until numbers are close."""
 BLOCK = 50
-"""As many reads in a row get one answer then, and the next ones another: what is close stays so for a while."""
+"""Reads in a row that get one answer then, before the next answer: values that are close stay so for a while."""
 WAITED_FOR = (1e-9, 100.0)
-"""Numbers that it gets then in turn: converged, and far."""
+"""Numbers that such a loop gets in turn: converged, and far."""
 
 
 @cache
 def _pool_bytes() -> bytearray:
-    """Kept without a tensor, which a step that is recorded later would be taken to have as its input."""
+    """Return bytes for assumed values; they are no tensor, as a later recorded step would have that as its input."""
     count = ASSUMED_BYTES // 2 + SEEDS
     numbers = torch.Generator("cpu").manual_seed(0)
     drawn = torch.empty(count, device=CPU).uniform_(ASSUMED - SPREAD, ASSUMED + SPREAD, generator=numbers)
@@ -55,13 +55,13 @@ def _pool() -> torch.Tensor:
 
 @final
 class Plausible:
-    """What values are given to what is not known."""
+    """Assumed values of results that are not known."""
 
     def __init__(self) -> None:
         self._turns: dict[tuple[Any, int], int] = {}
 
     def result(self, values: KnownValues, func: Any, args: Args, kwargs: Kwargs, results: list[Any]) -> None:
-        """Values of what an op made or changed, where a rule says something of them."""
+        """Set values of tensors that an op made or changed, if there is a rule for them."""
         rule = RULES.get(func)
         if rule is None:
             return
@@ -71,18 +71,18 @@ class Plausible:
                 values.keep(tensor, real.to(tensor.dtype).expand(tensor.shape), certain=False)
 
     def drawn(self, count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-        """Numbers around one half, integers 0, truth values false; the same for the same seed."""
+        """Return numbers around one half, integers 0, truth values false; equal seeds give equal ones."""
         if not (dtype.is_floating_point or dtype.is_complex):
             return torch.zeros(count, dtype=dtype, device=CPU)
         first = seed % SEEDS
         return _pool()[first : first + count].to(dtype, copy=True)
 
     def read(self, value: Any, *, compares: bool = False) -> Any:
-        """A number that a script reads: finite, and another one where a loop waits for it.
+        """Return the number that a script reads: finite, and another one if a loop waits for it.
 
         Args:
-            value: what it would be.
-            compares: whether it says how numbers compare.
+            value: the assumed number.
+            compares: whether it is the result of a comparison.
         """
         if isinstance(value, float) and not math.isfinite(value):
             value = ASSUMED
@@ -97,16 +97,16 @@ class Plausible:
         return value if turn < most else _another(value, (turn - most) // BLOCK % 2)
 
     def step(self) -> None:
-        """A step of the training is over."""
+        """Note that a step of the training is over."""
         self._turns.clear()
 
 
 VALIDATING = tuple(str(Path(torch.__file__).parent / name) for name in ("distributions",))
-"""Where arguments are checked: they are as they should be, as in a script that runs."""
+"""Folders of code that checks arguments: these are valid, as in a script that runs."""
 
 
 def _reader() -> FrameType | None:
-    """The Python code that reads a number: what called into torch's dispatch."""
+    """Return the frame of the Python code that reads a number: the caller of torch's dispatch."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
         frame = frame.f_back
@@ -119,7 +119,7 @@ def _another(value: Any, block: int) -> Any:
     return WAITED_FOR[block] if isinstance(value, float) else value + 1 - block
 
 
-# Rules: what an op gives whose inputs are not known. None where nothing is said.
+# Rules: results of an op whose inputs are not known; None for a result without a rule.
 
 
 def _number(value: float) -> torch.Tensor:
@@ -127,7 +127,7 @@ def _number(value: float) -> torch.Tensor:
 
 
 def _size(args: Args, kwargs: Kwargs, place: int, default: int | None) -> tuple[int | None, int]:
-    """The dimension that an op works along, and its size; that of all dimensions where there is none."""
+    """Return the dimension of an op, and its size; without a dimension, None and the number of all elements."""
     dim = args[place] if len(args) > place else kwargs.get("dim", default)
     tensor = args[0]
     if dim is None:
@@ -136,7 +136,7 @@ def _size(args: Args, kwargs: Kwargs, place: int, default: int | None) -> tuple[
 
 
 def _spread(tensor: torch.Tensor, size: int) -> torch.Tensor:
-    """Positions in range, one after the other."""
+    """Return positions in range, one after the other."""
     return (torch.arange(tensor.numel(), device=CPU) % max(1, size)).view(tensor.shape)
 
 
@@ -146,7 +146,7 @@ def _position(args: Args, kwargs: Kwargs, results: list[torch.Tensor]) -> list[t
 
 
 def _position_beside(default: int | None, place: int) -> Rule:
-    """Positions beside values, as of `max(dim)`."""
+    """Make the rule for positions that come with values, as of `max(dim)`."""
 
     def rule(args: Args, kwargs: Kwargs, results: list[torch.Tensor]) -> list[torch.Tensor | None]:
         if len(results) < 2:
@@ -158,9 +158,9 @@ def _position_beside(default: int | None, place: int) -> Rule:
 
 
 def _order(default: int | None, place: int) -> Rule:
-    """Positions of which none comes twice along the dimension, as of `topk` and `sort`.
+    """Make the rule for positions that differ along the dimension, as of `topk` and `sort`.
 
-    Each row begins one further on: a router that chooses experts so gives each as many tokens.
+    Each row begins one further on. So a router that chooses experts gives each as many tokens.
     """
 
     def rule(args: Args, kwargs: Kwargs, results: list[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -182,7 +182,7 @@ def _drawn_positions(args: Args, _: Kwargs, results: list[torch.Tensor]) -> list
 
 
 def _half_of(args: Args, _: Kwargs, results: list[torch.Tensor]) -> list[torch.Tensor | None]:
-    """How many are true: half of those that are counted."""
+    """Count half of the elements as true."""
     if args[0].dtype is not torch.bool:
         return [None]
     counted = args[0].numel() // max(1, results[0].numel())
@@ -194,7 +194,7 @@ def _constant(value: float) -> Rule:
 
 
 def _compared(args: Args, _: Kwargs, results: list[torch.Tensor], equal: bool) -> list[torch.Tensor | None]:
-    """`x == x` is true; nothing is infinite."""
+    """Compare: `x == x` is true, and no number is infinite."""
     other = args[1]
     if isinstance(other, float) and not math.isfinite(other):
         return [_number(not equal)]

@@ -1,14 +1,18 @@
-"""Forward passes without gradients that are like the last one: what they do to the device is noted, and no op runs.
+"""Repeats: forward passes without gradients that are like the last one: their effects are noted again, and no op runs.
 
 Note: [When a pass is repeated]
-A pass is one call of an outermost module with gradients off and nothing of it in training mode, so no dropout is drawn
-and no statistics change. Two passes with arguments of the same form have to leave the same ops, allocations and frees;
-from the third on these are noted again, with storages of their own, and the results are new tensors of the same form.
-A pass is captured as ever where it does anything that this would lose or that could differ the next time: where Python
-asked for a value that is not known, or for one that is another now (guards.py), random numbers of the host were drawn,
-a storage of outside was written or freed, anything but the results stays alive on the device, an attribute of a module
-changed, a module has hooks, or an argument or result is more than tensors of the device, numbers and texts in tuples,
-lists and dicts. What else Python code may do (a list of its own that grows) is not seen.
+A pass is one call of an outermost module without gradients. No module of it is in training mode. So no dropout is
+drawn and no statistics change. Two passes with arguments of the same form must leave the same ops, allocations and
+frees. From the third on these are noted again, with new storages. The results are new tensors of the same form.
+A pass runs as usual if a repeat would lose an effect, or if it could differ the next time. That is so if one of
+these is true:
+(1) Python read a value that is not known, or one that has changed (guards.py);
+(2) random numbers of the host were drawn;
+(3) a storage from outside was written or freed;
+(4) a storage other than the results stays alive on the device;
+(5) an attribute of a module changed, or a module has hooks;
+(6) an argument or result is more than tensors of the device, numbers and texts in tuples, lists and dicts.
+Other effects of Python code, such as a list of its own that grows, are not seen.
 """
 
 from __future__ import annotations
@@ -36,9 +40,9 @@ if TYPE_CHECKING:
     from elbowroom.capture.virtual.mode import VirtualMode
 
 Place = tuple[str, int]
-"""A storage seen from a pass: ("own", how many it made before), ("given", which argument's), ("outside", number)."""
+"""A storage as a pass sees it: ("own", its number in the pass), ("given", the argument's), ("outside", its number)."""
 KINDS = 8
-"""As many passes of one form that asked for values and got other answers are remembered."""
+"""Most passes of one form that are remembered because they read different values."""
 _PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device)
 
 
@@ -47,7 +51,7 @@ class Unfit(Exception):
 
 
 class PassResult(NamedTuple):
-    """A tensor that a pass leaves: on which of its own storages, and how."""
+    """A tensor that a pass returns: the storage of the pass, and its form."""
 
     own: int
     shape: tuple[int, ...]
@@ -65,7 +69,7 @@ class Kept(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RecordedPass:
-    """What one pass did, apart from the numbers of its ops and storages."""
+    """Effects of one pass, apart from the numbers of its ops and storages."""
 
     ops: tuple[tuple[OpLine, tuple[Place, ...], tuple[Place, ...]], ...]
     storages: tuple[tuple[int, Category, str], ...]
@@ -84,7 +88,7 @@ class SeenPass:
     """A pass that was seen.
 
     Attributes:
-        times: how often, one after the other with none between that differs but in its answers.
+        times: how often it was seen in a row; passes that only read other values do not break the row.
     """
 
     done: RecordedPass
@@ -104,11 +108,11 @@ class Repeats:
     """Passes that were seen, by module and by the form of their arguments.
 
     Args:
-        mode: of the virtual device.
-        begins: called with the module of a pass that is repeated, before it.
+        mode: mode of the virtual device.
+        begins: called with the module of a pass before it is repeated.
 
     Attributes:
-        repeated: how many passes were.
+        repeated: number of repeated passes.
     """
 
     def __init__(self, mode: VirtualMode, begins: Callable[[torch.nn.Module], None]) -> None:
@@ -119,7 +123,7 @@ class Repeats:
         self.repeated = 0
 
     def changes(self) -> list[tuple[Any, str, Any]]:
-        """What is patched in Python."""
+        """Return the patches of Python."""
         call: Any = torch.nn.Module.__call__
 
         @functools.wraps(call)
@@ -135,7 +139,7 @@ class Repeats:
         return [(torch.nn.Module, "__call__", called)]
 
     def _passed(self, call: Any, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """A pass of an outermost module: repeated, or run."""
+        """Repeat or run a pass of an outermost module."""
         try:
             given = PassArguments([], [])
             key = self._key(module, args, kwargs, given)
@@ -153,12 +157,12 @@ class Repeats:
         return output
 
     def _fits(self, known: SeenPass, given: PassArguments) -> bool:
-        """Whether a pass would do the same."""
+        """Return whether a pass would do the same as a known one."""
         live = self._mode.ledger.are_live(known.done.outside)
         return live and known.guard.holds(self._mode.values, given.values)
 
     def _note(self, seen: list[SeenPass], watched: _Watched, output: Any) -> None:
-        """Note a pass that ran; one with the same answers that did something else is no more repeated."""
+        """Note a pass that ran; if it read the same values but did something else, it is not repeated any more."""
         try:
             done, guard = watched.made(output)
         except (Unfit, UntrackedValue):
@@ -172,17 +176,17 @@ class Repeats:
         seen.append(SeenPass(done, guard))
 
     def _seen_of(self, module: torch.nn.Module) -> dict[Hashable, list[SeenPass]]:
-        """A module's passes, by identity: metrics are modules whose hash follows their state."""
+        """Return a module's passes, by identity: metrics are modules whose hash follows their state."""
         number = id(module)
         if number not in self._seen:
             self._seen[number] = weakref.ref(module, lambda _: self._seen.pop(number, None)), {}
         return self._seen[number][1]
 
     def _key(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any], given: PassArguments) -> Hashable:
-        """What two passes have in common that do the same; `given` gets the storages of the arguments.
+        """Return the key that passes with the same effects share; `given` gets the storages of the arguments.
 
         Raises:
-            Unfit: they may differ in what no key says.
+            Unfit: passes may differ in something that no key has.
         """
         if any(each.training or has_hooks(each) for each in module.modules()):
             raise Unfit
@@ -210,7 +214,7 @@ class Repeats:
 
 @final
 class _Watched:
-    """One pass that runs: what stands in the ledger before it, and what it did by the end."""
+    """One pass that runs: the state of the ledger before it, and its effects at the end."""
 
     def __init__(self, mode: VirtualMode, module: torch.nn.Module, given: PassArguments) -> None:
         ledger = mode.ledger
@@ -229,7 +233,7 @@ class _Watched:
         self._mode.values.tape = None
 
     def _states(self) -> tuple[Any, ...]:
-        """What a pass must leave as it is."""
+        """Return the state that a pass must not change."""
         ledger = self._mode.ledger
         return (
             len(ledger.saves),
@@ -242,11 +246,11 @@ class _Watched:
         )
 
     def made(self, output: Any) -> tuple[RecordedPass, Guard]:
-        """The pass, and what tells whether another would do the same.
+        """Return the pass, and the guard that shows whether another pass would do the same.
 
         Raises:
             Unfit: it cannot be repeated.
-            Unknown: it asked for a value that comes from what is not followed.
+            UntrackedValue: it read a value that depends on one that is not tracked.
         """
         ledger, first = self._mode.ledger, self._storages
         if self._states() != self._state:
@@ -278,7 +282,7 @@ class _Watched:
         return done, guard
 
     def _alive(self) -> set[int]:
-        """Its own storages that are left at its end."""
+        """Return the storages of the pass that are live at its end."""
         alive: set[int] = set()
         for _, number, size_bytes in self._mode.ledger.events[self._events :]:
             if number < self._storages:
@@ -302,7 +306,7 @@ class _Watched:
         return Kept(parameter, self._form(cast))
 
     def _shown(self, value: Any, left: set[int]) -> Any:
-        """A result with forms in the place of its tensors, whose storages are added to `left`."""
+        """Return a result with forms in place of tensors, whose storages are added to `left`."""
         if type(value) in _PLAIN:
             return value
         if isinstance(value, torch.Tensor):
@@ -336,7 +340,7 @@ class _Named(NamedTuple):
 
 @final
 class _Replay:
-    """Notes a pass once more."""
+    """One more note of a recorded pass."""
 
     def __init__(self, mode: VirtualMode, known: RecordedPass, given: list[int]) -> None:
         self._mode, self._known, self._given = mode, known, given
@@ -344,7 +348,7 @@ class _Replay:
         self._storages: dict[int, torch.Tensor] = {}
 
     def output(self) -> Any:
-        """Note it; new results."""
+        """Note the pass; return new results."""
         if self._mode.saves is not None:
             self._mode.saves.tick()
         self._note()
@@ -386,7 +390,7 @@ class _Replay:
         return shown
 
     def _tensor(self, form: PassResult) -> torch.Tensor:
-        """A new tensor on the storage that the ledger has noted for it."""
+        """Make a new tensor on the storage that the ledger has noted for it."""
         with no_dispatch():
             whole = self._storages.get(form.own)
             if whole is None:
@@ -400,7 +404,7 @@ class _Replay:
 
 
 def _attributes(module: torch.nn.Module) -> tuple[Any, ...]:
-    """What the modules of a model hold: which objects, and how many in those that grow."""
+    """Return the attributes of a model's modules: the objects, and the lengths of those that grow."""
     held: list[Any] = []
     for each in module.modules():
         values = [*vars(each).values(), *each.parameters(recurse=False), *each.buffers(recurse=False)]
@@ -415,7 +419,7 @@ def _random_states() -> tuple[Any, ...]:
 
 
 def _settings() -> Hashable:
-    """What the process has set that changes what ops do."""
+    """Return the settings of the process that change what ops do."""
     cudnn: Any = torch.backends.cudnn
     return (
         torch.is_inference_mode_enabled(),

@@ -1,6 +1,6 @@
-"""Ops whose results depend on values, which the virtual device does not have: a plausible answer, and a remark.
+"""Values: ops whose results depend on values that the virtual device lacks: a plausible result, and a remark.
 
-What came from the host, and what is made of it alone, is known (known_values.py). The rest is assumed (plausible.py).
+Values from the host, and those made of them alone, are known (known_values.py). The rest is assumed (plausible.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _close(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _checked(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> None:
-    """Whether a factorisation succeeded: it did, where nobody knows."""
+    """Check whether a factorisation succeeded; if that is unknown, it did."""
     outcome = mode.values.computed(aten.any.default, args[:1], {})
     if outcome is not None and outcome.certain:
         func(mode.values.of(args[0]), *args[1:], **kwargs)
@@ -72,7 +72,7 @@ def _to_copy(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _read(mode: VirtualMode, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A copy on the host."""
+    """Copy a tensor to the host."""
     if not mode.values.is_certain(tensor):
         mode.ledger.remark("assumed_value", name)
     known = mode.values.read(tensor)
@@ -93,7 +93,7 @@ def _lift(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _where(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A condition of bytes is copied to one of booleans (TensorCompare.cpp: `where_self_out`)."""
+    """Copy a condition of bytes to one of booleans (TensorCompare.cpp: `where_self_out`)."""
     condition, *others = args
     if is_virtual(condition) and condition.dtype == torch.uint8:
         condition = mode.run(aten._to_copy.default, (condition,), {"dtype": torch.bool})
@@ -101,10 +101,10 @@ def _where(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _add(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Two gradients of one tensor: the engine adds in place what nobody else holds, but for tensors of a subclass.
+    """Add two gradients of one tensor, in place if only the engine holds the first one, as on CUDA.
 
-    It does not where backward is to be differentiated. input_buffer.cpp: `can_accumulate_inplace`. The CUDA build's
-    tensors are of no subclass.
+    The engine adds out of place for tensors of a subclass, which the CUDA build's are not. It also does so if backward
+    is to be differentiated (input_buffer.cpp: `can_accumulate_inplace`).
     """
     first, second = args[0], args[1]
     if (
@@ -130,7 +130,7 @@ def _is_sole(mode: VirtualMode, tensor: torch.Tensor) -> bool:
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last one; as many as there are where the tensor is dense."""
+    """Count the elements from the first to the last address; a dense tensor has no others."""
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
@@ -147,7 +147,7 @@ IN_PLACE_NODES: dict[str, set[Any]] = {
     "IndexSelectBackward0": {aten.index_add.default},
     "BinaryCrossEntropyWithLogitsBackward0": {aten.sub.Tensor, aten.mul.Tensor},
 }
-"""Autograd nodes that work in place but for tensors of a subclass, and the ops that then are (FunctionsManual.cpp)."""
+"""Autograd nodes that work in place, except for tensors of a subclass, with the ops in place (FunctionsManual.cpp)."""
 
 IN_PLACE: dict[Any, Any] = {
     aten.index_put.default: aten.index_put_.default,
@@ -160,7 +160,7 @@ IN_PLACE: dict[Any, Any] = {
 
 
 def _maybe_in_place(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """As the CUDA build's tensors are of no subclass, such a node works in place on what it has just made."""
+    """Work in place on a new result of such a node, as the CUDA build's tensors are of no subclass."""
     if (
         in_backward()
         and is_virtual(args[0])
@@ -173,7 +173,7 @@ def _maybe_in_place(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) ->
 
 
 def _is_new(mode: VirtualMode, tensor: torch.Tensor) -> bool:
-    """Whether it is among the last two storages: what a loss's backward works on, and never a weight that it saved."""
+    """Return whether a tensor is on one of the last two storages: a loss's new result, not a saved weight."""
     number = mode.ledger.number_of(tensor)
     return number is not None and number >= len(mode.ledger.storages) - 2
 
@@ -183,7 +183,7 @@ def _is_pinned(_mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> A
 
 
 def _is_left_aligned(_mode: VirtualMode, _func: Any, _args: Args, _kwargs: Kwargs) -> Any:
-    """Whether an encoder may make a nested tensor of its padded input: the sizes of its rows are not known."""
+    """Say no: the sizes of rows are unknown, so an encoder makes no nested tensor of its padded input."""
     return False
 
 
@@ -192,12 +192,12 @@ def _pin(_mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> Any:
 
 
 def _with_kernel(mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> Any:
-    """`_convolution`, as traced code has it: a convolution with settings of its kernels."""
+    """Run `_convolution`, as traced code has it: a convolution with settings of its kernels."""
     return mode.run(aten.convolution.default, args[:9], {})
 
 
 def _on_storage(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """`set_`: a virtual tensor of the host gets a storage without bytes, one and the same for each with bytes."""
+    """Run `set_`: a virtual tensor of the host gets a storage without bytes, always the same for one with bytes."""
     tensor, storage, *layout = args
     if is_virtual(tensor) and isinstance(storage, torch.UntypedStorage) and storage.device.type == "cpu":
         storage = without_bytes(storage)
@@ -205,11 +205,11 @@ def _on_storage(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any
 
 
 def _on_stream(_mode: VirtualMode, _func: Any, _args: Args, _kwargs: Kwargs) -> Any:
-    """`record_stream`: what other streams do is over at once, so nothing is waited for."""
+    """Run `record_stream`: work of other streams is over at once, so nothing waits."""
 
 
 def as_virtual_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """A real CPU tensor without its bytes; the value of a small one is known."""
+    """Return a real CPU tensor without its bytes; the value of a small one is known."""
     made = virtual(meta_like(tensor), CPU)
     if KnownValues.current is not None:
         KnownValues.current.alias(made, tensor.detach())
@@ -217,14 +217,14 @@ def as_virtual_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _scalar_tensor(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """`cuda_tensor[index] = number` keeps the number on the host (python_variable_indexing.cpp)."""
+    """Keep the number of `cuda_tensor[index] = number` on the host (python_variable_indexing.cpp)."""
     if stores_item():
         return func(*args, **{**kwargs, "device": CPU})
     return mode.run(func, args, kwargs)
 
 
 def stores_item() -> bool:
-    """Whether the Python code that calls is at `x[index] = value`."""
+    """Return whether the calling Python code is at `x[index] = value`."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_name != "__torch_dispatch__":
         frame = frame.f_back

@@ -1,1 +1,1 @@
-"""Ops: the results that an op makes on CUDA, where its meta kernel does not say them."""
+"""Ops: the results that an op makes on CUDA, if its meta kernel does not give them."""

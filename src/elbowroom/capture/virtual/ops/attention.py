@@ -18,7 +18,7 @@ from elbowroom.torch_compat.subclasses import jagged_attention
 aten: Any = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
 CAPABILITY = 90
-"""Of the device that is on."""
+"""Compute capability of the device that is on."""
 
 
 def attend(
@@ -59,7 +59,7 @@ def attend(
 
 
 def first(results: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """The first result; the others go in their order, as C++ drops a tuple."""
+    """Return the first result; the others are freed in their order, as C++ drops a tuple."""
     kept = list(results)
     del results
     for index in range(1, len(kept)):
@@ -77,10 +77,10 @@ def _plain(
     scale: float | None,
     grouped: bool,
 ) -> torch.Tensor:
-    """Two products and a softmax, in float (attention.cpp: _scaled_dot_product_attention_math).
+    """Compute two products and a softmax, in float (attention.cpp: _scaled_dot_product_attention_math).
 
-    C++'s own would add the mask out of place, as it does for tensors of a subclass. It holds the query in float up to
-    its end, and returns the weights too, in the dtype of the query.
+    C++'s own kernel would add the mask out of place, as for tensors of a subclass. It holds the query in float up to
+    its end. It also returns the weights, in the dtype of the query.
     """
     dtype = query.dtype
     if dtype in HALVES:
@@ -132,7 +132,7 @@ def choose(
 
 
 def changes() -> list[tuple[Any, str, Any]]:
-    """What is patched in Python: scripts and jagged tensors ask torch.backends.cuda whether a kernel takes tensors.
+    """Return the patches of torch.backends.cuda, which scripts and jagged tensors ask whether a kernel takes tensors.
 
     C++ answers no in a build for the CPU.
     """
@@ -206,7 +206,7 @@ def _last_is_dense(*tensors: Any) -> bool:
 
 
 def _alignment(dtype: torch.dtype) -> int:
-    """Elements that memory-efficient kernels want the head's size to be a multiple of (minimum_gemm_alignment)."""
+    """Return the number of which memory-efficient kernels need the head's size to be a multiple."""
     half = dtype in HALVES
     if CAPABILITY >= 80:
         return max(4, 128 // (16 if half else 32))
@@ -218,14 +218,14 @@ def _wants_grad(*tensors: torch.Tensor) -> bool:
 
 
 def _as_bias(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
-    """A mask of truth values as one of 0 and minus infinity (attention.cpp: convert_boolean_attn_mask)."""
+    """Turn a mask of truth values into one of 0 and minus infinity (attention.cpp: convert_boolean_attn_mask)."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     return torch.where(mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=query.dtype, device=query.device))
 
 
 def _aligned(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """A mask whose rows start at multiples of 8 elements, in full size (attention.cpp: pad_bias, preprocess_mask)."""
+    """Pad a mask: rows start at multiples of 8 elements, in full size (attention.cpp: pad_bias, preprocess_mask)."""
     spare, width = -mask.shape[-1] % 8, mask.shape[-1]
     if spare:
         mask = torch.nn.functional.pad(mask, [0, spare])[..., :width]
@@ -235,7 +235,7 @@ def _aligned(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torc
 def _flash(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, causal: bool, scale: float | None
 ) -> torch.Tensor:
-    """Flash attention on heads of a multiple of 8 (attention.cpp: pad_last_dim)."""
+    """Run flash attention on heads padded to a multiple of 8 (attention.cpp: pad_last_dim)."""
     size = query.shape[-1]
     spare = -size % 8
     if spare:

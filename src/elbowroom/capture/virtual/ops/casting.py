@@ -1,8 +1,8 @@
-"""autocast("cuda") on virtual tensors.
+"""Casting: autocast("cuda") on virtual tensors.
 
-torch's own autocast kernels pass tensors over that C++ does not see on cuda. These do what they do: the same lists of
-ops (autocast_mode.h), arguments cast from the last to the first, and 16-bit copies of parameters kept until the
-outermost context ends.
+torch's own autocast kernels skip tensors that are not on cuda for C++. The kernels here do the same as those. They have
+the same lists of ops (autocast_mode.h), and cast arguments from the last to the first. 16-bit copies of parameters are
+kept until the outermost context ends.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _clear_torchs = torch.clear_autocast_cache
 
 
 def kernels() -> Iterator[tuple[Any, Callable[..., Any]]]:
-    """Ops that autocast changes, each with its kernel."""
+    """Yield the ops that autocast changes, each with its kernel."""
     yield aten._cudnn_rnn.default, _recurrent
     for names, policy in ((LOWER, _lower), (FULL, _full), (FULL_DTYPE, _full_dtype), (WIDEST, _widest)):
         for op in _ops(names):
@@ -55,7 +55,7 @@ def kernels() -> Iterator[tuple[Any, Callable[..., Any]]]:
 
 
 def in_float32() -> Iterator[Any]:
-    """Ops that autocast carries out in float32."""
+    """Yield the ops that autocast carries out in float32."""
     yield from _ops(f"{FULL} {FULL_DTYPE}")
 
 
@@ -83,7 +83,7 @@ class _FlatWeights(torch.autograd.Function):
 
 
 def _recurrent(*args: Any) -> Any:
-    """Weights, states and input in the lower precision."""
+    """Cast weights, states and input to the lower precision."""
     dtype = torch.get_autocast_dtype("cuda")
     with without_autocast():
         input, weights, stride, _, hx, cx, *others = args
@@ -94,7 +94,7 @@ def _recurrent(*args: Any) -> Any:
 
 
 def clear_cache() -> None:
-    """The outermost autocast context has ended."""
+    """Clear the cache, as the outermost autocast context has ended."""
     _clear_torchs()
     forget()
 
@@ -106,7 +106,7 @@ def forget() -> None:
 
 
 def cached() -> Mapping[int, tuple[weakref.ref[Any], torch.Tensor]]:
-    """The 16-bit copies that are kept, each with its parameter, by the parameter's id."""
+    """Return the 16-bit copies that are kept, each with its parameter, by the parameter's id."""
     return _cache
 
 
@@ -134,7 +134,7 @@ def _full(op: Any) -> Callable[..., Any]:
 
 
 def _full_dtype(op: Any) -> Callable[..., Any]:
-    """The result is of float32, which the op does by itself, unless the caller names a dtype."""
+    """Have the op itself make its result in float32, unless the caller names a dtype."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with without_autocast():
@@ -170,7 +170,7 @@ def _floats(args: Any) -> Iterator[torch.Tensor]:
 
 
 def _all_to(dtype: torch.dtype, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """C++ evaluates the arguments of a call from the last to the first."""
+    """Cast all arguments, from the last to the first, as C++ evaluates the arguments of a call."""
     cast = [_to(dtype, each) for each in reversed(args)]
     return cast[::-1], {name: _to(dtype, each) for name, each in kwargs.items()}
 

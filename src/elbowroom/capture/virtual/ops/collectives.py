@@ -1,7 +1,7 @@
-"""What DTensor is made of on the virtual device: functional collectives, and random numbers.
+"""Collectives: functional collectives and random numbers of DTensor on the virtual device.
 
-The meta kernels of collectives, made for compilers, give another tensor where a GPU gives the same one, or one that
-wraps it. processes.py has the groups.
+The meta kernels of collectives are made for compilers. They return another tensor where a GPU returns the same one, or
+a wrapper of it. processes.py has the groups.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _wait(mode: VirtualMode, func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """`wait_tensor`; torch also wants what was computed on the host to be waited for."""
+    """Run `wait_tensor`; torch also requires it for results computed on the host."""
     known = mode.values.of(args[0])
     if known is not None:
         func(known)
@@ -21,12 +21,12 @@ def _wait(mode: VirtualMode, func: Any, args: tuple[Any, ...], _kwargs: dict[str
 
 
 def _wrap(_mode: VirtualMode, func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """A tensor that waits at its first use: torch's own kernel, which allocates nothing."""
+    """Make a tensor that waits at its first use, by torch's own kernel, which allocates nothing."""
     return func(*args)
 
 
 def drawn(mode: VirtualMode, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A random op on the part of a DTensor that is here: the place in the numbers is of no matter."""
+    """Run a random op on this process's part of a DTensor; the offset in the random numbers does not matter."""
     with mode:
         return op(*args, **kwargs)
 

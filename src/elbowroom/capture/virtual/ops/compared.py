@@ -1,7 +1,7 @@
-"""Which ops were compared with the CUDA build of torch and found equal: compared.json, made by a command.
+"""Compared: ops that were compared with the CUDA build of torch and found equal: compared.json, made by a command.
 
-`python -m benchmarks.accuracy compared` writes it from jobs and single ops that were run on the rig too: an op is in it
-once it ran where the allocations and frees, all of them, were those of the CUDA build. No entry is written by hand.
+`python -m benchmarks.accuracy compared` writes it from jobs and single ops that were run on the rig too. An op is in it
+if it ran in a case with all allocations and frees of the CUDA build. No entry is written by hand.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ANY = "any"
 
 @final
 class Compared:
-    """Names of ops, and which of them the table does not have.
+    """Table of compared ops.
 
     Args:
         table: the ops, each with the dtypes in which it was compared; None for the one of this package.
@@ -32,11 +32,11 @@ class Compared:
         self._forms: dict[tuple[Any, torch.dtype | None], str] = {}
 
     def form(self, func: Any, tensors: Sequence[torch.Tensor]) -> str:
-        """Name and dtype of an op that runs a kernel on the device, "" of another.
+        """Return name and dtype of an op that runs a kernel on the device; "" for another op.
 
         Args:
             func: the op.
-            tensors: what it was given and what it made.
+            tensors: its arguments and results.
         """
         first = next((tensor for tensor in tensors if tensor.device.type == "cuda"), None)
         key = func, None if first is None else first.dtype
@@ -46,7 +46,7 @@ class Compared:
         return known
 
     def has(self, form: str) -> bool:
-        """Whether the op was compared; true of "", which allocates nothing."""
+        """Return whether the op was compared; true for "", which allocates nothing."""
         return not form or form in self._known
 
 
@@ -59,5 +59,5 @@ def _form(func: Any, dtype: torch.dtype | None) -> str:
 
 @cache
 def read_table() -> dict[str, dict[str, Any]]:
-    """By op and dtype: in how many equal cases it ran, and on which compute capabilities."""
+    """Return by op and dtype in how many equal cases it ran, and on which compute capabilities."""
     return json.loads(TABLE.read_text("utf-8"))["ops"]

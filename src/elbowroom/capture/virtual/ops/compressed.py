@@ -1,8 +1,8 @@
-"""Sparse tensors of compressed rows or columns (CSR, CSC): where rows begin, columns, values, as CUDA has them.
+"""Compressed: sparse tensors of compressed rows or columns (CSR, CSC): where rows begin, columns, values, as on CUDA.
 
-Each op is made of the dense ops that torch makes it of (TensorConversions.cpp, SparseCsrTensor.cpp), on the three
-parts, so that what is known of places stays known, and scratch is theirs. Places of a product of two are computed where
-those of its factors are known. Else they are taken to be spread evenly, and a remark says so.
+Each op is built of the dense ops that torch uses for it (TensorConversions.cpp, SparseCsrTensor.cpp), on the three
+parts. So known places stay known, and scratch memory is that of the dense ops. Places of a product of two are computed
+if those of its factors are known. Else they count as spread by chance, and a remark says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ aten: Any = torch.ops.aten
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 PRODUCTS = 2**24
-"""So many multiplications of two sparse matrices are carried out on the host, about a second."""
+"""Most multiplications of two sparse matrices that are carried out on the host, about a second."""
 SPREAD = "places of a product of sparse matrices"
 SPGEMM = "cuSPARSE's product of sparse matrices"
 REFUSED = (
@@ -39,7 +39,7 @@ def _on_device(tensor: torch.Tensor) -> SparseParts:
 
 
 def _form(parts: SparseParts, layout: torch.layout, shape: Any) -> torch.Tensor:
-    """The meta tensor of these parts."""
+    """Make the meta tensor of these parts."""
     with Inside():
         return aten.sparse_compressed_tensor.comp_plain_value_size(
             *parts, tuple(shape), dtype=parts.values.dtype, layout=layout, device="meta"
@@ -51,7 +51,7 @@ def _made(parts: SparseParts, layout: torch.layout, shape: Any) -> torch.Tensor:
 
 
 def refused(func: Any, args: Args) -> CaptureError:
-    """What is said of an op without a model."""
+    """Make the error for an op without a model."""
     layout = next(each.layout for each in args if is_compressed(each))
     return CaptureError(REFUSED.format(func, layout))
 
@@ -64,7 +64,7 @@ def _other(layout: torch.layout) -> torch.layout:
 
 
 def _copied(mode: VirtualMode, _: Any, args: Args, kwargs: Kwargs) -> torch.Tensor:
-    """Places and values; of compressed ones values are copied first, then where rows begin, then columns (rig)."""
+    """Copy places and values; of compressed tensors first values, then where rows begin, then columns (rig)."""
     tensor, dtype = args[0], kwargs.get("dtype")
     device = kwargs.get("device") or (CUDA if is_virtual(tensor) else CPU)
     found = places_of(tensor)[::-1] if tensor.layout is torch.sparse_coo else parts_of(tensor)
@@ -97,7 +97,7 @@ def _clone(mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> torch.
 
 
 def _scaled(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> torch.Tensor:
-    """Values are changed, and places are copied."""
+    """Change values, and copy places."""
     tensor, *others = args
     if any(isinstance(each, torch.Tensor) and each.dim() for each in others) or not is_compressed(tensor):
         raise refused(func, args)
@@ -113,7 +113,7 @@ def _detach(_mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> torc
 
 
 def _turned(_mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> torch.Tensor:
-    """Rows as columns: the same parts under the other layout."""
+    """Transpose: the same parts under the other layout."""
     tensor = args[0]
     if len(args) > 1 and (args[1] - args[2]) % 2 == 0:
         return _made(parts_of(tensor), tensor.layout, tensor.shape)
@@ -121,7 +121,7 @@ def _turned(_mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> torc
 
 
 def _flip(mode: VirtualMode, tensor: torch.Tensor) -> torch.Tensor:
-    """Compressed the other way: places are sorted anew (sparse_compressed_to_flipped)."""
+    """Compress the other way: places are sorted again (sparse_compressed_to_flipped)."""
     compressed, plain, values = _on_device(tensor)
     by_rows = tensor.layout is torch.sparse_csr
     count, (major, minor) = plain.shape[0], tensor.shape if by_rows else tensor.shape[::-1]
@@ -156,7 +156,7 @@ def _flip(mode: VirtualMode, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _to_compressed(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> torch.Tensor:
-    """`to_sparse_csr` and `to_sparse_csc` of any tensor."""
+    """Run `to_sparse_csr` or `to_sparse_csc` on any tensor."""
     tensor = args[0]
     wanted = torch.sparse_csr if func is aten._to_sparse_csr.default else torch.sparse_csc
     if tensor.layout is wanted:
@@ -169,7 +169,7 @@ def _to_compressed(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> 
 
 
 def _of_places(mode: VirtualMode, tensor: torch.Tensor, wanted: torch.layout) -> torch.Tensor:
-    """Of a COO tensor: where rows begin is new, columns and values stay where they are."""
+    """Compress a COO tensor: row begins are new, columns and values stay where they are."""
     with mode:
         found = tensor.coalesce()
         places, values = found.indices(), found.values()
@@ -184,7 +184,7 @@ def _of_places(mode: VirtualMode, tensor: torch.Tensor, wanted: torch.layout) ->
 
 
 def _of_dense(mode: VirtualMode, tensor: torch.Tensor, wanted: torch.layout) -> torch.Tensor:
-    """Of a dense one: the places of what is not zero; all of them where that is not known."""
+    """Compress a dense tensor: its places are those of nonzero elements, or all if these are not known."""
     turned = wanted is torch.sparse_csc
     with mode:
         dense = aten.t.default(tensor) if turned else tensor
@@ -197,7 +197,7 @@ def _of_dense(mode: VirtualMode, tensor: torch.Tensor, wanted: torch.layout) -> 
 
 
 def _to_places(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> torch.Tensor:
-    """`to_sparse_coo`: places are new, values stay where they are."""
+    """Run `to_sparse_coo`: places are new, values stay where they are."""
     tensor = args[0]
     with mode:
         if is_compressed(tensor):
@@ -212,7 +212,7 @@ def _to_places(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> torc
 
 
 def _to_dense(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> torch.Tensor:
-    """Numbers of elements from those of rows and columns, and values added there (sparse_compressed_to_dense)."""
+    """Make a dense tensor: add values at indices computed from rows and columns (sparse_compressed_to_dense)."""
     tensor = args[0]
     dtype = (args[1] if len(args) > 1 else None) or kwargs.get("dtype")
     return _dense_of(mode, _on_device(tensor), tensor, dtype or tensor.dtype)
@@ -256,7 +256,7 @@ def _first() -> torch.Tensor:
 
 
 def _mask(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> torch.Tensor:
-    """The values of a dense tensor at the places of a sparse one (sparse_mask_sparse_compressed)."""
+    """Take the values of a dense tensor at the places of a sparse one (sparse_mask_sparse_compressed)."""
     tensor, mask = args
     compressed, plain, values = _on_device(mask)
     count = plain.shape[0]
@@ -274,7 +274,7 @@ def _mask(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> torch.Ten
 
 
 def _coalesce(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> torch.Tensor:
-    """Places that repeat are one, where they are known."""
+    """Merge repeated places, if they are known."""
     values, places = places_of(args[0])
     known = known_of(places)
     if known is None:
@@ -295,7 +295,7 @@ def _rows_of(mode: VirtualMode, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mm(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> torch.Tensor:
-    """`mm`, `addmm`, `_sparse_addmm`; cuSPARSE's scratch of a product with a dense matrix is not known, and small."""
+    """Run `mm`, `addmm` or `_sparse_addmm`; cuSPARSE's scratch with a dense matrix is not known, and small."""
     first, second = args[-2:]
     if first.layout is torch.sparse_coo and not is_compressed(second):
         both = second.layout is torch.sparse_coo
@@ -327,7 +327,7 @@ def _mv(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> torch.Tenso
 
 
 def _product(mode: VirtualMode, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Places as int32 of both, and of the result (SparseBlasImpl.cpp: spgemm; rig)."""
+    """Multiply two sparse matrices; places of all three are int32 (SparseBlasImpl.cpp: spgemm; rig)."""
     one, two = _on_device(first), _on_device(second)
     rows, columns = first.shape[0], second.shape[1]
     product = _places_of(mode, one, two, (rows, columns))
@@ -345,7 +345,7 @@ def _product(mode: VirtualMode, first: torch.Tensor, second: torch.Tensor) -> to
 
 
 def _filled(mode: VirtualMode, product: SparseProduct, begins: torch.Tensor, dtype: torch.dtype) -> SparseParts:
-    """Columns and values of a product, after cuSPARSE's scratch."""
+    """Make columns and values of a product, after cuSPARSE's scratch."""
     _workspace(mode, product.multiplications * (4 + dtype.itemsize))
     with mode:
         columns = aten.empty.memory_format([product.count], dtype=torch.int32, device=CUDA)
@@ -359,7 +359,7 @@ def _filled(mode: VirtualMode, product: SparseProduct, begins: torch.Tensor, dty
 
 
 def _product_of_places(mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwargs) -> torch.Tensor:
-    """Of two tensors of places: both and the result by rows, as int32 (SparseMatMul.cu; rig)."""
+    """Multiply two COO tensors: both and the result go by rows, as int32 (SparseMatMul.cu; rig)."""
     given: list[SparseParts] = []
     with mode:
         for tensor in args:
@@ -384,7 +384,7 @@ def _product_of_places(mode: VirtualMode, _func: Any, args: Args, _kwargs: Kwarg
 
 
 def _workspace(mode: VirtualMode, size_bytes: int) -> None:
-    """Scratch that keeps each multiplication's column and value; cuSPARSE is closed, so none to twice as much."""
+    """Note scratch for each multiplication's column and value; cuSPARSE is closed, so from none to twice as much."""
     mode.ledger.remark("workspace_model", SPGEMM)
     number = mode.ledger.scratch(max(1, size_bytes), "workspace")
     mode.ledger.bounds[number] = (0, max(1, 2 * size_bytes))
@@ -392,7 +392,7 @@ def _workspace(mode: VirtualMode, size_bytes: int) -> None:
 
 
 class SparseProduct(NamedTuple):
-    """A product of two sparse matrices: how many places it has, and from how many multiplications."""
+    """A product of two sparse matrices: its number of places, and that of multiplications."""
 
     count: int
     multiplications: int
@@ -429,12 +429,12 @@ def _places_of(mode: VirtualMode, one: SparseParts, two: SparseParts, shape: tup
 
 
 def _are_places(columns: torch.Tensor, count: int) -> bool:
-    """Whether columns are there; what is assumed may not be."""
+    """Return whether columns exist; assumed ones may not."""
     return not columns.numel() or (int(columns.min()) >= 0 and int(columns.max()) < count)
 
 
 def _multiplied(where: Any, values: list[torch.Tensor]) -> SparseParts:
-    """For real, by rows and columns: not every build for the host has a product of compressed ones."""
+    """Multiply really, by rows and columns: not every build for the host has a product of compressed matrices."""
     factors: list[torch.Tensor] = []
     for (begins, columns, shape), each in zip(where, values, strict=True):
         places = aten._convert_indices_from_csr_to_coo.default(begins, columns)
@@ -446,7 +446,7 @@ def _multiplied(where: Any, values: list[torch.Tensor]) -> SparseParts:
 
 
 def _spread(mode: VirtualMode, one: SparseParts, two: SparseParts, shape: tuple[int, int]) -> SparseProduct:
-    """As many places as chance gives: of n columns, k throws hit n (1 - (1 - 1/n)^k)."""
+    """Estimate the number of places by chance: of n columns, k throws hit n (1 - (1 - 1/n)^k)."""
     mode.ledger.remark("assumed_value", SPREAD)
     rows, columns = max(1, shape[0]), max(1, shape[1])
     work = one.plain.shape[0] * two.plain.shape[0] / max(1, two.compressed.shape[0] - 1)
@@ -460,7 +460,7 @@ def _sum(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> torch.Tens
 
 
 def _on(ours: Callable[..., Any], others: Special | None) -> Special:
-    """`ours` where an argument is compressed and the op is on the device; else what there is."""
+    """Use `ours` if an argument is compressed and the op is on the device; else the other one."""
 
     def special(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if not any(map(is_compressed, args)) and not (func in OF_ANY and args[0].layout in OF_ANY[func]):
@@ -535,7 +535,7 @@ PART_NAMES = {
 
 
 def on_device(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`torch.sparse_csr_tensor` and its like, whose C++ asks for the current cuda device: parts go there first."""
+    """Wrap `torch.sparse_csr_tensor` and its like, whose C++ needs a current cuda device: parts go there first."""
 
     @functools.wraps(make)
     def made(*args: Any, device: Any = None, **named: Any) -> torch.Tensor:
@@ -549,11 +549,11 @@ def on_device(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 
 def changes() -> list[tuple[Any, str, Any]]:
-    """What is changed of torch while the device is on."""
+    """Return the changes of torch while the device is on."""
     names = ("sparse_csr_tensor", "sparse_csc_tensor", "sparse_compressed_tensor")
     return [(torch, name, on_device(getattr(torch, name))) for name in names]
 
 
 def specials(others: dict[Any, Special]) -> dict[Any, Special]:
-    """The ops that compressed tensors have, around those that others take."""
+    """Return the replaced ops of compressed tensors, which call those of other tensors."""
     return {func: _on(ours, others.get(func)) for func, ours in TABLE.items()}

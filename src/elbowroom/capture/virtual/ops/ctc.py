@@ -1,7 +1,7 @@
-"""The CTC loss of CUDA's own kernels: what it makes, and the scratch beside it (LossCTC.cu, LossCTC.cpp; rig).
+"""CTC: the CTC loss of CUDA's own kernels, with its results and scratch memory (LossCTC.cu, LossCTC.cpp; rig).
 
-Its tables are as wide as the longest target. Where the lengths are values of the device that are not known, the widest
-target that the shapes allow is taken.
+Its tables are as wide as the longest target. If the lengths are unknown values of the device, the widest target that
+the shapes allow is taken.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _loss(
     reduction: int = REDUCED_BY_MEAN,
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """Lengths in tensors are read on the host first, but for tensors of a subclass (LossCTC.cpp: ctc_loss)."""
+    """Compute the loss; lengths in tensors are first read on the host, but for a subclass (LossCTC.cpp: ctc_loss)."""
     longest = _longest(targets, target_lengths)
     inputs = [log_probs.shape[0]] * input_lengths.numel()
     lengths = _known(target_lengths) or [longest] * target_lengths.numel()
@@ -46,7 +46,7 @@ def _loss_of_lists(
     reduction: int = REDUCED_BY_MEAN,
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """C++ would make the tensor of lengths, which the mean divides by, where no virtual device sees it."""
+    """Compute the loss with lengths in lists: C++ would make their tensor, for the mean, out of the mode's sight."""
     made = aten._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
     if zero_infinity:
         made = torch.where(made == float("inf"), torch.zeros((), device=made.device, dtype=made.dtype), made)
@@ -59,7 +59,7 @@ def _loss_of_lists(
 
 
 def _known(lengths: torch.Tensor) -> list[int] | None:
-    """The values of lengths; None where they are not known."""
+    """Return the values of lengths; None if they are not known."""
     values = KnownValues.current
     found = lengths if values is None else values.of(lengths)
     if values is not None:
@@ -68,7 +68,7 @@ def _known(lengths: torch.Tensor) -> list[int] | None:
 
 
 def _longest(targets: torch.Tensor, lengths: torch.Tensor) -> int:
-    """The most labels that a target may have: the width of padded targets, an even share of those in a row."""
+    """Return the most labels of a target: the width of padded targets, or an even share of those in a row."""
     if targets.dim() > 1:
         return targets.shape[1]
     return -(-targets.numel() // max(lengths.numel(), 1))
@@ -94,7 +94,7 @@ def _backward(grad: torch.Tensor, log_probs: torch.Tensor, *_others: Any) -> tor
 
 
 def _numbers(call: ScratchCall) -> None:
-    """Lengths of targets and inputs, and where each target begins."""
+    """Allocate lengths of targets and inputs, and the begins of targets."""
     log_probs = call.args[0 if call.func is aten._ctc_loss.default else 1]
     batch = log_probs.shape[1] if log_probs.dim() == 3 else 1
     for _ in range(3):

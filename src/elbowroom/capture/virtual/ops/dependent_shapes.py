@@ -1,6 +1,6 @@
-"""Ops whose results have a size that depends on values: nonzero, masks as indices, unique, counts.
+"""Dependent shapes: ops whose results have a size that depends on values: nonzero, masks as indices, unique, counts.
 
-Where the values are known the size is the true one. Else it is the largest: a mask lets everything through, all values
+If the values are known, the size is the true one. Else it is the largest: a mask lets everything through, all values
 differ, and a remark says so.
 """
 
@@ -25,7 +25,7 @@ MASKS = (torch.bool, torch.uint8)
 
 
 def _by_value(assumed: Assumed) -> Special:
-    """An op that runs on the host where it can; `assumed` says what it gives elsewhere, as meta tensors."""
+    """Make an op that runs on the host if it can; else `assumed` gives its results as meta tensors."""
 
     def special(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
         given = [each for each in args if is_virtual(each)]
@@ -59,7 +59,7 @@ def _form_of(func: Any, real: torch.Tensor) -> torch.Tensor:
 
 
 def _positions(rows: int, dims: int) -> torch.Tensor:
-    """What nonzero gives: a row for each place, one dimension after the other in memory (Nonzero.cu)."""
+    """Make the result of nonzero: a row for each place, one dimension after the other in memory (Nonzero.cu)."""
     return torch.empty((dims, rows), dtype=torch.int64, device=META).t()
 
 
@@ -76,7 +76,7 @@ def _masked_select(args: Args, _: Kwargs) -> torch.Tensor:
 
 
 def _unique(args: Args, kwargs: Kwargs) -> tuple[torch.Tensor, ...]:
-    """Places and counts are empty where nobody asked for them."""
+    """Assume distinct values; places and counts that were not requested are empty."""
     given: Args = (*args, *(True, False, False)[len(args) - 1 :])
     tensor, _, inverse, counts = given
     count = tensor.numel()
@@ -103,7 +103,7 @@ def _unique_dim(args: Args, kwargs: Kwargs) -> tuple[torch.Tensor, ...]:
 
 
 def _bincount(args: Args, kwargs: Kwargs) -> torch.Tensor:
-    """As many bins as are asked for, at least one."""
+    """Assume the requested number of bins, at least one."""
     weights = args[1] if len(args) > 1 else kwargs.get("weights")
     least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
@@ -111,13 +111,13 @@ def _bincount(args: Args, kwargs: Kwargs) -> torch.Tensor:
 
 
 def _repeat_interleave(args: Args, kwargs: Kwargs) -> torch.Tensor:
-    """Each once, where the total is not said."""
+    """Assume each element once if the total is not given."""
     total = args[1] if len(args) > 1 else kwargs.get("output_size")
     return _vector(args[0].numel() if total is None else total)  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def _index(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A mask as an index becomes the positions where it is true (IndexingUtils.h: expandTensors)."""
+    """Turn a mask as an index into the positions where it is true (IndexingUtils.h: expandTensors)."""
     tensor, indices = args[0], args[1]
     if not any(each is not None and each.dtype in MASKS for each in indices):
         return mode.run(func, args, kwargs)
@@ -137,7 +137,7 @@ def _expanded(mode: VirtualMode, mask: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _nms(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Boxes that a detector keeps: sorted, compared in bits of 64, and those kept selected (nms_kernel.cu)."""
+    """Select a detector's boxes: they are sorted, compared in words of 64 bits, and selected (nms_kernel.cu)."""
     boxes, scores = args[0], args[1]
     if not is_virtual(boxes) or not boxes.is_cuda:
         return func(*args, **kwargs)
@@ -161,7 +161,7 @@ def _set_kept(mode: VirtualMode, kept: torch.Tensor, order: torch.Tensor, outcom
 
 
 BY_NAME: dict[str, Special] = {"torchvision::nms": _nms}
-"""Ops of other libraries, which are there once these are imported."""
+"""Ops of other libraries, which exist once these are imported."""
 
 SPECIALS: dict[Any, Special] = {
     aten.nonzero.default: _by_value(_nonzero),

@@ -1,4 +1,4 @@
-"""What an op reads and writes of the storages it is given, by its declaration and by one table of what that leaves out.
+"""Effects: the storages that an op reads and writes, by its declaration and a table of what that leaves out.
 
 A view reads and writes nothing: it makes another tensor on the same bytes.
 """
@@ -16,7 +16,7 @@ from elbowroom.torch_compat.core import schema_of
 from elbowroom.torch_compat.operators import UNFILLED, reads_bytes
 
 UNDECLARED: dict[str, tuple[int, ...]] = {
-    # Running mean and variance, where argument 5 (training) is true: native_functions.yaml does not mark them.
+    # Running mean and variance, if argument 5 (training) is true: native_functions.yaml does not mark them.
     "aten::cudnn_batch_norm": (3, 4),
     "aten::native_batch_norm": (3, 4),
     "aten::miopen_batch_norm": (3, 4),
@@ -27,12 +27,12 @@ TRAINING = 5
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """Of one overload.
+    """Effects of one overload.
 
     Attributes:
         views: whether its results are other tensors on its argument's storage, and nothing is computed.
-        positions: of the arguments it changes.
-        names: of the keyword arguments it changes.
+        positions: positions of the arguments that it changes.
+        names: names of the keyword arguments that it changes.
         in_training: further positions, which change in training only.
     """
 
@@ -44,7 +44,7 @@ class Effects:
 
 @cache
 def takes_tensors(func: Any) -> tuple[bool, ...]:
-    """Of each argument of an overload, whether it is a tensor."""
+    """Return for each argument of an overload whether it is a tensor."""
     return tuple(isinstance(each.type, torch.TensorType) for each in schema_of(func).arguments)
 
 
@@ -94,7 +94,7 @@ TF32_BY_CUBLAS = ("mm", "addmm", "bmm", "baddbmm")
 
 
 def compute_type(name: str, tensors: list[Any], compute_capability: int) -> str:
-    """What an op such as "aten.mm" computes in: the type of its first tensor, "tf32" where torch allows it."""
+    """Return the type in which an op such as "aten.mm" computes: its first tensor's, or "tf32" if torch allows it."""
     dtype = str(tensors[0].dtype)[6:] if tensors else ""
     if dtype != "float32" or compute_capability < 80:
         return dtype
@@ -108,7 +108,7 @@ def compute_type(name: str, tensors: list[Any], compute_capability: int) -> str:
 def moved_bytes(
     func: Any, name: str, given: list[Any], results: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> int:
-    """Bytes that an op reads and writes; what it changes counts twice, also where it returns nothing."""
+    """Count the bytes that an op reads and writes; a changed tensor counts twice, even if the op returns nothing."""
     if name.removeprefix("aten.") in UNFILLED:
         return 0
     written = results or list(changed(effects_of(func), args, kwargs))
@@ -116,7 +116,7 @@ def moved_bytes(
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Bytes that a tensor touches: no more than its storage has, where it is expanded; 0 of a sparse one."""
+    """Count the bytes that a tensor touches: at most its storage's, if it is expanded; 0 for a sparse one."""
     if tensor.layout is not torch.strided:
         return 0
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())

@@ -1,6 +1,6 @@
-"""flex_attention on the virtual device: what its compiled kernel makes and saves (torch/_inductor/kernel/flex).
+"""Flex: flex_attention on the virtual device: what its compiled kernel makes and saves (torch/_inductor/kernel/flex).
 
-Nearly all scripts compile it. Without that it holds all scores as well, which a warning of torch says.
+Nearly all scripts compile it. Otherwise it holds all scores as well; torch warns of that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Flex(torch.autograd.Function):
 
 
 def _mask(mask_mod: Any, rows: int, columns: int, block: int | tuple[int, int], shape: tuple[int, int]) -> Any:
-    """A mask of blocks; the truth of each element lies there while it is made."""
+    """Make a mask of blocks; truth values of all elements exist while it is made."""
     from torch.nn.attention.flex_attention import BlockMask
 
     down, across = (block, block) if isinstance(block, int) else block
@@ -59,7 +59,7 @@ def _mask(mask_mod: Any, rows: int, columns: int, block: int | tuple[int, int], 
 
 
 def changes(ledger: Ledger) -> list[Change]:
-    """What stands for it, and for what makes its masks."""
+    """Return the replacements of flex_attention and of the function that makes its masks."""
     from torch.nn.attention import flex_attention as flex
 
     def attend(query: Any, key: Any, value: Any, *args: Any, return_lse: bool = False, **named: Any) -> Any:

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 aten: Any = torch.ops.aten
 ALIGNED_BYTES = 16
-"""Rows of the result begin at multiples of it."""
+"""Alignment of the rows of the result."""
 
 ARGUMENT_BYTES = 60
-"""Of one group: three pointers, three strides, and a shape of three ints."""
+"""Bytes of one group's arguments: three pointers, three strides, and a shape of three ints."""
 
 WORKSPACE_BYTES = 512
-"""Of a multiprocessor: four tensor maps."""
+"""Workspace of a multiprocessor: four tensor maps."""
 
 FUSED = (90, 100, 103)
 """Compute capabilities that have a kernel for all groups of bfloat16 at once; others run a product after the other."""
@@ -31,7 +31,7 @@ def _grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Either matrix may be one with the groups in a row, or a stack with one for each group."""
+    """Multiply groups; either matrix has the groups in a row, or is a stack with one matrix for each group."""
     dtype = out_dtype or first.dtype
     rows, columns = first.shape[-2], second.shape[-1]
     stacked = (first.dim() == 2) == (second.dim() == 2)
@@ -44,7 +44,7 @@ def _grouped_mm(
 
 
 def _rule(call: ScratchCall) -> None:
-    """One kernel with a table of its groups and a workspace; else cuBLAS, group by group, into the result."""
+    """Allocate a table of groups and a workspace for the one kernel; else cuBLAS runs each group into the result."""
     call.out(0)
     first = call.args[0]
     offs = call.args[2] if len(call.args) > 2 else call.kwargs.get("offs")

@@ -1,4 +1,4 @@
-"""Results of ops whose meta kernel is missing, gives something else than CUDA does, or takes long."""
+"""Kernels: results of ops whose meta kernel is missing, differs from CUDA, or takes long."""
 
 from __future__ import annotations
 
@@ -122,13 +122,13 @@ def _on_host() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _packed_efficient_attention(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """Of sequences in a row."""
+    """Make the results of attention on sequences in a row."""
     out, saved, _seed, _offset, *longest = aten._efficient_attention_forward.default(*args, **kwargs)
     return (out, saved, *_on_host(), *longest)
 
 
 def _packed_efficient_attention_backward(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """A gradient of the bias only where there is one."""
+    """Make the gradients; that of the bias only if there is a bias."""
     found = aten._efficient_attention_backward.default(*args, **kwargs)
     return found if args[4] is not None else (*found[:3], found[0].new_empty((0,)))
 
@@ -142,7 +142,7 @@ def _flash_attention(
     debug: bool = False,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    """The result lies in memory as the query does."""
+    """Make the results; the first has the query's strides."""
     batch, heads, rows = query.shape[:3]
     out = torch.empty_like(query.transpose(1, 2)).transpose(1, 2)
     saved = query.new_empty((batch, heads, rows), dtype=torch.float32)
@@ -152,7 +152,7 @@ def _flash_attention(
 
 
 def of(cudnn: CudnnModel) -> dict[Any, Callable[..., Any]]:
-    """Kernels, those that need a model of cuDNN included."""
+    """Return all kernels, with those that need a model of cuDNN."""
     return {
         **KERNELS,
         **recurrent.KERNELS,
@@ -166,7 +166,7 @@ def of(cudnn: CudnnModel) -> dict[Any, Callable[..., Any]]:
 
 
 def _convolution(*args: Any) -> torch.Tensor:
-    """The layout is cuDNN's choice."""
+    """Make the result, in the layout that cuDNN chooses."""
     shape = aten.convolution.default(*args).shape
     made = torch.empty(shape, dtype=args[0].dtype, device="meta")
     return torch.empty_like(made, memory_format=convolution_layout(args[0], args[1]))
@@ -183,7 +183,7 @@ def _convolution_backward(grad: torch.Tensor, input: torch.Tensor, weight: torch
 
 
 def _pointwise_loss(input: torch.Tensor, target: torch.Tensor, reduction: int = 1, *_others: Any) -> torch.Tensor:
-    """The reduced loss stays in a storage of the size it had before (BinaryOps.cpp, Loss.cpp)."""
+    """Make the loss; a reduced one stays in a storage of the size before (BinaryOps.cpp, Loss.cpp)."""
     made = torch.empty_like(torch.add(input, target))
     return made.as_strided((), ()) if reduction else made
 

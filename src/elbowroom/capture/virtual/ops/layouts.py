@@ -1,4 +1,4 @@
-"""Layouts of tensors: what torch takes them for, and the copies in another one."""
+"""Layouts of tensors as torch sees them, and copies in another layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def layout_of(tensor: torch.Tensor) -> torch.memory_format:
-    """What `suggest_memory_format` says of a tensor: strides in the order of channels last, dense or not."""
+    """Return the `suggest_memory_format` of a tensor: strides in the order of channels last, dense or not."""
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
     if layout is None:
         return torch.contiguous_format
@@ -25,16 +25,16 @@ def layout_of(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def convolution_layout(input: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
-    """Channels last if either is (ConvUtils.h: cudnn_conv_suggest_memory_format)."""
+    """Return channels last if either tensor is (ConvUtils.h: cudnn_conv_suggest_memory_format)."""
     of_input = layout_of(input)
     return of_input if of_input is not torch.contiguous_format else layout_of(weight)
 
 
 def in_layout(call: ScratchCall, tensor: torch.Tensor, layout: torch.memory_format) -> int:
-    """A copy of a tensor in another layout, if it is not in it."""
+    """Allocate a copy of a tensor in a layout, if it is not in it."""
     return -1 if tensor.is_contiguous(memory_format=layout) else call.temp(bytes_of(tensor))
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Of its elements."""
+    """Count the bytes of a tensor's elements."""
     return tensor.numel() * tensor.element_size()

@@ -1,7 +1,7 @@
 """Nested tensors of strided layout, which are C++'s own and need bytes: on the device they are jagged ones.
 
-Both keep the numbers of all rows in one storage. A strided one keeps its sizes on the host, a jagged one has offsets
-and the numbers, which a remark says. Rows that differ in more than their first size have no jagged form.
+Both keep the numbers of all rows in one storage. A strided one keeps its sizes on the host. A jagged one has offsets on
+the device, which a remark says. Rows that differ in more than their first size have no jagged form.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ REFUSED = (
 
 
 def is_strided(tensor: torch.Tensor) -> bool:
-    """Whether it is a nested tensor of C++'s."""
+    """Return whether a tensor is a nested tensor of C++'s."""
     return tensor.is_nested and tensor.layout is torch.strided
 
 
 def jagged(mode: VirtualMode, rows: Sequence[torch.Tensor], dtype: torch.dtype | None) -> torch.Tensor:
-    """A jagged tensor on the device of these rows.
+    """Make a jagged tensor on the device of these rows.
 
     Raises:
         CaptureError: they differ in more than their first size.
@@ -50,12 +50,12 @@ def jagged(mode: VirtualMode, rows: Sequence[torch.Tensor], dtype: torch.dtype |
 
 
 def copied(mode: VirtualMode, tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
-    """A strided one of the host on the device."""
+    """Copy a strided nested tensor of the host to the device."""
     return jagged(mode, tensor.unbind(), kwargs.get("dtype"))
 
 
 def _of_list(mode: VirtualMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of rows on the device."""
+    """Make a nested tensor of rows on the device."""
     given: tuple[Any, ...] = (*args, None, None, None)
     rows, dtype, _layout, device = given[:4]
     device = kwargs.get("device", device)
@@ -65,7 +65,7 @@ def _of_list(mode: VirtualMode, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _maker(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.nested.nested_tensor`, whose C++ makes a strided one where it is asked to be."""
+    """Wrap `torch.nested.nested_tensor`, whose C++ makes a strided tensor on request."""
 
     def made(tensor_list: Any, *, device: Any = None, layout: Any = None, **how: Any) -> Any:
         wanted = device is not None and torch.device(device).type == "cuda" and layout in (None, torch.strided)
@@ -81,5 +81,5 @@ SPECIALS: dict[Any, Special] = {aten._nested_tensor_from_tensor_list.default: _o
 
 
 def changes() -> list[Change]:
-    """What is changed of torch while the device is on."""
+    """Return the changes of torch while the device is on."""
     return [(torch.nested, "nested_tensor", _maker(torch.nested.nested_tensor))]

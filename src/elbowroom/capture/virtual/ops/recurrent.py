@@ -25,7 +25,7 @@ RELU, TANH, LSTM, GRU = range(4)
 
 
 def _layer(mode: int) -> Callable[..., Any]:
-    """The layer on a padded batch, put above autograd."""
+    """Make the layer on a padded batch, above autograd."""
 
     def run(
         input: torch.Tensor,
@@ -44,7 +44,7 @@ def _layer(mode: int) -> Callable[..., Any]:
 
 
 def _packed(mode: int) -> Callable[..., Any]:
-    """The layer on a packed sequence."""
+    """Make the layer on a packed sequence."""
 
     def run(
         data: torch.Tensor,
@@ -101,7 +101,7 @@ def _run(
 
 
 def flat_buffer(params: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The buffer that all weights lie in, if they do."""
+    """Return the one buffer of all weights; None if they are not in one."""
     keys = {storage_key(each.untyped_storage()) for each in params}
     if len(keys) != 1:
         return None
@@ -113,7 +113,7 @@ def flat_buffer(params: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def flatten_weight(mode: VirtualMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Weights move into one new buffer and give their own storages back, in their order."""
+    """Move weights into one new buffer; their own storages are freed in their order."""
     weights: list[torch.Tensor] = args[0]
     count = sum(each.numel() for each in weights)
     with Inside():
@@ -137,7 +137,7 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def described(args: Sequence[Any], first: int) -> RecurrentCall:
-    """What cuDNN is asked for, from the arguments of `_cudnn_rnn` (first=6) or its backward (first=10)."""
+    """Describe the call of cuDNN by the arguments of `_cudnn_rnn` (first=6) or its backward (first=10)."""
     mode, hidden, projected, layers, batch_first, _dropout, train, bidirectional, sizes = args[first : first + 9]
     input = args[0]
     rows = input.shape[0] if sizes else input.shape[0] * input.shape[1]
@@ -155,7 +155,7 @@ def described(args: Sequence[Any], first: int) -> RecurrentCall:
 
 
 def kernel(reserve_bytes: Callable[[RecurrentCall], int]) -> Callable[..., Any]:
-    """What `_cudnn_rnn` gives."""
+    """Make the results of `_cudnn_rnn`."""
 
     def run(*args: Any) -> tuple[Any, ...]:
         input, weights, _stride, buffer, hx, cx = args[:6]
@@ -182,7 +182,7 @@ def kernel(reserve_bytes: Callable[[RecurrentCall], int]) -> Callable[..., Any]:
 
 
 def backward_kernel(*args: Any) -> tuple[Any, ...]:
-    """What `_cudnn_rnn_backward` gives: the gradients of weights are views of one buffer."""
+    """Make the results of `_cudnn_rnn_backward`: the gradients of weights are views of one buffer."""
     input, weights, _stride, buffer, hx, cx = args[:6]
     mask = args[-1]
     batch_first, sizes = args[14], args[18]
@@ -202,7 +202,7 @@ def backward_kernel(*args: Any) -> tuple[Any, ...]:
 
 
 def _transposed_bytes(tensor: torch.Tensor, batch_first: bool, sizes: Any) -> int:
-    """A copy in the order T B, where it is not in it."""
+    """Return the bytes of a copy in the order T B; 0 if the tensor has that order."""
     moved = batch_first and not sizes and tensor.shape[0] > 1 and tensor.shape[1] > 1
     if not moved:
         return 0
@@ -211,7 +211,7 @@ def _transposed_bytes(tensor: torch.Tensor, batch_first: bool, sizes: Any) -> in
 
 
 def forward_rule(call: ScratchCall) -> None:
-    """Dropout's states once; input in time order; results, weights in one buffer, workspace, reserve."""
+    """Allocate dropout's states once; input in time order; results, weights in one buffer, workspace, reserve."""
     args = call.args
     batch_first, dropout, train, sizes = args[10], args[11], args[12], args[14]
     if dropout and train:
@@ -226,7 +226,7 @@ def forward_rule(call: ScratchCall) -> None:
 
 
 def backward_rule(call: ScratchCall) -> None:
-    """Zeros for gradients that are not there; then those of input and states, then those of weights."""
+    """Allocate zeros for missing gradients; then the gradients of input and states, then those of weights."""
     args = call.args
     input, hx, cx, output = args[0], args[4], args[5], args[6]
     given, batch_first, sizes, mask = args[7:10], args[14], args[18], args[-1]
@@ -256,14 +256,14 @@ def _lstm_cell(
     b_ih: torch.Tensor | None = None,
     b_hh: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two products and one kernel, which keeps the gates (RNN.cpp: LSTMCell)."""
+    """Run two products and one kernel, which keeps the gates (RNN.cpp: LSTMCell)."""
     gates = aten.matmul(input, w_ih.t()), aten.matmul(hx[0], w_hh.t())
     made = aten._thnn_fused_lstm_cell(*gates, hx[1], b_ih, b_hh)
     return made[0], made[1]
 
 
 def lstm_cell_rule(call: ScratchCall) -> None:
-    """The gates that are kept come before the two states (RNN.cu; rig)."""
+    """Allocate the gates that are kept before the two states (RNN.cu; rig)."""
     call.out(2, 0, 1)
 
 
@@ -275,18 +275,18 @@ def _gru_cell(
     b_ih: torch.Tensor | None = None,
     b_hh: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Likewise (RNN.cpp: GRUCell)."""
+    """Run two products and one kernel, which keeps five values (RNN.cpp: GRUCell)."""
     gates = aten.matmul(input, w_ih.t()), aten.matmul(hx, w_hh.t())
     return aten._thnn_fused_gru_cell(*gates, hx, b_ih, b_hh)[0]
 
 
 def gru_cell_rule(call: ScratchCall) -> None:
-    """What is kept comes before the state (RNN.cu; rig)."""
+    """Allocate the kept values before the state (RNN.cu; rig)."""
     call.out(1, 0)
 
 
 def cell_backward_rule(call: ScratchCall) -> None:
-    """Gradients of gates and states, then of biases: sums of those of the gates (RNN.cu; rig)."""
+    """Allocate gradients of gates and states, then of biases: sums of those of the gates (RNN.cu; rig)."""
     biases = [index for index, each in enumerate(call.results) if each.dim() == 1]
     call.out(*(index for index in range(len(call.results)) if index not in biases))
     gates = call.results[0]
@@ -296,7 +296,7 @@ def cell_backward_rule(call: ScratchCall) -> None:
 
 
 def _fused_gru_cell(igates: torch.Tensor, hgates: torch.Tensor, hx: torch.Tensor, *_biases: Any) -> tuple[Any, ...]:
-    """The state, and five of its size that are kept (RNN.cu)."""
+    """Make the state, and five of its size that are kept (RNN.cu)."""
     return torch.empty_like(hx, memory_format=torch.contiguous_format), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
 
 

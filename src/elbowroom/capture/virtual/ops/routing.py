@@ -1,7 +1,7 @@
-"""Composite ops whose CUDA variant differs from the CPU's: put in their place above autograd.
+"""Routing: composite ops whose CUDA variant differs from the CPU's are replaced above autograd.
 
-C++ asks a tensor whether it is on cuda, and a virtual one is not. So these ops get kernels of our own for the autograd
-key of cuda, which do what the CUDA build does: call the op that saves what CUDA saves.
+C++ asks a tensor whether it is on cuda, and a virtual one is not. So these ops get our own kernels for the autograd key
+of cuda. Like the CUDA build, these call the op that saves what CUDA saves.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _batch_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> torch.Tensor:
-    """cuDNN's where it takes the input, else torch's own (Normalization.cpp: _select_batch_norm_backend)."""
+    """Run cuDNN's batch norm if it takes the input, else torch's (Normalization.cpp: _select_batch_norm_backend)."""
     common = (running_mean, running_var, training, momentum, eps)
     if cudnn_enabled and _cudnn_takes(input, weight, bias, running_mean, running_var, training, eps):
         layout = torch.channels_last if _is_channels_last(input) else torch.contiguous_format
@@ -81,7 +81,7 @@ def _cudnn_takes(
 
 
 def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """One kernel that also makes a mask of one byte an element (Dropout.cpp: is_fused_kernel_acceptable)."""
+    """Run one kernel that also makes a mask of one byte an element (Dropout.cpp: is_fused_kernel_acceptable)."""
     if train and 0 < p < 1 and input.numel():
         return attention.first(aten.native_dropout(input, p, True))
     if not train or p == 0 or not input.numel():
@@ -90,7 +90,7 @@ def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 
 
 def _softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Half to float within the kernel (SoftMax.cpp)."""
+    """Convert half to float within the kernel (SoftMax.cpp)."""
     if input.dtype is torch.float16 and dtype is torch.float32:
         return aten._softmax(input, dim, True)
     return aten._softmax(input if dtype is None else input.to(dtype), dim, False)
@@ -103,7 +103,7 @@ def _log_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None
 
 
 def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """The bias is added in place but for tensors of a subclass (Linear.cpp)."""
+    """Add the bias in place, except for tensors of a subclass (Linear.cpp)."""
     if bias is None:
         return aten.matmul(input, weight.t())
     if input.dim() == 2:
@@ -117,12 +117,12 @@ def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 def _rms_norm(
     input: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> torch.Tensor:
-    """One kernel (layer_norm.cpp: rms_norm), which a build without CUDA takes apart, backward too."""
+    """Run one kernel (layer_norm.cpp: rms_norm), which a build without CUDA decomposes, backward too."""
     return _RmsNorm.apply(input, normalized_shape, weight, eps)
 
 
 class _RmsNorm(torch.autograd.Function):
-    """What autograd does around CUDA's kernel (derivatives.yaml: _fused_rms_norm)."""
+    """Autograd's formula of CUDA's kernel (derivatives.yaml: _fused_rms_norm)."""
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, shape: list[int], weight: torch.Tensor | None, eps: Any) -> torch.Tensor:
@@ -151,11 +151,11 @@ def _to(
     copy: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
-    """torch's own asks C++ for the current cuda device, which a CPU build does not have (TensorConversions.cpp)."""
+    """Convert; torch's own kernel needs a current cuda device, which a CPU build lacks (TensorConversions.cpp)."""
     home = self.device
     if device is not None and (device.type != "meta" or META_ASKED.depth):
         home = CUDA if device.type == "cuda" else device
-    elif device is not None and is_real_host(self):  # C++ means the device of a virtual tensor
+    elif device is not None and is_real_host(self):  # C++ refers to the device of a virtual tensor
         loaded = scripted.arrived(self)
         if loaded is not None:
             return loaded
@@ -193,7 +193,7 @@ def _to_other(
 
 
 def _whole(op: Any) -> Callable[..., Any]:
-    """An op that the CPU build takes apart for cuda tensors, as it has no CUDA kernel of it."""
+    """Make an op that stays whole: the CPU build decomposes it for cuda tensors, as it has no CUDA kernel of it."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with below_autograd():
@@ -211,7 +211,7 @@ MOVES: dict[Any, Callable[..., Any]] = {
     aten.to.device: _to_device,
     aten.to.other: _to_other,
 }
-"""Replaced for tensors of the host too."""
+"""Kernels that are replaced for tensors of the host too."""
 
 ROUTES: dict[Any, Callable[..., Any]] = {
     **MOVES,
@@ -234,11 +234,11 @@ OF_WRAPPERS = (
     aten.rms_norm.default,
     aten.scaled_dot_product_attention.default,
 )
-"""Those that C++ does otherwise on cuda for tensors that wrap others too."""
+"""Kernels that differ on cuda for tensors that wrap others too."""
 
 
 def _of_wrappers(op: Any) -> Callable[..., Any]:
-    """C++ takes such a tensor for one on meta: Note: [Wrappers] in wrappers.py."""
+    """Make an op for wrappers, which are on meta for C++: Note: [Wrappers] in wrappers.py."""
 
     def run(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         kernel = ROUTES[op] if home_of(first) == CUDA else op.decompose
@@ -248,13 +248,13 @@ def _of_wrappers(op: Any) -> Callable[..., Any]:
 
 
 def changes() -> list[Change]:
-    """What must be patched in Python."""
+    """Return the patches of Python."""
     return [(torch, "clear_autocast_cache", casting.clear_cache), *attention.changes()]
 
 
 @contextmanager
 def installed(mode: VirtualMode) -> Iterator[None]:
-    """The kernels in place."""
+    """Install the kernels."""
     attention.CAPABILITY = mode.settings.facts.compute_capability
     have_dtensor_draw(type(mode), collectives.drawn)
     overrides = OpOverrides()
@@ -277,7 +277,7 @@ def installed(mode: VirtualMode) -> Iterator[None]:
 
 
 def calibrate(mode: VirtualMode) -> None:
-    """Learn how many references a gradient has while the engine adds to it, if nobody else has it."""
+    """Learn how many references a gradient has while the engine adds to it, if only the engine holds it."""
     events, ops = len(mode.ledger.events), len(mode.ledger.ops)
     storages, peak = len(mode.ledger.storages), mode.ledger.peak_bytes
     remarks = dict(mode.ledger.remarks)

@@ -1,4 +1,4 @@
-"""Shapes, strides and dtypes of what ops make, remembered: meta kernels are slow, and a training repeats itself."""
+"""Shapes, strides and dtypes of results, cached: meta kernels are slow, and a training repeats itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elbowroom.torch_compat.core import storage_key
 
 
 class OpResult(NamedTuple):
-    """One result: a tensor's form, or a value that is no tensor."""
+    """One result: a tensor's form, or another value."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -26,13 +26,13 @@ class UnkeyableArgument(Exception):
 
 @final
 class Shapes:
-    """What ops gave for arguments of the same form; only where the results have storages of their own."""
+    """Cache of results by the form of arguments, for results with storages of their own."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[bool, tuple[OpResult, ...]]] = {}
 
     def make(self, func: Any, args: Any, kwargs: dict[str, Any], compute: Callable[[], Any]) -> Any:
-        """The results of an op as meta tensors: from memory, or from `compute`."""
+        """Return the results of an op as meta tensors: from the cache, or from `compute`."""
         try:
             key = (func, _key(args), _key(kwargs.items()))
             known = self._known.get(key)
@@ -76,7 +76,7 @@ def _one(value: Any) -> Hashable:
 
 
 def _forms(made: Any, args: Any) -> tuple[OpResult, ...] | None:
-    """Forms of results with storages of their own; None where one is a view, or one of the arguments."""
+    """Return the forms of results with storages of their own; None if one is a view, or an argument."""
     results = (made,) if isinstance(made, torch.Tensor) else made
     if not isinstance(results, list | tuple):
         return None

@@ -1,7 +1,7 @@
-"""Sparse tensors of places (COO), sparse gradients among them: values and their places, as CUDA has them.
+"""Sparse tensors of places (COO), sparse gradients among them: values and their places, as on CUDA.
 
-Adding up rows that repeat (coalesce) leaves as many as differ, where the places are known. Else it leaves as many rows
-as there were, the most that there can be. Tensors of compressed rows are in compressed.py.
+Adding up repeated rows (coalesce) leaves the distinct ones, if the places are known. Else it leaves all rows, the most
+that there can be. Tensors of compressed rows are in compressed.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SAID = "coalescing sparse tensors (no row is taken to repeat, and scratch of sor
 
 
 class SparseParts(NamedTuple):
-    """What a compressed tensor is made of."""
+    """Parts of a compressed tensor."""
 
     compressed: torch.Tensor
     plain: torch.Tensor
@@ -33,7 +33,7 @@ class SparseParts(NamedTuple):
 
 
 def parts_of(tensor: torch.Tensor) -> SparseParts:
-    """Its parts as C++ has them: meta tensors of one on the device."""
+    """Return a tensor's parts as C++ has them: meta tensors for one on the device."""
     by_rows = tensor.layout is torch.sparse_csr
     with Inside():
         return SparseParts(
@@ -44,23 +44,23 @@ def parts_of(tensor: torch.Tensor) -> SparseParts:
 
 
 def is_compressed(value: Any) -> bool:
-    """Whether it is a tensor of compressed rows or columns."""
+    """Return whether a value is a tensor of compressed rows or columns."""
     return isinstance(value, torch.Tensor) and value.layout in COMPRESSED
 
 
 def places_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and places of a tensor of places (COO), as meta tensors."""
+    """Return values and places of a tensor of places (COO), as meta tensors."""
     with Inside():
         return aten._values.default(tensor), aten._indices.default(tensor)
 
 
 def with_bytes(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The dense tensors that a sparse one is made of."""
+    """Return the dense tensors of which a sparse one is made."""
     return parts_of(tensor) if is_compressed(tensor) else places_of(tensor)
 
 
 def of_places(places: torch.Tensor, values: torch.Tensor, shape: Any, *, coalesced: bool) -> torch.Tensor:
-    """A tensor on the device of these, which it shares."""
+    """Make a tensor on the device of these parts, which it shares."""
     given: dict[str, Any] = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": "meta"}
     dims = places.shape[0], values.dim() - 1
     with Inside():
@@ -79,10 +79,10 @@ def _made(like: torch.Tensor, places: torch.Tensor, values: torch.Tensor, coales
 
 
 def _clone(tensor: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
-    """Of a sparse tensor, both parts: its meta kernel gives one of no rows.
+    """Copy both parts of a sparse tensor; its meta kernel returns one without rows.
 
-    The engine copies a first gradient only where its rows are not dense (accumulate_grad.h), but for tensors
-    of a subclass.
+    The engine copies a first gradient only if its rows are not dense (accumulate_grad.h), except for tensors of a
+    subclass.
     """
     if tensor.layout is not torch.sparse_coo:
         return aten.clone.default(tensor, memory_format=memory_format)
@@ -93,7 +93,7 @@ def _clone(tensor: torch.Tensor, *, memory_format: torch.memory_format | None = 
 
 
 def _like(part: torch.Tensor) -> torch.Tensor:
-    """A copy of places, whose value is known where theirs is."""
+    """Copy places; the value of the copy is known if theirs is."""
     made = torch.empty_like(part)
     known = known_of(part)
     if known is not None and KnownValues.current is not None:
@@ -102,7 +102,7 @@ def _like(part: torch.Tensor) -> torch.Tensor:
 
 
 def known_of(part: torch.Tensor) -> torch.Tensor | None:
-    """The value of places, where it is known."""
+    """Return the value of places, if it is known."""
     return None if KnownValues.current is None else KnownValues.current.of(virtual(part, CUDA))
 
 
@@ -118,13 +118,13 @@ def _mask(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _add_(tensor: torch.Tensor, other: Any, *, alpha: Any = 1) -> torch.Tensor:
-    """Rows are added where they belong."""
+    """Add rows where they belong."""
     sparse = isinstance(other, torch.Tensor) and other.layout is torch.sparse_coo
     return tensor if sparse and tensor.layout is torch.strided else aten.add_.Tensor(tensor, other, alpha=alpha)
 
 
 def _detach(tensor: torch.Tensor) -> torch.Tensor:
-    """The same places and values: its meta kernel forgets them."""
+    """Return a tensor with the same places and values: its meta kernel forgets them."""
     if tensor.layout is not torch.sparse_coo:
         return aten.detach.default(tensor)
     values, places = places_of(tensor)
@@ -144,7 +144,7 @@ def _transpose(tensor: torch.Tensor, first: int, second: int) -> torch.Tensor:
 
 
 def _turned(tensor: torch.Tensor, first: int, second: int) -> torch.Tensor:
-    """A copy, whose rows are not in order (TensorShape.cpp: transpose)."""
+    """Make a copy whose rows are not in order (TensorShape.cpp: transpose)."""
     values, places = places_of(tensor)
     shape = list(tensor.shape)
     shape[first], shape[second] = shape[second], shape[first]
@@ -160,7 +160,7 @@ def _to_dense(tensor: torch.Tensor, dtype: torch.dtype | None = None, _: bool | 
 
 
 def _mm(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """A sparse matrix times a dense one is dense."""
+    """Multiply a sparse matrix and a dense one; the result is dense."""
     if first.layout is not torch.sparse_coo or second.layout is not torch.strided:
         return aten.mm.default(first, second)
     return torch.empty((first.shape[0], second.shape[1]), dtype=second.dtype, device="meta")
@@ -171,7 +171,7 @@ def _sparse_addmm(_added: Any, first: torch.Tensor, second: torch.Tensor, **_fac
 
 
 def on_device(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`torch.sparse_coo_tensor`, whose C++ asks for the current cuda device: its parts go there first."""
+    """Wrap `torch.sparse_coo_tensor`, whose C++ needs a current cuda device: its parts go there first."""
 
     @functools.wraps(make)
     def made(indices: Any = None, values: Any = None, *args: Any, device: Any = None, **others: Any) -> torch.Tensor:
@@ -198,7 +198,7 @@ KERNELS: dict[Any, Callable[..., Any]] = {
 
 
 def _coalesce_rule(call: ScratchCall) -> None:
-    """Positions, their order and where each row begins (SparseCUDATensor.cu; rig)."""
+    """Allocate positions, their order and the begins of rows (SparseCUDATensor.cu; rig)."""
     _, places = places_of(call.args[0])
     call.unsupported(SAID if known_of(places) is None else SORTED)
     for _ in range(3):
@@ -206,7 +206,7 @@ def _coalesce_rule(call: ScratchCall) -> None:
 
 
 def _turn_rule(call: ScratchCall) -> None:
-    """Both parts are copied, and then one row of places while two are exchanged (rig)."""
+    """Allocate copies of both parts, then of one row of places while two are exchanged (rig)."""
     call.out(0)
     tensor = call.args[0]
     if tensor.layout is torch.sparse_coo:
@@ -215,9 +215,9 @@ def _turn_rule(call: ScratchCall) -> None:
 
 
 def product(call: ScratchCall, matrix: torch.Tensor, dense: torch.Tensor) -> None:
-    """A sparse matrix times a dense one: where rows begin, columns as int32, a copy by columns (SparseBlasImpl.cpp).
+    """Allocate for a sparse matrix times a dense one: row begins, int32 columns, a copy by columns.
 
-    What cuSPARSE takes in addition is not known, and small.
+    Source: SparseBlasImpl.cpp. Further memory of cuSPARSE is not known, and small.
     """
     values, places = places_of(matrix)
     count = places.shape[1]
@@ -237,7 +237,7 @@ def product(call: ScratchCall, matrix: torch.Tensor, dense: torch.Tensor) -> Non
 
 
 def in_order(matrix: torch.Tensor) -> bool:
-    """Whether its rows or its columns lie one after the other, or it is a vector without gaps."""
+    """Return whether a matrix's rows or columns are contiguous, or it is a vector without gaps."""
     if matrix.dim() < 2:
         return matrix.is_contiguous()
     (rows, columns), (down, across) = matrix.shape[-2:], matrix.stride()[-2:]
@@ -245,7 +245,7 @@ def in_order(matrix: torch.Tensor) -> bool:
 
 
 def dense_copy(call: ScratchCall, *matrices: torch.Tensor) -> None:
-    """What cuSPARSE cannot read is copied first, such as a gradient that was expanded (SparseBlasImpl.cpp; rig)."""
+    """Allocate copies of matrices that cuSPARSE cannot read, such as expanded gradients (SparseBlasImpl.cpp; rig)."""
     for matrix in matrices:
         if not in_order(matrix):
             call.temp(matrix.numel() * matrix.element_size())

@@ -18,15 +18,15 @@ from elbowroom.errors import CaptureError
 from elbowroom.torch_compat.core import no_dispatch, schema_of, without_torch_function
 
 HOST_BYTES = 2**28
-"""More than this is not made on the host for the sake of an op's form."""
+"""Most bytes that are made on the host to find an op's form."""
 ASSUMED = 0.5
 ON_HOST = "{} (run on the host for the form of its results)"
 NO_FAKE = ("fake impl", "fake tensor", "FakeTensor", "meta tensors", "Meta tensors", "meta device", "new_dynamic_size")
-"""Words of what torch says of an op that has no kernel for tensors without bytes, or one that asks for values."""
+"""Words of torch's errors about an op that has no kernel for tensors without bytes, or that reads values."""
 
 
 def lacks_kernel(problem: RuntimeError) -> bool:
-    """Whether an op failed because nothing says what it makes of tensors without bytes."""
+    """Return whether an op failed because it has no kernel for tensors without bytes."""
     return isinstance(problem, NotImplementedError) or any(words in str(problem) for words in NO_FAKE)
 
 
@@ -43,7 +43,7 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, 
 
 
 def _on_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What it makes of real tensors of the same form; None where that cannot be."""
+    """Run an op on real tensors of the same form; return None if that fails."""
     if _bytes_of((args, kwargs)) > HOST_BYTES:
         return None
     given: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -65,7 +65,7 @@ def _bytes_of(value: Any) -> int:
 
 
 def _real(value: Any, given: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    """A tensor of the host in the place of each without bytes; notes which stands for which."""
+    """Make a tensor of the host for each tensor without bytes; note the pairs."""
     if isinstance(value, list | tuple):
         return [_real(each, given) for each in value]
     if not isinstance(value, torch.Tensor) or not (is_virtual(value) or value.is_meta):

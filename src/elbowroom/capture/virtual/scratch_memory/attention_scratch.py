@@ -1,7 +1,7 @@
-"""Scratch of CUDA's attention kernels, forward and backward; part of the table in scratch.py.
+"""Attention scratch of CUDA's kernels, forward and backward; part of the table in scratch.py.
 
-Compared with the CUDA build of torch 2.11.0 for head sizes of 32 to 256, 32 to 4,096 rows and capabilities 8.0, 8.6 and
-9.0. Shapes: B batch, H heads, S rows of the query, T rows of the key, D size of a head.
+It was compared with the CUDA build of torch 2.11.0: heads of 32 to 256, 32 to 4,096 rows, capabilities 8.0, 8.6, 9.0.
+Shapes: B batch, H heads, S rows of the query, T rows of the key, D size of a head.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _up(number: int, multiple: int) -> int:
 
 
 def _rows_first(tensor: torch.Tensor) -> bool:
-    """Whether memory has the order B S H D."""
+    """Return whether memory has the order B S H D."""
     B, H, S, D = tensor.shape
     wanted = ((B, S * H * D), (H, D), (S, H * D), (D, 1))
     pairs = zip(wanted, tensor.stride(), strict=True)

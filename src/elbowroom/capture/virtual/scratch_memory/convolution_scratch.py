@@ -1,9 +1,9 @@
-"""Scratch of convolutions: copies in cuDNN's layout, its workspaces, and the trials of `cudnn.benchmark`.
+"""Convolution scratch: copies in cuDNN's layout, its workspaces, and the trials of `cudnn.benchmark`.
 
-Part of the table in scratch.py. Trials, as Conv_v8.cpp makes them: at the first call of a convolution, the workspace
-that the hungriest of its algorithms wants, as far as there is room. It is given back after all were timed; then the
-allocator's cache is emptied; then the chosen one runs, as at all later calls. Calls are the same where they agree in
-operation, shapes, dtype, layout, settings, alignment of their tensors, and thread (forward's or backward's).
+It is part of the table in scratch.py. Trials are those of Conv_v8.cpp. The first call of a convolution takes the
+largest workspace that its algorithms want, as far as there is room. It is freed after all were timed. Then the
+allocator's cache is emptied, and the chosen algorithm runs, as at all later calls. Calls are the same if these agree:
+operation, shapes, dtype, layout, settings, alignment of tensors, and thread (forward's or backward's).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 _MOST_ALIGNED = 32
-"""Bytes; alignments beyond are not told apart (Conv_v8.cpp: getAlignment)."""
+"""Largest alignment in bytes that is distinguished (Conv_v8.cpp: getAlignment)."""
 
 
 def convolution(call: ScratchCall) -> None:
-    """cuDNN wants all in one layout, and asks for a workspace (Convolution.cpp, ConvShared.cpp; rig)."""
+    """Allocate copies in cuDNN's one layout, and its workspace (Convolution.cpp, ConvShared.cpp; rig)."""
     input, weight = call.args[:2]
     layout = convolution_layout(input, weight)
     if not torch.backends.cudnn.enabled:
@@ -46,9 +46,9 @@ def convolution(call: ScratchCall) -> None:
 
 
 def _native(call: ScratchCall) -> None:
-    """Without cuDNN, torch's own: the windows of one image as columns, and a product (ConvolutionMM2d.cu; rig).
+    """Allocate for torch's own kernel: windows of one image as columns, and a product (ConvolutionMM2d.cu; rig).
 
-    Compared were one and two dimensions. With dilation or groups, or transposed, there are columns as well, and copies
+    One and two dimensions were compared. With dilation or groups, or transposed, there are columns as well, and copies
     that are left out here.
     """
     input, weight = call.args[:2]
@@ -63,7 +63,7 @@ def _native(call: ScratchCall) -> None:
 
 
 def _native_backward(call: ScratchCall) -> None:
-    """Columns again, for whichever gradient; the bias's comes before the weight's (ConvolutionMM2d.cu; rig)."""
+    """Allocate columns for each gradient; the bias's comes before the weight's (ConvolutionMM2d.cu; rig)."""
     grad, input, weight = call.args[:3]
     mask = call.args[10]
     if _is_depthwise(input, weight, call.args[9]):
@@ -82,7 +82,7 @@ def _native_backward(call: ScratchCall) -> None:
 
 
 def _column_bytes(weight: torch.Tensor, output: torch.Tensor) -> int:
-    """Of one image: each window of its input, for each position of its output."""
+    """Return the bytes of one image's columns: each window of its input, for each position of its output."""
     return bytes_of(weight) // max(1, weight.shape[0]) * prod(output.shape[2:])
 
 
@@ -141,7 +141,7 @@ def _cudnn_backward(call: ScratchCall) -> None:
 
 
 def _workspace(call: ScratchCall, shapes: Shapes, which: str, read: tuple[torch.Tensor, ...], settings: Any) -> None:
-    """What one pass asks for, by the model of cuDNN; with `cudnn.benchmark`, first its trials."""
+    """Allocate the workspace of one pass by the model of cuDNN; with `cudnn.benchmark`, first its trials."""
     cudnn = torch.backends.cudnn
     deterministic = bool(cudnn.deterministic or torch.are_deterministic_algorithms_enabled())
     described = _described(call, shapes, which, read[0], settings, deterministic)
@@ -155,7 +155,7 @@ def _workspace(call: ScratchCall, shapes: Shapes, which: str, read: tuple[torch.
 def _described(
     call: ScratchCall, shapes: Shapes, which: str, first: torch.Tensor, settings: Any, deterministic: bool
 ) -> ConvolutionCall:
-    """A transposed convolution is the gradient of the input of a plain one, so its input plays the output."""
+    """Describe a pass. A transposed convolution is a plain one's gradient of the input: input and output swap roles."""
     stride, _, dilation, transposed, _, groups = settings
     input, weight, output = shapes
     if transposed:
@@ -186,7 +186,7 @@ def _channels_last(call: ScratchCall) -> bool:
 
 
 def _alignment(tensor: torch.Tensor) -> int:
-    """Of a tensor's first byte, in blocks that are aligned themselves."""
+    """Return the alignment of a tensor's first byte in its block; blocks are aligned."""
     begin = int(tensor.storage_offset()) * tensor.element_size()
     return min(_MOST_ALIGNED, begin & -begin) if begin else _MOST_ALIGNED
 

@@ -1,18 +1,19 @@
-"""What cuDNN's convolutions ask for as workspace: a model with bounds, as its own rules are not public.
+"""cuDNN workspaces of convolutions: a model with bounds, as cuDNN's own rules are not public.
 
-Computes: of one pass, the likely workspace, and the least and most among the algorithms that apply.
+Computes: the likely workspace of one pass, and the least and most among the algorithms that apply.
 Reference: cuDNN developer guide, cudnnConvolutionFwdAlgo_t (which algorithms there are, which shapes they take and what
 they store); Lavin and Gray (arXiv:1509.09308), Winograd's F(4x4, 3x3): 36 numbers for each tile of 4 x 4 outputs and
 each channel, and 36 for each pair of channels; F(2x2, 3x3): 16 for each tile of 2 x 2; Mathieu et al.
 (arXiv:1312.5851), FFT of tiles of 32 x 32.
 
-Without tensor cores (float32 up to Volta and Turing, or with TF32 switched off) convolutions of 3 x 3 without stride
-and dilation run by Winograd's transforms, where there are enough channels; all else by implicit products that store
-indices only. Formulas are the documented ones. From measured tables come two things: from how many channels on, and
-that nothing above 2 GiB is likely. They were chosen on SchedTune's VGGs, on V100 and T4 (docs/accuracy.md).
-On tensor cores tensors in the plain layout are copied into theirs; in theirs, partial sums at most are stored. Float32
-may be transformed there too.
-When right: docs/accuracy.md has the measured tables. Ignores: batch and machine in what cuDNN thinks is fastest.
+Tensor cores are not used for float32 up to Volta and Turing, or with TF32 switched off. Then Winograd's transforms run
+convolutions of 3 x 3 without stride and dilation that have enough channels. Other convolutions run by implicit products
+that store indices only. Formulas are the documented ones. Two rules come from measured tables: the least number of
+channels, and that nothing above 2 GiB is likely. They were chosen on SchedTune's VGGs, on V100 and T4
+(docs/accuracy.md).
+On tensor cores, tensors in the plain layout are copied into the cores' layout. Tensors in that layout need partial sums
+at most. Float32 may be transformed there too.
+When right: docs/accuracy.md has the measured tables. Ignores: batch and machine in cuDNN's choice of the fastest.
 Cost: constant for a call.
 """
 
@@ -23,20 +24,20 @@ from math import ceil, prod
 from typing import NamedTuple
 
 MOST_BYTES = 2**31
-"""No algorithm with a larger workspace was seen to be chosen."""
+"""Largest likely workspace: no algorithm with a larger one was seen to be chosen."""
 
 CHANNELS = 128
 """The fewest input and output channels from which transforms are likely."""
 
 TURING, TURING_CHANNELS = 75, 64
 MAXWELL = 50
-"""Compute capability from which on there is Winograd's algorithm."""
+"""Least compute capability with Winograd's algorithm."""
 
 TILE = 4
 FFT_TILE = 32
 INDEX_BYTES, SUM_BYTES = 4, 4
 COPIES = 2
-"""Times the copies in another layout that are taken at most."""
+"""Most workspace, as a multiple of the copies in another layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +45,16 @@ class ConvolutionCall:
     """One pass of a convolution that cuDNN runs.
 
     Attributes:
-        input_shape, weight_shape, output_shape: of the forward convolution.
+        input_shape, weight_shape, output_shape: shapes of the forward convolution.
         item_bytes: bytes of an element.
         pass_: "forward", "input" (gradient of the input) or "weight" (gradient of the weight).
         channels_last: whether the tensors are in the layout of tensor cores.
         tensor_cores: whether the call may use them: half precision, or float32 as TF32 from capability 8.0 on.
-        stride, dilation: of the spatial dimensions; one number stands for all.
+        stride, dilation: those of the spatial dimensions; one number stands for all.
         groups: parts whose channels do not mix.
         compute_capability: of the GPU, major * 10 + minor.
         deterministic: whether only algorithms that give the same bits again are allowed.
-        benchmark: whether the fastest of all algorithms is taken, not the one that is thought to be.
+        benchmark: whether the fastest algorithm is found by trials, not by cuDNN's rule.
     """
 
     input_shape: tuple[int, ...]
@@ -75,8 +76,8 @@ class PassWorkspace(NamedTuple):
     """Workspace of one pass.
 
     Attributes:
-        likely_bytes, least_bytes, most_bytes: of the algorithm that runs.
-        tried_bytes: of the hungriest algorithm that `cudnn.benchmark` tries.
+        likely_bytes, least_bytes, most_bytes: bytes of the algorithm that runs.
+        tried_bytes: bytes of the largest algorithm that `cudnn.benchmark` tries.
     """
 
     likely_bytes: int
@@ -86,7 +87,7 @@ class PassWorkspace(NamedTuple):
 
 
 def usual_workspace(call: ConvolutionCall) -> PassWorkspace:
-    """What a pass asks for, as far as it is known."""
+    """Return the workspace of a pass, as far as it is known."""
     indices = INDEX_BYTES * call.weight_shape[1] * prod(call.weight_shape[2:])
     if call.tensor_cores:
         return _on_tensor_cores(call, indices)
@@ -110,7 +111,7 @@ def _on_tensor_cores(call: ConvolutionCall, indices: int) -> PassWorkspace:
 
 
 def _most_transforms(call: ConvolutionCall) -> int:
-    """The larger transforms of two, F(4x4, 3x3) and F(2x2, 3x3), as far as they stay below twice what was seen."""
+    """Return the larger of F(4x4, 3x3) and F(2x2, 3x3), if it is below twice the largest that was seen."""
     return max(each if each < 2 * MOST_BYTES else 0 for each in (winograd_bytes(call), winograd_bytes(call, 2)))
 
 
@@ -128,7 +129,7 @@ def _is_dense(call: ConvolutionCall) -> bool:
 
 
 def winograd_bytes(call: ConvolutionCall, tile: int = TILE) -> int:
-    """Transformed inputs, outputs and weights, in float32; 0 where the algorithm does not apply."""
+    """Return the bytes of transformed inputs, outputs and weights, in float32; 0 if the algorithm does not apply."""
     if not _is_dense(call) or call.weight_shape[2:] != (3, 3) or call.compute_capability < MAXWELL:
         return 0
     outputs, inputs = call.weight_shape[:2]
@@ -137,7 +138,7 @@ def winograd_bytes(call: ConvolutionCall, tile: int = TILE) -> int:
 
 
 def fft_bytes(call: ConvolutionCall) -> int:
-    """Half of a complex spectrum for each tile of each map, and each pair of channels; 0 where it does not apply."""
+    """Return the bytes of half a complex spectrum per tile of each map and pair of channels; 0 if it does not apply."""
     window = call.weight_shape[2:]
     if not _is_dense(call) or max(window) == 1 or max(window) > FFT_TILE:
         return 0
@@ -149,6 +150,6 @@ def fft_bytes(call: ConvolutionCall) -> int:
 
 
 def column_bytes(call: ConvolutionCall) -> int:
-    """The matrix of windows of one image: of an explicit product."""
+    """Return the bytes of an explicit product: the matrix of windows of one image."""
     window = call.weight_shape[1] * call.groups * prod(call.weight_shape[2:])
     return call.item_bytes * window * prod(call.output_shape[2:])

@@ -56,7 +56,7 @@ def _norm_backward(call: ScratchCall, mask: list[bool]) -> None:
     copy = in_layout(call, grad, torch.contiguous_format)
     whole = [call.temp(parts * width * item) for _ in places]
     for index, place in enumerate(places, start=int(mask[0])):
-        call.out(index)  # the sum of the parts takes the place of what was made for it
+        call.out(index)  # the sum of the parts takes the place of the gradient made for it
         call.reduce_rows(parts, width, partial_bytes(input.dtype))
         call.drop(place)
     call.drop(*reversed(whole), copy, first)
@@ -84,7 +84,7 @@ def batch_norm_backward(call: ScratchCall) -> None:
 
 
 def _channels_last(input: torch.Tensor) -> bool:
-    """Whether the kernels for channels_last take it, as they do matrices (batch_norm_use_channels_last_kernels)."""
+    """Return whether kernels for channels_last take it, as they do matrices (batch_norm_use_channels_last_kernels)."""
     if input.is_contiguous():
         return input.stride(1) == 1
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -92,7 +92,7 @@ def _channels_last(input: torch.Tensor) -> bool:
 
 
 def _parts_of_statistics(call: ScratchCall, values: int) -> list[int]:
-    """What blocks of a grid find, so many values of a channel each, and how many are done (flexible_launch_configs)."""
+    """Return bytes of the blocks' results, `values` for each channel, and of a counter (flexible_launch_configs)."""
     input = call.args[0]
     channels = input.shape[1]
     rows = input.numel() // max(channels, 1)
@@ -107,7 +107,7 @@ def _parts_of_statistics(call: ScratchCall, values: int) -> list[int]:
 
 
 def _power_of_two(number: int) -> int:
-    """The largest that is not above it."""
+    """Return the largest power of two that is not above a number."""
     return 1 << max(number.bit_length() - 1, 0)
 
 
@@ -144,7 +144,7 @@ def group_norm_backward(call: ScratchCall) -> None:
 
 
 def rules() -> dict[Any, Any]:
-    """The ops of this file."""
+    """Return the rules of this file."""
     aten: Any = torch.ops.aten
     return {
         aten.native_group_norm.default: group_norm,

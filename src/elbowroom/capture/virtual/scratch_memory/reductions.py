@@ -1,7 +1,8 @@
-"""Scratch of a reduction: when and how CUDA splits one over thread blocks, which then meet in global memory.
+"""Reductions: when and how CUDA splits a reduction over thread blocks, which then meet in global memory.
 
-Follows aten/src/ATen/native/cuda/Reduce.cuh (`setReduceConfig`) and TensorIterator's order of dimensions. Compared with
-the CUDA build of torch 2.11.0. Ignores inputs of 2**31 bytes and more, which are split into several launches first.
+It follows aten/src/ATen/native/cuda/Reduce.cuh (`setReduceConfig`) and TensorIterator's order of dimensions. It was
+compared with the CUDA build of torch 2.11.0. Ignored: inputs of 2**31 bytes and more, which are first split into
+several launches.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def partial_bytes(dtype: torch.dtype) -> int:
 
 
 class Scratch(NamedTuple):
-    """Bytes of partial results and of the counters of finished blocks; (0, 0) where one launch does it all."""
+    """Bytes of partial results and of the counters of finished blocks; (0, 0) if one launch does it all."""
 
     partial_bytes: int
     counter_bytes: int
@@ -65,12 +66,12 @@ def scratch(
     """Scratch of one reduction.
 
     Args:
-        shape: of the input.
-        strides: of the input, in elements.
-        reduced: dimensions that vanish; all where empty.
-        partial_item_bytes: of a partial result, such as 4 for a sum of half precision.
-        multiprocessors: of the GPU.
-        compute_capability: of the GPU, major * 10 + minor.
+        shape: shape of the input.
+        strides: strides of the input, in elements.
+        reduced: dimensions that vanish; empty for all.
+        partial_item_bytes: bytes of a partial result, such as 4 for a sum of half precision.
+        multiprocessors: number of the GPU's multiprocessors.
+        compute_capability: that of the GPU, major * 10 + minor.
         values_at_once: the kernel's `vt0`.
     """
     if 0 in shape:
@@ -147,7 +148,7 @@ def _output_vector(dims: list[_Dim], inner: int) -> int:
 
 
 def _order(shape: Sequence[int], strides: Sequence[int], reduced: Sequence[int]) -> list[_Dim]:
-    """Reduced dimensions first, each group from the least stride up, neighbours merged where memory allows."""
+    """Order dimensions: reduced ones first, each group from the least stride up, neighbours merged if possible."""
     count = len(shape)
     gone = {dim % count for dim in reduced} if count and len(reduced) else set(range(count))
     out_strides = [0] * count

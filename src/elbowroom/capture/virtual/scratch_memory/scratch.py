@@ -1,8 +1,8 @@
-"""The one table of what ops allocate on CUDA beside and before their results, and of the order in which they do it.
+"""Scratch: the one table of what ops allocate on CUDA in addition to their results, and in which order.
 
-An op that is not in the table makes its results, in their order, and nothing else. Each entry names its source: the
-CUDA file of torch that allocates, and "rig" where the bytes were compared with what the CUDA build of torch 2.11.0 does
-(tests/fakecuda/probe.py shows it op by op).
+An op that is not in the table makes its results, in their order, and nothing else. Each entry names its source, the
+CUDA file of torch that allocates. It adds "rig" if the bytes were compared with the CUDA build of torch 2.11.0:
+tests/fakecuda/probe.py shows it op by op.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ScratchCall:
             self._mode.ledger.alloc(self.results[index])
 
     def temp(self, size_bytes: int, workspace: bool = False) -> int:
-        """Allocate scratch; it is given back at the end, the last one first, if `drop` did not do so before."""
+        """Allocate scratch; it is freed at the end, the last one first, if `drop` did not do so before."""
         if size_bytes <= 0:
             return -1
         number = self._mode.ledger.scratch(size_bytes, "workspace" if workspace else "temporary")
@@ -72,22 +72,22 @@ class ScratchCall:
                 self._mode.ledger.release(number)
 
     def dims(self, index: int) -> list[int]:
-        """Dimensions that a reduction is over: argument `index`; empty for all."""
+        """Return the dimensions of a reduction: argument `index`; empty for all."""
         given: Any = self.args[index] if len(self.args) > index else self.kwargs.get("dim")
         if isinstance(given, bool) or given is None:
             return []
         return [given] if isinstance(given, int) else list(given)
 
     def reduce(self, input: torch.Tensor, dims: list[int], item_bytes: int, values_at_once: int = 4) -> None:
-        """Scratch of a reduction of a tensor; `item_bytes` are those of a partial result."""
+        """Allocate scratch of a tensor's reduction; `item_bytes` are those of a partial result."""
         self._reduce(tuple(input.shape), input.stride(), dims, item_bytes, values_at_once)
 
     def reduce_flat(self, count: int, item_bytes: int) -> None:
-        """Scratch of a reduction of so many elements in a row to one."""
+        """Allocate scratch of a reduction of `count` elements in a row to one."""
         self._reduce((count,), (1,), [], item_bytes)
 
     def reduce_rows(self, rows: int, width: int, item_bytes: int) -> None:
-        """Scratch of adding up rows."""
+        """Allocate scratch of adding up rows."""
         self._reduce((rows, width), (width, 1), [0], item_bytes)
 
     def _reduce(
@@ -99,7 +99,7 @@ class ScratchCall:
         self.drop(counters, partial)
 
     def workspace(self, wanted: PassWorkspace) -> None:
-        """A workspace of cuDNN, made and given back."""
+        """Allocate and free a workspace of cuDNN."""
         if wanted.likely_bytes or wanted.most_bytes:
             self._mode.ledger.remark("workspace_model", "aten.convolution")
         number = self.temp(wanted.likely_bytes, workspace=True)
@@ -108,7 +108,7 @@ class ScratchCall:
         self.drop(number)
 
     def tried(self, likely_bytes: int, most_bytes: int) -> None:
-        """Algorithms are tried in the room that there is, up to so many bytes; then the cache is emptied."""
+        """Try algorithms in the free room, up to `most_bytes`; then empty the cache."""
         ledger = self._mode.ledger
         room_bytes = max(0, self._mode.settings.total_bytes - ledger.allocated_bytes)
         number = self.temp(min(likely_bytes, room_bytes), workspace=True)
@@ -118,31 +118,31 @@ class ScratchCall:
         ledger.empty_cache()
 
     def is_new(self, name: str) -> bool:
-        """Whether it is seen for the first time in the process."""
+        """Return whether a name is seen for the first time in the process."""
         found = name not in self._mode.made_once
         self._mode.made_once.add(name)
         return found
 
     def once(self, name: str, first_bytes: int, kept_bytes: int) -> None:
-        """At the first use in the process: a short-lived block, then one that stays."""
+        """Allocate at the first use in the process: a short-lived block, then one that stays."""
         if self.is_new(name):
             self.drop(self.temp(first_bytes))
             self._mode.ledger.scratch(kept_bytes, "workspace")
 
     def lt(self) -> None:
-        """The op uses cuBLASLt, whose first use on a stream makes a workspace that stays."""
+        """Note that the op uses cuBLASLt, whose first use on a stream makes a workspace that stays."""
         self.once(f"cublasLt {self._mode.ledger.streams.current()}", 0, 2**20)
 
     def unsupported(self, what: str) -> None:
-        """Say that this is not, or not wholly, followed."""
+        """Add a remark that something is not, or not wholly, followed."""
         self._mode.ledger.remark("unsupported", what)
 
     def blas(self) -> None:
-        """The op uses cuBLAS."""
+        """Note that the op uses cuBLAS."""
         self._mode.blas()
 
     def end(self) -> None:
-        """What is left of scratch is given back, and what is left of results was made."""
+        """Free the remaining scratch, and note the remaining results."""
         for result in self.results:
             if result.device.type == "cuda":
                 self._mode.ledger.alloc(result)
@@ -159,7 +159,7 @@ class BlasWorkspaces:
         self._have: set[tuple[int, int]] = set()
 
     def asked(self, ledger: Ledger, backward: bool) -> None:
-        """A handle is used: by the thread that runs backward where `backward`."""
+        """Note the use of a handle: of backward's thread if `backward`."""
         handle = min(int(backward), self._settings.cublas_handles - 1), ledger.streams.current()
         if handle not in self._have:
             self._have.add(handle)
@@ -167,7 +167,7 @@ class BlasWorkspaces:
 
 
 def allocate(mode: VirtualMode, func: Any, args: Any, kwargs: Any, results: Results) -> None:
-    """Note everything that one op allocates and gives back."""
+    """Note everything that one op allocates and frees."""
     rule = RULES.get(func)
     if rule is None:
         for result in results:
@@ -200,12 +200,12 @@ def _blas(call: ScratchCall) -> None:
 
 
 def _is_read_by_blas(matrix: torch.Tensor) -> bool:
-    """Whether rows or columns lie one after the other: a gradient that was expanded does not (CUDABlas.cpp)."""
+    """Return whether rows or columns are contiguous: those of an expanded gradient are not (CUDABlas.cpp)."""
     return sparse.in_order(matrix) or (matrix.is_contiguous() and 0 not in matrix.stride()[-2:]) or matrix.numel() < 2
 
 
 def _gemv(call: ScratchCall) -> None:
-    """A product with a vector, which is copied where it was expanded (Blas.cpp; rig)."""
+    """A product with a vector, which is copied if it was expanded (Blas.cpp; rig)."""
     call.out(0)
     vector = call.args[-1]
     if sparse.is_compressed(call.args[-2]):
@@ -217,7 +217,7 @@ def _gemv(call: ScratchCall) -> None:
 
 
 def _addmm(call: ScratchCall) -> None:
-    """With a bias for each column: cuBLASLt, whose first use makes a workspace that stays (CUDABlas.cpp; rig)."""
+    """A product with a bias for each column: cuBLASLt makes a workspace that stays (CUDABlas.cpp; rig)."""
     _blas(call)
     if call.args[0].dim() == 1:
         call.lt()
@@ -250,7 +250,7 @@ def _sum(call: ScratchCall) -> None:
 
 
 def _vector_norm(call: ScratchCall) -> None:
-    """Likewise, with the order of the norm before the dimensions (ReduceNormKernel.cu; rig)."""
+    """A large reduction, with the order of the norm before the dimensions (ReduceNormKernel.cu; rig)."""
     call.out(0)
     call.reduce(call.args[0], call.dims(2), partial_bytes(call.args[0].dtype))
 
@@ -323,7 +323,7 @@ def _bce_with_logits(call: ScratchCall) -> None:
 
 
 def _pointwise_loss(call: ScratchCall) -> None:
-    """The loss of each element beside the result, which had the same size at first (Loss.cpp; rig)."""
+    """The loss of each element, and the result, which had the same size at first (Loss.cpp; rig)."""
     call.out(0)
     if (call.args[2] if len(call.args) > 2 else 1) and call.results:
         count = call.results[0].untyped_storage().nbytes()

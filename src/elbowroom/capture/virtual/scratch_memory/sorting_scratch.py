@@ -1,8 +1,8 @@
-"""Scratch of CUDA ops that sort, scan or count with cub; part of the table in scratch.py.
+"""Sorting scratch of CUDA ops that sort, scan or count with cub; part of the table in scratch.py.
 
-cub's temporary bytes were measured in the CUDA build of torch 2.11.0 from 100 to 1,000,000 elements on capability 9.0,
-and the tiles that explain them all found from that. On 8.0 and 8.6 keys of 4 and 8 bytes were measured, at 5,000,
-100,000 and 1,000,000 elements. 8.9 was not measured: that build has no code of its own for it and runs that for 8.6.
+cub's temporary bytes were measured in the CUDA build of torch 2.11.0. On capability 9.0 there were 100 to 1,000,000
+elements, and the tiles that explain all these bytes were found. On 8.0 and 8.6 keys of 4 and 8 bytes were measured, at
+5,000, 100,000 and 1,000,000 elements. 8.9 was not measured: that build has no code for it and runs that for 8.6.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INDEX = 8
 SLACK = 511
 PASS_BYTES, TILE_BYTES = 2048, 1024
 SMALL_SORT = 2304
-"""Up to here one block sorts, which asks for one byte."""
+"""Most elements that one block sorts, which takes one byte."""
 
 
 def _aligned(size_bytes: int) -> int:

@@ -1,7 +1,7 @@
-"""What virtual tensors say of themselves: attributes of `torch.Tensor` that are replaced while a virtual device is on.
+"""Attributes of `torch.Tensor` that are replaced while a virtual device is on.
 
-C++ takes a virtual tensor for one on "meta" (Note: [What makes a tensor virtual] in tensor.py), Python for one on its
-device. For any other tensor each attribute is torch's own.
+For C++ a virtual tensor is on "meta" (Note: [What makes a tensor virtual] in tensor.py), for Python on its device. For
+any other tensor each attribute is torch's own.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Change = tuple[Any, str, Any]
 
 NO_NUMPY = "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
 NO_NUMPY_GRAD = "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
-"""What torch says."""
+"""Message of torch."""
 
 
 class Asked:
-    """Who is told of each tensor whose gradient somebody is about to get."""
+    """The function that is called with each tensor whose gradient Python is about to read."""
 
     gradient: Callable[[torch.Tensor], None] | None = None
 
@@ -40,7 +40,7 @@ _device, _is_cuda, _is_cpu, _is_meta = map(_getter, ("device", "is_cuda", "is_cp
 
 
 def _said_device(self: torch.Tensor) -> torch.device:
-    """Where it is; inside meta kernels, on "meta"."""
+    """Return a tensor's device; inside meta kernels, "meta"."""
     found: torch.device = _device(self)
     if found.type != "meta" or AsMeta.here.depth:
         return found
@@ -78,7 +78,7 @@ def _said_get_device(self: torch.Tensor) -> int:
 
 
 def _said_data_ptr(self: torch.Tensor) -> int:
-    """An address that stands for one: where nothing else is."""
+    """Return a stand-in address that nothing else has."""
     if home_of(self) is None or is_wrapper(self):
         return _data_ptr(self)
     return address_of(self.untyped_storage()) + int(self.storage_offset()) * self.element_size()
@@ -89,7 +89,7 @@ def _said_tolist(self: torch.Tensor) -> Any:
     if home is None:
         return _tolist(self)
     if home.type == "cuda":
-        return self.detach().cpu().tolist()  # which says what is assumed
+        return self.detach().cpu().tolist()  # the copy adds the remark on assumed values
     return _said_numpy(self, force=True).tolist() if self.dim() else self.item()
 
 
@@ -105,13 +105,13 @@ def _said_numpy(self: torch.Tensor, *, force: bool = False) -> Any:
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with bytes for a virtual one: what is known of it, else zeros."""
+    """Return a tensor with bytes for a virtual one: its known values, else zeros."""
     known = None if KnownValues.current is None else KnownValues.current.read(tensor)
     return torch.zeros(tensor.shape, dtype=tensor.dtype, device=CPU) if known is None else known
 
 
 def _described(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
-    """What `repr` gives: known values, and those that are assumed of a single number."""
+    """Return the `repr`: known values, and the assumed value of a single number."""
     home = home_of(self)
     if home is None:
         return _repr(self, tensor_contents=tensor_contents)
@@ -128,7 +128,7 @@ def _described(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
 
 
 def _formatted(self: torch.Tensor, spec: str) -> str:
-    """What `format` gives."""
+    """Return the `format`."""
     if home_of(self) is None:
         return _format(self, spec)
     return format(self.item(), spec) if not self.dim() else object.__format__(self, spec)
@@ -139,7 +139,7 @@ _repr, _format = Tensor.__repr__, Tensor.__format__
 
 
 def changes() -> list[Change]:
-    """The attributes, each with its new value."""
+    """Return the attributes, each with its new value."""
     found: dict[str, Any] = {
         "device": property(_said_device),
         "is_cuda": property(_said_is_cuda),

@@ -1,6 +1,6 @@
-"""What torch.cuda and torch.accelerator find in C++: the functions of a CUDA build, answered for the virtual device.
+"""CUDA build: the C++ functions that torch.cuda and torch.accelerator call, answered for the virtual device.
 
-torch's Python above them (memory summaries, contexts of streams and devices, random states) runs as it is.
+torch's Python above them (memory summaries, contexts of streams and devices, random states) is unchanged.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from elbowroom.torch_compat.device_modules import (
 
 Change = tuple[Any, str, Any]
 CUDA_VERSION = "13.0" if torch.__version__ >= "2.11" else "12.8"
-"""Of the build that PyPI has: torchvision refuses to be imported beside another major version than its own."""
+"""CUDA version of PyPI's build: torchvision cannot be imported with another major version than its own."""
 NCCL_VERSION = 2 << 32 | 28 << 16 | 9
-"""Of the same build: three parts of 16 bits."""
+"""NCCL version of the same build: three parts of 16 bits."""
 
 
 LATE = "settings of the allocator that came after its first use: {}"
 
 
 def say(value: Any) -> Callable[..., Any]:
-    """A function that says the same whatever it is given."""
+    """Make a function that returns a value for any arguments."""
     return lambda *_args, **_kwargs: value
 
 
 @final
 class Properties:
-    """What `torch.cuda.get_device_properties` gives; notes when the script looks at what tells GPUs of a kind apart.
+    """Result of `torch.cuda.get_device_properties`; it notes reads of figures in which GPUs of a kind differ.
 
-    What nobody asks the allocator for is as on an H100.
+    Figures that do not affect the allocator are those of an H100.
     """
 
     warp_size = 32
@@ -96,7 +96,7 @@ class _Build:
 
     Args:
         settings: the device.
-        ledger: what is recorded of it.
+        ledger: its ledger.
     """
 
     def __init__(self, settings: ModelledDevice, ledger: Ledger) -> None:
@@ -110,21 +110,21 @@ class _Build:
         self._addresses = itertools.count(2**40, 2**30)
 
     def _begins(self) -> None:
-        """torch reads the environment as it first uses the allocator: what the script has set there by then counts."""
+        """Read the settings at the allocator's first use, as torch does: those that the script has set by then hold."""
         settings = ",".join(filter(None, (set_in(os.environ), *self._asked)))
         if settings != self._found:
             self.memory.use(settings)
             self.ledger.remark("allocator_settings", settings)
 
     def set_allocator(self, text: str, *_: Any) -> None:
-        """Settings that the script makes past the environment, beside those."""
+        """Add settings that the script makes itself to those of the environment."""
         if self.ledger.begins is None:
             self.ledger.remark("unsupported", LATE.format(text))
         else:
             self._asked.append(text)
 
     def select(self, index: int = 0, *_: Any) -> int:
-        """Select a device, of which there is one; the one before."""
+        """Select the one device; return the device selected before."""
         if index > 0:
             self.ledger.remark("unsupported", f"cuda:{index} (counted with cuda:0, as one GPU)")
         return 0
@@ -134,7 +134,7 @@ class _Build:
         return max(self.settings.total_bytes - self.memory.reserved_bytes(), 0), self.settings.total_bytes
 
     def take(self, size_bytes: int, _stream: Any = 0) -> int:
-        """Memory that no tensor is on."""
+        """Allocate memory without a tensor on it."""
         address = next(self._addresses)
         self._raw[address] = self.ledger.scratch(size_bytes, "temporary")
         return address
@@ -163,7 +163,7 @@ def _set_stream(stream_id: int, **_: Any) -> None:
 
 
 def _of_cuda(build: _Build) -> dict[str, Any]:
-    """Functions by torch's names."""
+    """Return the functions by torch's names."""
     memory, ledger = build.memory, build.ledger
     return {
         **dict.fromkeys(("init", "synchronize", "ipc_collect", "sleep", "lock_mutex", "unlock_mutex"), say(None)),
@@ -205,7 +205,7 @@ def _of_cuda(build: _Build) -> dict[str, Any]:
 
 
 def _tuning() -> dict[str, Any]:
-    """What torch.cuda.tunable asks for; no product is tuned, and what torch has at first is told."""
+    """Return the functions of torch.cuda.tunable: no product is tuned, and settings have torch's defaults."""
     asked = ("tuning_enable", "set_filename", "set_max_tuning_duration", "set_max_tuning_iterations", "read_file")
     asked += ("set_rotating_buffer_size", "set_numerical_check_tolerances")
     told = {"get_filename": "", "get_max_tuning_duration": 30, "get_max_tuning_iterations": 100, "get_results": ()}
@@ -237,7 +237,7 @@ def _of_accelerator(build: _Build) -> dict[str, Any]:
 
 
 def _runtime(build: _Build) -> Any:
-    """What `torch.cuda.cudart()` gives."""
+    """Return the result of `torch.cuda.cudart()`."""
 
     class Error(int):
         success = 0
@@ -252,7 +252,7 @@ def _runtime(build: _Build) -> Any:
 
 
 def _queries(build: _Build) -> dict[str, Any]:
-    """What torch.cuda asks the driver for past torch, or keeps once it knows; and what names a device by its number."""
+    """Return functions for which torch.cuda asks the driver or caches answers, and those that take device numbers."""
     properties = Properties(build.settings, build.ledger)
     return {
         "is_available": say(True),
@@ -272,7 +272,7 @@ def _queries(build: _Build) -> dict[str, Any]:
 
 
 def changes(settings: ModelledDevice, ledger: Ledger) -> list[Change]:
-    """Everything that makes torch take itself for a build with CUDA and one GPU."""
+    """Return all changes that make torch a build with CUDA and one GPU."""
     build = _Build(settings, ledger)
     queries = _queries(build)
     marks = dict.fromkeys(("rangePushA", "rangePop", "markA", "rangeStartA", "rangeEnd"), say(0))

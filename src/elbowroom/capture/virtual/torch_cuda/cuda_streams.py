@@ -1,7 +1,7 @@
-"""Streams and events of the virtual device: torch's own classes, on which everything is over at once.
+"""CUDA streams and events of the virtual device: torch's own classes, on which everything is over at once.
 
-What is allocated while another stream is current is of that stream: the allocator gives it to no other. Backward runs
-an op on the stream of its forward.
+Memory that is allocated while another stream is current belongs to that stream: the allocator gives it to no other.
+Backward runs an op on the stream of its forward.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elbowroom.torch_compat.core import in_backward, next_node_number, node_numb
 
 Change = tuple[Any, str, Any]
 OF_GRADIENTS = 2**62
-"""Nodes that write gradients have greater numbers."""
+"""Numbers above this are those of nodes that write gradients."""
 CUDA_TYPE = 1
 """Number of cuda among the types of devices."""
 
@@ -104,8 +104,8 @@ class VirtualStreams:
 
     Attributes:
         captured: the pool of the graph that is being captured.
-        wanted: the pool that the script wants for this thread, which is not backward's.
-        replays: how often graphs were replayed.
+        wanted: the pool that the script has set for this thread, which is not backward's.
+        replays: number of replays of graphs.
     """
 
     def __init__(self) -> None:
@@ -117,14 +117,14 @@ class VirtualStreams:
         self._numbers: dict[tuple[Hashable, int], int] = {}
 
     def current(self) -> int:
-        """The stream on which ops run: in backward that of the node, unless code there takes another one."""
+        """Return the stream on which ops run: in backward that of the node, unless code there sets another one."""
         if not self._of_node or Stream.current != self._outside or not in_backward():
             return Stream.current
         number = node_number()
         return self._of_node.get(number, 0) if 0 <= number < OF_GRADIENTS else Stream.current
 
     def op(self, backward: bool) -> None:
-        """Note the stream of an op, which is that of its node."""
+        """Note the stream of an op for its node."""
         if not backward:
             self._outside = Stream.current
         stream = self.current()
@@ -132,11 +132,11 @@ class VirtualStreams:
             self._of_node[next_node_number() - 1] = stream
 
     def step(self) -> None:
-        """A step is over: its nodes are gone."""
+        """Forget the nodes of a step that is over."""
         self._of_node.clear()
 
     def now(self) -> int:
-        """The number under which the allocator knows it: from `PRIVATE` on for those of a pool of their own."""
+        """Return the allocator's number of the present stream: from `PRIVATE` on for private pools."""
         stream, pool = self.current(), self.captured
         if pool is None and self.wanted is not None and not in_backward():
             pool = self.wanted
@@ -185,7 +185,7 @@ class CudaEvent(_EventOfTorch):
         return True
 
     def elapsed_time(self, end_event: Any) -> float:
-        """A millisecond, as nothing runs.
+        """Return a millisecond, as nothing runs.
 
         Raises:
             ValueError: one of the two keeps no time.
@@ -199,7 +199,7 @@ class CudaEvent(_EventOfTorch):
 
 
 class _StreamKind(type):
-    """Every stream of torch's is an instance of what stands for `torch.Stream`; so are events."""
+    """Class of the replacements of `torch.Stream` and `torch.Event`: torch's own objects are instances of them."""
 
     of_torch: type
 
@@ -218,7 +218,7 @@ def _is_cuda(device: Any) -> bool:
 
 @final
 class AnyStream(metaclass=_StreamKind):
-    """`torch.Stream`: of the GPU where no other device is named."""
+    """`torch.Stream`, of the GPU if no other device is named."""
 
     of_torch = _OfTorch
 
@@ -230,7 +230,7 @@ class AnyStream(metaclass=_StreamKind):
 
 @final
 class AnyEvent(metaclass=_StreamKind):
-    """`torch.Event`: of the GPU where no other device is named."""
+    """`torch.Event`, of the GPU if no other device is named."""
 
     of_torch = _EventOfTorch
 
@@ -239,7 +239,7 @@ class AnyEvent(metaclass=_StreamKind):
 
 
 def changes() -> list[Change]:
-    """The classes, where torch has its own."""
+    """Return the classes that replace torch's own."""
     Stream.current = 0
     kinds = {"Stream": Stream, "Event": CudaEvent, "ExternalStream": ExternalStream}
     found: list[Change] = [(place, name, kind) for name, kind in kinds.items() for place in (torch.cuda, _module())]

@@ -1,6 +1,6 @@
-"""DLPack: tensors of the virtual device that are handed on stay tensors of it, as torch takes them back.
+"""DLPack: tensors of the virtual device that are passed on stay its tensors when torch takes them back.
 
-Another library gets the bytes of a tensor of the host, zeros where it has none; it cannot read those of the GPU.
+Another library gets the bytes of a tensor of the host, or zeros if it has none. It cannot read tensors of the GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Change = tuple[Any, str, Any]
 
 @final
 class Handed:
-    """What stands for the capsule of a tensor without bytes."""
+    """Replacement of the capsule of a tensor without bytes."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor.detach()
@@ -56,7 +56,7 @@ _dlpack, _to_dlpack = torch.Tensor.__dlpack__, _places.to_dlpack
 
 
 def changes() -> list[Change]:
-    """What is changed of torch while the device is on."""
+    """Return the changes of torch while the device is on."""
     take = _taker(torch.from_dlpack)
     return [
         (torch.Tensor, "__dlpack__", _hand_over),

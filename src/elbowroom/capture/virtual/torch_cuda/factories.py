@@ -1,8 +1,8 @@
-"""Which device Python asks for: numbers are cuda devices, and "meta" means meta.
+"""Factories: the device that Python names: numbers are cuda devices, and "meta" is meta.
 
-Where C++ asks for a tensor on "meta", it means the device of a virtual tensor (Note: [What makes a tensor virtual]).
-Where Python does, it means meta: such a tensor is torch's own, has no bytes on any device and counts nothing. So each
-function of torch that takes a device is replaced by one that remembers, for as long as it runs, that Python has asked.
+If C++ requests a tensor on "meta", it is for the device of a virtual tensor (Note: [What makes a tensor virtual]). If
+Python does, it is for meta: such a tensor is torch's own, has no bytes on any device and does not count. So each
+function of torch that takes a device is replaced. While the replacement runs, it remembers that Python has named meta.
 A number is a device of the accelerator, which C++ does not find in a build for the CPU.
 """
 
@@ -33,7 +33,7 @@ _Device = torch.device
 
 @final
 class _Meta(threading.local):
-    """How many functions of this thread that were asked for "meta" run."""
+    """Number of running functions of this thread for which Python named "meta"."""
 
     depth = 0
 
@@ -48,19 +48,19 @@ META_ASKED = _Meta()
 
 
 def is_meta(device: Any) -> bool:
-    """Whether a device is "meta", however it is given."""
+    """Return whether a device is "meta", in any form."""
     if isinstance(device, str):
         return device.startswith("meta")
     return isinstance(device, _Device) and device.type == "meta"
 
 
 def _given(value: Any) -> Any:
-    """A device as C++ takes it."""
+    """Return a device as C++ takes it."""
     return _Device("cuda", 0) if type(value) is int else value
 
 
 def _factory(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with a keyword `device`."""
+    """Wrap a function with a keyword `device`."""
 
     @functools.wraps(function)
     def asked(*args: Any, **kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ def _factory(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_tensors(data: Any) -> Any:
-    """Data with numbers for the tensors in them that have no bytes."""
+    """Replace tensors without bytes in data by numbers."""
     if type(data) in (list, tuple):
         return type(data)(map(_without_tensors, data)) if any(map(_may_be_tensor, data)) else data
     return data.tolist() if is_virtual(data) else data
@@ -91,7 +91,7 @@ def _may_be_tensor(value: Any) -> bool:
 
 
 def _mover(function: Callable[..., Any], first: int) -> Callable[..., Any]:
-    """A function whose device may be its argument number `first`, too."""
+    """Wrap a function whose device may also be its argument number `first`."""
 
     @functools.wraps(function)
     def asked(*args: Any, **kwargs: Any) -> Any:
@@ -110,7 +110,7 @@ def _mover(function: Callable[..., Any], first: int) -> Callable[..., Any]:
 
 
 def _place(value: Any) -> tuple[Any, ...]:
-    """A device as C++ takes it, alone or with a dtype: C++ knows not which device a virtual tensor is on."""
+    """Return a device as C++ takes it, alone or with a dtype: C++ does not know a virtual tensor's device."""
     if isinstance(value, torch.Tensor) and is_virtual(value):
         return value.device, value.dtype
     return (_given(value),)
@@ -129,7 +129,7 @@ def _any_meta(args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 class _DeviceKind(type):
-    """Every device is an instance of what stands for `torch.device`."""
+    """Class of the replacement of `torch.device`: every device is an instance of it."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _Device)
@@ -150,7 +150,7 @@ device.__module__ = "torch"
 
 
 def _in_context(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`with torch.device("meta")` names the device of every function that makes tensors."""
+    """Wrap `with torch.device("meta")`, which names the device of every function that makes tensors."""
     constructors = device_constructors()
 
     def handle(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -163,7 +163,7 @@ def _in_context(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def changes() -> list[Change]:
-    """The functions, each with what stands for it."""
+    """Return the functions, each with its replacement."""
     made: list[Change] = []
     for name in sorted({each.__name__ for each in device_constructors()} | set(LIKE)):
         function = getattr(torch, name, None)

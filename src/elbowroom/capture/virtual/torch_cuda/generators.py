@@ -1,6 +1,6 @@
-"""Random generators of the virtual device: torch's own of the host, which say that they are on cuda.
+"""Generators of random numbers on the virtual device: torch's own of the host, with cuda as their device.
 
-Nothing is ever drawn on the device, so it does not matter which numbers; and one needs no memory there (rig).
+Nothing is drawn on the device, so the numbers do not matter. A generator needs no memory there (rig).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _KIND: Any = type(_OF_TORCH)
 
 
 class _GeneratorKind(_KIND):
-    """Every generator of torch's is an instance of what stands for `torch.Generator`."""
+    """Class of the replacement of `torch.Generator`: torch's own generators are instances of it."""
 
     def __instancecheck__(self, instance: object) -> bool:
         return isinstance(instance, _OF_TORCH)
@@ -22,7 +22,7 @@ class _GeneratorKind(_KIND):
 
 @final
 class Generator(_OF_TORCH, metaclass=_GeneratorKind):
-    """`torch.Generator` that can be asked for on cuda."""
+    """`torch.Generator` that can be made on cuda."""
 
     _home: torch.device
 
@@ -37,7 +37,7 @@ class Generator(_OF_TORCH, metaclass=_GeneratorKind):
         return self._home
 
     def get_state(self) -> torch.Tensor:
-        """On cuda its seed and its offset, 16 bytes."""
+        """Return the state; on cuda its seed and its offset, 16 bytes."""
         if self._home.type != "cuda":
             return super().get_state()
         return torch.tensor([self.initial_seed() % 2**63, 0], dtype=torch.int64, device="cpu").view(torch.uint8)
@@ -77,5 +77,5 @@ def _rebuilt(device: str, state: torch.Tensor) -> Generator:
 
 
 def changes() -> list[tuple[Any, str, Any]]:
-    """What must be patched in Python."""
+    """Return the patches of Python."""
     return [(torch, "Generator", Generator), (torch.cuda, "default_generators", (Generator("cuda:0"),))]

@@ -1,9 +1,9 @@
-"""CUDA graphs and pools of memory: what is captured runs as ever, in a pool of its own, and a replay does nothing.
+"""Graphs: CUDA graphs and pools of memory: captured code runs as usual, in a private pool, and a replay does nothing.
 
-What ops allocate while a graph is captured is of its pool, which keeps the memory: no other op gets it, and it is not
-given back when the cache is emptied. Graphs may share a pool. A capture also has its own stream, and with it cuBLAS's
-workspaces. torch's own code around a capture runs as it is, make_graphed_callables too.
-Not followed: that a pool gives its memory back once its graphs are gone and the cache is emptied.
+Memory that ops allocate while a graph is captured belongs to its pool, which keeps it. No other op gets it, and
+emptying the cache does not free it. Graphs may share a pool. A capture also has its own stream, with cuBLAS's
+workspaces. torch's own code around a capture is unchanged, make_graphed_callables included.
+Ignored: a pool frees its memory once its graphs are gone and the cache is emptied.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Change = tuple[Any, str, Any]
 GRAPHS = "CUDA graphs (a pool of theirs counts to the end, also where its graphs are dropped; replays take no time)"
 POOLS = "torch.cuda.MemPool (its memory counts to the end, also where it is dropped)"
 STATE_BYTES = 8
-"""Of the seed and of the offset of random numbers in graphs, on the device while there are any (CUDAGeneratorImpl)."""
+"""Bytes of the seed and of the offset of random numbers, on the device while there are graphs (CUDAGeneratorImpl)."""
 _numbers = itertools.count(1)
 
 
 def _new_pool() -> tuple[int, int]:
-    """What names a pool."""
+    """Return a new id of a pool."""
     return 0, next(_numbers)
 
 
@@ -35,8 +35,8 @@ class _State:
     """The ledger of the device that is on.
 
     Attributes:
-        graphs: numbers of those that were captured and are there.
-        numbers: of seed and offset.
+        graphs: numbers of the captured graphs that exist.
+        numbers: numbers of the storages of seed and offset.
     """
 
     ledger: Ledger
@@ -45,14 +45,14 @@ class _State:
 
 
 def _captured(graph: CUDAGraph) -> None:
-    """The first graph has seed and offset made."""
+    """Note a captured graph; the first one allocates seed and offset."""
     if not _State.graphs:
         _State.numbers[:] = [_State.ledger.scratch(STATE_BYTES, "workspace") for _ in range(2)]
     _State.graphs.add(graph.number)
 
 
 def _gone(ledger: Ledger, number: int) -> None:
-    """With the last graph they go."""
+    """Note that a graph is gone; the last one frees seed and offset."""
     if ledger is not _State.ledger or number not in _State.graphs:
         return
     _State.graphs.remove(number)
@@ -61,7 +61,7 @@ def _gone(ledger: Ledger, number: int) -> None:
 
 
 class CUDAGraph:
-    """What stands for `torch.cuda.CUDAGraph`; its methods are those of torch."""
+    """Replacement of `torch.cuda.CUDAGraph`; its methods are those of torch."""
 
     def __init__(self, keep_graph: bool = False) -> None:
         _State.ledger.remark("unsupported", GRAPHS)
@@ -88,14 +88,14 @@ class CUDAGraph:
             _State.ledger.replayed()
 
     def _nothing(self, *_args: Any) -> None:
-        """What changes nothing in what is allocated."""
+        """Do nothing: these methods do not change allocations."""
 
     instantiate = reset = enable_debug_mode = debug_dump = _nothing
     raw_cuda_graph_exec = raw_cuda_graph
 
 
 class MemPool:
-    """What stands for `torch.cuda.MemPool`; its methods are those of torch."""
+    """Replacement of `torch.cuda.MemPool`; its methods are those of torch."""
 
     def __init__(self, *_args: Any, **_how: Any) -> None:
         _State.ledger.remark("unsupported", POOLS)
@@ -110,7 +110,7 @@ class MemPool:
 
 
 def changes(ledger: Ledger) -> list[Change]:
-    """What is changed of torch while the device is on."""
+    """Return the changes of torch while the device is on."""
     _State.ledger = ledger
     _State.graphs.clear()
     _State.numbers.clear()

@@ -1,4 +1,4 @@
-"""What the virtual device is told about the machine and its libraries, which have no open source to read it from."""
+"""Library settings: assumptions about the machine and its closed libraries, which have no source to read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIB = 2**20
 
 
 def no_reserve(_shape: tuple[int, ...], _item_bytes: int) -> int:
-    """cuDNN's batch norm keeps a reserve only for its fused (NHWC half) kernels."""
+    """Return 0: cuDNN's batch norm keeps a reserve only for its fused (NHWC half) kernels."""
     return 0
 
 
@@ -25,8 +25,8 @@ class RecurrentCall:
     Attributes:
         gates: 4 of an LSTM, 3 of a GRU, else 1.
         rows: time steps times batch.
-        hidden, output: sizes of the state and of what is put out.
-        layers, directions: how many.
+        hidden, output: sizes of the state and of the output.
+        layers, directions: numbers of layers and directions.
         item_bytes: bytes of an element.
         train: whether backward follows.
     """
@@ -42,12 +42,12 @@ class RecurrentCall:
 
 
 def gate_workspace(call: RecurrentCall) -> int:
-    """The gates of one layer before their nonlinearity, and in training their gradients: plausible, not measured."""
+    """Return bytes of one layer's gates before their nonlinearity, in training also their gradients; not measured."""
     return call.directions * call.gates * call.rows * call.hidden * call.item_bytes * (2 if call.train else 1)
 
 
 def gate_reserve(call: RecurrentCall) -> int:
-    """Gates of every layer, an LSTM's cells or a GRU's candidates, outputs between layers: plausible, not measured."""
+    """Return bytes of all gates, an LSTM's cells or a GRU's candidates, outputs between layers; not measured."""
     kept = call.gates + 1 if call.gates > 1 else 1
     within = call.layers * call.directions * kept * call.rows * call.hidden
     return (within + (call.layers - 1) * call.directions * call.rows * call.output) * call.item_bytes
@@ -55,13 +55,13 @@ def gate_reserve(call: RecurrentCall) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudnnModel:
-    """Bytes that cuDNN asks for.
+    """Model of the bytes that cuDNN needs.
 
     Attributes:
-        workspace: of a convolution call; cudnn_workspaces.py has the usual model.
+        workspace: workspace of a convolution call; cudnn_workspaces.py has the usual model.
         batch_norm_reserve: kept from a batch norm's forward to its backward, by the input's shape and element bytes.
-        dropout_state_bytes: states of the random generator of RNN dropout.
-        rnn_workspace, rnn_reserve: of a recurrent network.
+        dropout_state_bytes: bytes of the random generator's states of RNN dropout.
+        rnn_workspace, rnn_reserve: workspace and reserve of a recurrent network.
     """
 
     workspace: Callable[[ConvolutionCall], PassWorkspace] = usual_workspace
@@ -76,13 +76,13 @@ class ModelledDevice:
     """The device that is modelled.
 
     Attributes:
-        facts: of the GPU; all that rules may read of it.
+        facts: all facts of the GPU that rules may read.
         total_bytes: its memory.
-        name: what torch.cuda.get_device_name() says.
+        name: result of torch.cuda.get_device_name().
         allocator: its settings, as in PYTORCH_ALLOC_CONF.
-        cudnn: what cuDNN asks for.
-        cublas_handles: handles that ask for a workspace: one of the thread that runs forward, one of backward's.
-        fake_host: parameters and large float tensors made on the CPU have no bytes either.
+        cudnn: model of the bytes that cuDNN needs.
+        cublas_handles: number of handles with a workspace: one of forward's thread, one of backward's.
+        fake_host: whether parameters and large float tensors made on the CPU have no bytes either.
     """
 
     facts: Facts = field(default_factory=Facts)
@@ -95,12 +95,12 @@ class ModelledDevice:
 
     @property
     def cublas_bytes(self) -> int:
-        """Of a cuBLAS handle: 32 MiB from Hopper on, else 4096 KiB * 2 + 16 KiB * 8 (CublasHandlePool.cpp)."""
+        """Bytes of a cuBLAS handle: 32 MiB from Hopper on, else 4096 KiB * 2 + 16 KiB * 8 (CublasHandlePool.cpp)."""
         return 32 * MIB if self.facts.compute_capability // 10 in (9, 10, 12) else 4096 * 1024 * 2 + 16 * 1024 * 8
 
     @classmethod
     def of(cls, machine: Machine, cudnn: CudnnModel, fake_host: bool, cublas_handles: int = 2) -> ModelledDevice:
-        """Settings for a machine."""
+        """Make the settings for a machine."""
         return cls(
             facts=Facts.of(machine),
             total_bytes=machine.tiers[0].capacity_bytes,

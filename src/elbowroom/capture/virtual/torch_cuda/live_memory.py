@@ -1,7 +1,7 @@
-"""What the caching allocator holds while a script runs: torch.cuda.memory_stats, memory_summary and snapshots.
+"""Live memory: the caching allocator's state while a script runs: torch.cuda.memory_stats, memory_summary, snapshots.
 
-The events of the ledger go through the allocator's model when somebody asks, so reserved bytes and segments are those
-that the estimate will say.
+When a script reads these, the ledger's events go through the allocator's model. So reserved bytes and segments are
+those that the estimate will have.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class LiveMemory:
     """The allocator of a virtual device, as far as its ledger goes.
 
     Args:
-        ledger: whose events are played.
-        settings: of the allocator, as in PYTORCH_ALLOC_CONF.
+        ledger: the ledger whose events are played.
+        settings: settings of the allocator, as in PYTORCH_ALLOC_CONF.
     """
 
     def __init__(self, ledger: Ledger, settings: str) -> None:
@@ -60,13 +60,13 @@ class LiveMemory:
         """Take other settings, before there are events.
 
         Raises:
-            UsageError: they are no settings.
+            UsageError: the text has no valid settings.
         """
         self._settings: AllocatorSettings = parse_settings("" if settings == "exact" else settings)
         self._device = DeviceAllocator(self._settings, None, wait_for_synchronize=False)
 
     def stats(self) -> dict[str, Any]:
-        """What torch.cuda.memory_stats_as_nested_dict gives."""
+        """Return the result of torch.cuda.memory_stats_as_nested_dict."""
         self._play()
         self._settle_splits()
         said = {name: {pool: self._figures[name, pool].said() for pool in POOLS} for name in BYTES + COUNTS}
@@ -89,13 +89,13 @@ class LiveMemory:
         return self._device.reserved_bytes
 
     def reset_peaks(self) -> None:
-        """Peaks are what is there now."""
+        """Reset peaks to the present bytes."""
         self._play()
         for figure in self._figures.values():
             figure.peak = figure.current
 
     def reset_sums(self) -> None:
-        """Begin to count anew what is allocated and freed."""
+        """Reset the sums of allocated and freed bytes."""
         self._play()
         for figure in self._figures.values():
             figure.allocated = figure.freed = 0

@@ -1,7 +1,7 @@
-"""Optimizer states in managed memory, as bitsandbytes' paged optimizers have them (functional.py: get_paged).
+"""Paged: optimizer states in managed memory, as bitsandbytes' paged optimizers have them (functional.py: get_paged).
 
-cudaMallocManaged takes nothing of torch's allocator, and the driver moves its pages between the GPU and the host as
-they are needed. An estimate says how much there is, and counts none of it.
+cudaMallocManaged does not use torch's allocator. The driver moves its pages between the GPU and the host as they are
+needed. An estimate reports these bytes, but does not count them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ SAID = "{} of bitsandbytes' paged states (managed memory, which leaves the GPU w
 
 @final
 class Paged:
-    """Stands in the place of bitsandbytes' managed memory while the device is on.
+    """Replacement of bitsandbytes' managed memory while the device is on.
 
     Args:
-        ledger: of the virtual device.
+        ledger: ledger of the virtual device.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -31,7 +31,7 @@ class Paged:
         self._bytes = 0
 
     def changes(self) -> dict[str, Changing]:
-        """What is changed, by module."""
+        """Return the changes by module."""
         return {"bitsandbytes.functional": self._changes}
 
     def _changes(self, module: Any) -> list[Change]:

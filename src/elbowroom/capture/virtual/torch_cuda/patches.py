@@ -1,4 +1,4 @@
-"""What Python says of torch.cuda while a virtual device is on, and the few functions that ask C++ for devices."""
+"""Patches: changes of torch.cuda while a virtual device is on, and of the few functions that ask C++ for devices."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _put_back(before: list[tuple[Any, str, Any, bool]]) -> None:
 
 
 def _grouped(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
-    """torch's grouping of optimizer tensors by device and dtype, whose C++ would see meta tensors."""
+    """Group optimizer tensors by device and dtype; torch's own C++ would see meta tensors."""
     groups: dict[Any, Any] = {}
     for index, first in enumerate(lists[0]):
         made = groups.setdefault((first.device, first.dtype), ([[] for _ in lists], []))
@@ -74,7 +74,7 @@ def _grouped(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
 
 
 def _loading() -> list[Change]:
-    """DataLoaders stay in this process, where no worker could inherit half a device."""
+    """Return the changes that keep DataLoaders in this process, as a worker would inherit half a device."""
     from torch.utils.data import DataLoader
 
     def iterate(self: Any) -> Any:
@@ -89,9 +89,9 @@ def _loading() -> list[Change]:
 
 
 def _parameters() -> list[Change]:
-    """Parameters made on the CPU have no bytes: one that had would meet inputs without, whose gradients have none.
+    """Return the changes by which parameters made on the CPU have no bytes, as inputs and their gradients have none.
 
-    The values of small ones are known, and drawn from the script's own numbers.
+    The values of small ones are known, and drawn from the script's own generator.
     """
     made = torch.nn.Parameter.__new__
 
@@ -104,7 +104,7 @@ def _parameters() -> list[Change]:
 
 
 def _recurrent() -> list[Change]:
-    """Recurrent networks on the host, whose C++ compares the devices of inputs and weights itself."""
+    """Return the changes of recurrent networks on the host, whose C++ compares devices of inputs and weights itself."""
 
     def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -127,12 +127,12 @@ def _without_bytes(value: Any) -> Any:
 
 
 def _flattens(tensor: torch.Tensor) -> bool:
-    """Python's check leaves bfloat16 out, C++'s does not: such RNN weights are copied together at each forward."""
+    """Return whether torch flattens a weight: Python's check excludes bfloat16, so such RNN weights are copied."""
     return tensor.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
 
 
 def _profiling() -> Callable[..., None]:
-    """torch's profiler of the host alone: a build for the CPU has no events of cuda, and warns at each op."""
+    """Limit torch's profiler to the host: a build for the CPU has no events of cuda, and warns at each op."""
     begin = torch.autograd.profiler.profile.__init__
 
     def init(self: Any, *args: Any, **how: Any) -> None:
@@ -142,7 +142,7 @@ def _profiling() -> Callable[..., None]:
 
 
 def changes(settings: ModelledDevice, ledger: Ledger) -> list[Change]:
-    """Everything that is changed while the device is on."""
+    """Return all changes while the device is on."""
     from torch.backends.cudnn import rnn
 
     found: list[Change] = [*cuda_build.changes(settings, ledger), *cuda_streams.changes(), *_loading()]

@@ -1,7 +1,7 @@
-"""Virtual tensors in files: pickle, torch.save and torch.load keep all that there is of one, and no bytes.
+"""Pickling: virtual tensors in files: pickle, torch.save and torch.load keep everything of a tensor but its bytes.
 
-A storage is written once, however many tensors share it, as its size and its device. Loading makes a new storage there,
-or where `map_location` says, which on the GPU is an allocation as in a real run.
+A storage is written once, as its size and its device, for all tensors that share it. Loading makes a new storage on
+that device, or on that of `map_location`. On the GPU that is an allocation, as in a real run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from elbowroom.torch_compat.device_modules import rebuild_change, rebuild_tensor
 
 _place: ContextVar[Any] = ContextVar("map_location", default=None)
 _ledgers: list[Ledger] = []
-"""That of the device which is on."""
+"""The ledger of the device that is on."""
 
 
 @final
@@ -33,8 +33,8 @@ class SavedStorage:
     Attributes:
         size_bytes: its size.
         home: its device.
-        value: its bytes, where they are known for certain.
-        source: a tensor on it: `copy.copy` makes a tensor of what was reduced without writing it.
+        value: its bytes, if they are certain.
+        source: a tensor on it: `copy.copy` rebuilds a tensor from its reduced form without writing it.
     """
 
     def __init__(self, size_bytes: int, home: str, value: torch.Tensor | None, source: torch.Tensor) -> None:
@@ -67,7 +67,7 @@ def _value_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _reduced(tensor: torch.Tensor, protocol: int) -> Any:
-    """What pickle makes of a tensor."""
+    """Reduce a tensor for pickle."""
     home = home_of(tensor)
     if home is None or is_wrapper(tensor) or tensor.layout is not torch.strided:
         return reduce_tensor(tensor, protocol)
@@ -78,7 +78,7 @@ def _reduced(tensor: torch.Tensor, protocol: int) -> Any:
 
 @final
 class LoadedStorage:
-    """A storage that was loaded: a tensor that has all of its bytes, and its device."""
+    """A loaded storage: a tensor with all of its bytes, and its device."""
 
     def __init__(self, size_bytes: int, home: torch.device) -> None:
         with no_dispatch():
@@ -87,7 +87,7 @@ class LoadedStorage:
 
 
 def loaded_storage(size_bytes: int, home: str, value: torch.Tensor | None = None) -> LoadedStorage:
-    """Make a storage anew, where it was or where it is mapped to."""
+    """Make a storage again, on its device or on that of `map_location`."""
     made = LoadedStorage(size_bytes, mapped(size_bytes, home))
     if made.home.type == "meta":
         return made
@@ -95,7 +95,7 @@ def loaded_storage(size_bytes: int, home: str, value: torch.Tensor | None = None
     if made.home.type == "cuda" and _ledgers:
         _ledgers[-1].alloc(bytes_)
     if value is not None and KnownValues.current is not None:
-        real = KnownValues.current.of(value)  # which `map_location` may have put on the GPU
+        real = KnownValues.current.of(value)  # `map_location` may have put the value on the GPU
         if real is not None:
             KnownValues.current.alias(bytes_, real)
     return made
@@ -148,7 +148,7 @@ def _device(what: Any) -> torch.device:
 
 
 def mapped(size_bytes: int, home: str) -> torch.device:
-    """The device of a loaded storage, by `map_location` of the load under way."""
+    """Return the device of a loaded storage, by `map_location` of the present load."""
     place = _place.get()
     if place is None:
         return _device(home)
@@ -186,7 +186,7 @@ _storage_to: Any = torch.UntypedStorage.to
 
 
 def changes(ledger: Ledger) -> list[tuple[Any, str, Any]]:
-    """What is changed of torch while the device is on."""
+    """Return the changes of torch while the device is on."""
     load = torch.load
     _ledgers[:] = [ledger]
     torch.serialization.add_safe_globals([loaded_storage, loaded_tensor])

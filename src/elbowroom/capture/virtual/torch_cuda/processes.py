@@ -1,9 +1,10 @@
-"""Groups of processes on the virtual device: this process is the only one there, whatever the size of the group.
+"""Processes: groups of processes on the virtual device: this process is the only one, for any size of the group.
 
 `torch.multiprocessing.spawn` calls the first of its processes here, where the virtual device is. A process that the
-script makes by itself is started as ever, and done here where nothing else trains (`Started`).
-`init_process_group` makes a group whose other processes have the same tensors: a reduction leaves them, a gathering
-copies what is here. So DistributedDataParallel runs as it is, with its buckets. NCCL's own buffers are not counted.
+script makes by itself starts as usual. If nothing else trains, its work is done here (`Started`).
+`init_process_group` makes a group whose other processes have the same tensors. A reduction leaves these unchanged, and
+a gathering copies those of this process. So DistributedDataParallel runs unchanged, with its buckets. NCCL's own
+buffers are not counted.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ NAME = "elbowroom"
 OTHERS = "{} processes (estimated is one of them, without the buffers of NCCL)"
 Tensors = Sequence[torch.Tensor]
 _LEAVE_S = 0.1
-"""A process that is about to end is given so long."""
+"""Seconds for a process that is about to end."""
 
 
 def changes(ledger: Ledger) -> list[Change]:
-    """What is changed of torch.multiprocessing, and of torch.distributed where it is built."""
+    """Return the changes of torch.multiprocessing, and of torch.distributed if it is built."""
     started = _started(ledger)
     package: Any = torch.multiprocessing
     places = (package, sys.modules[package.start_processes.__module__])
@@ -46,7 +47,7 @@ def changes(ledger: Ledger) -> list[Change]:
         "get_backend": lambda *_args, **_how: _Asked.backend,
         "is_nccl_available": lambda: True,
     }
-    # init_process_group puts a hook of its own there, and never takes it out: what is changed here is changed back
+    # init_process_group sets a hook of its own and never removes it; this change restores the old one
     hook = (sys, "excepthook", sys.excepthook)
     patched = ((place, name, value) for name, value in found.items() for place in (dist, distributed_c10d))
     return [*spawned, hook, *patched]
@@ -66,7 +67,7 @@ class _Done:
 
 
 def _started(ledger: Ledger) -> Callable[..., Any]:
-    """What stands for `start_processes` and `spawn`: the first of the processes runs here, on the virtual GPU."""
+    """Make the replacement of `start_processes` and `spawn`: the first process runs here, on the virtual GPU."""
 
     def start(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, *_rest: Any, **_how: Any) -> _Done | None:
         if nprocs > 1:
@@ -82,14 +83,14 @@ class Started:
     """Processes that a script makes and starts by itself, with a function of its own.
 
     Note: [Whose work is done here]
-    They run in processes of their own, where there is no virtual device and nothing can be written. Workers that read
-    data are served by that. Where the script only waits for one that has not succeeded, or has come to its end, and
-    nothing was trained, they are what trains: they are ended, and the first of them is done here. Workers are daemons
-    more often than not, and those of libraries are functions of these: neither is done here.
+    They run in other processes, without a virtual device, and cannot write anything. That is enough for workers
+    that read data. The processes are taken to train if nothing was trained here. The script must have ended, or wait
+    for one that has not succeeded. Then they are ended, and the first one's work is done here. Two kinds are never done
+    here: daemons, as most workers are, and functions of libraries, as their workers have.
 
     Args:
         ledger: gets the remark that there are others.
-        idle: whether nothing was trained yet.
+        idle: returns whether nothing was trained yet.
     """
 
     def __init__(self, ledger: Ledger, idle: Callable[[], bool]) -> None:
@@ -99,7 +100,7 @@ class Started:
         self._own: list[tuple[multiprocessing.process.BaseProcess, Callable[[], Any]]] = []
 
     def changes(self) -> list[Change]:
-        """What is patched in Python."""
+        """Return the patches of Python."""
         kind: Any = multiprocessing.process.BaseProcess
         start, join = kind.start, kind.join
 
@@ -121,7 +122,7 @@ class Started:
         return [(kind, "start", started), (kind, "join", joined)]
 
     def carry_out(self) -> None:
-        """Do the work of the first one here, where nothing was trained."""
+        """Do the work of the first process here, if nothing was trained."""
         if not self._own or not self._idle() or os.getpid() != self._process:
             return
         own, self._own = self._own, []
@@ -133,7 +134,7 @@ class Started:
 
 
 def _work(process: Any) -> Callable[[], Any] | None:
-    """What a process that is not started yet will do, where that is the script's own."""
+    """Return the work of a process that is not started yet, if it is the script's own; else None."""
     target = process._target
     function = target.func if isinstance(target, functools.partial) else target or type(process).run
     file = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None)
@@ -148,7 +149,7 @@ def _is_installed(file: str) -> bool:
 
 
 class _Asked:
-    """The backend that the script asked for."""
+    """The backend that the script named."""
 
     backend = "nccl"
 
@@ -172,17 +173,17 @@ def _number(given: dict[str, Any], name: str) -> int:
 
 
 def _register() -> None:
-    """Have torch know the backend."""
+    """Register the backend with torch."""
     if NAME not in torch.distributed.Backend.backend_list:
         make: Any = _made
         torch.distributed.Backend.register_backend(NAME, make, devices=["cpu", "cuda"])
 
 
 def _made(_store: Any, rank: int, size: int, _timeout: Any) -> Any:
-    """A group; its class is made here, as not every build of torch has its base."""
+    """Make a group; its class is made here, as not every build of torch has its base."""
 
     class Group(torch.distributed.ProcessGroup):
-        """A group of processes of which one is there."""
+        """A group of processes, of which only this one exists."""
 
         def size(self) -> int:
             return size
@@ -198,7 +199,7 @@ def _made(_store: Any, rank: int, size: int, _timeout: Any) -> Any:
 
         @property
         def group_name(self) -> str:
-            """By which device meshes and functional collectives find it."""
+            """Name by which device meshes and functional collectives find it."""
             return self.known_as
 
     for function, names in COLLECTIVES.items():
@@ -209,7 +210,7 @@ def _made(_store: Any, rank: int, size: int, _timeout: Any) -> Any:
 
 
 def _stay(_: Any, tensors: Any = None, *_rest: Any, **_how: Any) -> Any:
-    """Every process has the same tensors, and a reduction of them is taken to be what is here."""
+    """Leave tensors as they are: every process has the same ones, and their reduction counts as these."""
     return done_work(tensors if tensors is not None else [torch.zeros(1, device="cpu")])
 
 
@@ -259,4 +260,4 @@ COLLECTIVES: dict[Callable[..., Any], tuple[str, ...]] = {
     _scatter: ("_reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_single"),
     _exchange: ("alltoall", "alltoall_base", "all_to_all_single"),
 }
-"""What a group can do, by the names of all versions of torch."""
+"""Operations of a group, by the names of all versions of torch."""

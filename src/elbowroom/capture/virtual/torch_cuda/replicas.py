@@ -1,7 +1,7 @@
-"""nn.DataParallel on the virtual device: what its first device holds.
+"""Replicas: the first device of nn.DataParallel on the virtual device.
 
-With one device the module is called, as in torch. With several the first one gets its share of the batch, runs the
-module, gathers the outputs of all, and adds up all gradients in buffers (comm.py). The others are not followed.
+With one device the module is called, as in torch. With several, the first one gets its share of the batch and runs the
+module. It gathers the outputs of all, and adds up all gradients in buffers (comm.py). The others are not followed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elbowroom.torch_compat.core import dense_chunks, flattened, unflattened
 
 Change = tuple[Any, str, Any]
 BUFFER_BYTES = 10 * 2**20
-"""Parameters and gradients are sent in buffers of it."""
+"""Size of the buffers in which parameters and gradients are sent."""
 
 
 class _Replicated(torch.autograd.Function):
@@ -59,7 +59,7 @@ class _Gathered(torch.autograd.Function):
 
 
 def _parts(given: Any, devices: int, dim: int) -> int:
-    """How many devices get a share of the batch."""
+    """Return how many devices get a share of the batch."""
     sizes = [each.shape[dim] for each in tree_leaves(given) if isinstance(each, torch.Tensor) and each.dim() > dim]
     return min([devices, *sizes])
 
@@ -105,7 +105,7 @@ def _scatter(
 
 
 def changes(ledger: Ledger) -> list[Change]:
-    """What stands for DataParallel and for what it is made of."""
+    """Return the replacements of DataParallel and of the functions that it uses."""
 
     def forward(self: Any, *inputs: Any, **named: Any) -> Any:
         return _run(self.module, inputs, named, len(self.device_ids), self.dim, ledger)

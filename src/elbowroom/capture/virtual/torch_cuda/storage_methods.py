@@ -1,7 +1,7 @@
-"""Storages of the virtual device: where they are, their size, and what is shared or page-locked.
+"""Storage methods of the virtual device: place and size of storages, and whether they are shared or page-locked.
 
-C++ takes every one for a storage on "meta" (Note: [What makes a tensor virtual] in tensor.py). Memory of the host is
-page-locked in name only: what CUDA registers of it is none of the GPU's.
+For C++ every virtual storage is on "meta" (Note: [What makes a tensor virtual] in tensor.py). Memory of the host is
+page-locked in name only: memory that CUDA registers is not the GPU's.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Change = tuple[Any, str, Any]
 PINNED = "_elbowroom_pinned"
 """Attribute of a storage of the host that is page-locked."""
 TWIN = "_elbowroom_twin"
-"""Attribute of a storage of the host: the one without bytes that stands for it."""
+"""Attribute of a storage of the host with the storage without bytes that stands for it."""
 NOT_PINNED = "cannot pin 'torch.cuda.{}' only dense CPU tensors can be pinned"
-"""What torch says."""
+"""Message of torch."""
 
 Storage: Any = torch.UntypedStorage
 _device, _data_ptr = Storage.device.__get__, Storage.data_ptr
@@ -28,12 +28,12 @@ _clone, _resize, _share, _is_shared = Storage.clone, Storage.resize_, Storage.sh
 
 
 def address_of(storage: torch.UntypedStorage) -> int:
-    """One that stands for a storage's: a GiB or more from the next, as libraries compare the areas of tensors."""
+    """Return a stand-in address of a storage, a GiB or more from the next: libraries compare the areas of tensors."""
     return (storage_key(storage) % 2**33) * 2**30
 
 
 def without_bytes(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """What stands for a storage of the host where a virtual tensor is to lie on it."""
+    """Return the storage without bytes that stands for one of the host under a virtual tensor."""
     if _device(storage).type == "meta":
         return storage
     known = vars(storage).get(TWIN)
@@ -50,7 +50,7 @@ def _said_data_ptr(self: torch.UntypedStorage) -> int:
 
 
 def _shared(self: torch.UntypedStorage) -> Any:
-    """`share_memory_`: nothing to do on a GPU, nor where there are no bytes."""
+    """Run `share_memory_`: there is nothing to do on a GPU, nor without bytes."""
     return self if _device(self).type == "meta" else _share(self)
 
 
@@ -59,19 +59,19 @@ def _said_is_shared(self: torch.UntypedStorage) -> bool:
 
 
 def _is_pinned(self: Any, device: Any = None) -> bool:
-    """`is_pinned` of a tensor or a storage."""
+    """Return `is_pinned` of a tensor or a storage."""
     storage = self.untyped_storage() if isinstance(self, torch.Tensor) else self
     return bool(vars(storage).get(PINNED))
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor of the host, page-locked in name."""
+    """Make the same tensor of the host, page-locked in name."""
     vars(tensor.untyped_storage())[PINNED] = True
     return tensor
 
 
 def _pin(self: torch.Tensor, device: Any = None) -> torch.Tensor:
-    """`Tensor.pin_memory`: a copy, unless it is page-locked already."""
+    """Run `Tensor.pin_memory`: a copy, unless it is page-locked already."""
     if self.is_cuda:
         raise RuntimeError(NOT_PINNED.format(self.type().rpartition(".")[2]))
     if _is_pinned(self):
@@ -81,17 +81,17 @@ def _pin(self: torch.Tensor, device: Any = None) -> torch.Tensor:
 
 
 def _pin_storage(self: torch.UntypedStorage, device: Any = None) -> Any:
-    """`UntypedStorage.pin_memory`."""
+    """Run `UntypedStorage.pin_memory`."""
     made = self.clone()
     vars(made)[PINNED] = True
     return made
 
 
 def changes(ledger: Ledger) -> list[Change]:
-    """What is changed of torch while the device is on."""
+    """Return the changes of torch while the device is on."""
 
     def device(self: torch.UntypedStorage) -> torch.device:
-        """Where it is; inside meta kernels, on "meta"."""
+        """Return a storage's device; inside meta kernels, "meta"."""
         found: torch.device = _device(self)
         if found.type != "meta" or AsMeta.here.depth:
             return found

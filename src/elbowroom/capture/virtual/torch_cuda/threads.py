@@ -1,8 +1,8 @@
 """Threads of a script: each sees the virtual device that is on where it is started.
 
-Modes and hooks of torch are per thread. So a thread that Python starts enters them before it runs, those of pools too;
-threads that were there before, and those of C++, do not. What they share is the ledger: an op is run and noted under
-the mode's lock, and a free, which comes wherever a reference is dropped, under the ledger's own.
+Modes and hooks of torch are per thread. So a thread that Python starts, one of a pool too, enters them before it runs.
+Earlier threads, and those of C++, do not. Threads share the ledger. An op is run and noted under the mode's lock. A
+free comes wherever a reference is dropped, under the ledger's own lock.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _ENDED = "_elbowroom_ended"
 
 
 def changes(enter: Enter, end: type[BaseException]) -> list[Change]:
-    """What is changed of threads.
+    """Return the changes of threads.
 
     Args:
-        enter: called where a thread is started; gives what makes the context that it shall run in.
-        end: an exception that ends the script: whoever joins the thread it is raised in gets it, too.
+        enter: called where a thread is started; returns the function that makes the thread's context.
+        end: an exception that ends the script: a thread that joins the one in which it is raised gets it, too.
     """
     start, join = threading.Thread.start, threading.Thread.join
 

@@ -1,4 +1,4 @@
-"""`elbowroom.within` on the virtual device: nothing is moved, as an estimate is of what the training needs without."""
+"""Unmanaged: `elbowroom.within` on the virtual device moves nothing: an estimate is of a training without it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SAID = "elbowroom.within (estimated is what the training takes without a budget)
 
 @final
 class Unmanaged:
-    """Stands for a `Room` that has seen no step.
+    """Replacement of a `Room` that has seen no step.
 
     Attributes:
         plan, trace, machine, simulated, measured: None.
-        steps: none.
+        steps: empty.
         beyond_bytes: 0.
     """
 
@@ -29,18 +29,18 @@ class Unmanaged:
     steps: tuple[Any, ...] = ()
 
     def summary(self) -> str:
-        """That it is an estimate."""
+        """Say that it is an estimate."""
         return f"elbowroom: on a virtual GPU, {SAID}"
 
     def measure_next_step(self) -> None:
-        """Nothing: no step is measured."""
+        """Do nothing, as no step is measured."""
 
     def end_step(self) -> None:
-        """Nothing: where a step ends is seen without."""
+        """Do nothing, as the end of a step is seen without it."""
 
 
 def changes(ledger: Ledger) -> list[Change]:
-    """What stands for `within`, wherever a script finds it."""
+    """Return the replacement of `within`, in all places where a script finds it."""
 
     @contextmanager
     def within(*_budget: Any, **_knobs: Any) -> Iterator[Unmanaged]:
