@@ -318,7 +318,7 @@ def test_a_state_that_somebody_holds_stays_on_the_device_and_this_is_said() -> N
 
         return Training(step, [model], [optimizer])
 
-    with pytest.warns(RuntimeWarning, match="something beside its optimizer refers to it"):
+    with pytest.warns(RuntimeWarning, match="code outside its optimizer refers to it"):
         plain, inside, _ = both(setup)
     assert_equal(inside, plain)
 

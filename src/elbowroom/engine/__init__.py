@@ -1,1 +1,1 @@
-"""The engine: moves bytes out of a training's way and back, as it is told. It decides nothing."""
+"""Engine: moves the bytes of a training off the device and back, as a plan says. It decides nothing."""

@@ -1,4 +1,4 @@
-"""What is below the device of optimizer states, or of gradients, and in which windows of the plan."""
+"""Optimizer states, or gradients, that are on a lower tier, and their windows in the plan."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from elbowroom.units import NONE
 
 @final
 class AwayParts:
-    """The entries of what is away, by a key of its owner's.
+    """Entries of what is away, by a key that their owner chooses.
 
     Args:
-        executor: moves them.
+        executor: moves their bytes.
 
     Attributes:
-        entries: by key.
-        of_window: by the plan's window; those of an observed step have none.
+        entries: key -> entry.
+        of_window: window of the plan -> entry; an entry of an observed step has no window.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -31,14 +31,14 @@ class AwayParts:
         self._executor = executor
 
     def leave(self, key: Hashable, found: Found, n: int, known: StepPlan | None) -> None:
-        """Start to move one below, in a window of the plan, or NONE in an observed step."""
+        """Start to move a storage to a lower tier. `n` is its window in the plan, or NONE in an observed step."""
         entry = self._executor.leave(n, found.storage, None if known is None else known.tier_of.get(n))
         self.entries[key] = entry
         if n != NONE:
             self.of_window[n] = entry
 
     def arrive(self, key: Hashable) -> None:
-        """Have one on the device, if it is away."""
+        """Bring a storage back to the device, if it is away."""
         entry = self.entries.get(key)
         if entry is not None:
             self._executor.arrive(entry)
@@ -47,7 +47,7 @@ class AwayParts:
                 del self.of_window[entry.n]
 
     def close(self) -> TierError | None:
-        """Have all on the device. Returns the first error where the bytes of some are lost; all others are back."""
+        """Bring all storages back. If the bytes of some are lost, returns the first error; all others are back."""
         problem: TierError | None = None
         for entry in self.entries.values():
             try:

@@ -1,4 +1,4 @@
-"""What the engine asks of who decides: the plan of the step that runs, and what records its parts."""
+"""Interfaces through which the engine asks the run: for the plan of the present step, and for its recorder."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ class PartsObserver(Protocol):
     """Records the parts of optimizers' steps, and the accumulations of gradients."""
 
     def part_begins(self) -> None:
-        """A part of an optimizer's step, or an accumulation, begins here."""
+        """Note that a part of an optimizer's step, or an accumulation, begins."""
 
     def part_ends(
         self, states: Iterable[tuple[torch.UntypedStorage, torch.dtype]], category: Category = "optimizer_state"
     ) -> None:
-        """It ends, and had to have these states on the device; or an accumulation, and this gradient."""
+        """Note that it ends, and needed these storages on the device: states of the part, or the gradient."""
 
     def asked(self, storage: torch.UntypedStorage) -> None:
-        """This gradient was read between backward and the optimizer's step."""
+        """Note that this gradient was read between backward and the optimizer's step."""
 
 
 class StepPlan(Protocol):
-    """What is to be done in a step.
+    """Plan of a step, as the engine needs it.
 
     Attributes:
         in_parts: whether the steps of optimizers are carried out in parts.
         schedule: the compiled plan.
-        tier_of: where what is away goes, by window.
+        tier_of: window -> the tier that it goes to.
     """
 
     @property
@@ -47,24 +47,24 @@ class StepPlan(Protocol):
 
 
 class Conductor(ABC):
-    """What the states ask of the room at the borders of parts."""
+    """What optimizer states and gradients ask of the run at the borders of parts."""
 
     @abstractmethod
     def known(self) -> StepPlan | None:
-        """What the step is taken for; None where it is observed."""
+        """Return the plan of the step; None if it is observed."""
 
     @abstractmethod
     def recorder(self) -> PartsObserver | None:
-        """What records the step."""
+        """Return the recorder of the step; None if it is not recorded."""
 
     @abstractmethod
     def aside(self) -> AbstractContextManager[None]:
-        """Around the runtime's own work, which is not part of the step."""
+        """Return a context for the engine's own work, which is not part of the step."""
 
     @abstractmethod
     def act(self, action: Action | None) -> None:
-        """Do what the plan says to do at a tick."""
+        """Carry out the plan's action at a tick."""
 
     @abstractmethod
     def surprised_by(self, what: str) -> None:
-        """Something, in words, is not what the plan expects: the rest of the step is observed."""
+        """Treat the rest of the step as unknown: `what`, in words, is not what the plan expects."""

@@ -1,9 +1,9 @@
-"""Switches: the algorithms that torch lets one choose for a convolution, as settings of its backends and as formats.
+"""Switches: settings of torch's backends, and memory formats, that choose the algorithm of a convolution.
 
-Torch offers no choice of one algorithm of a library, but of the library, and of how that chooses. A choice is named by
-what it means; the settings that a training has made for itself are a choice like any other, the first. A library may
-also run in the memory format that the training does not use (memory_formats.py). Another choice rounds differently, so
-that its numbers are those of a training that sets the same switches, or that format around the layer, by itself.
+Torch lets one choose the library, and how the library chooses its algorithm, but not the algorithm itself. Each choice
+has a name. The training's own settings are the first choice. A library may also run in the memory format that the
+training does not use (memory_formats.py). Another choice rounds differently. Its numbers are those of a training that
+sets the same switches, or that format around the layer, by itself.
 Reference: torch.backends.cudnn and torch.backends.mkldnn (PyTorch documentation, "torch.backends").
 """
 
@@ -44,15 +44,15 @@ CHOICES: dict[str, dict[str, Setting]] = {
         "cudnn contiguous": Setting(cudnn, CUDNN, "contiguous"),
     },
 }
-"""By type of device: name of each choice, and what it sets."""
+"""Type of device -> name of each choice -> what it sets."""
 
 
 def offered(device: torch.device, other: Format | None = None) -> tuple[str, ...]:
-    """The choices for a device, the one that is set first; those alone that this build of torch has.
+    """Return the choices for a device that this build of torch has; the one that is set now comes first.
 
     Args:
-        device: where the convolution runs.
-        other: the format that it does not run in by itself; None where there is only one.
+        device: the device of the convolution.
+        other: the format that it does not run in by itself; None if there is only one.
     """
     if device.type == "cpu" and not mkldnn.is_available():
         return ("native",)
@@ -65,7 +65,7 @@ def offered(device: torch.device, other: Format | None = None) -> tuple[str, ...
 
 @contextmanager
 def switched(device: torch.device, name: str) -> Iterator[None]:
-    """Set a choice, and put back what was set before."""
+    """Set a choice, and restore the earlier settings afterwards."""
     backend, values, memory_format = CHOICES[device.type][name]
     before = {attribute: getattr(backend, attribute) for attribute in values}
     try:

@@ -1,4 +1,4 @@
-"""A CUDA device under `within`: what there is of it, and the tiers below it."""
+"""CUDA device of a run: its memory, its allocator, and the tiers below it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from elbowroom.units import Budget
 
 
 def cuda_machine(device: torch.device, spill_dir: str | None) -> Machine:
-    """This computer with one of its CUDA devices, as torch sees it.
+    """Return this computer with one of its CUDA devices, as torch sees it.
 
     Args:
-        device: with its index.
+        device: the device, with its index.
         spill_dir: as for `Machine.here`.
     """
     found, without = Machine.here(spill_dir=spill_dir), Machine.here(spill_dir=spill_dir, device="cpu")
@@ -51,13 +51,13 @@ def cuda_machine(device: torch.device, spill_dir: str | None) -> Machine:
 
 
 def past_the_host(machine: Machine) -> Machine:
-    """The machine where storages go to its disk directly: at the rates of the disk, until they are measured."""
+    """Return the machine with a direct link from device to disk. Until measured, its rates are those of the disk."""
     to_host, to_disk = machine.links
     return replace(machine, links=(to_host, replace(to_disk, upper="device")))
 
 
 def allocator_settings() -> str:
-    """Of the caching allocator; "exact" where another one is in use, of which no model is known."""
+    """Return the settings of the caching allocator; "exact" if another allocator is in use, which has no model."""
     if torch.cuda.get_allocator_backend() != "native":
         return "exact"
     return set_in(os.environ)
@@ -70,7 +70,7 @@ def _assumed_link(name: str) -> Link:
 
 
 def free_device_bytes(device: torch.device) -> int:
-    """What training may hold: what the device has free, and what the allocator holds already."""
+    """Return what training may hold: the free bytes of the device, and those that the allocator holds already."""
     free_bytes, _ = torch.cuda.mem_get_info(device)
     return free_bytes + torch.cuda.memory_reserved(device) - held_bytes()
 
@@ -78,14 +78,14 @@ def free_device_bytes(device: torch.device) -> int:
 def tiers_below(
     device: torch.device, budget: Budget, directory: str | None, disk_bytes: int, *, gds: bool = False
 ) -> BelowDevice:
-    """Host memory below a CUDA device, within the budgets `host` and `pinned`, and the disk below that or beside it.
+    """Return the tiers below a CUDA device: host memory, within the budgets `host` and `pinned`, and the disk.
 
     Args:
-        device: with its index.
-        budget: for all tiers.
-        directory: of the spill file.
-        disk_bytes: what the disk has free.
-        gds: whether storages go to the disk directly, where the machine offers that.
+        device: the device, with its index.
+        budget: the budgets of all tiers.
+        directory: directory of the spill file.
+        disk_bytes: free bytes of the disk.
+        gds: whether storages go to the disk directly, if the machine offers that.
     """
     total_bytes, free_bytes = ram.capacity_bytes(), ram.free_bytes()
     host_bytes = budget.host.resolve(total_bytes, free_bytes)
@@ -94,7 +94,7 @@ def tiers_below(
     streams, (pin, unpin), once = CudaStreams(device), cuda_pinning(), Once()
     host = StreamedHostTier(streams, Arenas(host_bytes, pinned_bytes, pin, unpin, once))
     if gds:
-        from elbowroom.engine.tiers.gds import DirectTier, open_direct  # loaded for who asks for it alone
+        from elbowroom.engine.tiers.gds import DirectTier, open_direct  # loaded only on request
 
         direct = open_direct(directory, most_bytes, device)
         if direct is not None:
@@ -107,22 +107,23 @@ def tiers_below(
 
 
 OF_MATRICES = (torch.nn.Linear, torch.nn.Bilinear, torch.nn.Embedding, torch.nn.RNNBase, torch.nn.MultiheadAttention)
-"""Modules of models that multiply matrices: embeddings are, as what comes after them does."""
+"""Layers of models that multiply matrices. Embeddings count, as the layers after them multiply matrices."""
 
 
 @final
 class CudaResidence(Residence):
-    """The allocator keeps what is freed; all of it goes back to the driver where a plan begins.
+    """Memory of the caching allocator: it keeps what is freed, and returns all of it to the driver when a plan begins.
 
     Note: [Segments of their own]
-    What is made in the middle of a step and stays lies in a segment of the step's large storages, which then fits none
-    of them any more: one of 196 MiB in ResNet-50 at batch 64 held the 32 MiB that cuBLAS works in. So a product of
-    matrices comes before the first step of a model that has layers for them (nets of convolutions alone never take that
-    memory), and states that are away where a plan begins come back to an empty cache.
+    A storage may be made in the middle of a step, in a segment of the step's large storages, and stay. That segment
+    then fits no large storage any more. In ResNet-50 at batch 64, a segment of 196 MiB held the 32 MiB
+    workspace of cuBLAS. So a small product of matrices runs before the first step, if the model has layers that
+    multiply matrices. Nets of convolutions alone never take that memory. Optimizer states that are away when a plan
+    begins come back to an empty cache.
 
     Args:
-        device: with its index.
-        has_limit: the allocator has a limit that is not to be changed: Note: [Managed] in engine/tiers/managed.py.
+        device: the device, with its index.
+        has_limit: whether the allocator has a limit that must not change: Note: [Managed] in engine/tiers/managed.py.
     """
 
     def __init__(self, device: torch.device, *, has_limit: bool) -> None:
@@ -138,7 +139,7 @@ class CudaResidence(Residence):
         )
 
     def most_bytes(self) -> int:
-        peak_bytes = self._reserved("peak")  # the user may have it begin anew
+        peak_bytes = self._reserved("peak")  # the user may have reset it
         found = peak_bytes if peak_bytes != self._peak_bytes else self._reserved("current")
         self._most_bytes = max(self._most_bytes, found - held_bytes())
         return self._most_bytes
@@ -155,7 +156,7 @@ class CudaResidence(Residence):
             torch.mm(small, small)
 
     def others_come(self, needed_bytes: int, budget_bytes: int) -> bool:
-        # Free blocks of other sizes may be of no use to it, and lie beside what it then gets from the driver.
+        # Free blocks of other sizes may be useless to the step: they add to what it gets from the driver.
         unused_bytes = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         if needed_bytes + unused_bytes <= budget_bytes:
             return False
@@ -176,10 +177,10 @@ class CudaResidence(Residence):
         share, self._limit_bytes = self._share, size_bytes
         if size_bytes is not None:
             total_bytes = torch.cuda.get_device_properties(self._device).total_memory
-            # Between two multiples of what segments are multiples of: no rounding of the share matters.
+            # Half a segment above a whole number of segments, so that the share's rounding does not matter.
             share = min(share, (size_bytes // SEGMENT_BYTES + 0.5) * SEGMENT_BYTES / total_bytes)
         with suppress(torch.AcceleratorError):  # a device that is lost has no limit
-            self.empty()  # so that there is room for what comes between steps, and then for the step
+            self.empty()  # makes room for work between steps, and then for the step
             torch.cuda.set_per_process_memory_fraction(share, self._device)
 
     def measure(self, live_bytes: Callable[[], int]) -> int:  # noqa: ARG002 - that is RAM
@@ -189,6 +190,6 @@ class CudaResidence(Residence):
         return max(0, total_bytes - free_bytes - reserved_bytes)
 
     def so_far(self, budget_bytes: int) -> SoFar:
-        counted = torch.cuda.memory_stats_as_nested_dict(self._device)  # the flat one takes ten times as long
+        counted = torch.cuda.memory_stats_as_nested_dict(self._device)  # memory_stats() takes ten times as long
         reserved_bytes = counted["reserved_bytes"]["all"]["current"] - held_bytes()
         return SoFar(counted["allocated_bytes"]["all"]["allocated"], max(0, reserved_bytes - budget_bytes))

@@ -1,4 +1,4 @@
-"""What the executor's table holds, and what it tells of its moves."""
+"""Entries of the executor's table, counters of its moves, and the events that it reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elbowroom.engine.tiers.streams import bytes_of
 from elbowroom.torch_compat.core import storage_key, version_of
 
 SPOILT = 255
-"""A byte that makes each float NaN."""
+"""Byte value that makes each float NaN."""
 
 
 class Remake(ABC):
@@ -24,7 +24,7 @@ class Remake(ABC):
 
     @abstractmethod
     def run(self) -> None:
-        """Have the bytes of all its entries on the device."""
+        """Bring the bytes of all its entries onto the device."""
 
 
 class Place(enum.Enum):
@@ -41,17 +41,18 @@ class Entry:
     """One saved storage.
 
     Attributes:
-        n: it is the n-th saved storage of its step.
+        n: number of the saved storage in its step.
         place: where its bytes are.
-        device: strong reference to the device storage, where the table must hold it; others may hold it too.
+        device: strong reference to the device storage, if the table must hold it; others may hold it too.
         alive: weak reference to the last device storage that held the bytes.
         version: version counter at the first save; a later save at another version means changed bytes.
-        handles: saved tensors that lie on it and still exist.
-        reads: times it was read in this step.
-        home: the stream it was saved on, where there are streams and it may leave.
-        arrived: the swap back that brought the bytes it has now.
-        remake: rebuilds its bytes where they were dropped; None once they are there.
-        watched: version counters, as saved, of tensors that wrap others on it; see tensor_subclasses.py.
+        handles: number of saved tensors that lie on it and still exist.
+        reads: number of times that it was read in this step.
+        home: the stream that it was saved on, if there are streams and it may leave.
+        arrived: the swap back that brought its present bytes.
+        remake: rebuilds its bytes if they were dropped; None once they are there.
+        watched: version counters of tensors that wrap others on it, each with its value at the save; see
+            tensor_subclasses.py.
     """
 
     __slots__ = (
@@ -93,20 +94,20 @@ class Entry:
         self.watched: tuple[tuple[torch.Tensor, int], ...] = ()
 
     def changed(self) -> bool:
-        """Whether a tensor that wraps others on it was changed in place since it was saved."""
+        """Whether a tensor that wraps others on it was changed in place since its save."""
         return any(version_of(counter) != version for counter, version in self.watched)
 
     @property
     def leaves(self) -> bool:
-        """Whether its bytes are not held for those who saved it."""
+        """Whether its bytes leave the device, or have left: its handles hold none."""
         return self.slot is not None or self.place is Place.DROPPED
 
     def held(self) -> torch.UntypedStorage | None:
-        """The device storage that has its bytes, if there is one."""
+        """Return the device storage that has its bytes, if there is one."""
         return self.alive()
 
     def empty(self) -> None:
-        """The tier has its bytes: the device's are not needed. Whoever else reads them keeps them alive."""
+        """Free the device bytes, as the tier has a copy. Other readers keep the storage alive."""
 
     def refill(self, tier: LowerTier) -> tuple[torch.UntypedStorage, Transfer]:
         """Start to bring its bytes back."""
@@ -114,13 +115,13 @@ class Entry:
         return tier.read(self.slot)
 
     def lose(self) -> None:
-        """Its bytes did not arrive."""
+        """Forget the device storage: the bytes did not arrive."""
         self.alive = _nothing
 
 
 @final
 class StateEntry(Entry):
-    """One absence of an optimizer state or gradient: its storage stays, as tensors lie on it, and only bytes leave."""
+    """One absence of an optimizer state or gradient. Its storage stays, as tensors lie on it; only the bytes leave."""
 
     __slots__ = ("_tier",)
 
@@ -147,7 +148,7 @@ class StateEntry(Entry):
         self.empty()
 
     def spoil(self) -> None:
-        """Its bytes are lost for good: give it as many others, so that using it is an error in numbers and no crash."""
+        """Fill the storage with NaN: its bytes are lost for good. Using it then gives wrong numbers, and no crash."""
         storage = self.alive()
         if storage is not None:
             self._tier.resize(storage, self.size_bytes, self.home)
@@ -155,12 +156,12 @@ class StateEntry(Entry):
 
 
 def _nothing() -> None:
-    """A weak reference to what is gone."""
+    """Stand in for a weak reference to a storage that is gone."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """What one step moved. Times in nanoseconds, sizes in bytes."""
+    """Counts of what one step moved. Times in nanoseconds, sizes in bytes."""
 
     swapped_out_bytes: int = 0
     swapped_back_bytes: int = 0
@@ -172,11 +173,11 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something the executor did, for whoever records a step. `start_ns` and `end_ns` are `perf_counter_ns`.
+    """Event for the recorder of a step. `start_ns` and `end_ns` are `perf_counter_ns`.
 
     Attributes:
-        transfer: knows better when it was, once all work of the device is done; None where the times are known.
-        op: for "recompute", which op of the trace ran again.
+        transfer: knows the exact times, once all work of the device is done; None if they are known already.
+        op: for "recompute", the op of the trace that ran again.
     """
 
     kind: str
@@ -189,13 +190,13 @@ class Happening:
 
 
 def moved(kind: str, entry: Entry, transfer: Transfer) -> Happening:
-    """A transfer of an entry has ended."""
+    """Return the event of a transfer that has ended."""
     return Happening(kind, entry, transfer.start_ns, transfer.end_ns, transfer.size_bytes, transfer=transfer)
 
 
 @dataclass(slots=True)
 class Observer:
-    """Calls for a recorder; all optional."""
+    """Callbacks of a recorder; all optional."""
 
     placed: Callable[[Entry, torch.UntypedStorage], None] | None = None
     emptied: Callable[[Entry, torch.UntypedStorage], None] | None = None

@@ -1,4 +1,4 @@
-"""The executor: one table that says where every saved storage is, and the only code that changes it.
+"""Executor: one table that says where every saved storage is, and the only code that changes it.
 
     on device ── plan says swap ──► leaving ── write ended ──► away ── planned or asked for ──► returning
         ▲                              │                                                            │
@@ -6,13 +6,15 @@
 
     on device ── plan says recompute ──► dropped ── its recipe ran, as planned or when asked for ──► on device
 
-Note: [Single writer] Only code that holds the executor's lock moves an entry, and only at a tick: when autograd saves
-or reads back a tensor. Worker threads fill their transfers and touch nothing else. So the bytes on the device depend
-on the order of the ticks and not on how fast a disk is.
+Note: [Single writer]
+Only code that holds the executor's lock moves an entry, and only at a tick: when autograd saves or reads back a tensor.
+Worker threads fill their transfers and touch nothing else. So the bytes on the device depend on the order of the ticks.
+They do not depend on the speed of a disk.
 
-Note: [Versions] A saved tensor that is changed in place before backward must raise, as autograd does without hooks
-(with hooks it cannot check). Every handle keeps a tensor that shares the saved one's version counter and none of its
-bytes; what `read` returns shares that counter too, so a change to a returned tensor is seen by the readers after it.
+Note: [Versions]
+A saved tensor that is changed in place before backward must raise. Autograd checks this itself only without hooks. So
+every handle keeps a tensor without bytes that shares the saved tensor's version counter. The tensor that `read` returns
+shares that counter too, so later readers see a change to it.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ class Executor:
     """Moves saved storages between the device and one lower tier.
 
     Args:
-        tier: where they go.
-        residence: has the memory of what left go back to the system.
-        device: where they come from.
+        tier: the tier that they go to.
+        residence: returns freed device memory to the system.
+        device: the device that they leave.
     """
 
     def __init__(self, tier: LowerTier, residence: Residence | None = None, device: torch.device = CPU) -> None:
@@ -62,24 +64,24 @@ class Executor:
 
     @property
     def lost(self) -> bool:
-        """Whether the device does not answer any more: nothing comes back to it."""
+        """Whether the device no longer answers: nothing comes back to it."""
         return self.tier.streams is not None and self.tier.streams.lost
 
     # Saving
 
     def find(self, storage: torch.UntypedStorage) -> Entry | None:
-        """The entry whose bytes this very storage holds now."""
+        """Return the entry whose bytes are on exactly this storage now; None if there is none."""
         entry = self._by_key.get(storage_key(storage))
         return entry if entry is not None and entry.alive() is storage else None
 
     def add(self, n: int, storage: torch.UntypedStorage, version: int) -> Entry:
-        """A new entry, on the device and not held by the table, with the one handle that its caller makes for it."""
+        """Add an entry on the device, not held by the table. It counts one handle, which the caller makes."""
         entry = Entry(n, storage, version)
         self._by_key[entry.key] = entry
         return entry
 
     def may_leave(self, entry: Entry) -> None:
-        """The storage of an entry is being saved, and may be swapped out at another tick: this stream is its own."""
+        """Note the present stream as an entry's own: it is being saved, and may be swapped out at a later tick."""
         entry.home = self.tier.home()
 
     def swap_out(self, entry: Entry, to: TierName | None = None) -> None:
@@ -100,18 +102,18 @@ class Executor:
             self._after_lock()
 
     def drop(self, entry: Entry, remake: Remake) -> None:
-        """Let go of an entry's bytes at once; `remake` brings them again, unless somebody else holds them till then."""
+        """Drop an entry's bytes at once. `remake` rebuilds them, unless somebody else has kept them alive till then."""
         entry.place = DROPPED
         entry.remake = remake
         self.residence.let_go(entry.size_bytes)
 
     def writes_done(self, count: int) -> None:
-        """Wait until the first `count` writes of this step have ended, and let go of their device bytes."""
+        """Wait until the first `count` writes of this step have ended, and free their device bytes."""
         writes = self._writes
         while writes:
             entry, out = writes[0], writes[0].out
             if out is None:
-                continue  # a thread beside this one has just seen to it
+                continue  # another thread has just ended it
             if not out.done():
                 if self._writes_reaped >= count:
                     break
@@ -127,7 +129,7 @@ class Executor:
         self.writes_done(self._writes_reaped + len(self._writes))
 
     def stop(self) -> None:
-        """End every write under way, at once: those that are not done are given up, and nobody asks how they ended."""
+        """End every write under way at once. Writes that are not done are given up, and their errors ignored."""
         for entry in self._writes:
             self.want(entry)
         while self._writes:
@@ -136,7 +138,7 @@ class Executor:
         self._after_lock()
 
     def close(self) -> None:
-        """Nothing will be saved any more. The tier ends now if nothing is away, else with the last saved tensor."""
+        """End the executor: nothing more is saved. The tier closes now, or with the last handle if it holds bytes."""
         self.stop()
         if self.tier.held_bytes == 0 or self.lost:
             self.tier.close()
@@ -144,34 +146,34 @@ class Executor:
     def begin_step(self) -> None:
         """Start counting writes and bytes anew. Entries of earlier steps live on until their graphs die.
 
-        Writes of the step before that are under way count as those before the first.
+        Writes of the step before that are still under way have numbers before the first.
         """
         self.writes_done(self._writes_reaped)
         self._writes_reaped = -len(self._writes)
         self.counters = Counters()
 
     def expect(self, lower_bytes: Mapping[TierName, int]) -> None:
-        """Another plan begins, which holds so much on the tiers below."""
+        """Prepare for another plan, which holds at most `lower_bytes` on each lower tier."""
         self.residence.empty()
         self.tier.fit(lower_bytes)
 
     def _reap(self, entry: Entry, out: Transfer) -> None:
-        """The first write has ended."""
+        """Take the first write off the queue, as it has ended. Raises its error."""
         with self._lock:
             if entry.out is None:
-                return  # a thread beside this one was faster
+                return  # another thread was faster
             self._writes.popleft()
             self._writes_reaped += 1
             entry.out = None
             if out.error is not None:
                 self._only_here(entry)
                 for other in self._writes:
-                    other.out.told = True  # pyright: ignore[reportOptionalMemberAccess]
+                    other.out.muted = True  # pyright: ignore[reportOptionalMemberAccess]
             elif entry.place is LEAVING:
                 self._let_go(entry)
             if entry.handles == 0:
                 self._forget(entry)
-            if out.error is not None and not out.told:
+            if out.error is not None and not out.muted:
                 raise out.error
             if out.start_ns:
                 self.counters.swapped_out_bytes += out.size_bytes
@@ -181,7 +183,7 @@ class Executor:
     # Coming back
 
     def bring_back(self, entry: Entry) -> None:
-        """Start the swap back of an entry, unless its bytes still are on the device."""
+        """Start the swap back of an entry, unless its bytes are still on the device."""
         with self._lock:
             storage = entry.held()
             if entry.handles == 0 or entry.place is RETURNING:
@@ -199,7 +201,7 @@ class Executor:
             self.observer.placed(entry, storage)
 
     def rebuilt(self, entry: Entry, storage: torch.UntypedStorage) -> None:
-        """A recipe has made an entry's bytes again, on this storage."""
+        """Take this storage as an entry's: a recipe has rebuilt the bytes on it."""
         with self._lock:
             if entry.handles == 0 or entry.alive() is not None:
                 return
@@ -210,7 +212,7 @@ class Executor:
             self.observer.placed(entry, storage)
 
     def hold(self, entry: Entry) -> bool:
-        """Where the bytes of an entry still are on the device, keep them there; whether they are."""
+        """Keep the bytes of an entry on the device if they are still there. Returns whether they are."""
         with self._lock:
             storage = entry.alive()
             if storage is not None and entry.handles and entry.place is not RETURNING:
@@ -218,7 +220,7 @@ class Executor:
             return storage is not None
 
     def want(self, entry: Entry) -> None:
-        """Its swap back is next: where its write has not ended, give that up, the storage simply stays."""
+        """Give up the write of an entry whose swap back is next, if it has not ended: the storage simply stays."""
         if entry.out is None:
             return
         with self._lock:
@@ -227,9 +229,9 @@ class Executor:
                 self._stay(entry, storage)
 
     def read(self, entry: Entry) -> torch.UntypedStorage:
-        """The device storage with an entry's bytes; waits for them where they are not back yet."""
+        """Return the device storage with an entry's bytes. Waits for them if they are not back yet."""
         storage = None
-        while storage is None:  # a reader in another thread may let go of it in between
+        while storage is None:  # another thread may free it in between
             if entry.place is AWAY or entry.place is LEAVING:
                 self.bring_back(entry)
             if entry.place is DROPPED and entry.remake is not None:
@@ -243,7 +245,7 @@ class Executor:
         return storage
 
     def _place(self, entry: Entry, storage: torch.UntypedStorage) -> None:
-        """An entry's bytes are on this storage from now on."""
+        """List this storage as the one with an entry's bytes."""
         self._unlist(entry)
         entry.device = storage
         entry.alive = ref(storage)
@@ -276,7 +278,7 @@ class Executor:
             raise back.error
 
     def _let_go(self, entry: Entry) -> None:
-        """The table drops the device bytes, the tier has them; readers that still use them keep them alive."""
+        """Drop the table's reference to the device bytes, as the tier has them. Readers keep them alive."""
         self.residence.let_go(entry.size_bytes)
         if self.observer.emptied and entry.device is not None:
             self.observer.emptied(entry, entry.device)
@@ -285,14 +287,14 @@ class Executor:
         entry.place = AWAY
 
     def _stay(self, entry: Entry, storage: torch.UntypedStorage) -> None:
-        """Wanted back while still there: hold on to it. A write that has not ended is given up."""
+        """Keep a storage that is wanted back while still on the device. A write that has not ended is given up."""
         entry.device = storage
         entry.place = ON_DEVICE
         if entry.out is not None and not entry.out.done():
             entry.out.abandon()
 
     def keep(self, entry: Entry) -> None:
-        """Hold the device bytes from now on and forget any copy: they changed, so only they are right."""
+        """Hold the device bytes from now on and forget any copy: they have changed, and only they are right."""
         with self._lock:
             self._only_here(entry)
 
@@ -304,7 +306,7 @@ class Executor:
     # Optimizer states
 
     def leave(self, n: int, storage: torch.UntypedStorage, to: TierName | None = None) -> StateEntry:
-        """Start to write an optimizer state, the bytes of whose storage are then freed. Raises TierFull."""
+        """Start to write an optimizer state. The bytes of its storage are freed afterwards. Raises TierFull."""
         entry = StateEntry(n, storage, self.tier)
         self._by_key[entry.key] = entry
         try:
@@ -316,7 +318,7 @@ class Executor:
         return entry
 
     def arrive(self, entry: StateEntry) -> None:
-        """Have a state's bytes on the device, waiting where they are not there yet, and be done with its absence."""
+        """Bring a state's bytes back to the device, wait for them, and end the entry of its absence."""
         if entry.handles and entry.alive() is not None and not self.lost:
             self.bring_back(entry)
             if entry.place is RETURNING:
@@ -327,19 +329,19 @@ class Executor:
             self.handle_died(entry)
 
     def lose(self, entry: StateEntry) -> None:
-        """A state's bytes cannot be had back: give it others, and its room on the tier away."""
+        """Give up a state's bytes, which cannot come back: fill its storage with NaN, and free its slot."""
         entry.spoil()
         entry.alive = lambda: None
         self.handle_died(entry)
 
-    # Handles that come and go
+    # Handles
 
     def handle_made(self, entry: Entry) -> None:
-        """One more saved tensor lies on an entry that was there."""
+        """Count one more saved tensor on an existing entry."""
         entry.handles += 1
 
     def handle_died(self, entry: Entry) -> None:
-        """A saved tensor is gone. Called from a finalizer, so it may interrupt any code, this class included."""
+        """Count one saved tensor less. Called from a finalizer, so it may interrupt any code, this class included."""
         if self._lock.acquire(blocking=False):
             try:
                 self._one_handle_less(entry)
@@ -370,12 +372,12 @@ class Executor:
             entry.out.abandon()
 
     def _unlist(self, entry: Entry) -> None:
-        """Its storage is not found any more; a newer one may be listed under the same address."""
+        """Remove its storage from the table, unless a newer one is listed under the same address."""
         if self._by_key.get(entry.key) is entry:
             del self._by_key[entry.key]
 
     def _forget(self, entry: Entry) -> None:
-        """Free what an entry that is not listed holds; a swap back under way is given up (it keeps its own memory)."""
+        """Free all that an unlisted entry holds. A swap back under way is given up; it keeps its own memory alive."""
         if entry.back is not None:
             entry.back.abandon()
             entry.back = None

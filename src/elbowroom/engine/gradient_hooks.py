@@ -1,8 +1,9 @@
-"""Where backward writes the gradients of parameters, and who asks for one.
+"""Hooks around the writing of parameters' gradients by backward, and around each read of one.
 
-`AccumulateGrad` runs the hooks of a parameter before it writes, and those for accumulated gradients after. `grad` of a
-parameter is read in C++ by it alone, and by DistributedDataParallel, beside which none of this is used. All else that
-reads it is Python (clipping, scalers, `zero_grad`, hooks), and `nn.Parameter.grad` tells of it as long as one is open.
+`AccumulateGrad` runs the hooks of a parameter before it writes, and those for accumulated gradients after. In C++ only
+it and DistributedDataParallel read `grad` of a parameter. With the latter, these hooks are not used. All other readers
+are Python: clipping, scalers, `zero_grad`, hooks. While the hooks are installed, `nn.Parameter.grad` is a property that
+reports each such read.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from elbowroom.engine.storages import storage_of
 from elbowroom.torch_compat.core import holders_of, never_compiled, storage_key, tensor_uses
 
 GRAD: Any = torch.Tensor.grad
-"""Reads and writes a gradient without asking."""
+"""Reads and writes a gradient without reporting it."""
 
 
 @final
 class Accumulating:
-    """Stands around the accumulations of parameters, from `install` until `close`.
+    """Hooks around the accumulations of parameters' gradients, from `install` until `close`.
 
     Args:
         begins: called with a parameter before its gradient is written.
-        ends: called with it after, and with its gradient; None where that cannot move.
-        asked: called with a parameter before somebody gets its gradient.
-        where: the device of the gradients that are of interest.
-        least_bytes: smaller ones are not.
+        ends: called after that with the parameter and its gradient, or None if the gradient cannot move.
+        asked: called with a parameter before somebody reads its gradient.
+        where: the device of the gradients that may move.
+        least_bytes: smaller gradients do not move.
     """
 
     def __init__(
@@ -52,11 +53,11 @@ class Accumulating:
 
     @property
     def installed(self) -> bool:
-        """Whether it stands around any."""
+        """Whether any parameter has the hooks."""
         return bool(self._handles)
 
     def install(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Stand around those of some parameters, as far as they may have gradients that move, and no others."""
+        """Give the hooks to these parameters, as far as their gradients may move, and take them from all others."""
         wanted = {id(each): each for each in parameters if isinstance(each, nn.Parameter) and self._may_move(each)}
         for key in [key for key, (ref, _) in self._handles.items() if ref() is None or key not in wanted]:
             self._leave_alone(key)
@@ -86,9 +87,8 @@ class Accumulating:
         def before(gradient: torch.Tensor | None) -> None:
             target = alive()
             if target is not None:
-                storage = (
-                    None if gradient is None else storage_of(gradient)
-                )  # None stands for zeros: nothing is written
+                # gradient is None means zeros: backward will write nothing
+                storage = None if gradient is None else storage_of(gradient)
                 self._arriving = None if storage is None else storage_key(storage)
                 del storage
                 self._begins(target)
@@ -105,12 +105,12 @@ class Accumulating:
             handle.remove()
 
     def close(self) -> None:
-        """Put everything back as it was."""
+        """Remove all hooks."""
         self.install(())
 
 
 def _guard_gradients(asked: Callable[[nn.Parameter], None]) -> None:
-    """Have `nn.Parameter.grad` ask first."""
+    """Make `nn.Parameter.grad` a property that calls `asked` before each read."""
 
     def get(parameter: nn.Parameter) -> torch.Tensor | None:
         asked(parameter)
@@ -126,14 +126,14 @@ def _guard_gradients(asked: Callable[[nn.Parameter], None]) -> None:
 
 
 def gradient_of(parameter: nn.Parameter, where: torch.device, least_bytes: int, arrived: int | None) -> Found | None:
-    """The storage of a parameter's gradient, where it can be emptied.
+    """Return the storage of a parameter's gradient; None if it cannot be emptied.
 
     Args:
-        parameter: whose gradient has just been written.
-        where: the device that it may leave.
-        least_bytes: smaller ones stay.
-        arrived: key of the storage that backward came with. If that has become the gradient, backward itself still
-            refers to it, until the hook returns, and does not look at it again.
+        parameter: the parameter whose gradient has just been written.
+        where: the device that the gradient may leave.
+        least_bytes: smaller gradients stay.
+        arrived: key of the storage that backward came with. If it has become the gradient, backward still refers to it
+            until the hook returns. It does not read it again.
     """
     gradient, counts = _counted(parameter)
     if (
@@ -152,13 +152,13 @@ def gradient_of(parameter: nn.Parameter, where: torch.device, least_bytes: int, 
 
 
 def _counted(parameter: nn.Parameter) -> tuple[torch.Tensor | None, tuple[int, int]]:
-    """A gradient, with the references to it from Python and from C++."""
+    """Return a gradient, with the counts of references to it from Python and from C++."""
     gradient = GRAD.__get__(parameter)
     return gradient, (0, 0) if gradient is None else (sys.getrefcount(gradient), tensor_uses(gradient))
 
 
 def _lone() -> tuple[int, int]:
-    """What the counts are where nobody else refers to a gradient."""
+    """Return the counts of a gradient that nobody else refers to."""
     parameter = nn.Parameter(torch.empty(1))
     GRAD.__set__(parameter, torch.empty(1))
     return _counted(parameter)[1]

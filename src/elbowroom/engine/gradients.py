@@ -1,11 +1,12 @@
-"""Gradients below the device: each leaves once backward has written it, and is back for whoever uses it next.
+"""Gradients on lower tiers: each leaves once backward has written it, and is back before its next use.
 
 Note: [Gradients away]
-Who uses a gradient next is another accumulation, or the part of an optimizer's step that updates its parameter: both
-have it brought back first, as plans say or then. Anybody else has to get it from `parameter.grad`, which brings it back
-too (gradient_hooks.py). In an observed step that is remembered: such a gradient stays on the device from then on. So
-does one that somebody refers to when it has just been written, or that lies on a storage with others. Bits cannot
-change: what comes back is what left. Under torch.distributed gradients stay, as its reducers read without asking.
+A gradient is used next by another accumulation, or by the part of an optimizer's step that updates its parameter. Both
+have it brought back first: at the planned tick, or at the latest just before. Any other code gets it from
+`parameter.grad`, which brings it back too (gradient_hooks.py). An observed step remembers such a gradient: it stays on
+the device from then on. So does one that shares its storage, or that something refers to when it has just been written.
+Bits cannot change: what comes back is what left. Under torch.distributed gradients stay, as its reducers read them in
+C++.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from elbowroom.units import NONE, format_bytes
 
 @final
 class Gradients:
-    """Where the gradients of all parameters are.
+    """Gradients of all parameters, on the device and away.
 
     Args:
-        executor: moves them.
-        conductor: decides.
-        min_size_bytes: smaller ones stay on the device.
+        executor: moves their bytes.
+        conductor: knows the plan of the step.
+        min_size_bytes: smaller gradients stay on the device.
 
     Attributes:
         wanted: whether gradients leave in steps that are observed, so that plans may move them.
@@ -53,7 +54,7 @@ class Gradients:
         self._once = Once()
 
     def begin_step(self, known: StepPlan | None) -> None:
-        """A step of the training begins."""
+        """Begin a step of the training."""
         self.bring_back()
         self._written = 0
         moved = known is not None and any(slot.n is not None for slot in known.schedule.gradients)
@@ -94,7 +95,7 @@ class Gradients:
         self._written += 1
 
     def _follow(self, known: StepPlan, parameter: nn.Parameter, found: Found) -> None:
-        """Do what the plan says once a gradient is written."""
+        """Carry out the plan for a gradient that has just been written."""
         slots = known.schedule.gradients
         slot = slots[self._written] if self._written < len(slots) else None
         if slot is not None and (slot.size_bytes, slot.dtype) != (found.size_bytes, dtype_name(found.dtype)):
@@ -114,7 +115,7 @@ class Gradients:
             self._conductor.act(known.schedule.on_gradient.get((self._written, ends)))
 
     def _asked(self, parameter: nn.Parameter) -> None:
-        """Somebody is about to get a gradient."""
+        """Bring a gradient back, as some code is about to read it."""
         if id(parameter) not in self._away.entries:
             return
         known, recorder = self._conductor.known(), self._conductor.recorder()
@@ -129,18 +130,18 @@ class Gradients:
             self._tell("was brought back early, as something asked for it between backward and the optimizer's step")
 
     def part_begins(self, portion: Portion) -> None:
-        """A part of an optimizer's step uses the gradients of its parameters."""
+        """Bring back the gradients that a part of an optimizer's step uses."""
         if self._away.entries:
             with self._conductor.aside():
                 for parameter in portion.parameters():
                     self._away.arrive(id(parameter))
 
     def entry_of(self, n: int) -> StateEntry | None:
-        """The gradient that is away in a window, if it is."""
+        """Return the gradient that is away in a window, if it is."""
         return self._away.of_window.get(n)
 
     def bring_back(self) -> None:
-        """Have all gradients on the device."""
+        """Bring all gradients back to the device."""
         if self._away.entries:
             with self._conductor.aside():
                 for key in list(self._away.entries):
@@ -148,7 +149,7 @@ class Gradients:
         self._away.of_window.clear()
 
     def close(self) -> TierError | None:
-        """Have every gradient on the device; what could not be had back, if something could not."""
+        """Bring every gradient back, and remove the hooks. Returns the first error if some bytes are lost."""
         self._around.close()
         return self._away.close()
 

@@ -1,8 +1,8 @@
-"""A CUDA device that does not answer any more: what is left to do in its process.
+"""Lost CUDA device: it no longer answers, and the run ends without it.
 
-After some errors (a fault of the hardware, an access to memory that is not there) every call of CUDA of the process
-returns the same error, those that give memory back too. What was on the device is gone. So nothing is brought back and
-nothing waited for when a run ends; its threads, its file and its memory on the host are given back as ever.
+After a hardware fault or an access to invalid memory, every CUDA call of the process may return the same error. Calls
+that free memory do so too. What was on the device is gone. So nothing is brought back and nothing waited for when a run
+ends. Its threads, its file and its memory on the host are given back as usual.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from elbowroom.errors import DeviceLost
 
 
 def loss_of(executor: Executor, steps: int) -> DeviceLost | None:
-    """What to raise if the device of a run is lost, of which nothing is asked from then on; None where it answers.
+    """Return the error to raise if the device of a run is lost; None if it answers.
+
+    A lost device is asked for nothing from then on.
 
     Args:
-        executor: of the run.
-        steps: how many steps of the training have ended.
+        executor: the executor of the run.
+        steps: number of steps of the training that have ended.
     """
     streams = executor.tier.streams
     answer = None if streams is None else _answer(executor.device)
@@ -34,7 +36,7 @@ def loss_of(executor: Executor, steps: int) -> DeviceLost | None:
 
 
 def _answer(device: torch.device) -> str | None:
-    """What CUDA says instead of waiting for a device; None where it waits, or may not as it records a graph."""
+    """Wait for a device, and return CUDA's error if there is one. While CUDA captures a graph, return None at once."""
     try:
         if not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize(device)

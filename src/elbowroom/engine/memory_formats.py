@@ -1,8 +1,8 @@
-"""Memory formats: a convolution whose tensors lie in another order in memory while it runs, and in theirs around it.
+"""Memory formats: run a convolution with its tensors in another memory order, and convert its results back.
 
-A library takes another algorithm where the channels of a place lie beside each other. Input, weight and gradient are
-copied into that order and the results back, inside the operator: what autograd saves, and all that the rest of the
-training sees, stays as it is. The copies are part of what the operator takes, time and scratch memory alike.
+A library takes another algorithm if the channels of a pixel are adjacent in memory. Inside the operator, input, weight
+and gradient are copied into that order, and the results back. So autograd saves the same tensors as before, and the
+rest of the training sees no difference. The copies count as time and scratch memory of the operator.
 Reference: vDNN's algorithms by layer (Rhu et al., MICRO 2016); "Channels Last Memory Format" (PyTorch tutorials).
 """
 
@@ -19,16 +19,16 @@ from elbowroom.torch_compat.core import DispatchMode
 Format = Literal["contiguous", "channels_last"]
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""By number of dimensions; tensors of another number have no such order."""
+"""Number of dimensions -> channels-last order; tensors of another number have no such order."""
 
 _CONVERTED = {torch.ops.aten.convolution.default: 2, torch.ops.aten.convolution_backward.default: 3}
-"""How many of the first arguments are tensors in that order: input and weight, and the gradient before them."""
+"""Operator -> number of its first arguments to convert: input and weight, and the gradient before them."""
 
 
 def other_format(*laid_out: tuple[tuple[int, ...], tuple[int, ...]]) -> Format | None:
-    """The order that a convolution does not run in by itself; None where there is only one.
+    """Return the order that a convolution does not run in by itself; None if there is only one.
 
-    torch runs it in channels_last where one of its tensors is.
+    torch runs it in channels_last if one of its tensors has that order.
 
     Args:
         laid_out: (shape, stride) of the input and of the weight, in elements.
@@ -43,9 +43,9 @@ def other_format(*laid_out: tuple[tuple[int, ...], tuple[int, ...]]) -> Format |
 
 @final
 class InFormat(DispatchMode):
-    """Context in which convolutions of this thread run in a format, and give their results in the other one.
+    """Context in which convolutions of this thread run in a format, and return their results in the other one.
 
-    It stands below autograd and autocast, and sees operators alone.
+    It runs below autograd and autocast, and sees operators alone.
     """
 
     def __init__(self, wanted: Format) -> None:
@@ -69,5 +69,5 @@ class InFormat(DispatchMode):
 
 
 def _laid_out(found: Tensor | None, order: torch.memory_format) -> Tensor | None:
-    """A gradient in an order, where it has one: that of a bias has not, and one that nobody needs is None."""
+    """Return a gradient in an order. That of a bias has no such order; one that nobody needs is None."""
     return found.contiguous(memory_format=order) if found is not None and found.dim() in CHANNELS_LAST else found

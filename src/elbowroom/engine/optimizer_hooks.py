@@ -1,8 +1,7 @@
-"""Where elbowroom sits in torch's optimizers: around their step functions, and before whoever asks for their states.
+"""Hooks in torch's optimizers: around their step functions, and before each read of their states.
 
-An optimizer's `step` runs hooks, the function of its class, and hooks again. The function is what is carried out in
-parts (optimizer_parts.py), so that hooks, schedulers and gradient scalers see one step, as ever. See Note: [States
-away].
+An optimizer's `step` runs hooks, the function of its class, and hooks again. Only that function is carried out in parts
+(optimizer_parts.py). So hooks, schedulers and gradient scalers see one step, as usual. See Note: [States away].
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ Step = Callable[[torch.optim.Optimizer, Callable[..., Any], tuple[Any, ...], dic
 
 @final
 class Stepping:
-    """Stands around the steps of all optimizers that are met, until `close`.
+    """Wraps the step functions of all optimizers that are met, until `close`.
 
     Args:
         step: called with an optimizer, the function of its class that does its step, and the arguments of the call.
-        asked: called with an optimizer before somebody gets its states; None where no state is ever away.
+        asked: called with an optimizer before somebody reads its states; None if no state is ever away.
     """
 
     def __init__(self, step: Step, asked: Callable[[torch.optim.Optimizer], None] | None) -> None:
@@ -35,7 +34,7 @@ class Stepping:
             _guard_states(asked)
 
     def meets(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
+        """Wrap the step function of an optimizer that is about to step."""
         cell = step_cell(optimizer)
         if cell is None or any(known is cell for known, _ in self._changed):
             return
@@ -49,7 +48,7 @@ class Stepping:
         cell.cell_contents = step
 
     def close(self) -> None:
-        """Put everything back as it was."""
+        """Restore all step functions, and `Optimizer.state`."""
         for cell, before in self._changed:
             cell.cell_contents = before
         self._changed.clear()
@@ -58,7 +57,7 @@ class Stepping:
 
 
 def _guard_states(asked: Callable[[torch.optim.Optimizer], None]) -> None:
-    """Have `Optimizer.state` ask first. What is in the instances stays there."""
+    """Make `Optimizer.state` a property that calls `asked` before each read. The instances keep their states."""
 
     def get(optimizer: torch.optim.Optimizer) -> Any:
         asked(optimizer)

@@ -1,12 +1,12 @@
-"""The step of an optimizer in parts: which parameters each of them has, and which states that may leave the device.
+"""Parts of an optimizer's step: the parameters of each part, and the states that may leave the device.
 
 Note: [Parts]
-With all states of an optimizer on the device at once, its step would hold as much as ever. So the optimizer's own step
-function runs on some parameters after the other: for a call, `param_groups` holds nothing but them. That gives the same
-bits where each parameter is updated by itself, as all steps in `EACH_BY_ITSELF` do, whatever their options: ops over
-lists of tensors (foreach, fused) do for each tensor what they do for it alone. Any other step runs as one part: its
-states may be away between two steps. One with a closure runs as it is, and what it needs is brought back before.
-Which parameters go together follows from their sizes alone, so that every step has the same parts.
+A step that needs all states of its optimizer on the device at once would save no memory. So the optimizer's own step
+function runs on some of the parameters at a time: for each call, `param_groups` holds only these. The bits are the same
+if each parameter is updated by itself. All steps in `EACH_BY_ITSELF` do so, with any options. Ops over lists of tensors
+(foreach, fused) do for each tensor what they do for it alone. Any other step runs as one part: its states may be away
+between two steps. A step with a closure runs as it is, and what it needs is brought back before. The sizes of the
+parameters alone decide which go together, so every step has the same parts.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ EACH_BY_ITSELF = frozenset(
         "Rprop", "SGD", "SparseAdam",
     )
 )  # fmt: skip
-"""Steps of torch.optim that update each parameter by itself; read in 2.11.0 and 2.13.0."""
+"""Steps of torch.optim that update each parameter by itself; checked in the source of 2.11.0 and 2.13.0."""
 
 PARTS = 16
-"""A part has about so small a share of the parameters' bytes. More parts need less memory, and more calls."""
+"""A part has about 1/PARTS of the parameters' bytes. More parts need less memory, and more calls."""
 
 Groups = tuple[tuple[dict[str, Any], list[torch.Tensor]], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Portion:
-    """The parameters of one part.
+    """Parameters of one part.
 
     Attributes:
         groups: parameter groups of the optimizer, each with its parameters of the part.
-        all: whether these are all that the optimizer has, so that its step runs as it is.
+        all: whether these are all parameters of the optimizer, so that its step runs as it is.
     """
 
     groups: Groups
     all: bool
 
     def parameters(self) -> Iterator[torch.Tensor]:
-        """In the order of the groups."""
+        """Yield the parameters, in the order of the groups."""
         for _, parameters in self.groups:
             yield from parameters
 
@@ -58,13 +58,13 @@ class Portion:
 def portions_of(
     optimizer: torch.optim.Optimizer, step: Any, args: Any, kwargs: Any, min_size_bytes: int
 ) -> list[Portion]:
-    """How a step of an optimizer is carried out; empty where it runs as it is: with a closure, or of small parameters.
+    """Return the parts of an optimizer's step; none if it runs as it is: with a closure, or small parameters only.
 
     Args:
-        optimizer: whose step it is.
-        step: the function of its class that does it.
+        optimizer: the optimizer.
+        step: the function of its class that does the step.
         args: arguments of the call, the optimizer first.
-        kwargs: those by name.
+        kwargs: keyword arguments of the call.
         min_size_bytes: states smaller than this stay where they are.
     """
     with_closure = any(value is not None for value in (*args[1:], *kwargs.values()))
@@ -88,7 +88,7 @@ def portions_of(
 
 
 def _each_by_itself(optimizer: torch.optim.Optimizer, step: Any) -> bool:
-    """Whether it is a step of torch.optim that is known, and no subclass has changed what it calls."""
+    """Tell whether it is a known step of torch.optim, and no subclass has changed what it calls."""
     made = getattr(type(optimizer), "_init_group", step)
     ours = all(str(each.__module__).startswith("torch.optim.") for each in (step, made))
     return ours and step.__qualname__ in EACH_BY_ITSELF
@@ -105,7 +105,7 @@ def _portion(members: list[tuple[dict[str, Any], torch.Tensor]], *, all: bool) -
 
 @contextmanager
 def only(optimizer: torch.optim.Optimizer, portion: Portion) -> Iterator[None]:
-    """Within, the optimizer has no other parameters."""
+    """Context in which the optimizer has only the parameters of a part."""
     if portion.all:
         yield
         return
@@ -127,11 +127,11 @@ AtPart = Callable[[torch.optim.Optimizer, Portion], None]
 
 @final
 class InTurn:
-    """Carries out steps of optimizers part by part; whole where a step has no parts, or begins inside another one.
+    """Carries out steps of optimizers part by part. A step without parts, or inside another one, runs whole.
 
     Args:
-        begins: called with the optimizer and the part before each.
-        ends: called with them after it.
+        begins: called with the optimizer and the part before each part.
+        ends: called with the same after each part.
         whole: called with the optimizer before a step that has no parts.
 
     Attributes:
@@ -152,14 +152,14 @@ class InTurn:
         kwargs: Any,
         min_size_bytes: int | None,
     ) -> Any:
-        """Carry out a step; what its last part returns.
+        """Carry out a step, and return what its last part returns.
 
         Args:
-            optimizer: whose step it is.
-            step: the function of its class that does it.
-            args: of the call.
-            kwargs: of the call.
-            min_size_bytes: states smaller than this never move; None has the step carried out whole.
+            optimizer: the optimizer.
+            step: the function of its class that does the step.
+            args: arguments of the call.
+            kwargs: keyword arguments of the call.
+            min_size_bytes: states smaller than this never move; None runs the step whole.
         """
         if self.inside or torch.compiler.is_compiling():
             return step(*args, **kwargs)
@@ -181,13 +181,13 @@ class InTurn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """A storage with optimizer states on it.
+    """Storage with optimizer states, or a gradient, on it.
 
     Attributes:
         storage: the storage.
-        dtype: of the first state on it.
+        dtype: dtype of the first state on it.
         size_bytes: its bytes, on the device or away.
-        held: whether somebody else refers to a state on it, or to a mapping it is in, and could use it unseen.
+        held: whether other code refers to a state on it, or to its mapping, and could use it unnoticed.
     """
 
     storage: torch.UntypedStorage
@@ -197,21 +197,21 @@ class Found:
 
 
 def mapping_of(optimizer: torch.optim.Optimizer) -> Any:
-    """The states of an optimizer, without bringing back what is away; None where it has them from elsewhere."""
+    """Return the states of an optimizer without bringing any back; None if the instance itself has none."""
     return vars(optimizer).get("state")
 
 
 def movable(
     optimizer: torch.optim.Optimizer, portion: Portion, where: torch.device, away: Mapping[int, int], least_bytes: int
 ) -> list[Found]:
-    """Storages of a part's states that can be emptied, in the order of parameters and states.
+    """Return the storages of a part's states that can be emptied, in the order of parameters and states.
 
     Args:
-        optimizer: whose states they are.
+        optimizer: the optimizer of the states.
         portion: the part.
         where: the device that states may leave.
-        away: bytes of storages that are away, by their keys.
-        least_bytes: smaller ones stay.
+        away: storage key -> bytes, for storages that are away.
+        least_bytes: smaller storages stay.
     """
     states = mapping_of(optimizer)
     if not isinstance(states, dict):
@@ -237,7 +237,7 @@ def movable(
 
 
 def _states_of(states: Any, parameter: torch.Tensor) -> Iterator[tuple[torch.Tensor, tuple[int, int, int]]]:
-    """The tensors among the states of a parameter, with the references to their mapping and to each of them."""
+    """Yield the tensors among the states of a parameter, with the counts of references to their mapping and to them."""
     values = states.get(parameter)
     if isinstance(values, dict):
         of_values = sys.getrefcount(values)  # pyright: ignore[reportUnknownArgumentType]
@@ -247,7 +247,7 @@ def _states_of(states: Any, parameter: torch.Tensor) -> Iterator[tuple[torch.Ten
 
 
 def _lone() -> tuple[int, int, int]:
-    """What the counts are where nobody else refers to anything."""
+    """Return the counts of a state that nobody else refers to."""
     parameter = torch.empty(1)
     states = {parameter: {"state": torch.empty(1)}}
     return next(counts for _, counts in _states_of(states, parameter))
@@ -255,7 +255,7 @@ def _lone() -> tuple[int, int, int]:
 
 _LONE = _lone()
 _LONE_MAPPING = 3
-"""References to an optimizer's mapping where nobody else has one: the optimizer's, ours, and that of the question."""
+"""References to an optimizer's mapping if nobody else has one: the optimizer's, ours, and that of `getrefcount`."""
 
 
 def _plain(tensor: torch.Tensor, where: torch.device) -> bool:
@@ -263,5 +263,5 @@ def _plain(tensor: torch.Tensor, where: torch.device) -> bool:
 
 
 def is_resizable(storage: torch.UntypedStorage) -> bool:
-    """Whether a storage can be emptied."""
+    """Tell whether a storage can be emptied."""
     return storage.resizable() and not (storage.device.type == "cpu" and storage.is_shared())

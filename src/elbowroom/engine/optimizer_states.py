@@ -1,11 +1,11 @@
-"""Optimizer states below the device: each leaves after the part of the optimizer's step that used it.
+"""Optimizer states on lower tiers: each leaves after the part of the optimizer's step that used it.
 
 Note: [States away]
-A state that is away keeps its tensors and its storage; the storage has no bytes until they are back, and reading it
-would crash. So nobody may meet it unseen: `Optimizer.state` is a property while a room is open, and whoever asks for it
-outside a part (state_dict, pickle, deepcopy, a look at one tensor) has all states of that optimizer brought back first.
-A state that somebody else still refers to when its part ends stays on the device. It leaves again where a later step
-begins, or its part ends, without that.
+A state that is away keeps its tensors and its storage. The storage has no bytes until they are back, and reading it
+would crash. So no code may reach it unnoticed. While a room is open, `Optimizer.state` is a property. Each read outside
+a part brings all states of that optimizer back first: by state_dict, pickle, deepcopy, or a look at one tensor. A state
+that other code still refers to when its part ends stays on the device. It leaves again once that reference is gone,
+when a later step begins or its part ends.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from elbowroom.torch_compat.core import storage_key
 from elbowroom.units import NONE, format_bytes
 
 EndedPart = tuple[weakref.ref[torch.optim.Optimizer], Portion, int]
-"""Whose, which parameters, and the identity of the mapping that its states are in."""
+"""The optimizer, the parameters of the part, and the identity of the mapping with the states."""
 
 
 @final
 class OptimizerStates:
-    """Where the states of all optimizers are, and the steps of optimizers in parts.
+    """States of all optimizers, on the device and away, and the optimizers' steps in parts.
 
     Args:
-        executor: moves them.
-        conductor: decides.
-        min_size_bytes: smaller ones stay on the device.
+        executor: moves their bytes.
+        conductor: knows the plan of the step.
+        min_size_bytes: smaller states stay on the device.
 
     Attributes:
         in_parts: whether the steps of optimizers are carried out in parts now.
-        gradients: where they are.
+        gradients: the gradients of all parameters.
     """
 
     def __init__(self, executor: Executor, conductor: Conductor, min_size_bytes: int) -> None:
@@ -65,20 +65,20 @@ class OptimizerStates:
         self._stepping: Stepping | None = None
 
     def open(self) -> None:
-        """Stand around the steps of all optimizers that are met from now on."""
+        """Install the hooks: wrap the steps of all optimizers that are met from now on."""
         self._stepping = Stepping(self.step, self.bring_back)
 
     def meets(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
+        """Wrap the step function of an optimizer that is about to step."""
         if self._stepping is not None:
             self._stepping.meets(optimizer)
 
     # Steps of optimizers
 
     def plan_begins(self, known: StepPlan) -> None:
-        """A step is about to begin: what its plan does not have away then comes back, and what it has leaves.
+        """Place the states for the plan of a step that is about to begin: move out or bring back as it expects.
 
-        Before the writes of the step are counted, as these are none of its plan's.
+        This comes before the writes of the step are counted, as its plan does not count these moves.
         """
         self._parts, self._ended = self._ended or self._parts, []
         with self._conductor.aside():
@@ -89,7 +89,7 @@ class OptimizerStates:
         self._placed_for = known
 
     def begin_step(self) -> None:
-        """A step of the training begins."""
+        """Begin a step of the training."""
         known, self._part = self._conductor.known(), 0
         self.gradients.begin_step(known)
         if known is not None:
@@ -100,14 +100,14 @@ class OptimizerStates:
             self._placed_for = None
 
     def end_step(self) -> None:
-        """The last optimizer has stepped."""
+        """End a step of the training: the last optimizer has stepped."""
         known = self._conductor.known()
         if known is not None and known.schedule.on_end is not None:
             with self._conductor.aside():
                 self._conductor.act(known.schedule.on_end)
 
     def step(self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Carry out an optimizer's step: `step` is the function of its class that does it, the rest its arguments."""
+        """Carry out an optimizer's step. `step` is the function of its class that does it; the rest are arguments."""
         return self._in_turn.step(optimizer, step, args, kwargs, self._min_size_bytes if self.in_parts else None)
 
     def _step_whole(self, optimizer: torch.optim.Optimizer) -> None:
@@ -165,7 +165,7 @@ class OptimizerStates:
         )
 
     def _place(self, known: StepPlan) -> None:
-        """Have away what a plan has away where a step begins, and nothing else."""
+        """Move out the states that a plan expects away when a step begins, and bring back all others."""
         self._away.of_window.clear()
         for part, (ref, portion, _) in enumerate(self._parts):
             optimizer = ref()
@@ -183,14 +183,14 @@ class OptimizerStates:
         self._executor.settle()
 
     def _leave_all(self, optimizer: torch.optim.Optimizer, states: list[Found]) -> None:
-        """In an observed step: move all states of a part below, as far as there is room, and wait until they are."""
+        """Move all states of a part out, as far as there is room, and wait for the writes. For observed steps."""
         with suppress(TierFull):  # a plan may not need to move them at all
             for found in states:
                 self._leave(optimizer, found, NONE)
         self._executor.settle()
 
     def _leave(self, optimizer: torch.optim.Optimizer, found: Found, n: int) -> None:
-        """Start to move a state below, unless somebody could use it unseen."""
+        """Start to move a state out, unless other code could use it unnoticed."""
         if found.held:
             self._warn(found.size_bytes)
             return
@@ -199,17 +199,17 @@ class OptimizerStates:
         self._owners[key] = weakref.ref(optimizer)
 
     def _arrive(self, storage: torch.UntypedStorage) -> None:
-        """Have a state on the device."""
+        """Bring a state back to the device."""
         key = storage_key(storage)
         self._away.arrive(key)
         self._owners.pop(key, None)
 
     def entry_of(self, n: int) -> StateEntry | None:
-        """The state or gradient that is away in a window, if it is."""
+        """Return the state or gradient that is away in a window, if it is."""
         return self._away.of_window.get(n) or self.gradients.entry_of(n)
 
     def bring_back(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Have all states of an optimizer on the device, or of all; but for what its own step uses now."""
+        """Bring back all states of an optimizer, or of all optimizers. Does nothing inside a step in parts."""
         if self._in_turn.inside or not self._owners:
             return
         with self._conductor.aside():
@@ -221,7 +221,7 @@ class OptimizerStates:
                     self._arrive(storage)
 
     def close(self) -> None:
-        """Have every state on the device, and end the executor: nothing steps or is saved any more.
+        """Bring every state and gradient back, and close the executor.
 
         Raises:
             TierError: the bytes of some are lost; all others are back.
@@ -240,14 +240,14 @@ class OptimizerStates:
         warn_once(
             self._once,
             "state",
-            f"elbowroom: an optimizer state of {format_bytes(size_bytes)} stays on the device, as something beside its "
+            f"elbowroom: an optimizer state of {format_bytes(size_bytes)} stays on the device, as code outside its "
             "optimizer refers to it (a state dict that is still alive, a tensor in a list): the step may need more "
             "than its budget. Take a copy of states that are to be kept",
         )
 
 
 def _fits(known: StepPlan, part: int, states: list[Found]) -> bool:
-    """Whether a part has the states that a plan expects."""
+    """Tell whether a part has the states that a plan expects."""
     parts = known.schedule.parts
     expected = parts[part] if part < len(parts) else ()
     found = [(each.size_bytes, dtype_name(each.dtype)) for each in states]

@@ -1,15 +1,15 @@
-"""The C library's allocator, told when to give freed blocks back.
+"""Residence: how memory that storages left goes back to the system, by the C library's allocator in RAM.
 
-glibc serves a request above M_MMAP_THRESHOLD from a mapping of its own, which goes back to the system when freed; the
-threshold grows by itself up to 32 MiB as such blocks are freed, and blocks below it stay with the process. Memory that
-stays is used again without page faults, which is what makes it fast; it also counts as RSS. See mallopt(3).
+glibc serves a request above M_MMAP_THRESHOLD from a mapping of its own, which goes back to the system when freed. The
+threshold grows by itself up to 32 MiB as such blocks are freed. Blocks below it stay with the process. Memory that
+stays is used again without page faults, which makes it fast, and counts as RSS. See mallopt(3).
 
 Note: [Giving back]
-How freed blocks go back depends on how much RAM there is beside the budget. Where there is little, the thresholds are
-fixed low, and what is free goes back for every few storages that leave: RSS is then what is allocated and no more.
-Where there is plenty, blocks stay as they would without us until RSS reaches a mark, and all that is free goes back
-there. Measured on a ResNet-50 step: 200,000 page faults the first way, 60,000 the second, 15,000 in plain training; a
-tenth or more of its time lies between the first and the second.
+How freed blocks go back depends on how much RAM there is beyond the budget. With little RAM, the thresholds are fixed
+low, and free memory goes back for every few storages that leave. RSS is then what is allocated and no more. With plenty
+of RAM, blocks stay as they would without elbowroom until RSS reaches a mark. Then all free memory goes back. Measured
+on a ResNet-50 step: 200,000 page faults the first way, 60,000 the second, 15,000 in plain training. The second way
+saves a tenth or more of the step's time.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 LOW_BYTES = 1 << 20
 GROWN_BYTES = 32 << 20
-"""Where the threshold ends up by itself in a process that frees large blocks (DEFAULT_MMAP_THRESHOLD_MAX)."""
+"""Threshold that a process reaches by itself when it frees large blocks (DEFAULT_MMAP_THRESHOLD_MAX)."""
 TRIM_BYTES = 16 << 20
-"""Where memory is short, what is free goes back whenever so many bytes have left."""
+"""If memory is short, free memory goes back each time that storages of this size have left."""
 LOOK_NS = 1_000_000
-"""RSS is asked for so rarely: that takes tens of microseconds, and meanwhile page faults add some MiB to it at most."""
+"""Least time between two reads of RSS. A read takes tens of microseconds; page faults add some MiB in between."""
 SYSTEM_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def give_back() -> bool:
-    """Fix the thresholds low and return what is free already; False where the C library has no mallopt."""
+    """Fix the thresholds low, and return memory that is free already. False if the C library has no mallopt."""
     return _set(LOW_BYTES)
 
 
 def trim() -> None:
-    """Return what is free now. Blocks in holes that the heap had before stay with the process otherwise."""
+    """Return free memory to the system now. Free blocks in holes of the heap would stay with the process otherwise."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
 
 
 def as_usual() -> bool:
-    """Put the thresholds where they would have grown to, so that a job that fits runs as it would without us."""
+    """Set the thresholds to what they would have grown to. A job that fits then runs as it would without elbowroom."""
     return _set(GROWN_BYTES)
 
 
@@ -65,12 +65,12 @@ def _set(threshold_bytes: int) -> bool:
 
 
 def slack_bytes(budget_bytes: int) -> int:
-    """What resident memory may have beyond a budget: freed blocks that stay with the process."""
+    """Return how much resident memory may exceed a budget, by freed blocks that stay with the process."""
     return budget_bytes // 8
 
 
 def resident_bytes() -> int:
-    """RSS of this process, 0 where the system does not tell."""
+    """Return the RSS of this process; 0 if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb", buffering=0) as statm:
             return int(statm.read(100).split()[1]) * SYSTEM_PAGE_BYTES
@@ -79,18 +79,18 @@ def resident_bytes() -> int:
 
 
 class AllocatorBytes(NamedTuple):
-    """What a caching allocator holds: in blocks that are in use, and in all."""
+    """Bytes that a caching allocator holds: in blocks that are in use, and in all its segments."""
 
     allocated_bytes: int
     reserved_bytes: int
 
 
 class SoFar(NamedTuple):
-    """What a device has been asked for up to now.
+    """Counts of a device up to now.
 
     Attributes:
-        asked_bytes: the sum of all that its allocator was asked for; 0 where nobody counts.
-        beyond_bytes: by how much it has held more than a budget allows.
+        asked_bytes: sum of all bytes that its allocator was asked for; 0 if nothing counts them.
+        beyond_bytes: bytes that it has held beyond a budget.
     """
 
     asked_bytes: int
@@ -98,76 +98,77 @@ class SoFar(NamedTuple):
 
 
 class Residence(ABC):
-    """Has memory that storages left go back to where it came from."""
+    """Returns memory that storages left to where it came from: the system or the driver."""
 
     @abstractmethod
     def measure(self, live_bytes: Callable[[], int]) -> int:
-        """Give back all that is free and return what the device holds besides storages.
+        """Give back all free memory, and return the bytes that the device holds besides storages.
 
         Args:
-            live_bytes: bytes of all storages in RAM, which takes tens of milliseconds to find.
+            live_bytes: returns the bytes of all storages in RAM; takes tens of milliseconds.
         """
 
     @abstractmethod
     def so_far(self, budget_bytes: int) -> SoFar:
-        """What the device has been asked for. Costs some microseconds."""
+        """Return the counts of the device up to now. Costs some microseconds."""
 
     def most_bytes(self) -> int:
-        """What an allocator was measured to hold at most since this room opened; 0 where nobody counts."""
+        """Return the most bytes that the allocator has held since this room opened; 0 if nothing counts them."""
         return 0
 
-    def beyond(self, budget_bytes: int) -> int:  # noqa: ARG002 - where nothing is counted exactly
-        """By how many bytes it holds more than a budget allows."""
+    def beyond(self, budget_bytes: int) -> int:  # noqa: ARG002 - for devices without exact counts
+        """Return the bytes that the device holds now beyond a budget."""
         return 0
 
     def training_begins(self, root: torch.nn.Module | None) -> None:  # noqa: B027
-        """The first step that is observed is about to begin, with a call of this module."""
+        """Prepare for the first observed step, which begins with a call of this module."""
 
-    def others_come(self, needed_bytes: int, budget_bytes: int) -> bool:  # noqa: ARG002 - where nothing is kept
-        """A step of a known kind begins that holds other storages than the one before.
+    def others_come(self, needed_bytes: int, budget_bytes: int) -> bool:  # noqa: ARG002 - for devices without a cache
+        """Make room for a step of a known kind that holds other storages than the step before.
 
         Args:
-            needed_bytes: what it takes from an empty cache, with all that is held now.
-            budget_bytes: of the device.
+            needed_bytes: peak of the step from an empty cache, with all that is held now.
+            budget_bytes: budget of the device.
 
         Returns:
-            Whether all that was free is given back first, as both would not fit.
+            Whether all free memory was given back, as both would not fit.
         """
         return False
 
     def empty(self) -> None:  # noqa: B027
-        """Give back all that is free: where a plan says so, and for steps of kinds that are new.
+        """Give back all free memory: when a plan says so, and before steps of new kinds.
 
-        What still reads it ends first.
+        Work of the device that still reads it ends first.
         """
 
     def held(self) -> AllocatorBytes:
-        """What a caching allocator holds now; nothing where there is none."""
+        """Return the bytes that a caching allocator holds now; 0 if there is none."""
         return AllocatorBytes(0, 0)
 
     def limit(self, size_bytes: int | None) -> None:  # noqa: B027
-        """What may be held from now on, when all that is free has gone; None for no limit but the one there was."""
+        """Give back all free memory, and limit what may be held from now on; None restores the earlier limit."""
 
-    def begin(self) -> None:  # noqa: B027 - where nothing is to be done
-        """Storages may leave from now on."""
+    def begin(self) -> None:  # noqa: B027 - for devices that need nothing
+        """Prepare for storages that leave from now on."""
 
     def end(self) -> None:  # noqa: B027
-        """Nothing moves any more."""
+        """Return to normal: nothing moves any more."""
 
     def let_go(self, size_bytes: int) -> None:  # noqa: B027
-        """A storage of this size has left; whoever still uses it frees it later."""
+        """Count a storage of this size that has left. A remaining reader frees it later."""
 
     def look(self) -> None:  # noqa: B027
-        """Give back what is free where it is time to. Costs some microseconds where it is not."""
+        """Give back free memory if it is time to. Costs some microseconds otherwise."""
 
 
 @final
 class RamResidence(Residence):
-    """RAM goes back to the system: see Note: [Giving back]. Outside storages are interpreter, libraries, their caches.
+    """RAM of the process, which goes back to the system: see Note: [Giving back].
+
+    What it holds besides storages is the interpreter, libraries and their caches.
 
     Args:
-        storages_bytes: RSS may grow to so much above what is no storage before freed blocks go back; None has them go
-            back at once.
+        storages_bytes: RSS beyond these other bytes up to which freed blocks stay; None returns them at once.
     """
 
     def __init__(self, storages_bytes: int | None = None) -> None:

@@ -1,9 +1,9 @@
-"""Where elbowroom sits in torch: the saved-tensor hooks.
+"""Saved-tensor hooks: how elbowroom sees every tensor that autograd saves and reads back.
 
 `torch.autograd.graph.saved_tensors_hooks` hands every tensor that autograd saves to `pack` and asks `unpack` for it in
-backward. What is too small, not a strided tensor, of another device than the room's, or no candidate at all is passed
-through. The rest becomes a `Handle` on an executor entry, or several where a tensor wraps others
-(tensor_subclasses.py). See Note: [Versions] in executor.py.
+backward. Some tensors pass through unchanged: small ones, those that are not strided, those on another device than the
+room's, and those that may never move. Any other becomes a `Handle` on an executor entry. A tensor that wraps others
+becomes several (tensor_subclasses.py). See Note: [Versions] in executor.py.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from elbowroom.torch_compat.subclasses import (
 )
 
 META = torch.device("meta")
-"""Of tensors without bytes."""
+"""Device of tensors without bytes."""
 
 
 class Director(ABC):
-    """Decides at each tick; the runtime's and the capture's policies are the two of them.
+    """Policy that decides at each tick. There are two: that of a run, and that of a capture.
 
     Attributes:
-        watched: whether somebody looks at the ops of the step, so that our own must be `aside`.
-        observes: whether it is told of each handle.
+        watched: whether the ops of the step are recorded, so that our own ops must run `aside`.
+        observes: whether `handled` is called for each handle.
     """
 
     watched: bool = False
@@ -49,26 +49,26 @@ class Director(ABC):
 
     @abstractmethod
     def first_save(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry | None:
-        """A storage is saved for the first time: its entry, swapped out where wanted; None: it takes no part."""
+        """Return the entry of a storage at its first save, swapped out if wanted; None: it takes no part."""
 
     @abstractmethod
     def aside(self) -> AbstractContextManager[None]:
-        """Around the runtime's own work, which is not part of the step."""
+        """Return a context for the engine's own work, which is not part of the step."""
 
     @abstractmethod
     def handled(self, handle: Handle) -> None:
-        """A handle was made, where it `observes`."""
+        """Note a new handle. Called if it `observes`."""
 
-    def stays(self, tensor: torch.Tensor) -> None:  # noqa: B027 - for those who count them
-        """A large tensor stays: it is on another device, or of a subclass that nothing says how to rebuild."""
+    def stays(self, tensor: torch.Tensor) -> None:  # noqa: B027 - for directors that count them
+        """Note a large tensor that stays: it is on another device, or of a subclass that cannot be rebuilt."""
 
     @abstractmethod
     def before_read(self, entry: Entry) -> None:
-        """A saved tensor on this entry is about to be read back."""
+        """Act before a saved tensor on this entry is read back."""
 
 
 Passed = tuple[torch.Tensor, int]
-"""A saved tensor that stays where it is and takes no part, and its version when it was saved."""
+"""A saved tensor that stays where it is, and its version at the save."""
 
 
 @final
@@ -76,11 +76,11 @@ class Handle:
     """One saved tensor on an entry.
 
     Attributes:
-        entry: where its storage is looked up.
-        counter: a tensor that shares the saved one's version counter; it is the saved tensor itself where the entry is
-            kept, and has no bytes where it is swapped or dropped.
-        version: the counter when it was saved.
-        layout: (dtype, shape, stride in elements, offset in elements) to rebuild it, None where `counter` is itself.
+        entry: the entry of its storage.
+        counter: a tensor that shares the saved one's version counter. If the entry is kept, it is the saved tensor
+            itself. If the entry is swapped or dropped, it has no bytes.
+        version: value of the counter at the save.
+        layout: (dtype, shape, stride in elements, offset in elements) to rebuild the tensor; None if `counter` is it.
     """
 
     __slots__ = ("__weakref__", "counter", "entry", "executor", "layout", "version")
@@ -96,7 +96,7 @@ class Handle:
             self._let_go(tensor)
 
     def let_go(self) -> None:
-        """The entry is swapped or dropped: hold none of its bytes."""
+        """Hold no bytes any more, as the entry is swapped or dropped."""
         self._let_go(self.counter)
 
     def _let_go(self, tensor: torch.Tensor) -> None:
@@ -112,16 +112,16 @@ class Handle:
 
 @final
 class Hooks:
-    """The pair of hooks of one director.
+    """Pair of saved-tensor hooks, for one director.
 
     Args:
         executor: moves the storages.
-        director: decides.
-        min_size_bytes: smaller storages pass.
+        director: decides at each tick.
+        min_size_bytes: smaller storages pass through.
 
     Attributes:
-        out: whether autograd does not call them.
-        read: whether a saved tensor was read back since somebody unset this.
+        out: whether the hooks are removed, so that autograd does not call them.
+        read: whether a saved tensor was read back since this was last unset.
     """
 
     def __init__(self, executor: Executor, director: Director, min_size_bytes: int) -> None:
@@ -138,25 +138,28 @@ class Hooks:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """A context in which autograd of this thread calls them, but where the user installs others inside."""
+        """Context in which autograd of this thread calls the hooks, unless the user installs others inside."""
         with self._pair, self._transforms:
             yield
 
     def open(self) -> None:
-        """Enter it."""
+        """Enter the context of `installed`."""
         self._thread = threading.get_ident()
         self._pair.__enter__()
         self._transforms.__enter__()
         self.out = False
 
     def close(self) -> None:
-        """Leave it."""
+        """Leave the context of `installed`."""
         self._transforms.__exit__(None, None, None)
         if not self.out:
             self._pair.__exit__(None, None, None)
 
     def take_out(self) -> bool:
-        """As `close`, for a while; whether that was done: it is not under hooks of the user, or in another thread."""
+        """Remove the hooks for a while, until `put_back`. Returns whether they were removed.
+
+        They stay under hooks of the user, and in another thread.
+        """
         top = top_hooks()
         if self.out or top is None or top[0] is not self._pair.pack_hook or self._thread != threading.get_ident():
             return False
@@ -166,14 +169,17 @@ class Hooks:
         return True
 
     def put_back(self) -> None:
-        """End that, unless hooks of the user are in force that were not then, and would be taken out in our place."""
+        """Install the hooks again after `take_out`.
+
+        Hooks of the user that came in between prevent it: leaving their context would remove ours in their place.
+        """
         if self.out and top_hooks() == self._below and hooks_allowed() and self._thread == threading.get_ident():
             self._pair.__enter__()
             self.out = False
 
     @never_compiled
     def pack(self, tensor: torch.Tensor) -> Packed:
-        """What autograd keeps instead of a saved tensor."""
+        """Return what autograd keeps in place of a saved tensor."""
         if type(tensor) not in PLAIN_TYPES:
             return self._pack_subclass(tensor)
         if tensor.device != self._device or not is_plain(tensor):
@@ -189,7 +195,7 @@ class Hooks:
         return self._packed(storage, tensor)
 
     def _is_elsewhere(self, tensor: torch.Tensor) -> bool:
-        """Whether it would be a candidate if it were on the room's device."""
+        """Whether the tensor would be a candidate if it were on the room's device."""
         if tensor.device in (self._device, META) or not is_plain(tensor):
             return False
         is_large = tensor.untyped_storage().nbytes() >= self._min_size_bytes
@@ -231,7 +237,7 @@ class Hooks:
 
     @never_compiled
     def unpack(self, packed: Packed) -> torch.Tensor:
-        """The saved tensor again, bit for bit. Raises RuntimeError where it was changed in place, as autograd does."""
+        """Return the saved tensor, bit for bit. Raises RuntimeError if it was changed in place, as autograd does."""
         self.read = True
         if type(packed) is Handle:
             if self._director.watched or modes_on():
@@ -253,7 +259,7 @@ class Hooks:
     def _unpacked(self, handle: Handle) -> torch.Tensor:
         entry = handle.entry
         self._director.before_read(entry)
-        counter = handle.counter  # by now, as what an observed step writes at this tick is let go of
+        counter = handle.counter  # read after before_read(), which may free what an observed step has just written
         if version_of(counter) != handle.version:
             dtype, shape = handle.layout[:2] if handle.layout else (counter.dtype, counter.shape)
             raise _changed_in_place(dtype, shape, version_of(counter), handle.version)
@@ -279,15 +285,15 @@ def _handles(packed: Packed) -> Iterator[Handle]:
 
 
 def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor without its place in the graph, which autograd puts back when it unpacks.
+    """Return the same tensor without its place in the graph, which autograd restores when it unpacks.
 
-    An output that an op saves leads to the op's node, and the node to what is packed: a cycle that no garbage collector
-    sees, so that a graph without backward would never be freed.
+    An output that an op saves refers to the op's node, and the node to what is packed. No garbage collector sees this
+    cycle. So a graph without backward would never be freed.
     """
     if tensor.is_leaf:
         return tensor
     if not modes_on() or type(tensor) not in PLAIN_TYPES or made_by_a_transform(tensor) or transform_now() is not None:
-        return tensor.detach()  # below dispatch, what stands for others would be lost
+        return tensor.detach()  # not below dispatch: a tensor that stands for others would lose them there
     with no_dispatch():
         return tensor.detach()
 
@@ -302,7 +308,7 @@ def _rebuild(handle: Handle, storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _changed_in_place(dtype: torch.dtype, shape: torch.Size, found: int, saved: int) -> RuntimeError:
-    """Autograd's own error, worded so that what catches or explains that one meets this one."""
+    """Return autograd's own error, in its words, so that code that catches or explains it works here too."""
     kind = torch.empty(0, dtype=dtype).type()
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace operation: "

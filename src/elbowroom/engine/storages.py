@@ -1,4 +1,4 @@
-"""The storage behind a tensor, where it has one, and what of a tensor its storage does not say."""
+"""Storages behind tensors, and live objects of this process: tensors, parameters, modules, optimizers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from elbowroom.torch_compat.subclasses import made_by_a_transform, stands_for_ze
 
 CPU = torch.device("cpu")
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
-"""All others are subclasses; see tensor_subclasses.py."""
+"""Types of plain tensors; all others are subclasses, see tensor_subclasses.py."""
 
 
 def alive_of(*types: type[Any]) -> list[Any]:
-    """All objects of these types that the garbage collector knows of; `isinstance` would wake lazy ones up.
+    """Return all objects of these types that the garbage collector tracks. Takes tens of milliseconds.
 
-    It knows of some hundred thousand, so that little is asked of each, and this takes tens of milliseconds.
+    The collector tracks some hundred thousand objects, so the check is cheap. `isinstance` would wake lazy objects.
     """
     kinds, found = set(types), list(types)
     while found:
@@ -31,12 +31,12 @@ def alive_of(*types: type[Any]) -> list[Any]:
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """A tensor's storage; None for sparse, functional, fake, wrapper and not yet shaped ones, without bytes."""
+    """Return a tensor's storage; None without bytes: sparse, functional, fake, wrapper and lazy tensors."""
     if is_lazy(tensor):
         return None
     try:
         storage = tensor.untyped_storage()
-        if storage.device.type == "meta":  # so have fake tensors, which warn when they are asked for an address
+        if storage.device.type == "meta":  # fake tensors too, which warn when they are asked for an address
             return None
         storage.data_ptr()
     except (RuntimeError, NotImplementedError):  # torch's two ways to say that there is none
@@ -46,12 +46,12 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 @cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """As records have it, such as "float32"."""
+    """Return the name of a dtype as records have it, such as "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether storage, offset, shape and stride say all about a tensor."""
+    """Tell whether storage, offset, shape and stride say all about a tensor."""
     return (
         type(tensor) in PLAIN_TYPES
         and tensor.layout is torch.strided
@@ -63,7 +63,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 @final
 class Blanks(dict[torch.dtype, torch.Tensor]):
-    """By dtype: a tensor without bytes on a device, made when it is first asked for."""
+    """dtype -> a tensor without bytes on a device, made at the first request."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Blanks(dict[torch.dtype, torch.Tensor]):
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in what an op returned, in order."""
+    """Yield the tensors in the result of an op, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -84,12 +84,12 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 def reachable_parameters() -> list[torch.Tensor]:
-    """Every nn.Parameter Python knows of, and what its optimizers update."""
+    """Return every nn.Parameter that Python knows of, and the tensors that its optimizers update."""
     return _parameters_among(alive_of(torch.nn.Parameter, torch.optim.Optimizer))
 
 
 def reachable() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Tensors and parameters as `reachable_tensors` and `reachable_parameters` have them, looked for once."""
+    """Return all tensors that Python knows of, and all parameters as in `reachable_parameters`, in one search."""
     found = alive_of(torch.Tensor, torch.optim.Optimizer)
     tensors = [each for each in found if issubclass(type(each), torch.Tensor)]
     return tensors, _parameters_among(found)

@@ -1,12 +1,14 @@
-"""Saved tensors of subclasses of torch.Tensor, by the plain tensors behind them.
+"""Saved tensors of subclasses of torch.Tensor: the plain tensors behind them are moved in their place.
 
 Note: [Subclasses]
-A tensor that wraps others (DTensor, jagged nested tensors, torch.testing's TwoTensor) has no bytes of its own. What its
-`__tensor_flatten__` names takes part in its place, and `__tensor_unflatten__` puts it together again. Its ops run below
-autograd, so in-place changes are counted by its own version counter and not by those of the tensors inside: an entry
-watches that counter too. A tensor that only adds attributes to bytes of its own, as MONAI's MetaTensor does, is taken
-without them: whatever hooks return, autograd makes a plain tensor of it. Any other subclass passes, as nothing says
-what else is in it; that is said once.
+A tensor that wraps others (DTensor, jagged nested tensors, torch.testing's TwoTensor) has no bytes of its own. The
+tensors that its `__tensor_flatten__` names are moved in its place, and `__tensor_unflatten__` puts it together again.
+Its ops run below autograd. So its own version counter counts in-place changes; those of the tensors inside do not. An
+entry watches that counter too.
+
+A tensor that only adds attributes to bytes of its own, as MONAI's MetaTensor does, is taken without them: autograd
+makes a plain tensor of whatever hooks return. Any other subclass passes through, as nothing says what else is in it. A
+warning says so once per run.
 """
 
 from __future__ import annotations
@@ -20,21 +22,21 @@ from elbowroom.torch_compat.core import version_of
 from elbowroom.torch_compat.subclasses import bare_of, wraps_others
 
 UNFINISHED = "AsyncCollectiveTensor"
-"""Its bytes are still to come: torch waits for them where the tensor is used, which a copy would not."""
+"""Class whose bytes are still to come: torch waits for them when the tensor is used, and a copy would not."""
 
 
 @final
 class Wrapped:
-    """A saved tensor of a subclass, whose tensors inside were saved in its place.
+    """Saved tensor of a subclass; the tensors inside were saved in its place.
 
     Args:
-        tensor: of the subclass.
-        parts: what stands for the tensors inside.
+        tensor: the tensor of the subclass.
+        parts: what `pack` returned for the tensors inside, by name.
         rebuild: makes the tensor from those, once they are plain tensors again.
 
     Attributes:
-        counter: shares the tensor's version counter, and holds none of what it wraps.
-        version: the counter when it was saved.
+        counter: a tensor that shares the version counter, and does not hold the tensors inside.
+        version: value of the counter at the save.
         parts, rebuild: as given.
     """
 
@@ -49,16 +51,16 @@ class Wrapped:
 
 Rebuild = Callable[[Mapping[str, Any]], torch.Tensor]
 Apart = tuple[dict[str, torch.Tensor], Rebuild]
-"""The tensors inside, and what makes the whole of them."""
+"""The tensors inside by name, and the function that rebuilds the whole from them."""
 
 
 def taken_apart(tensor: torch.Tensor) -> Apart | None:
-    """What a tensor of a subclass wraps, in its turn plain or of a subclass; None where nothing says what that is."""
+    """Return the tensors that a tensor of a subclass wraps, plain or of a subclass too; None if nothing says which."""
     return _unwrapped(tensor) if wraps_others(tensor) and type(tensor).__name__ != UNFINISHED else None
 
 
 def inside(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors with the bytes of a tensor: itself, unless it wraps others."""
+    """Yield the tensors with the bytes of a tensor: itself, unless it wraps others."""
     if not wraps_others(tensor):
         yield tensor
         return

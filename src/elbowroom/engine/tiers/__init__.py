@@ -1,1 +1,1 @@
-"""Tiers: the places below the device where bytes go, and the ways there."""
+"""Lower tiers: host memory and disk, and the transfers between them and the device."""

@@ -1,8 +1,8 @@
-"""Host memory for swapped storages: a few large arenas, page-locked within a budget, with room handed out in ranges.
+"""Host memory for swapped storages: a few large arenas, page-locked within a budget, that hand out slots.
 
-torch's own pinned memory comes in powers of two and is never given back. Arenas are mappings of their own, registered
-with the driver, so that they have the size that is asked for, and go back to the system when dropped. What the budget
-or the driver does not allow to be page-locked is ordinary memory: copies to it work the same, and are slower.
+torch's own pinned memory comes in powers of two and is never given back. Arenas are separate mappings, registered with
+the driver. So they have exactly the requested size, and go back to the system when dropped. If the budget or the driver
+does not allow page-locking, an arena is ordinary memory. Copies to it work the same, and are slower.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from elbowroom.notices import Once, warn_once
 from elbowroom.units import format_bytes
 
 GROWTH_BYTES = 64 << 20
-"""An arena has at least so many bytes, where the budgets have room for them: page-locking is slow, so it is rare."""
+"""Least size of an arena, if the budgets have room for it: page-locking is slow, so it has to be rare."""
 HUGE_PAGE_BYTES = 2 << 20
 SPARE_RAM_BYTES = 256 << 20
-"""RAM that is left alone: a process that takes the last of it is killed by the system."""
+"""RAM that is left free: the system kills a process that takes the last of it."""
 
 
 @final
 class Arena:
-    """One mapping; `drop` undoes its page-lock."""
+    """One mapping of memory; `drop` undoes its page-lock."""
 
     def __init__(self, size_bytes: int) -> None:
         mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -50,13 +50,13 @@ class Arena:
 
     @property
     def size_bytes(self) -> int:
-        """Of the mapping."""
+        """Size of the mapping."""
         return self.ranges.size_bytes
 
 
 @final
 class ArenaSlot(Slot):
-    """Room in an arena; `address` is where its bytes begin."""
+    """Slot in an arena; its bytes begin at `address`."""
 
     __slots__ = ("address", "arena")
 
@@ -69,11 +69,11 @@ class ArenaSlot(Slot):
 
     @property
     def memory(self) -> torch.Tensor:
-        """Its bytes."""
+        """Bytes of the slot."""
         return self.arena.memory[self.offset : self.offset + self.size_bytes]
 
     def move(self, arena: Arena, offset: int) -> None:
-        """Have its bytes in another place."""
+        """Move its bytes to another arena or offset."""
         before = self.memory
         self.arena, self.offset, self.address = arena, offset, arena.address + offset
         self.memory.copy_(before)
@@ -81,14 +81,14 @@ class ArenaSlot(Slot):
 
 @final
 class Arenas:
-    """All arenas of a run. Not for several threads at once: the executor's lock is around its use.
+    """All arenas of a run. Not thread-safe: callers hold the executor's lock, or that of the staging memory.
 
     Args:
-        budget_bytes: for all of them.
-        pinned_bytes: for those that are page-locked.
-        pin: page-locks (address, size_bytes); False where the driver refuses.
-        unpin: the reverse.
-        once: what was warned of, shared with other arenas; None for these alone.
+        budget_bytes: budget of all arenas.
+        pinned_bytes: budget of those that are page-locked.
+        pin: page-locks (address, size_bytes); False if the driver refuses.
+        unpin: undoes the page-lock of an address.
+        once: warnings given so far, shared with other arenas; None for these alone.
     """
 
     def __init__(
@@ -109,16 +109,16 @@ class Arenas:
 
     @property
     def size_bytes(self) -> int:
-        """Of all arenas."""
+        """Size of all arenas."""
         return sum(arena.size_bytes for arena in self._arenas)
 
     @property
     def pinned_bytes(self) -> int:
-        """Of those that are page-locked."""
+        """Size of the arenas that are page-locked."""
         return sum(arena.size_bytes for arena in self._arenas if arena.pinned)
 
     def reserve(self, size_bytes: int) -> ArenaSlot:
-        """Room for a storage. Raises TierFull where the budget or the computer has none left."""
+        """Reserve a slot for a storage. Raises TierFull if the budget or the computer has no room left."""
         found = self._take(size_bytes)
         if found is None:
             self._grow(whole_pages(size_bytes))
@@ -127,7 +127,7 @@ class Arenas:
         return found
 
     def try_reserve(self, size_bytes: int) -> ArenaSlot | None:
-        """Room for a storage, None where the budget has none left. Raises TierFull where the computer has none."""
+        """Reserve a slot, or return None if the budget has no room left. Raises TierFull if the computer has none."""
         found = self._take(size_bytes)
         if found is None and self.size_bytes + whole_pages(size_bytes) <= self.budget_bytes:
             return self.reserve(size_bytes)
@@ -144,15 +144,15 @@ class Arenas:
         return None
 
     def release(self, slot: ArenaSlot) -> None:
-        """Give room back."""
+        """Free a slot."""
         slot.arena.ranges.give_back(slot.offset, slot.size_bytes)
         self.held_bytes -= slot.size_bytes
         self._slots.discard(slot)
 
     def fit(self, size_bytes: int) -> None:
-        """Drop every arena and make one of this size, what is held moved there. No copy may be under way.
+        """Replace all arenas by one of this size, and move what is held there. No copy may be under way.
 
-        Where the budget or the computer has no room for both beside each other, those with something in them stay.
+        If the budget or the computer has no room for both at once, arenas with something in them stay.
         """
         wanted = _round_up(size_bytes)
         if [arena.size_bytes for arena in self._arenas] == [wanted]:
@@ -164,7 +164,7 @@ class Arenas:
             self._move_to(wanted)
 
     def _move_to(self, size_bytes: int) -> None:
-        """Have one arena, with all that is held, if that has room in it."""
+        """Replace all arenas by one of this size with all that is held, if there is room in it."""
         before, slots = self._arenas, sorted(self._slots, key=lambda slot: -slot.size_bytes)
         if sum(whole_pages(slot.size_bytes) for slot in slots) > size_bytes:
             return
@@ -213,9 +213,9 @@ class Arenas:
         room = self.pinned_budget_bytes - self.pinned_bytes
         arena.pinned = size_bytes <= room and self._pin(arena.address, size_bytes)
         if arena.pinned:
-            # With its last slot at the latest: memory that is unmapped while it is page-locked stays so.
+            # Undone with its last slot at the latest: memory that is unmapped while page-locked stays locked.
             arena.drop = undo = weakref.finalize(arena, self._unpin, arena.address)
-            undo.atexit = False  # the driver sees to it, and a forked process may not
+            undo.atexit = False  # at exit the driver undoes it; a forked process must not
         else:
             self._warn(size_bytes, room)
         self._arenas.append(arena)
@@ -231,11 +231,11 @@ class Arenas:
 
 
 def _nothing() -> None:
-    """Where memory is not page-locked, nothing is to be undone."""
+    """Do nothing: memory that is not page-locked needs no unlocking."""
 
 
 def cuda_pinning() -> tuple[Callable[[int, int], bool], Callable[[int], object]]:
-    """How the CUDA driver page-locks memory, and the reverse."""
+    """Return the functions of the CUDA driver that page-lock memory and undo it."""
     cudart: Any = torch.cuda.cudart()
     return lambda address, size_bytes: _register(cudart, address, size_bytes) == 0, cudart.cudaHostUnregister
 

@@ -1,7 +1,7 @@
-"""What the runtime asks of a place below the device.
+"""Interface of a lower tier, and of the transfers to and from it.
 
-A transfer moves one whole storage. It runs on its own, is asked `done()` or waited for, and carries its error until
-the runtime takes it: nothing is raised in a worker thread. Times are `time.perf_counter_ns`.
+A transfer moves one whole storage, in the background. The executor asks whether it is `done()`, or waits for it. It
+carries its error until the executor takes it: nothing is raised in a worker thread. Times are `time.perf_counter_ns`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elbowroom.machine import TierName
 
 
 class Hop(NamedTuple):
-    """Bytes that a transfer moved between the host and the disk: `kind` is "disk_write" or "disk_read"."""
+    """Part of a transfer between the host and the disk: `kind` is "disk_write" or "disk_read"."""
 
     kind: str
     start_ns: int
@@ -28,19 +28,19 @@ class Hop(NamedTuple):
 
 
 class Transfer(ABC):
-    """One storage on its way.
+    """Transfer of one storage.
 
     Attributes:
         size_bytes: bytes of the storage.
-        start_ns: when its first byte moved; 0 before.
-        end_ns: when its last byte had moved; 0 before.
+        start_ns: time at which its first byte moved; 0 before.
+        end_ns: time at which its last byte had moved; 0 before.
         error: why it failed, or None.
-        told: whether another one failed while it was under way, so that its own error says nothing new.
-        blocks: whether `wait` may hold up the host.
+        muted: whether another transfer failed while it was under way, so that its own error says nothing new.
+        blocks: whether `wait` may block the host.
     """
 
     error: Exception | None = None
-    told: bool = False
+    muted: bool = False
     blocks: bool = True
 
     def __init__(self, size_bytes: int) -> None:
@@ -50,7 +50,7 @@ class Transfer(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, with success or an error."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -58,27 +58,27 @@ class Transfer(ABC):
 
     @abstractmethod
     def abandon(self) -> None:
-        """The bytes are not needed any more: skip what has not started."""
+        """Give it up, as the bytes are not needed any more: skip what has not started."""
 
-    def used(self, storage: torch.UntypedStorage) -> None:  # noqa: B027 - where there are no streams
-        """The storage that it brought back goes to a reader on the calling thread's stream, if there are streams."""
+    def used(self, storage: torch.UntypedStorage) -> None:  # noqa: B027 - for tiers without streams
+        """Prepare the storage that it brought back for a reader on the calling thread's stream."""
 
     def times(self) -> tuple[int, int]:
-        """(start_ns, end_ns), asked for once all work of the device is done."""
+        """Return (start_ns, end_ns). Call it once all work of the device is done."""
         return self.start_ns, self.end_ns
 
     def on_lane(self, kind: str) -> str:
-        """What is said of it, "swap_out" or "swap_back"; as of a hop where it never was on a lane of copies."""
+        """Return the event name: `kind` ("swap_out" or "swap_back"), or a hop's kind if no copy lane was used."""
         return kind
 
     def hops(self) -> Sequence[Hop]:
-        """What went on to the disk, or came from it, so far."""
+        """Return the hops to or from the disk so far."""
         return ()
 
 
 @final
 class EndedTransfer(Transfer):
-    """A transfer that took place at once."""
+    """Transfer that took place at once."""
 
     def __init__(self, size_bytes: int, start_ns: int) -> None:
         super().__init__(size_bytes)
@@ -99,9 +99,9 @@ class Slot:
     """Room for one storage on a tier.
 
     Attributes:
-        offset: the tier's own business.
+        offset: place on the tier; only the tier uses it.
         size_bytes: bytes of the storage.
-        home: what `LowerTier.home` said when the storage was saved.
+        home: result of `LowerTier.home` when the storage was saved.
     """
 
     __slots__ = ("home", "offset", "size_bytes")
@@ -113,11 +113,11 @@ class Slot:
 
 
 class LowerTier(ABC):
-    """A place for storages that are away from the device.
+    """Tier for storages that are away from the device.
 
     Attributes:
-        streams: the device's, None where it has none.
-        timed: whether copies from now on must be able to tell their times.
+        streams: streams of the device; None if it has none.
+        timed: whether copies from now on must record their times.
     """
 
     name: TierName
@@ -125,16 +125,16 @@ class LowerTier(ABC):
     timed: bool = False
 
     def home(self) -> Hashable:
-        """The stream on which the calling thread uses storages; None where the device has none."""
+        """Return the stream on which the calling thread uses storages; None if the device has no streams."""
         return None
 
     @abstractmethod
     def reserve(self, size_bytes: int, to: TierName | None = None) -> Slot:
-        """Room for a storage, on the tier that the plan says, where there are several. Raises TierFull."""
+        """Reserve a slot for a storage, on the tier `to` of the plan if there are several. Raises TierFull."""
 
     @abstractmethod
     def release(self, slot: Slot) -> None:
-        """Give room back; no transfer on it may be under way."""
+        """Free a slot; no transfer on it may be under way."""
 
     @abstractmethod
     def write(self, storage: torch.UntypedStorage, slot: Slot) -> Transfer:
@@ -146,13 +146,13 @@ class LowerTier(ABC):
 
     @abstractmethod
     def refill(self, slot: Slot, storage: torch.UntypedStorage) -> Transfer:
-        """Start to copy a slot into a device storage without bytes, which gets as many as the slot has.
+        """Start to copy a slot into a device storage without bytes, which gets the slot's size.
 
         The transfer keeps the storage alive.
         """
 
     def resize(self, storage: torch.UntypedStorage, size_bytes: int, home: Hashable) -> None:  # noqa: ARG002
-        """Give a device storage other memory, of the stream `home` where there are streams; what it held is lost."""
+        """Give a device storage new memory, of the stream `home` if there are streams. What it held is lost."""
         storage.resize_(size_bytes)
 
     @property
@@ -162,23 +162,23 @@ class LowerTier(ABC):
 
     @property
     def pinned_bytes(self) -> int:
-        """Page-locked host memory that it takes."""
+        """Bytes of page-locked host memory that it takes."""
         return 0
 
-    def fit(self, held_bytes: Mapping[TierName, int]) -> None:  # noqa: B027 - where it does not matter
-        """So much will be held at most on each tier from now on; a hint."""
+    def fit(self, held_bytes: Mapping[TierName, int]) -> None:  # noqa: B027 - for tiers that need no hint
+        """Take a hint: the most bytes that each tier will hold from now on."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what the tier itself takes (threads, a file). Only once nothing is held."""
+        """Free the tier's own resources (threads, a file). Call it only once nothing is held."""
 
 
 @final
 class HostTier(LowerTier):
-    """Plain copies in RAM.
+    """Host tier with plain copies in RAM.
 
-    On a machine whose device is RAM it saves nothing: it serves `capture`, which must swap every saved storage to learn
-    who else holds it.
+    On a machine whose device is RAM it saves no memory. `capture` uses it: it must swap every saved storage to learn
+    what else refers to it.
     """
 
     name: TierName = "host"

@@ -1,9 +1,9 @@
-"""The disk tier: whole storages to and from the spill file, in threads.
+"""Disk tier: threads move whole storages to and from the spill file.
 
-Each direction is a lane: a first-in first-out queue of chunks worked off by two threads, so storages end in the order
-they were asked for. A write goes straight from the storage where its address suits O_DIRECT, else through a buffer of
-one chunk per thread. A read goes straight into fresh page-aligned memory (in huge pages where the system has them),
-which becomes the new storage and returns to the system when the storage dies.
+Each direction is a lane: a first-in first-out queue of chunks that two threads work off. So storages end in the order
+of the requests. A write goes straight from the storage if its address suits O_DIRECT. If not, it goes through a buffer
+of one chunk per thread. A read goes straight into fresh page-aligned memory, in huge pages if the system has them. That
+memory becomes the new storage, and returns to the system when the storage dies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ THREADS_PER_LANE = 2
 
 @final
 class DiskTransfer(Transfer):
-    """Chunks of one storage; ends when the last chunk has."""
+    """Transfer of one storage in chunks; it ends with the last chunk."""
 
     def __init__(self, size_bytes: int, chunks: int) -> None:
         super().__init__(size_bytes)
@@ -65,7 +65,7 @@ class DiskTransfer(Transfer):
 
 @final
 class DiskTier(LowerTier):
-    """Storages in a spill file.
+    """Disk tier in a spill file.
 
     Args:
         directory, capacity_bytes: as for SpillFile, whose errors it raises.
@@ -133,7 +133,7 @@ class DiskTier(LowerTier):
     def _refill_chunk(
         self, transfer: DiskTransfer, storage: torch.UntypedStorage, start: int, length: int, offset: int
     ) -> None:
-        """Memory of torch's own lies on no page, so that it is read by way of a buffer."""
+        """Read a chunk through a buffer, as torch's own memory is not page-aligned."""
 
         def work() -> None:
             buffer = self._buffer()
@@ -143,7 +143,7 @@ class DiskTier(LowerTier):
         self._run(transfer, "reading", work)
 
     def _run(self, transfer: DiskTransfer, doing: str, work: Callable[[], None]) -> None:
-        """Do one chunk's work. Whatever goes wrong ends up in the transfer: a lost error would be a hang."""
+        """Do one chunk's work. Any error ends up in the transfer: a lost error would be a hang."""
         error: Exception | None = None
         try:
             if not transfer.abandoned:
@@ -158,7 +158,7 @@ class DiskTier(LowerTier):
             transfer.chunk_ended(error)
 
     def _source(self, address: int, length: int) -> memoryview:
-        """The bytes at an address in whole pages, copied to an aligned buffer where O_DIRECT needs that."""
+        """Return the bytes at an address in whole pages, copied to an aligned buffer if O_DIRECT needs that."""
         aligned = address % PAGE_BYTES == 0 and length % PAGE_BYTES == 0
         if aligned or not self.file.direct:
             return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
@@ -167,7 +167,7 @@ class DiskTier(LowerTier):
         return memoryview(buffer)[: whole_pages(length)]
 
     def _buffer(self) -> mmap.mmap:
-        """This thread's own chunk of aligned memory."""
+        """Return this thread's own chunk of aligned memory."""
         buffer = getattr(self._buffers, "buffer", None)
         if buffer is None:
             buffer = self._buffers.buffer = _fresh_memory(CHUNK_BYTES)
@@ -175,7 +175,7 @@ class DiskTier(LowerTier):
 
 
 def _fresh_memory(length: int) -> mmap.mmap:
-    """Private zeroed memory of its own mapping: page-aligned, and back to the system when dropped."""
+    """Map private zeroed memory: page-aligned, and returned to the system when dropped."""
     try:
         memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
@@ -191,7 +191,7 @@ def _fresh_memory(length: int) -> mmap.mmap:
 
 
 def lane(name: str, threads: int) -> ThreadPoolExecutor:
-    """Threads that run already: one that cannot be started must not be found out about in the middle of a write."""
+    """Start threads, and wait until they run, so that a thread that cannot start is found before the first write."""
     made = ThreadPoolExecutor(threads, name)
     all_run = threading.Barrier(threads)
     try:

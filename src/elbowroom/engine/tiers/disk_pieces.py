@@ -1,8 +1,9 @@
-"""Storages that pass through staging memory on the host, piece by piece, and what is known of each on its way.
+"""Transfers through staging memory on the host: storages move to and from the disk piece by piece.
 
 Note: [Threads and storages]
-A thread touches a storage of the device only while it holds the lock of its transfer, and never after the transfer was
-given up, has failed or is enqueued. So the last reference to a storage is dropped by the thread that trains, at a tick.
+A thread touches a storage of the device only while it holds the lock of its transfer. It never does so after the
+transfer was given up, has failed or is enqueued. So the training's thread drops the last reference to a storage, at a
+tick.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from elbowroom.engine.tiers.streams import Streams
 
 @final
 class DiskPiece:
-    """A stretch of a storage.
+    """Piece of a storage.
 
     Attributes:
-        start, size_bytes: where in the storage.
-        offset: where in the file.
-        room: where its bytes are on the host, None where they are not.
+        start, size_bytes: its range in the storage.
+        offset: its offset in the file.
+        room: staging memory that has its bytes; None if there is none.
     """
 
     __slots__ = ("offset", "room", "size_bytes", "start")
@@ -43,9 +44,9 @@ class DiskSlot(Slot):
 
     Attributes:
         within: the file's own slot.
-        pieces: of the storage.
-        busy: writes and reads of the file that have not ended.
-        released: nobody wants the bytes any more.
+        pieces: the pieces of the storage.
+        busy: number of writes and reads of the file that have not ended.
+        released: whether the bytes are not needed any more.
     """
 
     __slots__ = ("busy", "pieces", "released", "within")
@@ -60,15 +61,15 @@ class DiskSlot(Slot):
 
 
 class Staged(Transfer):
-    """One storage on its way by two hops; `done` as a Copy is: once the storage's own stream waits for it.
+    """Transfer of one storage by two hops. Like a StreamCopy, it is `done` once the storage's own stream waits for it.
 
     Args:
-        streams: of the device.
+        streams: streams of the device.
         slot: its room on the disk.
-        storage: on the device.
+        storage: the device storage.
         ready: mark in its stream before which no copy may begin.
         lane: the stream of its copies.
-        timed: whether its copies must be able to tell their times.
+        timed: whether its copies must record their times.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Staged(Transfer):
         self._hops: list[Hop] = []
 
     def copy(self, piece: DiskPiece, room: StagingRoom, *, out: bool) -> Any:
-        """Give the stream the copy of one piece; the mark behind it, None where the transfer was given up or failed."""
+        """Enqueue the copy of one piece. Returns the mark behind it; None if the transfer was given up or failed."""
         with self.lock:
             if self._storage is None:
                 return None
@@ -108,7 +109,7 @@ class Staged(Transfer):
         return self._end
 
     def fail(self, error: Exception) -> None:
-        """One piece could not be moved."""
+        """Note the error of a piece that could not be moved."""
         with self.lock:
             self.error, self._storage = self.error or error, None
             self._enqueued.set()
@@ -120,7 +121,7 @@ class Staged(Transfer):
             self._enqueued.set()
 
     def moved(self, kind: str, start_ns: int, size_bytes: int) -> None:
-        """A piece went to the disk or came from it."""
+        """Note a piece that went to the disk or came from it."""
         self._hops.append(Hop(kind, start_ns, time.perf_counter_ns(), size_bytes))
 
     def done(self) -> bool:
@@ -132,7 +133,7 @@ class Staged(Transfer):
             self._now()
 
     def _now(self) -> None:
-        """Have the storage's stream wait for all that was copied."""
+        """Make the storage's stream wait for all copies so far."""
         self._waited_for = True
         if self._end is not None:
             self._streams.wait(self.slot.home, self._end)
@@ -157,16 +158,16 @@ class Staged(Transfer):
 
 @final
 class StagedOut(Staged):
-    """To the disk."""
+    """Transfer to the disk."""
 
 
 @final
 class StagedBack(Staged):
-    """From the disk."""
+    """Transfer from the disk."""
 
     def abandon(self) -> None:
         self._give_up()
-        self._now()  # its storage is about to be freed, for later work of its stream
+        self._now()  # its storage is about to be freed, and later work of its stream may get the memory
 
     def used(self, storage: torch.UntypedStorage) -> None:
         reader = self._streams.current()

@@ -1,16 +1,16 @@
-"""The disk below a device with streams, without the host in between: GPUDirect Storage, by torch.cuda.gds.
+"""Disk tier without the host in between, for a device with streams: GPUDirect Storage, by torch.cuda.gds.
 
 Note: [Direct]
-torch moves a storage between the device and a file on the calling thread, and knows no stream while it does. So a
-thread does it, once the storage's stream has come as far as it had been given work when the move was asked for: the
-bytes are there then, or the memory is free of earlier work. A stream cannot wait for a thread, so whoever needs a move
-to have ended blocks the host until it has. The bytes on the device follow from the order of the host's calls, as with
-copies: what has left is let go of where the schedule waits for it, however early it was through.
+torch moves a storage between the device and a file on the calling thread, outside of any stream. So a thread of ours
+does it. It first waits until the storage's stream has done all work that it had been given at the request. Then the
+bytes are there, or the memory is free of earlier work. A stream cannot wait for a thread. So code that needs the end of
+a move blocks the host until then. The bytes on the device follow from the order of the host's calls, as with copies. A
+storage that has left is freed where the schedule waits for it, even if the move ended earlier.
 
-torch 2.11 to 2.13 hold Python's lock during a move, so that a storage goes in pieces between which the training gets
-its turn. They raise where the driver reports an error and do not look at how many bytes it moved: room in the file is
-reserved beforehand and its size checked before each piece, so that none comes up short for want of either. Buffers are
-not registered with the driver, which is for memory that stays: storages come and go with each step.
+torch 2.11 to 2.13 hold Python's lock during a move. So a storage goes in pieces, and the training runs in between. They
+raise if the driver reports an error, and do not check how many bytes it moved. So room in the file is reserved
+beforehand, and its size checked before each piece: neither can make a move come up short. Buffers are not registered
+with the driver. That is for memory that stays, and storages come and go with each step.
 Reference: "GPUDirect Storage, cuFile API Reference Guide" (NVIDIA), torch.cuda.gds (PyTorch documentation).
 """
 
@@ -37,7 +37,7 @@ from elbowroom.machine import TierName
 from elbowroom.notices import warn
 
 DIRECT_PIECE_BYTES = 8 << 20
-"""Moved at a time: a few milliseconds, in which no other thread of Python runs."""
+"""Size of a piece. Moving it takes a few milliseconds, in which no other thread of Python runs."""
 
 Move = Callable[[torch.UntypedStorage, int], None]
 """Moves a piece of device memory to or from an offset in the file."""
@@ -45,10 +45,10 @@ Move = Callable[[torch.UntypedStorage, int], None]
 
 @final
 class DirectFile:
-    """The spill file, as the driver of GPUDirect Storage has it open too.
+    """Spill file that the driver of GPUDirect Storage has open too.
 
     Args:
-        file: private and without a name.
+        file: the spill file, private and without a name.
         opened: a torch.cuda.gds.GdsFile of it.
     """
 
@@ -72,19 +72,19 @@ class DirectFile:
             raise self.file.failed(doing, error) from error
 
     def close(self) -> None:
-        """Close both; with them the bytes are gone."""
-        self._opened = None  # it has no method to close it
+        """Close both files. The bytes are gone then."""
+        self._opened = None  # GdsFile has no method to close it
         self.file.close()
 
 
 def open_direct(directory: str | None, capacity_bytes: int | None, device: torch.device) -> DirectFile | None:
-    """The spill file for GPUDirect Storage; None, with a warning, where the machine does not offer that.
+    """Open the spill file for GPUDirect Storage. Returns None, with a warning, if the machine does not offer that.
 
-    A page is written and read back to see. Arguments as for SpillFile, whose errors it raises.
+    A page is written and read back as a test. Arguments as for SpillFile, whose errors it raises.
     """
     file = SpillFile(directory, capacity_bytes)
     try:
-        if not file.direct:  # GdsFile would refuse it too, and then complain once more when it is taken apart
+        if not file.direct:  # GdsFile would refuse it too, and print another error when it is destroyed
             raise ValueError("the file system refuses O_DIRECT")
         opened = torch.cuda.gds.GdsFile(f"/proc/self/fd/{file.descriptor}", os.O_RDWR)
         found = DirectFile(file, opened)
@@ -119,10 +119,10 @@ def _say_refused(directory: str, error: Exception) -> None:
 
 
 class DirectMove(Transfer):
-    """One storage on its way; `done` as a copy is, once somebody has waited for it.
+    """Transfer of one storage past the host. Like a StreamCopy, it is `done` only after `wait`.
 
     Args:
-        storage: on the device.
+        storage: the device storage.
         slot: its room in the file.
     """
 
@@ -137,7 +137,7 @@ class DirectMove(Transfer):
         self._waited_for = False
 
     def run(self, move: Move) -> None:
-        """On a thread: move the pieces, until somebody gives the storage up. See Note: [Threads and storages]."""
+        """Move the pieces, on a thread, until the transfer is given up. See Note: [Threads and storages]."""
         for piece in self.slot.pieces:
             with self._lock:
                 if self._storage is None:
@@ -146,7 +146,7 @@ class DirectMove(Transfer):
                 move(self._storage[piece.start : piece.start + piece.size_bytes], piece.offset)
 
     def end(self, error: Exception | None = None) -> None:
-        """It is through, well or not."""
+        """Note that it has ended, with success or an error."""
         with self._lock:
             self.error, self._storage = self.error or error, None
             self.end_ns = time.perf_counter_ns()
@@ -161,24 +161,24 @@ class DirectMove(Transfer):
 
     def abandon(self) -> None:
         self._waited_for = True
-        with self._lock:  # a piece that is under way is through before the storage's memory can become another's
+        with self._lock:  # a piece under way has to end before the memory may go to another storage
             self._storage = None
             self._ended.set()
 
-    def on_lane(self, kind: str) -> str:  # noqa: ARG002 - the lanes of the device's copies have no part in it
+    def on_lane(self, kind: str) -> str:  # noqa: ARG002 - it uses no copy lane of the device
         return self.kind
 
 
 @final
 class DirectOut(DirectMove):
-    """To the disk."""
+    """Move to the disk."""
 
     kind = "disk_write"
 
 
 @final
 class DirectBack(DirectMove):
-    """From the disk."""
+    """Move from the disk."""
 
     kind = "disk_read"
 
@@ -194,11 +194,11 @@ class DirectBack(DirectMove):
 
 @final
 class DirectTier(BelowDevice):
-    """The host tier, and the disk beside it. See Note: [Direct].
+    """Host tier and disk tier, each reached from the device directly. See Note: [Direct].
 
     Args:
         host: the tier of what stays on the host.
-        direct: the file.
+        direct: the spill file.
     """
 
     skips_host = True
@@ -229,7 +229,7 @@ class DirectTier(BelowDevice):
         return transfer
 
     def _run(self, transfer: DirectMove, ready: Any, move: Move) -> None:
-        """On a thread. Whatever goes wrong ends up in the transfer: a lost error would be a hang."""
+        """Run a move on a thread. Any error ends up in the transfer: a lost error would be a hang."""
         error: Exception | None = None
         try:
             self.streams.until(ready)

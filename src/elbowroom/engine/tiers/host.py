@@ -1,19 +1,19 @@
-"""The host tier of a device with streams: copies that the device makes by itself, in order, while it computes.
+"""Host tier of a device with streams: the device makes the copies itself, in order, while it computes.
 
 Note: [Streams]
-Compute, copies out and copies back are three queues of the device. The host hands out work far ahead of it, so nothing
-here asks how far the device is; each order that matters becomes a wait of one queue for a mark in another:
+Compute, copies out and copies back are three queues of the device. The host enqueues work far ahead of the device, so
+this code never asks how far the device is. Each order that matters is a wait of one queue for a mark in another:
 
-- a copy out waits for what the storage's own stream has been given so far: its bytes are there then;
-- where the schedule says that a write must have ended, that stream waits for the copy. Only then the storage is let go
-  of: the allocator gives its memory to later work of that stream, which begins after the copy;
-- a copy back waits for what that stream has been given so far: the new storage may lie where its earlier work still
-  reads, and the copy out lies before it;
-- a reader's stream waits for the copy back. So does the storage's own stream where nobody reads it.
+- A copy out waits for all work that the storage's own stream has been given so far: its bytes are there then.
+- When the schedule says that a write must have ended, that stream waits for the copy. Only then the storage is freed.
+  The allocator gives its memory to later work of that stream, which begins after the copy.
+- A copy back waits for all work that that stream has been given so far. The new storage may lie where earlier work
+  still reads. The copy out comes before it too.
+- A reader's stream waits for the copy back. If nobody reads the storage, its own stream waits.
 
-The storage's own stream is the one that was current when autograd saved it. Memory that a storage shares with other
-streams is torch's own affair, by `record_stream` of whoever shares it. So the bytes on the device follow from the order
-of the host's calls alone, and the memory that is freed can be used at once.
+The storage's own stream is the one that was current when autograd saved it. Code that shares a storage with other
+streams has to call torch's `record_stream`. So the bytes on the device follow from the order of the host's calls alone.
+Freed memory can be used at once.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from elbowroom.machine import TierName
 
 
 class StreamCopy(Transfer):
-    """A copy in a stream. Nobody on the host knows when it ends: it is `done` once the storage's stream waits for it.
+    """Copy in a stream. The host does not know when it ends: it is `done` once the storage's stream waits for it.
 
     Args:
-        streams: of the device.
-        lane: its stream.
+        streams: streams of the device.
+        lane: the stream of the copy.
         slot: its room on the host.
-        begin: mark before it, None where times are not wanted.
+        begin: mark before it; None if times are not wanted.
         end: mark behind it.
     """
 
@@ -77,20 +77,20 @@ class StreamCopy(Transfer):
 
 @final
 class CopyOut(StreamCopy):
-    """A copy to the host."""
+    """Copy to the host."""
 
     def abandon(self) -> None:
-        # It is under way and stays so. What it reads may be changed and what it writes is not looked at: later copies
-        # to the same place come after it, on the same stream.
+        # The copy goes on. What it reads may be changed, and what it writes is not used: later copies to the same place
+        # come after it, on the same stream.
         self._waited_for = True
 
 
 @final
 class CopyBack(StreamCopy):
-    """A copy from the host."""
+    """Copy from the host."""
 
     def abandon(self) -> None:
-        self.wait()  # its storage is about to be freed, for later work of this stream
+        self.wait()  # its storage is about to be freed, and later work of this stream may get the memory
 
     def used(self, storage: torch.UntypedStorage) -> None:
         reader = self._streams.current()
@@ -104,8 +104,8 @@ class StreamedHostTier(LowerTier):
     """Host memory below a device with streams. See Note: [Streams].
 
     Args:
-        streams: of the device.
-        arenas: the memory.
+        streams: streams of the device.
+        arenas: the host memory.
     """
 
     name: TierName = "host"
@@ -140,7 +140,7 @@ class StreamedHostTier(LowerTier):
         streams, own = self.streams, id(slot.home)
         room: Any = slot
         for home, (_, mark) in self._read_from.items():
-            if home != own:  # the room may be another stream's of before, and its copy back still under way
+            if home != own:  # another stream may have used the slot before, and its copy back may be under way
                 streams.wait(streams.out, mark)
         copy = slot.home, room.address, storage.data_ptr(), slot.size_bytes, streams.out
         begin, end = self._timed_copy(*copy) if self.timed else (None, streams.copy_behind(*copy))
@@ -166,7 +166,7 @@ class StreamedHostTier(LowerTier):
         return CopyBack(streams, streams.back, slot, begin, end)
 
     def _timed_copy(self, home: Hashable, target: int, source: int, size_bytes: int, lane: Hashable) -> tuple[Any, Any]:
-        """As `copy_behind`, with a mark before it too."""
+        """Enqueue a copy as `copy_behind` does, and return the marks before and behind it."""
         streams = self.streams
         streams.wait(lane, streams.mark(home))
         begin = streams.mark(lane, timed=True)
@@ -178,7 +178,7 @@ class StreamedHostTier(LowerTier):
         return self.arenas.held_bytes
 
     def fit(self, held_bytes: Mapping[TierName, int]) -> None:
-        """Have memory of this size and no more, with what lies there now; blocks until all copies are done."""
+        """Resize the memory to this size, and keep what is held. Blocks until all copies are done."""
         self.streams.finish()
         self.arenas.fit(held_bytes.get("host", 0))
 

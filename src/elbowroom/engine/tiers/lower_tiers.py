@@ -1,4 +1,4 @@
-"""What lies below a device with streams: the host, and the disk for what the plan says or the host cannot hold."""
+"""Lower tiers of a device with streams: the host, and the disk for what the plan says or the host cannot hold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from elbowroom.machine import TierName
 
 
 class BelowDevice(LowerTier):
-    """The host tier and the disk tier. How storages get to the disk and back is said by those that derive from it.
+    """Host tier and disk tier. Subclasses implement how storages get to the disk and back.
 
     Args:
         host: the tier of what stays on the host.
@@ -55,7 +55,7 @@ class BelowDevice(LowerTier):
 
     @property
     def size_bytes(self) -> int:
-        """Host memory that it takes."""
+        """Bytes of host memory that it takes."""
         return self.host.arenas.size_bytes
 
     @property
@@ -86,7 +86,7 @@ class BelowDevice(LowerTier):
 
     @abstractmethod
     def _room_on_disk(self, size_bytes: int) -> DiskSlot:
-        """Room in the file. Raises TierError."""
+        """Reserve a slot in the file. Raises TierError."""
 
     def release(self, slot: Slot) -> None:
         if type(slot) is ArenaSlot:
@@ -107,7 +107,7 @@ class BelowDevice(LowerTier):
             slot.busy -= 1
             self._give_back(slot)
 
-    # Ways
+    # Transfers
 
     def write(self, storage: torch.UntypedStorage, slot: Slot) -> Transfer:
         self.host.timed = self.timed
@@ -136,11 +136,11 @@ class BelowDevice(LowerTier):
 
     @abstractmethod
     def _leave(self, storage: torch.UntypedStorage, slot: DiskSlot) -> Transfer:
-        """Start to move a storage to its room in the file."""
+        """Start to move a storage to its slot in the file."""
 
     @abstractmethod
     def _bring(self, slot: DiskSlot, storage: torch.UntypedStorage) -> Transfer:
-        """Start to move what is in the file to a storage."""
+        """Start to move a slot of the file to a storage."""
 
     def close(self) -> None:
         try:
@@ -157,5 +157,5 @@ class BelowDevice(LowerTier):
 
 
 def translated(file: SpillFile, doing: str, error: Exception) -> Exception:
-    """What a thread of the disk ran into, as an error of the tier where the system says it."""
+    """Return an error of a disk thread; errors of the system become errors of the tier."""
     return file.failed(doing, error) if isinstance(error, OSError) else error

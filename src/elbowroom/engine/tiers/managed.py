@@ -1,22 +1,22 @@
-"""Managed memory: what a training needs beyond the budget of its CUDA device lies on the host, and the device reads it.
+"""Managed memory: host memory that a CUDA device reads in place, for what a training needs beyond the device's budget.
 
 Note: [Managed]
-torch's caching allocator can have pools of memory of another kind, one sort of which (`use_on_oom`) is looked into when
-the driver or a limit refuses it more: by every thread, those of backward too. Such a pool is filled once, at the
-beginning, with as many managed bytes as are allowed, and the allocator's limit is set to these and the budget. So the
-device's own memory holds no more than the budget, what is beyond goes to the pool, and beyond that torch raises its
-OutOfMemoryError. Managed memory is told to stay on the host, where the device reaches it over the link with each
-access: that is slow, and takes nothing of the device's memory.
+torch's caching allocator can have pools of memory of another kind. It tries one sort of pool (`use_on_oom`) when the
+driver or a limit refuses it more. Every thread does so, those of backward too. Such a pool is filled once, at the
+beginning, with the allowed managed bytes. The allocator's limit is set to these and the budget together. So the
+device's own memory holds no more than the budget, and further requests go to the pool. When that is full too, torch
+raises its OutOfMemoryError. The driver is advised to keep managed memory on the host. The device reaches it there over
+the link at each access. That is slow, and takes no device memory.
 
-- The pool's memory belongs to one stream, as all memory of the allocator does: to the one that is current where the
-  run begins. Work on another stream does not get any.
-- What is in the pool when the run ends stays there as long as it is used; the driver has it back once nothing of a
-  segment is in use and the cache is emptied, by torch or its user. Nothing more is put there.
-- The allocator calls for segments while it holds its lock. A function of Python that is called then could wait for
-  Python's lock, and the thread that has this for the allocator's. So the segments are made beforehand, handed out by
-  functions of C alone while Python's lock is held, and freed by the driver's own function.
-- Where budget and managed bytes are more than the device has, no limit can be set: the driver's refusal is the limit.
-  That is said where a run begins, as the budget may then not be held.
+- The pool's memory belongs to one stream, as all memory of the allocator does: the one that is current when the run
+  begins. Work on another stream gets none.
+- What is in the pool when the run ends stays there as long as it is used. An unused segment goes back to the driver
+  when torch or its user empties the cache. No later request gets memory of the pool.
+- The allocator asks for segments while it holds its lock. A Python function called then could wait for Python's lock.
+  The thread with that lock could wait for the allocator's. So the segments are made beforehand. Functions of C alone
+  hand them out while Python's lock is held, and the driver's own function frees them.
+- If budget and managed bytes are more than the device has, no limit can be set: the driver's refusal is the limit. A
+  warning says so when the run begins, as the budget may then be exceeded.
 
 Reference: torch.cuda.MemPool (PyTorch documentation); cuMemAllocManaged, cuMemAdvise (CUDA Driver API).
 """
@@ -40,33 +40,34 @@ from elbowroom.torch_compat.cuda_allocator import allocator_of
 from elbowroom.units import format_bytes
 
 MIB = 1 << 20
-"""Segments of the pool of small requests, and the largest of these: rules of the allocator."""
+"""One mebibyte, in bytes."""
 SMALL_SHARE, SMALL_MOST = 8, 64
-"""One part in so many of the managed bytes is for small requests, and at most so many segments."""
+"""1/SMALL_SHARE of the managed bytes is for small requests, in at most SMALL_MOST segments."""
 LEAST_MANAGED_BYTES = 32 * MIB
 IS_MANAGED, IS_CONCURRENT = 83, 89
-"""Of CUdevice_attribute: managed memory at all, and beside the host's use of it (not on WSL)."""
+"""Values of CUdevice_attribute: managed memory exists; host and device may use it at the same time (not on WSL)."""
 ATTACH_GLOBAL, PREFER_LOCATION, ACCESSED_BY, HOST = 1, 3, 5, -1
-"""Of CUmemAttach_flags, CUmem_advise and the device number of the host."""
+"""Values of CUmemAttach_flags and CUmem_advise, and the device number of the host."""
 
 pools: set[tuple[int, int]] = set()
-"""Those that were filled, of this process: their free memory is none of a training's until it is short of other."""
+"""Pools of managed memory filled in this process. Their free bytes are a reserve: a training gets them only when the
+device runs out of other memory."""
 _kept: list[Any] = []
-"""What the allocator calls, or keeps no reference to, as long as the process lives."""
+"""Objects that the allocator calls without a reference of its own: kept alive as long as the process."""
 
 
 @contextmanager
 def managed_memory(device: torch.device, budget_bytes: int, managed_bytes: int) -> Iterator[None]:
-    """Around a run: what does not fit into its budget may lie in so many managed bytes.
+    """Context manager around a run: what does not fit into its budget may lie in managed memory.
 
     Args:
-        device: with its index.
-        budget_bytes: of the device.
-        managed_bytes: at most so many beyond; 0 for none.
+        device: the device, with its index.
+        budget_bytes: budget of the device.
+        managed_bytes: the most managed bytes beyond the budget; 0 for none.
 
     Raises:
         UsageError: the device, torch's settings or the size do not allow it.
-        TierFull: the host has no room for them.
+        TierFull: the host has no room for the managed bytes.
     """
     if not managed_bytes:
         yield
@@ -84,7 +85,7 @@ def managed_memory(device: torch.device, budget_bytes: int, managed_bytes: int) 
     finally:
         with suppress(torch.AcceleratorError):  # a device that is lost has no limit
             torch.cuda.set_per_process_memory_fraction(share, device)
-        del pool  # what is in use stays, and is nobody else's
+        del pool  # memory in use stays with its tensors, and nothing else gets it
 
 
 def _warn_of_no_limit(device: torch.device, budget_bytes: int, managed_bytes: int, total_bytes: int) -> None:
@@ -97,7 +98,7 @@ def _warn_of_no_limit(device: torch.device, budget_bytes: int, managed_bytes: in
 
 
 def _segments(managed_bytes: int) -> list[int]:
-    """Sizes of the segments, the large one last."""
+    """Return the sizes of the segments, the large one last."""
     if managed_bytes < LEAST_MANAGED_BYTES:
         raise UsageError(
             f"within: given managed={format_bytes(managed_bytes)}; allowed are {format_bytes(LEAST_MANAGED_BYTES)} and "
@@ -109,7 +110,7 @@ def _segments(managed_bytes: int) -> list[int]:
 
 
 def _check(device: torch.device, managed_bytes: int) -> None:
-    """Raise UsageError where the device or torch's settings do not allow it."""
+    """Raise UsageError if the device or torch's settings do not allow managed memory."""
     driver = ctypes.CDLL("libcuda.so.1")
     found = ctypes.c_int()
     for attribute in (IS_MANAGED, IS_CONCURRENT):
@@ -129,7 +130,7 @@ def _check(device: torch.device, managed_bytes: int) -> None:
 
 
 def _filled(device: torch.device, sizes: Sequence[int]) -> torch.cuda.MemPool:
-    """A pool that has segments of managed memory of these sizes, all of it free."""
+    """Make a pool that has segments of managed memory of these sizes, all of it free."""
     driver = ctypes.CDLL("libcuda.so.1")
     addresses = _managed(driver, device, sizes)
     give = ctypes.CFUNCTYPE(ctypes.c_void_p)(partial(next, iter(addresses), 0))
@@ -138,7 +139,7 @@ def _filled(device: torch.device, sizes: Sequence[int]) -> torch.cuda.MemPool:
     _kept.extend((driver, give, allocator))
     pools.add(pool.id)
     with torch.cuda.use_mem_pool(pool, device):
-        # A storage is made with Python's lock held, where a tensor is not. Two small requests fill a segment.
+        # torch holds Python's lock while it makes a storage, but not a tensor. Two small requests fill a segment.
         made = [torch.UntypedStorage(SMALL_BYTES, device=device) for _ in range(2 * (len(sizes) - 1))]
         made.append(torch.UntypedStorage(sizes[-1], device=device))
     found = {segment["address"]: segment["total_size"] for segment in pool.snapshot()}
@@ -147,8 +148,8 @@ def _filled(device: torch.device, sizes: Sequence[int]) -> torch.cuda.MemPool:
 
 
 def _managed(driver: Any, device: torch.device, sizes: Sequence[int]) -> list[int]:
-    """Addresses of managed memory of these sizes, on the host and reached by the device."""
-    torch.cuda.synchronize(device)  # and so the device's context is this thread's
+    """Allocate managed memory of these sizes, on the host and reached by the device. Returns the addresses."""
+    torch.cuda.synchronize(device)  # makes the device's context that of this thread
     found: list[int] = []
     for size_bytes in sizes:
         address = ctypes.c_uint64()
@@ -162,12 +163,12 @@ def _managed(driver: Any, device: torch.device, sizes: Sequence[int]) -> list[in
             )
         found.append(address.value)
         for advice, place in ((PREFER_LOCATION, HOST), (ACCESSED_BY, device.index or 0)):
-            driver.cuMemAdvise(address, ctypes.c_size_t(size_bytes), advice, place)  # may be refused: it is an advice
+            driver.cuMemAdvise(address, ctypes.c_size_t(size_bytes), advice, place)  # only advice: may be refused
     return found
 
 
 def held_bytes() -> int:
-    """What all pools of managed memory have, used or not."""
+    """Return the bytes of all pools of managed memory, used or not."""
     if not pools:
         return 0
     return sum(each["total_size"] for each in torch.cuda.memory_snapshot() if each["segment_pool_id"] in pools)

@@ -1,4 +1,4 @@
-"""Room in one stretch of memory: ranges handed out whole pages at a time, the smallest free one that fits first."""
+"""Ranges in one stretch of memory, handed out in whole pages: the smallest free range that fits goes first."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ PAGE_BYTES = 4096
 
 
 def whole_pages(size_bytes: int) -> int:
-    """A size, rounded up to pages."""
+    """Round a size up to whole pages."""
     return (size_bytes + PAGE_BYTES - 1) // PAGE_BYTES * PAGE_BYTES
 
 
 @final
 class Ranges:
-    """What is free of `size_bytes`: (start, length), ascending, no two of them touching."""
+    """Free ranges of `size_bytes`: (start, length), ascending, never adjacent."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -29,7 +29,7 @@ class Ranges:
         return self._free == [(0, self.size_bytes)]
 
     def take(self, size_bytes: int) -> int | None:
-        """Start of a range that is handed out from now on; None where no free one is large enough."""
+        """Hand out a range, and return its start; None if no free range is large enough."""
         pages_bytes = whole_pages(size_bytes)
         at, least = -1, 0
         for i, (_, length) in enumerate(self._free):
@@ -45,7 +45,7 @@ class Ranges:
         return start
 
     def give_back(self, start: int, size_bytes: int) -> None:
-        """The reverse of `take`; neighbouring free ranges become one."""
+        """Take back a range that `take` handed out; neighbouring free ranges become one."""
         free, begin, end = self._free, start, start + whole_pages(size_bytes)
         at = until = bisect(free, (start, 0))
         if at and sum(free[at - 1]) == begin:
@@ -58,13 +58,13 @@ class Ranges:
 
 
 def bytes_for(stays: Iterable[tuple[int, int, int]]) -> int:
-    """Bytes in which all of these find room when they come and go in their order.
+    """Return the bytes in which all of these find room when they come and go in their order.
 
     >>> bytes_for([(0, 2, 4096), (1, 3, 4096), (2, 4, 4096)])
     8192
 
     Args:
-        stays: (from, until, size_bytes) on any scale; who leaves at a time leaves before others come.
+        stays: (from, until, size_bytes) on any time scale; at equal times, leaving comes before arriving.
     """
     found, end_bytes = Ranges(1 << 62), 0
     held: list[tuple[int, int, int]] = []

@@ -1,9 +1,9 @@
-"""The file below RAM: private, without a name, with room handed out in pages.
+"""Spill file: private, without a name, with slots handed out in pages.
 
-The file has mode 0600 and no name from the start (O_TMPFILE), or is unlinked as soon as it is open where the file
-system lacks that. So no exit, `kill -9` included, leaves anything: the kernel frees the bytes with the last descriptor.
-Room is reserved with posix_fallocate before a byte is written, so a full disk is an error at a known moment and not in
-a write. O_DIRECT keeps the page cache, which a memory cgroup charges, out of the way; a file system that refuses it
+The file has mode 0600 and no name from the start (O_TMPFILE). A file system that lacks that has it unlinked as soon as
+it is open. So no exit, `kill -9` included, leaves anything: the kernel frees the bytes with the last descriptor. Room
+is reserved with posix_fallocate before a byte is written. So a full disk is an error at a known moment, and not in a
+write. O_DIRECT keeps the page cache, which a memory cgroup charges, out of the way. A file system that refuses it
 (tmpfs before Linux 6.6, some network file systems) gets buffered I/O and one warning.
 """
 
@@ -25,7 +25,7 @@ from elbowroom.units import format_bytes
 
 GROWTH_BYTES = 64 << 20
 ENDLESS_BYTES = 1 << 62
-"""What the ranges of a file lie in: it grows as far as they are handed out."""
+"""Size of the address range of the file, without an end in practice: it grows as far as ranges are handed out."""
 
 
 @final
@@ -33,7 +33,7 @@ class SpillFile:
     """Slots in one private file.
 
     Args:
-        directory: where it lies; None takes TMPDIR or the system's temporary directory.
+        directory: directory of the file; None takes TMPDIR or the system's temporary directory.
         capacity_bytes: the most it may grow to; None allows what the file system has free.
 
     Raises:
@@ -69,9 +69,9 @@ class SpillFile:
             )
 
     def reserve(self, size_bytes: int) -> Slot:
-        """Room of whole pages for `size_bytes`; the smallest free range that fits, else the file grows.
+        """Reserve whole pages for `size_bytes`: the smallest free range that fits, else the file grows.
 
-        Offset, length and memory address of O_DIRECT are multiples of the logical block, and so are pages.
+        O_DIRECT needs offsets, lengths and addresses that are multiples of the logical block, as pages are.
         """
         with self._lock:
             start = self._ranges.take(size_bytes)
@@ -85,7 +85,7 @@ class SpillFile:
         return Slot(start, size_bytes)
 
     def release(self, slot: Slot) -> None:
-        """Give room back; neighbouring free ranges become one."""
+        """Free a slot; neighbouring free ranges become one."""
         with self._lock:
             self._ranges.give_back(slot.offset, slot.size_bytes)
             self.held_bytes -= slot.size_bytes
@@ -112,7 +112,7 @@ class SpillFile:
                 return
 
     def write(self, source: memoryview, offset: int) -> None:
-        """Write whole pages from memory that starts at one."""
+        """Write whole pages from page-aligned memory."""
         done = 0
         while done < len(source):
             count = os.pwrite(self.descriptor, source[done:], offset + done)
@@ -121,7 +121,7 @@ class SpillFile:
             done += count
 
     def read(self, target: memoryview, offset: int) -> None:
-        """Fill whole pages of memory that starts at one."""
+        """Read whole pages into page-aligned memory."""
         done = 0
         while done < len(target):
             count = os.preadv(self.descriptor, [target[done:]], offset + done)
@@ -137,7 +137,7 @@ class SpillFile:
         )
 
     def check(self) -> None:
-        """Raise TierFailed if the descriptor no longer is our file, or if somebody cut the file short."""
+        """Raise TierFailed if the descriptor no longer is our file, or if the file was cut short."""
         had_bytes = self._size_bytes  # read first: another thread may let the file grow meanwhile
         try:
             found = os.fstat(self.descriptor)
@@ -160,7 +160,7 @@ class SpillFile:
         )
 
     def failed(self, doing: str, error: Exception) -> TierFailed:
-        """The error for an I/O failure: nothing that was read may be used."""
+        """Return the error for an I/O failure: nothing that was read may be used."""
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         return TierFailed(
             f"disk tier: {doing} in {self.directory} failed: {reason}; the step cannot go on. Check "
@@ -169,7 +169,7 @@ class SpillFile:
         )
 
     def close(self) -> None:
-        """Close the descriptor; with it the bytes are gone."""
+        """Close the descriptor. The bytes are gone then."""
         self._closing()
         self.descriptor = -1
 
@@ -183,7 +183,7 @@ def _cannot_open(directory: str, error: OSError) -> TierFailed:
 
 
 def _open_private(directory: str) -> tuple[int, bool]:
-    """Descriptor of a nameless file of mode 0600, and whether O_DIRECT is on."""
+    """Return the descriptor of a nameless file of mode 0600, and whether O_DIRECT is on."""
     try:
         descriptor = _open_nameless(directory, os.O_DIRECT)
         direct = True
@@ -211,7 +211,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def _close_own(descriptor: int, identity: tuple[int, int]) -> None:
-    """Close a descriptor unless somebody else has closed it, and perhaps got its number for a file of theirs."""
+    """Close a descriptor, unless other code has closed it: its number may be another file's by now."""
     try:
         if _identity(descriptor) == identity:
             os.close(descriptor)
@@ -230,12 +230,12 @@ def _open_nameless(directory: str, extra: int) -> int:
     try:
         return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
     finally:
-        with suppress(FileNotFoundError):  # Linux makes the file, and refuses O_DIRECT on it after that
+        with suppress(FileNotFoundError):  # Linux makes the file first, and refuses O_DIRECT on it afterwards
             os.unlink(path)
 
 
 def _allocate(descriptor: int, offset: int, length: int) -> None:
-    """Reserve bytes on the disk; a file system without fallocate only gets the length."""
+    """Reserve bytes on the disk. On a file system without fallocate, only the length is set."""
     try:
         os.posix_fallocate(descriptor, offset, length)
     except OSError as error:

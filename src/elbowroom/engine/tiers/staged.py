@@ -1,13 +1,15 @@
-"""Host memory below a device with streams, and the disk below it: what the plan says, or the host cannot hold, goes on.
+"""Host tier below a device with streams, with the disk below for what the plan says or the host cannot hold.
 
 Note: [Two hops]
-A storage that goes to the disk passes through staging memory on the host, in pieces. Out: a copy in the stream of the
-host tier, then, once the device has made it, a write by a thread. Back: a read by a thread, then a copy. Device memory
-follows the same rules as for the host tier (Note: [Streams] in host.py): it is let go of behind the copy out, which the
-storage's stream waits for, and taken at the tick at which the swap back starts. So the bytes on the device do not
-depend on the disk. What does: a copy that waits for staging room, or for the disk, is not in its stream yet, and
-whoever needs its mark blocks the host until it is. A piece that has not been written yet when its storage is wanted
-back is copied back from where it is.
+A storage that goes to the disk passes through staging memory on the host, in pieces. Out: the device copies a piece in
+the stream of the host tier, then a thread writes it. Back: a thread reads a piece, then the device copies it. Device
+memory follows the same rules as for the host tier (Note: [Streams] in host.py). It is freed behind the copy out, for
+which the storage's stream waits. It is taken at the tick at which the swap back starts. So the bytes on the device do
+not depend on the disk.
+
+The host's time does: a copy that waits for staging memory, or for the disk, is not in its stream yet. Code that needs
+the mark behind it blocks the host until then. A piece that is not written yet when its storage is wanted back is copied
+back from staging memory.
 """
 
 from __future__ import annotations
@@ -33,19 +35,19 @@ from elbowroom.units import format_bytes
 
 SHARE = 4
 STAGING_BYTES = 16 * PIECE_BYTES
-"""Kept for staging where no plan says how much, and at most one part in `SHARE` of the host's budget."""
+"""Staging memory before a plan says how much; at most 1/SHARE of the host's budget."""
 LEAST_STAGING_BYTES = 2 * PAGE_BYTES
-"""Of staging, for one piece to come while another goes."""
+"""Least staging memory: one piece comes while another goes."""
 
 
 @final
 class StagedTier(BelowDevice):
-    """The host tier, and the disk below it. See Note: [Two hops].
+    """Host tier, and the disk tier below it. See Note: [Two hops].
 
     Args:
         host: the tier of what stays on the host.
-        staging: memory for what passes.
-        open_file: makes the spill file when it is first needed; raises TierFull, TierFailed.
+        staging: memory for pieces on their way.
+        open_file: makes the spill file at the first need; raises TierFull, TierFailed.
     """
 
     def __init__(self, host: StreamedHostTier, staging: Staging, open_file: Callable[[], SpillFile]) -> None:
@@ -101,7 +103,7 @@ class StagedTier(BelowDevice):
             self._copying -= 1
 
     def _copy_rest(self, transfer: StagedOut, done: int) -> None:
-        """On a thread: the pieces for which there was no room at once."""
+        """Copy, on a thread, the pieces for which there was no staging memory at once."""
         for piece in transfer.slot.pieces[done:]:
             if transfer.given_up:
                 self._no_longer_busy(transfer.slot)
@@ -116,7 +118,7 @@ class StagedTier(BelowDevice):
         self._copied()
 
     def _copy_out(self, transfer: StagedOut, piece: DiskPiece, room: StagingRoom) -> None:
-        piece.room = room  # before anybody can know of the copy, and ask for it back
+        piece.room = room  # set before the copy, as the piece may be wanted back at any time after it
         mark = _copied(transfer, piece, room, out=True)
         if mark is None:
             piece.room = None
@@ -126,7 +128,7 @@ class StagedTier(BelowDevice):
             self._lanes[1].submit(self._write_piece, transfer, piece, room, mark)
 
     def _write_piece(self, transfer: StagedOut, piece: DiskPiece, room: StagingRoom, mark: Any) -> None:
-        """On a thread: once the device has copied a piece, write it."""
+        """Write a piece, on a thread, once the device has copied it."""
         assert self._file is not None, "the lanes come after the file"
         try:
             self.streams.until(mark)
@@ -161,7 +163,7 @@ class StagedTier(BelowDevice):
         return transfer
 
     def _read_piece(self, transfer: StagedBack, piece: DiskPiece) -> None:
-        """On a thread: read a piece and give the device its copy."""
+        """Read a piece, on a thread, and enqueue its copy to the device."""
         assert self._file is not None, "what is on the disk is in the file"
         room: StagingRoom | None = None
         try:
@@ -200,7 +202,7 @@ class StagedTier(BelowDevice):
         self.host.fit(held_bytes)
 
     def _divide(self, staging_bytes: int) -> None:
-        """Give staging its part of the budgets, and what stays on the host the rest."""
+        """Divide the budgets between staging memory and what stays on the host."""
         pinned = min(staging_bytes, self.pinned_budget_bytes)
         staged, stays = self._staging.arenas, self.host.arenas
         staged.budget_bytes, staged.pinned_budget_bytes = staging_bytes, pinned
@@ -213,7 +215,7 @@ class StagedTier(BelowDevice):
 
 
 def _copied(transfer: StagedOut | StagedBack, piece: DiskPiece, room: StagingRoom, *, out: bool) -> Any:
-    """The mark behind a piece's copy; None where there is none, or it failed."""
+    """Enqueue a piece's copy, and return the mark behind it; None if the transfer was given up or failed."""
     try:
         return transfer.copy(piece, room, out=out)
     except Exception as error:  # noqa: BLE001 - raised on the thread that waits
@@ -222,7 +224,7 @@ def _copied(transfer: StagedOut | StagedBack, piece: DiskPiece, room: StagingRoo
 
 
 def _in_pages(slot: ArenaSlot) -> memoryview:
-    """Memory of a slot up to the end of its last page: arenas hand out whole ones."""
+    """Return the memory of a slot up to the end of its last page, as arenas hand out whole pages."""
     whole = slot.arena.memory[slot.offset : slot.offset + whole_pages(slot.size_bytes)]
     return memoryview(cast("Any", whole.numpy()))
 

@@ -1,8 +1,8 @@
-"""Staging: host memory that pieces of storages pass through on their way between a device with streams and the disk.
+"""Staging: host memory that pieces of storages pass through, between a device with streams and the disk.
 
-Room is asked for by threads, which wait until there is some. It comes back when nobody uses it any more: once a piece
-is on the disk, or once the copy that reads it has been reached by its stream. Neither needs room to go on, so whoever
-waits for room gets it.
+Threads ask for room, and wait until there is some. Room is freed when its last use ends: a piece is on the disk, or the
+stream has made the copy that reads it. Neither needs more room to go on, so each thread that waits gets room in the
+end.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from elbowroom.engine.tiers.streams import Streams
 from elbowroom.errors import TierError
 
 PIECE_BYTES = 8 << 20
-"""A storage passes in pieces of at most so many bytes: large enough for the disk's full rate, small beside the host."""
+"""Largest size of a piece: large enough for the disk's full rate, and small compared with host memory."""
 LOOK_S = 0.0005
-"""How often a thread that waits for room looks which copies have been made."""
+"""Seconds between two looks of a thread that waits for room at the copies made so far."""
 
 
 @final
@@ -27,8 +27,8 @@ class StagingRoom:
     """Memory of one piece.
 
     Attributes:
-        slot: where it is.
-        uses: who needs its bytes: the write to the disk, each copy back.
+        slot: its slot in an arena.
+        uses: number of uses that need its bytes: the write to the disk, and each copy back.
     """
 
     __slots__ = ("slot", "uses")
@@ -40,11 +40,11 @@ class StagingRoom:
 
 @final
 class Staging:
-    """Rooms in arenas of their own.
+    """Rooms for pieces, in arenas of their own.
 
     Args:
-        arenas: the memory; nobody else may use them.
-        streams: of the device.
+        arenas: the memory, used by nothing else.
+        streams: streams of the device.
     """
 
     def __init__(self, arenas: Arenas, streams: Streams) -> None:
@@ -54,35 +54,35 @@ class Staging:
         self._passing: deque[tuple[Any, StagingRoom]] = deque()
 
     def take_now(self, size_bytes: int) -> StagingRoom | None:
-        """Room for a piece, with one use; None where there is none now."""
+        """Return room for a piece, with one use; None if there is none now."""
         with self._changed, suppress(TierError):
             return self._take(size_bytes)
         return None
 
     def take(self, size_bytes: int) -> StagingRoom:
-        """Room for a piece, waited for where there is none now. Raises TierFull where the computer has none at all."""
+        """Return room for a piece; waits if there is none now. Raises TierFull if the computer has none at all."""
         with self._changed:
             while (room := self._take(size_bytes)) is None:
                 self._changed.wait(LOOK_S)
             return room
 
     def use(self, room: StagingRoom) -> None:
-        """One more needs its bytes."""
+        """Add a use of its bytes."""
         with self._changed:
             room.uses += 1
 
     def done(self, room: StagingRoom) -> None:
-        """One less needs its bytes."""
+        """End a use of its bytes."""
         with self._changed:
             self._done(room)
 
     def done_at(self, room: StagingRoom, mark: Any) -> None:
-        """One less needs its bytes once a stream has reached a mark."""
+        """End a use of its bytes once a stream has reached a mark."""
         with self._changed:
             self._passing.append((mark, room))
 
     def settle(self) -> None:
-        """Wait until nobody needs any of it."""
+        """Wait until all uses have ended."""
         with self._changed:
             while self._passing or self.arenas.held_bytes:
                 self._changed.wait(LOOK_S)
@@ -95,7 +95,7 @@ class Staging:
             self.arenas.drop()
 
     def fit(self, size_bytes: int) -> None:
-        """Have memory of this size and no more. No copy may be under way."""
+        """Resize the memory to exactly this size. No copy may be under way."""
         with self._changed:
             self.arenas.fit(size_bytes)
 
@@ -105,7 +105,7 @@ class Staging:
         return None if slot is None else StagingRoom(slot)
 
     def _look(self) -> None:
-        """Take back what copies that have been made were the last to need."""
+        """End the uses of copies that their streams have made by now."""
         while self._passing and self._streams.reached(self._passing[0][0]):
             self._done(self._passing.popleft()[1])
 

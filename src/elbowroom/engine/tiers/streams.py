@@ -1,6 +1,6 @@
 """Streams of a device: queues of work that wait for each other on the device, and not on the host.
 
-`Streams` is what the host tier needs of them; tests put queues in their place that they work off by hand.
+`Streams` is what the host tier needs of them. Tests use queues in their place that they work off by hand.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from elbowroom.torch_compat.core import on_stream, stream_ids
 from elbowroom.torch_compat.cuda_allocator import TO_DEVICE, TO_HOST, event_type, memcpy_async
 
 LOOK_S = 0.0002
-"""How often a thread that waits for a mark looks: an event of CUDA would keep a core busy meanwhile."""
+"""Seconds between two looks of a thread that waits for a mark. Waiting for a CUDA event would keep a core busy."""
 
 
 class Streams(ABC):
-    """The streams of one device.
+    """Streams of one device.
 
     Attributes:
-        out: the one on which storages leave.
-        back: the one on which they come back.
-        lost: whether the device does not answer any more. Nothing is waited for then, and nobody asks when it was.
+        out: the stream on which storages leave.
+        back: the stream on which they come back.
+        lost: whether the device no longer answers. Nothing is waited for then, and times are not measured.
     """
 
     out: Hashable
@@ -34,60 +34,61 @@ class Streams(ABC):
 
     @abstractmethod
     def current(self) -> Hashable:
-        """The stream that gets the work of the calling thread."""
+        """Return the stream that gets the work of the calling thread."""
 
-    def capturing(self, stream: Hashable) -> bool:  # noqa: ARG002 - where no work is recorded
-        """Whether the current stream, this one, records its work for later in place of doing it."""
+    def capturing(self, stream: Hashable) -> bool:  # noqa: ARG002 - for devices that capture no graphs
+        """Tell whether the current stream, which is given, captures its work for later in place of doing it."""
         return False
 
     @abstractmethod
     def mark(self, stream: Hashable, *, timed: bool = False) -> Any:
-        """A mark behind all work that a stream has been given so far; `timed` ones can be asked for their time."""
+        """Set a mark behind all work that a stream has been given so far; a `timed` mark knows its time."""
 
     @abstractmethod
     def wait(self, stream: Hashable, mark: Any) -> None:
-        """Work that a stream is given from here on begins after a mark."""
+        """Make later work of a stream begin after a mark."""
 
     def copy_behind(self, other: Hashable, target: int, source: int, size_bytes: int, stream: Hashable) -> Any:
-        """As `copy`, begun after all that another stream has been given so far; the mark behind it.
+        """Enqueue a copy that begins after all work that another stream has been given so far.
 
-        Not for several threads at once.
+        Not thread-safe. Returns the mark behind the copy.
         """
         self.wait(stream, self.mark(other))
         self.copy(target, source, size_bytes, stream)
         return self.mark(stream)
 
-    def wait_last(self, stream: Hashable, mark: Any, lane: Hashable) -> None:  # noqa: ARG002 - where marks are new
-        """As `wait`, for the mark of `copy_behind` on a lane, `out` or `back`, that may be set anew there from now on.
+    def wait_last(self, stream: Hashable, mark: Any, lane: Hashable) -> None:  # noqa: ARG002 - if marks are not reused
+        """Wait as in `wait`, for a mark of `copy_behind` on a lane (`out` or `back`), and allow its reuse.
 
-        Whoever waits for it later waits for a later place of the same lane, which lies behind that copy too.
+        Reusing the mark is safe. It may be set again later on the same lane. A later position on that lane implies
+        that this copy is done.
         """
         self.wait(stream, mark)
 
     @abstractmethod
     def reached(self, mark: Any) -> bool:
-        """Whether a stream has come to a mark."""
+        """Tell whether a stream has reached a mark."""
 
     def until(self, mark: Any) -> None:
-        """Block the calling thread until a stream has come to a mark."""
+        """Block the calling thread until a stream has reached a mark."""
         while not self.reached(mark):
             time.sleep(LOOK_S)
 
     @abstractmethod
     def copy(self, target: int, source: int, size_bytes: int, stream: Hashable) -> None:
-        """Give `out` or `back` a copy of so many bytes, from an address to an address."""
+        """Enqueue a copy of `size_bytes` bytes on `out` or `back`, between two addresses."""
 
     @abstractmethod
     def new_storage(self, size_bytes: int, stream: Hashable) -> torch.UntypedStorage:
-        """Device memory that is a stream's: once freed, it goes to later work of this stream without a wait."""
+        """Allocate device memory for a stream: once freed, it goes to later work of this stream without a wait."""
 
     @abstractmethod
     def resize(self, storage: torch.UntypedStorage, size_bytes: int, stream: Hashable) -> None:
-        """Give a device storage other memory, that is a stream's; what it held is lost."""
+        """Give a device storage new memory of a stream. What it held is lost."""
 
     @abstractmethod
     def used(self, storage: torch.UntypedStorage, stream: Hashable) -> None:
-        """A stream that the storage does not belong to uses it: its memory is not given away before that is done."""
+        """Note that another stream than its own uses a storage: its memory is not reused before that work is done."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -95,15 +96,15 @@ class Streams(ABC):
 
     @abstractmethod
     def time_ns(self, mark: Any) -> int:
-        """When a timed mark was reached, in `time.perf_counter_ns`; asked for after `finish`."""
+        """Return when a timed mark was reached, in `time.perf_counter_ns`. Call it after `finish`."""
 
 
 @final
 class CudaStreams(Streams):
-    """Two streams of a CUDA device, made once, beside those of the user.
+    """Two copy streams of a CUDA device, in addition to the streams of the user.
 
     Args:
-        device: with its index.
+        device: the device, with its index.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -148,7 +149,7 @@ class CudaStreams(Streams):
             mark.wait(stream)
 
     def copy_behind(self, other: Any, target: int, source: int, size_bytes: int, stream: Any) -> Any:
-        before = self._before  # a wait is for what was recorded by then, so that one event will do
+        before = self._before  # one event is enough: a wait is for what was recorded before it
         before.record(other)
         before.wait(stream)
         if stream is self.out:
@@ -158,7 +159,7 @@ class CudaStreams(Streams):
         failed = self._memcpy(target, source, size_bytes, kind, raw)
         if failed:
             raise torch.cuda.CudaError(failed)
-        end = spare.pop() if spare else self._event()  # making and ending one takes longer than all else here
+        end = spare.pop() if spare else self._event()  # creating and destroying an event costs more than the rest
         end.record(stream)
         return end
 
@@ -196,6 +197,6 @@ class CudaStreams(Streams):
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """A storage as a tensor of its bytes."""
+    """Return a storage as a tensor of its bytes."""
     whole: Any = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return whole.set_(storage, 0, (storage.nbytes(),), (1,))
