@@ -1,7 +1,7 @@
 """Moves: the swaps and rebuilds of a plan, the bytes they leave on the device, and the writes to wait for.
 
 Note: [Waits that do not depend on timing]
-need[j] is the bytes in slot j without the swapped storages that are away. The peak P* is its maximum. A write
+need[j] is the bytes in slot j without swapped storages that are away. The peak P* is its maximum. A write
 that has not ended leaves its storage on the device. So at a tick the runtime makes sure of this for each slot j up to
 the next tick: need[j] + (idle storages whose writes may be unfinished) <= P*. Writes end in the order they were queued,
 so one number per tick is enough: how many must have ended. It assumes that no later write has ended, and follows from

@@ -3,9 +3,9 @@
 A storage belongs to the module of the op that made it, with these exceptions. A parameter or buffer belongs to the
 first module whose forward op reads it. An optimizer state that no module made belongs to the owner of the parameter it
 was made from. A gradient that no module's backward made belongs to the owner of its parameter. Workspaces that stay,
-and storages that no rule covers, have the owner "". A storage without an owner is named by the user's line that made
-it, if the trace has it, else by the line for which autograd first saved it. Cost: linear in the ops and events, once
-for a trace.
+and storages that no rule covers, have the owner "". A storage without an owner is named by the
+user's line that made it, if the trace has it. Else it is named by the line for which autograd first saved it. Cost:
+linear in the ops and events, once for a trace.
 """
 
 from __future__ import annotations
