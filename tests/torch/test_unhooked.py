@@ -296,6 +296,17 @@ def test_a_step_without_hooks_that_goes_above_the_budget_is_said_and_counted(mon
     assert [step.mismatches for step in room.steps] == [0] * (SEEN + 1) + [1, 0, 0]
 
 
+def test_resident_memory_that_grows_by_code_is_no_steps_excess() -> None:
+    mib = 1 << 20
+    # given a process that was 15 MiB beyond before the step, as its libraries were loaded after it was measured
+    before = SoFar(0, 15 * mib, 350 * mib)
+    assert SoFar(0, 18 * mib, 353 * mib).excess_since(before) == 0
+    # then what a step adds to that is its own
+    assert SoFar(0, 115 * mib, 450 * mib).excess_since(before) == 100 * mib
+    # and where bytes are counted, each counts
+    assert SoFar(0, mib).excess_since(SoFar(0, 0)) == mib
+
+
 def test_what_resident_memory_is_beyond_a_budget_counts_neither_libraries_nor_freed_blocks_that_stay() -> None:
     residence = RamResidence()
     outside_bytes = residence.measure(lambda: 0)

@@ -34,6 +34,8 @@ TRIM_BYTES = 16 << 20
 """If memory is short, free memory goes back each time that storages of this size have left."""
 LOOK_NS = 1_000_000
 """Least time between two reads of RSS. A read takes tens of microseconds; page faults add some MiB in between."""
+CODE_BYTES = 8 << 20
+"""Resident memory grows by this much in a step whose storages did not: libraries load, and threads get their heaps."""
 SYSTEM_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -91,10 +93,22 @@ class SoFar(NamedTuple):
     Attributes:
         asked_bytes: sum of all bytes that its allocator was asked for; 0 if nothing counts them.
         beyond_bytes: bytes that it has held beyond a budget.
+        resident_bytes: the most that was resident, where only that is known; 0 where storages are counted. It grows by
+            loaded code too.
     """
 
     asked_bytes: int
     beyond_bytes: int
+    resident_bytes: int = 0
+
+    def excess_since(self, before: SoFar) -> int:
+        """Return the bytes beyond the budget that a step is to blame for."""
+        if self.beyond_bytes <= before.beyond_bytes:
+            return 0
+        if not self.resident_bytes:
+            return self.beyond_bytes
+        grown_bytes = self.resident_bytes - before.resident_bytes
+        return min(self.beyond_bytes, grown_bytes) if grown_bytes > CODE_BYTES else 0
 
 
 class Residence(ABC):
@@ -185,7 +199,8 @@ class RamResidence(Residence):
 
     def so_far(self, budget_bytes: int) -> SoFar:
         most_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return SoFar(0, max(0, most_bytes - self._outside_bytes - budget_bytes - slack_bytes(budget_bytes)))
+        beyond_bytes = most_bytes - self._outside_bytes - budget_bytes - slack_bytes(budget_bytes)
+        return SoFar(0, max(0, beyond_bytes), most_bytes)
 
     def begin(self) -> None:
         self._on = True

@@ -76,7 +76,7 @@ class Unhooked:
         if self._known is not None and self._made is None:
             after = self._residence.so_far(self._budget_bytes)
             self._made = next_node_number() - self._node, after.asked_bytes - self._before.asked_bytes
-            self._excess_bytes = after.beyond_bytes if after.beyond_bytes > self._before.beyond_bytes else 0
+            self._excess_bytes = after.excess_since(self._before)
         self._hooks.put_back()
 
     def ended(self, known: StepKind | None) -> int:
