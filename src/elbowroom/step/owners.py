@@ -23,7 +23,7 @@ class Owners:
 
     Attributes:
         modules: path of the owning module per storage, "" if it is not known.
-        lines: by storage without an owner, the user's line that made it, if the trace has it, else the line for
+        lines: by storage without an owner, the user's line that made it, if the trace has it. Else it is the line for
             which autograd first saved it.
     """
 
