@@ -1,4 +1,4 @@
-"""Planners: from a trace, a machine and a budget to a plan. Each is a function of one `Problem`, in `PLANNERS`."""
+"""Planners: make a plan from a trace, a machine and a budget. Each is a function of one `Problem`, in `PLANNERS`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ PLANNERS = Planners(
 )
 DEFAULT_PLANNER = "optimal"
 REMEDY_LIMIT_S = 2.0
-"""Of each program that is solved to see what would help."""
+"""Time limit of each program that is solved to find out what would help."""
 
 
 def plan(
@@ -88,26 +88,27 @@ def plan(
     exclude: str | Sequence[str] = (),
     watch: Watch | None = None,
 ) -> Plan:
-    """Decide for every storage of a trace's last step whether to keep, to swap or to recompute it; `check`ed.
+    """Decide for every storage of a trace's last step whether to keep, swap or recompute it. The plan is `check`ed.
 
     Args:
         trace: what the training does.
-        machine: where it will run, and where swapped storages may go.
-        budget: bytes the device may hold (reserve, where it has a caching allocator), or text such as "8GiB", "90%",
-            "auto" (what lies outside the allocator left out) or "least"; "host=20GiB,disk=90%" bound the tiers below.
+        machine: the machine that it will run on, and the tiers for swapped storages.
+        budget: bytes that the device may hold; with a caching allocator, bytes that it may reserve. Also text, such as
+            "8GiB", "90%", "auto" (without what lies outside the allocator) or "least". "host=20GiB,disk=90%" limits
+            the lower tiers.
         planner: a name in PLANNERS.
         min_size: smaller storages are kept; bytes or text. None: 1 MiB, or a 4096th part of the budget if less.
-        options: knobs of the planner by name.
-        allow: means a plan may use, of swap, recompute, state, gradient and algorithm, as in `within`. None: swap,
+        options: options of the planner, by name.
+        allow: means that a plan may use, of swap, recompute, state, gradient and algorithm, as in `within`. None: swap,
             recompute and state, as in a run. Algorithms change bits.
-        time_limit_s: a planner that searches stops then with the best plan it has.
-        slowdown: with the budget "least": the step may take so many times as long as with everything kept.
+        time_limit_s: a planner that searches stops after this time with the best plan it has.
+        slowdown: with the budget "least": how many times as long as with everything kept the step may take.
         include: only what these modules made may move: a glob on paths of modules such as "layer1.*", or several.
         exclude: what these modules made stays.
-        watch: looks on, and ends a search early with the best plan so far.
+        watch: shows progress, and may end a search early with the best plan so far.
 
     Raises:
-        Infeasible: no plan of this planner meets the budget; the message names the least that one does.
+        Infeasible: no plan of this planner meets the budget; the message names the least budget that one meets.
         UsageError: an argument is not allowed.
     """
     asked = requested(planner, min_size, options, allow, time_limit_s, include=include, exclude=exclude)
@@ -122,7 +123,7 @@ def plan(
 def _remedied(
     found: Infeasible, trace: Trace, machine: Machine, within: ResolvedBudget, asked: PlanRequest
 ) -> Infeasible:
-    """A refusal that says what would help."""
+    """Return the refusal with what would help added."""
 
     def planned(other: Trace, knobs: PlanRequest, device_bytes: int) -> Plan:
         limited = replace(knobs, time_limit_s=min(knobs.time_limit_s, REMEDY_LIMIT_S))
@@ -132,7 +133,7 @@ def _remedied(
 
 
 def _planned(ask: Asking, within: ResolvedBudget, amounts: Budget, slowdown: float | None, watch: Watch | None) -> Plan:
-    """The plan for a budget, or for the least one."""
+    """Return the plan for a budget, or for the least one."""
     if amounts.device.is_least:
         return least_plan(ask.weigh, ask.kept(), checked_slowdown(slowdown), watch)
     if slowdown is not None:
@@ -150,7 +151,7 @@ def requested(
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
 ) -> PlanRequest:
-    """The arguments of `plan` as planners are asked.
+    """Check arguments of `plan`, and return them as a request.
 
     Raises:
         UsageError: one of them is not allowed.
@@ -180,15 +181,15 @@ def asking(
     judge: Judge = any_recompute,
     watch: Watch | None = None,
 ) -> Asking:
-    """Who plans a trace, to be asked for one device budget after the other.
+    """Return an `Asking` that plans a trace for one device budget after the other.
 
     Args:
         trace: what the training does.
-        machine: where.
-        budget: for the tiers below the device; its bytes for that are not looked at.
+        machine: the machine that it runs on.
+        budget: the budgets of the lower tiers; its bytes for the device are ignored.
         request: the planner and its knobs.
         judge: no plan of `optimal` or `capuchin` has a recompute that it refuses.
-        watch: looks on.
+        watch: shows progress.
     """
     link, name = first_lower(machine), request.planner or DEFAULT_PLANNER
     tier, lower = link.lower if link else None, budget.lower
@@ -208,7 +209,7 @@ def asking(
 
 
 def means_of(allow: Sequence[Means] | None) -> tuple[Means, ...]:
-    """The means that plans and runs may use, in one order; `DEFAULT_MEANS` where None are asked for.
+    """Return the means that plans and runs may use, in one order; `DEFAULT_MEANS` for None.
 
     Raises:
         UsageError: there is no such means.

@@ -1,4 +1,4 @@
-"""Asking one planner for one trace and machine, for one budget after the other."""
+"""Asking one planner for plans of one trace on one machine, for one budget after the other."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from elbowroom.watch import Watch
 
 @final
 class Asking:
-    """A problem without its budget, who is to solve it, and who looks on.
+    """Problem without a budget, with the planner that solves it.
 
     Args:
-        problem: but for its budget.
-        planner: who solves it.
-        name: of the planner.
-        options: its knobs.
-        watch: looks on.
-        follows: the least size of what may move follows each budget, whatever the problem says.
+        problem: the problem; its budget is ignored.
+        planner: the planner that solves it.
+        name: name of the planner.
+        options: options of the planner.
+        watch: shows progress.
+        follows: whether the least size of what may move follows each budget, whatever the problem says.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Asking:
         self._named: Plan | None = None
 
     def plan(self, budget_bytes: int) -> Plan:
-        """A plan within a budget that has passed `check`.
+        """Make a plan within a budget that passes `check`.
 
         Raises:
             Infeasible: the planner cannot meet it.
@@ -85,7 +85,7 @@ class Asking:
         return made
 
     def weigh(self, budget_bytes: int) -> Weighed:
-        """A plan within a budget, and its simulation.
+        """Make a plan within a budget, and simulate it.
 
         Raises:
             Infeasible: the planner cannot meet it.
@@ -94,13 +94,13 @@ class Asking:
         return Weighed(made, self._simulated(made))
 
     def kept(self) -> Weighed:
-        """The plan that keeps everything, with what that needs as its budget, and its simulation."""
+        """Return the plan that keeps everything, with its peak as the budget, and its simulation."""
         line = simulate(self._problem.step.trace, self._problem.machine)
         name, trace_id = "keep_all", self._problem.step.trace.id
         return Weighed(Plan(trace_id=trace_id, planner=name, budget_bytes=line.peak_reserved_bytes), line)
 
     def _make(self, problem: Problem) -> Plan:
-        """What the planner makes, which knows allocated bytes only."""
+        """Call the planner, which counts allocated bytes only."""
         return apply(self._planner, self._name, problem, self._options)
 
     def _others_move(self, budget_bytes: int, other_bytes: int) -> bool:
@@ -110,7 +110,7 @@ class Asking:
         return self._follows and bool(((low <= sizes) & (sizes < high)).any())
 
     def _met(self, found: Infeasible) -> Infeasible:
-        """An error whose least feasible budget is met with the least size that follows that budget."""
+        """Return an error whose least budget can be met with the least size that follows that budget."""
 
         def named(budget_bytes: int) -> None:
             self._named = self._plan(budget_bytes)
@@ -122,7 +122,7 @@ class Asking:
         return found if least_bytes == found.least_feasible_bytes else followed(found, least_bytes)
 
     def _in_reserved_bytes(self, problem: Problem, found: Infeasible) -> Infeasible:
-        """An error whose least feasible budget is what the allocator reserves for the plan that allocates least."""
+        """Return an error whose least budget is what the allocator reserves for the plan that allocates least."""
         least_bytes = found.least_feasible_bytes
         if problem.machine.allocator == "exact" or found.counts_reserved:
             return found

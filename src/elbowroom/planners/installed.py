@@ -1,4 +1,4 @@
-"""Planners of other packages: those that name one as an entry point of the group elbowroom.planners."""
+"""Planners of other packages, which name them as entry points of the group elbowroom.planners."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ GROUP = "elbowroom.planners"
 class Planners(MutableMapping[str, Planner]):
     """Planners by name: elbowroom's own, then those of other packages.
 
-    Those are loaded where a name that is not elbowroom's own is asked for, or all names: code of others then does not
-    run while elbowroom is imported.
+    The latter are loaded at the first request for a name that is not elbowroom's own, or for all names. So code of
+    other packages does not run while elbowroom is imported.
     """
 
     def __init__(self, own: Mapping[str, Planner]) -> None:
@@ -50,10 +50,10 @@ class Planners(MutableMapping[str, Planner]):
 
 
 def installed(taken: Collection[str]) -> dict[str, Planner]:
-    """The planners of other packages by name. One that cannot be used is left out with a warning.
+    """Return the planners of other packages by name. One that cannot be used is left out with a warning.
 
     Args:
-        taken: names that are elbowroom's own.
+        taken: names of elbowroom's own planners.
     """
     found: dict[str, Planner] = {}
     for entry in entry_points(group=GROUP):

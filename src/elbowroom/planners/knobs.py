@@ -1,7 +1,8 @@
-"""Options: the knobs of a planner are the keyword parameters of its function; this checks what was given for them.
+"""Options of planners: the keyword parameters of a planner's function, and checks of the values given for them.
 
-A knob is a whole number, true or false, one of a few words or numbers, or one of these or None (which each planner
-explains; often: tuned by simulation). A knob whose name ends in _bytes may be given as text such as "8MiB".
+A knob is a whole number, true or false, or one of a few words or numbers. It may also be None, if its type allows
+that. Each planner explains its None; often it means: tuned by simulation. A knob whose name ends in _bytes may be given
+as text such as "8MiB".
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class PlannerKnob(NamedTuple):
     """One knob of a planner.
 
     Attributes:
-        name: as it is given.
-        default: taken where it is not given.
-        choices: what is allowed beside numbers and None.
+        name: its name.
+        default: its value if none is given.
+        choices: allowed values other than numbers and None.
         is_number: whether any whole number from 0 on is allowed.
         is_optional: whether None is allowed.
     """
@@ -41,14 +42,14 @@ class PlannerKnob(NamedTuple):
 
     @property
     def allowed(self) -> str:
-        """In words, such as "a whole number from 0 on, or None"."""
+        """Allowed values in words, such as "a whole number from 0 on, or None"."""
         size = " or a size such as 8MiB" if self.name.endswith("_bytes") else ""
         number = [f"a whole number from 0 on{size}"] if self.is_number else []
         words = [", ".join(map(repr, self.choices))] if self.choices else []
         return ", or ".join([*number, *words, *(["None"] if self.is_optional else [])])
 
     def accepts(self, value: object) -> bool:
-        """Whether a value is one of those allowed; true is not 1."""
+        """Tell whether a value is allowed; true is not 1."""
         if value is None:
             return self.is_optional
         number = self.is_number and type(value) is int and value >= 0
@@ -56,7 +57,7 @@ class PlannerKnob(NamedTuple):
 
 
 def options_of(planner: Planner) -> dict[str, PlannerKnob]:
-    """The knobs of a planner by name, in the order it lists them."""
+    """Return the knobs of a planner by name, in the order of its parameters."""
     hints = typing.get_type_hints(planner)
     found: dict[str, PlannerKnob] = {}
     for name, parameter in inspect.signature(planner).parameters.items():
@@ -71,17 +72,17 @@ def apply(planner: Planner, name: str, problem: Problem, given: Mapping[str, obj
     Args:
         planner: the function.
         name: its name, for messages.
-        problem: what it is asked.
-        given: values by option; as text they may also come from a command line ("4", "true", "none", "8MiB").
+        problem: the problem.
+        given: values by option; text from a command line is allowed too ("4", "true", "none", "8MiB").
 
     Raises:
-        UsageError: an option the planner does not have, or a value it does not allow.
+        UsageError: the planner does not have an option, or does not allow a value.
     """
     return cast("Callable[..., Plan]", planner)(problem, **checked(planner, name, given))
 
 
 def checked(planner: Planner, name: str, given: Mapping[str, object]) -> dict[str, object]:
-    """The values of options as a planner takes them; arguments and errors as for `apply`."""
+    """Return the values of options as a planner takes them; arguments and errors as for `apply`."""
     known = options_of(planner)
     return {option: _checked(name, known, option, value) for option, value in given.items()}
 
@@ -101,7 +102,7 @@ def _checked(planner: str, known: Mapping[str, PlannerKnob], name: str, value: o
 
 
 def _meant(option: PlannerKnob, text: str) -> object:
-    """The value that a text stands for; the text itself where it stands for none."""
+    """Return the value that a text stands for; the text itself if it stands for no other."""
     if text in option.choices:
         return text
     if text.lower() in WORDS:
@@ -114,7 +115,7 @@ def _meant(option: PlannerKnob, text: str) -> object:
 
 
 def _option(name: str, hint: object, default: Value) -> PlannerKnob:
-    """An option from the type hint of its parameter: int, bool, Literal, or one of these with None."""
+    """Make a knob from the type hint of its parameter: int, bool, Literal, or one of these with None."""
     parts = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     kinds = [part for part in parts if part is not types.NoneType]
     choices: tuple[Value, ...] = ()

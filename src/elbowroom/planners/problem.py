@@ -1,4 +1,4 @@
-"""The one interface of planners: a Problem in, a Plan out; and what all of them need to make one."""
+"""Interface of planners: a Problem in, a Plan out; and functions that all of them need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Judge = Callable[[Recompute], bool]
 Means = Literal["swap", "recompute", "state", "gradient", "algorithm"]
 MEANS: tuple[Means, ...] = ("swap", "recompute", "state", "gradient", "algorithm")
 DEFAULT_MEANS: tuple[Means, ...] = ("swap", "recompute", "state")
-"""Those of plans and of runs where none are asked for. None of them changes a number."""
+"""Means of plans and of runs by default. They change no numbers."""
 
 __all__ = [
     "DEFAULT_MEANS",
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def any_recompute(_recompute: Recompute) -> bool:
-    """Every recompute may be in a plan."""
+    """Allow every recompute in a plan."""
     return True
 
 
@@ -57,24 +57,24 @@ class DecidedStates:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
-    """What a planner is asked.
+    """Problem that a planner solves.
 
     Attributes:
         step: the last step of the trace.
-        machine: where the plan will run.
-        tier: where storages go first; None where the machine has no tier below the device.
-        tier_bytes: what may lie on that tier.
-        budget_bytes: allocated bytes the device may hold.
+        machine: the machine that the plan will run on.
+        tier: the tier that storages go to first; None if the machine has no tier below the device.
+        tier_bytes: bytes that this tier may hold.
+        budget_bytes: allocated bytes that the device may hold.
         min_size_bytes: smaller storages are kept.
         tiers: bytes that each lower tier of the machine may hold, and how many of the host's may be pinned.
-        allow: the means a plan may use: swaps of saved storages, recomputes, swaps of optimizer states, of gradients,
-            other algorithms. A planner uses those of them that it knows.
-        time_limit_s: a planner that searches stops then with the best plan it has.
-        judge: whether a recompute may be in the plan; for a run, which cannot carry out all of them.
-        algorithms: decided already: `step` is as they make it.
-        states: decided already: `step` has their bytes away, and `tier_bytes` is what they leave.
-        host_bytes: where storages may go on from the host to the disk, what may lie on the host; `tier_bytes` is then
-            what both have room for.
+        allow: the means that a plan may use: swaps of saved storages, recomputes, swaps of optimizer states, swaps of
+            gradients, other algorithms. A planner uses those that it knows.
+        time_limit_s: a planner that searches stops after this time with the best plan it has.
+        judge: tells whether a recompute may be in the plan: a run cannot carry out all of them.
+        algorithms: algorithms decided already; `step` has their times and workspaces.
+        states: swaps of states decided already; `step` has their bytes away, and `tier_bytes` is what they leave.
+        host_bytes: bytes that the host may hold, if storages may go on to the disk; `tier_bytes` is then what both
+            have room for. Else None.
     """
 
     step: LastStep
@@ -97,13 +97,13 @@ class Problem:
         return "state" in self.allow or "gradient" in self.allow
 
     def means_of(self, n: int) -> Means:
-        """What swapping a window is called."""
+        """Return the means that swaps a window."""
         if n < len(self.step.saves):
             return "swap"
         return "gradient" if self.step.trace.storages[int(self.step.storage[n])].category == "gradient" else "state"
 
     def tiers_for(self, step: LastStep, moves: Moves) -> list[TierName]:
-        """Per move, where it goes: what is idle longest to the disk, as far as the host is full."""
+        """Return the tier of each move: those idle longest go to the disk, as far as the host is full."""
         if self.tier is None:
             return []
         tiers: list[TierName] = [self.tier] * len(moves.n)
@@ -123,7 +123,7 @@ class Problem:
         return tiers
 
     def holds(self, moves: Moves) -> bool:
-        """Whether the tiers below the device have room for moves."""
+        """Tell whether the lower tiers have room for moves."""
         if self.host_bytes is None:
             return tier_peak(self.step, moves) <= self.tier_bytes
         step, whole = self.whole(moves)
@@ -131,7 +131,7 @@ class Problem:
         return tier_peak(step, whole, on_disk) <= self.tiers["disk"]
 
     def whole(self, moves: Moves) -> tuple[LastStep, Moves]:
-        """The step that is played, and moves with the swaps decided already."""
+        """Return the step to play, and the moves together with the swaps decided already."""
         if self.states is None:
             return self.step, moves
         step, decided = self.states.step, self.states.moves
@@ -143,7 +143,7 @@ Planner = Callable[[Problem], Plan]
 
 
 def movable(problem: Problem) -> Ints:
-    """The saves that may be swapped, as many as the lower tier has room for: those away longest, by bytes, first."""
+    """Return the saves that may be swapped, as far as the lower tier has room: most bytes times time away first."""
     step = problem.step
     if problem.tier is None or "swap" not in problem.allow:
         return np.zeros(0, np.int64)
@@ -164,7 +164,7 @@ def movable(problem: Problem) -> Ints:
 
 
 def with_disk(problem: Problem) -> Problem:
-    """The problem with the disk behind or beside the host where that cannot hold all that may move; else as it is."""
+    """Return the problem with the disk as a second tier, if the host cannot hold all that may move; else as it is."""
     ends = {(link.upper, link.lower) for link in problem.machine.links}
     host, disk = problem.tier_bytes, problem.tiers.get("disk", 0)
     if problem.tier != "host" or not ends & {("host", "disk"), ("device", "disk")} or not disk:
@@ -180,14 +180,14 @@ def with_disk(problem: Problem) -> Problem:
 
 
 def without_disk(problem: Problem) -> Problem:
-    """The problem with the tier below the device alone."""
+    """Return the problem with only the tier directly below the device."""
     if problem.host_bytes is None:
         return problem
     return replace(problem, tier_bytes=problem.host_bytes, host_bytes=None)
 
 
 def moves_on_demand(step: LastStep, n: Ints) -> Moves:
-    """Swap saves `n`, each back only when it is read: the least memory these swaps can give."""
+    """Swap saves `n`, each back only when it is read: the least memory that these swaps can give."""
     return moves_of(step, n, step.first_read[n])
 
 
@@ -198,12 +198,12 @@ def moving(problem: Problem, moves: Moves, machine: Machine | None = None) -> Pl
 
 
 def peak_of(step: LastStep, moves: Moves) -> int:
-    """What the moves need at most, in allocated bytes."""
+    """Return the peak of allocated bytes under the moves."""
     return int(need(step, moves).max())
 
 
 def as_plan(problem: Problem, planner: str, moves: Moves | None = None) -> Plan:
-    """Write moves down as a plan; None keeps everything."""
+    """Make a plan of moves; None keeps everything."""
     step, swaps = problem.step, list[Swap]()
     if problem.tier is not None and (moves is not None or problem.states is not None):
         none = np.zeros(0, np.int64)
@@ -223,6 +223,6 @@ def as_plan(problem: Problem, planner: str, moves: Moves | None = None) -> Plan:
 
 
 def recompute_of(step: LastStep, rebuild: Rebuild) -> Recompute:
-    """Write one rebuild down as a plan has it."""
+    """Return one rebuild in the form of a plan."""
     storages = tuple(listed(step.storage_of(rebuild.n)))
     return Recompute(storages=storages, recipe=rebuild.recipe, before_op=rebuild.position)

@@ -1,4 +1,4 @@
-"""What is asked of planners: knobs that were checked, and bytes that were decided."""
+"""Requests to planners: checked knobs, and budgets resolved to bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elbowroom.step.least_size import MIN_SIZE_BYTES, least_size
 from elbowroom.step.module_selection import ALL_MODULES, Selection, selection
 
 TIME_LIMIT_S = 60.0
-"""A planner that searches stops then, if nothing else is asked for."""
+"""Default time limit of a planner that searches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +18,10 @@ class ResolvedBudget:
     """Bytes that each tier of one machine may hold; 0 for a tier that it does not have.
 
     Attributes:
-        device_bytes: of the device; 0 where the least is asked for, or one budget after the other.
-        host_bytes: of the host.
-        pinned_bytes: of the host's, those that may be page-locked.
-        disk_bytes: of the disk.
+        device_bytes: bytes of the device; 0 if the least is asked for, or one budget after the other.
+        host_bytes: bytes of the host.
+        pinned_bytes: bytes of the host that may be page-locked.
+        disk_bytes: bytes of the disk.
     """
 
     device_bytes: int = 0
@@ -30,23 +30,23 @@ class ResolvedBudget:
     disk_bytes: int = 0
 
     def on_device(self, device_bytes: int) -> ResolvedBudget:
-        """With another budget of the device."""
+        """Return the budgets with another one for the device."""
         return replace(self, device_bytes=device_bytes)
 
     @property
     def lower(self) -> dict[str, int]:
-        """Bytes of the tiers below the device, and how many of the host's may be pinned."""
+        """Bytes of the lower tiers, and how many of the host's may be pinned."""
         return {"host": self.host_bytes, "pinned": self.pinned_bytes, "disk": self.disk_bytes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What plans may do, checked. Attributes as in `Knobs` of run/options.py.
+    """Checked knobs of plans. Attributes as in `Knobs` of run/options.py, and these.
 
     Attributes:
-        follows: no least size was given: it follows the budget.
-        modules: what of the modules that exist `include` and `exclude` name.
-        time_limit_s: a planner that searches stops then with the best plan it has.
+        follows: whether the least size follows the budget, as no size was given.
+        modules: the existing modules that `include` and `exclude` select.
+        time_limit_s: a planner that searches stops after this time with the best plan it has.
     """
 
     allow: tuple[Means, ...] = DEFAULT_MEANS
@@ -72,11 +72,14 @@ class PlanRequest:
         return "state" in self.allow or "gradient" in self.allow
 
     def with_budget(self, budget_bytes: int) -> PlanRequest:
-        """With a least size that follows the budget, where none was given: small models have small storages."""
+        """Return the request with a least size that follows the budget, if no size was given.
+
+        Small models have small storages.
+        """
         return replace(self, min_size_bytes=least_size(budget_bytes)) if self.follows else self
 
     def among(self, modules: Callable[[], Iterable[str]]) -> PlanRequest:
-        """With the modules that exist now. Patterns may match any: not every kind of step calls all of them."""
+        """Return the request with the modules that exist now. A pattern may match any: no step has to call all."""
         if not (self.include or self.exclude):
             return self
         return replace(self, modules=selection(self.include, self.exclude, modules()))

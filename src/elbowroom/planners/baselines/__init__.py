@@ -1,1 +1,1 @@
-"""Baselines: the planners of the literature, and the simplest ones."""
+"""Baselines: planners of the literature, and the simplest planners."""

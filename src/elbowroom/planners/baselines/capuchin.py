@@ -1,16 +1,18 @@
-"""capuchin: swap what is idle longest beyond its copies, recompute where that is cheaper than a swap that shows.
+"""capuchin: swap what is idle much longer than its copies take, and recompute if that is cheaper than a visible swap.
 
-Computes: from the recorded times of access, the free time of each save: the time between its last use and its read
-back, less both copies. Among those idle where more than the budget is held, the largest free time goes first, until
-the budget is met. Where those with free time are not enough, each further one costs what its copies show, or the time
-of the ops that rebuild it, whichever is less; the most bytes per second of that go first. Each swap back starts its
-copy's time ahead of the read, later where it would not fit; then, as long as that makes the step shorter, those that
-compute waited for start `feedback_percent` of their copy's time earlier.
+Computes: from the recorded times of access, the free time of each save. That is the time between its last use and its
+read back, less both copies. Saves that are idle where more than the budget is held are candidates. Those with the most
+free time go first, until the budget is met. If they are not enough, each further save has a cost: the time by which its
+copies delay the step, or the time of the ops that rebuild it, whichever is less. Those that save most bytes per second
+of cost go first. Each swap back starts its copy's time ahead of the read, or later if it would not fit. Then
+feedback follows, as long as the step becomes shorter: swaps back that compute waited for start earlier, by
+`feedback_percent` of their copy's time.
 Reference: Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning" (ASPLOS 2020): measured
 accesses, free time, memory saving per second, triggers ahead, feedback of 5 % of the copy's time.
-Optimal: where every chosen save has free time and the lane is idle when it is wanted. Ignores, when it chooses: that
-copies share a lane; so a play says how many of those with free time are swapped before the rest is weighed (`SHARES`).
-Adapted: a storage is rebuilt from what is there; the paper's chains of rebuilt sources are not.
+Optimal: if every chosen save has free time and the lane is idle when it is wanted. Ignores, when it chooses: that
+copies share a lane. So simulations decide how many saves with free time are swapped before the rest is weighed
+(`SHARES`).
+Adapted: a storage is rebuilt from what is on the device. The paper's chains of rebuilt sources are left out.
 Cost: n log n in the saves, one look at the slots per save chosen, one play per round of feedback, and the recipes.
 """
 
@@ -37,19 +39,19 @@ from elbowroom.step.routes import link_to
 
 NAME = "capuchin"
 SHARES = (1.0, 0.5, 0.25, 0.0)
-"""Of the saves with free time that the budget needs, the parts that go first by it."""
+"""Shares of the needed saves with free time that go first, by their free time."""
 
 
 def capuchin(problem: Problem, *, feedback_percent: int = 5, rounds: int = 40) -> Plan:
     """Swap and recompute by measured access.
 
     Args:
-        problem: what is asked.
-        feedback_percent: of its copy's time, by which a swap back that was waited for starts earlier in the next round.
-        rounds: of feedback at most.
+        problem: the problem.
+        feedback_percent: share of its copy's time by which a swap back starts earlier if compute waited for it.
+        rounds: most rounds of feedback.
 
     Raises:
-        Infeasible: neither that nor swapping everything that may move meets the budget.
+        Infeasible: neither its choice nor swapping everything that may move meets the budget.
     """
     step = problem.step
     if step.level.max() <= problem.budget_bytes:
@@ -74,7 +76,7 @@ def _on_demand(problem: Problem, taken: _Taken) -> Moves:
 
 @dataclass(slots=True, kw_only=True)
 class _Taken:
-    """What is chosen so far.
+    """Choice so far.
 
     Attributes:
         left: bytes per slot still above the budget.
@@ -97,11 +99,11 @@ class _Taken:
 
     @property
     def in_order(self) -> tuple[Rebuild, ...]:
-        """The rebuilds as they run."""
+        """The rebuilds in the order in which they run."""
         return tuple(sorted(self.rebuilds, key=lambda rebuild: rebuild.position))
 
     def helps(self, begin: int, end: int, size_bytes: int) -> bool:
-        """Whether a slot from begin to end is above the budget; if so the bytes are taken off."""
+        """Take bytes off the slots from begin to end if one is above the budget. Returns whether one was."""
         if begin >= end or self.left[begin:end].max() <= 0:
             return False
         self.left[begin:end] -= size_bytes
@@ -109,9 +111,9 @@ class _Taken:
 
 
 def _chosen(problem: Problem, among: Ints, recomputed: list[_Shown], first: int) -> _Taken:
-    """What leaves: at most `first` saves with free time, the most of it first; then by bytes per second that shows.
+    """Choose what leaves: up to `first` saves by their free time, then by bytes saved per second of delay.
 
-    Without recomputes all go by their free time, be it negative.
+    Without recomputes, free time decides for all, even if it is negative.
     """
     step = problem.step
     taken = _Taken(left=step.slot_peak - problem.budget_bytes)
@@ -125,7 +127,7 @@ def _chosen(problem: Problem, among: Ints, recomputed: list[_Shown], first: int)
 
     for i in np.argsort(-free, kind="stable").tolist():
         if recomputed and (free[i] < 0 or len(taken.n) >= first):
-            # Where the lane is taken by others, what hides by itself shows in full.
+            # If other copies take the lane, even a copy with free time delays the step in full.
             cost_ns = -int(free[i]) if free[i] < 0 else idle_ns(problem, among[i : i + 1]) - int(free[i])
             shown.append(_Shown(int(moves.size[i]) / max(1, cost_ns), i, None))
         else:
@@ -139,10 +141,10 @@ def _chosen(problem: Problem, among: Ints, recomputed: list[_Shown], first: int)
 
 
 class _Shown(NamedTuple):
-    """Something that costs time: the swap of a candidate, or a recompute.
+    """Swap of a candidate, or a recompute, that costs time.
 
     Attributes:
-        bytes_per_ns: what it saves by what it costs.
+        bytes_per_ns: bytes saved per ns that it costs.
         i: index of the candidate, -1 for a recompute.
         option: the recompute.
     """
@@ -153,20 +155,20 @@ class _Shown(NamedTuple):
 
 
 def _recomputed(problem: Problem) -> Iterator[_Shown]:
-    """The recomputes of single storages."""
+    """Yield the recomputes of single storages."""
     for option in options(problem.step, max(1, problem.min_size_bytes)):
         if option.kind == "single" and problem.judge(option.recompute):
             yield _Shown(option.saved_bytes / max(1, option.duration_ns), -1, option)
 
 
 def _rebuild(problem: Problem, taken: _Taken, option: RecomputeOption) -> None:
-    """Take a recompute, if that helps and what it reads and makes is still there."""
+    """Take a recompute, if that helps and its inputs and results are still on the device."""
     step = problem.step
     if taken.away & {*option.inputs, *option.recompute.storages} or taken.needed & {*option.recompute.storages}:
         return
     rebuild = rebuild_of(step, option.recompute)
     begin, end = step.slots(rebuild.begin), step.slots(rebuild.end)
-    # The check of a plan wants a storage to be idle for a while before it is rebuilt.
+    # The check of a plan requires that a storage is idle for a while before it is rebuilt.
     if (rebuild.position > step.idle_from[rebuild.n]).all() and taken.helps(
         int(begin[0]), int(end[0]), option.saved_bytes
     ):
@@ -176,13 +178,13 @@ def _rebuild(problem: Problem, taken: _Taken, option: RecomputeOption) -> None:
 
 
 def idle_ns(problem: Problem, n: Ints) -> int:
-    """Time that saves are idle."""
+    """Return the time that saves are idle."""
     step = problem.step
     return int((step.nominal_ns(step.first_read[n]) - step.nominal_ns(step.idle_from[n])).sum())
 
 
 def free_ns(problem: Problem, n: Ints) -> Ints:
-    """Per save, the time it is idle less that of its two copies."""
+    """Return for each save the time that it is idle, less the time of its two copies."""
     step = problem.step
     if problem.tier is None:
         return np.zeros(len(n), np.int64)
@@ -191,7 +193,7 @@ def free_ns(problem: Problem, n: Ints) -> Ints:
 
 
 def _with_feedback(problem: Problem, on_demand: Moves, share: float, rounds: int) -> Moves:
-    """Start earlier what was waited for, as long as the step becomes shorter."""
+    """Start swaps back earlier that compute waited for, as long as the step becomes shorter."""
     if problem.tier is None:
         return on_demand
     _, back_ns = copy_ns(link_to(problem.machine, problem.tier), on_demand.size)
@@ -212,7 +214,7 @@ def _with_feedback(problem: Problem, on_demand: Moves, share: float, rounds: int
 
 
 def _placed(problem: Problem, on_demand: Moves, lead_ns: npt.NDArray[np.float64]) -> Moves:
-    """Each swap back at the last tick its lead ahead of the read, or the first after it from which it fits."""
+    """Place each swap back at the last tick that is its lead ahead of the read, or the first later one that fits."""
     step, n = problem.step, on_demand.n
     needed = need(step, on_demand)
     tick_slot = step.slots(step.points(step.ticks)).tolist()

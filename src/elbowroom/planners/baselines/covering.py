@@ -1,11 +1,12 @@
 """covering: which saves to swap so that every slot comes within the budget.
 
-Computes: a set of saves. It repeatedly looks at the slot with the largest excess and takes, of the saves that are
-idle there, as many as it needs in an order of preference; then it drops, least preferred first, what turned out not
-to be needed. Reference: the greedy rule for covering integer programs (Dobson, "Worst-case analysis of greedy
-heuristics for integer programming with nonnegative data", 1982) with an order of preference in place of its ratio.
-Optimal: for no order in general, so swap_greedy tries several and weighs each by simulation.
-Ignores: time, but for what the order of preference and the windows of `in_time` say about it.
+Computes: a set of saves. It repeatedly looks at the slot with the largest excess. Of the saves that are idle there, it
+takes as many as it needs, in an order of preference. Then it drops saves that turned out unnecessary, the least
+preferred first.
+Reference: the greedy rule for covering integer programs (Dobson, "Worst-case analysis of greedy heuristics for integer
+programming with nonnegative data", 1982), with an order of preference in place of its ratio.
+Optimal: for no order in general. So swap_greedy tries several orders and weighs each by simulation.
+Ignores: time, except for what the order of preference and the windows of `in_time` say about it.
 Cost: one pass over the slots per round of taking, and over a save's window per save taken.
 """
 
@@ -23,7 +24,7 @@ from elbowroom.step.routes import link_to
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidates:
-    """Saves to choose from, ascending, with the slots at which each gives room.
+    """Saves to choose from, ascending, with the slots at which each frees memory.
 
     Attributes:
         n: the saves.
@@ -40,7 +41,7 @@ class Candidates:
     usable: Ints
 
     def without(self, saves: Ints) -> Candidates:
-        """The candidates that are not among `saves`."""
+        """Return the candidates that are not among `saves`."""
         keep = ~np.isin(self.n, saves)
         fields = (self.n, self.size, self.begin, self.end, self.usable)
         n, size, begin, end, usable = (field[keep] for field in fields)
@@ -48,13 +49,13 @@ class Candidates:
 
 
 def candidates(problem: Problem, n: Ints) -> Candidates:
-    """Saves `n` with their idle windows."""
+    """Return saves `n` as candidates, with their idle windows."""
     moves = moves_on_demand(problem.step, n)
     return Candidates(n=moves.n, size=moves.size, begin=moves.begin, end=moves.end, usable=moves.begin)
 
 
 def in_time(problem: Problem, among: Candidates, chosen: Ints) -> Candidates:
-    """The same saves, usable only from the tick at which their writes, behind those of a chosen set, have ended."""
+    """Return the same saves, each usable from the tick at which its write has ended, queued behind a chosen set."""
     step = problem.step
     if problem.tier is None:
         return among
@@ -74,8 +75,8 @@ def cover(problem: Problem, among: Candidates, order: Ints) -> Ints:
     """Choose saves that bring every slot within the budget, as far as the candidates can.
 
     Args:
-        problem: gives the step and the budget.
-        among: what may be chosen. Excess that can be covered in time is; the rest is covered with waits.
+        problem: the step and the budget.
+        among: the candidates. Excess that can be covered in time is; the rest is covered with waits.
         order: indices into the candidates, most preferred first.
     """
     excess = problem.step.slot_peak - problem.budget_bytes
@@ -87,7 +88,7 @@ def cover(problem: Problem, among: Candidates, order: Ints) -> Ints:
 
 
 def _relief(count: int, begin: Ints, end: Ints, size: Ints) -> Ints:
-    """Bytes per slot that windows [begin, end) give."""
+    """Return the bytes per slot that windows [begin, end) free."""
     change = np.zeros(count + 1, np.int64)
     np.add.at(change, begin, size)
     np.subtract.at(change, np.maximum(begin, end), size)
@@ -110,7 +111,7 @@ def _take(excess: Ints, begin: Ints, among: Candidates, order: Ints, taken: Flag
 
 
 def _drop(excess: Ints, among: Candidates, order: Ints, taken: Flags) -> None:
-    """Unmark candidates that nothing needs, least preferred first."""
+    """Unmark unnecessary candidates, least preferred first."""
     count = len(excess)
     over = excess - _relief(count, among.begin[taken], among.end[taken], among.size[taken])
     late = excess - _relief(count, among.usable[taken], among.end[taken], among.size[taken])

@@ -1,7 +1,7 @@
 """keep_all: the plan that moves nothing.
 
-Computes: the empty plan. Reference: what PyTorch does by itself. Optimal: whenever the step fits, as nothing is moved
-and nothing waits. Ignores: nothing. Cost: linear in the events.
+Computes: the empty plan. Reference: what PyTorch does by itself. Optimal: whenever the step fits, as nothing moves and
+nothing waits. Ignores: nothing. Cost: linear in the events.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""lms: where the limit is reached, swap the inactive storages that were not used for longest, back when they are read.
+"""lms: at the limit, swap the inactive storages whose last use is longest ago; swap them back when they are read.
 
-Computes: a walk along the step. Where more than the limit would be held, storages that are idle there leave, the one
-whose last use is furthest back first, until the rest fits or nothing is idle. Nothing is fetched ahead.
+Computes: a walk along the step. When more than the limit would be held, idle storages leave, the one whose last use is
+longest ago first. This goes on until the rest fits or nothing is idle. Nothing is prefetched.
 Reference: IBM's PyTorch Large Model Support (torch.cuda.set_limit_lms, torch.cuda.set_size_lms; last for torch 1.5,
 pytorch/pytorch#35633): a limit on allocated bytes, and a size below which tensors stay.
-Optimal: never in general. Ignores: what a copy costs, when a storage is needed again, and that the real one copied
-out only at the limit: here the write starts once the storage is saved, as in every plan.
+Optimal: never in general. Ignores: the cost of a copy, and when a storage is needed again. IBM's code copied out only
+at the limit. Here the write starts once the storage is saved, as in every plan.
 Cost: n log n in the saves, plus the slots.
 """
 
@@ -24,16 +24,16 @@ NAME = "lms"
 
 
 def lms(problem: Problem, *, limit_bytes: int | None = None, size_bytes: int | None = None) -> Plan:
-    """Swap at the limit what was not used for longest.
+    """Swap at the limit the storages whose last use is longest ago.
 
     Args:
-        problem: what is asked.
-        limit_bytes: allocated bytes from which on inactive storages leave; None for the budget. A soft limit: where
+        problem: the problem.
+        limit_bytes: allocated bytes from which on inactive storages leave; None for the budget. This limit is soft: if
             nothing is inactive, more is held.
         size_bytes: smaller storages stay; None for those that stay in any plan.
 
     Raises:
-        Infeasible: what is then held is more than the budget.
+        Infeasible: the plan holds more than the budget.
     """
     step, n = problem.step, movable(problem)
     limit = problem.budget_bytes if limit_bytes is None else limit_bytes
@@ -41,12 +41,12 @@ def lms(problem: Problem, *, limit_bytes: int | None = None, size_bytes: int | N
 
 
 def _reclaimed(step: LastStep, n: Ints, limit_bytes: int) -> Ints:
-    """Which of the saves `n` leave when at most so many bytes should be held."""
+    """Return which of the saves `n` leave if at most `limit_bytes` should be held."""
     moves = moves_on_demand(step, n)
     order = np.argsort(moves.begin, kind="stable").tolist()
     begin, end, size = moves.begin.tolist(), moves.end.tolist(), moves.size.tolist()
-    inactive: list[tuple[int, int]] = []  # (last use, move) of what is idle and still there
-    back: list[tuple[int, int]] = []  # (slot it is back at, bytes) of what has left
+    inactive: list[tuple[int, int]] = []  # (last use, move) of saves that are idle and still on the device
+    back: list[tuple[int, int]] = []  # (slot of its return, bytes) of saves that have left
     away, entered, gone = 0, 0, list[int]()
     for slot, held in enumerate(step.slot_peak.tolist()):
         while entered < len(order) and begin[order[entered]] <= slot:

@@ -2,12 +2,12 @@
 
 Computes: for a chosen set of swaps, the latest tick at which each swap back can start and still be hidden.
 Reference: Meng et al., "Training Deeper Models by GPU Memory Optimization on TensorFlow" (NIPS 2017 workshop), who
-trigger a swap-in at the latest op that still hides the copy. Their trigger looks at one tensor; here the copies share
-one serial lane, so a backward pass over the reads gives each copy the room the later-needed ones leave it, and a
-trigger moves later, down to the read itself, where the storage would not fit yet.
+trigger a swap-in at the latest op that still hides the copy. Their trigger looks at one tensor. Here the copies share
+one serial lane. So a pass over the reads, from the last to the first, gives each copy the time that later copies leave.
+If the storage would not fit yet, its trigger moves later, down to the read itself.
 Optimal: for one copy on an idle lane; in general a heuristic, weighed by simulation.
-Ignores: stalls that move later reads back in time.
-Cost: n log n in the swaps, plus the slots each storage is back early.
+Ignores: that stalls delay the reads after them.
+Cost: n log n in the swaps, plus the slots that each storage is back early.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def place_backs(problem: Problem, n: Ints, lead: float = 1.0) -> Moves:
     """Place the swaps back of saves `n`.
 
     Args:
-        problem: gives the step, the link and the budget, which must hold with every swap back on demand.
+        problem: the step, the link and the budget. The budget must be met with every swap back on demand.
         n: the saves to swap.
-        lead: how many times its copy's duration a swap back starts ahead; above 1 leaves room for slower links.
+        lead: how far ahead of its read a swap back starts, in durations of its copy; above 1 allows for slower links.
 
     Returns:
         The moves; they need no more than the budget.
@@ -52,12 +52,12 @@ def place_backs(problem: Problem, n: Ints, lead: float = 1.0) -> Moves:
         needed[tick_slot[tick] : tick_slot[last[i]]] += size[i]
         trigger[i], next_start = tick, max(start, float(tick_ns[tick]))
     back = step.first_read[n].copy()
-    # Copies run in the order they start, so none may start before one that is needed earlier.
+    # Copies run in the order they start, so no copy may start before one that is needed earlier.
     back[order] = step.ticks[np.maximum.accumulate(trigger[order])] if order else back[order]
     return moves_of(step, n, back)
 
 
 def first_that_fits(needed: Ints, tick_slot: list[int], tick: int, last: int, room: int) -> int:
-    """The first tick from `tick` on, at most `last`, from which nothing until `last` needs more than `room`."""
+    """Return the first tick from `tick` on, at most `last`, from which no slot until `last` needs more than `room`."""
     full = np.nonzero(needed[tick_slot[tick] : tick_slot[last]] > room)[0]
     return bisect_left(tick_slot, tick_slot[tick] + int(full[-1]) + 1) if len(full) else tick

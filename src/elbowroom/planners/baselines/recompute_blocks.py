@@ -1,13 +1,13 @@
 """recompute_blocks: keep what lies between segments of forward, and compute each segment again before its backward.
 
-Computes: forward cut into segments; of each, what autograd saves and no later segment reads is dropped, and rebuilt all
-at once before the first of it is read. Segments are as many as the square root of the number of saved storages and of
-about equal bytes ("sqrt"), a given number of them, or one for each block of the model ("every"): the outermost members
-of lists of modules, which have a number in their path, as people wrap them in torch.utils.checkpoint.
+Computes: forward cut into segments. What autograd saves in a segment and no later segment reads is dropped. All of it
+is rebuilt at once before its first read. With "sqrt", there are as many segments as the square root of the number of
+saved storages, with about equal bytes. One can also give their number. With "every", each block of the model is a
+segment: an outermost member of a list of modules, with a number in its path, as one wraps it in torch.utils.checkpoint.
 Reference: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174).
 Optimal: "sqrt" for a chain of equal layers, up to a constant. Ignores: the budget (a plan that does not meet it is
-refused), that some storages cost little to rebuild and others much, links.
-Adapted: what has no recipe that gives the same bits (recipes/) is kept.
+refused), links, and that some storages cost more to rebuild than others.
+Adapted: storages without a recipe that gives the same bits (recipes/) are kept.
 Cost: linear in the ops.
 """
 
@@ -36,11 +36,11 @@ def recompute_blocks(problem: Problem, *, segments: int | Literal["sqrt", "every
     """Recompute by segments.
 
     Args:
-        problem: what is asked.
+        problem: the problem.
         segments: how many, or "sqrt" of the saved storages, or "every" block of the model.
 
     Raises:
-        Infeasible: what is then held is more than the budget.
+        Infeasible: the plan holds more than the budget.
     """
     step, none = problem.step, np.zeros(0, np.int64)
     runs = [] if "recompute" not in problem.allow else list(_runs(problem, segments))
@@ -51,7 +51,7 @@ def recompute_blocks(problem: Problem, *, segments: int | Literal["sqrt", "every
 
 
 def _runs(problem: Problem, segments: int | Literal["sqrt", "every"]) -> Iterator[Run]:
-    """Ops [first, end) of each segment; those of one micro-batch after those of the one before."""
+    """Yield the ops [first, end) of each segment, micro-batch by micro-batch."""
     for stretch in stretches(problem.step):
         first, end = stretch.first, stretch.end
         if segments == "every":
@@ -63,7 +63,7 @@ def _runs(problem: Problem, segments: int | Literal["sqrt", "every"]) -> Iterato
 
 
 def _saved(problem: Problem, first: int, end: int) -> list[Run]:
-    """(op that makes it, bytes) of what autograd saves of these ops, ascending."""
+    """Return (op that makes it, bytes) of each storage that autograd saves of these ops, ascending."""
     step = problem.step
     made = [
         (step.op_at(int(step.born[save.storage])), int(size)) for save, size in zip(step.saves, step.size, strict=False)
@@ -72,14 +72,14 @@ def _saved(problem: Problem, first: int, end: int) -> list[Run]:
 
 
 def _cuts(saved: list[Run], first: int, end: int, count: int) -> list[int]:
-    """Borders of segments with about the same bytes each."""
+    """Return the borders of segments with about the same bytes each."""
     sums = list(accumulate(size for _, size in saved))
     inner = [saved[int(np.searchsorted(sums, sums[-1] * k / count))][0] + 1 for k in range(1, count)] if saved else []
     return sorted({first, end, *(cut for cut in inner if first < cut < end)})
 
 
 def _modules(step: LastStep, first: int, end: int) -> Iterator[Run]:
-    """Runs of ops in one block: a path up to its first number."""
+    """Yield runs of ops in one block; a block is a path up to its first number."""
     for block, ops in groupby(range(first, end), lambda op: _block_of(step.trace.ops[op].module)):
         inside = list(ops)
         if block is not None:

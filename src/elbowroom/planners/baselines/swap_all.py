@@ -1,9 +1,9 @@
-"""swap_all: swap every storage that may move, each back as late as hides its copy.
+"""swap_all: swap every storage that may move, each back at the latest tick that hides its copy.
 
 Computes: every movable save swapped, with the swaps back of placing.py. Reference: vDNN-all (Rhu et al., "vDNN:
 Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network Design", MICRO 2016), which offloads
-every layer's input; here the unit is the storage. Optimal: for memory, when the swaps back are on demand: no plan of
-swaps needs less. Ignores: what a copy costs; it is the baseline that swap_greedy must not be slower than.
+every layer's input. Here the unit is the storage. Optimal: for memory, if the swaps back are on demand: no plan of
+swaps needs less. Ignores: the cost of a copy. It is the baseline that swap_greedy must not be slower than.
 Cost: as placing.py.
 """
 
@@ -21,7 +21,7 @@ def swap_all(problem: Problem) -> Plan:
     """Swap everything that may move.
 
     Raises:
-        Infeasible: the step needs more than the budget even so.
+        Infeasible: the step needs more than the budget even with everything swapped.
     """
     n = movable(problem)
     if peak_of(problem.step, moves_on_demand(problem.step, n)) > problem.budget_bytes:

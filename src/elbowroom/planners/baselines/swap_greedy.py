@@ -1,15 +1,15 @@
-"""swap_greedy: the fastest of a few greedy choices of what to swap, each back as late as hides its copy.
+"""swap_greedy: the fastest of a few greedy choices of what to swap, each back at the latest tick that hides its copy.
 
-Computes: a set of swaps that meets the budget and when each comes back. Several orders of preference each give a set
-(covering.py), first blind to the link, then counting a save only from when its write can have ended; placing.py says
-when each comes back; the simulator weighs every set, that of swap_all included, and the fastest one wins, fewer bytes
-moved breaking ties. Then the swaps that compute waited for are banned and others found, and single ones exchanged,
-as long as that helps.
+Computes: a set of swaps that meets the budget, and when each comes back. Each of several orders of preference gives a
+set (covering.py): first without regard to the link, then counting a save only once its write can have ended. placing.py
+decides when each comes back. The simulator weighs every set, that of swap_all included. The fastest set wins; of equals
+the one that moves fewer bytes. Then, as long as that helps, swaps that compute waited for are banned and replaced, and
+single swaps exchanged.
 Reference: Meng et al., "Training Deeper Models by GPU Memory Optimization on TensorFlow" (NIPS 2017 workshop): swap
 what idles longest, trigger the swap back at the latest op that still hides the copy. Added here: a byte budget rather
 than "everything", one serial lane per direction, and waits that keep the peak whatever the link does.
-Optimal: where it finds a plan without stalls, up to bytes moved. Never slower, simulated, than swap_all.
-Ignores: recomputing; all sets its orders do not lead to.
+Optimal: if it finds a plan without stalls, up to bytes moved. Never slower, simulated, than swap_all.
+Ignores: recomputing; all sets that its orders do not lead to.
 Cost: one cover, placement and play per trial, a few dozen of them: about n (slots + n) in the number of saves n.
 """
 
@@ -34,19 +34,19 @@ from elbowroom.step.routes import link_to
 
 NAME = "swap_greedy"
 MOST_TRIALS = 48
-"""Sets tried at most by order of preference, as many again with bans, and as many again with exchanges."""
+"""Most sets tried by order of preference, as many again with bans, and as many again with exchanges."""
 EFFORT = 12_000
-"""Candidates times trials that are about worth it, for each of the same three."""
+"""Limit on candidates times trials, for each of the same three."""
 TRIALS_PER_BAN = 4
 LEADS = (1.5, 2.0, 3.0)
-"""How much further ahead than its copy takes a swap back may start, where that costs nothing."""
+"""Leads tried for swaps back, in durations of the copy, if they cost nothing."""
 SLOWER = 2
-"""Among plans of equal time and bytes the one wins that is fastest on links so many times slower."""
+"""Of plans with equal time and bytes, the one wins that is fastest on links slower by this factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GreedyTrial:
-    """One choice and what it does.
+    """One choice of swaps, played.
 
     Attributes:
         moves: the swaps.
@@ -80,12 +80,12 @@ def swap_greedy(problem: Problem) -> Plan:
 
 
 def _fits(problem: Problem, n: Ints) -> bool:
-    """Whether the budget is met with all of these swapped, and back on demand."""
+    """Tell whether the budget is met with all of these swapped, and back on demand."""
     return peak_of(problem.step, moves_on_demand(problem.step, n)) <= problem.budget_bytes
 
 
 def _effort(among: Candidates) -> int:
-    """How many sets to try in one go, so that large problems do not take longer than small ones."""
+    """Return how many sets to try in one go, so that large problems do not take longer than small ones."""
     return min(MOST_TRIALS, 1 + EFFORT // max(1, len(among.n)))
 
 
@@ -97,7 +97,7 @@ def _try(problem: Problem, n: Ints, lead: float = 1.0) -> GreedyTrial:
 
 
 def _orders(problem: Problem, among: Candidates) -> Iterator[Ints]:
-    """Orders of preference, as indices into the candidates."""
+    """Yield orders of preference, as indices into the candidates."""
     step, n = problem.step, among.n
     if problem.tier is None:
         return
@@ -111,7 +111,7 @@ def _orders(problem: Problem, among: Candidates) -> Iterator[Ints]:
 
 
 def _cover_trials(problem: Problem, among: Candidates, order: Ints) -> Iterator[GreedyTrial]:
-    """The cover by one order, and where writes come too late, those that wait for fewer of them."""
+    """Yield the cover by one order, and if writes come too late, covers that wait for fewer of them."""
     trial = _try(problem, cover(problem, among, order))
     yield trial
     for _ in range(2):
@@ -125,12 +125,12 @@ def _cover_trials(problem: Problem, among: Candidates, order: Ints) -> Iterator[
 
 
 def _covers(problem: Problem, among: Candidates) -> Iterator[GreedyTrial]:
-    """The trials of every order of preference."""
+    """Yield the trials of every order of preference."""
     return chain.from_iterable(_cover_trials(problem, among, order) for order in _orders(problem, among))
 
 
 def _improve(problem: Problem, among: Candidates, best: GreedyTrial) -> GreedyTrial:
-    """Ban what compute waited for, find others instead; stop when that no longer helps."""
+    """Ban swaps that compute waited for, and find others instead; stop when that no longer helps."""
     left = _effort(among)
     while left > 0:
         found = best
@@ -147,7 +147,7 @@ def _improve(problem: Problem, among: Candidates, best: GreedyTrial) -> GreedyTr
 
 
 def _exchanged(problem: Problem, among: Candidates, best: GreedyTrial) -> GreedyTrial:
-    """While compute waits, do without one swap, keep the others and cover the rest by each order of preference."""
+    """While compute waits, leave out one swap, keep the others and cover the rest by each order of preference."""
     left = _effort(among)
     while left > 0 and (worst := _by_stall(best)):
         found = best
@@ -168,7 +168,7 @@ def _exchanged(problem: Problem, among: Candidates, best: GreedyTrial) -> Greedy
 
 
 def _by_stall(trial: GreedyTrial) -> list[int]:
-    """The swapped saves that were waited for, the longest wait first."""
+    """Return the swapped saves that compute waited for, the longest wait first."""
     waited: dict[int, int] = {}
     for stall in trial.done.stalls:
         waited[stall.move] = waited.get(stall.move, 0) + stall.end_ns - stall.start_ns
@@ -176,7 +176,7 @@ def _by_stall(trial: GreedyTrial) -> list[int]:
 
 
 def _stalled(trial: GreedyTrial) -> Iterator[Ints]:
-    """Sets of saves worth a ban: all that were waited for, for room, for data, and the worst of them alone."""
+    """Yield sets of saves worth a ban: all that were waited for, those for room, those for data, the worst alone."""
     stalls = trial.done.stalls
     for kinds in ((True, False), (True,), (False,)):
         found = {stall.move for stall in stalls if stall.for_write in kinds}
@@ -186,7 +186,7 @@ def _stalled(trial: GreedyTrial) -> Iterator[Ints]:
 
 
 def _steadied(problem: Problem, best: GreedyTrial) -> GreedyTrial:
-    """The same swaps, started further ahead where that costs nothing here and helps on slower links."""
+    """Return the same swaps, started further ahead if that costs nothing here and helps on slower links."""
     links = tuple(
         replace(
             link,

@@ -1,11 +1,11 @@
-"""swap_states: swap_greedy, and where its swaps of saved storages are not enough, optimizer states away beside them.
+"""swap_states: swap_greedy, and optimizer states away too if its swaps of saved storages are not enough.
 
-Computes: swap_greedy's plan if there is one. Else the states that are idle longest are away, as few of them as leave a
-budget that swaps of saves can meet, or more; each comes back as late as hides its copy where there is room, or when it
-is used; swap_greedy plans the rest, and of these few plans the fastest one, played, wins. States alone are moved, and
-gradients, of traces that do not name the states of parts.
-Reference: Rajbhandari et al., "ZeRO-Infinity" (SC 2021), for states below the device; here only where nothing else
-does. Optimal: never provably; `optimal` looks further. Ignores: recomputes; sets that its order does not lead to.
+Computes: swap_greedy's plan if there is one. If not, the states that are idle longest are away: the fewest with which
+swaps of saves can meet the budget, or more. Each comes back at the latest tick that hides its copy if there is room, or
+when it is used. swap_greedy plans the rest. The fastest of these few plans, played, wins. Gradients move like states if
+they are allowed to.
+Reference: Rajbhandari et al., "ZeRO-Infinity" (SC 2021), for states on lower tiers; here only if nothing else is
+enough. Optimal: never provably; `optimal` looks further. Ignores: recomputes; sets that its order does not lead to.
 Cost: a weighing of all swaps per halving of the states, then six plans of swap_greedy at most.
 """
 
@@ -28,7 +28,7 @@ NAME = "swap_states"
 
 
 def swap_states(problem: Problem) -> Plan:
-    """Meet the budget with swaps of saves, and where they cannot, of optimizer states too.
+    """Meet the budget with swaps of saves, and if these are not enough, of optimizer states too.
 
     Raises:
         Infeasible: the step needs more than the budget with every save and state swapped and back on demand.
@@ -47,7 +47,7 @@ def swap_states(problem: Problem) -> Plan:
 
 
 def _on_demand(problem: Problem, n: Ints) -> Problem:
-    """The problem with states away until they are used."""
+    """Return the problem with states away until they are used."""
     return deciding(problem, n, problem.step.first_read[n])
 
 
@@ -57,7 +57,7 @@ def _enough(problem: Problem, n: Ints) -> bool:
 
 
 def _plans(problem: Problem, n: Ints) -> Iterator[Plan]:
-    """Plans with the fewest states away that are enough, with half of the others, and with all."""
+    """Yield plans with the fewest states away that are enough, with half of the others too, and with all."""
     few, many = 0, len(n)
     while few < many:
         middle = (few + many) // 2
@@ -72,7 +72,7 @@ def _plans(problem: Problem, n: Ints) -> Iterator[Plan]:
 
 
 def _cost(problem: Problem, made: Plan) -> tuple[int, int]:
-    """Simulated time, then bytes moved."""
+    """Return the simulated time, then the bytes moved."""
     moves = moves_of_plan(problem.step, made)
     done = play(problem.step, moves, problem.machine, tiers_of_plan(problem.step, made, moves))
     return done.step_ns, int(moves.size.sum())

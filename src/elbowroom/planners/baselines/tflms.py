@@ -1,17 +1,17 @@
-"""tflms: swap what is used again many levels later, back a fixed number of levels ahead; knobs tuned by simulation.
+"""tflms: swap what is used again many levels later, back a fixed number of levels ahead; options tuned by simulation.
 
-Computes: every op has a level. A storage whose first read back lies more than `swapout_threshold` levels after the op
-that made it is swapped, and comes back once the last op `swapin_ahead` levels before that read has ended. A knob that
-is None is tuned: the largest threshold that meets the budget (fewest swaps), for each of several distances ahead, and
-of these the fastest in simulation.
+Computes: every op has a level. A storage is swapped if its first read back comes more than `swapout_threshold` levels
+after the op that made it. It comes back once the last op `swapin_ahead` levels before that read has ended. An option
+that is None is tuned. For each of several distances ahead, that is the largest threshold that meets the budget (fewest
+swaps). The fastest of these in simulation wins.
 Reference: Le, Imai, Negishi, Kawachiya, "TFLMS: Large Model Support in TensorFlow by Graph Rewriting" (arXiv
-1807.02037; ISMM 2019), and the knobs of its second version, whose simulator tunes them.
+1807.02037; ISMM 2019), and the options of its second version, whose simulator tunes them.
 Optimal: never in general: one threshold and one distance serve all storages. Ignores: sizes, rates and copies that
-share a lane, but for what the tuning sees of them.
-Adapted: `serialization` (control edges that give every op a level of its own) is all or nothing, and on, as eager
-PyTorch runs one op after the other. A storage comes back once for all its reads, so `swapin_groupby` joins different
-storages rather than the consumers of one. A copy out that compute waits for (sync_mode 1 and 3) is nothing a plan can
-say, and is left out.
+share a lane, except for what the tuning sees of them.
+Adapted: `serialization` (control edges that give every op a level of its own) is all or nothing. It is on by default,
+as eager PyTorch runs one op after the other. A storage comes back once for all its reads. So `swapin_groupby` joins
+different storages rather than the consumers of one. A plan cannot express a copy out that compute waits for, so
+sync_mode 1 and 3 are left out.
 Cost: linear in the ops, and one play of n saves for each distance that is tried.
 """
 
@@ -33,18 +33,18 @@ from elbowroom.units import NONE
 NAME = "tflms"
 SYNCHRONOUS_BACK = 2
 MOST_AHEAD = 2**10
-"""Distances ahead that are tried: 1, 2, 4 and so on up to this."""
+"""Largest distance ahead that is tried: 1, 2, 4 and so on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Levels:
-    """Levels of the ops of a step, and of what may be swapped.
+    """Levels of the ops of a step, and of the saves that may be swapped.
 
     Attributes:
         n: the saves that may move.
-        ready: per level, one past the position at which the last op of this level or a lower one runs first.
-        made: per save of n, the level of the op that made its storage.
-        read: per save of n, the level of the op that reads it back first.
+        ready: for each level, one past the position of the last op of this level or a lower one.
+        made: for each save of n, the level of the op that made its storage.
+        read: for each save of n, the level of the op that reads it back first.
     """
 
     n: Ints
@@ -65,17 +65,17 @@ def tflms(
     """Swap by distance in levels.
 
     Args:
-        problem: what is asked.
-        swapout_threshold: levels between the op that makes a storage and its first read back, above which it is
-            swapped; None to tune it.
+        problem: the problem.
+        swapout_threshold: a storage is swapped if its first read comes more levels than this after the op that makes
+            it; None to tune it.
         swapin_ahead: levels ahead of the read at which it starts back; 1 is on demand; None to tune it.
-        swapin_groupby: storages first read within so many levels after another one come back together with it.
+        swapin_groupby: storages first read at most this many levels after another one come back together with it.
         sync_mode: 0, or 2 for swaps back that compute waits for, which start when they are read.
         serialization: whether each op is a level of its own; otherwise an op's level is one more than the highest of
             what it reads and writes.
 
     Raises:
-        Infeasible: these knobs hold more than the budget, or where they are tuned, all of those tried do.
+        Infeasible: the plan holds more than the budget; with tuned options, all plans that were tried do.
     """
     levels = _levels_of(problem, serialization=serialization)
     aheads = _aheads(levels) if swapin_ahead is None else (swapin_ahead,)
@@ -94,13 +94,13 @@ def _aheads(levels: _Levels) -> tuple[int, ...]:
 
 
 def _cost(problem: Problem, moves: Moves) -> tuple[int, int]:
-    """Simulated time of the step, then bytes moved."""
+    """Return the simulated time of the step, then the bytes moved."""
     done = moving(problem, moves)
     return done.step_ns, int(moves.size[done.out_start_ns != NONE].sum())
 
 
 def _tuned(problem: Problem, levels: _Levels, threshold: int | None, ahead: int, groupby: int) -> Moves:
-    """The swaps above a threshold; where that is to be tuned, above the largest one that meets the budget, if any."""
+    """Return the swaps above a threshold; None takes the largest threshold that meets the budget, if any."""
     back = _backs(problem.step, levels, ahead, groupby)
     distance = levels.read - levels.made
 
@@ -122,7 +122,7 @@ def _tuned(problem: Problem, levels: _Levels, threshold: int | None, ahead: int,
 
 
 def _backs(step: LastStep, levels: _Levels, ahead: int, groupby: int) -> Ints:
-    """Per save of `levels.n`, the tick at which it starts back."""
+    """Return for each save of `levels.n` the tick at which it starts back."""
     wanted = _grouped(levels.read, groupby) - ahead
     done_at = np.where(wanted < 0, step.first_op, levels.ready[np.maximum(wanted, 0)])
     first = step.ticks[_index(np.searchsorted(step.ticks, step.idle_from[levels.n], side="right"), step.ticks)]
@@ -137,7 +137,7 @@ def _index(found: Ints, of: Ints) -> Ints:
 
 
 def _grouped(read: Ints, groupby: int) -> Ints:
-    """Per save, the level of the first read of its group."""
+    """Return for each save the level of the first read of its group."""
     order, grouped, start = np.argsort(read, kind="stable").tolist(), read.copy(), -groupby - 1
     for i in order:
         start = int(read[i]) if read[i] > start + groupby else start
@@ -154,12 +154,12 @@ def _levels_of(problem: Problem, *, serialization: bool) -> _Levels:
     born = np.array([step.op_at(int(point)) for point in step.born[step.storage_of(n)]], np.int64)
     made = of_op[born - step.first_op]
     read = of_op[np.minimum(step.first_read[n], step.end_op - 1) - step.first_op]
-    # Levels need not rise along the order of the ops; what "has ended" by a level is all up to it.
+    # Levels need not rise along the order of the ops: a level "has ended" when all lower ones have too.
     return _Levels(n=n, ready=np.maximum.accumulate(last), made=made, read=np.maximum(read, made))
 
 
 def _topological(step: LastStep) -> Iterator[int]:
-    """Per op, one more than the highest level of an op that wrote what it reads or writes."""
+    """Yield for each op one more than the highest level of an op that wrote what it reads or writes."""
     written: dict[int, int] = {}
     for op in step.trace.ops[step.first_op : step.end_op]:
         level = max((written.get(storage, -1) for storage in (*op.reads, *op.writes)), default=-1) + 1

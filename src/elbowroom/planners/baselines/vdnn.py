@@ -1,16 +1,20 @@
-"""vdnn: swap the input feature maps of layers, each fetched while a later layer's backward pass runs.
+"""vdnn: swap the input feature maps of layers, each prefetched while a later layer's backward pass runs.
 
-Computes: a layer is an op of forward, and what autograd saves of what it reads is its input. Policy "all" swaps every
-input, "conv" those of convolutions; the backward pass of a layer fetches the next swapped input that lies ahead, up to
-and including the next convolution, or none; what is not fetched so comes back when it is read. Convolutions run with
-the fastest algorithm that the trace offers ("p") or the one with the least workspace ("m"). Policy "dyn" takes the
-first that meets the budget of: keep everything, "conv", "all", each with "p"; "conv", then "all", with the algorithm at
-the peak made smaller again and again; "all" with "m".
+Computes: a layer is an op of forward. Its input is what it reads, as far as autograd saves that. Policy "all" swaps
+every input, "conv" those of convolutions. The backward pass of a layer prefetches one swapped input: the next one
+ahead, up to and including the next convolution. Inputs without a prefetch come back when they are read. Convolutions
+run with the fastest algorithm that the trace offers ("p"), or the one with the least workspace ("m"). Policy "dyn"
+takes the first of these that meets the budget:
+
+- keep everything, "conv", "all", each with "p";
+- "conv", then "all", with the algorithm at the peak made smaller again and again;
+- "all" with "m".
+
 Reference: Rhu, Gimelshein, Clemons, Zulfiqar, Keckler, "vDNN: Virtualized Deep Neural Networks for Scalable,
 Memory-Efficient Neural Network Design" (MICRO 2016), its policies and its search window for a prefetch.
-Optimal: for memory under "all" with "m", but for what is fetched early. Ignores: the budget under "all" and "conv" (a
-plan that does not meet it is refused), sizes, rates. Where vDNN waits at the end of a layer for its copy out, a plan
-waits only where the bytes are needed.
+Optimal: for memory under "all" with "m", except for early prefetches. Ignores: the budget under "all" and "conv" (a
+plan that does not meet it is refused), sizes, rates. vDNN waits at the end of a layer for its copy out. A plan waits
+only when the bytes are needed.
 Cost: n log n in the saves, and one pass over the ops; under "dyn" one more for each algorithm that is made smaller.
 """
 
@@ -35,13 +39,13 @@ Layers = Literal["none", "conv", "all"]
 
 
 class VdnnTrial(NamedTuple):
-    """Some algorithms and swaps, and what they need.
+    """Choice of algorithms and swaps, and the bytes that it needs.
 
     Attributes:
-        problem: what is asked, its step with these algorithms.
-        algorithms: by op.
+        problem: the problem, its step with these algorithms.
+        algorithms: op -> its algorithm.
         moves: the swaps.
-        needed: allocated bytes at most per slot.
+        needed: the most allocated bytes per slot.
     """
 
     problem: Problem
@@ -61,12 +65,12 @@ def vdnn(
     """Swap the inputs of layers.
 
     Args:
-        problem: what is asked.
-        policy: of which layers: "all", "conv", or "dyn" for the first that fits.
-        algorithms: of the convolutions: the fastest ("p") or those of the least workspace ("m"); "dyn" finds them.
+        problem: the problem.
+        policy: layers whose inputs are swapped: "all", "conv", or "dyn" for the first that fits.
+        algorithms: for convolutions the fastest ("p") or those of the least workspace ("m"); "dyn" finds them.
 
     Raises:
-        Infeasible: it holds more than the budget.
+        Infeasible: the plan holds more than the budget.
     """
     if policy == "dyn":
         trials = _dynamic(problem)
@@ -79,7 +83,7 @@ def vdnn(
 
 
 def _dynamic(problem: Problem) -> Iterator[VdnnTrial]:
-    """What policy "dyn" tries, in its order."""
+    """Yield the trials of policy "dyn", in its order."""
     fast = _best(problem, smallest=False)
     static: tuple[Layers, ...] = ("none", "conv", "all")
     yield from (_trial(problem, layers, fast) for layers in static)
@@ -93,7 +97,7 @@ def _dynamic(problem: Problem) -> Iterator[VdnnTrial]:
 
 
 def _smaller(problem: Problem, layers: Layers, trial: VdnnTrial) -> VdnnTrial | None:
-    """The same with a smaller algorithm for the op at the peak; None where it has none."""
+    """Return the same trial with a smaller algorithm for the op at the peak; None if there is none."""
     step = trial.problem.step
     op = step.op_at(peak_point(step, trial.needed))
     now = trial.algorithms.get(op)
@@ -106,7 +110,7 @@ def _smaller(problem: Problem, layers: Layers, trial: VdnnTrial) -> VdnnTrial | 
 
 
 def _best(problem: Problem, *, smallest: bool) -> dict[int, Choice]:
-    """By op that offers algorithms, the fastest or the smallest of them."""
+    """Return op -> its fastest or smallest algorithm, for ops that offer several."""
     step, found = problem.step, dict[int, Choice]()
     for op in range(step.first_op, step.end_op) if "algorithm" in problem.allow else ():
         if choices := step.trace.ops[op].choices:
@@ -131,7 +135,7 @@ def _trial(problem: Problem, layers: Layers, algorithms: dict[int, Choice]) -> V
 
 
 def is_convolution(name: str) -> bool:
-    """Whether an op of forward is a convolution, by its name."""
+    """Tell by its name whether an op of forward is a convolution."""
     return "convolution" in name and "backward" not in name
 
 
@@ -144,13 +148,13 @@ def _moves(problem: Problem, *, only_convolutions: bool) -> Moves:
 
 
 def _read_by(step: LastStep, *, convolutions: bool) -> set[int]:
-    """The storages that ops of forward read: convolutions, or all others."""
+    """Return the storages that convolutions of forward read, or all other ops of forward."""
     ops = (op for op in step.trace.ops[step.first_op : step.end_op] if op.phase == "forward")
     return {storage for op in ops if is_convolution(op.name) == convolutions for storage in op.reads}
 
 
 def _fetched(step: LastStep, n: Ints, convolved: set[int]) -> Ints:
-    """Per save of `n`, the position at which it starts back: the read of the layer whose window it lies in."""
+    """Return for each save of `n` the position at which it starts back: the read of the layer that prefetches it."""
     back = step.first_read[n].copy()
     index_of = {int(save): i for i, save in enumerate(n.tolist())}
     layers = [(at, [index_of[s] for s in saves if s in index_of], has) for at, saves, has in _layers(step, convolved)]
@@ -170,7 +174,7 @@ def _fetched(step: LastStep, n: Ints, convolved: set[int]) -> Ints:
 
 
 def _layers(step: LastStep, convolved: set[int]) -> Iterator[tuple[int, list[int], bool]]:
-    """The layers by their backward pass: position of the read, saves read there, whether one is a convolution's."""
+    """Yield layers in backward order: position of the read, saves read there, whether one is a convolution's."""
     read: dict[int, list[int]] = {}
     for save in np.nonzero(step.returns[: len(step.saves)])[0].tolist():
         read.setdefault(int(step.first_read[save]), []).append(save)

@@ -1,1 +1,1 @@
-"""Budgets: plans for the bytes that an allocator reserves, and the least budget that can be met."""
+"""Budgets: plans for the bytes that an allocator reserves, the least budget that can be met, and refusals."""

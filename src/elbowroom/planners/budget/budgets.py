@@ -1,4 +1,4 @@
-"""Budgets on a machine: bytes per tier, and what contradicts itself or the machine refused."""
+"""Budgets on a machine: bytes per tier. Budgets that contradict themselves or the machine are refused."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LOWER: tuple[TierName, ...] = ("host", "disk")
 
 
 def device_bytes(machine: Machine, budget: Budget) -> int:
-    """Bytes that the device may hold; 0 where the budget asks for the least.
+    """Return the bytes that the device may hold; 0 if the budget asks for the least.
 
     Raises:
-        UsageError: more than the device has.
+        UsageError: the budget is more than the device has.
     """
     capacity = machine.tiers[0].capacity_bytes
     if budget.device.is_least:
@@ -33,19 +33,19 @@ def device_bytes(machine: Machine, budget: Budget) -> int:
 
 
 def resolved(machine: Machine, budget: Budget) -> ResolvedBudget:
-    """A budget on a machine, in bytes.
+    """Resolve a budget on a machine to bytes.
 
     Raises:
-        UsageError: more than the device has, or what `below_device` refuses.
+        UsageError: the budget is more than the device has, or `below_device` refuses it.
     """
     return below_device(machine, budget).on_device(device_bytes(machine, budget))
 
 
 def below_device(machine: Machine, budget: Budget) -> ResolvedBudget:
-    """The amounts of a budget for the lower tiers; all of the host's may be pinned, unless the budget says less.
+    """Resolve the budgets of the lower tiers. All host bytes may be pinned, unless the budget says less.
 
     Raises:
-        UsageError: bytes on a tier that the machine does not have, or more pinned than the host may hold.
+        UsageError: the machine lacks a tier that has a budget, or more is pinned than the host may hold.
     """
     capacity = {tier.name: tier.capacity_bytes for tier in machine.tiers}
     amounts: Mapping[TierName, Amount] = {"host": budget.host, "disk": budget.disk}
@@ -65,7 +65,7 @@ def below_device(machine: Machine, budget: Budget) -> ResolvedBudget:
 
 
 def held_to(machine: Machine, budget: ResolvedBudget) -> Machine:
-    """A machine whose lower tiers hold what a budget allows: of the host's bytes those that may be pinned."""
+    """Return the machine with the capacities that a budget allows its lower tiers; for the host, the pinned bytes."""
     allowed = {"host": budget.pinned_bytes, "disk": budget.disk_bytes}
     device, *tiers = machine.tiers
     return replace(machine, tiers=(device, *(replace(each, capacity_bytes=allowed[each.name]) for each in tiers)))
@@ -84,10 +84,10 @@ def _pinned(budget: Budget, capacity_bytes: int, host_bytes: int) -> int:
 
 
 def first_lower(machine: Machine) -> Link | None:
-    """The link from the device to the tier below it; None where the machine has no such tier.
+    """Return the link from the device to the tier below it; None if the machine has no such tier.
 
     Raises:
-        UsageError: it has the tier, and no link to it.
+        UsageError: the machine has the tier, and no link to it.
     """
     links = [link for link in machine.links if link.upper == "device"]
     if links:

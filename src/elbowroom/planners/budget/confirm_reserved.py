@@ -1,11 +1,11 @@
 """confirming: plans whose reserved bytes, not only their allocated ones, stay within the budget.
 
-Computes: for a machine with a caching allocator, the fastest plan found whose replay stays within the budget, with the
-budget as the allocator's limit (Note: [At the limit] in simulate/reserved_curve.py). What the allocator holds follows
-from the order and the sizes of all blocks, and no bound of it is known that is easy to plan with; so plans are made for
-fewer allocated bytes until the replay of one is within the budget, and then for more. Reference: bisection; the replay
-is elbowroom.allocator. Optimal: never provably, as reserved bytes need not grow with allocated ones. Ignores: what the
-simulation does. Cost: ROUNDS times the planner's, plus replays of the plans it makes.
+Computes: for a machine with a caching allocator, the fastest plan found whose replay stays within the budget. The
+budget is the allocator's limit in the replay (Note: [At the limit] in simulate/reserved_curve.py). What the allocator
+holds follows from the order and the sizes of all blocks. No bound of it is known that is easy to plan with. So plans
+are made for fewer allocated bytes until the replay of one is within the budget, and then for more.
+Reference: bisection; the replay is elbowroom.allocator. Optimal: never provably, as reserved bytes need not grow with
+allocated ones. Ignores: what the simulation ignores. Cost: TIGHTENINGS times the planner's, plus replays of its plans.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from elbowroom.step.moves import moves_of_plan
 from elbowroom.trace import Trace
 
 TIGHTENINGS = 5
-"""How many allocated budgets are tried."""
+"""Number of budgets of allocated bytes that are tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """A plan for a budget with what its simulation shows.
+    """Plan for a budget, with the results of its simulation.
 
     Attributes:
-        plan: with the budget that was asked for.
-        step_ns: of the step, waits for the driver included.
-        reserved_bytes: within the budget, or what it would reserve without a limit.
+        plan: the plan, with the requested budget.
+        step_ns: time of the step, waits for the driver included.
+        reserved_bytes: peak of reserved bytes; if it exceeds the budget, the peak without a limit.
         is_driven: whether compute waits for the driver.
     """
 
@@ -56,12 +56,12 @@ class Replayed:
 
     @property
     def is_free(self) -> bool:
-        """Whether it does so, and compute never waits for the driver."""
+        """Whether the allocator stays within the budget, and compute never waits for the driver."""
         return self.fits and not self.is_driven
 
 
 def replayed(trace: Trace, machine: Machine, made: Plan, budget_bytes: int) -> Replayed:
-    """What a plan does where the allocator may reserve so much."""
+    """Simulate a plan with an allocator that may reserve `budget_bytes`."""
     asked = replace(made, budget_bytes=budget_bytes)
     line = simulate(trace, machine, asked)
     return Replayed(
@@ -73,7 +73,7 @@ def replayed(trace: Trace, machine: Machine, made: Plan, budget_bytes: int) -> R
 
 
 def limit_of_plan(trace: Trace, machine: Machine, made: Plan) -> int:
-    """The least that an allocator must be allowed to reserve for a plan, to SEGMENT_BYTES."""
+    """Return the least limit of an allocator that a plan runs with, to SEGMENT_BYTES."""
     step = with_algorithms(last_step(trace), made.algorithms)
     least = peak_of(step, moves_of_plan(step, made))
     fits = max(least, simulate(trace, machine, replace(made, budget_bytes=MAX_INT)).peak_reserved_bytes)
@@ -81,15 +81,15 @@ def limit_of_plan(trace: Trace, machine: Machine, made: Plan) -> int:
 
 
 def confirmed(problem: Problem, planner: str, make: Callable[[Problem], Plan], made: Plan | None = None) -> Plan:
-    """A plan of a planner that counts allocated bytes, whose reserved bytes are within the budget.
+    """Find a plan whose reserved bytes are within the budget, with a planner that counts allocated bytes.
 
-    Waits for the driver are avoided where a plan without them is found.
+    Waits for the driver are avoided if a plan without them is found.
 
     Args:
-        problem: what was asked; its budget counts reserved bytes.
-        planner: its name.
+        problem: the problem; its budget counts reserved bytes.
+        planner: name of the planner.
         make: the planner.
-        made: what it makes of the problem, where that is known.
+        made: its plan for the problem, if that is known.
 
     Raises:
         Infeasible: no plan that was tried is within the budget.
@@ -106,17 +106,17 @@ def confirmed(problem: Problem, planner: str, make: Callable[[Problem], Plan], m
     least_bytes = _least_bytes(problem, make)
     with suppress(Infeasible):
         search(Narrowing(budget_bytes, least_bytes), look, TIGHTENINGS - 1, first=Look(fits=False))
-        if least_bytes <= budget_bytes and not any(each.fits for each in looked):  # if no other, what allocates least
+        if least_bytes <= budget_bytes and not any(each.fits for each in looked):  # try the least allocated bytes
             look(least_bytes)
     fit = [each for each in looked if each.fits]
     if fit:
         return min(fit, key=lambda each: each.step_ns).plan
-    frugal = make(replace(problem, budget_bytes=least_bytes))  # what is tried whatever the budget
+    frugal = make(replace(problem, budget_bytes=least_bytes))  # the same plan for any budget that is refused
     raise reserves_more(problem, planner, limit_of_plan(trace, machine, frugal))
 
 
 def _least_bytes(problem: Problem, make: Callable[[Problem], Plan]) -> int:
-    """Allocated bytes that a planner can plan for at least."""
+    """Return the least allocated bytes that a planner can plan for."""
     try:
         make(replace(problem, budget_bytes=0))
     except Infeasible as found:

@@ -1,8 +1,8 @@
-"""floor: what a step holds however its storages move; no budget below it can be met.
+"""floor: the bytes that a step holds however its storages move; no budget below it can be met.
 
-Computes: per op, what is allocated when all that may leave is away, but for what the op itself uses of it.
-Ignores: that copies take time, where a run has control, what an allocator adds: so it is no budget to give.
-Workspaces of libraries count as none.
+Computes: per op, the allocated bytes when all that may leave is away, except for what the op itself uses.
+Ignores: that copies take time, where a run has control, and what an allocator adds. So a budget of these bytes may be
+too small. Workspaces of libraries count as 0.
 Cost: linear in the events of the trace.
 """
 
@@ -17,10 +17,10 @@ from elbowroom.trace import Trace
 
 
 def floor_bytes(trace: Trace, min_size_bytes: int) -> int:
-    """The least that any plan could hold at the fullest op of the last step.
+    """Return the least bytes that any plan could hold at the fullest op of the last step.
 
     Args:
-        trace: what runs; optimizer states and gradients may be away where it has parts for them.
+        trace: the trace; optimizer states and gradients may be away if it has parts for them.
         min_size_bytes: smaller storages are kept.
     """
     step = last_step(trace)
@@ -32,7 +32,7 @@ def floor_bytes(trace: Trace, min_size_bytes: int) -> int:
 
 
 def _movable(step: LastStep, min_size_bytes: int) -> frozenset[int]:
-    """Storages that a plan may have away at some time."""
+    """Return the storages that may be away at some time in a plan."""
     saved = {save.storage for save in step.saves if step.trace.storages[save.storage].category in SWAPPABLE}
     windows = set(listed(step.storage[len(step.saves) :]))
     return frozenset(s for s in saved | windows if step.trace.storages[s].size_bytes >= min_size_bytes)
@@ -43,7 +43,7 @@ def _chosen(storages: Iterable[int]) -> Ints:
 
 
 def _alive(step: LastStep, chosen: Ints, size_bytes: Ints) -> Ints:
-    """Per point, bytes of some storages that are allocated there."""
+    """Return for each point the bytes of some storages that are allocated there."""
     change = np.zeros(len(step.level) + 1, np.int64)
     np.add.at(change, step.born[chosen], size_bytes[chosen])
     np.subtract.at(change, step.gone[chosen], size_bytes[chosen])
@@ -51,12 +51,12 @@ def _alive(step: LastStep, chosen: Ints, size_bytes: Ints) -> Ints:
 
 
 def _unsure(step: LastStep) -> Ints:
-    """Per point, bytes of workspaces: a run gives them back, and where memory is short, torch does with less."""
+    """Return for each point the bytes of workspaces: a run frees them, and torch makes do with less if it must."""
     chosen = _chosen(s for s, each in enumerate(step.trace.storages) if each.category == "workspace")
     return _alive(step, chosen, step.storage_bytes)
 
 
 def _used_bytes(step: LastStep, op: int, movable: Collection[int]) -> int:
-    """What an op uses of these; results that it makes while it runs may not be there all the time."""
+    """Return the bytes that an op reads of these. Its results are left out: they need not exist all the time."""
     before = {s for s in step.trace.ops[op].reads if s in movable}
     return sum(int(step.storage_bytes[s]) for s in before if step.born[s] <= step.point_of[op - step.first_op])

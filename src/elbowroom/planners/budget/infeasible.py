@@ -1,4 +1,4 @@
-"""Why no plan meets a budget: the least one that can be met, and what holds the bytes there."""
+"""Refusals of budgets: why no plan meets a budget, the least one that can be met, and what holds the bytes there."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from elbowroom.units import format_bytes
 LARGEST = 3
 GIVE = "Give at least that"
 WORDS: dict[Category, str] = {"parameter": "weights", "optimizer_state": "optimizer state"}
-"""Categories as people call them, where that differs."""
+"""Usual names of categories, if they differ."""
 
 
 def fitting(problem: Problem, planner: str, moves: Moves) -> Plan:
-    """The plan of a planner that does not look at the budget, if it meets the budget all the same.
+    """Return the plan of a planner that ignores the budget, if it meets the budget all the same.
 
     Raises:
         Infeasible: it does not; the least feasible budget is what these moves need.
@@ -34,13 +34,13 @@ def fitting(problem: Problem, planner: str, moves: Moves) -> Plan:
 
 
 def infeasible(problem: Problem, planner: str, swapped: Ints | None, moves: Moves | None = None) -> Infeasible:
-    """The error for a budget that a planner cannot meet.
+    """Return the error for a budget that a planner cannot meet.
 
     Args:
-        problem: what was asked.
-        planner: its name.
-        swapped: the saves it would swap at most; None for a planner that swaps nothing.
-        moves: its swaps with the least it can meet; None where each may come back on demand.
+        problem: the problem.
+        planner: name of the planner.
+        swapped: all saves that it could swap; None for a planner that swaps nothing.
+        moves: its swaps that need the least; None if each may come back on demand.
     """
     step = problem.step
     n = np.zeros(0, np.int64) if swapped is None else swapped
@@ -73,7 +73,7 @@ def _at(trace: Trace, op: int) -> str:
 
 
 def _named(trace: Trace, storage: int) -> str:
-    """A storage as people know it, such as "activation of encoder.layer.3.mlp, 64.0 MiB"."""
+    """Describe a storage in words, such as "activation of encoder.layer.3.mlp, 64.0 MiB"."""
     what, owners = trace.storages[storage], owners_of(trace)
     owner, line = owners.modules[storage], owners.lines.get(storage, "")
     of = f" of {owner}" if owner else f" at {line}" if line else ""
@@ -81,7 +81,7 @@ def _named(trace: Trace, storage: int) -> str:
 
 
 def _others(step: LastStep, held: list[int], shown: list[int]) -> list[str]:
-    """What else is held, in one line."""
+    """Return one line on all else that is held."""
     sums: Counter[str] = Counter()
     for storage in set(held) - set(shown):
         category = step.trace.storages[storage].category
@@ -91,12 +91,12 @@ def _others(step: LastStep, held: list[int], shown: list[int]) -> list[str]:
 
 
 def reserves_more(problem: Problem, planner: str, reserved_bytes: int) -> Infeasible:
-    """The error for a budget that allocated bytes could be planned into, but not what the allocator reserves for them.
+    """Return the error for a budget that is enough for allocated bytes, but not for what the allocator reserves.
 
     Args:
-        problem: what was asked.
-        planner: its name.
-        reserved_bytes: what the plan that reserves least of those tried reserves.
+        problem: the problem.
+        planner: name of the planner.
+        reserved_bytes: the least bytes that a tried plan reserves.
     """
     expandable = "expandable_segments" in problem.machine.allocator
     settings = "" if expandable else "Set PYTORCH_ALLOC_CONF=expandable_segments:True, which reserves less.\n"
@@ -112,7 +112,7 @@ def reserves_more(problem: Problem, planner: str, reserved_bytes: int) -> Infeas
 
 
 def in_reserved_bytes(problem: Problem, found: Infeasible, reserved_bytes: int) -> Infeasible:
-    """An error about allocated bytes, with the budget that the allocator needs for them."""
+    """Return an error about allocated bytes with the budget that the allocator needs for them."""
     return Infeasible(
         with_reserved(str(found), reserved_bytes),
         budget_bytes=problem.budget_bytes,
@@ -122,7 +122,7 @@ def in_reserved_bytes(problem: Problem, found: Infeasible, reserved_bytes: int) 
 
 
 def with_reserved(said: str, reserved_bytes: int) -> str:
-    """The lines of an error about allocated bytes, which give what the allocator reserves for them."""
+    """Return the lines of an error about allocated bytes, with what the allocator reserves for them."""
     note = f"These are allocated bytes; the allocator reserves {_bytes(reserved_bytes)} for them."
     lines = said.split("\n")
     at = next((n for n, line in enumerate(lines) if line.startswith(GIVE)), None)
@@ -130,7 +130,7 @@ def with_reserved(said: str, reserved_bytes: int) -> str:
 
 
 def followed(found: Infeasible, least_bytes: int) -> Infeasible:
-    """An error whose budget is too small for the least size that follows it, with one that is enough for its own."""
+    """Return an error with a budget that can be met with the least size that follows it; that of `found` cannot."""
     return Infeasible(
         f"{found}\nThe least size of what may move follows the budget: {_bytes(least_bytes)} is met,\n"
         f"where storages of {format_bytes(least_size(least_bytes))} or more may move. Give that, or --min-size "
@@ -142,7 +142,7 @@ def followed(found: Infeasible, least_bytes: int) -> Infeasible:
 
 
 def _held(step: LastStep, moves: Moves, point: int) -> list[int]:
-    """Storages on the device at a point under some swaps."""
+    """Return the storages on the device at a point, under some moves."""
     begin, end = step.window(moves.n, moves.back)
     inside = np.where(moves.wraps, (begin <= point) | (point < end), (begin <= point) & (point < end))
     away = set(step.storage_of(moves.n[inside]).tolist())
@@ -159,7 +159,7 @@ def _remedy(problem: Problem, swapped: Ints | None) -> list[str]:
         return [f"Machine {problem.machine.name!r} has no tier below its device to swap to.", give]
     may_move, saves = len(swapped), len(problem.step.saves)
     least = format_bytes(max(1, problem.min_size_bytes))
-    # What the tier holds is said only where it is why more storages stay.
+    # The size of the tier is shown only if it is the reason that more storages stay.
     is_full = int(problem.step.size[: len(problem.step.saves)].sum()) > problem.tier_bytes
     within = f", within {format_bytes(problem.tier_bytes)} there" if is_full else ""
     return [

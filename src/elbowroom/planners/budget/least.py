@@ -1,13 +1,13 @@
-"""least: the least budget with which a step takes at most so much longer than when everything is kept.
+"""least: the least budget with which a step is slower than with everything kept by at most a given factor.
 
-Computes: a plan. With no slowdown given it is the one for the least budget that is feasible at all. Otherwise the step
-time is taken to fall as the budget grows, and the budget at which it meets the slowdown is closed in on from both
-sides, by turns where a line between the two sides says and in the middle.
-Reference: the bracketing root finders (Dekker, Brent), with turns in place of their tests of progress: step time falls
+Computes: a plan. Without a slowdown, it is the plan for the least feasible budget. With one, the step time is assumed
+to fall as the budget grows. The search closes in from both sides on the budget at which it meets the slowdown. It tries
+by turns the middle, and the point where a line between the two sides meets the slowdown.
+Reference: the bracketing root finders (Dekker, Brent), with turns in place of their tests of progress. Step time falls
 along a convex curve, on which a line alone would close in from one side only.
-Optimal: to `PRECISION` of the keep-all peak, where the planner's step time does fall as its budget grows.
-Ignores: that it may not (a planner that is no optimum).
-Cost: two plans, and about seven more where a slowdown is given.
+Optimal: to `PRECISION` of the keep-all peak, if the planner's step time does fall as its budget grows.
+Ignores: that it may not fall, with a planner that is not optimal.
+Cost: two plans, and about seven more with a slowdown.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from elbowroom.units import format_bytes
 from elbowroom.watch import ENDS, Watch
 
 PRECISION = Fraction(1, 100)
-"""The search ends when the budget is known to this part of the keep-all peak."""
+"""Share of the keep-all peak to which the search finds the budget."""
 ROUGHLY = Fraction(1, 25)
-"""The same where only the side of a capacity matters."""
+"""The same share if only the side of a capacity matters."""
 MOST_LIFTS = 8
-"""How often a budget that was called feasible, and is not, is raised to what is called so then."""
+"""Most raises of a budget that a refusal called feasible and that is refused itself."""
 
 
 class Weighed(NamedTuple):
-    """A plan and its simulation."""
+    """Plan and its simulation."""
 
     plan: Plan
     line: Timeline
@@ -46,7 +46,7 @@ Ask = Callable[[int], Weighed]
 
 
 def checked_slowdown(slowdown: float | None) -> float | None:
-    """A slowdown that a step may have.
+    """Check a slowdown that a step may have.
 
     Raises:
         UsageError: it is below 1, or no number.
@@ -64,12 +64,12 @@ def least_plan(ask: Ask, kept: Weighed, slowdown: float | None, watch: Watch | N
 
     Args:
         ask: makes and weighs the plan for a budget in bytes; raises Infeasible.
-        kept: the plan that keeps everything, its budget what that needs.
-        slowdown: what the step may take, as a factor of what it takes with everything kept; None for any time.
-        watch: looks on; None: Ctrl-C goes on to the caller.
+        kept: the plan that keeps everything, with its peak as the budget.
+        slowdown: allowed factor on the step time with everything kept; None for any time.
+        watch: shows progress; None: Ctrl-C goes on to the caller.
 
     Returns:
-        The plan of the least budget that was found; its `budget_bytes` is that.
+        The plan of the least budget that was found; its `budget_bytes` is that budget.
 
     Raises:
         UsageError: the planner is slower than that at every budget.
@@ -94,13 +94,13 @@ def least_plan(ask: Ask, kept: Weighed, slowdown: float | None, watch: Watch | N
 
 
 def needed_bytes(ask: Ask, kept: Weighed, slowdown: float, capacity_bytes: int) -> int:
-    """The least budget for a slowdown, roughly, but for certain on the right side of a capacity.
+    """Return the least budget for a slowdown: roughly, but certainly on the right side of a capacity.
 
     Args:
         ask: as for `least_plan`.
         kept: as for `least_plan`.
-        slowdown: what the step may take, as a factor of what it takes with everything kept.
-        capacity_bytes: what is returned is at most this exactly where a plan within it is fast enough.
+        slowdown: allowed factor on the step time with everything kept.
+        capacity_bytes: the result is at most this if and only if a plan within it is fast enough.
     """
     limit_ns, unit = int(kept.step_ns * slowdown), max(1, int(kept.plan.budget_bytes * ROUGHLY))
     high = kept
@@ -121,7 +121,7 @@ def _slow(low: Weighed) -> str:
 
 
 def _closed_in(ask: Ask, low: Weighed, high: Weighed, limit_ns: int, unit: int, watch: Watch | None = None) -> Weighed:
-    """What is fast enough for the least budget, between one that is too slow and one that is not."""
+    """Find the fast enough plan with the least budget, between one that is too slow and one that is not."""
     in_the_middle = False
     while high.plan.budget_bytes - low.plan.budget_bytes > unit:
         try:
@@ -144,7 +144,7 @@ def _closed_in(ask: Ask, low: Weighed, high: Weighed, limit_ns: int, unit: int, 
 
 
 def lowest(ask: Ask) -> Weighed:
-    """The plan for the least budget that is feasible.
+    """Return the plan for the least feasible budget.
 
     Raises:
         Infeasible: no budget is found that the planner meets.
@@ -161,7 +161,7 @@ def lowest(ask: Ask) -> Weighed:
 
 
 def _between(low: Weighed, high: Weighed, limit_ns: int, unit: int, *, in_the_middle: bool) -> int:
-    """A budget between two, the lower of which is too slow."""
+    """Return a budget between two; the lower one is too slow."""
     below, above = low.plan.budget_bytes, high.plan.budget_bytes
     share = Fraction(1, 2)
     if not in_the_middle and high.step_ns < low.step_ns:
@@ -171,14 +171,14 @@ def _between(low: Weighed, high: Weighed, limit_ns: int, unit: int, *, in_the_mi
 
 
 def first_met(least_bytes: int, plan_for: Callable[[int], object], most_bytes: int) -> int:
-    """The first budget from `least_bytes` on that can be planned for; each refusal names the next one to try.
+    """Return the first budget from `least_bytes` on that can be planned for; each refusal names the next one to try.
 
-    What may move can depend on the budget, so that a budget that one refusal names may be refused itself.
+    What may move can depend on the budget. So a budget that one refusal names may be refused itself.
 
     Args:
-        least_bytes: where to begin.
+        least_bytes: the first budget to try.
         plan_for: plans for a budget; raises Infeasible.
-        most_bytes: this budget is taken to be met.
+        most_bytes: a budget that is assumed to be met.
     """
     budget_bytes = least_bytes
     while budget_bytes < most_bytes:

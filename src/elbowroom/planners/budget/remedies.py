@@ -1,8 +1,8 @@
-"""Remedies: what helps where no plan meets a budget. Whatever is named was planned with.
+"""Remedies: what helps if no plan meets a budget. Each remedy that is named has been planned with.
 
-Three kinds are looked at: other means, a smaller least size of what may move, and a smaller batch or input. The last is
-a trace whose activations, inputs, temporaries and workspaces are scaled (`scaled`); weights, gradients and optimizer
-states stay as large as they are.
+There are three kinds: other means, a smaller least size of what may move, and a smaller batch or input. For the last,
+the activations, inputs, temporaries and workspaces of the trace are scaled (`scaled`). Weights, gradients and optimizer
+states keep their size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from elbowroom.units import format_bytes
 LOOKED_AT: tuple[Means, ...] = ("swap", "recompute", "state", "gradient")
 """Means that change no number."""
 WORTH = 50
-"""A remedy is named if it lowers the least budget by one part in this many."""
+"""A remedy is named if it lowers the least budget by 1/WORTH or more."""
 SMALLER = 16
 """The least size that is tried is the present one divided by this."""
 LEAST_SHARE = 1 / 8
@@ -38,13 +38,13 @@ SCALES: frozenset[Category] = frozenset({"input", "activation", "temporary", "wo
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Refused:
-    """What was refused, and how to plan it otherwise.
+    """Refused request, and how to plan it otherwise.
 
     Attributes:
-        trace: of the step, with parts where optimizer states and gradients could move.
+        trace: the trace, with parts where optimizer states and gradients could move.
         asked: the knobs.
         plan: plans a trace with knobs for a budget of the device; raises Infeasible.
-        allocated: the least allocated bytes of a trace with knobs, found faster than by `plan`; None: by `plan`.
+        allocated: returns the least allocated bytes of a trace with knobs, faster than `plan`; None uses `plan`.
     """
 
     trace: Trace
@@ -53,7 +53,7 @@ class Refused:
     allocated: Callable[[Trace, PlanRequest], int] | None = None
 
     def least(self, trace: Trace, asked: PlanRequest) -> int:
-        """The least budget that plans of a trace with these knobs meet."""
+        """Return the least budget that plans of a trace with these knobs meet."""
         try:
             self.plan(trace, asked, 1)
         except Infeasible as problem:
@@ -61,16 +61,16 @@ class Refused:
         return 1
 
     def least_allocated(self, trace: Trace, asked: PlanRequest) -> int:
-        """A quick look at the least; to be compared with others of its kind."""
+        """Return the least allocated bytes, quickly; comparable only with other results of this function."""
         return self.allocated(trace, asked) if self.allocated else self.least(trace, asked)
 
 
 def with_remedies(problem: Infeasible, refused: Refused) -> Infeasible:
-    """An error that says what would help, and how much; itself where nothing does, or not in time.
+    """Return an error that says what would help, and how much; the same error if nothing is found in time.
 
     Args:
         problem: the refusal.
-        refused: what it is of.
+        refused: the refused request.
     """
     refused = replace(refused, trace=with_accumulations(refused.trace))
     until_s = time.monotonic() + PATIENCE_S
@@ -87,7 +87,7 @@ def with_remedies(problem: Infeasible, refused: Refused) -> Infeasible:
 
 
 def _means(problem: Infeasible, refused: Refused, until_s: float) -> list[str]:
-    """The words of --allow for each means that helps, and the least with them."""
+    """Return lines with the value of --allow for each means that helps, and the least budget with it."""
     given = refused.asked.allow
     others: list[Means] = [each for each in LOOKED_AT if each not in given and _shows(refused.trace, each)]
     present_bytes = refused.least_allocated(*_with(refused, given)) if others else 0
@@ -103,7 +103,7 @@ def _means(problem: Infeasible, refused: Refused, until_s: float) -> list[str]:
 
 
 def _least_size(problem: Infeasible, refused: Refused, until_s: float) -> list[str]:
-    """A smaller least size of what may move, if the least is lower with it."""
+    """Return lines on a smaller least size of what may move, if it lowers the least budget."""
     size_bytes = refused.asked.min_size_bytes // SMALLER
     if not size_bytes or time.monotonic() > until_s:
         return []
@@ -118,7 +118,7 @@ def _least_size(problem: Infeasible, refused: Refused, until_s: float) -> list[s
 
 
 def _smaller_input(problem: Infeasible, refused: Refused, until_s: float) -> Iterator[str]:
-    """The largest share of the batch or the input that was found to meet the budget, to hundredths."""
+    """Yield lines on the largest share of the batch or the input found to meet the budget, to hundredths."""
     budget_bytes, now_bytes = problem.budget_bytes, problem.least_feasible_bytes
     trace, asked = _with(refused, refused.asked.allow)
     if time.monotonic() > until_s or now_bytes <= budget_bytes:
@@ -153,21 +153,21 @@ def _less(one_bytes: int, other_bytes: int) -> bool:
 
 
 def _shows(trace: Trace, means: Means) -> bool:
-    """Whether a trace says where a run would have control."""
+    """Tell whether a trace has the parts in which a run could move these means."""
     if means not in ("state", "gradient"):
         return True
     return any((part.kind == "accumulation") is (means == "gradient") for part in trace.parts)
 
 
 def _with(refused: Refused, means: Collection[Means]) -> tuple[Trace, PlanRequest]:
-    """The step and the knobs with these means."""
+    """Return the trace and the knobs with these means."""
     return restricted(refused.trace, means), replace(refused.asked, allow=tuple(means))
 
 
 def scaled(trace: Trace, share: float) -> Trace:
-    """A trace whose activations, inputs, temporaries and workspaces are a share of their size.
+    """Return the trace with activations, inputs, temporaries and workspaces scaled to a share of their size.
 
-    What the optimizer's step allocates stays as it is: it goes by the weights.
+    What the optimizer's step allocates keeps its size, which depends on the weights.
     """
     in_optimizer = {
         storage for op, storage, size in trace.events if size > 0 and op >= 0 and trace.ops[op].phase == "optimizer"
@@ -186,13 +186,13 @@ def scaled(trace: Trace, share: float) -> Trace:
 
 
 def restricted(trace: Trace, means: Collection[str]) -> Trace:
-    """A trace in which a run has control only around what it may move."""
+    """Return the trace with only the parts that these means need."""
     wanted = {"accumulation": "gradient" in means, "optimizer": "state" in means}
     return replace(trace, parts=tuple(part for part in trace.parts if wanted[part.kind]))
 
 
 def with_accumulations(trace: Trace) -> Trace:
-    """A trace of a run that moved no gradients, with the places at which it could have; as it is without parts."""
+    """Return a trace with the places at which gradients could have moved; the same trace if it has no parts."""
     if not trace.parts or any(part.kind == "accumulation" for part in trace.parts):
         return trace
     parts = sorted([*trace.parts, *_accumulations(trace)], key=lambda part: (part.first_op, part.end_op))
@@ -200,7 +200,7 @@ def with_accumulations(trace: Trace) -> Trace:
 
 
 def _accumulations(trace: Trace) -> Iterator[Part]:
-    """Directly after the op of the last step's backward that makes it, a gradient is written."""
+    """Yield a part directly after each op of the last backward that makes a gradient: it is written there."""
     first_op = last_step(trace).first_op
     for op, storage, size_bytes in trace.events:
         is_gradient = size_bytes > 0 and trace.storages[storage].category == "gradient"

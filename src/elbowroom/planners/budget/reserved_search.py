@@ -1,8 +1,8 @@
-"""The search for plans whose reserved bytes are within a budget: one for planners, for `optimal` and for runs.
+"""Search for plans whose reserved bytes are within a budget, shared by planners, `optimal` and runs.
 
-Planners count allocated bytes. What the allocator reserves for them follows from the order and the sizes of all blocks,
-and no bound of it is known that is easy to plan with. So plans are made for fewer allocated bytes until one is within
-the budget, and then for more. Reference: bisection.
+Planners count allocated bytes. What the allocator reserves for them follows from the order and the sizes of all blocks.
+No bound of it is known that is easy to plan with. So plans are made for fewer allocated bytes until one is within the
+budget, and then for more. Reference: bisection.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Protocol, final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What the allocator reserves for plans within some allocated bytes.
+    """Result for plans within some allocated bytes.
 
     Attributes:
-        fits: no more than the budget, and compute never waits for the driver.
-        over_bytes: by how much it is more, where that is known.
-        least_bytes: the allocated bytes that can be planned for, where nothing was planned; 0 where plans were made.
+        fits: whether the allocator reserves no more than the budget, and compute never waits for the driver.
+        over_bytes: reserved bytes beyond the budget, if known.
+        least_bytes: the least allocated bytes that can be planned for, if no plan was made; else 0.
         is_enough: whether the search may end.
     """
 
@@ -30,32 +30,32 @@ class Look:
 
 
 class Steps(Protocol):
-    """Says which number of allocated bytes is looked at next."""
+    """Decides which number of allocated bytes is tried next."""
 
     allowed_bytes: int
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to look at."""
+        """Whether nothing is left to try."""
         ...
 
     def more(self) -> None:
-        """The plans that were looked at fit: look at more bytes."""
+        """Try more bytes next: the plans fit."""
         ...
 
     def less(self, found: Look, *, has_fit: bool) -> None:
-        """They do not: look at fewer bytes; `has_fit`: others did."""
+        """Try fewer bytes next: the plans do not fit. `has_fit` says whether earlier ones did."""
         ...
 
 
 def search(steps: Steps, look: Callable[[int], Look], rounds: int, *, first: Look | None = None) -> None:
-    """Look at plans for one number of allocated bytes after the other; `look` keeps what it finds.
+    """Try plans for one number of allocated bytes after the other; `look` keeps what it finds.
 
     Args:
-        steps: where to look.
-        look: at plans within a number of allocated bytes.
-        rounds: looks at most.
-        first: the first look, where it was had before.
+        steps: decides which number comes next.
+        look: tries plans within a number of allocated bytes.
+        rounds: most looks.
+        first: result of the first look, if it is known.
     """
     has_fit, found = False, first or look(steps.allowed_bytes)
     for _ in range(rounds - 1):
@@ -73,14 +73,14 @@ def search(steps: Steps, look: Callable[[int], Look], rounds: int, *, first: Loo
 
 @final
 class Narrowing:
-    """Steps to the fastest plan, where the least that can be planned for is known: down, and up again.
+    """Steps to the fastest plan if the least that can be planned for is known: down, and up again.
 
     Attributes:
-        allowed_bytes: to be tried.
+        allowed_bytes: the allocated bytes to try.
 
     Args:
-        budget_bytes: of reserved bytes.
-        least_bytes: allocated bytes that can be planned for at least.
+        budget_bytes: budget of reserved bytes.
+        least_bytes: the least allocated bytes that can be planned for.
         near_bytes: budgets this close count as one.
     """
 
@@ -94,12 +94,12 @@ class Narrowing:
         return self._fails - self.allowed_bytes <= self._near or self.allowed_bytes < self._least
 
     def more(self) -> None:
-        """What was tried is within the budget: try more."""
+        """Try more next: the last try is within the budget."""
         self._least = self.allowed_bytes + 1
         self.allowed_bytes = (self.allowed_bytes + self._fails) // 2
 
     def less(self, found: Look, *, has_fit: bool) -> None:
-        """What was tried is not: half of what is left, where something was found already, else by what it is over."""
+        """Try less next: by half of what is left if a plan was found already, else by the bytes over budget."""
         self._fails, room = self.allowed_bytes, self.allowed_bytes - self._least
         lower = self.allowed_bytes - max(min(found.over_bytes, room // 2), self.allowed_bytes // 16, room // 4, 1)
         self.allowed_bytes = (self._least + self._fails) // 2 if has_fit else max(self._least, lower)
@@ -107,14 +107,14 @@ class Narrowing:
 
 @final
 class Descending:
-    """Steps to the first plan that fits, where the least that can be planned for shows on the way: down by a twelfth.
+    """Steps down by a twelfth to the first plan that fits. The least that can be planned for shows on the way.
 
     Attributes:
-        allowed_bytes: to be tried.
-        is_over: whether the least was tried.
+        allowed_bytes: the allocated bytes to try.
+        is_over: whether the search has ended.
 
     Args:
-        budget_bytes: of reserved bytes.
+        budget_bytes: budget of reserved bytes.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -122,25 +122,25 @@ class Descending:
         self._least = 0
 
     def more(self) -> None:
-        """What was tried is within the budget: that is enough."""
+        """End the search: the last try is within the budget."""
         self.is_over = True
 
     def less(self, found: Look, *, has_fit: bool) -> None:  # noqa: ARG002
-        """What was tried is not, or cannot be planned for."""
+        """Try less next: the last try is over the budget, or cannot be planned for."""
         self._least = found.least_bytes or self._least
         self.is_over = self.allowed_bytes == self._least
         self.allowed_bytes = max(self._least, self.allowed_bytes - self.allowed_bytes // 12)
 
 
 def lowest(works: Callable[[int], bool], fails: int, fits: int, near_bytes: int, share: float = 0.0) -> int:
-    """The least limit in bytes that works, as close as is asked for, by bisection.
+    """Find the least limit in bytes that works, by bisection.
 
     Args:
-        works: whether a limit does.
-        fails: one that does not.
-        fits: one that does.
-        near_bytes: the answer may be larger by this many bytes,
-        share: or by such a share of it.
+        works: tells whether a limit works.
+        fails: a limit that does not work.
+        fits: a limit that works.
+        near_bytes: the answer may be too large by this many bytes,
+        share: or by this share of it.
     """
     while fits - fails > max(near_bytes, share * fits):
         middle = (fails + fits) // 2

@@ -1,10 +1,10 @@
-"""Plans for a budget of reserved bytes, where the device has a caching allocator.
+"""Plans of a run for a budget of reserved bytes, if the device has a caching allocator.
 
-Planners count allocated bytes; what the allocator reserves for them is more, by the free memory between blocks, and
-is known once a plan is played (elbowroom/simulate/repeated_steps.py). So a plan is made for the whole budget, and if it
-reserves more, for less and less, until one fits. Where none does, the cache is emptied at some ticks of the step: the
-device waits there for the driver, which gives memory out anew. And where that is not enough, the allocator gets the
-budget as its limit too, where it empties its cache itself.
+Planners count allocated bytes. The allocator reserves more, by the free memory between blocks. How much is known once a
+plan is played (elbowroom/simulate/repeated_steps.py). So a plan is made for the whole budget. If it reserves more,
+plans are made for less and less, until one fits. If no plan fits, the cache is emptied at some ticks of the step. The
+device waits there for the driver, which hands memory out anew. If that is not enough, the allocator gets the budget as
+its limit too. At the limit it empties its cache itself.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from elbowroom.units import format_bytes
 PLANNER = "swap_greedy"
 PLANNER_OF_STATES = "swap_states"
 PLANNER_OF_RECOMPUTES = "optimal" if find_spec("highspy") else "capuchin"
-"""The best that knows recomputes; without the solver, the best that needs none."""
+"""The best planner that knows recomputes; without the solver, the best one that needs no solver."""
 BUDGETS_TRIED = 10
-"""Plans that are tried for one budget."""
+"""Most plans that are tried for one budget."""
 ROUNDS_OF_RECOMPUTES = 3
 SPARE_BYTES = SEGMENT_BYTES
-"""Of a budget, what a limit of the allocator leaves for small things that a plan does not know of: one segment."""
+"""Bytes by which the allocator's limit is below the budget, for small storages unknown to the plan: one segment."""
 TIME_LIMIT_S = 2.0
-"""Of each program that a planner solves: training waits for the plan."""
+"""Time limit of each program that a planner solves: training waits for the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """A plan and how closely its writes are waited for.
+    """Plan, and how a run follows it.
 
     Attributes:
         plan: what to swap and to recompute.
-        waiting: by position of a tick, how many writes must have ended there; None where only room counts.
-        peak_bytes: what a budget of the device counts, at most.
-        emptied: positions of ticks at which the allocator gives back what it has free.
-        limit_bytes: what the allocator may reserve: Note: [At the limit] in simulate/reserved_curve.py; None for no
-        limit.
+        waiting: position of a tick -> number of writes that must have ended there; None if only room counts.
+        peak_bytes: the most bytes, as a budget of the device counts them.
+        emptied: positions of ticks at which the allocator returns its free memory.
+        limit_bytes: the most that the allocator may reserve, or None: Note: [At the limit] in
+            simulate/reserved_curve.py.
     """
 
     plan: Plan
@@ -69,15 +69,15 @@ class Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CourseRequest:
-    """What a run asks for one kind of step. Nothing in it changes, so that any thread may plan it.
+    """Request of a run for one kind of step. It is immutable, so any thread may plan it.
 
     Attributes:
-        trace: what runs.
-        machine: where.
-        budget: of the tiers.
+        trace: the trace of the step.
+        machine: the machine that it runs on.
+        budget: the budgets of the tiers.
         asked: knobs of the plan.
-        judge: whether a recompute can be carried out.
-        clear: positions at which the cache may be emptied: a run has control there once what it can free is free.
+        judge: tells whether a recompute can be carried out.
+        clear: positions at which the cache may be emptied: a run has control there, and has freed what it can.
     """
 
     trace: Trace
@@ -88,25 +88,25 @@ class CourseRequest:
     clear: Collection[int] = ()
 
     def within(self, device_bytes: int) -> CourseRequest:
-        """For another budget of the device."""
+        """Return the request for another budget of the device."""
         return replace(self, budget=self.budget.on_device(device_bytes))
 
     def following(self, device_bytes: int) -> CourseRequest:
-        """For another budget of the device, with the least size that follows it."""
+        """Return the request for another budget of the device, with the least size that follows it."""
         return replace(self.within(device_bytes), asked=self.asked.with_budget(device_bytes))
 
     def without(self, *means: Means) -> CourseRequest:
-        """With all means but some."""
+        """Return the request without some means."""
         return replace(self, asked=without(self.asked, *means))
 
 
 def course_within(request: CourseRequest) -> Course:
-    """A plan whose peak is within the budget of the device; optimizer states move only where nothing else meets it.
+    """Return a plan whose peak is within the device's budget. Optimizer states move only if nothing else meets it.
 
-    Where managed memory is asked for, what no plan can do without may lie there.
+    With managed memory, the bytes that no plan can avoid may lie there.
 
     Raises:
-        Infeasible: no plan that was tried is.
+        Infeasible: no plan that was tried is within the budget.
     """
     allowed_bytes, managed_bytes = request.budget.device_bytes, request.asked.managed_bytes
     most_bytes = allowed_bytes + managed_bytes
@@ -117,19 +117,19 @@ def course_within(request: CourseRequest) -> Course:
             if allowed_bytes == most_bytes:
                 raise
             least_bytes = problem.least_feasible_bytes
-        # What lies in managed memory is slow, so that as little as can be does.
+        # Managed memory is slow, so use as little as possible.
         more_bytes = allowed_bytes + managed_bytes // 8 if turn else least_bytes
         allowed_bytes = min(most_bytes, max(more_bytes, allowed_bytes + 1))
     raise AssertionError("the last turn returns or raises")
 
 
 def without(asked: PlanRequest, *means: Means) -> PlanRequest:
-    """All means but some."""
+    """Return the knobs without some means."""
     return replace(asked, allow=tuple(each for each in asked.allow if each not in means))
 
 
 def least_allocated(request: CourseRequest) -> int:
-    """The least budget of allocated bytes that one plan can meet: found in a fraction of the time of a course."""
+    """Return the least budget of allocated bytes that one plan can meet, in a fraction of the time of a course."""
     try:
         return _asking(request).plan(1).budget_bytes
     except Infeasible as problem:
@@ -137,11 +137,11 @@ def least_allocated(request: CourseRequest) -> int:
 
 
 def remedied(problem: Infeasible, request: CourseRequest) -> Infeasible:
-    """A refusal that says what would help.
+    """Return the refusal with what would help added.
 
     Args:
         problem: the refusal.
-        request: what was refused; optimizer states can be looked at where its trace has parts for them.
+        request: the refused request; moving optimizer states is considered if its trace has parts for them.
     """
 
     def asked_of(trace: Trace, asked: PlanRequest, device_bytes: int) -> CourseRequest:
@@ -166,7 +166,7 @@ def _course_within(request: CourseRequest) -> Course:
         try:
             if found := _searched(means, tried):
                 return found
-        except Infeasible as problem:  # itself, it would keep the frames of the training alive
+        except Infeasible as problem:  # keep the text alone: the error would keep the frames of the training alive
             refused = str(problem), problem.least_feasible_bytes
     if not tried.least_bytes:
         raise _refused(request, *refused)
@@ -186,13 +186,13 @@ def _course_within(request: CourseRequest) -> Course:
 
 @dataclass(slots=True)
 class _Tried:
-    """Plans that were tried for a budget, and the least that the allocator reserves for one of them."""
+    """Plans tried for a budget, and the least that the allocator reserves for one of them."""
 
     plans: list[Plan] = field(default_factory=list[Plan])
     least_bytes: int = 0
 
     def add(self, request: CourseRequest, made: Plan) -> Course | None:
-        """The first way to follow a plan that is within the budget; None where none is."""
+        """Add a plan. Returns its first course within the budget, or None."""
         self.plans.append(made)
         budget_bytes = request.budget.device_bytes
         for way in _courses(request.trace, request.machine, made):
@@ -203,7 +203,7 @@ class _Tried:
 
 
 def _refused(request: CourseRequest, why: str, least_bytes: int) -> Infeasible:
-    """Where not even what is allocated fits: the error says what is reserved for the least of that."""
+    """Return the error if not even allocated bytes fit; it says what the allocator reserves for the least of them."""
     machine = request.machine
     if machine.allocator != "exact":
         tried = _Tried()
@@ -218,13 +218,13 @@ def _refused(request: CourseRequest, why: str, least_bytes: int) -> Infeasible:
 
 
 def _met(request: CourseRequest, least_bytes: int) -> int:
-    """The first budget from this on that a run meets: what may move follows the budget."""
+    """Return the first budget from `least_bytes` on that a run meets, as the least size of what moves follows it."""
     most_bytes = keeping_bytes(request.trace, request.machine)
     return first_met(least_bytes, lambda budget_bytes: _course_within(request.following(budget_bytes)), most_bytes)
 
 
 def _searched(request: CourseRequest, tried: _Tried) -> Course | None:
-    """The first plan that was found within the budget; in the end the one that has all away as long as can be.
+    """Return the first course found within the budget. The last one tried moves everything for as long as possible.
 
     Raises:
         Infeasible: not even allocated bytes can be planned for.
@@ -252,16 +252,16 @@ def _searched(request: CourseRequest, tried: _Tried) -> Course | None:
 
 
 def _everything(request: CourseRequest) -> Plan:
-    """All that may be away is, as long as can be."""
+    """Return the plan that moves everything for as long as possible."""
     means = replace(request.asked, planner="threshold", options={"size_bytes": 1})
     return _asking(replace(request, asked=means)).plan(request.budget.device_bytes)
 
 
 def exploring(request: CourseRequest) -> Course | None:
-    """What shows how little a step can hold: everything leaves as soon as its last user lets go of it.
+    """Return a course that shows how little a step can hold: everything leaves as soon as its last use ends.
 
-    An observed step shows that no closer than the ticks: what it writes it holds until it has control again. None where
-    the plans of the run are not to be ours, or the tiers below have no room for it all.
+    An observed step cannot show this: it holds what it writes until the next tick. None if the run has its own planner
+    or may not swap, or if the lower tiers have no room for everything.
     """
     trace, machine, asked = request.trace, request.machine, request.asked
     if asked.planner is not None or "swap" not in asked.allow:
@@ -294,14 +294,14 @@ def _planner(allow: Sequence[Means]) -> str:
 def course_of(
     trace: Trace, machine: Machine, made: Plan, budget_bytes: int | None = None, clear: Collection[int] = ()
 ) -> Course:
-    """The way to follow a plan that compute waits least in, of those within a budget where there are some.
+    """Return the course of a plan with the least waits; within the budget if there is such a course.
 
     Args:
-        trace: what runs.
-        machine: where.
+        trace: the trace of the step.
+        machine: the machine that it runs on.
         made: the plan.
-        budget_bytes: of the device; None for any way.
-        clear: see course_within; for a plan that moves something, where no other way is within the budget.
+        budget_bytes: budget of the device; None for any course.
+        clear: positions at which the cache may be emptied, if a plan with moves has no other course within the budget.
     """
     ways = _courses(trace, machine, made)
     first = next(ways)
@@ -314,14 +314,14 @@ def course_of(
 
 
 def keeping_bytes(trace: Trace, machine: Machine) -> int:
-    """What a budget counts of a step that keeps everything, at most."""
+    """Return the peak of a step that keeps everything, as a budget counts it."""
     nothing = Plan(trace_id=trace.id, planner="keep", budget_bytes=machine.tiers[0].capacity_bytes)
     in_one_go = peak_in_one_go(last_step(trace)) if trace.device != "cpu" else 0  # there each parameter is by itself
     return max(next(_courses(trace, machine, nothing)).peak_bytes, in_one_go)
 
 
 def _courses(trace: Trace, machine: Machine, made: Plan) -> Iterator[Course]:
-    """Ways to follow a plan in which compute waits for copies alone, the one that it waits least in first."""
+    """Yield courses of a plan in which compute waits for copies alone, the one with the least waits first."""
     step = last_step(trace)
     moves = moves_of_plan(step, made)
     if machine.allocator == "exact":
@@ -337,7 +337,7 @@ def _courses(trace: Trace, machine: Machine, made: Plan) -> Iterator[Course]:
 def _emptying(
     trace: Trace, machine: Machine, plans: Sequence[Plan], budget_bytes: int, clear: Collection[int]
 ) -> Course | None:
-    """The way to follow one of some plans with the cache emptied, without a limit of the allocator if any does."""
+    """Return a course of one of some plans with the cache emptied; with an allocator's limit only if all need one."""
     ways = [(made, *_limited(trace, machine, made, clear)) for made in plans]
     for limit_bytes in (None, budget_bytes - SPARE_BYTES):
         for made, waiting, limited in ways:
@@ -349,7 +349,7 @@ def _emptying(
 
 
 def _limited(trace: Trace, machine: Machine, made: Plan, clear: Collection[int]) -> tuple[dict[int, int], Limited]:
-    """All leaves as soon as it can: the waits for that, and what the allocator then holds."""
+    """Return the waits with which everything leaves as soon as possible, and what the allocator holds then."""
     step = last_step(trace)
     moves = moves_of_plan(step, made)
     waiting = early_waits(step, moves, tiers_of_plan(step, made, moves), None, before_idle=True)
@@ -357,13 +357,13 @@ def _limited(trace: Trace, machine: Machine, made: Plan, clear: Collection[int])
 
 
 def _least_budget(request: CourseRequest, plans: Sequence[Plan], fails: int, fits: int) -> int:
-    """The least budget whose limit of the allocator is found to be enough for one of some plans, to SEGMENT_BYTES.
+    """Return the least budget that is enough for one of some plans, with an allocator's limit, to SEGMENT_BYTES.
 
     Args:
-        request: what runs, where, and where the cache may be emptied.
-        plans: to choose from.
-        fails: a budget that is not enough for any.
-        fits: one that is enough for one.
+        request: the trace, the machine, and the positions at which the cache may be emptied.
+        plans: plans to choose from.
+        fails: a budget that is not enough for any plan.
+        fits: a budget that is enough for one.
     """
     for made in plans:
         limited = _limited(request.trace, request.machine, made, request.clear)[1]
@@ -377,7 +377,7 @@ def _least_budget(request: CourseRequest, plans: Sequence[Plan], fails: int, fit
 
 
 def simulated(trace: Trace, machine: Machine, course: Course, *, begins_empty: bool = False) -> Timeline:
-    """What a step of many under a plan should do; `begins_empty`: each begins with an empty cache."""
+    """Simulate one of many steps under a plan; `begins_empty`: each begins with an empty cache."""
     line = simulate(trace, machine, course.plan)
     if machine.allocator == "exact":
         return line

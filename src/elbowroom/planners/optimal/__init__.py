@@ -1,1 +1,1 @@
-"""The planner `optimal`: a mixed-integer program, searches around it, and its bound."""
+"""Planner `optimal`: a mixed-integer program, searches around it, and its bound."""

@@ -1,16 +1,16 @@
-"""choosing: which algorithm each op runs with, beside swaps and recomputes.
+"""choosing: the algorithm of each op, in addition to swaps and recomputes.
 
-Computes: steps with other algorithms for `optimal` to plan on (the fastest everywhere; the fastest but for ops above
-the budget, where those with the least workspace are), and exchanges of single choices in a plan, each played.
+Computes: steps with other algorithms for `optimal` to plan on: the fastest everywhere; or the fastest, but the least
+workspace for ops above the budget. Also exchanges of single choices in a plan, each played.
 Reference: vDNN (see vdnn.py) for giving workspace up only where memory is short; local search as in refine.py.
-Optimal: where all choices are few, as then all of them are played. Ignores: exchanges of two choices at once.
+Optimal: if there are few choices, as then all of them are played. Ignores: exchanges of two choices at once.
 Cost: linear in the step per step made; a play per exchange.
 
 Note: [The optimistic step]
-Let every op take the time of its fastest choice and the workspace of its smallest one, whether or not one choice has
-both. A plan with any algorithms, played, meets the rows of the program of pipe.py for that step: its slots are no
-higher; and where its ops are slower, what they take longer is part of what the program calls waits. So the program's
-cost and the optimistic ops together are no more than that plan takes.
+Let every op take the time of its fastest choice and the workspace of its smallest one, even if no choice has both. A
+plan with any algorithms, played, meets the rows of the program of pipe.py for that step. The program's slots are no
+higher. If the plan's ops are slower, the extra time is part of what the program calls waits. So the program's cost and
+the time of the optimistic ops together are no more than that plan takes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from elbowroom.step.moves import need
 from elbowroom.trace import Choice
 
 Chosen = Mapping[int, Choice]
-"""By op."""
+"""Op -> its algorithm."""
 
 
 def offered(problem: Problem) -> dict[int, tuple[Choice, ...]]:
-    """By op, the algorithms on offer, the recorded one first, where there are several."""
+    """Return op -> the algorithms on offer, the recorded one first, for ops with several."""
     if "algorithm" not in problem.allow:
         return {}
     step = problem.step
@@ -47,7 +47,7 @@ def offered(problem: Problem) -> dict[int, tuple[Choice, ...]]:
 
 
 def choosing(problem: Problem, chosen: Chosen) -> Problem:
-    """A problem, nothing of which is decided, with some algorithms decided; recorded ones are not written down."""
+    """Return an undecided problem with some algorithms decided; recorded algorithms are left out of the plan."""
     step = problem.step
     other = {op: choice for op, choice in sorted(chosen.items()) if choice is not step.trace.ops[op].choices[0]}
     named = tuple(Algorithm(op=op, choice=choice.name) for op, choice in other.items())
@@ -55,7 +55,7 @@ def choosing(problem: Problem, chosen: Chosen) -> Problem:
 
 
 def optimistic(problem: Problem) -> Problem:
-    """The problem on a step that is no slower and no higher than with any algorithms; see the Note above."""
+    """Return the problem on a step that is as fast and as low as any algorithms allow; see the Note above."""
     step, best = problem.step, dict[int, Choice]()
     for op, choices in offered(problem).items():
         workspace = workspace_of(step, op)
@@ -69,17 +69,17 @@ def optimistic(problem: Problem) -> Problem:
 
 
 def fastest(problem: Problem) -> Problem:
-    """The problem with the fastest algorithm for every op."""
+    """Return the problem with the fastest algorithm for every op."""
     return choosing(problem, {op: min(choices, key=_by_time) for op, choices in offered(problem).items()})
 
 
 def smallest(problem: Problem) -> Problem:
-    """The problem with the algorithm of the least workspace for every op."""
+    """Return the problem with the algorithm of the least workspace for every op."""
     return choosing(problem, {op: min(choices, key=_by_size) for op, choices in offered(problem).items()})
 
 
 def frugal(problem: Problem) -> Problem:
-    """The problem with the fastest algorithms, but the smallest ones for ops that are above the budget with those."""
+    """Return the problem with the fastest algorithms, but the smallest for ops above the budget with the fastest."""
     fast, chosen = fastest(problem).step, dict[int, Choice]()
     for op, choices in offered(problem).items():
         above = _highest(fast, op) > problem.budget_bytes
@@ -88,24 +88,24 @@ def frugal(problem: Problem) -> Problem:
 
 
 def deciding_algorithms(problem: Problem, named: tuple[Algorithm, ...]) -> Problem:
-    """A problem, nothing of which is decided, with some algorithms decided."""
+    """Return an undecided problem with some algorithms decided, given as a plan has them."""
     return replace(problem, step=with_algorithms(problem.step, named), algorithms=named)
 
 
 def every(problem: Problem) -> Iterator[Problem]:
-    """The problem with each combination of algorithms."""
+    """Yield the problem with each combination of algorithms."""
     on_offer = offered(problem)
     for choices in product(*on_offer.values()):
         yield choosing(problem, dict(zip(on_offer, choices, strict=True)))
 
 
 def every_count(problem: Problem) -> int:
-    """How many combinations of algorithms there are."""
+    """Return the number of combinations of algorithms."""
     return prod(len(choices) for choices in offered(problem).values())
 
 
 def choices_near(problem: Problem, pool: Pool, best: Trial) -> Iterator[Trial]:
-    """Trials with one algorithm changed: those that gain most time first, then those that give most room."""
+    """Yield trials with one algorithm changed: those that gain most time first, then those that free most memory."""
     named = {algorithm.op: algorithm.choice for algorithm in best.basis.asked.algorithms}
     on_offer = offered(problem)
     now = {op: next((c for c in cs if c.name == named.get(op)), cs[0]) for op, cs in on_offer.items()}
@@ -126,7 +126,7 @@ def choices_near(problem: Problem, pool: Pool, best: Trial) -> Iterator[Trial]:
 
 
 def _highest(step: LastStep, op: int) -> int:
-    """The most that is allocated while an op runs, everything kept."""
+    """Return the peak of allocated bytes while an op runs, with everything kept."""
     begin, end = (int(point) for point in step.point_of[op - step.first_op : op - step.first_op + 2])
     return int(np.max(step.level[begin : end + 1]))
 

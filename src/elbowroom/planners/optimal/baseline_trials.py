@@ -1,8 +1,8 @@
 """seeds: the baselines' plans as trials for `optimal` to start from.
 
 Computes: the plan of every baseline that meets the budget, played. Reference: each baseline names its own. Optimal:
-never by itself; it makes `optimal` no slower than any of them. Ignores: options of the baselines, which are taken as
-they are by default. Cost: the baselines' together, and a play for each.
+never by itself; it makes `optimal` no slower than any of them. Ignores: options of the baselines other than the
+defaults. Cost: the baselines' together, and a play for each.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ BASELINES: tuple[Planner, ...] = (
     lms,
 )
 MOST_SAVES = 2000
-"""Beside more, the baselines of QUADRATIC cost, which would take longer than all else, are not asked."""
+"""With more saves, the baselines of QUADRATIC cost are left out: they would take longer than all else."""
 QUADRATIC: tuple[Planner, ...] = (capuchin, vdnn)
 
 
 def seeds(problem: Problem, baselines: Sequence[Planner] = BASELINES) -> Iterator[tuple[Planner, Plan]]:
-    """The plans of baselines that meet the budget, of the means that are allowed."""
+    """Yield the plans of baselines that meet the budget with the allowed means."""
     many, is_enough = len(problem.step.saves) > MOST_SAVES, False
     for baseline in (each for each in baselines if not (many and each in QUADRATIC)):
-        if baseline is swap_states and is_enough:  # it gives swap_greedy's plan where there is one
+        if baseline is swap_states and is_enough:  # its plan would be that of swap_greedy
             continue
         try:
             made = baseline(problem)
@@ -65,7 +65,7 @@ def seeds(problem: Problem, baselines: Sequence[Planner] = BASELINES) -> Iterato
 
 
 def seeds_in_reserved(problem: Problem) -> Iterator[Plan]:
-    """The plans of baselines whose reserved bytes are within the budget, each as `elbowroom.plan` would give it."""
+    """Yield plans of baselines whose reserved bytes are within the budget, as `elbowroom.plan` would return them."""
     many = len(problem.step.saves) > MOST_SAVES
     for baseline in (each for each in BASELINES[1:] if not (many and each in QUADRATIC)):
         try:
@@ -83,7 +83,7 @@ def _is_allowed(problem: Problem, made: Plan) -> bool:
 
 
 def trial_of(pool: Pool, made: Plan) -> tuple[Trial, Pool] | None:
-    """A plan of the pool's algorithms as a trial, its swaps of states decided; None where it is above the budget."""
+    """Return a plan with the pool's algorithms as a trial, its swaps of states decided; None above the budget."""
     step = pool.problem.step
     moves = moves_of_plan(step, made)
     if peak_of(step, moves) > pool.problem.budget_bytes:

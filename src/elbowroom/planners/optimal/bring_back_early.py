@@ -1,11 +1,11 @@
-"""arranging: swaps back as early as there is room, then each as late as that costs nothing.
+"""arranging: swaps back as early as there is room, then each as late as possible at no cost.
 
-Computes: when each swap back of a chosen set starts, where copies back are what the step waits for. Reference: earliest
-deadline first (Jackson, "Scheduling a production line to minimize maximum tardiness", 1955): the copies share one
-serial lane, and each starts at the first tick from which it fits until its read, in the order of need. A second pass
-looks at the play and starts each at the last tick that still lets it run when it ran, or when it had to.
-Optimal: for a lane that is never idle while copies are due. Ignores: that room can be made for a copy needed soon by
-keeping back one needed later. placing.py is its counterpart for links with time to spare; `optimal` weighs both.
+Computes: when each swap back of a chosen set starts, if the step waits for copies back. Reference: earliest deadline
+first (Jackson, "Scheduling a production line to minimize maximum tardiness", 1955). The copies share one serial lane.
+Each starts at the first tick from which it fits until its read, in the order of need. A second pass looks at the play.
+It starts each at the last tick that still lets it run when it ran, or when it had to.
+Optimal: for a lane that is never idle while copies are due. Ignores: that delaying a copy needed later can make room
+for one needed soon. placing.py is its counterpart for links with time to spare; `optimal` weighs both.
 Cost: n log n in the swaps, plus the slots each storage is back early.
 """
 
@@ -56,11 +56,11 @@ def bring_back_later(problem: Problem, moves: Moves, done: Play) -> Moves:
         after = min(read_ns[i], after) - copy_back_ns[i]
         tick = max(0, int(np.searchsorted(tick_ns, after, side="right")) - 1)
         back[i] = max(back[i], min(int(step.ticks[tick]), int(step.first_read[moves.n[i]])))
-    # Copies run in the order they start, so none may start before one that is needed earlier.
+    # Copies run in the order they start, so no copy may start before one that is needed earlier.
     back[order] = np.maximum.accumulate(back[order])
     return moves_of(step, moves.n, back)
 
 
 def _returning(step: LastStep, moves: Moves) -> list[int]:
-    """Indices of the moves that come back, in the order of need."""
+    """Return the indices of the moves that come back, in the order of need."""
     return [i for i in in_order_of_need(step, moves) if step.returns[moves.n[i]]]

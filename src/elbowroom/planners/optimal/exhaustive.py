@@ -1,8 +1,8 @@
 """every_plan: all plans of a step so small that they can be played one by one.
 
-Computes: every plan of swaps to every tier, back at every place where that may be, of sets of the recipes on offer,
-and of algorithms, as far as `check` lets it run; of those the fastest, or the one that needs the fewest bytes.
-Reference: none is needed. Optimal: always, among these. Ignores: recipes that are not on offer.
+Computes: every plan that passes `check`, of swaps to every tier and back at every place, of sets of the recipes on
+offer, and of algorithms. Of those, the fastest, or the one that needs the fewest bytes.
+Reference: not needed. Optimal: always, among these plans. Ignores: recipes that are not on offer.
 Cost: a check and a play for each; MOST_PLANS of them at most.
 """
 
@@ -29,11 +29,11 @@ from elbowroom.step.moves import Moves, moves_of_plan, tiers_of_plan
 from elbowroom.step.recipes import RecomputeOption, options
 
 MOST_PLANS = 300
-"""So many plans are all played."""
+"""Up to this number of plans, all are played."""
 
 
 def are_few(problem: Problem) -> bool:
-    """Whether all plans can be played."""
+    """Tell whether all plans can be played."""
     step, most = problem.step, MOST_PLANS.bit_length()
     largest = max((tier.capacity_bytes for tier in problem.machine.tiers[1:]), default=0)
     fits = (step.size >= max(1, problem.min_size_bytes)) & (step.size <= largest)
@@ -44,10 +44,10 @@ def are_few(problem: Problem) -> bool:
 
 
 def fastest_of_all(problem: Problem, known: Plan | None) -> tuple[Plan, int]:
-    """The fastest of all plans within the budget, and its time; of equals one that moves least, a known one first.
+    """Return the fastest of all plans within the budget, and its time; of equals the one that moves least.
 
     Args:
-        problem: nothing of it is decided; some plan meets its budget.
+        problem: an undecided problem; some plan meets its budget.
         known: a plan within the budget.
     """
     found = ((known, *_cost(problem, known)) for known in ([known] if known else []))
@@ -58,7 +58,7 @@ def fastest_of_all(problem: Problem, known: Plan | None) -> tuple[Plan, int]:
 
 
 def least_of_all(problem: Problem) -> tuple[Problem, Moves]:
-    """The step and the moves of the plan that needs the fewest bytes."""
+    """Return the problem and the moves of the plan that needs the fewest bytes."""
     for made in sorted(_every(problem), key=lambda made: _peak(problem, made)):
         if _may_run(problem, made):
             step = with_algorithms(problem.step, made.algorithms)
@@ -67,13 +67,13 @@ def least_of_all(problem: Problem) -> tuple[Problem, Moves]:
 
 
 def _peak(problem: Problem, made: Plan) -> int:
-    """Allocated bytes that a plan needs."""
+    """Return the allocated bytes that a plan needs."""
     step = with_algorithms(problem.step, made.algorithms)
     return peak_of(step, moves_of_plan(step, made))
 
 
 def _cost(problem: Problem, made: Plan) -> tuple[int, int]:
-    """Simulated time of the step, and bytes moved."""
+    """Return the simulated time of the step, and the bytes moved."""
     step = with_algorithms(problem.step, made.algorithms)
     moves = moves_of_plan(step, made)
     done = play(step, moves, problem.machine, tiers_of_plan(step, made, moves))
@@ -89,7 +89,7 @@ def _may_run(problem: Problem, made: Plan) -> bool:
 
 
 def _every(problem: Problem) -> Iterator[Plan]:
-    """All plans; those that no check has seen yet, too."""
+    """Yield all plans, unchecked ones included."""
     windows, algorithms = _swaps(problem), _algorithms(problem)
     for recipes in _recipes(problem):
         dropped = {storage for option in recipes for storage in option.recompute.storages}
@@ -106,7 +106,7 @@ def _count(problem: Problem) -> int:
 
 
 def _swaps(problem: Problem) -> list[list[Swap | None]]:
-    """Per window: to keep it, or each swap of it that may run."""
+    """Return for each window its choices: to keep it, or each swap of it that may run."""
     step = problem.step
     tiers: list[TierName] = [tier.name for tier in problem.machine.tiers[1:]]
     found: list[list[Swap | None]] = []
@@ -128,7 +128,7 @@ def _plan(
     recomputes: tuple[Recompute, ...] = (),
     algorithms: tuple[Algorithm, ...] = (),
 ) -> Plan:
-    """A plan with no budget."""
+    """Return a plan without a budget."""
     return Plan(
         trace_id=problem.step.trace.id,
         planner="every_plan",
@@ -140,7 +140,7 @@ def _plan(
 
 
 def _recipes(problem: Problem) -> list[tuple[RecomputeOption, ...]]:
-    """The sets of recipes on offer that can be carried out together."""
+    """Return the sets of recipes on offer that can be carried out together."""
     on_offer = _on_offer(problem)
     sets = (chosen for count in range(len(on_offer) + 1) for chosen in combinations(on_offer, count))
     return [chosen for chosen in sets if _are_apart(chosen)]
@@ -156,5 +156,5 @@ def _on_offer(problem: Problem) -> tuple[RecomputeOption, ...]:
 
 
 def _algorithms(problem: Problem) -> list[list[Algorithm | None]]:
-    """Per op that offers several algorithms: the recorded one, or each other one."""
+    """Return for each op with several algorithms its choices: None for the recorded one, or another one."""
     return [[None, *(Algorithm(op=op, choice=c.name) for c in each[1:])] for op, each in offered(problem).items()]

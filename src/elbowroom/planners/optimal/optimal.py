@@ -1,14 +1,15 @@
 """optimal: the fastest plan found, and a proof of how much faster any other could be.
 
 Computes: what to keep, what to swap, what to recompute, and the algorithm of each op (algorithm_choice.py). The pipe
-program (pipe.py) says which storages should go if links moved bytes as pipes move water, and bounds what any plan can
-reach; its choice is made whole, arranged and played, for a few margins of the budget, beside the other planners' plans;
-the fastest is then improved by exchanges, each of them played (refine.py), until the bound is met or the effort is
-spent. Reference: pipe.py names it; improving by exchanges is local search (Papadimitriou and Steiglitz, "Combinatorial
-Optimization", 1982, chapter 19). Optimal: where it meets the bound; and where there are few options, as then all of
-them are played (exhaustive.py). Never slower, simulated, than any baseline that meets the same budget of allocated
-bytes (baseline_trials.py); of reserved bytes by no more than CLOSE says. Ignores: what the simulator ignores. Cost: the
-program's, then plays of n log n each, fewer of them the larger n is.
+program (pipe.py) says which storages should go if links moved bytes as pipes move water. It also bounds what any plan
+can reach. Its choice is rounded to whole storages, arranged and played, for a few margins of the budget. So are the
+other planners' plans. The fastest is improved by exchanges, each of them played (refine.py), until the bound is met or
+the effort is spent.
+Reference: pipe.py names it; improving by exchanges is local search (Papadimitriou and Steiglitz, "Combinatorial
+Optimization", 1982, chapter 19). Optimal: if it meets the bound, or if there are few options, as then all of them are
+played (exhaustive.py). Never slower, simulated, than any baseline that meets the same budget of allocated bytes
+(baseline_trials.py). For reserved bytes, baselines are asked only if the plan is far from the bound (REFINED_UP_TO).
+Ignores: what the simulator ignores. Cost: the program's, then plays of n log n each, fewer of them the larger n is.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ from elbowroom.planners.optimal.trial import Trial, arranged, tried
 from elbowroom.planners.problem import Problem, as_plan, movable, peak_of, with_disk, without_disk
 
 MOST_FRUGAL = 3
-"""So many of the choices that allocate least are replayed to see what the allocator needs."""
+"""Number of choices that allocate least that are replayed to see what the allocator needs."""
 REFINED_UP_TO = 1.05
-"""Where the best takes more than so many times the bound, the baselines are asked too, each for reserved bytes."""
+"""If the best takes more than this factor of the bound, the baselines are asked too, each for reserved bytes."""
 SHARE = 3
-"""Where every improvement is replayed, so many times fewer are tried."""
+"""If every improvement is replayed, the number of trials is divided by this."""
 
 
 def optimal(problem: Problem) -> Plan:
@@ -74,7 +75,7 @@ def optimal(problem: Problem) -> Plan:
     """
     caching, problem = problem.machine.allocator != "exact", with_disk(problem)
     ideal = for_free(optimistic(problem))
-    if problem.host_bytes is not None:  # no program knows which of two tiers a storage takes, so that any may go
+    if problem.host_bytes is not None:  # the program does not know two tiers: for the bound, any storage may go
         ideal = replace(ideal, tier_bytes=2**62)
     ideal_ns = int(ideal.step.at_ns[-1])
     for way in (problem, fastest(problem)):
@@ -92,10 +93,10 @@ def optimal(problem: Problem) -> Plan:
 
 
 def _allocating(problem: Problem, bound: int, enough_ns: int) -> Plan:
-    """The best found whose allocated bytes are within the budget.
+    """Return the best plan found whose allocated bytes are within the budget.
 
     Raises:
-        Infeasible: there is none.
+        Infeasible: there is no such plan.
     """
     found = Search(problem)(problem.budget_bytes)
     best = _refined(problem, (found or [_least(problem)])[0], bound, enough_ns)
@@ -103,7 +104,7 @@ def _allocating(problem: Problem, bound: int, enough_ns: int) -> Plan:
 
 
 def _of_every(problem: Problem, search: Callable[[], Plan], bound: int) -> Plan:
-    """The fastest of all plans of a small step, and where there is none the least budget that has one."""
+    """Return the fastest of all plans of a small step. Raises Infeasible with the least budget if there is none."""
     try:
         made = search()
     except Infeasible as found:
@@ -120,10 +121,10 @@ def _of_every(problem: Problem, search: Callable[[], Plan], bound: int) -> Plan:
 
 
 def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
-    """The best found that an allocator with the budget for its limit has room for.
+    """Return the best trial found that an allocator with the budget as its limit has room for.
 
     Raises:
-        Infeasible: there is none.
+        Infeasible: there is no such trial.
     """
     budget_bytes = problem.budget_bytes
     bases = sorted(_bases(problem), key=lambda each: (each[0], each[1][0].cost))
@@ -146,7 +147,7 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
 
 
 def _beside_baselines(problem: Problem, held: FittingTrial) -> FittingTrial:
-    """The faster of a trial and the baselines' plans within the same reserved bytes."""
+    """Return the fastest of a trial and the baselines' plans within the same reserved bytes."""
     for made in seeds_in_reserved(without_disk(problem)):
         found = trial_of(pool_of(deciding_algorithms(problem, made.algorithms)), made)
         other = None if found is None else held_within(found, problem.budget_bytes)
@@ -155,7 +156,7 @@ def _beside_baselines(problem: Problem, held: FittingTrial) -> FittingTrial:
 
 
 def _near(problem: Problem, trial: Trial, pool: Pool) -> Iterator[Trial]:
-    """Trials with one of swaps, recomputes and states changed, in turn."""
+    """Yield trials with one of swaps, recomputes and states changed, in turn."""
     undecided = deciding_algorithms(problem, trial.basis.asked.algorithms)
     of_states = states_near(undecided, pool, trial) if problem.moves_states else iter(())
     return in_turn(neighbours(pool, trial), of_states)
@@ -178,16 +179,16 @@ def _refined(
 
 
 def _is_free(problem: Problem, made: Plan) -> bool:
-    """Whether the allocator has room for a plan without turning to the driver."""
+    """Tell whether the allocator has room for a plan without turning to the driver."""
     found = replayed(problem.step.trace, problem.machine, made, problem.budget_bytes)
     return found.fits and not found.is_driven
 
 
 def _bases(problem: Problem) -> list[tuple[int, Found]]:
-    """Choices that need few bytes, whatever they cost, each with what it allocates.
+    """Return choices that need few bytes, at any cost in time, each with its allocated bytes.
 
-    All that may be is swapped and comes back on demand, beside all recomputes of one kind or none; or all is kept,
-    where the tiers below hold too little. They depend on no budget.
+    Everything that may move is swapped and comes back on demand, with all recomputes of one kind or without any. If the
+    lower tiers hold too little, all is kept. The choices depend on no budget.
     """
     ways = {way.algorithms: way for way in (smallest(problem), fastest(problem))}
     pools = [pool_of(way) for way in (*ways.values(), all_away(smallest(problem)))]
@@ -202,7 +203,7 @@ def _bases(problem: Problem) -> list[tuple[int, Found]]:
 
 
 def _least(problem: Problem) -> Found:
-    """The choice that allocates least, arranged.
+    """Return the choice that allocates least, arranged.
 
     Raises:
         Infeasible: even that is above the budget.
@@ -215,7 +216,7 @@ def _least(problem: Problem) -> Found:
 
 
 def _over_reserved(problem: Problem, least_bytes: int, limit_bytes: int) -> Infeasible:
-    """Why a budget of reserved bytes is not met."""
+    """Return the error for a budget of reserved bytes that is not met."""
     if least_bytes > problem.budget_bytes:
         try:
             _least(problem)

@@ -6,17 +6,22 @@ Offloading for Training DNNs" (NeurIPS 2021). Optimal: for the pipe. Ignores: th
 two copies goes first. Cost: a program of O(options + marks) columns and rows.
 
 Note: [Why the pipe is a lower bound]
-Take any plan of these options that the simulator plays, and let x be the swaps whose copies are made. At each *mark*,
-a tick at which the program looks at the step, read off the play: q, how long compute had waited or run recipes since
-the mark before; o, bytes written so far; b, bytes brought back when the ops up to the next tick have run. These
-numbers meet every row below. A lane moves at most its rate times the time that went by, which is the ops' and q (out,
-back). What was not saved cannot have been written (saved), and what is read must have arrived (read). A byte that is
-not on the device was dropped to be recomputed or was written (room), and is idle (idle); one that came back, even in
-part, counts. A storage that was dropped is made by the op that made it, which takes its time again, as do ops before
-it whose results are gone, once for all that they serve (makers, in pipe_recomputes.py; Note: [What any recipe runs]).
-So the least sum of q that meets the rows is no more than this plan takes longer than its ops. That holds for any
-choice of marks, as rows are only left out; and leaving out that x is whole gives the relaxation, whose cost is no more
-still. The price per byte that breaks ties is taken off.
+Take any plan of these options that the simulator plays, and let x be the swaps whose copies are made. A *mark* is a
+tick at which the program looks at the step. At each mark, read three numbers off the play:
+
+- q: how long compute has waited or run recipes since the mark before;
+- o: bytes written so far;
+- b: bytes brought back when the ops up to the next tick have run.
+
+These numbers meet every row below. A lane moves at most its rate times the elapsed time, which is that of the ops and
+q (out, back). What was not saved cannot have been written (saved). What is read must have arrived (read). A byte that
+is not on the device was dropped to be recomputed or was written (room), and is idle (idle). A storage that came back
+in part counts as on the device. A dropped storage is made again by its op, which takes its time again. So do earlier
+ops whose results are gone, once for all that they serve (makers, in pipe_recomputes.py; Note: [What any recipe runs]).
+
+So the least sum of q that meets the rows is at most the time by which this plan exceeds its ops. That holds for any
+choice of marks, as fewer marks only leave rows out. The relaxation, in which x need not be whole, costs no more still.
+The price per byte that breaks ties is subtracted.
 """
 
 from __future__ import annotations
@@ -32,22 +37,22 @@ from elbowroom.planners.optimal.solver import INFINITE, Model, Reals
 from elbowroom.step.last_step import Flags, Ints, LastStep
 
 TIE_SHARE = 1e-5
-"""What moving every byte costs, as a share of the step: moves that are free still have a price."""
+"""Price of moving every byte, as a share of the step: it breaks ties between moves that cost no time."""
 UNITS = 1000.0
-"""The step and the keep-all peak count so many units in the program: near 1, as a solver's tolerances want it."""
+"""Units of the step and of the keep-all peak in the program, so that numbers suit the solver's tolerances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Swaps:
-    """Swaps on offer. One array entry each.
+    """Swaps on offer, one array entry each.
 
     Attributes:
         n: the save; several entries may offer one save, back at different times.
         size: its bytes.
         saved: index of the tick from which it may be written.
         begin: slot from which it is idle.
-        read: index of the tick at which it must have arrived; the number of ticks where it never comes back.
-        end: slot from which it counts on the device again at the latest, or is freed.
+        read: index of the tick at which it must have arrived; the number of ticks if it never comes back.
+        end: the last possible slot from which it counts as on the device again, or is freed.
     """
 
     n: Ints
@@ -59,7 +64,7 @@ class Swaps:
 
 
 def swaps_on_offer(step: LastStep, n: Ints, early: Sequence[tuple[int, int]] = ()) -> Swaps:
-    """Saves `n` as options, each back when the step reads it, and pairs (save, position) back before others read it."""
+    """Return saves `n` as options, each back at its read. `early` are pairs (save, position) of earlier returns."""
     first = np.array(early, np.int64).reshape(-1, 2)
     every, back = np.append(n, first[:, 0]), np.append(step.first_read[n], first[:, 1])
     begin, end = step.window(every, back)
@@ -76,16 +81,16 @@ def swaps_on_offer(step: LastStep, n: Ints, early: Sequence[tuple[int, int]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Marks:
-    """Where the program looks at the step.
+    """Marks and slots at which the program looks at the step.
 
     Attributes:
         tick: per mark, index of a tick; ascending.
         at_ns: per mark, nominal time of the tick.
         until_ns: per mark, nominal time of the next tick of the step.
-        mark: per slot looked at, the mark of the tick it follows.
+        mark: per slot looked at, the mark of the tick that it follows.
         slot: the slots looked at, ascending.
-        level: per slot looked at, bytes held when everything is kept.
-        before: whether each look is before the op at its tick, where recomputes run, and not during the slot.
+        level: per slot looked at, bytes held with everything kept.
+        before: per look, whether it is before the op at its tick, when recomputes run, or during the slot.
         first_ns: nominal time of the step's first tick: nothing moves before.
     """
 
@@ -100,14 +105,14 @@ class Marks:
 
 
 def marks_of(step: LastStep, swaps: Swaps, budget_bytes: int, most: int, recomputes: Recomputes) -> Marks:
-    """Choose marks: the ticks before slots over the budget, those between which much is saved or read, and recomputes.
+    """Choose marks: ticks before slots over the budget, ticks between which much is saved or read, and recomputes.
 
     Args:
         step: the last step.
-        swaps: what is on offer.
+        swaps: the swaps on offer.
         budget_bytes: what the device may hold.
-        most: marks of each kind at most.
-        recomputes: what is on offer.
+        most: the most marks of each kind.
+        recomputes: the recomputes on offer.
     """
     slot, tick = _thinned(*_over(step, budget_bytes), step.slot_peak, most)
     run = np.unique(recomputes.tick[recomputes.extra > 0])
@@ -131,7 +136,7 @@ def marks_of(step: LastStep, swaps: Swaps, budget_bytes: int, most: int, recompu
 
 
 def _thinned(slot: Ints, tick: Ints, height: Ints, most: int) -> tuple[Ints, Ints]:
-    """Of more than `most` slots, the highest of each of `most` equal stretches."""
+    """Reduce the slots to at most `most`: the highest of each of `most` equal stretches."""
     if len(slot) <= most:
         return slot, tick
     stretch = np.arange(len(slot)) * most // len(slot)
@@ -141,7 +146,7 @@ def _thinned(slot: Ints, tick: Ints, height: Ints, most: int) -> tuple[Ints, Int
 
 
 def _quantiles(step: LastStep, swaps: Swaps, most: int) -> Ints:
-    """Indices of ticks between which equal shares of the bytes on offer are saved or read."""
+    """Return indices of ticks between which equal shares of the bytes on offer are saved or read."""
     traffic = np.zeros(len(step.ticks) + 1, np.int64)
     np.add.at(traffic, swaps.saved, swaps.size)
     np.add.at(traffic, swaps.read, swaps.size)
@@ -151,9 +156,9 @@ def _quantiles(step: LastStep, swaps: Swaps, most: int) -> Ints:
 
 
 def _over(step: LastStep, budget_bytes: int) -> tuple[Ints, Ints]:
-    """Slots over the budget that are higher than all before them after the same tick, and the index of that tick.
+    """Return slots over the budget that are higher than all earlier ones after the same tick, with that tick's index.
 
-    The others need not be looked at: what is idle only grows until the next tick.
+    The others need no look: idle bytes only grow until the next tick.
     """
     slot = np.nonzero(step.slot_peak > budget_bytes)[0].astype(np.int64)
     tick = np.searchsorted(step.slots(step.points(step.ticks)), slot, side="right").astype(np.int64) - 1
@@ -168,7 +173,7 @@ def _over(step: LastStep, budget_bytes: int) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pipe:
-    """A link: bytes per nanosecond each way, at most."""
+    """Link with its most bytes per nanosecond each way."""
 
     out: float
     back: float
@@ -176,13 +181,13 @@ class Pipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PipeChoice:
-    """What the program chose.
+    """Choice of the program.
 
     Attributes:
         swapped: per swap on offer, from 0 (keep) to 1 (swap).
         recomputed: per recompute on offer, from 0 to 1.
-        bound_ns: how much longer than the ops the step takes at least, in any plan of these options.
-        found: whether it met the rows at all.
+        bound_ns: lower bound on the time beyond the ops, in any plan of these options.
+        found: whether any values meet the rows.
     """
 
     swapped: Reals
@@ -192,19 +197,19 @@ class PipeChoice:
 
 
 NOTHING_SAVED = PipeChoice(swapped=np.zeros(0), recomputed=np.zeros(0), bound_ns=0.0, found=False)
-"""What there is to choose where autograd saves nothing, so that there are no ticks."""
+"""Choice for a step in which autograd saves nothing, so that there are no ticks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How hard to try.
+    """Effort of solving the program.
 
     Attributes:
         kind: "bound" solves the relaxation alone, "dive" rounds its recomputes, "tree" searches.
-        seconds: for each time a program is solved.
-        gap_ns: a tree is searched until values and bound are so close.
-        nodes: a tree has at most so many nodes.
-        share: of the recomputes still open, how many a dive rounds up at a time.
+        seconds: time limit of each solve.
+        gap_ns: a tree search ends when values and bound are this close.
+        nodes: the most nodes of a tree.
+        share: share of the open recomputes that a dive rounds up at a time.
     """
 
     kind: Literal["bound", "dive", "tree"]
@@ -216,7 +221,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Offer:
-    """All that the program is given. `budget_bytes` is what the device may hold."""
+    """Input of the program. `budget_bytes` is what the device may hold."""
 
     step: LastStep
     swaps: Swaps
@@ -246,9 +251,9 @@ class Columns:
     """Columns of the program.
 
     Attributes:
-        x: per swap, 1 where it is made.
-        y: per recompute, 1 where it is made.
-        q: per mark, waits and recomputes since the mark before.
+        x: per swap, 1 if it is made.
+        y: per recompute, 1 if it is made.
+        q: per mark, time of waits and recomputes since the mark before.
         o: per mark, bytes written when compute goes on.
         b: per mark, bytes brought back when the ops up to the next tick have run.
     """
@@ -289,7 +294,7 @@ def choose(offer: Offer, effort: Effort) -> PipeChoice:
 
 
 def _sums(model: Model, x: Ints, size: Reals, at: Ints, count: int) -> Ints:
-    """Columns for running sums: entry k is the sum of size * x over those with `at` <= k."""
+    """Add columns for running sums: entry k is the sum of size * x over those with `at` <= k."""
     total = model.columns(count)
     k, inside = np.arange(count, dtype=np.int64), at < count
     model.rows(
@@ -304,7 +309,7 @@ def _sums(model: Model, x: Ints, size: Reals, at: Ints, count: int) -> Ints:
 
 
 def _lanes(model: Model, offer: Offer, at: Columns) -> None:
-    """What the two lanes of the link can have moved by each mark."""
+    """Add rows on what the two lanes of the link can have moved by each mark."""
     marks, swaps, count = offer.marks, offer.swaps, len(at.q)
     out, back = offer.pipe.out * offer.byte / offer.ns, offer.pipe.back * offer.byte / offer.ns
     k = np.arange(count, dtype=np.int64)
@@ -333,7 +338,7 @@ def _lanes(model: Model, offer: Offer, at: Columns) -> None:
 
 
 def _room(model: Model, offer: Offer, at: Columns) -> None:
-    """The device holds no more than the budget wherever the program looks."""
+    """Add rows that keep the device within the budget wherever the program looks."""
     marks, swaps, recomputes, size = offer.marks, offer.swaps, offer.recomputes, offer.size
     count = len(marks.slot)
     j = np.arange(count, dtype=np.int64)

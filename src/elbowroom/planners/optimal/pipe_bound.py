@@ -1,6 +1,6 @@
 """program: the pipe program (pipe.py) for a problem: its choice for a budget, and its bound.
 
-Computes: which swaps and recomputes the pipe would make, and what every plan takes longer than the ops at least.
+Computes: which swaps and recomputes the pipe would make, and the least time beyond the ops that every plan takes.
 Reference: pipe.py names it. Optimal: for the pipe. Ignores: what pipe.py ignores. Cost: that of the program.
 """
 
@@ -27,14 +27,14 @@ from elbowroom.step.last_step import Ints
 from elbowroom.step.routes import link_to
 
 MOST_MARKS, FEWER_MARKS = 250, 160
-"""Marks of each kind in the program for the bound, and for a choice; more of them cost time and hardly raise the bound
+"""Marks of each kind in the program for the bound, and for a choice. More marks cost time and hardly raise the bound
 (see docs/planning.md)."""
 TOLERANCE = 1e-6
-"""The solver's, as a share of the step: a bound is lowered by it before it is rounded up to whole ns."""
+"""Tolerance of the solver, as a share of the step: a bound is lowered by it before it is rounded up to whole ns."""
 
 
 def bound_ns(problem: Problem, n: Ints) -> int:
-    """What every plan takes longer than the ops at least, in whole ns: see Note: [Why the pipe is a lower bound]."""
+    """Return the least time beyond the ops of every plan, in whole ns: see Note: [Why the pipe is a lower bound]."""
     recomputes = "recompute" in problem.allow
     makers = makers_on_offer(problem.step, problem.min_size_bytes if recomputes else 2**63 - 1)
     effort = Effort(kind="bound", seconds=problem.time_limit_s)
@@ -50,7 +50,7 @@ def choice_of(
     budget_bytes: int,
     effort: Effort,
 ) -> PipeChoice:
-    """What the pipe program makes of a budget."""
+    """Return the choice of the pipe program for a budget."""
     step, swaps = problem.step, swaps_on_offer(problem.step, n, early)
     if not len(step.ticks):
         return NOTHING_SAVED
@@ -66,7 +66,7 @@ def choice_of(
 
 
 def _pipe(problem: Problem, n: Ints) -> Pipe:
-    """The rates that no copy of these saves exceeds."""
+    """Return rates that no copy of these saves exceeds."""
     if problem.tier is None or not len(n):
         return Pipe(out=1.0, back=1.0)
     size = problem.step.size[n]

@@ -1,20 +1,20 @@
 """flow_recomputes: recomputes as columns and rows of the pipe program (pipe.py).
 
 Computes: nothing by itself. Two kinds are offered to the program. *Options* are recipes that can be carried out, each
-with its time and the bytes it holds while it runs; choosing among them gives a plan. *Makers* are what any recipe
-needs at least: a storage that is dropped is made again by the op that made it; they give a bound for all recipes.
+with its time and the bytes that it holds while it runs. Choosing among them gives a plan. *Makers* are the least that
+any recipe needs: the op that made a dropped storage makes it again. They give a bound for all recipes.
 Reference: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization" (MLSys 2020), for
-a program with a variable per op that runs again; here recipes are closed, so that one variable per recipe is enough.
-Optimal: as pipe.py. Ignores: for options, that what one reads may be rebuilt by another at the same time; for makers,
-that what a recipe reads and could be there may be away too, and what it holds meanwhile.
+a program with a variable per op that runs again. Here recipes are closed, so one variable per recipe is enough.
+Optimal: as pipe.py. Ignores: for options, that one may read what another rebuilds at the same time. For makers, that a
+recipe's inputs may be away too, and the bytes that it holds meanwhile.
 Cost: a column per recipe, a row per storage and per input.
 
 Note: [What any recipe runs]
-A recipe allocates what the events of its ops allocate, so to rebuild a storage it runs the op that made it. What that
-op reads must be on the device or be made by the recipe too. A recipe for a storage runs after the storage is idle; what
-the step has freed by then is not there, is kept by no plan, and is made again inside the recipe: so the op that made
-that runs too, and so on. These ops take their time once for all storages whose recipes run them, which is no more than
-any plan spends on them.
+A recipe allocates what the events of its ops allocate. So to rebuild a storage it runs the op that made it. What that
+op reads must be on the device, or the recipe makes it too. A recipe for a storage runs after the storage is idle. What
+the step has freed by then is gone in every plan, and must be made again inside the recipe. So its op runs too, and so
+on. The program counts the time of these ops once for all storages whose recipes run them. Any plan spends at least
+that.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Recomputes:
     Attributes:
         tick: per recompute, index of the tick before which it runs.
         duration_ns: per recompute, its time.
-        extra: per recompute, bytes it holds while it runs beyond those it leaves.
-        which: per storage dropped by one, the recompute.
-        n: per storage dropped by one, the save.
-        begin: likewise, slot from which it is idle.
-        end: likewise, slot from which it is there again.
-        needs: pairs (recompute, save) of inputs that must be there.
-        makers: where these are makers, pairs (recompute, op that has to run again); else empty.
+        extra: per recompute, bytes that it holds while it runs beyond those that it leaves.
+        which: per dropped storage, its recompute.
+        n: per dropped storage, its save.
+        begin: per dropped storage, slot from which it is idle.
+        end: per dropped storage, slot from which it is on the device again.
+        needs: pairs (recompute, save) of inputs that must be on the device.
+        makers: for makers, pairs (recompute, op that has to run again); else empty.
     """
 
     tick: Ints
@@ -58,7 +58,7 @@ class Recomputes:
 
 
 def options_on_offer(step: LastStep, options: Sequence[RecomputeOption]) -> Recomputes:
-    """Recipes that can be carried out."""
+    """Return recipes that can be carried out, as recomputes on offer."""
     save_of = {save.storage: n for n, save in enumerate(step.saves)}
     pairs = [(r, save_of[s]) for r, option in enumerate(options) for s in option.recompute.storages]
     inputs = [(r, save_of[s]) for r, option in enumerate(options) for s in option.inputs if s in save_of]
@@ -79,7 +79,7 @@ def options_on_offer(step: LastStep, options: Sequence[RecomputeOption]) -> Reco
 
 
 def makers_on_offer(step: LastStep, min_size_bytes: int) -> Recomputes:
-    """Every storage that some recipe might rebuild, for the time of the ops that any recipe for it runs."""
+    """Return every storage that some recipe might rebuild, with the ops that any such recipe runs."""
     known = history(step)
     large = np.nonzero((step.size >= max(1, min_size_bytes)) & step.returns & (step.used_op == step.end_op))[0]
     large = large[large < len(step.saves)]
@@ -104,7 +104,7 @@ def makers_on_offer(step: LastStep, min_size_bytes: int) -> Recomputes:
 
 
 def _made_again(known: History, storage: int, point: int) -> list[int]:
-    """Ops that any recipe for a storage that is idle from a point runs: see Note: [What any recipe runs]."""
+    """Return the ops of any recipe for a storage that is idle from a point: see Note: [What any recipe runs]."""
     found, left = set[int](), [storage]
     while left:
         op = known.maker.get(left.pop())
@@ -131,14 +131,14 @@ def _columns(pairs: list[tuple[int, int]]) -> tuple[Ints, Ints]:
 
 
 def once(model: Model, swapped: Ints, x: Ints, recomputes: Recomputes, y: Ints) -> None:
-    """A storage is swapped in one of the ways on offer, or dropped by one recompute, or kept."""
+    """Add rows: a storage is swapped in one of the ways on offer, or dropped by one recompute, or kept."""
     saves, row = np.unique(np.concatenate([swapped, recomputes.n]), return_inverse=True)
     columns = np.concatenate([x, y[recomputes.which]])
     model.rows(len(saves), (row.astype(np.int64), columns, 1.0), least=0.0, most=1.0)
 
 
 def taken_time(model: Model, marks: Ints, q: Ints, recomputes: Recomputes, y: Ints, step: LastStep, ns: float) -> None:
-    """The waits at the marks include the time of recomputes: the links move bytes meanwhile."""
+    """Add rows: the waits at the marks include the time of recomputes, as the links move bytes meanwhile."""
     which, op = recomputes.makers
     if not len(op):
         # The recomputes that run since the mark before take their time.
@@ -158,7 +158,7 @@ def taken_time(model: Model, marks: Ints, q: Ints, recomputes: Recomputes, y: In
 
 
 def inputs_there(model: Model, swapped: Ints, read: Ints, x: Ints, recomputes: Recomputes, y: Ints) -> None:
-    """What a recompute reads is not away then: not swapped and back later, nor dropped and rebuilt later."""
+    """Add rows: what a recompute reads is not swapped and back later, nor dropped and rebuilt later."""
     which, n = recomputes.needs
     if not len(which):
         return
@@ -178,7 +178,7 @@ def inputs_there(model: Model, swapped: Ints, read: Ints, x: Ints, recomputes: R
 
 
 def _pairs(left: Ints, right: Ints) -> tuple[Ints, Ints]:
-    """All pairs of indices at which two arrays hold the same save."""
+    """Return all pairs of indices at which two arrays hold the same save."""
     order = np.argsort(right, kind="stable")
     first = np.searchsorted(right[order], left, side="left")
     count = np.searchsorted(right[order], left, side="right") - first

@@ -1,11 +1,11 @@
 """refining: exchanges of single swaps and recomputes, each played, for as long as they make the step faster.
 
-Computes: a choice no slower than the one it is given. Where all choices (of recomputes, swaps and ticks for them to
-start back) are few, it plays every one of them. Else it tries, for the swaps that compute waits for most, to do
-without them, to take others instead, to recompute what they move, to add one, and to start one back at another tick;
-and for the recomputes, to do without each; every improvement starts over.
-Reference: local search (Papadimitriou and Steiglitz, "Combinatorial Optimization", 1982, chapter 19). Optimal: where
-it plays every choice. Ignores: exchanges of more than two things at once. Cost: a play of n log n per trial; there are
+Computes: a choice no slower than the given one. If there are few choices of recomputes, swaps and ticks of return, it
+plays every one of them. If not, it looks at the swaps that compute waits for most. It tries to leave them out, to take
+others instead, to recompute what they move, to add one, and to start one back at another tick. It also tries to leave
+out each recompute. Every improvement starts over.
+Reference: local search (Papadimitriou and Steiglitz, "Combinatorial Optimization", 1982, chapter 19). Optimal: if it
+plays every choice. Ignores: exchanges of more than two things at once. Cost: a play of n log n per trial; there are
 about EFFORT / n of them.
 """
 
@@ -28,50 +28,50 @@ from elbowroom.step.moves import need
 from elbowroom.step.recipes import RecomputeOption
 
 ALL_PLAYED = 4000
-"""So many choices are all played."""
+"""Up to about this number of choices, all are played."""
 EFFORT = 40_000
-"""Saves times trials that are about worth it."""
+"""Limit on saves times trials."""
 MOST_TRIALS, FEWEST_TRIALS = 1000, 12
 ASKING = 3
-"""So many trials more it costs to ask whether one is accepted."""
+"""Extra cost, in trials, of asking whether a trial is accepted."""
 WORST = 8
-"""How many of the swaps that compute waits for are exchanged."""
+"""Number of swaps that are exchanged: those that compute waits for most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pool:
-    """What there is to choose from: saves that may be swapped, and recomputes."""
+    """Choices on offer: saves that may be swapped, and recomputes."""
 
     problem: Problem
     n: Ints
     options: tuple[RecomputeOption, ...]
 
     def basis(self, options: tuple[RecomputeOption, ...] | list[RecomputeOption]) -> Basis:
-        """The basis of some of the recomputes."""
+        """Return the basis of some of the recomputes."""
         return basis_of(self.problem, self.n, options)
 
     def within(self, budget_bytes: int) -> Pool:
-        """The same for another budget."""
+        """Return the same pool for another budget."""
         return replace(self, problem=replace(self.problem, budget_bytes=budget_bytes))
 
     def like(self, used: set[Recompute]) -> Pool:
-        """The same with the family of recomputes that has most of those used alone."""
+        """Return the same pool with only one family of recomputes: the one with most of those used."""
         alike = max(families(self.options), key=lambda them: sum(o.recompute in used for o in them), default=())
         return replace(self, options=alike)
 
 
 Accept = Callable[[Trial], bool]
-"""Whether a trial is allowed, beyond its allocated bytes; asked of those that are faster only."""
+"""Tells whether a trial is allowed, beyond its allocated bytes; asked only for trials that are faster."""
 
 
 def refined(pool: Pool, best: Trial, bound_ns: int, enough_ns: int, share: int, accept: Accept | None) -> Trial:
     """Improve on a trial.
 
     Args:
-        pool: what there is to choose from.
-        best: where to begin.
-        bound_ns: no choice takes less; where all choices are played, it stops there.
-        enough_ns: else it stops at a step so fast.
+        pool: the choices on offer.
+        best: the trial to begin with.
+        bound_ns: lower bound of the step time; if all choices are played, it stops there.
+        enough_ns: if not, it stops at a step this fast.
         share: the effort is divided by it.
         accept: what else a trial must meet; None for nothing.
     """
@@ -81,7 +81,7 @@ def refined(pool: Pool, best: Trial, bound_ns: int, enough_ns: int, share: int, 
 
 
 def trial_count(pool: Pool, share: int) -> int:
-    """How many trials are about worth it."""
+    """Return how many trials to make."""
     return max(FEWEST_TRIALS, min(MOST_TRIALS, EFFORT // max(1, len(pool.n))) // share)
 
 
@@ -91,10 +91,10 @@ def exchanged(
     """Go from trial to trial for as long as that makes the step faster.
 
     Args:
-        near: trials that differ in one thing, those that look best first.
-        best: where to begin.
-        enough_ns: it stops at a step so fast.
-        left: how many trials may be played; one that is asked about counts as several.
+        near: yields trials that differ in one thing, those that look best first.
+        best: the trial to begin with.
+        enough_ns: it stops at a step this fast.
+        left: number of trials that may be played; asking about one counts as several.
         accept: what else a trial must meet; None for nothing.
     """
     found: Trial | None = best
@@ -113,14 +113,14 @@ def exchanged(
 
 
 def ticks_for(step: LastStep, n: int) -> Ints:
-    """Positions at which a swap back of a save may start."""
+    """Return the positions at which a swap back of a save may start."""
     if not step.returns[n]:
         return np.array([step.end_op], np.int64)
     return step.ticks[(step.ticks > step.idle_from[n]) & (step.ticks <= step.first_read[n])]
 
 
 def choice_count(pool: Pool) -> int:
-    """How many choices there are at most, counted to a little above EVERY."""
+    """Return an upper bound on the number of choices, counted to a little above ALL_PLAYED."""
     count = 2 ** min(len(pool.options), 20)
     for i in listed(pool.n):
         count *= 1 + len(ticks_for(pool.problem.step, i))
@@ -130,7 +130,7 @@ def choice_count(pool: Pool) -> int:
 
 
 def best_of_all(pool: Pool, best: Trial, bound_ns: int, accept: Accept | None) -> Trial:
-    """Play every choice that meets the budgets; the fastest, or the trial given where none is faster."""
+    """Play every choice that meets the budgets. Returns the fastest, or the given trial if it is as fast."""
     sets = chain.from_iterable(combinations(pool.options, k) for k in range(len(pool.options) + 1))
     for options in sets:
         if len(agreeing(options)) == len(options):
@@ -140,7 +140,7 @@ def best_of_all(pool: Pool, best: Trial, bound_ns: int, accept: Accept | None) -
 
 
 def _every(basis: Basis, best: Trial, bound_ns: int) -> Iterator[Trial]:
-    """All swaps that meet the budgets beside some recomputes."""
+    """Yield trials of all swaps that meet the budgets together with some recomputes."""
     if best.cost[0] <= bound_ns:
         return
     for backs in product(*([-1, *listed(ticks_for(basis.problem.step, i))] for i in listed(basis.n))):
@@ -151,7 +151,7 @@ def _every(basis: Basis, best: Trial, bound_ns: int) -> Iterator[Trial]:
 
 
 def neighbours(pool: Pool, best: Trial) -> Iterator[Trial]:
-    """Trials that differ from one in a thing or two, those that look best first."""
+    """Yield trials that differ from one in a thing or two, those that look best first."""
     basis, chosen, worst = best.basis, best.moves.n, waited_for(best)[:WORST]
     rest = without(basis.n, *listed(chosen))
     sets = chain(
@@ -167,7 +167,7 @@ def neighbours(pool: Pool, best: Trial) -> Iterator[Trial]:
 
 
 def in_turn(*kinds: Iterator[Trial]) -> Iterator[Trial]:
-    """One of each kind after the other."""
+    """Yield trials of each kind in turn."""
     left = list(kinds)
     while left:
         for kind in tuple(left):
@@ -186,7 +186,7 @@ def _is_new(n: Ints, seen: set[tuple[int, ...]]) -> bool:
 
 
 def _others(basis: Basis, chosen: Ints, save: int) -> Iterator[Ints]:
-    """Do without one save, keep the other swaps, and cover the rest by a few orders of preference."""
+    """Yield sets of swaps without one save: keep the other swaps, and cover the rest by a few orders of preference."""
     step, rest = basis.problem.step, candidates(basis.problem, without(basis.n, save))
     added = np.isin(rest.n, chosen, invert=True)
     idle_ns = step.nominal_ns(step.first_read[rest.n]) - step.nominal_ns(step.idle_from[rest.n])
@@ -200,7 +200,7 @@ def _others(basis: Basis, chosen: Ints, save: int) -> Iterator[Ints]:
 
 
 def _other_recomputes(pool: Pool, best: Trial, worst: list[int]) -> Iterator[Trial]:
-    """One recompute more, for what compute waits for first, or one less; the swaps follow."""
+    """Yield trials with one recompute more, first for what compute waits for, or with one less; the swaps follow."""
     chosen, storages = best.basis.options, {pool.problem.step.saves[w].storage for w in worst}
     more = [option for option in pool.options if option not in chosen]
     more.sort(key=lambda option: (not storages.intersection(option.recompute.storages), _price(option)))
@@ -217,19 +217,19 @@ def _other_recomputes(pool: Pool, best: Trial, worst: list[int]) -> Iterator[Tri
 
 
 def _price(option: RecomputeOption) -> float:
-    """Time per byte that a recompute saves."""
+    """Return the time per byte that a recompute saves."""
     return option.duration_ns / max(1, option.saved_bytes)
 
 
 def covered(basis: Basis, preferred: Ints) -> Trial | None:
-    """Swap what brings a basis within the budget, preferred saves first; None where nothing does."""
+    """Return a trial whose swaps bring a basis within the budget, preferred saves first; None if no swaps do."""
     among = candidates(basis.problem, basis.n)
     n = cover(basis.problem, among, np.lexsort((among.n, np.isin(among.n, preferred, invert=True))))
     return arranged(basis, n) if basis.fits(n) else None
 
 
 def _other_ticks(best: Trial, worst: list[int]) -> Iterator[Trial]:
-    """The same swaps, one of the worst started back at another tick."""
+    """Yield the same swaps, with one of the worst started back at another tick."""
     basis, moves = best.basis, best.moves
     step = basis.problem.step
     for w in worst:

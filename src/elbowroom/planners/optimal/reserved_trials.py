@@ -1,12 +1,13 @@
-"""reserving: trials that an allocator with the budget for its limit has room for, as `optimal` needs them.
+"""reserving: trials for `optimal` that an allocator with the budget as its limit has room for.
 
 Computes: for a machine with a caching allocator, the fastest rough trial found, waits for the driver counted (Note: [At
-the limit] in simulate/reserved_curve.py). What the allocator holds follows from the order and the sizes of all blocks,
-and no bound of it is known that is easy to plan with; so trials are made for fewer allocated bytes until one stays
-within the budget without such waits, and then for more. The least budget is that of the trials that allocate least,
-whatever was asked for, so that what is named can be met. Reference: bisection; the replay is elbowroom.allocator.
-Optimal: never provably, as reserved bytes need not grow with allocated ones. Ignores: what the simulation does. Cost:
-ROUNDS times that of rough trials, plus replays of a few equal steps for each trial looked at.
+the limit] in simulate/reserved_curve.py). What the allocator holds follows from the order and the sizes of all blocks.
+No bound of it is known that is easy to plan with. So trials are made for fewer allocated bytes until one stays within
+the budget without such waits, and then for more. The least budget is that of the trials that allocate least, for any
+requested budget. So a budget that a refusal names can be met.
+Reference: bisection; the replay is elbowroom.allocator. Optimal: never provably, as reserved bytes need not grow with
+allocated ones. Ignores: what the simulation ignores. Cost: ALLOCATED_BUDGETS times that of rough trials, plus replays
+of a few equal steps for each trial looked at.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ from elbowroom.simulate.reserved_curve import AllocatorUse, played, reserved_at
 from elbowroom.step.last_step import LastStep
 
 ALLOCATED_BUDGETS = 5
-"""How many budgets of allocated bytes are tried."""
+"""Number of budgets of allocated bytes that are tried."""
 LOOKS = 8
-"""How many trials for each are replayed, the fastest first."""
+"""Number of trials for each budget that are replayed, the fastest first."""
 SAME_BUDGET_SHARE = 0.01
-"""Two budgets of allocated bytes so close, as a share of the budget, are not told apart."""
+"""Share of the budget: budgets of allocated bytes that are this close count as one."""
 LIMIT_SHARE = 0.005
-"""To such a share the least limit is known."""
+"""Share to which the least limit is found."""
 MOST_DRIVEN = 2
-"""So many trials of each round are played with waits for the driver, where none does without."""
+"""Trials of each round that are played with waits for the driver, if all have such waits."""
 MOST_ASKED = 30
-"""So many trials are played with waits for the driver, where the best has such waits."""
+"""Most exchanges that are played with waits for the driver, if the best trial has such waits."""
 
 ABOVE = (1.0, 1.2)
-"""The least limit is looked for at so many times the least allocated bytes."""
+"""Factors on the least allocated bytes at which the least limit is searched for."""
 MOST_LOWERED = 40
-"""By so many exchanges at most."""
+"""Most exchanges in the search for the least limit."""
 
 Near = Callable[[Trial, Pool], Iterator[Trial]]
-"""Trials that differ from one in one thing."""
+"""Yields trials that differ from one in one thing."""
 Rough = Callable[[int], Sequence[Found]]
-"""Trials within so many allocated bytes, the fastest first."""
+"""Returns trials within a number of allocated bytes, the fastest first."""
 
 
 def _step_of(trial: Trial) -> LastStep:
@@ -56,7 +57,7 @@ def _step_of(trial: Trial) -> LastStep:
 
 
 def is_free(trial: Trial, limit_bytes: int) -> bool:
-    """Whether an allocator with a limit has room, without turning to the driver in every step."""
+    """Tell whether an allocator with a limit has room, without turning to the driver in every step."""
     step, moves, problem = _step_of(trial), trial.played, trial.basis.asked
     if _keeps_all(trial):
         return reserved_bytes(trial) <= limit_bytes
@@ -70,7 +71,7 @@ def _keeps_all(trial: Trial) -> bool:
 
 
 def reserved_bytes(trial: Trial) -> int:
-    """What an allocator without a limit reserves in some equal steps."""
+    """Return what an allocator without a limit reserves in some equal steps."""
     step, moves, problem = _step_of(trial), trial.played, trial.basis.asked
     away, settings = away_points(step, moves, trial.done), problem.machine.allocator
     if _keeps_all(trial):
@@ -80,11 +81,11 @@ def reserved_bytes(trial: Trial) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittingTrial:
-    """A trial that meets the budget.
+    """Trial that meets the budget.
 
     Attributes:
-        found: the trial, and what it was chosen from.
-        step_ns: of the step, waits for the driver included.
+        found: the trial, and the pool that it was chosen from.
+        step_ns: time of the step, waits for the driver included.
         is_driven: whether compute waits for the driver.
     """
 
@@ -94,7 +95,7 @@ class FittingTrial:
 
 
 def held_within(found: Found, budget_bytes: int) -> FittingTrial | None:
-    """A trial with what it does where the allocator may reserve so much; None where it has no room."""
+    """Play a trial with an allocator that may reserve `budget_bytes`. Returns None if that has no room."""
     trial, _ = found
     if peak_of(_step_of(trial), trial.played) > budget_bytes:
         return None
@@ -106,7 +107,7 @@ def held_within(found: Found, budget_bytes: int) -> FittingTrial | None:
 
 
 def limit_of_trial(found: Found) -> int:
-    """A limit that a trial fits, close to the least one."""
+    """Return a limit that a trial fits, close to the least one."""
     trial, _ = found
     step, moves, settings = _step_of(trial), trial.played, trial.basis.asked.machine.allocator
     away = away_points(step, moves, trial.done)
@@ -115,18 +116,18 @@ def limit_of_trial(found: Found) -> int:
         return not played(step, moves, away, AllocatorUse(settings, limit_bytes)).failed
 
     fits = lowest(works, peak_of(step, moves) - 1, reserved_bytes(trial), 1, LIMIT_SHARE)
-    # Waits for the driver may let storages leave at other ticks, and then a little more is needed.
+    # With waits for the driver, storages may leave at other ticks. Then a little more is needed.
     while held_within(found, fits) is None:
         fits += max(1, int(LIMIT_SHARE * fits))
     return fits
 
 
 def frugalest(frugal: Sequence[Found], rough: Rough, near: Near) -> tuple[Found, int]:
-    """The trial with the least limit, and that, of those that depend on no budget.
+    """Return the trial with the least limit, and that limit. Both depend on no budget.
 
     Args:
         frugal: trials that allocate least, the least first.
-        rough: makes trials for little more than that.
+        rough: makes trials for a little more than that.
         near: makes trials that differ from one in one thing.
     """
     best, limit = frugal[0], limit_of_trial(frugal[0])
@@ -148,7 +149,7 @@ def frugalest(frugal: Sequence[Found], rough: Rough, near: Near) -> tuple[Found,
 
 
 def _is_lower(trial: Trial, limit_bytes: int) -> bool:
-    """Whether a trial has room within clearly less than a limit."""
+    """Tell whether a trial has room within clearly less than a limit."""
     step, moves, lower = _step_of(trial), trial.played, int((1 - 2 * LIMIT_SHARE) * limit_bytes)
     if peak_of(step, moves) > lower:
         return False
@@ -157,13 +158,13 @@ def _is_lower(trial: Trial, limit_bytes: int) -> bool:
 
 
 def fastest_within(budget_bytes: int, least_bytes: int, rough: Rough, enough_ns: int) -> FittingTrial | None:
-    """The fastest rough trial found that meets a budget; None where none does.
+    """Return the fastest rough trial found that meets a budget; None if no trial does.
 
     Args:
-        budget_bytes: reserved bytes.
-        least_bytes: allocated bytes that can be planned for at least.
+        budget_bytes: budget of reserved bytes.
+        least_bytes: the least allocated bytes that can be planned for.
         rough: makes trials.
-        enough_ns: one so fast ends the search.
+        enough_ns: a step this fast ends the search.
     """
     best: FittingTrial | None = None
 
@@ -179,9 +180,10 @@ def fastest_within(budget_bytes: int, least_bytes: int, rough: Rough, enough_ns:
 
 
 def _look(found: Sequence[Found], budget_bytes: int, best: FittingTrial | None) -> tuple[FittingTrial | None, int]:
-    """The first that is faster than the best so far and needs no driver; else the fastest, if it is faster with it.
+    """Pick the first trial that is faster than `best` without waits for the driver.
 
-    The number says by how much the fastest is over the budget where it has no limit.
+    Failing that, pick the fastest one that beats it with such waits. Also returns by how many reserved bytes the
+    fastest trial exceeds the budget without a limit.
     """
     faster = [each for each in found[:LOOKS] if best is None or each[0].cost[0] < best.step_ns]
     for each in faster:
@@ -203,7 +205,7 @@ class AcceptedTrials:
         self._left = MOST_ASKED
 
     def __call__(self, trial: Trial) -> bool:
-        """Whether it is; the best is then this one."""
+        """Tell whether a trial is accepted. It becomes the best then."""
         found, now = (trial, self.best.found[1]), self.best
         if trial.cost[0] > now.step_ns or self._left <= 0:
             return False

@@ -1,8 +1,9 @@
-"""searching: trials for one budget of allocated bytes after the other, rough ones, for `optimal` to refine.
+"""searching: rough trials for one budget of allocated bytes after the other, for `optimal` to refine.
 
-Computes: the baselines' plans, and the pipe program's choices made whole, without recomputes and with those of each
-size of block, on a few steps (algorithms and states decided). For the first budget all of that; for later ones only
-what served best then. Reference: optimal.py. Optimal: never by itself. Ignores: what the simulator ignores.
+Computes: the baselines' plans, and the pipe program's choices, rounded to whole storages. The program runs without
+recomputes and with those of each size of block, on a few steps (algorithms and states decided). The first budget gets
+all of that; later ones only what served best for the first. Reference: optimal.py. Optimal: never by itself. Ignores:
+what the simulator ignores.
 Cost: a program and about six plays per kind of recomputes and step; all baselines.
 """
 
@@ -36,30 +37,30 @@ from elbowroom.step.recipes import RecomputeOption, options
 
 NAME = "optimal"
 GAP_SHARE = 1e-3
-"""A plan that takes at most this share of the keep-all step longer than the bound is good enough."""
+"""A plan is good enough if it exceeds the bound by at most this share of the keep-all step."""
 TREE_COLUMNS, TREE_NODES = 60, 500
-"""So few swaps and recomputes are searched with a tree of so many nodes; of more, the relaxation is rounded."""
+"""Up to TREE_COLUMNS swaps and recomputes get a tree of TREE_NODES nodes; for more, the relaxation is rounded."""
 DIVE_SHARE = 0.2
-"""How many of the recomputes still open are rounded at a time: few at a time finds better ones, as a rule."""
+"""Share of the open recomputes that are rounded at a time: a small share finds better ones, as a rule."""
 MARGINS = (1.0, 0.0, 0.5)
-"""The budget of the program, less so many times the largest storage that may move, which moves whole in the play."""
+"""Factors on the largest movable storage, which moves whole in the play: the program's budget is lowered by each."""
 FEWEST_BLOCKS = 4
-"""Blocks of recomputes of one size are tried where there are so many of them."""
+"""Blocks of recomputes of one size are tried if there are at least this many."""
 MOST_RECIPES = 2000
-"""So many recomputes are looked at, those that save most bytes: a program with more takes minutes."""
+"""Most recomputes on offer, those that save most bytes: a program with more takes minutes."""
 MOST_BESIDE_STATES = 1000
-"""Beside more saves, states are moved only where nothing else meets the budget, or in exchanges."""
+"""With more saves than this, states move only if nothing else meets the budget, or in exchanges."""
 MOST_OPTIONS = 500
-"""So few recomputes are tried all together too."""
+"""Up to this number, all recomputes are tried together too."""
 MOST_POOLS, MOST_BASELINES = 2, 3
-"""So many of the pools and baselines, the fastest for the first budget, are looked at for later ones."""
+"""Pools and baselines tried for later budgets: the fastest for the first budget."""
 
 Found = tuple[Trial, Pool]
 
 
 @final
 class Search:
-    """What there is to choose from for a problem, narrowed once the first budget is done."""
+    """Search for trials of a problem; it narrows its choices once the first budget is done."""
 
     def __init__(self, problem: Problem) -> None:
         kept = (problem,) if int(problem.step.level.max()) <= problem.budget_bytes else ()
@@ -73,14 +74,14 @@ class Search:
         self._is_first = True
 
     def __call__(self, budget_bytes: int) -> list[Found]:
-        """Trials within so many allocated bytes, the fastest first; none where none was found."""
+        """Return the trials found within a number of allocated bytes, the fastest first."""
         less = replace(self._asked, budget_bytes=budget_bytes)
         found = self._all(less) if self._is_first else self._again(less)
         found.sort(key=lambda each: each[0].cost)
         return found
 
     def _all(self, less: Problem) -> list[Found]:
-        """Everything; notes what served best."""
+        """Make all trials, and note what served best."""
         pools = [pool.within(less.budget_bytes) for pool in self._pools]
         of_baselines = list(_of_baselines(less, pools, self._baselines))
         found = [found for _, found in of_baselines]
@@ -118,7 +119,7 @@ def _cost(found: Found) -> tuple[int, int]:
 
 
 def pool_of(problem: Problem) -> Pool:
-    """What there is to choose from, once algorithms are chosen."""
+    """Return the choices on offer, once algorithms are decided."""
     recipes = options(problem.step, max(1, problem.min_size_bytes)) if "recompute" in problem.allow else ()
     window_of = problem.step.window_of
     recipes = [o for o in recipes if problem.judge(o.recompute)]
@@ -128,12 +129,12 @@ def pool_of(problem: Problem) -> Pool:
 
 
 def _is_idle_before(step: LastStep, n: int, option: RecomputeOption) -> bool:
-    """Whether a save is away for a time when a recipe rebuilds it; one that is read back at once is not."""
+    """Tell whether a save is away for a time before a recipe rebuilds it; one that is read back at once is not."""
     return int(step.idle_from[n]) < option.recompute.before_op
 
 
 def _of_baselines(problem: Problem, pools: list[Pool], baselines: Sequence[Planner]) -> Iterator[tuple[Planner, Found]]:
-    """The baselines' plans, each with the pool of its algorithms."""
+    """Yield the baselines' plans, each with the pool of its algorithms."""
     recorded = {pool.problem.algorithms: pool for pool in pools if pool.problem.states is None}
     for baseline, made in seeds(without_disk(problem), baselines):
         pool = recorded.get(made.algorithms) or pool_of(deciding_algorithms(problem, made.algorithms))
@@ -144,13 +145,13 @@ def _of_baselines(problem: Problem, pools: list[Pool], baselines: Sequence[Plann
 
 
 def _first_trials(pool: Pool) -> Iterator[Trial]:
-    """The other planners' plans, and the program's choices, without recomputes and with them; or to keep everything."""
+    """Yield the program's choices without recomputes and with them; to keep everything, if that fits."""
     problem, plain = pool.problem, pool.basis(())
     if int(problem.step.level.max()) <= problem.budget_bytes:
         yield tried(plain, moves_on_demand(problem.step, pool.n[:0]))
         return
     if plain.fits(pool.n) and (problem.states is not None or problem.algorithms):
-        with suppress(Infeasible):  # all fit where some go on to the disk, of which it knows nothing
+        with suppress(Infeasible):  # all may fit only with the disk, which swap_all does not know
             yield tried(plain, moves_of_plan(problem.step, swap_all(replace(problem, states=None))))
     for margin in MARGINS[:2]:
         yield from _of_program(pool, (), margin)
@@ -159,7 +160,7 @@ def _first_trials(pool: Pool) -> Iterator[Trial]:
 
 
 def _with_recomputes(pool: Pool) -> Iterator[Trial]:
-    """The program's choices from recomputes of each size; from those of the best size for other margins; from all."""
+    """Yield the program's choices from recomputes of each size, and from all; other margins take the best of these."""
     sets = [family for family in families(pool.options) if _block_count(family) >= FEWEST_BLOCKS]
     if (len(pool.options) <= MOST_OPTIONS and len(sets) > 1) or not sets:
         sets.append(pool.options)
@@ -176,7 +177,7 @@ def _block_count(recipes: tuple[RecomputeOption, ...]) -> int:
 
 
 def _of_program(pool: Pool, recipes: tuple[RecomputeOption, ...], margin: float) -> Iterator[Trial]:
-    """The program's choice for the budget less a margin, made whole."""
+    """Yield the program's choice for the budget less a margin, rounded to whole storages."""
     problem, n = pool.problem, pool.n
     budget_bytes = problem.budget_bytes - int(margin * int(problem.step.size[n].max(initial=0)))
     early = needed_by(problem.step, recipes, n)
@@ -191,7 +192,7 @@ def _of_program(pool: Pool, recipes: tuple[RecomputeOption, ...], margin: float)
 
 
 def _effort(problem: Problem, columns: int) -> Effort:
-    """How to solve a program of so many swaps and recomputes."""
+    """Return how to solve a program with `columns` swaps and recomputes."""
     seconds = problem.time_limit_s / 4
     if columns > TREE_COLUMNS:
         return Effort(kind="dive", seconds=seconds, share=DIVE_SHARE)
@@ -199,7 +200,7 @@ def _effort(problem: Problem, columns: int) -> Effort:
 
 
 def _whole(basis: Basis, weight: Reals) -> Iterator[Ints]:
-    """Sets of swaps from how much of each should be swapped: those of which most should, and just enough of them."""
+    """Yield sets of swaps from the share of each to swap: those with more than half, and just enough of the largest."""
     most = basis.n[weight[basis.n] > 0.5]
     yield most
     among = candidates(basis.problem, basis.n)

@@ -2,8 +2,8 @@
 
 Computes: values of the columns that minimise the cost, and a lower bound of it. Reference: Huangfu and Hall,
 "Parallelizing the dual revised simplex method" (Math. Prog. Comp. 2018), which describes HiGHS. Optimal: within the
-absolute gap asked for, unless nodes or seconds run out first; then `Solution.bound` is still a bound.
-Deterministic: one thread, one seed; work is limited in nodes of the search tree, and seconds only stop what is stuck.
+requested absolute gap, unless nodes or seconds run out first; then `Solution.bound` is still a bound.
+Deterministic: one thread, one seed. Nodes of the search tree limit the work; seconds only stop a solve that is stuck.
 Cost: exponential in the integers at worst; a dive solves a dozen linear programs, MOST_SOLVED at most, each from the
 one before.
 """
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 Reals = npt.NDArray[np.float64]
 INFINITE = float("inf")
 WHOLE = 1e-3
-"""A column so close to 0 or 1 counts as that."""
+"""A column this close to 0 or 1 counts as that."""
 
 
 MOST_SOLVED = 30
-"""A dive solves the program so often at most; columns that are open then stay between 0 and 1."""
+"""Most solves of a dive; columns that are open then stay between 0 and 1."""
 FEWER = 4
-"""Where so many columns cannot all be 1, so many times fewer are rounded up at a time."""
+"""If columns cannot all be 1, the number rounded up at a time is divided by this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solution:
-    """What the solver found.
+    """Result of the solver.
 
     Attributes:
-        values: per column; empty where it found nothing that meets the rows.
-        cost: of these values; infinite where there are none.
-        bound: no values cost less.
+        values: value of each column; empty if no values were found that meet the rows.
+        cost: cost of these values; infinite if there are none.
+        bound: lower bound of the cost.
     """
 
     values: Reals
@@ -83,12 +83,12 @@ class Model:
         self._row_count += count
 
     def solve(self, gap: float, seconds: float, nodes: int) -> Solution:
-        """Solve it with a search tree, with integers.
+        """Solve it with integers, by a search tree.
 
         Args:
-            gap: stop once cost and bound are so close.
-            seconds: stop then with the best values so far.
-            nodes: stop after so many nodes of the tree.
+            gap: stop once cost and bound are this close.
+            seconds: stop after this time with the best values so far.
+            nodes: stop after this number of nodes.
         """
         solver = self._solver(seconds, integers=True)
         solver.setOptionValue("mip_abs_gap", gap)
@@ -108,12 +108,12 @@ class Model:
     def dive(self, seconds: float, whole: Ints, share: float) -> Solution:
         """Solve it as if no column were an integer, then round some columns, a few at a time, solving it again.
 
-        Where rounding leads to a dead end, the values are those before it, some of them still between 0 and 1.
+        If rounding leads to a dead end, the values are those before it, some of them still between 0 and 1.
 
         Args:
-            seconds: for each time it is solved.
+            seconds: time limit of each solve.
             whole: columns between 0 and 1 that are to be 0 or 1.
-            share: of those still open, how many are rounded up at a time; at least one is.
+            share: share of the open columns that are rounded up at a time; at least one is.
         """
         solver = self._solver(seconds, integers=False)
         solver.run()
@@ -129,7 +129,7 @@ class Model:
             _fix(solver, up, 1.0)
             found, solved = _solution(solver), solved + 1
             if not len(found.values):
-                # They cannot all be 1: fewer at a time from now on, and not the only one where it is one.
+                # They cannot all be 1: round fewer at a time from now on; a single one becomes 0.
                 solver.changeColsBounds(len(up), up, np.zeros(len(up)), np.ones(len(up)))
                 _fix(solver, up[:0] if count > 1 else up, 0.0)
                 found, most, solved = _solution(solver), max(1, count // FEWER), solved + 1
@@ -179,7 +179,7 @@ def _fix(solver: highspy.Highs, columns: npt.NDArray[np.int32], value: float) ->
 
 
 def _solution(solver: highspy.Highs) -> Solution:
-    """What a solver found; the bound of a program without integers is its cost."""
+    """Return the result of a solver. The bound of a program without integers is its cost."""
     import highspy
 
     good = solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible

@@ -1,16 +1,16 @@
-"""states: which optimizer states and gradients are away while nothing uses them, beside what else `optimal` decides.
+"""states: which optimizer states and gradients are away while nothing uses them, as a part of `optimal`.
 
-Computes: sets of such swaps, those idle longest first, with when each comes back: as late as that hides the copy, where
-there is room; steps on which they are decided, for the rest to be planned on; and exchanges of single ones, played.
-Reference: Rajbhandari et al., "ZeRO-Infinity" (SC 2021), for keeping states below the device; here one by one, and only
-where that pays. Optimal: never provably. Ignores: that swaps of saved storages and these share the link, until they
-are played. Cost: linear in the step per set; a play per exchange.
+Computes: sets of such swaps, those idle longest first. Each comes back at the latest tick that hides its copy, if there
+is room. Also steps with these swaps decided, on which the rest is planned, and exchanges of single ones, played.
+Reference: Rajbhandari et al., "ZeRO-Infinity" (SC 2021), for keeping states on lower tiers; here one by one, and only
+if that pays. Optimal: never provably. Ignores: that swaps of saved storages and these share the link, until they are
+played. Cost: linear in the step per set; a play per exchange.
 
 Note: [States in the bound]
-Every window on offer is taken off the level, as if its storage were away for nothing: no copy, no time. What any plan
-holds is no less, and its copies of states only add to what the link carries. They also give the runtime control at
-more places: what compute waits there counts as a wait of the mark before, which the rows of pipe.py allow, as that only
-gives copies more time. So the bound stays one; it is loose by the time these copies take.
+Every window on offer is subtracted from the level, as if its storage were away for free: no copy, no time. Any plan
+holds at least that, and its copies of states only add to what the link carries. They also give the run control at more
+places. Waits of compute there count as waits of the mark before. The rows of pipe.py allow that, as it only gives
+copies more time. So the bound holds; it is loose by the time of these copies.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from elbowroom.step.moves import moves_of, need
 from elbowroom.step.routes import link_to
 
 SHARES = (0.5, 1.0)
-"""Of the bytes of all states on offer, how many are away in the sets tried."""
+"""Shares of the bytes of all states on offer that are away in the sets tried."""
 
 
 def states_on_offer(problem: Problem) -> Ints:
-    """Windows of optimizer states and gradients that may be swapped, those idle longest first."""
+    """Return the windows of optimizer states and gradients that may be swapped, those idle longest first."""
     step, first = problem.step, len(problem.step.saves)
     if problem.tier is None or not problem.moves_states:
         return np.zeros(0, np.int64)
@@ -49,7 +49,7 @@ def states_on_offer(problem: Problem) -> Ints:
 
 
 def deciding(problem: Problem, n: Ints, back: Ints) -> Problem:
-    """A problem, no states of which are decided, with swaps of some decided."""
+    """Return a problem without decided states with swaps of some states decided."""
     if not len(n):
         return problem
     step, moves = problem.step, moves_of(problem.step, n, back)
@@ -60,23 +60,23 @@ def deciding(problem: Problem, n: Ints, back: Ints) -> Problem:
 
 
 def again(problem: Problem, states: DecidedStates | None) -> Problem:
-    """A problem, no states of which are decided, with the same swaps of them decided as in another."""
+    """Return a problem without decided states with the same swaps of states decided as in another."""
     return problem if states is None else deciding(problem, states.moves.n, states.moves.back)
 
 
 def all_away(problem: Problem) -> Problem:
-    """The problem with every state on offer away until it is used: what needs the fewest bytes."""
+    """Return the problem with every state on offer away until it is used: this needs the fewest bytes."""
     n = states_on_offer(problem)
     return deciding(problem, n, problem.step.first_read[n])
 
 
 def for_free(problem: Problem) -> Problem:
-    """The problem for the bound: every state on offer is away for nothing; see Note: [States in the bound]."""
+    """Return the problem for the bound: every state on offer is away for free; see Note: [States in the bound]."""
     return replace(problem, step=all_away(problem).step)
 
 
 def sets_of(problem: Problem) -> Iterator[Problem]:
-    """The problem with sets of states away."""
+    """Yield the problem with sets of states away."""
     n = states_on_offer(problem)
     total = np.cumsum(problem.step.size[n])
     for share in SHARES if len(n) else ():
@@ -84,12 +84,12 @@ def sets_of(problem: Problem) -> Iterator[Problem]:
 
 
 def placed(problem: Problem, n: Ints, needed: Ints | None = None) -> Problem:
-    """The problem with states `n` away, each back as late as hides its copy, where there is room.
+    """Return the problem with states `n` away, each back at the latest tick that hides its copy, if there is room.
 
     Args:
-        problem: no states of it are decided.
+        problem: a problem without decided states.
         n: the states.
-        needed: per slot, what is held beside them; everything else where it is not given.
+        needed: per slot, the bytes that other storages hold; None: all other storages are kept.
     """
     step = problem.step
     if problem.tier is None or not len(n):
@@ -108,7 +108,7 @@ def placed(problem: Problem, n: Ints, needed: Ints | None = None) -> Problem:
 
 
 def _start(step: LastStep, n: int, before_ns: float, held: Ints, budget_bytes: int) -> int:
-    """The last place at which a state may start back by a time, or the first from which there is room for it."""
+    """Return the last place at which a state may start back by a time, or the first later one with room for it."""
     use = int(step.first_read[n])
     first = step.first_op if use <= step.idle_from[n] else int(step.idle_from[n]) + 1
     places = np.append(step.ticks[(step.ticks >= first) & (step.ticks < use)], use)
@@ -120,12 +120,12 @@ def _start(step: LastStep, n: int, before_ns: float, held: Ints, budget_bytes: i
 
 
 def states_near(problem: Problem, pool: Pool, best: Trial) -> Iterator[Trial]:
-    """Trials with the states placed anew, one of them less, or one more.
+    """Yield trials with the states placed anew, with one state less, or with one more.
 
     Args:
-        problem: no states of it are decided; algorithms are as in the trial.
+        problem: a problem without decided states, with the trial's algorithms.
         pool: swaps and recomputes to choose from.
-        best: where to begin.
+        best: the trial to begin with.
     """
     step, decided = problem.step, best.basis.asked.states
     chosen = decided.moves.n if decided is not None else np.zeros(0, np.int64)
@@ -143,7 +143,7 @@ def states_near(problem: Problem, pool: Pool, best: Trial) -> Iterator[Trial]:
 
 
 def _beside(basis: Basis, best: Trial) -> Iterator[Trial]:
-    """The same swaps of saves, and what covers the budget now."""
+    """Yield the same swaps of saves, and swaps that cover the budget now."""
     moves = basis.moves(best.moves.n, best.moves.back)
     asked = basis.asked
     if int(need(asked.step, moves).max()) <= asked.budget_bytes and asked.holds(moves):
@@ -154,7 +154,7 @@ def _beside(basis: Basis, best: Trial) -> Iterator[Trial]:
 
 
 def _away(step: LastStep, n: Ints, back: Ints) -> Ints:
-    """Per point, bytes of states `n` that are away."""
+    """Return for each point the bytes of states `n` that are away."""
     begin, end = step.window(n, back)
     wraps: Flags = step.wraps(n, back)
     change = np.zeros(len(step.level) + 1, np.int64)

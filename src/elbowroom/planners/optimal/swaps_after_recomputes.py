@@ -1,7 +1,7 @@
 """basis: a step with some recomputes decided, seen as a step in which only swaps are left to decide.
 
-The planners of swaps (covering, placing, arranging) look at four things of a step: how high its slots are, when each
-save is needed, when each position comes, and which saves may go. Recomputes change all four, and nothing else.
+The planners of swaps (covering, placing, arranging) look at four things: how high the slots are, when each save is
+needed, when each position comes, and which saves may go. Recomputes change these four, and nothing else.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from elbowroom.step.recipes import RecomputeOption
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Basis:
-    """What swaps are decided on.
+    """Problem on which swaps are decided, with some recomputes decided already.
 
     Attributes:
-        asked: the problem as it was asked.
-        options: the recomputes, in the order they run.
-        rebuilds: the same, worked out.
-        problem: the problem with a step whose slots, first reads and times are those that the recomputes leave.
-        n: the saves that may be swapped beside them.
+        asked: the original problem.
+        options: the recomputes, in the order in which they run.
+        rebuilds: the same as rebuilds of the step.
+        problem: the problem with the slots, first reads and times that the recomputes leave.
+        n: the saves that may still be swapped.
     """
 
     asked: Problem
@@ -39,19 +39,19 @@ class Basis:
 
     @property
     def recomputes(self) -> set[Recompute]:
-        """What is recomputed, as a plan has it."""
+        """Recomputes as a plan has them."""
         return {option.recompute for option in self.options}
 
     def moves(self, n: Ints, back: Ints) -> Moves:
-        """Swaps of saves `n` beside the recomputes."""
+        """Return swaps of saves `n`, together with the recomputes."""
         return moves_of(self.asked.step, n, back, rebuilds=self.rebuilds)
 
     def on_demand(self, n: Ints) -> Moves:
-        """Swaps of saves `n`, each back only when it is needed."""
+        """Return swaps of saves `n`, each back only when it is needed."""
         return self.moves(n, self.problem.step.first_read[n])
 
     def fits(self, n: Ints) -> bool:
-        """Whether swapping saves `n`, each back on demand, meets the budgets of the device and of the tier below."""
+        """Tell whether swapping saves `n`, each back on demand, meets the budgets of the device and the lower tier."""
         moves = self.on_demand(n)
         if int(need(self.asked.step, moves).max()) > self.problem.budget_bytes:
             return False
@@ -61,13 +61,13 @@ class Basis:
 def basis_of(
     problem: Problem, n: Ints, options: Sequence[RecomputeOption] = (), by_storage: dict[int, int] | None = None
 ) -> Basis:
-    """The basis that recomputes leave.
+    """Return the basis that recomputes leave.
 
     Args:
-        problem: what was asked.
-        n: the saves that may be swapped when nothing is recomputed.
-        options: what is recomputed; no two drop the same storage.
-        by_storage: which save a storage is, derived where it is not given.
+        problem: the original problem.
+        n: the saves that may be swapped without recomputes.
+        options: the recomputes; no two drop the same storage.
+        by_storage: storage -> its save; None derives it.
     """
     step = problem.step
     if not options:
@@ -90,9 +90,9 @@ def basis_of(
 
 
 def agreeing(options: Sequence[RecomputeOption]) -> list[RecomputeOption]:
-    """Of some options, in order of preference, those that can be carried out together.
+    """Return the options, in order of preference, that can be carried out together.
 
-    No storage is dropped by two, and what one reads is not rebuilt only later.
+    No two of them drop the same storage, and no input of one is rebuilt only later.
     """
     taken: list[RecomputeOption] = []
     rebuilt: dict[int, int] = {}
@@ -111,7 +111,7 @@ def agreeing(options: Sequence[RecomputeOption]) -> list[RecomputeOption]:
 
 
 def needed_by(step: LastStep, options: Sequence[RecomputeOption], n: Ints) -> list[tuple[int, int]]:
-    """Pairs (save of `n`, position) at which recipes on offer read it before the step does."""
+    """Return pairs (save of `n`, position) at which recipes on offer read it before the step does."""
     storage_of = dict(zip(listed(step.storage_of(n)), listed(n), strict=True))
     found = {
         (storage_of[s], option.recompute.before_op) for option in options for s in option.inputs if s in storage_of
@@ -121,7 +121,7 @@ def needed_by(step: LastStep, options: Sequence[RecomputeOption], n: Ints) -> li
 
 
 def families(options: Sequence[RecomputeOption]) -> list[tuple[RecomputeOption, ...]]:
-    """Sets of recomputes that go together: those of one storage, and blocks of about one size that do not overlap."""
+    """Return sets of recomputes: those of one storage, with blocks of about one size that do not overlap."""
     singles = [option for option in options if option.kind == "single"]
     blocks = sorted((o for o in options if o.kind == "block"), key=lambda o: (-o.saved_bytes, o.recompute.storages))
     sizes = sorted({len(block.recompute.storages).bit_length() for block in blocks})

@@ -1,4 +1,4 @@
-"""trying: one choice of swaps and recomputes, arranged and played, with what it costs: how `optimal` weighs choices."""
+"""trying: one choice of swaps and recomputes, arranged and played, with its cost: how `optimal` weighs choices."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from elbowroom.step.moves import Moves
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trial:
-    """One choice and what it does.
+    """One choice, played.
 
     Attributes:
         basis: the recomputes.
-        moves: the swaps beside them.
-        played: the same with those of states that are decided.
-        done: the play of these.
+        moves: the swaps.
+        played: the swaps together with those of decided states.
+        done: the play of all of these.
         cost: (simulated step_ns, bytes moved); the least wins.
     """
 
@@ -36,13 +36,13 @@ class Trial:
     cost: tuple[int, int]
 
     def plan(self, planner: str) -> Plan:
-        """The choice as a plan."""
+        """Return the choice as a plan."""
         made = as_plan(self.basis.asked, planner, self.moves)
         return replace(made, recomputes=tuple(option.recompute for option in self.basis.options))
 
 
 def tried(basis: Basis, moves: Moves) -> Trial:
-    """Play moves as they are, beside the recomputes."""
+    """Play moves as they are, together with the recomputes."""
     moves = basis.moves(moves.n, moves.back)
     done = moving(basis.asked, moves)
     _, played = basis.asked.whole(moves)
@@ -51,19 +51,19 @@ def tried(basis: Basis, moves: Moves) -> Trial:
 
 
 def arranged(basis: Basis, n: Ints) -> Trial:
-    """The fastest of a few ways to bring saves `n` back; they must fit."""
+    """Return the fastest of a few ways to bring saves `n` back; the swaps must fit the budget."""
     early = tried(basis, bring_back_early(basis.problem, n))
     later = tried(basis, bring_back_later(basis.problem, early.moves, early.done))
     return best_of([later, early, tried(basis, place_backs(basis.problem, n))])
 
 
 def best_of(trials: Iterable[Trial]) -> Trial:
-    """The trial that costs least; the first of equals."""
+    """Return the trial that costs least; the first of equals."""
     return min(trials, key=lambda trial: trial.cost)
 
 
 def waited_for(trial: Trial) -> list[int]:
-    """The swapped saves that compute waited for, the longest wait first."""
+    """Return the swapped saves that compute waited for, the longest wait first."""
     waited: dict[int, int] = {}
     for stall in trial.done.stalls:
         waited[stall.move] = waited.get(stall.move, 0) + stall.end_ns - stall.start_ns
@@ -72,5 +72,5 @@ def waited_for(trial: Trial) -> list[int]:
 
 
 def without(n: Ints, *saves: int) -> Ints:
-    """The saves of `n` but for some."""
+    """Return the saves of `n` without some."""
     return n[~np.isin(n, np.array(saves, np.int64))]
