@@ -1,1 +1,1 @@
-"""Every private symbol of torch that this package uses."""
+"""Private symbols of torch: all that this package uses are named here."""

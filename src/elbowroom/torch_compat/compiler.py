@@ -1,4 +1,4 @@
-"""The private names of torch's compiler by which a graph is traced and divided, and no code is made of it.
+"""Private names of torch's compiler that trace and partition a graph without making code of it.
 
 Checked on 2.11.0 (its CUDA build, on the rig) and 2.13.0.
 """
@@ -17,7 +17,7 @@ import torch
 
 @final
 class _Divided(BaseException):
-    """The graph is divided, and nothing else is wanted of it; `except Exception` in the compiler passes it on."""
+    """Ends a compilation once the graph is partitioned; `except Exception` in the compiler does not catch it."""
 
     def __init__(self, kept_bytes: int) -> None:
         super().__init__(kept_bytes)
@@ -25,7 +25,7 @@ class _Divided(BaseException):
 
 
 def faking() -> AbstractContextManager[Any]:
-    """Context in which new tensors have no bytes, and say that they are on the device that was asked for."""
+    """Return a context in which new tensors have no bytes, and report the requested device."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode()
@@ -33,7 +33,7 @@ def faking() -> AbstractContextManager[Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Neither warnings nor lines of its log of what the compiler finds."""
+    """Context without warnings and log lines of the compiler."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -45,14 +45,14 @@ def quiet() -> Iterator[None]:
 
 
 def kept_bytes(function: Callable[..., Any], args: Any, kwargs: Any) -> int:
-    """What the compiled forward of a function keeps for its backward, beside its weights, data and results.
+    """Return the bytes that the compiled forward of a function keeps for its backward.
 
-    What other code computed and gives it counts, as nobody else may hold that; what it gives is the next one's. It is
-    what the min-cut partitioner of torch.compile decides, on inductor's decompositions. Takes fake tensors; the code of
-    the function is read and no op of it is run.
+    Its weights, data and results do not count. Arguments that other code computed do, as nothing else may hold them.
+    Its own results count for the next function. The min-cut partitioner of torch.compile decides what is kept, on
+    inductor's decompositions. Takes fake tensors; the code of the function is read, and no op of it runs.
 
     Raises:
-        Exception: what the compiler does, such as at a graph break.
+        Exception: an error of the compiler, such as at a graph break.
     """
     from torch._functorch.aot_autograd import aot_module_simplified
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -82,12 +82,12 @@ def kept_bytes(function: Callable[..., Any], args: Any, kwargs: Any) -> int:
 
 
 def _is_computed(given: Any) -> bool:
-    """Whether an argument of a graph is a result of other code."""
+    """Tell whether an argument of a graph is a result of other code."""
     return isinstance(given, torch.Tensor) and given.requires_grad and not isinstance(given, torch.nn.Parameter)
 
 
 def _kept(graph: Any, outputs: int, outside: Collection[str]) -> int:
-    """Bytes of the storages that a forward returns after its own outputs, but for arguments of these names."""
+    """Return the bytes of the storages that a forward returns after its own outputs, without arguments `outside`."""
     returned = next(node for node in graph.nodes if node.op == "output").args[0]
     held = [*returned[:outputs], *(node for node in graph.nodes if node.name in outside)]
     kept = dict(storage for node in returned[outputs:] if (storage := _storage(node)) is not None)
@@ -97,7 +97,7 @@ def _kept(graph: Any, outputs: int, outside: Collection[str]) -> int:
 
 
 def _storage(node: Any) -> tuple[int, int] | None:
-    """What tells the storage of a node's result apart, and its bytes; None of what is no tensor."""
+    """Return the identity and the bytes of the storage of a node's result; None if that is no tensor."""
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     if not isinstance(value, torch.Tensor):
         return None
@@ -106,7 +106,7 @@ def _storage(node: Any) -> tuple[int, int] | None:
 
 
 def is_graph_break(problem: BaseException) -> bool:
-    """Whether the compiler would make several graphs of a function."""
+    """Tell whether an error means that the compiler would make several graphs of a function."""
     from torch._dynamo.exc import Unsupported
 
     return isinstance(problem, Unsupported)
@@ -118,5 +118,5 @@ def without_autocast_on_cpu() -> AbstractContextManager[None]:
 
 
 def raise_in(thread: int, problem: type[BaseException]) -> None:
-    """Have a thread of Python raise at its next instruction."""
+    """Make a thread of Python raise at its next instruction."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(problem))

@@ -1,7 +1,7 @@
-"""Every private torch symbol this package uses: what for, and on which versions it was checked (2.13.0 unless said).
+"""Private torch symbols of this package: their use, and the versions on which each was checked (default: 2.13.0).
 
-Nothing else in the package may name a private torch symbol; what recomputing needs is in op_calls.py, what
-the caching allocator of CUDA is asked in cuda_allocator.py, and what recordings need in profiler.py.
+Only torch_compat may name a private torch symbol. Those for recomputes are in op_calls.py, those of CUDA's caching
+allocator in cuda_allocator.py, and those for recordings in profiler.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 """Address of the StorageImpl: the identity of a storage while it lives. UntypedStorage has no public one."""
 
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
-"""How often the tensor, or one that shares its counter, was changed in place; it has no public reader."""
+"""Number of in-place changes of the tensor, and of others that share its counter; it has no public reader."""
 
 
 def no_dispatch() -> AbstractContextManager[None]:
@@ -35,18 +35,18 @@ def no_dispatch() -> AbstractContextManager[None]:
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether anything is called before or after the forward of this one module."""
+    """Tell whether this module itself has forward hooks or forward pre-hooks."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def schemas_of(name: str) -> list[Any]:
-    """Declarations of all overloads of an operator such as "aten::add" that the dispatcher has."""
+    """Return the declarations of all overloads of an operator, such as "aten::add", that the dispatcher has."""
     found = torch._C._jit_get_schemas_for_operator(name) if "::" in name else []
     return [schema for schema in found if torch._C._dispatch_has_kernel(_full_name(schema))]
 
 
 def has_kernel(schema: Any, key: str) -> bool:
-    """Whether an overload has a kernel for a dispatch key, such as "CPU" or "CompositeImplicitAutograd"."""
+    """Tell whether an overload has a kernel for a dispatch key, such as "CPU" or "CompositeImplicitAutograd"."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(_full_name(schema), key)
 
 
@@ -55,7 +55,7 @@ def _full_name(schema: Any) -> str:
 
 
 def top_hooks() -> tuple[Any, Any] | None:
-    """The pair of saved-tensor hooks that autograd of this thread calls now; no public query exists."""
+    """Return the pair of saved-tensor hooks that autograd of this thread calls now; no public query exists."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -74,15 +74,15 @@ def without_top_hooks() -> Iterator[None]:
 
 
 def hooks_allowed() -> bool:
-    """Whether saved-tensor hooks may be put in now: `disable_saved_tensors_hooks` forbids it."""
+    """Tell whether saved-tensor hooks may be installed now: `disable_saved_tensors_hooks` forbids it."""
     return torch._C._autograd._saved_tensors_hooks_is_enabled()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def keywords_of_call() -> dict[str, Any] | None:
-    """Keyword arguments of the module call whose global hook calls who asks; None where they are not found.
+    """Return the keyword arguments of the module call whose global hook calls this; None if they are not found.
 
-    Global hooks get none. They are called by the function `inner` of `Module._call_impl`, which has them as a variable.
-    Checked on 2.11.0 and 2.13.0.
+    torch passes no keyword arguments to global hooks. The function `inner` of `Module._call_impl`, which calls the
+    hooks, has them as a variable. Checked on 2.11.0 and 2.13.0.
     """
     frame = sys._getframe(2)
     found = frame.f_locals.get("kwargs") if frame.f_code.co_name == "inner" else None
@@ -90,22 +90,22 @@ def keywords_of_call() -> dict[str, Any] | None:
 
 
 def holders_of(storage: torch.UntypedStorage) -> int:
-    """References to a storage's bytes: one per tensor on it, and one of the Python object at hand."""
+    """Return the number of references to a storage's bytes: one per tensor on it, and one of the given object."""
     return torch._C._storage_Use_Count(storage._cdata)
 
 
 def in_compiled_backward() -> bool:
-    """Whether a backward pass that compiled autograd has made code of is under way. Checked on 2.11.0 and 2.13.0."""
+    """Tell whether a backward pass of compiled autograd is under way. Checked on 2.11.0 and 2.13.0."""
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return module is not None and bool(module.in_compiled_autograd_region)
 
 
 def never_compiled(function: Function) -> Function:
-    """Have torch.compile run a function, and all that it calls, as it is. Checked on 2.11.0 and 2.13.0.
+    """Make torch.compile run a function, and all that it calls, as it is. Checked on 2.11.0 and 2.13.0.
 
-    Autograd calls the hooks of saved tensors while a compiled region runs, and the compiler would take them for code of
-    the user. torch.compiler.disable imports the whole compiler, and puts a call around each call; the attribute, which
-    it sets too, ends a region before the call where the compiler comes across it.
+    Autograd calls the hooks of saved tensors while a compiled region runs. The compiler would take them for code of the
+    user. torch.compiler.disable would import the whole compiler, and wrap each call. The attribute, which it sets too,
+    makes the compiler end a region before a call of the function.
     """
     from torch._C._dynamo import eval_frame
 
@@ -116,9 +116,10 @@ def never_compiled(function: Function) -> Function:
 
 
 def tell_of_compiling(begins: Callable[[], None], ends: Callable[[], None]) -> bool:
-    """Have the compiler call these around each compilation, however often this is asked; False where it is not loaded.
+    """Make the compiler call these around each compilation. Returns False if the compiler is not loaded.
 
-    No public way exists; torch._dynamo.reset() forgets it. Checked on 2.11.0 and 2.13.0.
+    Repeated calls register them once. No public way exists; torch._dynamo.reset() forgets them. Checked on 2.11.0 and
+    2.13.0.
     """
     compiler = sys.modules.get("torch._dynamo.callback")
     if compiler is None:
@@ -137,7 +138,7 @@ _told: dict[Any, tuple[Callable[[Any], None], Callable[[Any], None]]] = {}
 
 
 class DispatchMode(TorchDispatchMode):
-    """torch's documents name this class, and its module is private. This one does without torch._dynamo."""
+    """TorchDispatchMode without torch._dynamo. torch's documents name the class, and its module is private."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -145,10 +146,10 @@ class DispatchMode(TorchDispatchMode):
 
 
 def as_subclass(cls: type, meta: torch.Tensor, device: torch.device) -> Any:
-    """A tensor of a class on the storage of a meta tensor, with the autograd and autocast keys of `device`.
+    """Return a tensor of a class on the storage of a meta tensor, with the autograd and autocast keys of `device`.
 
-    C++ goes on to see a meta tensor (`dispatch_device` is off): so the autograd engine uses the queue of the calling
-    thread, where a cuda device would abort a CPU-only build. No public constructor sets the keys.
+    C++ still sees a meta tensor (`dispatch_device` is off). So the autograd engine uses the queue of the calling
+    thread; a cuda device would abort a CPU-only build there. No public constructor sets the keys.
     """
     return torch.Tensor._make_subclass(cls, meta, False, dispatch_device=False, device_for_backend_keys=device)
 
@@ -162,36 +163,36 @@ _CPU = _KEYS["CPU"] & _KEYS["AutogradCPU"]
 
 
 def push_mode(mode: TorchDispatchMode) -> None:
-    """Put a mode on the stack of this thread; entering it twice would change what it notes for its end."""
+    """Push a mode on the stack of this thread. Entering it twice would overwrite what it restores at its end."""
     torch._C._push_on_torch_dispatch_stack(mode)
 
 
 def fakes_tensors() -> bool:
-    """Whether torch works with tensors that are only shapes: its FakeTensorMode comes after all other modes."""
+    """Tell whether torch's FakeTensorMode is on, in which tensors are only shapes; it comes after all other modes."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def pop_mode() -> None:
-    """Take the last mode off the stack of this thread."""
+    """Pop the last mode from the stack of this thread."""
     torch._C._pop_torch_dispatch_stack(None)
 
 
 def backend_of(tensor: torch.Tensor) -> str:
-    """The name of the backend whose dispatch keys a tensor has, CUDA or CPU; "" where it has other ones."""
+    """Return the backend whose dispatch keys a tensor has, "CUDA" or "CPU"; "" if it has other keys."""
     keys = torch._C._dispatch_keys(tensor).raw_repr()
     return "CUDA" if keys & _CUDA else "CPU" if keys & _CPU else ""
 
 
 KEYS_OF_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
-"""Marks a wrapper of tensors on cuda, which has no storage, for `backend_of`."""
+"""Dispatch keys that mark a wrapper of cuda tensors, which has no storage, for `backend_of`."""
 
 
 MAKE_WRAPPER = "_make_wrapper_subclass"
-"""The method of `Tensor` that makes one without bytes for a class with `__torch_dispatch__`; no public one does."""
+"""Method of `Tensor` that makes a tensor without bytes for a class with `__torch_dispatch__`; no public one does."""
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """What the wrappers of torch.func are around."""
+    """Return the tensor inside the wrappers of torch.func."""
     functions = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     while functions.is_functorch_wrapped_tensor(tensor):
         tensor = functions.get_unwrapped(tensor)
@@ -224,33 +225,33 @@ class MetaKernels:
 
 
 def in_backward() -> bool:
-    """Whether the autograd engine is running on this thread; no public query exists."""
+    """Tell whether the autograd engine is running on this thread; no public query exists."""
     return torch._C._current_graph_task_id() != -1
 
 
 def node_number() -> int:
-    """Sequence number of the autograd node that runs now, -1 where there is none."""
+    """Return the sequence number of the autograd node that runs now; -1 if there is none."""
     node = torch._C._current_autograd_node()
     return -1 if node is None else node._sequence_nr()
 
 
 def next_node_number() -> int:
-    """Sequence number that the next autograd node of this thread will get."""
+    """Return the sequence number that the next autograd node of this thread will get."""
     return torch._C._autograd._get_sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def backward_code() -> Any:
-    """Code object of the Python function that enters the autograd engine: in whose frame an op came from C++ alone."""
+    """Return the code object of the Python function that enters the autograd engine. Ops in its frame come from C++."""
     return torch.autograd.graph._engine_run_backward.__code__
 
 
 def around_backward(
     before: Callable[[Any, Any], None], after: Callable[[], None]
 ) -> list[tuple[Any, str, Callable[..., Any]]]:
-    """Attributes, each with its new value, so that these are called around each run of the autograd engine.
+    """Return attributes with new values that call these functions around each run of the autograd engine.
 
-    `before` gets the outputs, and the inputs where only their gradients are asked for. No public place sees
-    `backward` and `grad` of all kinds.
+    `before` gets the outputs, and the inputs if only their gradients are requested. No public place sees all kinds of
+    `backward` and `grad`.
     """
     engine = torch.autograd.graph._engine_run_backward
 
@@ -265,7 +266,7 @@ def around_backward(
 
 
 def leaves_below(outputs: Any) -> list[torch.Tensor]:
-    """The leaves that a backward from these tensors, or edges of the graph, gives gradients to."""
+    """Return the leaves that get gradients in a backward from these tensors, or edges of the graph."""
     waiting = [node for each in outputs if (node := getattr(each, "grad_fn", None) or getattr(each, "node", None))]
     found: list[torch.Tensor] = []
     seen = set(waiting)
@@ -281,7 +282,7 @@ def leaves_below(outputs: Any) -> list[torch.Tensor]:
 
 
 def tensor_uses(tensor: torch.Tensor) -> int:
-    """References that C++ holds on a tensor, those of the call in progress included."""
+    """Return the number of references that C++ holds on a tensor, those of the call in progress included."""
     return tensor._use_count()  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -291,55 +292,55 @@ def without_autocast() -> AbstractContextManager[None]:
 
 
 def autocast_asked_of_all() -> AbstractContextManager[None]:
-    """Ask the kernels of autocast("cuda") about tensors of every kind; their keys do not say where a DTensor is."""
+    """Call the kernels of autocast("cuda") for tensors of every kind: the keys of a DTensor do not say its device."""
     return torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.AutocastCUDA)
 
 
 def lift_on_cpu(wanted: bool) -> bool:
-    """Whether torch.tensor(.., device=..) makes its result on the CPU and moves it by an op; returns what it was."""
+    """Set whether torch.tensor(.., device=..) makes its result on the CPU and moves it. Returns the earlier setting."""
     before = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(wanted)
     return before
 
 
 def allow_cuda_device() -> None:
-    """Let C++ switch to cuda devices in a build that has none, which is then a no-op."""
+    """Let C++ switch to cuda devices in a build without them; the switch does nothing."""
     torch._C._ensureCUDADeviceGuardSet()
 
 
 def has_kernel_for(op: Any, key: str) -> bool:
-    """Whether an op overload has a kernel for a dispatch key; no public query exists."""
+    """Tell whether an op overload has a kernel for a dispatch key; no public query exists."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
 
 
 def dense_chunks(tensors: Any, size_bytes: int) -> Iterator[list[torch.Tensor]]:
-    """Tensors of one dtype together, up to so many bytes, as DataParallel sends them."""
+    """Return tensors grouped by dtype, up to `size_bytes` a group, as DataParallel sends them."""
     from torch._utils import _take_tensors
 
     return _take_tensors(tensors, size_bytes)
 
 
 def flattened(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """One tensor of all, as DataParallel makes it."""
+    """Return one flat tensor of all, as DataParallel makes it."""
     from torch._utils import _flatten_dense_tensors
 
     return _flatten_dense_tensors(tensors)
 
 
 def unflattened(flat: torch.Tensor, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Its parts, with the shapes of these."""
+    """Return the parts of a flat tensor, with the shapes of `tensors`."""
     from torch._utils import _unflatten_dense_tensors
 
     return _unflatten_dense_tensors(flat, tensors)
 
 
 def with_kernel_of_all(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call an op's kernel for all devices, so that a mode that is on sees the ops that it calls."""
+    """Call an op's kernel for all devices, so that an active mode sees the ops that it calls."""
     return op._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 
 
 def in_place_list_ops() -> frozenset[Any]:
-    """Overloads of `_foreach_` and `_fused_` ops that change their arguments and return nothing."""
+    """Return overloads of `_foreach_` and `_fused_` ops that change their arguments and return nothing."""
     found: set[Any] = set()
     for schema in torch._C._jit_get_all_schemas():
         if schema.name.startswith(("aten::_foreach_", "aten::_fused_")) and not schema.returns:
@@ -349,30 +350,30 @@ def in_place_list_ops() -> frozenset[Any]:
 
 
 def storage_holders(tensor: torch.Tensor) -> int:
-    """How many tensors are on a tensor's storage."""
+    """Return how many tensors are on a tensor's storage."""
     storage = tensor.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata) - 1
 
 
 class OpOverrides:
-    """Kernels put in the place of torch's for a dispatch key, until `close`."""
+    """Kernels that replace torch's for a dispatch key, until `close`."""
 
     def __init__(self) -> None:
         self._library = torch.library.Library("aten", "IMPL")
 
     def put(self, op: Any, key: str, kernel: Any) -> None:
-        """Let `kernel` run for an op where the dispatcher comes to `key`."""
+        """Let `kernel` run for an op when the dispatcher reaches `key`."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": that is what it is for
+            warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": intended here
             self._library.impl(op, kernel, key)
 
     def close(self) -> None:
-        """Put the kernels of torch back; a library has no public end."""
+        """Restore the kernels of torch; a library has no public end."""
         self._library._destroy()
 
 
 def views() -> frozenset[Any]:
-    """Overloads of aten ops whose result shares a storage with an argument: views and in-place ops."""
+    """Return overloads of aten ops whose result shares a storage with an argument: views and in-place ops."""
     found: set[Any] = set()
     for schema in torch._C._jit_get_all_schemas():
         if schema.name.startswith("aten::") and any(argument.alias_info is not None for argument in schema.arguments):
@@ -384,12 +385,12 @@ def views() -> frozenset[Any]:
 
 
 def schema_of(op: Any) -> Any:
-    """Declaration of an op overload: which arguments it changes and which results share a storage with one."""
+    """Return the declaration of an op overload: the arguments that it changes, and results that share their storage."""
     return op._schema
 
 
 def node_name() -> str:
-    """Name of the autograd node that runs now, such as "MaxBackward0"; "" where there is none."""
+    """Return the name of the autograd node that runs now, such as "MaxBackward0"; "" if there is none."""
     node = torch._C._current_autograd_node()
     return "" if node is None else node.name()
 
@@ -400,47 +401,47 @@ def below_autograd() -> AbstractContextManager[None]:
 
 
 def import_dynamo() -> None:
-    """Import torch._dynamo, which meta kernels written in Python do at their first use, before anything is patched."""
+    """Import torch._dynamo before anything is patched. Meta kernels written in Python import it at their first use."""
     import torch._dynamo  # noqa: F401
 
 
 def decomposition_of(op: Any) -> Any:
-    """How torch takes an op apart into others; None where there is none."""
+    """Return torch's decomposition of an op into others; None if there is none."""
     from torch._decomp import decomposition_table
 
     return decomposition_table.get(op)
 
 
 def is_view(tensor: torch.Tensor) -> bool:
-    """Whether autograd knows a tensor as a view of another."""
+    """Tell whether autograd knows a tensor as a view of another."""
     return tensor._is_view()
 
 
 def grouping_changes(grouped: Any) -> list[tuple[Any, str, Any]]:
-    """The attribute, with its new value, by which optimizers group tensors by device and dtype."""
+    """Return the attribute, with its new value, by which optimizers group tensors by device and dtype."""
     return [(torch._C, "_group_tensors_by_device_and_dtype", grouped)]
 
 
 def set_storage(
     tensor: torch.Tensor, storage: Any, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:
-    """Put a tensor on another storage; `set_` is public, and its declared types are not those it takes."""
+    """Move a tensor to another storage. `set_` is public, but takes other types than it declares."""
     changed: Any = tensor
     changed.set_(storage, offset, shape, strides)
 
 
 REDUCE_TENSOR = "_reduce_ex_internal"
-"""The method of `Tensor` that says what pickle keeps of it: below what `Parameter` and subclasses add."""
+"""Method of `Tensor` that says what pickle keeps of it; `Parameter` and subclasses add to that."""
 
 reduce_tensor: Callable[[torch.Tensor, int], Any] = torch.Tensor._reduce_ex_internal
-"""Its own way."""
+"""The original of that method."""
 
 
 # A CUDA device under `within`. Checked on 2.11.0 (its CUDA build, on the rig).
 
 
 def stream_ids(device_index: int) -> tuple[int, int, int]:
-    """Identity of the current stream of a device; `current_stream` makes an object of it, in ten times the time."""
+    """Return the identity of a device's current stream. `current_stream` makes an object, in ten times the time."""
     return torch._C._cuda_getCurrentStream(device_index)
 
 
@@ -462,10 +463,10 @@ def on_stream(stream: torch.cuda.Stream, work: Callable[[], Result]) -> Result:
 
 
 def step_cell(optimizer: torch.optim.Optimizer) -> Any:
-    """The cell with the function that an optimizer's `step` runs between its hooks; None where it is not built so.
+    """Return the cell with the function that an optimizer's `step` runs between its hooks; None if there is no cell.
 
-    `Optimizer.profile_hook_step` closes over it. Nothing public stands between the hooks and the function, and learning
-    rate schedulers keep a reference to the wrapper, so that putting another one in its place would not reach all calls.
+    `Optimizer.profile_hook_step` closes over it. Nothing public stands between the hooks and the function. Learning
+    rate schedulers keep a reference to the wrapper, so replacing the wrapper would not reach all calls.
     """
     wrapper: Any = type(optimizer).step
     names = getattr(getattr(wrapper, "__code__", None), "co_freevars", ())
@@ -478,21 +479,21 @@ def step_cell(optimizer: torch.optim.Optimizer) -> Any:
 
 
 def device_constructors() -> set[Callable[..., Any]]:
-    """Functions of torch that `torch.set_default_device` gives a device."""
+    """Return the functions of torch that `torch.set_default_device` gives a device."""
     return torch.utils._device._device_constructors()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def parse_to() -> tuple[Any, str]:
-    """Where the function lies that parses the arguments of `Module.to`."""
+    """Return the module and the name of the function that parses the arguments of `Module.to`."""
     return torch._C._nn, "_parse_to"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def uninitialized_changes(functions: list[Any]) -> list[tuple[Any, str, Any]]:
-    """The attribute, with its new value, that names what may be done with a parameter that has no shape yet."""
+    """Return the attributes, with new values, that name the functions allowed on a parameter without a shape."""
     kinds: tuple[Any, ...] = (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
     return [(kind, "_allowed_methods", [*kind._allowed_methods, *functions]) for kind in kinds]
 
 
 def variable_functions() -> Any:
-    """Where torch.nn looks up recurrent networks, whose names in torch are those of other functions."""
+    """Return the module in which torch.nn looks up recurrent networks; torch has other functions of these names."""
     return torch._VF

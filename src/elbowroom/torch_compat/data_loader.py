@@ -1,4 +1,4 @@
-"""The private names of torch below DataLoader. Checked on 2.11.0 (its CUDA build, on the rig) and 2.13.0."""
+"""Private torch symbols of DataLoader. Checked on 2.11.0 (its CUDA build, on the rig) and 2.13.0."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _Base: Any = dataloader._SingleProcessDataLoaderIter
 
 @final
 class LoaderHere(_Base):
-    """Iterator of a DataLoader in this process, which stands for the one worker that the data set sees.
+    """Iterator of a DataLoader in this process; the data set sees it as a single worker.
 
     Args:
-        loader: with the settings of one that has no workers.
-        works: whether there is a worker; else the data set is asked as from the script itself.
+        loader: a loader with the settings of one without workers.
+        works: whether the data set sees a worker; else it sees the script itself.
     """
 
     def __init__(self, loader: Any, works: bool) -> None:
@@ -39,7 +39,7 @@ class LoaderHere(_Base):
             worker._worker_info = before
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Begin again, as workers that stay do; a data set without places gives a new iterator."""
+        """Begin again, as persistent workers do; an iterable data set gives a new iterator."""
         super()._reset(loader, first_iter)
         kinds: Any = dataloader._DatasetKind
         how = (self._auto_collation, self._collate_fn, self._drop_last)
@@ -51,4 +51,4 @@ class LoaderHere(_Base):
             return super()._next_data()
 
     def _shutdown_workers(self) -> None:
-        """There are none to end."""
+        """Do nothing: there are no workers to end."""

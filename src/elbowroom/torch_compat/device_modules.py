@@ -1,7 +1,7 @@
-"""The private names of torch below torch.cuda and torch.accelerator, which a build without CUDA lacks or leaves empty.
+"""Private names below torch.cuda and torch.accelerator that a build without CUDA lacks or leaves empty.
 
-The Python of these modules is the same in every build; what it calls in C++ has these names. Checked on 2.11.0 (its
-CUDA build, on the rig) and 2.13.0.
+The Python of these modules is the same in every build; the C++ functions that it calls have these names. Checked on
+2.11.0 (its CUDA build, on the rig) and 2.13.0.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ Change = tuple[Any, str, Any]
 
 
 def cuda_changes(functions: Mapping[str, Any]) -> list[Change]:
-    """Functions of C++ by their name without what all begin with, such as "memoryStats"."""
+    """Return changes for C++ functions, given by their names without the common prefix, such as "memoryStats"."""
     return [(torch._C, f"_cuda_{name}", function) for name, function in functions.items()]
 
 
 def accelerator_changes(functions: Mapping[str, Any], accelerator: torch.device) -> list[Change]:
-    """The same below torch.accelerator; which device it is."""
+    """Return such changes below torch.accelerator, and the one that names the device."""
     found: list[Change] = [(torch._C, f"_accelerator_{name}", function) for name, function in functions.items()]
     return [*found, (torch._C, "_get_accelerator", lambda *_: accelerator)]
 
 
 def build_changes(runtime: Any, properties: Any, select: Any, cuda_version: str) -> list[Change]:
-    """What says that a build has CUDA: its runtime, what gives the properties of a device, and what selects one."""
+    """Return changes that make a build report CUDA: its runtime, the properties of a device, its selection."""
     return [
         (torch.cuda, "_cudart", runtime),
         (torch.cuda, "_get_device_properties", properties),
@@ -43,7 +43,7 @@ def build_changes(runtime: Any, properties: Any, select: Any, cuda_version: str)
 
 
 def library_changes(nccl_version: int) -> list[Change]:
-    """What says which NCCL there is, keeps the plans of cuFFT, and chooses what linear algebra is done with."""
+    """Return changes for the version of NCCL, the plan cache of cuFFT, and the library of linear algebra."""
     return [
         (torch._C, "_nccl_version", lambda: nccl_version),
         (torch._C, "_nccl_version_suffix", lambda: b""),
@@ -55,7 +55,7 @@ def library_changes(nccl_version: int) -> list[Change]:
 
 
 def pool_changes(begin: Any, end: Any, nothing: Any) -> list[Change]:
-    """What has allocations go to another pool, says whether a graph is captured, and gives memory of the host back."""
+    """Return changes for memory pools, for the query of graph captures, and for the release of host memory."""
     names = ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool")
     found: list[Change] = [
         (torch.cuda.memory, name, function) for name, function in zip(names, (begin, end, nothing), strict=True)
@@ -65,7 +65,7 @@ def pool_changes(begin: Any, end: Any, nothing: Any) -> list[Change]:
 
 
 def range_changes(marks: Any) -> list[Change]:
-    """What stands for NVTX."""
+    """Return the change that replaces NVTX."""
     from torch.cuda import nvtx
 
     return [(nvtx, "_nvtx", marks)]
@@ -73,12 +73,12 @@ def range_changes(marks: Any) -> list[Change]:
 
 @contextmanager
 def scripted_as(pairs: Iterable[tuple[Any, Any]]) -> Iterator[None]:
-    """TorchScript compiles a new function as the op that the old one is.
+    """Context in which TorchScript compiles each new function as the op of the old one.
 
-    It finds ops by the `id` of their function, in a table that it makes at its first use.
+    TorchScript finds ops by the `id` of their function, in a table that it makes at its first use.
 
     Args:
-        pairs: (new, old) functions; an old one that is no op of TorchScript is passed over.
+        pairs: (new, old) functions; pairs whose old function is no op of TorchScript are ignored.
     """
     table = _builtins._get_builtin_table()
     added = {id(new): table[id(old)] for new, old in pairs if id(old) in table and id(new) not in table}
@@ -92,7 +92,7 @@ def scripted_as(pairs: Iterable[tuple[Any, Any]]) -> Iterator[None]:
 
 @contextmanager
 def without_modes() -> Iterator[None]:
-    """While no mode sees ops or functions."""
+    """Context in which no mode sees ops or functions."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes(), torch._C.DisableTorchFunction():
@@ -101,12 +101,12 @@ def without_modes() -> Iterator[None]:
 
 _below: Any = torch._C
 is_traced: Any = _below._is_tracing
-"""Whether torch.jit.trace follows this thread."""
+"""Tells whether torch.jit.trace follows this thread."""
 
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """While it does not follow this thread: sizes are numbers again."""
+    """Context in which torch.jit.trace does not follow this thread: sizes are numbers again."""
     state = _below._get_tracing_state()
     with traceable():
         _below._set_tracing_state(None)
@@ -118,14 +118,14 @@ def untraced() -> Iterator[None]:
 
 @contextmanager
 def traceable() -> Iterator[None]:
-    """While the calls that a traced op makes are traced too, which else are not."""
+    """Context in which the calls that a traced op makes are traced too; by default they are not."""
     excluded = _below._dispatch_tls_local_exclude_set().remove(_below._parse_dispatch_key("Tracer"))
     with _below._ForceDispatchKeyGuard(_below._dispatch_tls_local_include_set(), excluded):
         yield
 
 
 def done_work(result: Any) -> Any:
-    """A collective that is over, with what it gave."""
+    """Return a finished collective with its result."""
     future: Any = torch.futures.Future()
     future.set_result(result)
     return importlib.import_module("torch._C._distributed_c10d")._create_work_from_future(future)
@@ -134,14 +134,14 @@ def done_work(result: Any) -> Any:
 _builtins: Any = importlib.import_module("torch.jit._builtins")
 _utils: Any = importlib.import_module("torch._utils")
 rebuild_tensor: Any = _utils._rebuild_tensor
-"""Makes a tensor on a storage that was loaded."""
+"""Makes a tensor on a loaded storage."""
 
 
 def rebuild_change(function: Any) -> Change:
-    """What stands for it."""
+    """Return the change that replaces `rebuild_tensor`."""
     return _utils, "_rebuild_tensor", function
 
 
 def untyped(storage: Any) -> torch.UntypedStorage:
-    """The bytes behind a storage of either kind."""
+    """Return the untyped storage behind a storage of either kind."""
     return getattr(storage, "_untyped_storage", storage)

@@ -1,8 +1,8 @@
-"""Private torch symbols that recording calls and making them again need. Checked on 2.11.0 and 2.13.0.
+"""Private torch symbols for recording calls and making them again. Checked on 2.11.0 and 2.13.0.
 
-While a dispatch mode is on, torch's composed operators take the ways meant for tensor subclasses (an addition in place
-becomes one that is not). A kernel for a dispatch key that no tensor has, and that one thread includes, does not do
-that: it sees every operator first, and calls it again without that key.
+While a dispatch mode is on, torch's composed operators take the paths for tensor subclasses: an in-place addition
+becomes one out of place. A kernel for a dispatch key that no tensor has, and that one thread includes, avoids that. It
+sees every operator first, and calls it again without that key.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 class OperatorWatcher:
     """Calls `seen(op, args, kwargs)` in place of each operator that is not composed of others, while it is `on`.
 
-    Its kernels stay registered until the process ends, and nothing dispatches to them while it is off. One in a
-    process: there is one such key.
+    Its kernels stay registered until the process ends. Nothing dispatches to them while it is off. A process can have
+    only one watcher, as there is one such key.
     """
 
     def __init__(self, composed: Any) -> None:
@@ -36,13 +36,13 @@ class OperatorWatcher:
                 self._libraries[space].impl(name, torch.library.fallthrough_kernel, key)
 
     def turn(self, *, on: bool) -> bool:
-        """Watch this thread or do not; whether it was watched before."""
+        """Turn watching of this thread on or off. Returns whether it was on before."""
         before = torch._C._dispatch_tls_is_dispatch_key_included(self._key)
         torch._C._dispatch_tls_set_dispatch_key_included(self._key, on)
         return before
 
     def unwatched(self) -> AbstractContextManager[None]:
-        """Context in which operators run as if nobody watched."""
+        """Return a context in which operators run unwatched."""
         return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(self._key))
 
     def _called(self, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -50,12 +50,12 @@ class OperatorWatcher:
 
 
 def call_with_autocast(op: Any, device_type: str, args: Any, kwargs: Any) -> Any:
-    """Run an op's kernel of autocast, which casts and calls it again."""
+    """Run an op's autocast kernel, which casts the arguments and calls the op again."""
     return op._op_dk(_autocast_key(device_type), *args, **kwargs)
 
 
 def casts_first(op: Any, device_type: str) -> bool:
-    """Whether autocast is on for a device type and has a kernel of its own for an op."""
+    """Tell whether autocast is on for a device type and has a kernel of its own for an op."""
     if not torch.is_autocast_enabled(device_type):
         return False
     key = _autocast_key(device_type)
@@ -67,7 +67,7 @@ def _autocast_key(device_type: str) -> Any:
 
 
 def replaying() -> list[AbstractContextManager[None]]:
-    """Contexts in which a recorded call runs as inside autograd's own kernels: no modes, autocast or autograd."""
+    """Return contexts in which a recorded call runs as inside autograd's kernels: no modes, autocast or autograd."""
     casting = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA).add(torch._C.DispatchKey.AutocastCPU)
     return [
         torch._C._DisableTorchDispatch(),
@@ -77,11 +77,11 @@ def replaying() -> list[AbstractContextManager[None]]:
 
 
 modes_on: Callable[[], int] = torch._C._len_torch_dispatch_stack
-"""How many dispatch modes are on in this thread, of the user or of a library."""
+"""Returns the number of dispatch modes that are on in this thread, of the user or of a library."""
 
 
 class BackwardApart:
-    """While it is open, `enter` and `leave` are called around every run of the autograd engine in this process."""
+    """Calls `enter` and `leave` around every run of the autograd engine in this process, until `close`."""
 
     def __init__(self, enter: Any, leave: Any) -> None:
         self._run = run = torch.autograd.graph._engine_run_backward
@@ -96,7 +96,7 @@ class BackwardApart:
         self._put(apart)
 
     def close(self) -> None:
-        """The engine is entered as before."""
+        """Restore the entry of the engine."""
         self._put(self._run)
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""What the dispatcher's own declarations say of an operator: whether it is one step of work, and what it writes.
+"""Operators as the dispatcher declares them: whether one is a single step of work, and what it writes.
 
-An operator that torch composes of others ("CompositeImplicitAutograd", such as linear) is no op of a trace; the ones it
-calls are. What an op writes is in its schema: arguments marked as mutated.
+An operator that torch composes of others ("CompositeImplicitAutograd", such as linear) is no op of a trace. The
+operators that it calls are. The schema of an op marks the arguments that it writes as mutated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from elbowroom.torch_compat.core import has_kernel, schemas_of
 
 UNFILLED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
-"""They make a storage and run no kernel."""
+"""Ops that make a storage and run no kernel."""
 
 OF_FORM = UNFILLED | {
     "full_like",
@@ -26,20 +26,20 @@ OF_FORM = UNFILLED | {
     "randn_like",
     "zeros_like",
 }
-"""They take shape and type of their tensor argument, and do not read it."""
+"""Ops that take only shape and type of their tensor argument, and do not read its bytes."""
 
 
 def reads_bytes(name: str) -> bool:
-    """Whether an op such as "aten.relu" or "aten::relu" reads what its tensor arguments hold."""
+    """Tell whether an op such as "aten.relu" or "aten::relu" reads the bytes of its tensor arguments."""
     return name.replace("::", ".").removeprefix("aten.") not in OF_FORM
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One operator with so many arguments.
+    """Operator with a given number of arguments.
 
     Attributes:
-        writes: positions of the arguments it changes.
+        writes: positions of the arguments that it changes.
         views: whether its result is the storage of its argument, and nothing is read.
     """
 
@@ -49,20 +49,20 @@ class Operator:
 
 @cache
 def operator(name: str, arguments: int) -> Operator | None:
-    """The operator behind a profiler event, such as ("aten::mul_", 2); None for what is composed or no operator."""
+    """Return the operator of a profiler event, such as ("aten::mul_", 2); None if it is composed or no operator."""
     schemas = schemas_of(name)
     fitting = [schema for schema in schemas if len(schema.arguments) == arguments] or schemas
-    # max(a, b) and max(a, out=b) look the same. Nothing that learns is called with out.
+    # max(a, b) and max(a, out=b) look the same. An op with out= has no gradient, so a training does not call it.
     fitting = [schema for schema in fitting if not _has_out(schema)] or fitting
     if not fitting or _composed(fitting):
         return None
-    # The event does not name the overload. What any that fits writes counts as written: then it is kept, not swapped.
+    # The event does not name the overload. What any fitting overload writes counts as written, and is kept.
     writes = frozenset(i for schema in fitting for i, argument in enumerate(schema.arguments) if _written(argument))
     return Operator(writes=writes, views=all(_views(schema) for schema in fitting))
 
 
 def _composed(schemas: list[Any]) -> bool:
-    """Whether these overloads are made of other operators, with no kernel of their own on CPU or GPU."""
+    """Tell whether these overloads are made of other operators, with no kernel of their own on CPU or GPU."""
     own = ("CPU", "CUDA")
     return all(has_kernel(s, "CompositeImplicitAutograd") and not any(has_kernel(s, k) for k in own) for s in schemas)
 

@@ -1,4 +1,4 @@
-"""Private torch symbols of its profiler, which recordings are made with. Checked on 2.11.0 and 2.13.0."""
+"""Private torch symbols of its profiler, which makes recordings. Checked on 2.11.0 and 2.13.0."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ import torch
 
 
 def profiler_running() -> bool:
-    """Whether a torch profiler is on; only one may be, and no public query exists."""
+    """Tell whether a torch profiler is on; only one may be, and no public query exists."""
     return torch.autograd.profiler._is_profiler_enabled
 
 
 def marker(text: str) -> AbstractContextManager[None]:
-    """A named range in the profiler's event stream; `record_function` does the same in ten times the time."""
+    """Return a named range in the profiler's event stream; `record_function` does the same in ten times the time."""
     from torch._C._profiler import _RecordFunctionFast
 
     return _RecordFunctionFast(text)
 
 
 def profiler_events(session: Any) -> list[Any]:
-    """Roots of a finished profile's event tree; only these carry the addresses of blocks and arguments."""
+    """Return the roots of a finished profile's event tree; only these have the addresses of blocks and arguments."""
     return session.profiler.kineto_results.experimental_event_tree()
 
 
 def address_of(argument: Any) -> int:
-    """Where the bytes of a tensor lie that is an argument of a profiled op; 0 for one without bytes and for no tensor.
+    """Return the address of a tensor argument's bytes in a profiled op; 0 without bytes, or if it is no tensor.
 
-    For a tensor without bytes torch hands out None and no reference with it (strong_pointer_type_caster in
-    torch/csrc/profiler/python/init.cpp; 2.11.0 and 2.13.0), so that one of all there are is lost each time, and at none
-    Python 3.11 ends the process. It is put back here. From Python 3.12 on None has no count, and that does nothing.
+    For a tensor without bytes torch returns None without a reference to it (strong_pointer_type_caster in
+    torch/csrc/profiler/python/init.cpp; 2.11.0 and 2.13.0). So None loses a reference each time. At 0 references,
+    Python 3.11 ends the process. This function puts the reference back. From Python 3.12 on None has no count, and that
+    does nothing.
     """
     found = getattr(argument, "storage_data_ptr", 0)
     if found is None:
@@ -41,17 +42,17 @@ def address_of(argument: Any) -> int:
 
 
 def let_profile_go(session: Any) -> None:
-    """Free what a finished profile holds: weak references to arguments, which keep all that torch.func had wrapped.
+    """Free what a finished profile holds: weak references to arguments, which keep alive what torch.func wrapped.
 
-    A profile is part of cycles, so that it lives until the garbage is collected.
+    A profile is part of reference cycles, so it lives until the next garbage collection.
     """
     session.profiler.kineto_results = None
 
 
 def user_profile() -> Any:
-    """The running profile of torch.autograd.profiler, which torch.profiler makes too; None where none of those runs.
+    """Return the running profile of torch.autograd.profiler, which torch.profiler makes too; None if there is none.
 
-    Torch has no list of them: all that Python knows is looked through.
+    Torch has no list of them, so all objects of the garbage collector are searched.
     """
     profile = torch.autograd.profiler.profile
     found = [each for each in gc.get_objects() if type(each) is profile and each.enabled and each.entered]
@@ -60,9 +61,9 @@ def user_profile() -> Any:
 
 
 def put_aside(found: Any) -> None:
-    """Stop a running profile. It goes on as `go_on` says, or where the script ends it; what it has seen so far stays.
+    """Stop a running profile until `go_on`, or until the script ends it. Its events so far stay.
 
-    Torch keeps the events of all stretches of a profile that accumulates them. The exported trace is the last one's.
+    A profile that accumulates events keeps those of all its stretches. The exported trace has the last stretch alone.
     """
     _end_ranges()
     found.acc_events = True
@@ -80,20 +81,20 @@ def go_on(found: Any) -> None:
 
 
 class _Aside(torch.autograd.profiler.profile):
-    """A profile that is aside. It goes on where the script ends it, so that it ends as others do."""
+    """Profile that is put aside. If the script ends it, it goes on first, so that it ends as others do."""
 
     def __exit__(self, *of_error: object) -> Any:
         if not profiler_running():
             go_on(self)
             return self.__exit__(*of_error)
-        _become(self, torch.autograd.profiler.profile)  # a step is being recorded: the profile ends with what it has
+        _become(self, torch.autograd.profiler.profile)  # a step is being recorded: end with the events so far
         return False
 
 
 def prepare_again() -> None:
-    """End the warm-up that the schedule of a profile is in, and have it prepared once more when it starts.
+    """End the warm-up of a profile's schedule, and have it prepared once more when the profile starts.
 
-    A recording within the warm-up would be empty, and torch ends the process with a profile that was never started.
+    A recording within the warm-up would be empty. With a profile that was never started, torch ends the process.
     """
     planned = [each for each in gc.get_objects() if type(each) is torch.profiler.profile]
     warming = [each.profiler for each in planned if each.current_action is torch.profiler.ProfilerAction.WARMUP]
@@ -105,7 +106,7 @@ def prepare_again() -> None:
 
 
 class _Prepared(torch.autograd.profiler.profile):
-    """A profile that was prepared before a recording and starts after it."""
+    """Profile that was prepared before a recording and starts after it."""
 
     def _start_trace(self) -> None:
         _become(self, torch.autograd.profiler.profile)
@@ -118,9 +119,9 @@ def _become(found: Any, kind: type[torch.autograd.profiler.profile]) -> None:
 
 
 def _end_ranges() -> None:
-    """End the named ranges that are open: at its end a range writes into the session in which it began.
+    """End the open named ranges, as a range writes at its end into the session in which it began.
 
-    The end of one that has ended already does nothing.
+    Ending a range twice does nothing.
     """
     named = torch.autograd.profiler.record_function
     for each in gc.get_objects():

@@ -16,7 +16,7 @@ _FUNCTORCH: Any = vars(torch._C)["_functorch"]
 
 
 def wraps_others(tensor: torch.Tensor) -> bool:
-    """Whether a tensor says by `__tensor_flatten__` which ones it wraps; torch's documents name the module, private."""
+    """Tell whether a tensor names the tensors that it wraps by `__tensor_flatten__`. The query's module is private."""
     if type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter:
         return False
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -25,14 +25,14 @@ def wraps_others(tensor: torch.Tensor) -> bool:
 
 
 stands_for_zeros: Callable[[torch.Tensor], bool] = vars(torch._C.TensorBase)["_is_zerotensor"]
-"""Whether a tensor is all zeros without bytes, as forward-mode derivatives make them; no public query exists."""
+"""Tells whether a tensor is all zeros without bytes, as forward-mode derivatives make; no public query exists."""
 
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
-"""The tensor that this one is a view of, None where it is none; there is no public name for it in Python."""
+"""Returns the tensor that this one is a view of; None if it is no view. It has no public name in Python."""
 
 
 def jagged_attention() -> Any:
-    """The module that chooses the kernel of attention on jagged tensors; it has functions of torch.backends.cuda."""
+    """Return the module that chooses the kernel of attention on jagged tensors, by functions of torch.backends.cuda."""
     from torch.nested._internal import sdpa
 
     return sdpa
@@ -41,7 +41,7 @@ def jagged_attention() -> Any:
 def have_dtensor_draw(mode: type[Any], draw: Callable[..., Any]) -> None:
     """Let `draw(mode, op, args, kwargs)` run a random op of a DTensor's own part under a mode.
 
-    From torch 2.13 on DTensor asks for it by an operator of higher order, which modes refuse that do not know it.
+    From torch 2.13 on, DTensor calls a higher-order operator for it. A mode that does not know the operator refuses it.
     """
     from torch._prims import rng_prims
 
@@ -51,18 +51,18 @@ def have_dtensor_draw(mode: type[Any], draw: Callable[..., Any]) -> None:
 
 
 def adds_no_dispatch(kind: type) -> bool:
-    """Whether ops on a subclass are those on plain tensors: it leaves `__torch_dispatch__` as it was."""
+    """Tell whether ops on a subclass are those on plain tensors: it does not define `__torch_dispatch__`."""
     return getattr(kind, "__torch_dispatch__", None) is torch._C._disabled_torch_dispatch_impl
 
 
 def as_plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of a subclass that adds no dispatch as a plain one on the same bytes, with the same version counter."""
+    """Return a plain tensor with the bytes and the version counter of one whose subclass adds no dispatch."""
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.as_subclass(torch.Tensor).detach()
 
 
 def bare_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that shares the version counter of one that wraps others, and holds none of them.
+    """Return a tensor with the version counter of one that wraps others, without references to the others.
 
     Below Python's dispatch, detach copies the outer tensor only, which has no bytes.
     """
@@ -71,22 +71,22 @@ def bare_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 made_by_a_transform: Callable[[torch.Tensor], bool] = _FUNCTORCH.is_functorch_wrapped_tensor
-"""Whether torch.func made a tensor to stand for another one at one of its levels."""
+"""Tells whether torch.func made a tensor to stand for another one at one of its levels."""
 
 transform_now: Callable[[], int | None] = _FUNCTORCH.maybe_current_level
-"""The level at which torch.func is now, None where it is at none."""
+"""Returns the present level of torch.func; None outside of it."""
 
 
 @contextmanager
 def transforms_allowed(ours: Callable[..., Any]) -> Iterator[None]:
-    """Let torch.func's transforms begin while these hooks of saved tensors are on.
+    """Let torch.func's transforms begin while these saved-tensor hooks are on.
 
-    grad, vjp, jacrev and hessian call torch.autograd.graph.disable_saved_tensors_hooks, which refuses where hooks are
-    on. Where ours are the innermost they are switched off meanwhile instead, as the compiler does while it traces.
-    Hooks of the user are refused as ever.
+    grad, vjp, jacrev and hessian call torch.autograd.graph.disable_saved_tensors_hooks, which refuses if hooks are on.
+    If ours are the innermost, they are switched off meanwhile instead, as the compiler does while it traces. Hooks of
+    the user are refused as before.
 
     Args:
-        ours: the function that packs.
+        ours: our pack hook.
     """
     graph: Any = torch.autograd.graph
     autograd: Any = vars(torch._C)["_autograd"]
