@@ -1,4 +1,4 @@
-"""Prose of Python files: docstrings and comments, as blocks of text with the line on which each begins."""
+"""Prose of Python files: docstrings, comments and messages, as blocks of text with the line on which each begins."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 STRUCK = re.compile(r"\b(so many|told|beside|whoever|where it is so|of which none|said once|none of)\b", re.IGNORECASE)
 """Words that plain prose does without."""
+MESSAGE_WORDS = 3
 
 Block = tuple[int, str]
 """The line on which a text begins, and the text with single spaces."""
@@ -39,7 +40,17 @@ def comments(source: str) -> Iterator[Block]:
         yield begin, " ".join(words)
 
 
+def messages(source: str) -> Iterator[Block]:
+    """Yield what a program may say: strings of three words or more, which are no docstrings."""
+    said = set(docstrings(source))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value.split()) >= MESSAGE_WORDS:
+            block = node.lineno, " ".join(node.value.split())
+            if block not in said:
+                yield block
+
+
 def struck(source: str) -> list[str]:
-    """Return "line: word" for each word in docstrings and comments that plain prose does without."""
-    blocks = sorted([*docstrings(source), *comments(source)])
+    """Return "line: word" for each word in a file's prose that plain English does without."""
+    blocks = sorted([*docstrings(source), *comments(source), *messages(source)])
     return [f"{line}: {found.group().lower()}" for line, text in blocks for found in STRUCK.finditer(text)]

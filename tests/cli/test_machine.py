@@ -191,10 +191,10 @@ def test_an_unknown_name_is_an_error_that_offers_the_nearest(capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["rtx4090", "--measure"], "given measure beside the machine rtx4090"),
-        (["rtx4090", "--spill-dir", "/tmp"], "given spill-dir beside the machine rtx4090"),
-        (["--list", "rtx4090"], "given name beside --list"),
-        (["--list", "--out", "x.json"], "given out beside --list"),
+        (["rtx4090", "--measure"], "given measure with the machine rtx4090"),
+        (["rtx4090", "--spill-dir", "/tmp"], "given spill-dir with the machine rtx4090"),
+        (["--list", "rtx4090"], "given name with --list"),
+        (["--list", "--out", "x.json"], "given out with --list"),
     ],
 )
 def test_options_that_say_nothing_of_a_gpu_elsewhere_are_refused(

@@ -137,7 +137,7 @@ def steps_within(saved: tuple[tuple[tuple[int, str], ...], ...], budget: str) ->
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, child, ended = torch.randn(4096, 256), Answered(saved), 0
     with er.within(budget, min_size=MIB) as room:
-        run_of(room).foretold = child  # pyright: ignore[reportAttributeAccessIssue]
+        run_of(room).beforehand = child  # pyright: ignore[reportAttributeAccessIssue]
         for _ in range(3):
             optimizer.zero_grad()
             model(x).square().mean().backward()

@@ -264,14 +264,14 @@ def test_planning_changes_nothing_that_the_training_reads(share: float) -> None:
 def test_what_is_planned_from_does_not_change() -> None:
     # given all questions that a run asks of its planning thread
     asked: list[Any] = []
-    make = beside.Beside.make
+    make = beside.BackgroundPlanner.make
 
     def noted(self: Any, key: Any, work: Any, then: Any) -> Any:
         asked.append(work)
         return make(self, key, work, then)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(beside.Beside, "make", noted)
+        patch.setattr(beside.BackgroundPlanner, "make", noted)
         train_within(usual, STEPS)
     # then each is a function of the package and arguments of which none is an object of the run
     assert asked

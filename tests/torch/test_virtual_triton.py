@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils import _triton
 
 from elbowroom.capture.virtual import VirtualDevice
 from elbowroom.capture.virtual.compilers.triton_kernels import L2_BYTES, SAID, stored_through
@@ -84,16 +86,25 @@ def do_bench(fn, quantiles=None):
 """The parts of Triton that a launch passes through."""
 
 
+def forget_triton() -> dict[str, Any]:
+    """Take Triton's modules away, and what torch remembers of whether it is there."""
+    for function in vars(_triton).values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "triton"}
+
+
 @pytest.fixture
-def like_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
-        monkeypatch.delitem(sys.modules, name)
+def like_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    real = forget_triton()
     for name, text in LIKE_TRITON.items():
         file = tmp_path / "triton" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
+    yield tmp_path
+    forget_triton()  # torch would take the rest of it for the real one
+    sys.modules.update(real)
 
 
 @pytest.mark.usefixtures("like_triton")

@@ -40,7 +40,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     settings = main.DemoSettings(folder=Path(arguments.out), size=main.SIZES[arguments.size], seed=arguments.seed)
     screen = show.Screen(output.console(errors=True), settings.size.steps)
-    with _unwinding_when_told_to_end(), screen.shown():
+    with _unwinding_at_signals(), screen.shown():
         outcome = main.run(settings, screen)
     written = _records(settings.folder, outcome)
     if arguments.json:
@@ -82,7 +82,7 @@ def _trial(trial: LimitedTrial) -> TrialFigures:
 
 
 @contextmanager
-def _unwinding_when_told_to_end() -> Iterator[None]:
+def _unwinding_at_signals() -> Iterator[None]:
     """End the child and remove the limit if the demo is terminated."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:

@@ -22,7 +22,7 @@ USAGE = "elbowroom estimate (script.py | trace.json | -m MODULE) [--gpu NAME[,NA
 DESCRIPTION = (
     "Runs a training script on a virtual GPU (no GPU needed, nothing is computed) for a few steps, and says whether it "
     "fits, what it needs and what holds the memory. Exit code 0: it fits every GPU that was named; 1: it does not; 2: "
-    "that could not be told."
+    "there is no answer."
 )
 
 

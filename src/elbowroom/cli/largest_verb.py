@@ -22,7 +22,7 @@ USAGE = "elbowroom largest (script.py | -m MODULE) --vary NAME=(A..B | A,B,C) [-
 DESCRIPTION = (
     "Finds the largest value of an argument, environment variable or constant of a training script with which it fits "
     "a GPU, by a few runs on a virtual one, and says what the next value needs. Exit code 0: found; 1: not even the "
-    "smallest value fits; 2: that could not be told, as where the value changes nothing. With --within 1.2x, storages "
+    "smallest value fits; 2: there is no answer, as where the value changes nothing. With --within 1.2x, storages "
     "may be swapped and recomputed, as `elbowroom plan` does, as long as the step takes at most 1.2 times what the "
     "same step, with the same value, would take on the same GPU with memory for everything. Both do the same work, so "
     "that is the slowdown of each sample, pixel or token; the answer also has the step time divided by the value."

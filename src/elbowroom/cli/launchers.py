@@ -26,7 +26,7 @@ PROCESSES = ("nproc-per-node", "num-processes", "num-gpus", "devices")
 NODES = ("nnodes", "num-machines", "num-nodes")
 """Options for the number of computers."""
 
-TOLD = {
+VARIABLE_OF = {
     "accelerate": {
         "mixed-precision": "ACCELERATE_MIXED_PRECISION",
         "gradient-accumulation-steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
@@ -102,9 +102,9 @@ def read(options: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield name.replace("_", "-"), value or ("" if after.startswith("-") else after)
 
 
-def told_by_fabric(options: Mapping[str, str]) -> dict[str, str]:
+def fabric_variables(options: Mapping[str, str]) -> dict[str, str]:
     """Return the variables by which `fabric run` passes its options on."""
-    names = {**TOLD["fabric"], "accelerator": "LT_ACCELERATOR", "num-nodes": "LT_NUM_NODES"}
+    names = {**VARIABLE_OF["fabric"], "accelerator": "LT_ACCELERATOR", "num-nodes": "LT_NUM_NODES"}
     given = {name: options[option] for option, name in names.items() if options.get(option)}
     return {"LT_CLI_USED": "1", "LT_DEVICES": str(count(options, PROCESSES)), **given}
 
@@ -112,14 +112,14 @@ def told_by_fabric(options: Mapping[str, str]) -> dict[str, str]:
 def _environment(launcher: str, options: Mapping[str, str]) -> dict[str, str]:
     local = count(options, PROCESSES)
     size = local * count(options, NODES)
-    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
-    told |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(local)}
+    ranks = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
+    ranks |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(local)}
     alone = launcher == "accelerate" and size == 1  # which starts one process without a group
-    variables = {} if alone else told
+    variables = {} if alone else ranks
     if launcher == "fabric":
         variables = {"LT_CLI_USED": "1", "LT_ACCELERATOR": "cuda", "LT_DEVICES": str(local)}
-        variables |= told if size > 1 else {}
-    for option, name in TOLD.get(launcher, {}).items():
+        variables |= ranks if size > 1 else {}
+    for option, name in VARIABLE_OF.get(launcher, {}).items():
         if options.get(option):
             variables[name] = options[option]
     return variables

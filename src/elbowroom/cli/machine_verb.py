@@ -71,7 +71,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if wrong:
         what = "--list" if arguments.list else f"the machine {arguments.name}"
         raise UsageError(
-            f"machine: given {wrong[0].replace('_', '-')} beside {what}; allowed is it on this computer alone, "
+            f"machine: given {wrong[0].replace('_', '-')} with {what}; allowed is it on this computer alone, "
             "which is what is described without a name; leave one out"
         )
 

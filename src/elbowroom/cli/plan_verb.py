@@ -28,9 +28,9 @@ USAGE = (
 )
 DESCRIPTION = (
     "Runs a training script on a virtual GPU, or reads a trace that was recorded, and plans what to keep, to swap and "
-    "to recompute so that a step stays within a budget of device memory. Says what that costs, beside the step that "
-    "keeps everything. Exit code 0: planned; 1: no plan meets the budget, and the least that can be met is said; 2: "
-    "that could not be told."
+    "to recompute so that a step stays within a budget of device memory. Says what that costs, compared with the step "
+    "that keeps everything. Exit code 0: planned; 1: no plan meets the budget, and the least that can be met is said; "
+    "2: there is no answer."
 )
 CURVES = (".json", ".html", ".txt")
 PAGES = (".html", ".txt")

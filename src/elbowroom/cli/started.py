@@ -64,7 +64,7 @@ def _other_way_round(name: str, words: Sequence[str], options: Sequence[str]) ->
     if name not in OF_TORCHRUN:
         return [*name.split(), *mine, *_inside(options), *script]
     given = dict(launchers.read(mine))
-    variables = [f"{variable}={value}" for variable, value in launchers.told_by_fabric(given).items()]
+    variables = [f"{variable}={value}" for variable, value in launchers.fabric_variables(given).items()]
     around = ["env", *variables] if name.startswith("fabric") else []
     processes = str(launchers.count(given, launchers.PROCESSES))
     return [*around, "torchrun", "--nproc-per-node", processes, *_inside(options), *script]

@@ -67,9 +67,9 @@ def keep(gpu: str, measured: MeasuredOutside) -> Path:
     rows = [{"gpu": name, "loading": when, **each._asdict()} for (name, when), each in sorted(known.items())]
     file = path()
     file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f"{file.name}.{os.getpid()}")
-    beside.write_text(json.dumps({"magic": _MAGIC, "version": _VERSION, "measured": rows}, indent=1) + "\n", "utf-8")
-    beside.replace(file)
+    temporary = file.with_name(f"{file.name}.{os.getpid()}")
+    temporary.write_text(json.dumps({"magic": _MAGIC, "version": _VERSION, "measured": rows}, indent=1) + "\n", "utf-8")
+    temporary.replace(file)
     return file
 
 

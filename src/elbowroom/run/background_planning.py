@@ -26,7 +26,7 @@ Then = Callable[[Callable[[], Any]], StepKind | None]
 
 
 @final
-class Beside:
+class BackgroundPlanner:
     """Makes plans, each for the steps of one signature."""
 
     def __init__(self) -> None:

@@ -14,8 +14,8 @@ from typing import final
 from elbowroom.run.step_kinds import Signature, StepKind
 from elbowroom.units import format_bytes
 
-TOLD_SHARE = 100
-"""The budget counts as held up to 1/TOLD_SHARE beyond it: even a list of losses takes that."""
+COUNTED_SHARE = 100
+"""The budget counts as held up to 1/COUNTED_SHARE beyond it: even a list of losses takes that."""
 SHOWN = 4
 """Most kinds of steps in a summary: the largest ones."""
 
@@ -86,7 +86,7 @@ class Kinds:
         """The most that steps of all kinds held; 0 if none was recorded."""
         return max((kind.measured_peak_allocated_bytes for kind in self), default=0)
 
-    def told(self) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         """Yield lines for the summary, if there are several kinds."""
         kinds = list(self)
         for kind in kinds[:SHOWN] if len(kinds) > 1 else ():
@@ -105,9 +105,9 @@ class Kinds:
 
 
 def beyond(held_bytes: int, budget_bytes: int) -> int:
-    """Return the bytes held beyond a budget; 0 if they are less than 1/TOLD_SHARE of it."""
+    """Return the bytes held beyond a budget; 0 if they are less than 1/COUNTED_SHARE of it."""
     more_bytes = held_bytes - budget_bytes
-    return more_bytes if more_bytes > budget_bytes // TOLD_SHARE else 0
+    return more_bytes if more_bytes > budget_bytes // COUNTED_SHARE else 0
 
 
 def _inputs(key: Hashable) -> str:
@@ -118,12 +118,12 @@ def _inputs(key: Hashable) -> str:
     return f"{name}({shapes})"
 
 
-def _shapes_in(told: Hashable) -> Iterator[tuple[int, ...]]:
+def _shapes_in(value: Hashable) -> Iterator[tuple[int, ...]]:
     """Yield the sizes of the tensors in the arguments that a signature describes."""
-    if not isinstance(told, tuple):
+    if not isinstance(value, tuple):
         return
-    if len(told) == 3 and type(told[2]) is bool and isinstance(told[0], tuple):
-        yield told[0]
+    if len(value) == 3 and type(value[2]) is bool and isinstance(value[0], tuple):
+        yield value[0]
         return
-    for each in told:
+    for each in value:
         yield from _shapes_in(each)

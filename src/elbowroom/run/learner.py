@@ -17,7 +17,7 @@ from elbowroom.machine import Machine, TierName
 from elbowroom.notices import Once
 from elbowroom.planners.budget.run_budget import keeping_bytes
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
-from elbowroom.run.background_planning import Beside
+from elbowroom.run.background_planning import BackgroundPlanner
 from elbowroom.run.check_beforehand import Question
 from elbowroom.run.conv_algorithms import LayerChoices
 from elbowroom.run.given_plan import GivenPlan, warn_of_peak
@@ -102,7 +102,7 @@ class Learner:
         self._met: set[Hashable] = set()
         self._known: dict[Hashable, list[StepKind]] = {}
         self._nearby = Nearby(self._known, asked.min_size_bytes)
-        self._beside = Beside()
+        self._background = BackgroundPlanner()
         self._refusals = Refusals()
         self._observations: dict[Hashable, int] = {}
         self._wanted: dict[Hashable, UnknownKind] = {}
@@ -165,7 +165,7 @@ class Learner:
         Raises:
             Infeasible: the planning thread has found that no plan meets the budget.
         """
-        self._beside.arrived(key)
+        self._background.arrived(key)
         known = self._known.get(key)
         if key in self._wanted and (not known or self._observations[key] < MAX_OBSERVATIONS):
             return None
@@ -174,9 +174,9 @@ class Learner:
         next_saved = self._after.get(self._previous)
         return next((kind for kind in known if kind.schedule.saved == next_saved), known[-1])
 
-    def plans_beside(self, key: Hashable) -> bool:
+    def is_being_planned(self, key: Hashable) -> bool:
         """Whether a plan for steps of this signature is being made: such steps need no recording."""
-        return self._beside.under_way(key)
+        return self._background.under_way(key)
 
     def only(self, key: Hashable) -> bool:
         """Whether all steps of this signature were of one kind so far."""
@@ -220,12 +220,12 @@ class Learner:
         """
         tried = self._reserved_more.get(key, 0)
         is_ours = self._given is None and known.rebuilder is None and not (known.shared or known.chosen)
-        if not is_ours or tried == MOST_CORRECTIONS or self._beside.under_way(key):
+        if not is_ours or tried == MOST_CORRECTIONS or self._background.under_way(key):
             return
         self._reserved_more[key] = tried + 1
         less_bytes = max(1, known.course.peak_bytes - more_bytes)
         work = partial(smaller_plan, self._question(key, known.trace), less_bytes)
-        self._beside.make(key, work, lambda made: self._follows(key, made()))
+        self._background.make(key, work, lambda made: self._follows(key, made()))
 
     def optimizer_steps(self, key: Hashable) -> int:
         """Return how many optimizers step in a step of this signature; 1 until one has been seen."""
@@ -274,7 +274,7 @@ class Learner:
             return known
 
         work = partial(first_plan, self._question(key, trace, assembly.clear))
-        return self._beside.make(key, work, apply)
+        return self._background.make(key, work, apply)
 
     def _question(self, key: Hashable, trace: Trace, clear: Collection[int] = ()) -> StepQuestion:
         """Return all that planning a step of this signature depends on, as it is now."""
@@ -394,7 +394,7 @@ class Learner:
         if trace is None and not was_refined:
             self.surprised(key, known.schedule.saved)
             return known, line
-        if not self._beside.under_way(key):
+        if not self._background.under_way(key):
             # without moves it does not matter from when on a storage is idle
             known = self._better(key, known, trace, self.layers.offered(trace or assembly.trace()), assembly.clear)
         return known, line
@@ -412,7 +412,7 @@ class Learner:
 
         before = Before(plan=known.plan, rebuilds=known.rebuilder is not None, alike=alike)
         work = partial(better_plan, self._question(key, trace, clear), before)
-        return self._beside.make(key, work, apply) or known
+        return self._background.make(key, work, apply) or known
 
     def wants_calls(self, key: Hashable, known: StepKind | None) -> bool:
         """Whether a step of this signature, taken for this kind, should record its calls."""
@@ -436,7 +436,7 @@ class Learner:
         if known is not None:
             known.wants_calls = False
         work = partial(plan_of_calls, self._question(key, trace), calls, is_needed=known is None)
-        return self._beside.make(key, work, lambda made: self._follows(key, made())) or known
+        return self._background.make(key, work, lambda made: self._follows(key, made())) or known
 
     def _follows(self, key: Hashable, found: Planned | StepKind | None) -> StepKind | None:
         """Follow a new plan from now on, in place of what was known of the kind."""
@@ -454,7 +454,7 @@ class Learner:
             wrong: saves that were not rebuilt with the same bits.
         """
         self._recomputing.ban(wrong)
-        if self._beside.under_way(key):  # until that plan is made, steps go on proving
+        if self._background.under_way(key):  # until that plan is made, steps go on proving
             return known
         if not wrong:
             known.proofs -= 1
@@ -462,7 +462,7 @@ class Learner:
         question = replace(self._question(key, known.trace), machine=known.machine)
         without = self._question(key, self.layers.offered(known.trace))
         work = partial(plan_after_proof, question, without, known.calls)
-        return self._beside.make(key, work, lambda made: self._follows(key, made())) or known
+        return self._background.make(key, work, lambda made: self._follows(key, made())) or known
 
     def no_recomputes(self) -> None:
         """Plan all kinds of steps without recomputes from now on."""
@@ -476,4 +476,4 @@ class Learner:
 
     def close(self) -> None:
         """Wait for plans under way, and make no more."""
-        self._beside.close()
+        self._background.close()

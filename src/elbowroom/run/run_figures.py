@@ -142,10 +142,10 @@ class RunFigures:
         lines = [f"{head}; {self._steps_ended} steps, no plan yet"]
         if self._last is not None:
             lines = figures.summary(head, self.planned_peak_bytes, self._last, self.steps, self._steps_ended)
-        return "\n".join([*lines, *self._may_move(), *figures.held(self), *self.kinds.told()])
+        return "\n".join([*lines, *self._may_move(), *figures.held(self), *self.kinds.lines()])
 
     def _may_move(self) -> list[str]:
         """Return a line on the least size of storages that move, if some move and the user gave no `min_size`."""
         moves = self._last is not None and bool(self._last.plan.swaps or self._last.plan.recomputes)
-        told = said(self.min_size_bytes) if moves and self._learner.follows else ""
-        return [f"  {told}"] if told else []
+        line = said(self.min_size_bytes) if moves and self._learner.follows else ""
+        return [f"  {line}"] if line else []

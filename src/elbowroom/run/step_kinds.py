@@ -31,7 +31,7 @@ _ALIKE_BYTES_SHARE = ALIKE_SHARE**4
 """Smallest allowed ratio of saved bytes. An attention map has height² · width² of an image: four sizes in all."""
 PATIENCE = 3
 """Observed steps in which a kind that was met once is waited for. A step that broke off never comes again."""
-_UNTOLD = "untold"
+_UNKNOWN = object()
 """Stands for an argument that may be anything, such as an object of the user's."""
 _TELLING = (int, str, type(None), torch.dtype, torch.device)
 """Types of arguments whose value says all about them."""
@@ -229,8 +229,8 @@ def signature(module: torch.nn.Module | None, args: Any, keywords: Any) -> Signa
     if module is None:
         return None
     # Modules are identified by their first parameter: a slice of a Sequential is a new module each time.
-    told = (type(module), id(next(module.parameters(), None)), module.training)
-    return Signature(told, (_shapes(args), _shapes(keywords)))
+    what = (type(module), id(next(module.parameters(), None)), module.training)
+    return Signature(what, (_shapes(args), _shapes(keywords)))
 
 
 def details(args: Any, keywords: Any) -> Hashable:
@@ -241,8 +241,8 @@ def details(args: Any, keywords: Any) -> Hashable:
         keywords: its keyword arguments; None if they are not known.
     """
     settings = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
-    found = (settings, *_details(args), *_details(keywords)) if keywords is not None else (_UNTOLD,)
-    return None if _UNTOLD in found else found
+    found = (settings, *_details(args), *_details(keywords)) if keywords is not None else (_UNKNOWN,)
+    return None if _UNKNOWN in found else found
 
 
 def _details(value: Any) -> Iterator[Hashable]:
@@ -259,7 +259,7 @@ def _details(value: Any) -> Iterator[Hashable]:
     elif isinstance(value, float):  # such as a temperature, which sets no shape
         yield float
     else:
-        yield value if isinstance(value, _TELLING) else _UNTOLD
+        yield value if isinstance(value, _TELLING) else _UNKNOWN
 
 
 def _shapes(value: Any) -> Hashable:

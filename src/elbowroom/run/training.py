@@ -91,7 +91,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._watch: OptimizerWatch | None = None
         self._updates = ParameterUpdates()
         self._in_optimizer = self._just_stopped = False
-        self.foretold: Child | None = None
+        self.beforehand: Child | None = None
         self._levels: Levels | None = None
 
     # Life
@@ -108,14 +108,14 @@ class TrainingRun(RunFigures, Director, Conductor):
         self, path: str | None, module: str | None, arguments: Sequence[str], *, alongside: bool
     ) -> Child:
         """Check a script in a child process. A confirmed refusal ends the run at once: see Learner.question."""
-        self.foretold = Child(self._learner.question(path, module, arguments, alongside=alongside), self.machine)
-        return self.foretold
+        self.beforehand = Child(self._learner.question(path, module, arguments, alongside=alongside), self.machine)
+        return self.beforehand
 
     def _known_by_itself(self) -> None:
         """End the child process: the run knows by itself now."""
-        if self.foretold is not None:
-            self.foretold.close()
-            self.foretold = None
+        if self.beforehand is not None:
+            self.beforehand.close()
+            self.beforehand = None
 
     def close(self, *, failed: bool) -> None:
         """Remove the hooks, and end the last step. Saved tensors that still exist can be read back afterwards."""
@@ -246,7 +246,7 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def _observe(self, key: Hashable, root: torch.nn.Module | None) -> None:
         """Record the step that begins, if it can teach something."""
-        if self._recomputes.records_calls or self._learner.plans_beside(key) or self._just_stopped:
+        if self._recomputes.records_calls or self._learner.is_being_planned(key) or self._just_stopped:
             return
         self._recorder = self._observing.record(root)
         if self._recorder is None:
@@ -427,8 +427,8 @@ class TrainingRun(RunFigures, Director, Conductor):
     def before_read(self, entry: Entry) -> None:
         """Act as planned before this saved tensor is read."""
         self._look()
-        if self.foretold is not None:
-            self.foretold.confirm(self._saved)
+        if self.beforehand is not None:
+            self.beforehand.confirm(self._saved)
         if self._observing.held:
             self._observing.tick()
         if self._recorder is not None:

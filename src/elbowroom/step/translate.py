@@ -131,13 +131,15 @@ def _alike(here: LastStep, there: LastStep) -> tuple[list[Save], list[Save]]:
     its = _moving(there)
     least_bytes = min((int(there.storage_bytes[save.storage]) for save in its), default=0)
     mine = [save for save in _moving(here) if here.storage_bytes[save.storage] >= least_bytes]
-    told, wanted = [_told(here, save) for save in mine], [_told(there, save) for save in its]
-    if told == wanted:
+    here_saved, wanted = [_size_and_dtype(here, save) for save in mine], [_size_and_dtype(there, save) for save in its]
+    if here_saved == wanted:
         return mine, its
-    n = next((n for n, pair in enumerate(zip(told, wanted, strict=False)) if pair[0] != pair[1]), None)
+    n = next((n for n, pair in enumerate(zip(here_saved, wanted, strict=False)) if pair[0] != pair[1]), None)
     what = f"{len(its)} of at least {format_bytes(least_bytes)}, not {len(mine)}"
     if n is not None:
-        what = f"as number {n} one of {wanted[n][0]} bytes of {wanted[n][1]}, not {told[n][0]} of {told[n][1]}"
+        what = (
+            f"as number {n} one of {wanted[n][0]} bytes of {wanted[n][1]}, not {here_saved[n][0]} of {here_saved[n][1]}"
+        )
     raise InvalidPlan(f"plan: this training saves other storages than its trace: {what}; plan from a trace of it")
 
 
@@ -145,7 +147,7 @@ def _moving(step: LastStep) -> list[Save]:
     return [save for save in step.saves if step.trace.storages[save.storage].category not in STAY]
 
 
-def _told(step: LastStep, save: Save) -> tuple[int, str]:
+def _size_and_dtype(step: LastStep, save: Save) -> tuple[int, str]:
     storage = step.trace.storages[save.storage]
     return storage.size_bytes, storage.dtype
 

@@ -124,14 +124,14 @@ def tell_of_compiling(begins: Callable[[], None], ends: Callable[[], None]) -> b
     compiler = sys.modules.get("torch._dynamo.callback")
     if compiler is None:
         return False
-    told = _told.setdefault((begins, ends), (lambda _: begins(), lambda _: ends()))
-    if told[0] not in compiler.callback_handler.start_callbacks:
-        compiler.callback_handler.register_start_callback(told[0])
-        compiler.callback_handler.register_end_callback(told[1])
+    callbacks = _compile_callbacks.setdefault((begins, ends), (lambda _: begins(), lambda _: ends()))
+    if callbacks[0] not in compiler.callback_handler.start_callbacks:
+        compiler.callback_handler.register_start_callback(callbacks[0])
+        compiler.callback_handler.register_end_callback(callbacks[1])
     return True
 
 
-_told: dict[Any, tuple[Callable[[Any], None], Callable[[Any], None]]] = {}
+_compile_callbacks: dict[Any, tuple[Callable[[Any], None], Callable[[Any], None]]] = {}
 
 
 # The virtual device (capture/virtual/). Checked on 2.11.0 (its CUDA build, on the rig) and 2.13.0.

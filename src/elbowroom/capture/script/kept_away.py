@@ -107,9 +107,9 @@ class CallGuard:
 
     def start(self) -> None:
         """Listen to every call; an audit hook cannot be removed."""
-        sys.addaudithook(self._told)
+        sys.addaudithook(self._on_audit_event)
 
-    def _told(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         check = self._events.get(event)
         if check is not None:
             check(arguments)

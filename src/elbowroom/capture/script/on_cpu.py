@@ -48,14 +48,14 @@ def _plain(option: str) -> str:
 def options(script: str) -> dict[str, tuple[str, bool]]:
     """Return a script's options by plain names: as the script writes them, and whether they take a value."""
     found: dict[str, tuple[str, bool]] = {}
-    for path in (script, *_beside(script)):
+    for path in (script, *_next_to(script)):
         with suppress(OSError, SyntaxError, ValueError):
             for option, takes_value in _named(ast.parse(Path(path).read_bytes())):
                 found.setdefault(_plain(option), (option, takes_value))
     return found
 
 
-def _beside(script: str) -> list[str]:
+def _next_to(script: str) -> list[str]:
     """Return the files of modules that a script imported from its own folder or below."""
     folder = os.path.dirname(os.path.realpath(script)) + os.sep
     files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]

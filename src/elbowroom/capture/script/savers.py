@@ -175,7 +175,7 @@ def _opening(_: Overlay, opener_of: Any) -> Any:
     return found
 
 
-def _beside(overlay: Overlay, opens: Any) -> Any:
+def _next_to_model(overlay: Overlay, opens: Any) -> Any:
     """Wrap ONNX's opener of weights that lie next to a model: C++ opens them by folder and name."""
 
     @functools.wraps(opens)
@@ -246,7 +246,7 @@ SAVERS: dict[str, dict[str, Wrapper]] = {
         "PT2ArchiveWriter.__init__": at(1, ANEW),
         "PT2ArchiveReader.__init__": at(1, READ),
     },
-    "onnx.external_data_helper": {"_open_external_data_fd": _beside},
+    "onnx.external_data_helper": {"_open_external_data_fd": _next_to_model},
     "onnx.checker": {"check_model": at(0, READ)},
     "onnx.shape_inference": {"infer_shapes_path": _both(at(0, READ), at(1, ANEW))},
     "onnxruntime": {"InferenceSession.__init__": at(1, READ)},

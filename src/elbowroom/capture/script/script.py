@@ -135,15 +135,15 @@ def _captured(
     order: ScriptOrder,
     target: Machine,
     environment: Mapping[str, str],
-    told: ChildProgress,
+    progress: ChildProgress,
 ) -> Trace:
     """Run a child in a folder of its own and return its trace."""
     with tempfile.TemporaryDirectory(prefix="elbowroom-", ignore_cleanup_errors=True) as place:
         folder = Path(place)
         target.save(folder / "machine.json")
         (folder / "tmp").mkdir()
-        code = _run(order, folder, environment, told)
-        return _answer(order, folder, code, told.asked)
+        code = _run(order, folder, environment, progress)
+        return _answer(order, folder, code, progress.asked)
 
 
 def _script_file(path: str | os.PathLike[str] | None, module: str | None) -> str:
@@ -172,7 +172,7 @@ def _gpu(machine: str | Machine) -> Machine:
     return target
 
 
-def _run(order: ScriptOrder, folder: Path, environment: Mapping[str, str], told: ChildProgress) -> int:
+def _run(order: ScriptOrder, folder: Path, environment: Mapping[str, str], progress: ChildProgress) -> int:
     """Run the child to its end; return its exit code."""
     # -P: elbowroom's own imports must not come from the working directory; the child adds the script's folder.
     command = [sys.executable, "-P", guard.__file__, str(folder), order.argument()]
@@ -186,7 +186,7 @@ def _run(order: ScriptOrder, folder: Path, environment: Mapping[str, str], told:
             start_new_session=True,
         )
         try:
-            _wait(child, order, folder, told)
+            _wait(child, order, folder, progress)
         finally:
             _end(child)
     return int(_text(folder / "code") or -signal.SIGKILL)
@@ -199,7 +199,7 @@ def _terminal() -> dict[str, str]:
     return {}
 
 
-def _wait(child: subprocess.Popen[bytes], order: ScriptOrder, folder: Path, told: ChildProgress) -> None:
+def _wait(child: subprocess.Popen[bytes], order: ScriptOrder, folder: Path, progress: ChildProgress) -> None:
     until, seen, phase, asked = time.monotonic() + order.timeout_s, 0, "", False
     while True:
         with suppress(subprocess.TimeoutExpired):
@@ -208,11 +208,11 @@ def _wait(child: subprocess.Popen[bytes], order: ScriptOrder, folder: Path, told
         now = _steps_seen(folder)
         if now > seen:
             seen = now
-            told.step(seen)
+            progress.step(seen)
         doing = _text(folder / "phase")
         if doing and doing != phase:
             phase = doing
-            told.phase(phase)
+            progress.phase(phase)
         if time.monotonic() < until or (asked and phase in (WRITING, COMPILING)):
             continue
         if asked:

@@ -140,13 +140,13 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
     best = fastest_within(budget_bytes, bases[0][0], Search(problem), enough_ns)
     held = best if best is not None and best.step_ns < held.step_ns else held
     if held.step_ns > REFINED_UP_TO * bound:
-        held = _beside_baselines(problem, held)
+        held = _or_baseline(problem, held)
     within = AcceptedTrials(held, budget_bytes)
     _refined(problem, held.found, bound, enough_ns, within, SHARE)
     return within.best
 
 
-def _beside_baselines(problem: Problem, held: FittingTrial) -> FittingTrial:
+def _or_baseline(problem: Problem, held: FittingTrial) -> FittingTrial:
     """Return the fastest of a trial and the baselines' plans within the same reserved bytes."""
     for made in seeds_in_reserved(without_disk(problem)):
         found = trial_of(pool_of(deciding_algorithms(problem, made.algorithms)), made)

@@ -48,7 +48,7 @@ FEWEST_BLOCKS = 4
 """Blocks of recomputes of one size are tried if there are at least this many."""
 MOST_RECIPES = 2000
 """Most recomputes on offer, those that save most bytes: a program with more takes minutes."""
-MOST_BESIDE_STATES = 1000
+MOST_WITH_STATES = 1000
 """With more saves than this, states move only if nothing else meets the budget, or in exchanges."""
 MOST_OPTIONS = 500
 """Up to this number, all recomputes are tried together too."""
@@ -68,7 +68,7 @@ class Search:
         self._asked = problem
         self._pools = [pool_of(way) for way in ways.values()]
         self._away = list[Pool]()
-        if len(self._pools[0].n) <= MOST_BESIDE_STATES:
+        if len(self._pools[0].n) <= MOST_WITH_STATES:
             self._away = [pool_of(way) for way in sets_of(frugal(problem))]
         self._baselines = BASELINES
         self._is_first = True

@@ -139,10 +139,10 @@ def states_near(problem: Problem, pool: Pool, best: Trial) -> Iterator[Trial]:
     sets = [chosen, *(chosen[chosen != i] for i in fewer), *(np.append(chosen, i) for i in more)]
     for n in sets:
         for changed in (placed(problem, n, held if n is chosen else None), deciding(problem, n, step.first_read[n])):
-            yield from _beside(basis_of(changed, pool.n, best.basis.options), best)
+            yield from _neighbours(basis_of(changed, pool.n, best.basis.options), best)
 
 
-def _beside(basis: Basis, best: Trial) -> Iterator[Trial]:
+def _neighbours(basis: Basis, best: Trial) -> Iterator[Trial]:
     """Yield the same swaps of saves, and swaps that cover the budget now."""
     moves = basis.moves(best.moves.n, best.moves.back)
     asked = basis.asked

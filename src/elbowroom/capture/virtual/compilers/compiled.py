@@ -189,18 +189,18 @@ class Compiled:
             The known saves, each with the number of calls whose saves are held at a time.
         """
         ended = time.monotonic() + limit_s
-        told: dict[CompiledSaves, int] = {}
+        counts: dict[CompiledSaves, int] = {}
         for alike in self._alike.values():
             try:
                 known = _known(alike, ended - time.monotonic())
             except UnknownSaves as why:
                 self._ledger.remarks["compiled", UNKNOWN.format(alike.label, why)] = 1
             else:
-                told[known] = told.get(known, 0) + alike.most
+                counts[known] = counts.get(known, 0) + alike.most
         self._alike.clear()
-        for known, times in told.items():
+        for known, times in counts.items():
             self._ledger.remark("compiled", known.said(times))
-        return told
+        return counts
 
 
 @final

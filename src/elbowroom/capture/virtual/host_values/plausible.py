@@ -145,7 +145,7 @@ def _position(args: Args, kwargs: Kwargs, results: list[torch.Tensor]) -> list[t
     return [_spread(results[0], size)]
 
 
-def _position_beside(default: int | None, place: int) -> Rule:
+def _with_position(default: int | None, place: int) -> Rule:
     """Make the rule for positions that come with values, as of `max(dim)`."""
 
     def rule(args: Args, kwargs: Kwargs, results: list[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -228,12 +228,12 @@ RULES: dict[Any, Rule] = {
     _CHECK: _constant(0),
     aten.argmax.default: _position,
     aten.argmin.default: _position,
-    aten.max.dim: _position_beside(None, 1),
-    aten.min.dim: _position_beside(None, 1),
-    aten.median.dim: _position_beside(None, 1),
-    aten.nanmedian.dim: _position_beside(None, 1),
-    aten.mode.default: _position_beside(-1, 1),
-    aten.kthvalue.default: _position_beside(-1, 2),
+    aten.max.dim: _with_position(None, 1),
+    aten.min.dim: _with_position(None, 1),
+    aten.median.dim: _with_position(None, 1),
+    aten.nanmedian.dim: _with_position(None, 1),
+    aten.mode.default: _with_position(-1, 1),
+    aten.kthvalue.default: _with_position(-1, 2),
     aten.topk.default: _order(-1, 2),
     aten.sort.default: _order(-1, 1),
     aten.sort.stable: _order(-1, 3),

@@ -208,10 +208,10 @@ def _tuning() -> dict[str, Any]:
     """Return the functions of torch.cuda.tunable: no product is tuned, and settings have torch's defaults."""
     asked = ("tuning_enable", "set_filename", "set_max_tuning_duration", "set_max_tuning_iterations", "read_file")
     asked += ("set_rotating_buffer_size", "set_numerical_check_tolerances")
-    told = {"get_filename": "", "get_max_tuning_duration": 30, "get_max_tuning_iterations": 100, "get_results": ()}
-    told |= {"get_validators": (), "get_rotating_buffer_size": 0, "tuning_is_enabled": True}
+    fixed = {"get_filename": "", "get_max_tuning_duration": 30, "get_max_tuning_iterations": 100, "get_results": ()}
+    fixed |= {"get_validators": (), "get_rotating_buffer_size": 0, "tuning_is_enabled": True}
     untuned = {"record_untuned_enable": say(None), "record_untuned_is_enabled": say(False)}
-    return {f"tunableop_{name}": say(value) for name, value in (dict.fromkeys(asked) | told).items()} | untuned
+    return {f"tunableop_{name}": say(value) for name, value in (dict.fromkeys(asked) | fixed).items()} | untuned
 
 
 def _of_accelerator(build: _Build) -> dict[str, Any]:
