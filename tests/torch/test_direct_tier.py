@@ -267,7 +267,7 @@ def test_a_file_that_somebody_cut_is_told_before_anything_is_read(tmp_path: Path
 
 def test_closing_ends_threads_and_files(tmp_path: Path) -> None:
     # given
-    before = own_threads(), open_descriptors(), PlainGdsFile.opened
+    threads, descriptors, opened = own_threads(), open_descriptors(), PlainGdsFile.opened
     below = Below(tmp_path)
     handle = below.away(7)
     below.reads(handle)
@@ -275,8 +275,10 @@ def test_closing_ends_threads_and_files(tmp_path: Path) -> None:
     del handle
     below.executor.close()
     del below
-    # then
-    assert (own_threads(), open_descriptors(), PlainGdsFile.opened) == before
+    # then no more is there than before: what another test has left may end meanwhile
+    assert own_threads() <= threads
+    assert open_descriptors() <= descriptors
+    assert PlainGdsFile.opened == opened
 
 
 @pytest.fixture
