@@ -30,6 +30,7 @@ FUZZ_ARGS ?= --cases 2000
 PYTEST_ARGS ?= -n auto --maxprocesses 4
 ZOO ?= zoo
 RIG ?= .rig
+RIG_PYTEST_ARGS ?=
 WHEELS ?= wheels
 GPU_PYTHON ?= 3.12
 GPU_PACKAGES := 'highspy>=1.15,<1.16' 'rich>=13.7' markdown-it-py mdurl pygments 'pytest>=8.3' iniconfig packaging pluggy \
@@ -62,7 +63,7 @@ $(RIG)/built: $(STAMP) $(wildcard tools/rig/*.sh tools/rig/*.py tools/rig/src/*)
 	touch $@
 
 test-rig: rig
-	ELBOWROOM_RIG=$(abspath $(RIG)) $(BIN)/python -m pytest tests/fakecuda --timeout 1200 $(PYTEST_ARGS)
+	ELBOWROOM_RIG=$(abspath $(RIG)) $(BIN)/python -m pytest tests/fakecuda --timeout 1200 $(RIG_PYTEST_ARGS)
 
 test-databases: venv
 	$(BIN)/python -m pytest tests/databases --timeout 300 $(PYTEST_ARGS)
