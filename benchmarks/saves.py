@@ -24,9 +24,9 @@ MIN_SIZE_BYTES = 1024
 MOVED_BYTES = 1 << 16
 PLENTY_BYTES = 64 << 30
 WARM = 8
-"""So many steps in a row under the same plan tell that a room has its last one."""
+"""After this many steps in a row under the same plan, a room has its last one."""
 PAUSE_S = 0.005
-"""Between the steps before: plans are made beside the training, on a core that may be somebody else's."""
+"""Seconds between the steps before: plans are made in a thread, whose core may be in use."""
 
 
 _pinned: list[Arena] = []
