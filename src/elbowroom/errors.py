@@ -60,6 +60,17 @@ class Infeasible(ElbowroomError):
         self.least_feasible_bytes = least_feasible_bytes
         self.counts_reserved = counts_reserved
 
+    def reworded(
+        self, message: str, *, least_feasible_bytes: int | None = None, counts_reserved: bool | None = None
+    ) -> Infeasible:
+        """Return a new error with another message, and another least or kind of bytes where these are given."""
+        return Infeasible(
+            message,
+            budget_bytes=self.budget_bytes,
+            least_feasible_bytes=self.least_feasible_bytes if least_feasible_bytes is None else least_feasible_bytes,
+            counts_reserved=self.counts_reserved if counts_reserved is None else counts_reserved,
+        )
+
 
 class CaptureError(ElbowroomError):
     """A training step could not be recorded.

@@ -68,6 +68,11 @@ def format_bytes(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
+def format_exact_bytes(size_bytes: int) -> str:
+    """Return bytes for people and for the next command, such as "3.0 MiB (3145728 bytes)"."""
+    return f"{format_bytes(size_bytes)} ({size_bytes} bytes)"
+
+
 def in_gib(size_bytes: int, *, digits: int) -> str:
     """Format a size as a number of GiB, for tables that have the unit in a header.
 

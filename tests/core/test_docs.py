@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools import doc_blocks, long_parts
+from tools.prose import STRUCK
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -17,7 +18,6 @@ PAGES = sorted(
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 PACKAGE_PAGES = sorted((ROOT / "src" / "elbowroom").glob("*/README.md"))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-STRUCK = re.compile(r"\b(so many|told|beside|whoever|where it is so|of which none|said once)\b", re.IGNORECASE)
 MADE_BY_THE_SITE = {"api.md", "cli.md", "architecture.md", "contributing.md", "changelog.md", "security.md"}
 
 

@@ -133,7 +133,7 @@ class Asking:
             reserved_bytes = more.least_feasible_bytes
         if reserved_bytes <= least_bytes:
             return found
-        return in_reserved_bytes(problem, found, reserved_bytes)
+        return in_reserved_bytes(found, reserved_bytes)
 
     def _simulated(self, made: Plan) -> Timeline:
         return simulate(self._problem.step.trace, self._problem.machine, made)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import final
 
 from elbowroom.errors import Infeasible
-from elbowroom.units import format_bytes
+from elbowroom.units import format_exact_bytes
 
 HEADROOM = 100
 """1/HEADROOM is added to what another kind needs: its steps may not have been steady ones yet."""
@@ -46,12 +46,10 @@ def with_others(problem: Infeasible, other_kinds_bytes: int) -> Infeasible:
     """Return a refusal whose least budget is enough for another kind of step too."""
     if other_kinds_bytes <= problem.least_feasible_bytes:
         return problem
-    return Infeasible(
-        f"{problem}\nAnother kind of step of this training needs {format_bytes(other_kinds_bytes)} "
-        f"({other_kinds_bytes} bytes). Give that.",
-        budget_bytes=problem.budget_bytes,
+    needed = format_exact_bytes(other_kinds_bytes)
+    return problem.reworded(
+        f"{problem}\nAnother kind of step of this training needs {needed}. Give that.",
         least_feasible_bytes=other_kinds_bytes,
-        counts_reserved=problem.counts_reserved,
     )
 
 
@@ -63,13 +61,7 @@ def naming_compiled_backward(is_compiled: bool) -> Iterator[None]:
     except Infeasible as problem:
         if not is_compiled:
             raise
-        said, budget_bytes, least_bytes = str(problem), problem.budget_bytes, problem.least_feasible_bytes
-        counts_reserved = problem.counts_reserved
+        found = problem.reworded(f"{problem}{COMPILED_BACKWARD}")
     else:
         return
-    raise Infeasible(
-        said + COMPILED_BACKWARD,
-        budget_bytes=budget_bytes,
-        least_feasible_bytes=least_bytes,
-        counts_reserved=counts_reserved,
-    )
+    raise found

@@ -15,9 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-SMALL_BYTES = 1 << 20
-"""Largest request of the small pool, whose segments have twice this size."""
-
+from elbowroom.allocator.blocks import MIN_BLOCK_BYTES, SMALL_BYTES
 
 HOLE, BRIEF = 0, -1
 """Addresses of fills that are no live block. A HOLE is freed once all segments are made, a BRIEF one at once."""
@@ -78,7 +76,8 @@ def fills(segments: Iterable[LayoutSegment]) -> Iterator[Fill]:
 
 def _request(block: LayoutPiece, *, at_end: bool) -> int:
     """Return the request that gives a block its size: a tail that was too small to split off is requested too."""
-    return block.requested_bytes if at_end or block.size_bytes - block.requested_bytes < 512 else block.size_bytes
+    splits = block.size_bytes - block.requested_bytes >= MIN_BLOCK_BYTES
+    return block.size_bytes if splits and not at_end else block.requested_bytes
 
 
 def _parts(size_bytes: int, segment: LayoutSegment) -> Iterator[int]:

@@ -14,7 +14,7 @@ from elbowroom.step.least_size import least_size
 from elbowroom.step.moves import Moves, need
 from elbowroom.step.owners import owners_of
 from elbowroom.trace import Category, Trace
-from elbowroom.units import format_bytes
+from elbowroom.units import format_bytes, format_exact_bytes
 
 LARGEST = 3
 GIVE = "Give at least that"
@@ -52,8 +52,8 @@ def infeasible(problem: Problem, planner: str, swapped: Ints | None, moves: Move
     at = step.op_at(point)
     op = step.trace.ops[at]
     lines = [
-        f"budget: given {_bytes(problem.budget_bytes)}.",
-        f"The least that {planner!r} can meet is {_bytes(least)}{_of_everything(step, least)}.",
+        f"budget: given {format_exact_bytes(problem.budget_bytes)}.",
+        f"The least that {planner!r} can meet is {format_exact_bytes(least)}{_of_everything(step, least)}.",
         f"The most is then held in {op.module or 'no module'}{_at(step.trace, at)} ({op.phase}, {op.name}):",
         *(f"  {_named(step.trace, storage)}" for storage in largest),
         *_others(step, held, largest),
@@ -101,9 +101,9 @@ def reserves_more(problem: Problem, planner: str, reserved_bytes: int) -> Infeas
     expandable = "expandable_segments" in problem.machine.allocator
     settings = "" if expandable else "Set PYTORCH_ALLOC_CONF=expandable_segments:True, which reserves less.\n"
     return Infeasible(
-        f"budget: given {_bytes(problem.budget_bytes)}.\n"
+        f"budget: given {format_exact_bytes(problem.budget_bytes)}.\n"
         f"The least that the allocator of machine {problem.machine.name!r} reserves for a plan of {planner!r}\n"
-        f"is {_bytes(reserved_bytes)}, as freed blocks do not fit those that come.\n"
+        f"is {format_exact_bytes(reserved_bytes)}, as freed blocks do not fit those that come.\n"
         f"{settings}{GIVE}.",
         budget_bytes=problem.budget_bytes,
         least_feasible_bytes=reserved_bytes,
@@ -111,19 +111,15 @@ def reserves_more(problem: Problem, planner: str, reserved_bytes: int) -> Infeas
     )
 
 
-def in_reserved_bytes(problem: Problem, found: Infeasible, reserved_bytes: int) -> Infeasible:
+def in_reserved_bytes(found: Infeasible, reserved_bytes: int) -> Infeasible:
     """Return an error about allocated bytes with the budget that the allocator needs for them."""
-    return Infeasible(
-        with_reserved(str(found), reserved_bytes),
-        budget_bytes=problem.budget_bytes,
-        least_feasible_bytes=reserved_bytes,
-        counts_reserved=True,
-    )
+    message = with_reserved(str(found), reserved_bytes)
+    return found.reworded(message, least_feasible_bytes=reserved_bytes, counts_reserved=True)
 
 
 def with_reserved(said: str, reserved_bytes: int) -> str:
     """Return the lines of an error about allocated bytes, with what the allocator reserves for them."""
-    note = f"These are allocated bytes; the allocator reserves {_bytes(reserved_bytes)} for them."
+    note = f"These are allocated bytes; the allocator reserves {format_exact_bytes(reserved_bytes)} for them."
     lines = said.split("\n")
     at = next((n for n, line in enumerate(lines) if line.startswith(GIVE)), None)
     return "\n".join([*lines, note, f"{GIVE}."] if at is None else [*lines[:at], note, *lines[at:]])
@@ -131,13 +127,11 @@ def with_reserved(said: str, reserved_bytes: int) -> str:
 
 def followed(found: Infeasible, least_bytes: int) -> Infeasible:
     """Return an error with a budget that can be met with the least size that follows it; that of `found` cannot."""
-    return Infeasible(
-        f"{found}\nThe least size of what may move follows the budget: {_bytes(least_bytes)} is met,\n"
+    return found.reworded(
+        f"{found}\nThe least size of what may move follows the budget: {format_exact_bytes(least_bytes)} is met,\n"
         f"where storages of {format_bytes(least_size(least_bytes))} or more may move. Give that, or --min-size "
         "(min_size).",
-        budget_bytes=found.budget_bytes,
         least_feasible_bytes=least_bytes,
-        counts_reserved=found.counts_reserved,
     )
 
 
@@ -175,7 +169,3 @@ def _otherwise(problem: Problem, planner: str, moves: Moves) -> list[str]:
         f"{recomputed}.",
         f"{GIVE} budget or other options, or take another planner.",
     ]
-
-
-def _bytes(size_bytes: int) -> str:
-    return f"{format_bytes(size_bytes)} ({size_bytes} bytes)"

@@ -18,7 +18,7 @@ from elbowroom.planners.problem import Means
 from elbowroom.planners.request import PlanRequest
 from elbowroom.step.last_step import last_step
 from elbowroom.trace import Category, Event, Part, Trace
-from elbowroom.units import format_bytes
+from elbowroom.units import format_bytes, format_exact_bytes
 
 LOOKED_AT: tuple[Means, ...] = ("swap", "recompute", "state", "gradient")
 """Means that change no number."""
@@ -78,12 +78,7 @@ def with_remedies(problem: Infeasible, refused: Refused) -> Infeasible:
     found += _smaller_input(problem, refused, until_s)
     if not found:
         return problem
-    return Infeasible(
-        "\n".join([str(problem), *found]),
-        budget_bytes=problem.budget_bytes,
-        least_feasible_bytes=problem.least_feasible_bytes,
-        counts_reserved=problem.counts_reserved,
-    )
+    return problem.reworded("\n".join([str(problem), *found]))
 
 
 def _means(problem: Infeasible, refused: Refused, until_s: float) -> list[str]:
@@ -98,7 +93,7 @@ def _means(problem: Infeasible, refused: Refused, until_s: float) -> list[str]:
             continue
         least_bytes = refused.least(*_with(refused, wanted))
         if _less(least_bytes, problem.least_feasible_bytes):
-            found.append(f"  with {','.join(wanted)} it is {_bytes(least_bytes)}")
+            found.append(f"  with {','.join(wanted)} it is {format_exact_bytes(least_bytes)}")
     return ["Other means lower the least (--allow, or allow= of within):", *found] if found else []
 
 
@@ -113,7 +108,7 @@ def _least_size(problem: Infeasible, refused: Refused, until_s: float) -> list[s
         return []
     return [
         "A smaller least size of what may move lowers it (--min-size, min_size=):",
-        f"  with {format_bytes(size_bytes)} it is {_bytes(least_bytes)}",
+        f"  with {format_bytes(size_bytes)} it is {format_exact_bytes(least_bytes)}",
     ]
 
 
@@ -126,7 +121,7 @@ def _smaller_input(problem: Infeasible, refused: Refused, until_s: float) -> Ite
     small_bytes = refused.least(scaled(trace, LEAST_SHARE), asked)
     if small_bytes > budget_bytes:
         times = round(1 / LEAST_SHARE)
-        yield f"With a batch or an input {times} times smaller it would still be {_bytes(small_bytes)}."
+        yield f"With a batch or an input {times} times smaller it would still be {format_exact_bytes(small_bytes)}."
         return
     share = LEAST_SHARE + (1 - LEAST_SHARE) * (budget_bytes - small_bytes) / max(now_bytes - small_bytes, 1)
     for _ in range(SHARE_TRIES):
@@ -206,7 +201,3 @@ def _accumulations(trace: Trace) -> Iterator[Part]:
         is_gradient = size_bytes > 0 and trace.storages[storage].category == "gradient"
         if is_gradient and op >= first_op and trace.ops[op].phase == "backward":
             yield Part(first_op=op + 1, end_op=op + 1, storages=(storage,), kind="accumulation")
-
-
-def _bytes(size_bytes: int) -> str:
-    return f"{format_bytes(size_bytes)} ({size_bytes} bytes)"

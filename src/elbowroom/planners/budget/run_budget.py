@@ -32,7 +32,7 @@ from elbowroom.step.last_step import last_step, listed
 from elbowroom.step.moves import moves_of_plan, need, peak_in_one_go, tiers_of_plan
 from elbowroom.timeline import Curve, Timeline
 from elbowroom.trace import Trace
-from elbowroom.units import format_bytes
+from elbowroom.units import format_exact_bytes
 
 PLANNER = "swap_greedy"
 PLANNER_OF_STATES = "swap_states"
@@ -175,8 +175,8 @@ def _course_within(request: CourseRequest) -> Course:
         return replace(found, plan=replace(found.plan, budget_bytes=budget_bytes))
     least = _met(request, _least_budget(request, plans, budget_bytes, tried.least_bytes))
     raise Infeasible(
-        f"budget: given {format_bytes(budget_bytes)} ({budget_bytes} bytes) of reserved memory.\n"
-        f"The plans that were tried reserve {format_bytes(least)} ({least} bytes) at least,\n"
+        f"budget: given {format_exact_bytes(budget_bytes)} of reserved memory.\n"
+        f"The plans that were tried reserve {format_exact_bytes(least)} at least,\n"
         "free memory between blocks included.\n"
         "Give that, or set PYTORCH_ALLOC_CONF=expandable_segments:True before torch starts.",
         budget_bytes=budget_bytes,

@@ -221,7 +221,7 @@ def _over_reserved(problem: Problem, least_bytes: int, limit_bytes: int) -> Infe
         try:
             _least(problem)
         except Infeasible as found:
-            return in_reserved_bytes(problem, found, limit_bytes)
+            return in_reserved_bytes(found, limit_bytes)
     return reserves_more(problem, NAME, limit_bytes)
 
 
