@@ -116,7 +116,7 @@ def test_steps_go_on_swapped_whole_until_the_plan_is_made(gate: Gate, monkeypatc
 
     # then the first step alone is recorded, and those after it hold and move what it does
     assert_equal(inside, plain)
-    assert [step.mode for step in room.steps] == ["observe"] * 5 + ["plan"] * 3
+    assert [step.mode for step in room.steps] == ["observe"] + ["frugal"] * 4 + ["plan"] * 3
     assert len(recorded) == 1
     assert len({step.swapped_out_bytes for step in room.steps[:5]}) == 1
     assert room.steps[5].swapped_out_bytes < room.steps[4].swapped_out_bytes
@@ -169,7 +169,7 @@ def test_steps_go_on_swapped_whole_until_recomputes_are_planned(gate: Gate) -> N
     room = same_within(with_gate(gate, 2, 5), STEPS + 1, budget, allow=["recompute"])
 
     # then two of the steps that follow it prove it, and the rest copies nothing
-    assert [step.mode for step in room.steps] == ["observe"] * 5 + ["plan"] * 4
+    assert [step.mode for step in room.steps] == ["observe"] * 3 + ["frugal"] * 2 + ["plan"] * 4
     assert [step.recomputed_bytes > 0 for step in room.steps] == [False] * 5 + [True] * 4
     assert [step.swapped_out_bytes > 0 for step in room.steps] == [True] * 7 + [False] * 2
     assert sum(step.mismatches for step in room.steps) == 0
@@ -215,7 +215,7 @@ def test_leaving_waits_for_the_planning(gate: Gate) -> None:
         later.start()
     later.join()
 
-    assert [step.mode for step in room.steps] == ["observe"] * 3
+    assert [step.mode for step in room.steps] == ["observe"] + ["frugal"] * 2
     assert threading.active_count() == before
     assert "3 steps, no plan yet" in room.summary()
 

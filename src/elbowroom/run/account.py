@@ -12,7 +12,7 @@ from elbowroom.run.step_kinds import StepKind
 from elbowroom.step.plan_summary import Decided, decided
 from elbowroom.units import format_bytes, format_ns
 
-Mode = Literal["observe", "plan", "keep"]
+Mode = Literal["observe", "frugal", "plan", "keep"]
 
 
 class HeldMemory(Protocol):
@@ -39,7 +39,8 @@ class StepFigures:
     """What one step did.
 
     Attributes:
-        mode: "observe" (everything swapped), "plan", or "keep" (it fits: nothing is moved).
+        mode: "observe" (everything swapped, and the step recorded), "frugal" (everything swapped), "plan", or "keep"
+            (it fits: nothing is moved).
         step_ns: time from its first module call or large save to the end of its last optimizer step.
         stall_ns: time it waited for transfers.
         swapped_out_bytes: bytes that left the device.

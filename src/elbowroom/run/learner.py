@@ -20,6 +20,7 @@ from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.run.background_planning import BackgroundPlanner
 from elbowroom.run.check_beforehand import Question
 from elbowroom.run.conv_algorithms import LayerChoices
+from elbowroom.run.frugal import Frugal
 from elbowroom.run.given_plan import GivenPlan, warn_of_peak
 from elbowroom.run.kind_totals import Kinds
 from elbowroom.run.options import live_modules
@@ -73,6 +74,7 @@ class Learner:
     Attributes:
         min_size_bytes: smaller storages stay.
         follows: whether `min_size_bytes` follows from the budget.
+        frugal: the policy for steps without a plan.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Learner:
         self._once = Once()
         self.layers = layers
         self.kinds = Kinds()
+        self.frugal = Frugal()
         self._unmet: dict[Hashable, Trace] = {}
         self._explored: set[Hashable] = set()
         self._met: set[Hashable] = set()
@@ -254,6 +257,7 @@ class Learner:
         """
         assembly = Assembly(recording, self._tier)
         trace = assembly.trace()
+        self.frugal.learnt(key, trace)
         held = steady(trace) if first else trace  # its memory is rounded up
         self._recorded(key, recording, assembly.peak_allocated_bytes(), held)
         if self._given is not None and self._given.plan.recomputes:

@@ -219,12 +219,14 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._executor.settle()  # so that the recording has the transfers of this step alone
         self._executor.begin_step()
         self._recomputes.begin(key, known, self._following.begin())
+        self._observing.at_save = self._learner.frugal.leaves_at_save(key)
         if known is None:
-            self._mode = "observe"
             self._moving(True)
             if not self._steps_ended:
                 self._executor.residence.training_begins(root)
             self._observe(key, root)
+            recorded = self._recorder is not None or self._recomputes.records_calls
+            self._mode = "observe" if recorded else "frugal"
         else:
             self._mode = "plan" if known.moves else "keep"
             self._moving(known.moves)

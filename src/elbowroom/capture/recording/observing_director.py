@@ -1,7 +1,8 @@
 """Observing director: it swaps every candidate as soon as only autograd holds it, and waits until it is written.
 
-So the step needs the least memory it can. The written bytes are final, even if code changed them before. And the
-recorder learns from which position on swapping a storage frees memory: where it did.
+So the step needs little memory. The written bytes are final, even if code changed them before. And the recorder learns
+from which position on swapping a storage frees memory: where it did. Once it is known that no storage is written after
+its save, each may leave at its save. Then the step needs the least memory that it can: Note: [Frugal] in run/frugal.py.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Observing(Director):
 
     Attributes:
         count: number of the next saved storage in its step.
+        at_save: whether each storage leaves at its save.
         profile: the user's own profile.
         held: entries that others than autograd may still hold, with their handles.
     """
@@ -47,6 +49,7 @@ class Observing(Director):
         self.held: dict[Entry, list[weakref.ref[Handle]]] = {}
         self._nodes: dict[Entry, int] = {}
         self.count = 0
+        self.at_save = False
         self.recorder: Recorder | None = None
         self.profile = UserProfile()
 
@@ -77,7 +80,7 @@ class Observing(Director):
         return recorder
 
     def first_save(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> Entry | None:
-        """See Director. The storage leaves at a later tick."""
+        """See Director. The storage leaves at a later tick, unless it leaves `at_save`."""
         if self._reserved.holds(storage, tensor):
             return None
         self.tick()
@@ -86,9 +89,22 @@ class Observing(Director):
         self.count += 1
         if self.recorder is not None:
             self.recorder.saved(entry, storage, tensor.dtype)
-        self.held[entry] = []
-        self._nodes[entry] = next_node_number()
+        if self.at_save:
+            self._leaves(entry)
+        else:
+            self.held[entry] = []
+            self._nodes[entry] = next_node_number()
         return entry
+
+    def _leaves(self, entry: Entry) -> None:
+        """Write a storage whose bytes are final. Code that still uses it keeps it until it lets it go."""
+        try:
+            with self.aside():
+                self._executor.swap_out(entry)
+                self._executor.settle()
+        except BaseException:  # autograd makes no handle then, whose death would free the entry
+            self._executor.handle_died(entry)
+            raise
 
     def handled(self, handle: Handle) -> None:
         """See Director."""
