@@ -90,6 +90,39 @@ def test_a_cgroup_of_version_1_bounds_the_memory(tmp_path: Path) -> None:
     assert ram.bounds(root)[1:] == (("memory cgroup /job", 4096, 3146),)
 
 
+def test_limits_below_the_physical_memory_are_hard_ones_and_a_cgroup_kills(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/user/job\n",
+            "proc/self/mountinfo": "41 31 0:38 / /sys/fs/cgroup rw,relatime shared:4 - cgroup2 cgroup2 rw\n",
+            "sys/fs/cgroup/user/job/memory.max": "4096\n",
+            "sys/fs/cgroup/user/job/memory.current": "1000\n",
+            "sys/fs/cgroup/user/memory.max": f"{2000 * KB}\n",  # more than the computer has
+        },
+    )
+
+    (limit,) = ram.hard_limits(root)
+
+    assert (limit.name, limit.limit_bytes, limit.kills) == ("memory cgroup /user/job", 4096, True)
+    assert limit.left_bytes() == 3096  # 4096 - 1000
+    (root / "sys/fs/cgroup/user/job/memory.current").write_text("3000\n")
+    (root / "sys/fs/cgroup/user/job/memory.stat").write_text("inactive_file 500\n")
+    assert limit.left_bytes() == 1596  # 4096 - (3000 - 500)
+    (root / "sys/fs/cgroup/user/job/memory.max").write_text("2048\n")  # lowered meanwhile
+    assert limit.left_bytes() == -452
+
+
+def test_a_resource_limit_is_a_hard_one_that_does_not_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {ram.resource.RLIMIT_DATA: 500 * KB, ram.resource.RLIMIT_AS: ram.resource.RLIM_INFINITY}
+    monkeypatch.setattr(ram.resource, "getrlimit", lambda which: (limits[which], limits[which]))
+
+    (limit,) = ram.hard_limits(tree(tmp_path, {"proc/self/status": "VmData:\t200 kB\n"}))
+
+    assert (limit.name, limit.limit_bytes, limit.kills) == ("RLIMIT_DATA", 500 * KB, False)
+    assert limit.left_bytes() == 300 * KB
+
+
 def test_a_container_that_sees_only_its_own_cgroup_is_bounded_by_it(tmp_path: Path) -> None:
     root = tree(
         tmp_path,

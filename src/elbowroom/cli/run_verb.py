@@ -13,6 +13,7 @@ from elbowroom.cli import choosing, failures, launch, output, started
 from elbowroom.cli.answer_types import RunAnswer
 from elbowroom.cli.run_settings import DEFAULTS, RunSettings, settings_of
 from elbowroom.errors import UsageError
+from elbowroom.hardware.ram import hard_limits
 from elbowroom.plan import Plan
 from elbowroom.report import ENDINGS
 from elbowroom.trace import Trace
@@ -95,8 +96,10 @@ def execute(arguments: argparse.Namespace) -> int:
 def _room(arguments: argparse.Namespace, settings: RunSettings) -> AbstractContextManager[Room]:
     """Make the room in which the script runs."""
     plan = Plan.load(arguments.plan) if arguments.plan else None
-    # torch reads it on import: storages of 2 MiB and more then begin at a page and go to disk without a copy.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    if not hard_limits():
+        # torch reads it on import: storages of 2 MiB and more then begin at a page and go to disk without a copy.
+        # Huge pages take up to 2 MiB more for each, which a hard limit would count.
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
     from elbowroom.run import within
 

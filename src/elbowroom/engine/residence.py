@@ -25,9 +25,15 @@ from typing import NamedTuple, final
 
 import torch
 
+from elbowroom.engine.ram_guard import RamGuard
+from elbowroom.errors import Infeasible
+from elbowroom.units import format_bytes
+
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 LOW_BYTES = 1 << 20
+GUARDED_BYTES = 128 << 10
+"""Threshold below a hard limit. Larger blocks are mapped by themselves there: Note: [Guard] in ram_guard.py."""
 GROWN_BYTES = 32 << 20
 """Threshold that a process reaches by itself when it frees large blocks (DEFAULT_MMAP_THRESHOLD_MAX)."""
 TRIM_BYTES = 16 << 20
@@ -36,12 +42,17 @@ LOOK_NS = 1_000_000
 """Least time between two reads of RSS. A read takes tens of microseconds; page faults add some MiB in between."""
 CODE_BYTES = 8 << 20
 """Resident memory grows by this much in a step whose storages did not: libraries load, and threads get their heaps."""
+LEAST_SPARE_BYTES = 8 << 20
+SPARE_SHARE = 64
+"""Below a hard limit, 1/SPARE_SHARE of the room for storages stays free, or LEAST_SPARE_BYTES if that is more."""
 SYSTEM_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def give_back() -> bool:
+def give_back(threshold_bytes: int = LOW_BYTES) -> bool:
     """Fix the thresholds low, and return memory that is free already. False if the C library has no mallopt."""
-    return _set(LOW_BYTES)
+    done = _set(threshold_bytes)
+    trim()
+    return done
 
 
 def trim() -> None:
@@ -61,14 +72,27 @@ def _set(threshold_bytes: int) -> bool:
     if not hasattr(library, "mallopt"):
         return False
     done = library.mallopt(M_MMAP_THRESHOLD, threshold_bytes) and library.mallopt(M_TRIM_THRESHOLD, 2 * threshold_bytes)
-    if threshold_bytes == LOW_BYTES:
-        trim()
     return bool(done)
 
 
 def slack_bytes(budget_bytes: int) -> int:
     """Return how much resident memory may exceed a budget, by freed blocks that stay with the process."""
     return budget_bytes // 8
+
+
+def most_resident_bytes() -> int:
+    """Return the most that was resident since the last `forget_most`, or else since the process began."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def forget_most() -> bool:
+    """Count the most that is resident anew from now on. False if the system does not allow it: proc(5), clear_refs."""
+    try:
+        with open("/proc/self/clear_refs", "wb", buffering=0) as counters:
+            counters.write(b"5")
+    except OSError:
+        return False
+    return True
 
 
 def resident_bytes() -> int:
@@ -174,6 +198,35 @@ class Residence(ABC):
     def look(self) -> None:  # noqa: B027
         """Give back free memory if it is time to. Costs some microseconds otherwise."""
 
+    def step_begins(self) -> None:  # noqa: B027
+        """Note that a recorded step begins."""
+
+    def room_bytes(self, live_bytes: Callable[[], int], peak_bytes: int) -> int | None:  # noqa: ARG002
+        """Return the bytes that all storages may hold below a hard limit on the process; None without such a limit.
+
+        Args:
+            live_bytes: returns the bytes of all storages in RAM; takes tens of milliseconds.
+            peak_bytes: the most that storages held in the recorded step that has just ended.
+        """
+        return None
+
+    def refusal_of(self, what: str, needed_bytes: int, budget_bytes: int) -> Infeasible | None:  # noqa: ARG002
+        """Return the refusal of work that a hard limit has no room for; None if there is room, or no limit.
+
+        Args:
+            what: the work, in words.
+            needed_bytes: bytes that it takes.
+            budget_bytes: the budget of the run.
+        """
+        return None
+
+    def is_short(self, peak_bytes: int) -> bool:  # noqa: ARG002 - for devices without a hard limit
+        """Return whether a step that holds `peak_bytes` of storages comes near a hard limit."""
+        return False
+
+    def close(self) -> None:  # noqa: B027
+        """End: the run is over."""
+
 
 @final
 class RamResidence(Residence):
@@ -183,12 +236,15 @@ class RamResidence(Residence):
 
     Args:
         storages_bytes: RSS beyond these other bytes up to which freed blocks stay; None returns them at once.
+        guard: keeps the process below a hard limit; None if there is no such limit.
     """
 
-    def __init__(self, storages_bytes: int | None = None) -> None:
+    def __init__(self, storages_bytes: int | None = None, guard: RamGuard | None = None) -> None:
         self._storages_bytes = storages_bytes
+        self._guard = guard
+        self._low_bytes = LOW_BYTES if guard is None else GUARDED_BYTES
         self._outside_bytes = self._most_bytes = 0
-        self._on = True
+        self._on, self._counts_most = True, False
         self._let_go_bytes = self._looked_ns = 0
 
     def measure(self, live_bytes: Callable[[], int]) -> int:
@@ -198,13 +254,16 @@ class RamResidence(Residence):
         return self._outside_bytes
 
     def so_far(self, budget_bytes: int) -> SoFar:
-        most_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        most_bytes = most_resident_bytes()
         beyond_bytes = most_bytes - self._outside_bytes - budget_bytes - slack_bytes(budget_bytes)
         return SoFar(0, max(0, beyond_bytes), most_bytes)
 
     def begin(self) -> None:
         self._on = True
-        (give_back if self._storages_bytes is None else as_usual)()
+        if self._storages_bytes is None:
+            give_back(self._low_bytes)
+        else:
+            as_usual()
 
     def end(self) -> None:
         self._on = False
@@ -213,7 +272,41 @@ class RamResidence(Residence):
     def let_go(self, size_bytes: int) -> None:
         self._let_go_bytes += size_bytes
 
+    def step_begins(self) -> None:
+        self._counts_most = self._guard is not None and forget_most()
+
+    def room_bytes(self, live_bytes: Callable[[], int], peak_bytes: int) -> int | None:
+        if self._guard is None:
+            return None
+        at_peak_bytes = most_resident_bytes() - peak_bytes if self._counts_most else 0
+        outside_bytes = max(at_peak_bytes, self.measure(live_bytes))
+        room_bytes = self._guard.left_bytes() + resident_bytes() - outside_bytes
+        return max(0, room_bytes - max(LEAST_SPARE_BYTES, room_bytes // SPARE_SHARE))
+
+    def refusal_of(self, what: str, needed_bytes: int, budget_bytes: int) -> Infeasible | None:
+        if self._guard is None or self._guard.left_bytes() >= needed_bytes:
+            return None
+        trim()
+        left_bytes = self._guard.left_bytes()
+        if left_bytes >= needed_bytes:
+            return None
+        why = f"{what} takes about {format_bytes(needed_bytes)}, and {format_bytes(left_bytes)} are left."
+        return self._guard.refused(why, needed_bytes - left_bytes, budget_bytes)
+
+    def is_short(self, peak_bytes: int) -> bool:
+        return self._guard is not None and self._guard.left_bytes() < 2 * peak_bytes
+
+    def close(self) -> None:
+        if self._guard is not None:
+            self._guard.lift()
+
+    def training_begins(self, root: torch.nn.Module | None) -> None:  # noqa: ARG002
+        if self._guard is not None:
+            self._guard.stand()
+
     def look(self) -> None:
+        if self._guard is not None:
+            self._guard.follow()
         if not self._on:
             return
         if self._storages_bytes is not None:

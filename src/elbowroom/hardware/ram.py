@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 from elbowroom.errors import UsageError
 
@@ -35,6 +36,81 @@ class MemoryBound(NamedTuple):
     free_bytes: int
 
 
+class _Files(NamedTuple):
+    """Names of a cgroup's files; `idle` is the entry of `stat` for page cache that is given up first."""
+
+    limit: str
+    usage: str
+    stat: str
+    idle: str
+
+
+_FILES_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file")
+_FILES_2 = _Files("memory.max", "memory.current", "memory.stat", "inactive_file")
+
+
+class HardLimit(ABC):
+    """Limit on the memory of this process that can be asked often.
+
+    Attributes:
+        name: its name in messages.
+        limit_bytes: the most bytes that it allows, as it was when it was found.
+        kills: whether the kernel kills the process beyond it; if not, requests for memory fail.
+    """
+
+    kills: bool = False
+
+    def __init__(self, name: str, limit_bytes: int) -> None:
+        self.name = name
+        self.limit_bytes = limit_bytes
+
+    @abstractmethod
+    def left_bytes(self) -> int:
+        """Return the bytes that may still be taken now; below 0 if the limit is passed."""
+
+
+@final
+class CgroupLimit(HardLimit):
+    """Limit of a memory cgroup.
+
+    Args:
+        folder: folder of the cgroup.
+        files: the names of its files.
+    """
+
+    kills = True
+
+    def __init__(self, name: str, limit_bytes: int, folder: Path, files: _Files) -> None:
+        super().__init__(name, limit_bytes)
+        self._folder, self._files = folder, files
+
+    def left_bytes(self) -> int:
+        """See HardLimit. Page cache that the kernel gives up first counts as left."""
+        folder, files = self._folder, self._files
+        self.limit_bytes = _first_int(folder / files.limit) or self.limit_bytes
+        used_bytes = _first_int(folder / files.usage) or 0
+        idle_bytes = _counts_in(folder / files.stat).get(files.idle, 0)
+        return self.limit_bytes - max(0, used_bytes - idle_bytes)
+
+
+@final
+class ResourceLimit(HardLimit):
+    """Soft resource limit of this process.
+
+    Args:
+        status: file with the sizes of this process.
+        held: name of the size that is limited.
+    """
+
+    def __init__(self, name: str, limit_bytes: int, status: Path, held: str) -> None:
+        super().__init__(name, limit_bytes)
+        self._status, self._held = status, held
+
+    def left_bytes(self) -> int:
+        """See HardLimit."""
+        return self.limit_bytes - _sizes_in(self._status).get(self._held, 0)
+
+
 def capacity_bytes() -> int:
     """Return the most memory that this process may hold."""
     return min(bound.capacity_bytes for bound in bounds())
@@ -54,8 +130,19 @@ def bounds(root: Path = Path("/")) -> tuple[MemoryBound, ...]:
     Raises:
         UsageError: this system does not report its physical memory.
     """
-    status = _sizes_in(root / "proc/self/status")
-    return (_physical(root), *_of_cgroups(root), *_of_resource_limits(status))
+    limits = (*_cgroup_limits(root), *_resource_limits(root))
+    return (_physical(root), *(MemoryBound(each.name, each.limit_bytes, each.left_bytes()) for each in limits))
+
+
+def hard_limits(root: Path = Path("/")) -> tuple[HardLimit, ...]:
+    """Return the limits below the physical memory: beyond a cgroup's, the kernel kills; beyond others, requests fail.
+
+    Args:
+        root: folder of /proc and /sys.
+    """
+    total_bytes = _physical(root).capacity_bytes
+    found = (*_cgroup_limits(root), *_resource_limits(root))
+    return tuple(limit for limit in found if limit.limit_bytes < total_bytes)
 
 
 def _physical(root: Path) -> MemoryBound:
@@ -71,16 +158,16 @@ def _physical(root: Path) -> MemoryBound:
     return MemoryBound("physical memory", total_bytes, total_bytes)
 
 
-def _of_resource_limits(status: dict[str, int]) -> Iterator[MemoryBound]:
+def _resource_limits(root: Path) -> Iterator[ResourceLimit]:
     if sys.platform == "win32":
         return
     for name, held in (("RLIMIT_DATA", "VmData"), ("RLIMIT_AS", "VmSize")):
         soft_bytes, _ = resource.getrlimit(getattr(resource, name))
         if soft_bytes != resource.RLIM_INFINITY:
-            yield MemoryBound(name, soft_bytes, soft_bytes - status.get(held, 0))
+            yield ResourceLimit(name, soft_bytes, root / "proc/self/status", held)
 
 
-def _of_cgroups(root: Path) -> Iterator[MemoryBound]:
+def _cgroup_limits(root: Path) -> Iterator[CgroupLimit]:
     """Yield the limits of the cgroups of this process, from its own up to the top that can be seen."""
     paths = _cgroup_paths(root)
     for line in _lines(root / "proc/self/mountinfo"):
@@ -106,31 +193,14 @@ def _cgroup_paths(root: Path) -> dict[str, str]:
     return paths
 
 
-class _Files(NamedTuple):
-    """Names of a cgroup's files; `idle` is the entry of `stat` for page cache that is given up first."""
-
-    limit: str
-    usage: str
-    stat: str
-    idle: str
-
-
-_FILES_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file")
-_FILES_2 = _Files("memory.max", "memory.current", "memory.stat", "inactive_file")
-
-
-def _of_hierarchy(mount: Path, mount_root: str, path: str, files: _Files) -> Iterator[MemoryBound]:
+def _of_hierarchy(mount: Path, mount_root: str, path: str, files: _Files) -> Iterator[CgroupLimit]:
     """Yield the limits from the process's cgroup up to the mount; only that of the mount if the path is hidden."""
     own = PurePosixPath(path)
     below = own.relative_to(mount_root) if own.is_relative_to(mount_root) else PurePosixPath()
     for level in (below, *below.parents):
         limit_bytes = _first_int(mount / level / files.limit)
-        if limit_bytes is None or limit_bytes >= _NO_LIMIT_BYTES:
-            continue
-        used_bytes = _first_int(mount / level / files.usage) or 0
-        idle_bytes = _counts_in(mount / level / files.stat).get(files.idle, 0)
-        left_bytes = limit_bytes - max(0, used_bytes - idle_bytes)
-        yield MemoryBound(f"memory cgroup {PurePosixPath('/') / level}", limit_bytes, left_bytes)
+        if limit_bytes is not None and limit_bytes < _NO_LIMIT_BYTES:
+            yield CgroupLimit(f"memory cgroup {PurePosixPath('/') / level}", limit_bytes, mount / level, files)
 
 
 def _lines(path: Path) -> list[str]:

@@ -27,9 +27,14 @@ Then = Callable[[Callable[[], Any]], StepKind | None]
 
 @final
 class BackgroundPlanner:
-    """Makes plans, each for the steps of one signature."""
+    """Makes plans, each for the steps of one signature.
 
-    def __init__(self) -> None:
+    Args:
+        patient: whether the training waits for each plan, as the memory of planning is not there in a step.
+    """
+
+    def __init__(self, *, patient: bool = False) -> None:
+        self._patient = patient
         self._under_way: dict[Hashable, tuple[_Making, Then]] = {}
 
     def under_way(self, key: Hashable) -> bool:
@@ -49,7 +54,7 @@ class BackgroundPlanner:
         """
         making = _Making(work)
         self._under_way[key] = making, then
-        making.join(PATIENCE_S)
+        making.join(None if self._patient else PATIENCE_S)
         return self.arrived(key)
 
     def arrived(self, key: Hashable) -> StepKind | None:

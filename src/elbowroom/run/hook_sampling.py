@@ -13,7 +13,7 @@ expected may exceed the budget. This is counted, and a warning says so.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import final
 
 from elbowroom.engine.residence import Residence, SoFar
@@ -34,13 +34,13 @@ class Unhooked:
     Args:
         hooks: the hooks of the run.
         residence: knows how many bytes the device was asked for.
-        budget_bytes: budget of the device.
+        budget_bytes: returns the budget of the device.
 
     Attributes:
         without: whether this step runs without hooks.
     """
 
-    def __init__(self, hooks: Hooks, residence: Residence, budget_bytes: int) -> None:
+    def __init__(self, hooks: Hooks, residence: Residence, budget_bytes: Callable[[], int]) -> None:
         self._hooks = hooks
         self._residence = residence
         self._budget_bytes = budget_bytes
@@ -69,12 +69,12 @@ class Unhooked:
         seen = self._known.seen
         sure = may and seen.alike >= SURE and seen.unchecked < UNCHECKED and seen.details == details
         self.without = sure and self._hooks.take_out()
-        self._before, self._node = self._residence.so_far(self._budget_bytes), next_node_number()
+        self._before, self._node = self._residence.so_far(self._budget_bytes()), next_node_number()
 
     def mark_end(self) -> None:
         """Put the hooks back: the optimizer has stepped."""
         if self._known is not None and self._made is None:
-            after = self._residence.so_far(self._budget_bytes)
+            after = self._residence.so_far(self._budget_bytes())
             self._made = next_node_number() - self._node, after.asked_bytes - self._before.asked_bytes
             self._excess_bytes = after.excess_since(self._before)
         self._hooks.put_back()

@@ -22,6 +22,7 @@ from elbowroom.run.check_beforehand import Question
 from elbowroom.run.conv_algorithms import LayerChoices
 from elbowroom.run.frugal import Frugal
 from elbowroom.run.given_plan import GivenPlan, warn_of_peak
+from elbowroom.run.hard_room import HardRoom
 from elbowroom.run.kind_totals import Kinds
 from elbowroom.run.options import live_modules
 from elbowroom.run.recompute.call_recorder import Calls
@@ -70,6 +71,7 @@ class Learner:
         given: a plan to follow in place of planning.
         recomputing: what is known of recomputes.
         layers: what is known of the algorithms of the layers.
+        held_to: how the budget follows a hard limit on the process; None without such a limit.
 
     Attributes:
         min_size_bytes: smaller storages stay.
@@ -86,6 +88,7 @@ class Learner:
         given: GivenPlan | None,
         recomputing: Recomputing,
         layers: LayerChoices,
+        held_to: HardRoom | None = None,
     ) -> None:
         self.machine = machine
         self.budget_bytes = budget.device_bytes
@@ -96,6 +99,7 @@ class Learner:
         self._given = given
         self._recomputing = recomputing
         self._compiled_backward = False
+        self._held_to = held_to
         self._once = Once()
         self.layers = layers
         self.kinds = Kinds()
@@ -105,7 +109,7 @@ class Learner:
         self._met: set[Hashable] = set()
         self._known: dict[Hashable, list[StepKind]] = {}
         self._nearby = Nearby(self._known, asked.min_size_bytes)
-        self._background = BackgroundPlanner()
+        self._background = BackgroundPlanner(patient=held_to is not None)
         self._refusals = Refusals()
         self._observations: dict[Hashable, int] = {}
         self._wanted: dict[Hashable, UnknownKind] = {}
@@ -259,7 +263,10 @@ class Learner:
         trace = assembly.trace()
         self.frugal.learnt(key, trace)
         held = steady(trace) if first else trace  # its memory is rounded up
-        self._recorded(key, recording, assembly.peak_allocated_bytes(), held)
+        clear, peak_bytes = assembly.clear, assembly.peak_allocated_bytes()
+        self._recorded(key, recording, peak_bytes, held)
+        del assembly
+        self._hold(recording, peak_bytes)
         if self._given is not None and self._given.plan.recomputes:
             if not first:  # which may make states, or weights
                 self._unmet[key] = trace
@@ -277,8 +284,16 @@ class Learner:
             self._learnt(key, known)
             return known
 
-        work = partial(first_plan, self._question(key, trace, assembly.clear))
+        work = partial(first_plan, self._question(key, trace, clear))
         return self._background.make(key, work, apply)
+
+    def _hold(self, recording: Recording, peak_bytes: int) -> None:
+        """Set the budget to what a hard limit leaves, after a recorded step in which storages held `peak_bytes`."""
+        if self._held_to is None:
+            return
+        recording.release()
+        self.budget_bytes = self._held_to.budget_bytes(peak_bytes)
+        self._budget = self._budget.on_device(self.budget_bytes)
 
     def _question(self, key: Hashable, trace: Trace, clear: Collection[int] = ()) -> StepQuestion:
         """Return all that planning a step of this signature depends on, as it is now."""
@@ -341,7 +356,8 @@ class Learner:
         if refused.least_bytes:
             self._refusals.note(key, refused.least_bytes)
         if not may_wait:
-            raise again(refused.explained())
+            found = refused.explained()
+            raise again(found if self._held_to is None else self._held_to.explained(found))
 
     def _warn_of_peak(self, known: StepKind) -> None:
         """Warn once if the given plan holds more here than its budget."""
@@ -400,7 +416,10 @@ class Learner:
             return known, line
         if not self._background.under_way(key):
             # without moves it does not matter from when on a storage is idle
-            known = self._better(key, known, trace, self.layers.offered(trace or assembly.trace()), assembly.clear)
+            steady_trace, clear = trace or assembly.trace(), assembly.clear
+            del assembly
+            self._hold(recording, line.peak_allocated_bytes)
+            known = self._better(key, known, trace, self.layers.offered(steady_trace), clear)
         return known, line
 
     def _better(
@@ -467,6 +486,12 @@ class Learner:
         without = self._question(key, self.layers.offered(known.trace))
         work = partial(plan_after_proof, question, without, known.calls)
         return self._background.make(key, work, lambda made: self._follows(key, made())) or known
+
+    def refusal(self, problem: BaseException | None) -> Infeasible | None:
+        """Return what to raise for an error that ends the run, if a hard limit on the process caused it."""
+        if problem is None or self._held_to is None:
+            return None
+        return self._held_to.refusal(problem, self.budget_bytes)
 
     def no_recomputes(self) -> None:
         """Plan all kinds of steps without recomputes from now on."""

@@ -6,12 +6,15 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from traceback import clear_frames
+from typing import NamedTuple
 
 import torch
 
 from elbowroom.capture.recording.recorder import live_ram_bytes
 from elbowroom.engine.cuda_device import CudaResidence, cuda_machine, free_device_bytes, past_the_host, tiers_below
 from elbowroom.engine.executor import Executor
+from elbowroom.engine.ram_guard import RamGuard
 from elbowroom.engine.residence import RamResidence, slack_bytes
 from elbowroom.engine.tiers.disk import DiskTier
 from elbowroom.engine.tiers.managed import managed_memory
@@ -22,6 +25,7 @@ from elbowroom.planners.budget.budgets import below_device, held_to
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.run.conv_algorithms import LayerChoices
 from elbowroom.run.given_plan import GivenPlan
+from elbowroom.run.hard_room import HardRoom
 from elbowroom.run.learner import Learner
 from elbowroom.run.recompute.controller import Recomputing
 from elbowroom.run.room import Room
@@ -59,9 +63,14 @@ def opened(
         finally:
             _open.remove(run)
             lost = run.loss() if error is None or isinstance(error, Exception) else None
+            refusal = run.refusal(error)
+            if refusal is not None and error is not None:
+                clear_frames(error.__traceback__)  # their tensors take the memory that closing needs
             run.close(failed=error is not None or lost is not None)
             if lost is not None:
                 raise lost from error
+            if refusal is not None:
+                raise refusal from error
 
 
 def _opened(
@@ -80,15 +89,15 @@ def _opened(
         amounts = replace(amounts, device=Amount(size_bytes=given.plan.budget_bytes))
     directory = None if spill_dir is None else os.fspath(spill_dir)
     if where.type == "cuda":
-        executor, machine, resolved = _above_host(where, amounts, directory, asked)
+        executor, machine, resolved, hard_room = _above_host(where, amounts, directory, asked)
         around.enter_context(managed_memory(where, resolved.device_bytes, asked.managed_bytes))
     else:
         _refuse_of_cuda(asked)
-        executor, machine, resolved = _above_disk(where, amounts, directory)
+        executor, machine, resolved, hard_room = _above_disk(where, amounts, directory)
     asked = asked.with_budget(given.plan.budget_bytes if given is not None else resolved.device_bytes)
     recomputing = Recomputing(executor, wanted="recompute" in asked.allow)
     layers = LayerChoices(wanted="algorithm" in asked.allow or (given is not None and bool(given.plan.algorithms)))
-    learner = Learner(machine, resolved, asked, executor.tier.name, given, recomputing, layers)
+    learner = Learner(machine, resolved, asked, executor.tier.name, given, recomputing, layers, hard_room)
     run = TrainingRun(executor, learner, asked.min_size_bytes)
     run.open()
     return run
@@ -125,8 +134,20 @@ def _device_of(device: str | torch.device | None) -> torch.device:
     return found
 
 
-Opened = tuple[Executor, Machine, ResolvedBudget]
-"""The executor that moves storages, the machine that it runs on, and the budgets of the tiers."""
+class RunBasis(NamedTuple):
+    """What a run rests on.
+
+    Attributes:
+        executor: moves storages.
+        machine: the machine that it runs on.
+        budget: budgets of the tiers.
+        hard_room: the room below a hard limit on this process; None without one.
+    """
+
+    executor: Executor
+    machine: Machine
+    budget: ResolvedBudget
+    hard_room: HardRoom | None = None
 
 
 def _refuse_of_cuda(asked: PlanRequest) -> None:
@@ -139,20 +160,25 @@ def _refuse_of_cuda(asked: PlanRequest) -> None:
             )
 
 
-def _above_disk(device: torch.device, amounts: Budget, directory: str | None) -> Opened:
+def _above_disk(device: torch.device, amounts: Budget, directory: str | None) -> RunBasis:
     """Set up RAM as the device, with the disk below it."""
     machine = Machine.here(spill_dir=directory, device="cpu")
     live_bytes = live_ram_bytes()
+    limits = ram.hard_limits()
+    guard = RamGuard(limits) if limits else None
     device_bytes, disk_bytes = (tier.capacity_bytes for tier in machine.tiers)
     budget_bytes = amounts.device.resolve(device_bytes, ram.free_bytes() + live_bytes)
-    residence = _residence(budget_bytes, live_bytes)
+    residence = RamResidence(guard=guard) if guard else _residence(budget_bytes, live_bytes)
     outside_bytes = residence.measure(lambda: live_bytes)
     tier = DiskTier(directory, None if amounts.disk.is_auto else amounts.disk.resolve(disk_bytes, disk_bytes))
     resolved = below_device(machine, Budget(disk=amounts.disk)).on_device(budget_bytes)
-    return Executor(tier, residence, device), replace(machine, outside_bytes=outside_bytes), resolved
+    executor = Executor(tier, residence, device)
+    given_bytes = None if amounts.device.is_auto else budget_bytes
+    hard_room = HardRoom(guard, residence, given_bytes) if guard else None
+    return RunBasis(executor, replace(machine, outside_bytes=outside_bytes), resolved, hard_room)
 
 
-def _above_host(device: torch.device, amounts: Budget, directory: str | None, asked: PlanRequest) -> Opened:
+def _above_host(device: torch.device, amounts: Budget, directory: str | None, asked: PlanRequest) -> RunBasis:
     """Set up a CUDA device, with host memory and the disk below it."""
     machine = cuda_machine(device, directory)
     budget_bytes = amounts.device.resolve(machine.tiers[0].capacity_bytes, free_device_bytes(device))
@@ -164,7 +190,7 @@ def _above_host(device: torch.device, amounts: Budget, directory: str | None, as
     host, pinned = Amount(size_bytes=tier.budget_bytes), Amount(size_bytes=tier.pinned_budget_bytes)
     resolved = below_device(machine, Budget(host=host, pinned=pinned, disk=amounts.disk)).on_device(budget_bytes)
     held = held_to(replace(machine, outside_bytes=outside_bytes), resolved)
-    return Executor(tier, residence, device), held, resolved
+    return RunBasis(Executor(tier, residence, device), held, resolved)
 
 
 def _residence(budget_bytes: int, live_bytes: int) -> RamResidence:

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.lost_device import loss_of
-from elbowroom.errors import DeviceLost
+from elbowroom.errors import DeviceLost, Infeasible
 from elbowroom.machine import Machine
 from elbowroom.notices import Once, warn_once
 from elbowroom.plan import Plan
@@ -31,7 +31,6 @@ class RunFigures:
 
     Attributes:
         device: the device whose storages move.
-        budget_bytes: what the device tier may hold.
         min_size_bytes: smaller storages stay there.
         trace, plan: those of the step that ran last; None before the first plan.
         measured: timeline of the last step that was recorded under its plan.
@@ -43,7 +42,6 @@ class RunFigures:
 
     def __init__(self, executor: Executor, learner: Learner) -> None:
         self.device = executor.device
-        self.budget_bytes = learner.budget_bytes
         self.min_size_bytes = learner.min_size_bytes
         self.measured: Timeline | None = None
         self.steps: list[StepFigures] = []
@@ -81,6 +79,11 @@ class RunFigures:
             )
 
     @property
+    def budget_bytes(self) -> int:
+        """What the device tier may hold."""
+        return self._learner.budget_bytes
+
+    @property
     def kinds(self) -> Kinds:
         """What each kind of step holds."""
         return self._learner.kinds
@@ -103,6 +106,10 @@ class RunFigures:
     def loss(self) -> DeviceLost | None:
         """Return the error to raise if the device is lost. The device is asked for nothing from then on."""
         return loss_of(self._executor, self._steps_ended)
+
+    def refusal(self, problem: BaseException | None) -> Infeasible | None:
+        """Return what to raise for an error that ends the run, if a hard limit on the process caused it."""
+        return self._learner.refusal(problem)
 
     @property
     def machine(self) -> Machine:

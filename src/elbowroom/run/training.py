@@ -86,7 +86,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._states = OptimizerStates(executor, self, min_size_bytes)
         self._following = Following(executor, self._recomputes, self._states.entry_of)
         self._limit = AllocatorLimit(executor.residence, self._surprises)
-        self._unhooked = Unhooked(self._hooks, executor.residence, learner.budget_bytes)
+        self._unhooked = Unhooked(self._hooks, executor.residence, lambda: learner.budget_bytes)
         self._root_hook = ModuleHooks(self._on_root)
         self._watch: OptimizerWatch | None = None
         self._updates = ParameterUpdates()
@@ -125,7 +125,8 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._watch.close()
         self._root_hook.remove()
         warn_again()
-        once = suppress(RuntimeError) if failed else NOTHING  # the first error is on its way already
+        ours = (RuntimeError, MemoryError, Infeasible)
+        once = suppress(*ours) if failed else NOTHING  # the first error is on its way already
         try:
             with once:
                 self._recomputes.forward_ends()
@@ -147,6 +148,7 @@ class TrainingRun(RunFigures, Director, Conductor):
             with once:
                 self._states.close()
             self._observing.profile.go_on()
+            self._executor.residence.close()
             self._moving(False)
 
     def end_step(self) -> None:
@@ -229,12 +231,14 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._mode = "observe" if recorded else "frugal"
         else:
             self._mode = "plan" if known.moves else "keep"
-            self._moving(known.moves)
+            self._moving(known.moves or self._executor.residence.is_short(known.course.peak_bytes))
             if known.is_recorded(self._measure_next) and not self._just_stopped:
                 self._recorder = self._observing.record_moves(root)
         self._just_stopped = False
         if self._recorder is None:
             self._observing.profile.go_on()
+        else:
+            self._executor.residence.step_begins()
         self._now_watched()
         chosen = known.chosen if known is not None else {}
         self._learner.layers.begin(root, chosen, recorded=self._recorder is not None)
@@ -377,6 +381,13 @@ class TrainingRun(RunFigures, Director, Conductor):
         if recorder is None:
             return None
         self._now_watched()
+        refusal = self._executor.residence.refusal_of(
+            "Reading what was recorded of a step", recorder.needed_bytes(), self.budget_bytes
+        )
+        if refusal is not None:
+            self._executor.observer, self._executor.tier.timed = Observer(), False
+            recorder.abandon()
+            raise refusal
         try:
             self._executor.settle()
         finally:

@@ -49,6 +49,14 @@ def let_profile_go(session: Any) -> None:
     session.profiler.kineto_results = None
 
 
+def collect(on: bool) -> None:
+    """Have the running profile collect events, or none."""
+    from torch._C._autograd import _toggle_collection_dynamic
+    from torch._C._profiler import ProfilerActivity
+
+    _toggle_collection_dynamic(on, {ProfilerActivity.CPU})
+
+
 def user_profile() -> Any:
     """Return the running profile of torch.autograd.profiler, which torch.profiler makes too; None if there is none.
 

@@ -24,6 +24,7 @@ from elbowroom.capture.recording.cuda_memory import CudaMemory, Request
 from elbowroom.torch_compat.operators import operator, reads_bytes
 from elbowroom.torch_compat.profiler import (
     address_of,
+    collect,
     let_profile_go,
     marker,
     profiler_events,
@@ -32,8 +33,14 @@ from elbowroom.torch_compat.profiler import (
 
 PREFIX = "elbowroom:"
 BACKWARD = "autograd::engine::evaluate_function: "
+UNHEARD = (b"USDT:", b"before the profiling started", b"Toggling CPU activity")
+"""Parts of the profiler's own notes that are not passed on."""
 COMPILER = "TorchDynamo Cache Lookup"
 """Name of the range in which torch.compile looks up its compiled code of a called function."""
+
+
+_abandoned: list[Any] = []
+"""Sessions that stopped to collect events and have not ended."""
 
 
 class RecordedBlock(NamedTuple):
@@ -109,6 +116,9 @@ class ProfilerStream:
 
     def start(self) -> bool:
         """Begin; return False if the profiler is in other use."""
+        while _abandoned:
+            with _quiet():
+                _abandoned.pop().__exit__(None, None, None)
         if profiler_running():
             return False
         session = profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True)
@@ -142,6 +152,13 @@ class ProfilerStream:
         self._session = None
         items.sort(key=_in_order)
         return _with_requests(items, requests) if requests else items
+
+    def abandon(self) -> None:
+        """Stop to collect events. The session ends before the next one, as ending it takes memory for each event."""
+        with _quiet():
+            collect(False)
+        _abandoned.append(self._session)
+        self._session = None
 
     def _items(self, root: Any) -> Iterator[Item]:
         """Yield the items of one tree of events; of an op's children only allocations and markers count."""
@@ -272,5 +289,5 @@ def _quiet() -> Iterator[None]:
                 del os.environ["KINETO_LOG_LEVEL"]
             heard.seek(0)
             for line in heard.read().splitlines(keepends=True):
-                if b"USDT:" not in line and b"before the profiling started" not in line:
+                if not any(part in line for part in UNHEARD):
                     os.write(2, line)

@@ -1,0 +1,171 @@
+"""Guard of RAM: where the kernel would kill this process, a request for memory fails first.
+
+Note: [Guard]
+A memory cgroup with a hard limit, as containers and Slurm set one, is enforced by killing. The guard sets the soft
+RLIMIT_DATA to what is held as data now, and what is left below the limit. Beyond that mmap fails, torch's allocator
+raises an error, and the run refuses with figures. Data is counted when it is mapped, not when it is touched. So large
+blocks must not lie in the heap: its holes are mapped, and not resident. residence.py sees to that.
+
+What is left changes as other processes take memory, and as the heap's free pages go back. The guard follows it where a
+run has control. A forked child gets back the limit that was there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import final
+
+from elbowroom.errors import Infeasible, TierFull
+from elbowroom.hardware.ram import HardLimit
+from elbowroom.units import format_bytes, format_exact_bytes
+
+FOLLOW_NS = 20_000_000
+"""Least time between two looks at what is left. A look takes about a tenth of a millisecond."""
+KEPT_BYTES = 16 << 20
+"""Bytes below a limit that no large block may take: small ones may, and the kernel's page tables."""
+LEAST_LEFT_BYTES = 4 << 20
+"""If less is left, small blocks have taken the rest, and the run is refused where it has control."""
+REFUSED = ("can't allocate memory", "not enough memory: you tried", "bad_alloc", "could not create a primitive")
+"""Parts of the messages with which torch and its libraries say that the system refused memory."""
+_ASKED = re.compile(r"tried to allocate (\d+) bytes")
+
+_on: list[RamGuard] = []
+
+
+def _after_fork() -> None:
+    for guard in _on:
+        guard.lift()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@final
+class _TooLittleLeft(MemoryError):
+    """Almost nothing is left below a limit."""
+
+
+@final
+class RamGuard:
+    """Guard below the hard limits on the memory of this process.
+
+    Args:
+        limits: the limits.
+
+    Attributes:
+        kills: whether the kernel kills the process beyond one of them.
+    """
+
+    def __init__(self, limits: Sequence[HardLimit]) -> None:
+        self._limits = limits
+        self._killing = [limit for limit in limits if limit.kills]
+        self.kills = bool(self._killing)
+        self._before: tuple[int, int] | None = None
+        self._looked_ns = 0
+
+    @property
+    def limit(self) -> HardLimit:
+        """The limit that leaves least now."""
+        return min(self._limits, key=lambda limit: limit.left_bytes())
+
+    def left_bytes(self) -> int:
+        """Return the bytes that may still be taken now; 0 if there are none."""
+        return max(0, min(limit.left_bytes() for limit in self._limits) - KEPT_BYTES)
+
+    def stand(self) -> None:
+        """Begin to guard. Where no limit kills there is nothing to do, as requests fail by themselves."""
+        if self.kills and self._before is None:
+            self._before = resource.getrlimit(resource.RLIMIT_DATA)
+            _on.append(self)
+        self.follow(now=True)
+
+    def follow(self, *, now: bool = False) -> None:
+        """Follow what is left, unless that was done a moment ago."""
+        if self._before is None:
+            return
+        now_ns = time.perf_counter_ns()
+        if not now and now_ns - self._looked_ns < FOLLOW_NS:
+            return
+        self._looked_ns = now_ns
+        limit = min(self._killing, key=lambda each: each.left_bytes())
+        left_bytes = limit.left_bytes()
+        if left_bytes < LEAST_LEFT_BYTES:
+            raise _TooLittleLeft(limit.name)
+        hard_bytes = self._before[1]
+        allowed = [each for each in self._before if each != resource.RLIM_INFINITY]
+        _set_soft(min(data_bytes() + max(0, left_bytes - KEPT_BYTES), *allowed, 2**62), hard_bytes)
+
+    def lift(self) -> None:
+        """End to guard: set the limit that was there before."""
+        if self._before is not None:
+            soft_bytes, hard_bytes = self._before
+            self._before = None
+            with suppress(ValueError):
+                _on.remove(self)
+            _set_soft(soft_bytes, hard_bytes)
+
+    def refusal(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:
+        """Return what to raise for an error that a refused request for memory caused; None for any other error.
+
+        Args:
+            problem: the error that ended the training.
+            budget_bytes: the budget of the run.
+        """
+        cause = next((each for each in _causes(problem) if _is_refused(each)), None)
+        if cause is None:
+            return None
+        found = _ASKED.search(str(cause))
+        asked_bytes = int(found[1]) if found else 0
+        last = f"Its last request, {format_bytes(asked_bytes)}, goes beyond it." if found else "Nothing was left."
+        return self.refused(f"The training asked for more. {last}", asked_bytes, budget_bytes)
+
+    def refused(self, why: str, more_bytes: int, budget_bytes: int) -> Infeasible:
+        """Return the refusal of a run whose limit is too low.
+
+        Args:
+            why: what happened.
+            more_bytes: the bytes that would be enough for that beyond the limit.
+            budget_bytes: the budget of the run.
+        """
+        limit, more_bytes = self.limit, max(more_bytes, KEPT_BYTES)
+        outcome = "The kernel would have killed the process." if limit.kills else "The system refused it."
+        return Infeasible(
+            f"memory: {limit.name} allows {format_exact_bytes(limit.limit_bytes)}.\n{why} {outcome}\nEverything that "
+            f"may leave had left. Try a limit of {format_exact_bytes(limit.limit_bytes + more_bytes)}, or a smaller "
+            "batch.",
+            budget_bytes=budget_bytes,
+            least_feasible_bytes=budget_bytes + more_bytes,
+        )
+
+
+def data_bytes() -> int:
+    """Return the bytes that RLIMIT_DATA counts: writable private mappings, touched or not."""
+    with open("/proc/self/statm", "rb", buffering=0) as statm:
+        return int(statm.read(200).split()[5]) * resource.getpagesize()
+
+
+def _set_soft(soft_bytes: int, hard_bytes: int) -> None:
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (soft_bytes, hard_bytes))
+
+
+def _causes(problem: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that it came from."""
+    seen: set[int] = set()
+    while problem is not None and id(problem) not in seen:
+        seen.add(id(problem))
+        yield problem
+        problem = problem.__cause__ or problem.__context__
+
+
+def _is_refused(problem: BaseException) -> bool:
+    if isinstance(problem, MemoryError):
+        return True
+    if isinstance(problem, TierFull):
+        return problem.tier == "device"
+    return isinstance(problem, RuntimeError) and any(part in str(problem) for part in REFUSED)

@@ -1,0 +1,71 @@
+"""Room below a hard limit on this process: the budget of a run on RAM follows what was measured.
+
+A container's limit counts the whole process: interpreter, libraries, the records of observed steps, freed memory that
+the C library keeps. How much these take is known once a step was recorded. So the budget is set then: to the limit less
+what lay outside storages, in the step and after it. A budget that was given is never raised.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from elbowroom.capture.recording.recorder import live_ram_bytes
+from elbowroom.engine.ram_guard import RamGuard
+from elbowroom.engine.residence import Residence
+from elbowroom.errors import Infeasible, InvalidPlan
+from elbowroom.notices import Once, warn_once
+from elbowroom.units import format_bytes, format_exact_bytes
+
+
+@final
+class HardRoom:
+    """What storages may hold below a hard limit.
+
+    Args:
+        guard: knows the limit.
+        residence: knows what else the process holds.
+        given_bytes: the budget that was given; None if it is `auto`.
+    """
+
+    def __init__(self, guard: RamGuard, residence: Residence, given_bytes: int | None) -> None:
+        self._guard = guard
+        self._residence = residence
+        self._given_bytes = given_bytes
+        self._room_bytes = 0
+        self._once = Once()
+
+    def budget_bytes(self, peak_bytes: int) -> int:
+        """Return the budget from now on, after a recorded step in which storages held `peak_bytes` at most."""
+        room_bytes = self._residence.room_bytes(live_ram_bytes, peak_bytes)
+        assert room_bytes is not None, "there is a guard"
+        self._room_bytes = room_bytes
+        if self._given_bytes is None or room_bytes < self._given_bytes:
+            if self._given_bytes is not None:
+                self._warn(self._given_bytes)
+            return room_bytes
+        return self._given_bytes
+
+    def _warn(self, given_bytes: int) -> None:
+        warn_once(
+            self._once,
+            "limit",
+            f"elbowroom: given a budget of {format_bytes(given_bytes)}, and {self._guard.limit.name} allows "
+            f"{format_bytes(self._guard.limit.limit_bytes)}, of which {format_bytes(self._room_bytes)} are left for "
+            "storages; the run keeps to these. Raise the limit, or give a smaller budget",
+        )
+
+    def refusal(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:
+        """Return what to raise for an error that a refused request for memory caused; None for any other error."""
+        return self._guard.refusal(problem, budget_bytes)
+
+    def explained(self, problem: Infeasible | InvalidPlan) -> Infeasible | InvalidPlan:
+        """Return a refusal that names the limit, if the limit set the budget."""
+        if not isinstance(problem, Infeasible) or problem.budget_bytes != self._room_bytes:
+            return problem
+        limit = self._guard.limit
+        needed_bytes = limit.limit_bytes + problem.least_feasible_bytes - problem.budget_bytes
+        return problem.reworded(
+            f"{problem}\nThe budget is what {limit.name} leaves of its {format_exact_bytes(limit.limit_bytes)}.\n"
+            f"The rest is what the process holds besides storages.\n"
+            f"A limit of {format_exact_bytes(needed_bytes)} would do."
+        )

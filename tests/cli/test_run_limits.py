@@ -1,0 +1,118 @@
+"""`elbowroom run` under a limit that kills: it trains with the same numbers, or refuses with figures."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="elbowroom run runs torch scripts")
+
+from elbowroom.demo.limits import DataLimit, available_kind, hard_limit
+
+pytestmark = pytest.mark.timeout(240)
+
+SOURCES = Path(__file__).parents[2] / "src"
+MIB = 2**20
+
+# 16 sines of 32 MiB, each of which saves its input: 512 MiB. The process without them holds about 320 MiB, and a step
+# with all of them away three or four: 96 to 128 MiB.
+SCRIPT = """
+import torch
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+layer = torch.nn.Linear(512, 512)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+data = torch.randn(16 * 1024, 512)
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        x = layer(x)
+        for _ in range(16):
+            x = x.sin()
+        return x
+
+net = Net()
+for _ in range(4):
+    optimizer.zero_grad()
+    loss = net(data).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(loss.item().hex(), flush=True)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path / "train.py"
+
+
+def python(*words: str) -> list[str]:
+    return [sys.executable, *words]
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+    environment = {name: value for name, value in environment.items() if not name.startswith("ELBOWROOM_")}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
+
+
+def run_in_group(command: list[str], folder: Path, limit_bytes: int) -> subprocess.CompletedProcess[str]:
+    kind = available_kind()
+    if kind == "RLIMIT_DATA":
+        pytest.skip("this process may make no memory cgroup with a limit")
+    with hard_limit(limit_bytes, kind) as limit:
+        return run(limit.wrap(command), folder)
+
+
+def test_auto_trains_with_the_same_numbers_where_the_kernel_kills_plain_training(script: Path, tmp_path: Path) -> None:
+    limit_bytes = 580 * MIB
+    plain = run(python(str(script)), tmp_path)
+
+    killed = run_in_group(python(str(script)), tmp_path, limit_bytes)
+    inside = run_in_group(python("-m", "elbowroom", "run", str(script)), tmp_path, limit_bytes)
+
+    assert killed.returncode == -9
+    assert (inside.returncode, inside.stdout) == (0, plain.stdout), inside.stderr
+
+
+def test_a_budget_above_what_the_limit_leaves_is_held_to_that(script: Path, tmp_path: Path) -> None:
+    inside = run_in_group(python("-m", "elbowroom", "run", "--budget", "450MiB", str(script)), tmp_path, 580 * MIB)
+
+    assert inside.returncode == 0, inside.stderr
+    assert "given a budget of 450.0 MiB, and memory cgroup" in inside.stderr
+
+
+def test_a_limit_that_is_too_low_is_refused_with_figures_before_the_kernel_kills(script: Path, tmp_path: Path) -> None:
+    refused = run_in_group(python("-m", "elbowroom", "run", str(script)), tmp_path, 340 * MIB)
+
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "allows 340.0 MiB" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_auto_keeps_to_a_limit_of_the_process_itself(script: Path, tmp_path: Path) -> None:
+    # given: RLIMIT_DATA counts what is mapped, such as the stacks of threads, and no code
+    plain = run(python(str(script)), tmp_path)
+    limit = DataLimit(600 * MIB)
+
+    failed = run(limit.wrap(python(str(script))), tmp_path)
+    inside = run(limit.wrap(python("-m", "elbowroom", "run", str(script))), tmp_path)
+
+    assert "allocate memory" in failed.stderr
+    assert (inside.returncode, inside.stdout) == (0, plain.stdout), inside.stderr
+
+
+def test_a_limit_of_the_process_that_is_too_low_is_refused_with_figures(script: Path, tmp_path: Path) -> None:
+    limit = DataLimit(380 * MIB)
+
+    refused = run(limit.wrap(python("-m", "elbowroom", "run", str(script))), tmp_path)
+
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "RLIMIT_DATA allows 380.0 MiB" in refused.stderr
+    assert "Traceback" not in refused.stderr
