@@ -17,6 +17,25 @@ CAPACITY_BYTES = 40 << 30
 """Of its device."""
 
 
+def environment_of(packages: Iterable[Path] = (), variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Of a process on the rig.
+
+    Args:
+        packages: further folders that are imported from.
+        variables: of its environment, beside those that give it a device without backing, and convolutions no
+            workspace.
+    """
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT, *packages))),
+        "FAKECUDA_CAPACITY": str(CAPACITY_BYTES),
+        "FAKECUDA_BACKING": "0",
+        "FAKECUDNN_WORKSPACE": "0",
+        "OMP_NUM_THREADS": "1",
+        **(variables or {}),
+    }
+
+
 def said(
     rig: Path,
     *arguments: str,
@@ -30,26 +49,16 @@ def said(
         rig: its folder.
         arguments: of Python.
         spec: given to the process as JSON.
-        packages: further folders that are imported from.
-        variables: of its environment, beside those that give it a device without backing, and convolutions no
-            workspace.
+        packages: see `environment_of`.
+        variables: see `environment_of`.
 
     Raises:
         RuntimeError: it ended without that; with what it wrote.
     """
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT, *packages))),
-        "FAKECUDA_CAPACITY": str(CAPACITY_BYTES),
-        "FAKECUDA_BACKING": "0",
-        "FAKECUDNN_WORKSPACE": "0",
-        "OMP_NUM_THREADS": "1",
-        **(variables or {}),
-    }
     done = subprocess.run(
         [str(rig / "fake_torch.sh"), *arguments],
         input=json.dumps(spec),
-        env=environment,
+        env=environment_of(packages, variables),
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -1,0 +1,1 @@
+"""Training under limits that are hard: the least each way of training gets by with, and what fails above it."""

@@ -1,0 +1,127 @@
+"""Runs inside the rig: the least capacity that a training without elbowroom gets by with, to about 1 %.
+
+stdin: one JSON object {"workload": name, "peer": name, "steps": n}. Prints one JSON object after "@@". The device's
+capacity is changed once the model is made; each trial is a process of its own, and trains from its first step on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.gpu_peers import Absent, around_steps
+from benchmarks.limits.workloads import made
+
+PLENTY_BYTES = 80 << 30
+MIB = 2**20
+SHARE = 100
+"""The interval that is searched ends at one such part of its lower end."""
+
+
+def set_capacity(size_bytes: int) -> None:
+    """Of the device of the rig."""
+    ctypes.CDLL("libcudart.so.13").fakecuda_set_capacity(ctypes.c_uint64(size_bytes))
+
+
+def outermost() -> nn.Module:
+    """The only module that is in no other.
+
+    Raises:
+        Absent: there are several.
+    """
+    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    inside = {id(child) for module in modules for child in module.children()}
+    found = [each for each in modules if id(each) not in inside and any(True for _ in each.parameters())]
+    if len(found) != 1:
+        raise Absent(f"{len(found)} models are trained")
+    return found[0]
+
+
+def tried(spec: dict[str, Any], capacity_bytes: int) -> dict[str, int] | None:
+    """Peaks of a training under a capacity; None where memory ran out."""
+    set_capacity(PLENTY_BYTES)
+    with torch.device("cuda"):
+        step = made(spec["workload"])
+    plain = spec["peer"] == "plain"
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    around = nullcontext if plain else around_steps(spec["peer"], outermost())
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    set_capacity(capacity_bytes)
+    try:
+        for _ in range(spec["steps"]):
+            with around():
+                step()
+    except torch.OutOfMemoryError:
+        return None
+    return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+
+
+def alone(spec: dict[str, Any], capacity_bytes: int) -> dict[str, int] | None:
+    """A trial in a process of its own: a training that fails leaves things behind.
+
+    Raises:
+        Absent: the peer cannot run.
+        RuntimeError: something else than memory failed.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            said: dict[str, Any] = {"peaks": tried(spec, capacity_bytes)}
+        except Absent as problem:
+            said = {"absent": str(problem)}
+        except Exception as problem:  # noqa: BLE001 - the parent says it
+            said = {"error": f"{type(problem).__name__}: {problem}"}
+        os.write(writing, json.dumps(said).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        found = json.loads(pipe.read() or '{"error": "the trial was killed"}')
+    os.waitpid(child, 0)
+    if "absent" in found:
+        raise Absent(found["absent"])
+    if "error" in found:
+        raise RuntimeError(found["error"])
+    return found["peaks"]
+
+
+def least(spec: dict[str, Any]) -> dict[str, Any]:
+    """The peaks without a limit, and the least capacity at which a trial ends well."""
+    if spec["peer"].startswith("OffloadActivations"):
+        with suppress(ImportError):  # once for all trials, which say where it is missing
+            import_module("trl.models.activation_offloading")
+    peaks = alone(spec, PLENTY_BYTES)
+    assert peaks is not None
+    low, high, trials = peaks["allocated"] - 2 * MIB, peaks["reserved"], 1
+    while high - low > max(low // SHARE, 2 * MIB):
+        middle = (low + high) // 2
+        trials += 1
+        if alone(spec, middle):
+            high = middle
+        else:
+            low = middle
+    return {**peaks, "least": high, "trials": trials}
+
+
+def main() -> None:
+    spec = json.load(sys.stdin)
+    try:
+        found = least(spec)
+    except Absent as problem:
+        found = {"not_run": str(problem)}
+    print("@@" + json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""The table of least limits on docs/benchmarks.md, made from a result file. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.limits import sweeps
+from benchmarks.limits.rig import PEERS, WAYS, peers_of
+from benchmarks.limits.workloads import WORKLOADS
+from benchmarks.results import ROOT, write_between
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+START = "<!-- limits rig: made by python -m benchmarks.limits --table, do not edit -->"
+END = "<!-- limits rig end -->"
+MIB = 2**20
+Result = dict[str, Any]
+
+
+def write(result: Result) -> None:
+    """Write the table anew."""
+    write_between(PAGE, START, END, text_of(result))
+
+
+def text_of(result: Result) -> str:
+    """The section of the page."""
+    ways = [way for way in WAYS if any(_of(found, way) for found in result["workloads"].values())]
+    return "\n".join([_head(result), "", *_rows(result, ways), "", *_failures(result, ways)])
+
+
+def _head(result: Result) -> str:
+    points = [each for found in result["workloads"].values() for each in found["points"]]
+    commits = ", ".join(sorted({each["commit"] for each in points}))
+    above = sum(len(sweeps.failures_above(_of(found, way))) for found in result["workloads"].values() for way in WAYS)
+    memory = len(sweeps.out_of_memory(points))
+    late = sum(1 for _ in sweeps.steps_lost(points))
+    return (
+        f"{len(points)} trainings within hard limits in {len(result['workloads'])} workloads: {above} failed above the "
+        f"least limit of their way, {memory} ended in another error than a refusal, and {late} were refused after "
+        f"their first step. MiB; torch 2.11 on the rig as compute capability 9.0, no GPU; commit {commits}, "
+        f"{result['date']}."
+    )
+
+
+def _of(found: Result, way: str) -> list[Result]:
+    return [each for each in found["points"] if each["way"] == way]
+
+
+def _rows(result: Result, ways: list[str]) -> Iterator[str]:
+    heads = [f"{way}: least, failures above" for way in ways]
+    yield f"| workload | {' | '.join([*PEERS, *heads])} | least / best peer |"
+    yield "|---" * (2 + len(PEERS) + len(heads)) + "|"
+    for name, found in result["workloads"].items():
+        least = peers_of(found)
+        cells = [_mib(least.get(peer)) for peer in PEERS]
+        ours = [sweeps.least_of(_of(found, way)) for way in ways]
+        for way, size_bytes in zip(ways, ours, strict=True):
+            points = _of(found, way)
+            above = f", {len(sweeps.failures_above(points))} of {len(points)}"
+            cells.append(_mib(size_bytes) + above if points else "not run")
+        known = [size_bytes for size_bytes in ours if size_bytes is not None]
+        share = f"{min(known) / min(least.values()):.2f}" if known and least else ""
+        yield f"| {WORKLOADS[name]} | {' | '.join(cells)} | {share} |"
+
+
+def _failures(result: Result, ways: list[str]) -> Iterator[str]:
+    """A line for each way of a workload in which a limit above the least one was not held."""
+    for name, found in result["workloads"].items():
+        for way in ways:
+            failures = sorted(sweeps.failures_above(_of(found, way)), key=lambda each: each["capacity"])
+            if failures:
+                said = (f"{_mib(each['capacity'])} ({each['outcome']}, step {each['steps'] + 1})" for each in failures)
+                yield f"- {WORKLOADS[name]}, {way}: failed at {', '.join(said)}."
+
+
+def _mib(size_bytes: int | None) -> str:
+    return "" if size_bytes is None else f"{size_bytes / MIB:.0f}"

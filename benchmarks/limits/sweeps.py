@@ -1,0 +1,63 @@
+"""What follows from a sweep of limits: the least one, the failures above it, and which limits to look at. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+MIB = 2**20
+POINTS = 12
+BELOW = 0.5
+"""The first limits begin at this share of the best peer's least one."""
+FURTHER = 0.85
+"""If the lowest limit is met, the next one is this share of it."""
+CLOSE = 1.03
+"""The search for the least limit ends where a failure is within this factor of it."""
+TRAINED = "trained"
+Point = dict[str, Any]
+
+
+def first_limits(best_peer_bytes: int, plain_bytes: int) -> list[int]:
+    """Limits of a sweep at equal ratios, whole MiB, from below the best peer's least one to what plain needs."""
+    low, high = BELOW * best_peer_bytes, plain_bytes
+    ratio = (high / low) ** (1 / (POINTS - 1))
+    return sorted({round(low * ratio**n / MIB) * MIB for n in range(POINTS)})
+
+
+def next_limit(points: Iterable[Point]) -> int | None:
+    """The limit that tells most about the least one; None where it is known closely enough."""
+    by_capacity = sorted(points, key=lambda point: point["capacity"])
+    met = [point["capacity"] for point in by_capacity if point["outcome"] == TRAINED]
+    if not met:
+        return None
+    failed = [point["capacity"] for point in by_capacity if point["capacity"] < met[0]]
+    if not failed:
+        return round(FURTHER * met[0] / MIB) * MIB
+    if met[0] <= CLOSE * failed[-1] or met[0] - failed[-1] <= 2 * MIB:
+        return None
+    return round((met[0] * failed[-1]) ** 0.5 / MIB) * MIB
+
+
+def least_of(points: Iterable[Point]) -> int | None:
+    """The smallest limit that was met."""
+    return min((point["capacity"] for point in points if point["outcome"] == TRAINED), default=None)
+
+
+def failures_above(points: list[Point]) -> list[Point]:
+    """The points that did not end well although a smaller limit was met."""
+    least = least_of(points)
+    return [point for point in points if least is not None and point["capacity"] > least and failed(point)]
+
+
+def failed(point: Point) -> bool:
+    return point["outcome"] != TRAINED
+
+
+def out_of_memory(points: Iterable[Point]) -> list[Point]:
+    """The points that ended in anything but a refusal: each is a promise that was not kept."""
+    return [point for point in points if failed(point) and point["outcome"] != "Infeasible"]
+
+
+def steps_lost(points: Iterable[Point]) -> Iterator[Point]:
+    """The refusals that came after a step had been trained."""
+    return (point for point in points if point["outcome"] == "Infeasible" and point["steps"])
