@@ -42,7 +42,7 @@ LOOK_NS = 1_000_000
 """Least time between two reads of RSS. A read takes tens of microseconds; page faults add some MiB in between."""
 CODE_BYTES = 8 << 20
 """Resident memory grows by this much in a step whose storages did not: libraries load, and threads get their heaps."""
-LEAST_SPARE_BYTES = 8 << 20
+LEAST_SPARE_BYTES = 24 << 20
 SPARE_SHARE = 64
 """Below a hard limit, 1/SPARE_SHARE of the room for storages stays free, or LEAST_SPARE_BYTES if that is more."""
 SYSTEM_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -201,6 +201,10 @@ class Residence(ABC):
     def step_begins(self) -> None:  # noqa: B027
         """Note that a recorded step begins."""
 
+    def was_held(self) -> bool:
+        """Return whether the recorded step that has just ended stayed below a hard limit with bytes to spare."""
+        return True
+
     def room_bytes(self, live_bytes: Callable[[], int], peak_bytes: int) -> int | None:  # noqa: ARG002
         """Return the bytes that all storages may hold below a hard limit on the process; None without such a limit.
 
@@ -274,6 +278,12 @@ class RamResidence(Residence):
 
     def step_begins(self) -> None:
         self._counts_most = self._guard is not None and forget_most()
+
+    def was_held(self) -> bool:
+        if self._guard is None:
+            return True
+        left_bytes = self._guard.left_bytes() + resident_bytes() - most_resident_bytes()
+        return self._counts_most and left_bytes > 0
 
     def room_bytes(self, live_bytes: Callable[[], int], peak_bytes: int) -> int | None:
         if self._guard is None:

@@ -7,6 +7,8 @@ what lay outside storages, in the step and after it. A budget that was given is 
 
 from __future__ import annotations
 
+from contextlib import suppress
+from importlib import import_module
 from typing import final
 
 from elbowroom.capture.recording.recorder import live_ram_bytes
@@ -33,6 +35,8 @@ class HardRoom:
         self._given_bytes = given_bytes
         self._room_bytes = 0
         self._once = Once()
+        with suppress(ImportError):
+            import_module("highspy")  # planning loads it, and its bytes count from the first step on then
 
     def budget_bytes(self, peak_bytes: int) -> int:
         """Return the budget from now on, after a recorded step in which storages held `peak_bytes` at most."""
@@ -44,6 +48,10 @@ class HardRoom:
                 self._warn(self._given_bytes)
             return room_bytes
         return self._given_bytes
+
+    def budget_after_plan(self, peak_bytes: int, budget_bytes: int) -> int:
+        """Return the budget from now on, after a step under a plan for `budget_bytes`: that, if the limit allows it."""
+        return budget_bytes if self._residence.was_held() else min(budget_bytes, self.budget_bytes(peak_bytes))
 
     def _warn(self, given_bytes: int) -> None:
         warn_once(

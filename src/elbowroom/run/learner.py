@@ -266,7 +266,7 @@ class Learner:
         clear, peak_bytes = assembly.clear, assembly.peak_allocated_bytes()
         self._recorded(key, recording, peak_bytes, held)
         del assembly
-        self._hold(recording, peak_bytes)
+        self._hold(recording, peak_bytes, planned=False)
         if self._given is not None and self._given.plan.recomputes:
             if not first:  # which may make states, or weights
                 self._unmet[key] = trace
@@ -287,12 +287,15 @@ class Learner:
         work = partial(first_plan, self._question(key, trace, clear))
         return self._background.make(key, work, apply)
 
-    def _hold(self, recording: Recording, peak_bytes: int) -> None:
+    def _hold(self, recording: Recording, peak_bytes: int, *, planned: bool) -> None:
         """Set the budget to what a hard limit leaves, after a recorded step in which storages held `peak_bytes`."""
         if self._held_to is None:
             return
         recording.release()
-        self.budget_bytes = self._held_to.budget_bytes(peak_bytes)
+        if planned:
+            self.budget_bytes = self._held_to.budget_after_plan(peak_bytes, self.budget_bytes)
+        else:
+            self.budget_bytes = self._held_to.budget_bytes(peak_bytes)
         self._budget = self._budget.on_device(self.budget_bytes)
 
     def _question(self, key: Hashable, trace: Trace, clear: Collection[int] = ()) -> StepQuestion:
@@ -313,8 +316,8 @@ class Learner:
         )
 
     def _may_explore(self, key: Hashable) -> bool:
-        """Whether a step of this signature may run with everything away."""
-        return key not in self._explored and len(self._explored - self._met) < MAX_EXPLORED
+        """Whether a step of this signature may run with everything away. It may hold more than a hard limit allows."""
+        return self._held_to is None and key not in self._explored and len(self._explored - self._met) < MAX_EXPLORED
 
     def _made(self, key: Hashable, answer: Answer, before: StepKind | None, *, may_wait: bool) -> StepKind | None:
         """Apply the answer of planning.
@@ -418,7 +421,7 @@ class Learner:
             # without moves it does not matter from when on a storage is idle
             steady_trace, clear = trace or assembly.trace(), assembly.clear
             del assembly
-            self._hold(recording, line.peak_allocated_bytes)
+            self._hold(recording, line.peak_allocated_bytes, planned=True)
             known = self._better(key, known, trace, self.layers.offered(steady_trace), clear)
         return known, line
 

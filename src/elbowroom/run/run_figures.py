@@ -43,6 +43,7 @@ class RunFigures:
     def __init__(self, executor: Executor, learner: Learner) -> None:
         self.device = executor.device
         self.min_size_bytes = learner.min_size_bytes
+        self._first_budget_bytes = learner.budget_bytes
         self.measured: Timeline | None = None
         self.steps: list[StepFigures] = []
         self.passed: Counter[str] = Counter()
@@ -101,7 +102,8 @@ class RunFigures:
     @property
     def over_bytes(self) -> int:
         """Measured bytes beyond the budget; 0 if they are less than 1/100 of it."""
-        return beyond(self.held_bytes, self.budget_bytes) if self._steps_ended else 0
+        budget_bytes = max(self._first_budget_bytes, self.budget_bytes)  # a hard limit may have lowered it since
+        return beyond(self.held_bytes, budget_bytes) if self._steps_ended else 0
 
     def loss(self) -> DeviceLost | None:
         """Return the error to raise if the device is lost. The device is asked for nothing from then on."""
