@@ -25,7 +25,7 @@ from benchmarks.results import ROOT, write_result
 from elbowroom.version import installed_version
 
 CASE = "limits"
-STEPS = 8
+STEPS = 7
 """Of each training within a budget: its plans have been changed by then."""
 PEER_STEPS = 3
 PEERS = ("plain", "save_on_cpu", "OffloadActivations of TRL", "checkpoint on blocks")
@@ -37,6 +37,8 @@ KINDS = ("OutOfMemoryError", "Infeasible")
 """Of endings that are looked for in what a process says; any other is named as it is."""
 PATIENCE_S = 400
 MIB = 2**20
+RIG = {"FAKECUDA_CC": "90", "FAKECUDA_COPIES": str(1 << 16)}
+"""Large copies do nothing: numbers are meaningless there anyway."""
 SETTING = "PYTORCH_CUDA_ALLOC_CONF"
 ALLOCATORS: dict[str, dict[str, str]] = {
     "": {},
@@ -63,7 +65,7 @@ def command_of(name: str, way: str, capacity_bytes: int) -> list[str]:
 
 
 def variables_of(way: str, capacity_bytes: int) -> dict[str, str]:
-    return {"FAKECUDA_CC": "90", "FAKECUDA_CAPACITY": str(capacity_bytes), **ALLOCATORS[WAYS[way][1]]}
+    return {**RIG, "FAKECUDA_CAPACITY": str(capacity_bytes), **ALLOCATORS[WAYS[way][1]]}
 
 
 def reproduction(name: str, way: str, capacity_bytes: int) -> str:
@@ -131,7 +133,7 @@ def _sources() -> str:
 
 def peer(rig: Path, packages: list[Path], name: str, way: str, allocator: str) -> Result:
     """The least capacity that a peer gets by with."""
-    variables = {"FAKECUDA_CC": "90", "FAKECUDA_CAPACITY": str(80 << 30), **ALLOCATORS[allocator]}
+    variables = {**RIG, "FAKECUDA_CAPACITY": str(80 << 30), **ALLOCATORS[allocator]}
     spec = {"workload": name, "peer": way, "steps": PEER_STEPS}
     try:
         found = said(rig, "-m", "benchmarks.limits.bisected", spec=spec, packages=packages, variables=variables)
@@ -176,7 +178,7 @@ def sweep(rig: Path, packages: list[Path], name: str, way: str, found: Result) -
     least = {run["peer"]: run["least"] for run in found["peers"] if (run["peer"], run["allocator"]) in FIRST}
     wanted = sweeps.first_limits(min(least.values()), least["plain"])
     while wanted or (following := sweeps.next_limit(points)):
-        capacity_bytes = wanted.pop() if wanted else following  # pyright: ignore[reportPossiblyUnbound]
+        capacity_bytes = wanted.pop(0) if wanted else following  # pyright: ignore[reportPossiblyUnbound]
         if any(each["capacity"] == capacity_bytes for each in points):
             if wanted:
                 continue

@@ -12,6 +12,7 @@ import torch
 
 from elbowroom.allocator.blocks import SEGMENT_BYTES
 from elbowroom.allocator.settings import set_in
+from elbowroom.engine.full_device import FullDevice
 from elbowroom.engine.residence import AllocatorBytes, Residence, SoFar
 from elbowroom.engine.tiers.arenas import Arenas, cuda_pinning
 from elbowroom.engine.tiers.host import StreamedHostTier
@@ -21,6 +22,7 @@ from elbowroom.engine.tiers.spillfile import SpillFile
 from elbowroom.engine.tiers.staged import StagedTier
 from elbowroom.engine.tiers.staging import Staging
 from elbowroom.engine.tiers.streams import CudaStreams
+from elbowroom.errors import Infeasible
 from elbowroom.hardware import gpus, ram
 from elbowroom.hardware.gpu_table import LinkKind
 from elbowroom.machine import ASSUMED_LINK, Link, Machine, Tier, link_to_host
@@ -132,6 +134,10 @@ class CudaResidence(Residence):
         self._limit_bytes: int | None = None
         self._share = 1.0
         self._peak_bytes, self._most_bytes = self._reserved("peak"), 0
+        self._full = FullDevice(device)
+
+    def refusal(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:
+        return self._full.refusal(problem, budget_bytes)
 
     def _reserved(self, which: str) -> int:
         return (

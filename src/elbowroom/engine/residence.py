@@ -224,6 +224,15 @@ class Residence(ABC):
         """
         return None
 
+    def refusal(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:  # noqa: ARG002
+        """Return what to raise for an error that ended a run, if others took memory of the device; None otherwise.
+
+        Args:
+            problem: the error.
+            budget_bytes: the budget of the run.
+        """
+        return None
+
     def is_short(self, peak_bytes: int) -> bool:  # noqa: ARG002 - for devices without a hard limit
         """Return whether a step that holds `peak_bytes` of storages comes near a hard limit."""
         return False

@@ -110,8 +110,11 @@ class RunFigures:
         return loss_of(self._executor, self._steps_ended)
 
     def refusal(self, problem: BaseException | None) -> Infeasible | None:
-        """Return what to raise for an error that ends the run, if a hard limit on the process caused it."""
-        return self._learner.refusal(problem)
+        """Return what to raise for an error that ends the run, if a hard limit or others on the device caused it."""
+        if problem is None:
+            return None
+        by_others = self._executor.residence.refusal(problem, self._learner.budget_bytes)
+        return by_others or self._learner.refusal(problem)
 
     @property
     def machine(self) -> Machine:

@@ -1,0 +1,64 @@
+"""Full CUDA device: memory runs out because others took some of it since the run began.
+
+A budget is what a run may hold. It keeps nobody else from the rest of the device, nor from what the allocator gives
+back. Another process may take that at any time. Then an allocation within the budget fails. What torch says of it names
+this process alone, so the refusal says what others took.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import final
+
+import torch
+
+from elbowroom.errors import Infeasible
+from elbowroom.units import format_bytes
+
+LITTLE_BYTES = 32 << 20
+"""Bytes that others hold more, and that are not said to be in the way: libraries load kernels while a run goes on."""
+_ASKED = re.compile(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)")
+_UNITS = {"bytes": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
+
+
+@final
+class FullDevice:
+    """What others held on a CUDA device when a run began.
+
+    Args:
+        device: the device, with its index.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before_bytes = self._others_bytes()
+
+    def _others_bytes(self) -> int:
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+        return total_bytes - free_bytes - torch.cuda.memory_reserved(self._device)
+
+    def refusal(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:
+        """Return what to raise for an error that ended a run, if others took what its budget allows; None otherwise.
+
+        Args:
+            problem: the error.
+            budget_bytes: the budget of the run.
+        """
+        found = _ASKED.search(str(problem)) if isinstance(problem, torch.OutOfMemoryError) else None
+        if found is None:
+            return None
+        taken_bytes = self._others_bytes() - self._before_bytes
+        asked_bytes = round(float(found[1]) * (1 << _UNITS[found[2]]))
+        held_bytes = torch.cuda.memory_reserved(self._device)
+        if taken_bytes < LITTLE_BYTES or held_bytes + asked_bytes > budget_bytes:
+            return None
+        room_bytes = held_bytes + torch.cuda.mem_get_info(self._device)[0]
+        return Infeasible(
+            f"device {self._device}: given a budget of {format_bytes(budget_bytes)}, of which the run holds "
+            f"{format_bytes(held_bytes)}.\nIt asked for {format_bytes(asked_bytes)} more, which are not there: others "
+            f"took {format_bytes(taken_bytes)} of the device since the run began.\nEnd what else runs there "
+            f"(nvidia-smi), or start again with a budget of {format_bytes(room_bytes)} or less.",
+            budget_bytes=budget_bytes,
+            least_feasible_bytes=held_bytes + asked_bytes,
+            counts_reserved=True,
+        )
