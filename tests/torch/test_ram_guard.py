@@ -10,9 +10,13 @@ from typing import final
 import pytest
 import torch
 
+import elbowroom as er
 from elbowroom.engine.ram_guard import KEPT_BYTES, RamGuard, data_bytes
+from elbowroom.engine.residence import RamResidence, most_ever_bytes, most_resident_bytes, resident_bytes, trim
 from elbowroom.errors import Infeasible, TierFull
+from elbowroom.hardware import ram
 from elbowroom.hardware.ram import HardLimit
+from elbowroom.run.room import Room, run_of
 
 MIB = 2**20
 
@@ -117,6 +121,104 @@ def test_a_limit_that_does_not_kill_needs_no_guard() -> None:
 def test_errors_that_are_not_for_lack_of_memory_stay_what_they_are(guard: RamGuard) -> None:
     assert guard.refusal(RuntimeError("shapes do not fit"), 1) is None
     assert guard.refusal(TierFull("disk tier: no room", tier="disk"), 1) is None
+    assert guard.refusal(OSError(2, "no such file"), 1) is None
+    assert guard.refusal(OSError(12, "cannot allocate memory"), 1) is not None
+    assert guard.refusal(RuntimeError("could not execute a primitive"), 1) is not None  # oneDNN's words
     wrapped = ValueError("the trainer failed")
     wrapped.__cause__ = MemoryError()
     assert guard.refusal(wrapped, 1) is not None
+
+
+# Runs
+
+
+def train(steps: int = 4) -> None:
+    """Steps of eight sines that save 4 MiB each."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(256, 256)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    model = torch.nn.Sequential(layer, *[Sine() for _ in range(8)])
+    data = torch.randn(4096, 256)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+
+
+@final
+class Sine(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+
+def budget_of(room: Room) -> int:
+    return run_of(room).budget_bytes
+
+
+def test_auto_follows_what_the_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given: 200 MiB are left, of which 16 stay free for small blocks and 24 for what differs from step to step
+    limit = FakeLimit(200 * MIB, kills=False)
+    monkeypatch.setattr(ram, "hard_limits", lambda: (limit,))
+
+    with er.within("auto") as room:
+        train()
+
+    # what storages hold after a step, about 4 MiB, is theirs too; the peak of the process may have been before
+    assert budget_of(room) <= (200 - 16 - 24 + 16) * MIB
+    assert room.steps[-1].mode == "keep"
+
+
+def test_a_given_budget_is_held_to_what_the_limit_leaves_and_is_never_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = FakeLimit(1024 * MIB, kills=False)
+    monkeypatch.setattr(ram, "hard_limits", lambda: (limit,))
+
+    with er.within("30MiB") as room:
+        train()
+        assert budget_of(room) == 30 * MIB
+
+    with er.within("4GiB") as room:
+        with pytest.warns(RuntimeWarning, match="and memory cgroup /job allows 512"):
+            train()
+        assert budget_of(room) < 1024 * MIB
+
+
+def test_a_limit_that_leaves_too_little_for_any_plan_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = FakeLimit(45 * MIB, kills=False)
+    monkeypatch.setattr(ram, "hard_limits", lambda: (limit,))
+
+    with pytest.raises(Infeasible, match="The budget is what memory cgroup /job leaves of its 512"), er.within():
+        train()
+
+
+def test_records_that_there_is_no_room_to_read_end_the_run_with_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given: 8 MiB and 160 KiB for each of some ten nodes are needed
+    limit = FakeLimit(24 * MIB, kills=False)  # of which 16 stay free
+    monkeypatch.setattr(ram, "hard_limits", lambda: (limit,))
+
+    with pytest.raises(Infeasible, match="Reading what was recorded of a step takes about"), er.within():
+        train()
+
+    limit.left = 1024 * MIB
+    with er.within() as room:  # the session that was left open does not stand in the way
+        train()
+    assert [step.mode for step in room.steps][:1] == ["observe"]
+    assert room.plan is not None
+
+
+def test_what_a_step_took_of_the_bytes_that_stay_free_is_counted(guard: RamGuard, limit: FakeLimit) -> None:
+    residence = RamResidence(guard=guard)
+    residence.step_begins()
+    trim()
+    before_bytes = resident_bytes()
+    block = torch.ones(64 * MIB, dtype=torch.uint8)
+    del block
+    trim()
+
+    # 16 MiB are left beyond those that stay free, and the step had taken 64 MiB more than were held before
+    limit.left = KEPT_BYTES + 16 * MIB
+    taken_bytes = most_resident_bytes() - before_bytes
+    assert taken_bytes >= 64 * MIB
+    assert residence.short_bytes() == pytest.approx(taken_bytes - 16 * MIB, abs=4 * MIB)
+    limit.left = KEPT_BYTES + 256 * MIB
+    assert residence.short_bytes() == 0
+    assert most_ever_bytes() >= resident_bytes()

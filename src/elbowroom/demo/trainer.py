@@ -123,6 +123,9 @@ def memory() -> dict[str, int]:
         name, _, value = line.partition(":")
         if name in fields:
             found[fields[name]] = int(value.split()[0]) * 1024
+    from elbowroom.engine.residence import most_ever_bytes
+
+    found["peak_rss_bytes"] = most_ever_bytes()  # the system's own count begins anew in each step under a limit
     return found
 
 

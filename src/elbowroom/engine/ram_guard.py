@@ -12,6 +12,7 @@ run has control. A forked child gets back the limit that was there.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
@@ -30,7 +31,14 @@ KEPT_BYTES = 16 << 20
 """Bytes below a limit that no large block may take: small ones may, and the kernel's page tables."""
 LEAST_LEFT_BYTES = 4 << 20
 """If less is left, small blocks have taken the rest, and the run is refused where it has control."""
-REFUSED = ("can't allocate memory", "not enough memory: you tried", "bad_alloc", "could not create a primitive")
+REFUSED = (
+    "can't allocate memory",
+    "not enough memory: you tried",
+    "bad_alloc",
+    "could not create a primitive",
+    "could not execute a primitive",
+    "can't start new thread",
+)
 """Parts of the messages with which torch and its libraries say that the system refused memory."""
 _ASKED = re.compile(r"tried to allocate (\d+) bytes")
 
@@ -135,9 +143,8 @@ class RamGuard:
         limit, more_bytes = self.limit, max(more_bytes, KEPT_BYTES)
         outcome = "The kernel would have killed the process." if limit.kills else "The system refused it."
         return Infeasible(
-            f"memory: {limit.name} allows {format_exact_bytes(limit.limit_bytes)}.\n{why} {outcome}\nEverything that "
-            f"may leave had left. Try a limit of {format_exact_bytes(limit.limit_bytes + more_bytes)}, or a smaller "
-            "batch.",
+            f"memory: {limit.name} allows {format_exact_bytes(limit.limit_bytes)}.\n{why} {outcome}\n"
+            f"Try a limit of {format_exact_bytes(limit.limit_bytes + more_bytes)}, or a smaller batch.",
             budget_bytes=budget_bytes,
             least_feasible_bytes=budget_bytes + more_bytes,
         )
@@ -168,4 +175,6 @@ def _is_refused(problem: BaseException) -> bool:
         return True
     if isinstance(problem, TierFull):
         return problem.tier == "device"
+    if isinstance(problem, OSError):
+        return problem.errno == errno.ENOMEM
     return isinstance(problem, RuntimeError) and any(part in str(problem) for part in REFUSED)

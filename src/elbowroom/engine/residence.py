@@ -85,8 +85,17 @@ def most_resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+_forgotten = [0]
+
+
+def most_ever_bytes() -> int:
+    """Return the most that was resident since the process began, whatever was forgotten."""
+    return max(_forgotten[0], most_resident_bytes())
+
+
 def forget_most() -> bool:
     """Count the most that is resident anew from now on. False if the system does not allow it: proc(5), clear_refs."""
+    _forgotten[0] = most_ever_bytes()
     try:
         with open("/proc/self/clear_refs", "wb", buffering=0) as counters:
             counters.write(b"5")
@@ -199,11 +208,11 @@ class Residence(ABC):
         """Give back free memory if it is time to. Costs some microseconds otherwise."""
 
     def step_begins(self) -> None:  # noqa: B027
-        """Note that a recorded step begins."""
+        """Note that a step begins."""
 
-    def was_held(self) -> bool:
-        """Return whether the recorded step that has just ended stayed below a hard limit with bytes to spare."""
-        return True
+    def short_bytes(self) -> int:
+        """Return how much more should have been left below a hard limit in the step that has just ended."""
+        return 0
 
     def room_bytes(self, live_bytes: Callable[[], int], peak_bytes: int) -> int | None:  # noqa: ARG002
         """Return the bytes that all storages may hold below a hard limit on the process; None without such a limit.
@@ -213,6 +222,10 @@ class Residence(ABC):
             peak_bytes: the most that storages held in the recorded step that has just ended.
         """
         return None
+
+    def has_left(self, needed_bytes: int) -> bool:  # noqa: ARG002 - for devices without a hard limit
+        """Return whether `needed_bytes` are left below a hard limit, free memory of the process included."""
+        return True
 
     def refusal_of(self, what: str, needed_bytes: int, budget_bytes: int) -> Infeasible | None:  # noqa: ARG002
         """Return the refusal of work that a hard limit has no room for; None if there is room, or no limit.
@@ -288,11 +301,10 @@ class RamResidence(Residence):
     def step_begins(self) -> None:
         self._counts_most = self._guard is not None and forget_most()
 
-    def was_held(self) -> bool:
-        if self._guard is None:
-            return True
-        left_bytes = self._guard.left_bytes() + resident_bytes() - most_resident_bytes()
-        return self._counts_most and left_bytes > 0
+    def short_bytes(self) -> int:
+        if self._guard is None or not self._counts_most:
+            return 0
+        return max(0, most_resident_bytes() - resident_bytes() - self._guard.left_bytes())
 
     def room_bytes(self, live_bytes: Callable[[], int], peak_bytes: int) -> int | None:
         if self._guard is None:
@@ -302,13 +314,16 @@ class RamResidence(Residence):
         room_bytes = self._guard.left_bytes() + resident_bytes() - outside_bytes
         return max(0, room_bytes - max(LEAST_SPARE_BYTES, room_bytes // SPARE_SHARE))
 
-    def refusal_of(self, what: str, needed_bytes: int, budget_bytes: int) -> Infeasible | None:
+    def has_left(self, needed_bytes: int) -> bool:
         if self._guard is None or self._guard.left_bytes() >= needed_bytes:
-            return None
+            return True
         trim()
-        left_bytes = self._guard.left_bytes()
-        if left_bytes >= needed_bytes:
+        return self._guard.left_bytes() >= needed_bytes
+
+    def refusal_of(self, what: str, needed_bytes: int, budget_bytes: int) -> Infeasible | None:
+        if self._guard is None or self.has_left(needed_bytes):
             return None
+        left_bytes = self._guard.left_bytes()
         why = f"{what} takes about {format_bytes(needed_bytes)}, and {format_bytes(left_bytes)} are left."
         return self._guard.refused(why, needed_bytes - left_bytes, budget_bytes)
 

@@ -51,7 +51,7 @@ class HardRoom:
 
     def budget_after_plan(self, peak_bytes: int, budget_bytes: int) -> int:
         """Return the budget from now on, after a step under a plan for `budget_bytes`: that, if the limit allows it."""
-        return budget_bytes if self._residence.was_held() else min(budget_bytes, self.budget_bytes(peak_bytes))
+        return min(budget_bytes, self.budget_bytes(peak_bytes)) if self._residence.short_bytes() else budget_bytes
 
     def _warn(self, given_bytes: int) -> None:
         warn_once(

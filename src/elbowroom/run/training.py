@@ -36,6 +36,7 @@ from elbowroom.capture.recording.observing_director import (
     optimizer_began,
     optimizer_ended,
 )
+from elbowroom.capture.recording.profiler_stream import end_abandoned
 from elbowroom.capture.recording.recorder import Recorder, Recording, live_ram_bytes
 from elbowroom.engine.conductor import Conductor
 from elbowroom.engine.entries import Entry, Observer
@@ -90,7 +91,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._root_hook = ModuleHooks(self._on_root)
         self._watch: OptimizerWatch | None = None
         self._updates = ParameterUpdates()
-        self._in_optimizer = self._just_stopped = False
+        self._in_optimizer = self._just_stopped = self._short_of_records = False
         self.beforehand: Child | None = None
         self._levels: Levels | None = None
 
@@ -98,6 +99,7 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def open(self) -> None:
         """Install the hooks."""
+        end_abandoned()
         self._moving(True)
         self._watch = OptimizerWatch(self._optimizer_begins, self._optimizer_ends)
         self._states.open()
@@ -168,6 +170,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._optimizer_ran = True
         if self._begins_plan:  # it began with an empty cache: bytes beyond the budget are its own
             self._left_beyond = self._executor.residence.beyond(self.budget_bytes)
+        self._left_beyond = max(self._left_beyond, self._executor.residence.short_bytes())
         self._look()
         self._unhooked.mark_end()
         self._states.end_step()
@@ -232,13 +235,13 @@ class TrainingRun(RunFigures, Director, Conductor):
         else:
             self._mode = "plan" if known.moves else "keep"
             self._moving(known.moves or self._executor.residence.is_short(known.course.peak_bytes))
+            known.refined |= self._short_of_records
             if known.is_recorded(self._measure_next) and not self._just_stopped:
                 self._recorder = self._observing.record_moves(root)
         self._just_stopped = False
         if self._recorder is None:
             self._observing.profile.go_on()
-        else:
-            self._executor.residence.step_begins()
+        self._executor.residence.step_begins()
         self._now_watched()
         chosen = known.chosen if known is not None else {}
         self._learner.layers.begin(root, chosen, recorded=self._recorder is not None)
@@ -381,6 +384,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         if recorder is None:
             return None
         self._now_watched()
+        self._short_of_records |= not self._executor.residence.has_left(2 * recorder.needed_bytes())
         refusal = self._executor.residence.refusal_of(
             "Reading what was recorded of a step", recorder.needed_bytes(), self.budget_bytes
         )

@@ -43,6 +43,13 @@ _abandoned: list[Any] = []
 """Sessions that stopped to collect events and have not ended."""
 
 
+def end_abandoned() -> None:
+    """End the sessions that were left open for lack of memory. The profiler is free again then."""
+    while _abandoned:
+        with _quiet():
+            _abandoned.pop().__exit__(None, None, None)
+
+
 class RecordedBlock(NamedTuple):
     """A storage: its address, its bytes and the element type of a tensor on it ("" if it is not known)."""
 
@@ -116,9 +123,6 @@ class ProfilerStream:
 
     def start(self) -> bool:
         """Begin; return False if the profiler is in other use."""
-        while _abandoned:
-            with _quiet():
-                _abandoned.pop().__exit__(None, None, None)
         if profiler_running():
             return False
         session = profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True)
@@ -154,7 +158,7 @@ class ProfilerStream:
         return _with_requests(items, requests) if requests else items
 
     def abandon(self) -> None:
-        """Stop to collect events. The session ends before the next one, as ending it takes memory for each event."""
+        """Stop to collect events. The session ends before the next run, as ending it takes memory for each event."""
         with _quiet():
             collect(False)
         _abandoned.append(self._session)
