@@ -170,12 +170,19 @@ def run_peers(
             yield found["peers"][-1]
 
 
+def _is_first(run: Result) -> bool:
+    return "least" in run and (run["peer"], run["allocator"]) in FIRST
+
+
 def sweep(rig: Path, packages: list[Path], name: str, way: str, found: Result) -> Iterator[Result]:
     """Run a way's points that are missing at this commit, then those that tell of the least limit."""
     now = _sources()
     points = [each for each in found["points"] if each["way"] == way and each["commit"] == now]
     found["points"] = [each for each in found["points"] if each["way"] != way] + points
-    least = {run["peer"]: run["least"] for run in found["peers"] if (run["peer"], run["allocator"]) in FIRST}
+    # Without the least of plain training there is nothing to begin with.
+    least = {run["peer"]: run["least"] for run in found["peers"] if _is_first(run)}
+    if "plain" not in least:
+        return
     wanted = sweeps.first_limits(min(least.values()), least["plain"])
     while wanted or (following := sweeps.next_limit(points)):
         capacity_bytes = wanted.pop(0) if wanted else following  # pyright: ignore[reportPossiblyUnbound]

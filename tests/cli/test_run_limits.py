@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="elbowroom run runs torch scripts")
 
-from elbowroom.demo.limits import DataLimit, available_kind, hard_limit
+from elbowroom.demo.limits import DataLimit, GroupLimit, available_kind, hard_limit
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -116,3 +116,40 @@ def test_a_limit_of_the_process_that_is_too_low_is_refused_with_figures(script: 
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "RLIMIT_DATA allows 380.0 MiB" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+LOWERED = """
+    if n == 3:
+        open(os.environ["LIMIT_FILE"], "w").write(os.environ["LOWERED_TO"])
+"""
+
+
+@pytest.mark.parametrize(("lowered_bytes", "goes_on"), [(1100 * MIB, True), (560 * MIB, False)])
+def test_a_limit_that_is_lowered_in_the_middle_is_kept_or_refused_and_never_kills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowered_bytes: int, goes_on: bool
+) -> None:
+    # given: eight steps, which begin with plenty, and a limit that is lowered after three of them
+    script = tmp_path / "train.py"
+    script.write_text("import os\n" + SCRIPT.replace("for _ in range(4):", "for n in range(8):") + LOWERED)
+    kind = available_kind()
+    if kind == "RLIMIT_DATA":
+        pytest.skip("this process may make no memory cgroup with a limit")
+    monkeypatch.setenv("LIMIT_FILE", os.devnull)
+    monkeypatch.setenv("LOWERED_TO", str(lowered_bytes))
+    plain = run(python(str(script)), tmp_path)
+    # when
+    with hard_limit(2048 * MIB, kind) as limit:
+        assert isinstance(limit, GroupLimit)
+        name = "memory.limit_in_bytes" if "v1" in kind else "memory.max"
+        monkeypatch.setenv("LIMIT_FILE", str(limit.folder / name))
+        inside = run(limit.wrap(python("-m", "elbowroom", "run", str(script))), tmp_path)
+    # then
+    if goes_on:
+        assert (inside.returncode, inside.stdout) == (0, plain.stdout), inside.stderr
+    else:
+        assert inside.returncode == 1, inside.stderr
+        assert plain.stdout.startswith(inside.stdout)
+        assert f"allows {lowered_bytes // MIB}.0 MiB" in inside.stderr
+        assert "Traceback" not in inside.stderr
+    left = {each.name for each in tmp_path.iterdir()}
+    assert {name for name in left if not name.startswith("torchinductor")} == {"train.py"}  # torch's own folder

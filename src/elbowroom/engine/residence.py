@@ -328,7 +328,10 @@ class RamResidence(Residence):
         return self._guard.refused(why, needed_bytes - left_bytes, budget_bytes)
 
     def is_short(self, peak_bytes: int) -> bool:
-        return self._guard is not None and self._guard.left_bytes() < 2 * peak_bytes
+        if self._guard is None:
+            return False
+        self._guard.follow(now=True)  # the limit may have been lowered since
+        return self._guard.left_bytes() < 2 * peak_bytes
 
     def close(self) -> None:
         if self._guard is not None:
