@@ -27,10 +27,11 @@ HELD_MORE = 3
 """Exit code of a run whose script ended well but exceeded its budget, or trained outside of it."""
 USAGE = "elbowroom run [--budget BUDGET] [options] [-m] script.py [ARGS]"
 EPILOG = (
-    "Budgets: 8GiB, 8GB (decimal), 90%, auto (what is free now, less a margin), or per tier as in "
-    "device=8GiB,disk=200GiB. Settings not given here are taken from ELBOWROOM_BUDGET, ELBOWROOM_SPILL_DIR and "
-    "ELBOWROOM_MIN_SIZE, then from [tool.elbowroom] in pyproject.toml. A step ends when an optimizer's step() returns. "
-    "The exit code is the script's; 3 where that is 0 and more than the budget was held, 1 where no plan meets it."
+    "Budgets: 8GiB, 8GB (decimal), 90%, auto (what is free now, less a margin; on the CPU, what a container's limit "
+    "leaves), or per tier as in device=8GiB,disk=200GiB. Settings not given here are taken from ELBOWROOM_BUDGET, "
+    "ELBOWROOM_SPILL_DIR and ELBOWROOM_MIN_SIZE, then from [tool.elbowroom] in pyproject.toml. A step ends when an "
+    "optimizer's step() returns. The exit code is the script's; 3 where that is 0 and more than the budget was held, 1 "
+    "where no plan meets it."
 )
 
 

@@ -43,7 +43,7 @@ LOOK_NS = 1_000_000
 CODE_BYTES = 8 << 20
 """Resident memory grows by this much in a step whose storages did not: libraries load, and threads get their heaps."""
 LEAST_SPARE_BYTES = 24 << 20
-SPARE_SHARE = 64
+SPARE_SHARE = 12
 """Below a hard limit, 1/SPARE_SHARE of the room for storages stays free, or LEAST_SPARE_BYTES if that is more."""
 SYSTEM_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
