@@ -1,0 +1,224 @@
+"""Training on the CPU under limits that kill: `python -m benchmarks.limits.cpu [NAMES] [--ways auto,...]`.
+
+Each training runs in a memory cgroup of its own whose limit is hard, swap included: from 45 % to all of what plain
+training takes in such a group. `auto` and an explicit budget are `elbowroom run`; plain and `checkpoint` (on blocks)
+are swept from above until two limits in a row fail. A point has how the process ended, and whether all its losses and
+weights are those of plain training. Each point is kept as it is measured. `--table` writes docs/benchmarks.md anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import RESULTS, ROOT, commit, machine_name, newest_results, write_between, write_result
+
+CASE = "limits_cpu"
+WORKLOADS = {
+    "resnet300": "a residual net of 300 convolutions, storages of 512 KiB",
+    "lstm": "8 LSTM layers",
+    "unet3d": "3D U-Net",
+    "swin_unetr": "MONAI's SwinUNETR, 64 x 64 x 64 voxels",
+    "gpt2": "GPT-2 small's 12 layers",
+}
+WAYS = ("auto", "explicit", "plain", "checkpoint")
+POINTS = 12
+LOWEST = 0.45
+STEPS = 4
+BASE_BYTES = 350 << 20
+"""What a process takes besides storages, about; an explicit budget is half of what plain training takes beyond."""
+IN_A_ROW = 2
+PAGE = ROOT / "docs" / "benchmarks.md"
+START = "<!-- limits cpu: made by python -m benchmarks.limits.cpu --table, do not edit -->"
+END = "<!-- limits cpu end -->"
+OURS = "elbowroom: "
+GROUPS = Path("/sys/fs/cgroup/memory")
+MIB = 2**20
+Result = dict[str, Any]
+Point = dict[str, Any]
+
+
+def in_group(words: list[str], limit_bytes: int | None) -> Point:
+    """Run a training in a memory cgroup of version 1 to its end; None for no limit."""
+    group = GROUPS / f"elbowroom-limits-{os.getpid()}"
+    group.mkdir()
+    try:
+        for name in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes") if limit_bytes else ():
+            if (group / name).exists():
+                (group / name).write_text(str(limit_bytes))
+        paths = [str(ROOT), str(ROOT / "src")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+        command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"), sys.executable, *words]
+        start_s = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        return {
+            "exit_code": done.returncode,
+            "seconds": round(time.monotonic() - start_s, 1),
+            "held_bytes": int((group / "memory.max_usage_in_bytes").read_text()),
+            "lines": [line for line in done.stdout.splitlines() if line.startswith(("loss", "weights"))],
+            "said": [line.replace(group.name, "job") for line in done.stderr.splitlines() if OURS in line][:2],
+            "broke": "Traceback" in done.stderr,
+        }
+    finally:
+        removed(group)
+
+
+def removed(group: Path) -> None:
+    """Remove a group; the kernel may take a moment to release the last process."""
+    for _ in range(50):
+        try:
+            group.rmdir()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+
+
+def words_of(name: str, way: str, budget_bytes: int) -> list[str]:
+    script = ["-m", "benchmarks.limits.cpu_script", name, str(STEPS)]
+    if way in ("plain", "checkpoint"):
+        return [*script, *(["checkpoint"] if way == "checkpoint" else [])]
+    return ["-m", "elbowroom", "run", "--budget", "auto" if way == "auto" else str(budget_bytes), *script]
+
+
+def outcome_of(found: Point, lines: list[str]) -> str:
+    """How a training ended, in one word."""
+    if found["exit_code"] == 0:
+        return "trained" if found["lines"] == lines else "other numbers"
+    if found["exit_code"] in (-9, 137):
+        return "killed"
+    refused = found["exit_code"] == 1 and found["said"] and not found["broke"]
+    return "refused" if refused else "failed"
+
+
+def limits_of(plain_bytes: int) -> list[int]:
+    """Limits at equal ratios, whole MiB."""
+    ratio = (1 / LOWEST) ** (1 / (POINTS - 1))
+    return [round(plain_bytes * LOWEST * ratio**n / MIB) * MIB for n in range(POINTS)]
+
+
+def swept(name: str, way: str, known: Result) -> Iterator[Point]:
+    """Yield the points of one way of training."""
+    budget_bytes = max(known["plain_bytes"] - BASE_BYTES, 0) // 2
+    descends = way in ("plain", "checkpoint")
+    failed = 0
+    for limit_bytes in sorted(limits_of(known["plain_bytes"]), reverse=descends):
+        found = in_group(words_of(name, way, budget_bytes), limit_bytes)
+        outcome = outcome_of(found, known["lines"])
+        steps = sum(line.startswith("loss") for line in found["lines"])
+        kept = {key: found[key] for key in ("exit_code", "seconds", "held_bytes", "said")}
+        yield {"limit_bytes": limit_bytes, "outcome": outcome, "steps": steps, "commit": commit(), **kept}
+        failed = failed + 1 if outcome != "trained" else 0
+        if descends and failed == IN_A_ROW:
+            return
+
+
+def least_of(points: list[Point]) -> int | None:
+    """The least limit that was met."""
+    return min((point["limit_bytes"] for point in points if point["outcome"] == "trained"), default=None)
+
+
+def failures_above(points: list[Point]) -> list[Point]:
+    """The points above the least limit that did not train."""
+    least = least_of(points)
+    return [each for each in points if least and each["limit_bytes"] > least and each["outcome"] != "trained"]
+
+
+def table(result: Result) -> str:
+    """The section of the page."""
+    found = result["workloads"]
+    ours = [point for each in found.values() for way in WAYS[:2] for point in each["ways"].get(way, ())]
+    counts = {word: sum(point["outcome"] == word for point in ours) for word in ("trained", "refused")}
+    above = sum(len(failures_above(each["ways"].get(way, []))) for each in found.values() for way in WAYS[:2])
+    late = sum(point["outcome"] == "refused" and point["steps"] > 0 for point in ours)
+    other = len(ours) - sum(counts.values())
+    commits = ", ".join(sorted({point["commit"] for point in ours}))
+    text = (
+        f"{len(ours)} trainings of {STEPS} steps by elbowroom under limits that kill: {counts['trained']} trained with "
+        f"the same losses and weights as plain training, {counts['refused']} were refused ({late} of these after their "
+        f"first step), {other} ended otherwise. {above} failed above the least limit that was met. MiB; torch "
+        f"{result['torch']}, one thread; commit {commits}, {result['date']}."
+    )
+    ways = [way for way in WAYS if any(way in each["ways"] for each in found.values())]
+    head = ["workload", "plain takes", *(f"least limit, {way}" for way in ways)]
+    rows = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for name, each in found.items():
+        cells = [_cell(each["ways"].get(way)) for way in ways]
+        rows.append(f"| {WORKLOADS[name]} | {each['plain_bytes'] / MIB:.0f} | {' | '.join(cells)} |")
+    return "\n".join([text, "", *rows, "", *_bad_ends(found)])
+
+
+def _bad_ends(found: dict[str, Result]) -> Iterator[str]:
+    """Yield a line for each training by elbowroom that neither trained nor was refused, or failed above the least."""
+    for name, each in found.items():
+        for way in WAYS[:2]:
+            points = each["ways"].get(way, [])
+            above = failures_above(points)
+            for point in points:
+                if point in above or point["outcome"] not in ("trained", "refused"):
+                    limit, end = f"{point['limit_bytes'] / MIB:.0f} MiB", f"{point['outcome']} after {point['steps']}"
+                    yield f"- {WORKLOADS[name]}, {way}, {limit}: {end} steps ({point['commit']})"
+
+
+def _cell(points: list[Point] | None) -> str:
+    if not points:
+        return "not run"
+    least = least_of(points)
+    if least is None:
+        return f"above {max(point['limit_bytes'] for point in points) / MIB:.0f}"
+    lowest = min(point["limit_bytes"] for point in points)
+    tried = f", of {len(points)}" if len(points) < POINTS else ""
+    return f"{least / MIB:.0f}{' or less' if least == lowest else ''}{tried}"
+
+
+def keep(result: Result, directory: Path) -> None:
+    today = f"{datetime.date.today()}"
+    newest = {**result, "case": CASE, "date": today, "computer": machine_name(), "python": platform.python_version()}
+    write_result(directory / f"{CASE}_{machine_name()}_{today.replace('-', '')}.json", newest)
+
+
+def measure(names: list[str], ways: list[str], directory: Path) -> None:
+    """Run what is asked for, and keep each point."""
+    import torch
+
+    result = newest_results(directory).get(CASE, {"workloads": {}})
+    result["torch"] = torch.__version__
+    for name in names:
+        if name not in result["workloads"]:
+            plain = in_group(words_of(name, "plain", 0), None)
+            known = {"plain_bytes": plain["held_bytes"], "lines": plain["lines"], "ways": {}}
+            result["workloads"][name] = known
+    for way in ways:
+        for name in names:
+            points = result["workloads"][name]["ways"][way] = []
+            for point in swept(name, way, result["workloads"][name]):
+                points.append(point)
+                print(name, way, json.dumps(point), flush=True)
+                keep(result, directory)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("names", nargs="*", help=f"of {', '.join(WORKLOADS)}; all by default")
+    options.add_argument("--ways", default=",".join(WAYS), help="ways of training (default: %(default)s)")
+    options.add_argument("--out", type=Path, default=RESULTS, help="directory of the result file")
+    options.add_argument("--table", action="store_true", help="only write the table anew")
+    given = options.parse_args()
+    if not given.table:
+        measure(given.names or list(WORKLOADS), given.ways.split(","), given.out)
+    write_between(PAGE, START, END, table(newest_results(given.out)[CASE]))
+
+
+if __name__ == "__main__":
+    main()
