@@ -113,13 +113,6 @@ def resident_bytes() -> int:
         return 0
 
 
-class AllocatorBytes(NamedTuple):
-    """Bytes that a caching allocator holds: in blocks that are in use, and in all its segments."""
-
-    allocated_bytes: int
-    reserved_bytes: int
-
-
 class SoFar(NamedTuple):
     """Counts of a device up to now.
 
@@ -188,13 +181,6 @@ class Residence(ABC):
         Work of the device that still reads it ends first.
         """
 
-    def held(self) -> AllocatorBytes:
-        """Return the bytes that a caching allocator holds now; 0 if there is none."""
-        return AllocatorBytes(0, 0)
-
-    def limit(self, size_bytes: int | None) -> None:  # noqa: B027
-        """Give back all free memory, and limit what may be held from now on; None restores the earlier limit."""
-
     def begin(self) -> None:  # noqa: B027 - for devices that need nothing
         """Prepare for storages that leave from now on."""
 
@@ -204,8 +190,12 @@ class Residence(ABC):
     def let_go(self, size_bytes: int) -> None:  # noqa: B027
         """Count a storage of this size that has left. A remaining reader frees it later."""
 
-    def look(self) -> None:  # noqa: B027
-        """Give back free memory if it is time to. Costs some microseconds otherwise."""
+    def look(self, coming_bytes: int = 0) -> None:  # noqa: B027
+        """Give back free memory if it is time to. Costs some microseconds otherwise.
+
+        Args:
+            coming_bytes: bytes that may be allocated before the next look.
+        """
 
     def step_begins(self) -> None:  # noqa: B027
         """Note that a step begins."""
@@ -341,7 +331,7 @@ class RamResidence(Residence):
         if self._guard is not None:
             self._guard.stand()
 
-    def look(self) -> None:
+    def look(self, coming_bytes: int = 0) -> None:  # noqa: ARG002 - pages come one by one
         if self._guard is not None:
             self._guard.follow()
         if not self._on:
