@@ -137,6 +137,9 @@ class CudaResidence(Residence):
     def refusal(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:
         return self._full.refusal(problem, budget_bytes)
 
+    def refusal_without_plan(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:
+        return self._full.refusal_without_plan(problem, budget_bytes)
+
     def _reserved(self, which: str) -> int:
         # memory_stats() takes ten times as long
         counted = torch.cuda.memory_stats_as_nested_dict(self._device)

@@ -236,6 +236,15 @@ class Residence(ABC):
         """
         return None
 
+    def refusal_without_plan(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:  # noqa: ARG002
+        """Return what to raise for an error of a step that had no exact plan yet, if memory ran out; None otherwise.
+
+        Args:
+            problem: the error.
+            budget_bytes: the budget of the run.
+        """
+        return None
+
     def is_short(self, peak_bytes: int) -> bool:  # noqa: ARG002 - for devices without a hard limit
         """Return whether a step that holds `peak_bytes` of storages comes near a hard limit."""
         return False

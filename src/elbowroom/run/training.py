@@ -115,6 +115,25 @@ class TrainingRun(RunFigures, Director, Conductor):
         self.beforehand = Child(self._learner.question(path, module, arguments, alongside=alongside), self.machine)
         return self.beforehand
 
+    def refusal(self, problem: BaseException | None) -> Infeasible | None:
+        """Return what to raise for an error that ends the run, if memory ran out and the run can say why.
+
+        In a step without an exact plan the child process may know the least budget: it is waited for.
+        """
+        found = super().refusal(problem)
+        if found is not None or problem is None or not self._running or not self._is_rough():
+            return found
+        found = self._executor.residence.refusal_without_plan(problem, self.budget_bytes)
+        if found is None or self.beforehand is None:
+            return found
+        verdict = self.beforehand.wait()
+        return self.beforehand.refusal(verdict) if verdict.refuses else found
+
+    def _is_rough(self) -> bool:
+        """Whether this step has no plan, or one that was made before a steady step was recorded."""
+        known = self._current
+        return known is None or known.rough or not known.refined
+
     def _known_by_itself(self) -> None:
         """End the child process: the run knows by itself now."""
         if self.beforehand is not None:
@@ -431,8 +450,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         """Look at the memory that a step holds, if it should be recorded and cannot be, or has no exact plan."""
         if self._levels is not None:
             self._levels.tick()
-        known = self._current
-        if known is None or known.rough or not known.refined:
+        if self._is_rough():
             self._executor.residence.look(COMING * self._largest_bytes)
 
     def stays(self, tensor: torch.Tensor) -> None:

@@ -12,7 +12,7 @@ in truth. A hole too small for its pool's requests moves the blocks behind it, u
 difference.
 
 Reference: the rules of the allocator in elbowroom/allocator. Ignored: free memory of other streams counts as held, as
-only these can use it. Beside expandable segments, the holes of others count as held too: they never go back.
+only these can use it. If some segments are expandable, the holes of all others count as held: they never go back.
 """
 
 from __future__ import annotations
