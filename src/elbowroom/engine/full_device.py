@@ -69,10 +69,10 @@ class FullDevice:
             return None
         held_bytes, free_bytes = torch.cuda.memory_reserved(self._device), torch.cuda.mem_get_info(self._device)[0]
         return Infeasible(
-            f"device {self._device}: given a budget of {format_bytes(budget_bytes)}.\nThe first steps swap all that they "
-            f"can, and are not planned yet. One held {format_bytes(held_bytes)} and asked for "
-            f"{format_bytes(asked_bytes)} more.\nThe device had {format_bytes(free_bytes)} left. Take a smaller batch or "
-            f"input, or a device with {format_bytes(held_bytes + asked_bytes)} for this training.",
+            f"device {self._device}: given a budget of {format_bytes(budget_bytes)}.\nThe first steps swap all "
+            f"that they can, and are not planned yet. One held {format_bytes(held_bytes)} and asked for "
+            f"{format_bytes(asked_bytes)} more.\nThe device had {format_bytes(free_bytes)} left. Take a smaller batch "
+            f"or input, or a device with {format_bytes(held_bytes + asked_bytes)} for this training.",
             budget_bytes=budget_bytes,
             least_feasible_bytes=held_bytes + asked_bytes,
             counts_reserved=True,
