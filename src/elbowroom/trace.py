@@ -278,7 +278,6 @@ class Trace(Filed):
         workspaces: workspaces whose size is an interval, by rising id of the storage.
         empties: places in `events`, ascending: the allocator's cache is emptied directly before that event.
         streams: storages that the default stream did not allocate, by rising id.
-        renewed: inputs that the script makes anew before each step, while the old ones are still there, by rising id.
         source_lines: lines of the user's code that ops come from, such as "train.py:41 in attention", each once.
         op_source_lines: index in `source_lines` per op, None if the line is not known; empty if none is.
         derived: cached facts that follow from the trace, by name; they are not saved.
@@ -296,7 +295,6 @@ class Trace(Filed):
     workspaces: tuple[Workspace, ...] = ()
     empties: tuple[int, ...] = ()
     streams: tuple[OnStream, ...] = ()
-    renewed: tuple[int, ...] = ()
     source_lines: tuple[str, ...] = ()
     op_source_lines: tuple[int | None, ...] = ()
     _id: str = field(init=False, repr=False, compare=False, default="")
@@ -332,8 +330,6 @@ class Trace(Filed):
         rules.records("Trace.streams", self.streams, OnStream)
         rules.integers("Trace.empties", self.empties, most=len(self.events))
         rules.ascending("Trace.empties", self.empties)
-        rules.integers("Trace.renewed", self.renewed, most=len(self.storages) - 1)
-        rules.ascending("Trace.renewed", self.renewed)
         self._check_ops()
         self._check_events()
         self._check_saves()

@@ -12,7 +12,7 @@ from elbowroom.errors import Infeasible
 from elbowroom.machine import Link, Machine, Tier, TierName
 from elbowroom.planners import plan
 from elbowroom.planners.problem import moves_on_demand
-from elbowroom.simulate.repeated_steps import away_while_waiting, cycle, early_waits, emptied_within, waits_at_saves
+from elbowroom.simulate.repeated_steps import Limited, away_while_waiting, cycle, early_waits, waits_at_saves
 from elbowroom.simulate.reserved_curve import AllocatorUse
 from elbowroom.step.last_step import LastStep, last_step
 from elbowroom.step.moves import Moves, moves_of_plan, need, waits
@@ -192,17 +192,24 @@ def test_an_empty_cache_has_no_large_hole_that_a_small_block_takes_a_part_of() -
     assert cycle(step, moves, {}, AllocatorUse("", emptied={1})).reserved.max() == 54 * MIB
 
 
-def test_the_cache_is_emptied_only_where_the_budget_needs_it() -> None:
+def test_an_allocator_at_its_limit_empties_its_cache_itself() -> None:
     step, moves = large_hole()
-    # then within 72 MiB no tick is named
-    assert emptied_within(step, moves, {}, "", {1}, 72 * MIB) == (frozenset(), 72 * MIB)
-    # and within 60 it is emptied at position 1, before the 12 MiB would lie in the hole of 30: 12 + 12 + 30
-    assert emptied_within(step, moves, {}, "", {1}, 60 * MIB) == ({1}, 54 * MIB)
-    assert emptied_within(step, moves, {}, "", {1}, 54 * MIB) == ({1}, 54 * MIB)
+    # then with 72 MiB no tick is named
+    assert Limited(step, moves, {}, "", {1}).emptied_within(72 * MIB) == (set(), 72 * MIB)
+
+
+def test_the_cache_is_emptied_where_the_limit_alone_comes_too_late() -> None:
+    # given that at 60 MiB the 12 MiB would lie in the hole of 30, which cannot be given back then: 12 + 30 + 30
+    step, moves = large_hole()
+    limited = Limited(step, moves, {}, "", {1})
+    assert not Limited(step, moves, {}, "", {}).fits(60 * MIB)
+    # then it is emptied at position 1: 12 + 12 + 30
+    assert limited.emptied_within(60 * MIB) == ({1}, 54 * MIB)
 
 
 def test_where_emptying_the_cache_is_not_enough_nothing_is_named() -> None:
     step, moves = large_hole()
-    assert emptied_within(step, moves, {}, "", {1}, 50 * MIB) is None
-    # nor where it may not be emptied
-    assert emptied_within(step, moves, {}, "", {}, 60 * MIB) is None
+    limited = Limited(step, moves, {}, "", {1})
+    assert limited.emptied_within(50 * MIB) is None
+    assert not limited.fits(50 * MIB)
+    assert limited.fits(54 * MIB)

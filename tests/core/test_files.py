@@ -128,7 +128,7 @@ def test_a_file_of_an_older_version_is_read_where_a_change_leads_to_the_newest(m
     assert files.decode(json.dumps(content).encode(), Plan) == replace(PLAN, bound=None)
 
 
-@pytest.mark.parametrize(("record", "version"), [(PLAN, 1), (TRACE, 7), (TRACE, 0)])
+@pytest.mark.parametrize(("record", "version"), [(PLAN, 1), (TRACE, 6), (TRACE, 0)])
 def test_a_version_that_no_release_wrote_is_refused(record: Plan | Trace, version: int) -> None:
     content = json.loads(files.encode(record))
     newest = content["version"]

@@ -1,4 +1,4 @@
-"""Runs inside the rig: a training within a budget that only an emptied cache holds, with evaluations between steps.
+"""Runs inside the rig: a training within a budget that needs a limit of the allocator, with evaluations between steps.
 
 Prints one JSON object after "@@": for each step its peaks, the share of the device that torch might have in it, and the
 warnings it raised; that share in an evaluation, and afterwards.
@@ -40,7 +40,7 @@ def main() -> None:
         return {"peaks": peaks(), "share": shares[-1], "told": [str(each.message) for each in told]}
 
     budget = f"device={spec['budget_bytes']}"
-    with er.within(budget, min_size="1MiB", allow=MOVES) as room:  # only so the cache is emptied
+    with er.within(budget, min_size="1MiB", allow=MOVES) as room:  # only so it needs a limit
         found: Figures = {"steps": [step() for _ in range(5)]}
         line: Any = room.simulated
         found["simulated"] = line.peak_allocated_bytes, line.peak_reserved_bytes

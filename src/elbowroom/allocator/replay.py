@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import islice
 from typing import Any, Literal, get_args
 
 from elbowroom.allocator.checking import check_form
@@ -27,7 +26,6 @@ def replay(
     capacity_bytes: int | None = None,
     *,
     events_done: EventsDone = "at once",
-    unlimited: int = 0,
 ) -> Replay:
     """Compute what PyTorch's caching allocator holds after each event.
 
@@ -40,7 +38,6 @@ def replay(
         settings: settings of the allocator, as in PYTORCH_ALLOC_CONF.
         capacity_bytes: memory of the device, less what other users and the context take; None for no limit.
         events_done: when other streams are done with blocks they were recorded on.
-        unlimited: number of the first events that are replayed without a capacity: they lay out what is there.
 
     Returns:
         The statistics, an entry per event. An allocation that runs out of memory allocates nothing: the replay goes on,
@@ -53,11 +50,6 @@ def replay(
         See device_allocator.py. A request of 0 bytes is no allocation.
     """
     device = DeviceAllocator(as_settings(settings), checked_capacity(capacity_bytes), waits(events_done))
-    if unlimited:
-        events = iter(events)
-        device.memory.capacity_bytes = None
-        run(device, islice(events, unlimited))
-        device.memory.capacity_bytes = capacity_bytes
     run(device, events)
     return Replay.of(device)
 

@@ -14,7 +14,7 @@ import torch
 
 from elbowroom.capture.drafts import Brief, OpDraft, SaveDraft, StorageDraft, flops_of, save_of, storage_of
 from elbowroom.capture.measured import Clock, DeviceClock, MovedStorage, curve_of, spans_of
-from elbowroom.capture.recording.allocator_layout import BRIEF, EMPTIED, HOLE
+from elbowroom.capture.recording.allocator_layout import BRIEF, HOLE
 from elbowroom.capture.recording.profiler_stream import Allocation, Mark, OpSeen, RecordedBlock
 from elbowroom.capture.recording.recorder import Note, Recording
 from elbowroom.capture.recording.states_seen import StatesSeen
@@ -53,8 +53,6 @@ class Assembly:
         self._states = StatesSeen()
         self._paused = 0
         self._steps: list[int] = []
-        self._empties: tuple[int, ...] = ()
-        self._anew: list[int] = []
         self._changes: list[tuple[int, int, int]] = []
         self._brief = Brief(self._changes)
         self._path = ""
@@ -128,7 +126,6 @@ class Assembly:
         self._events = [Event(op, new[storage], size_bytes) for op, storage, size_bytes in events]
         self._states.renumber(new)
         self._changes = [(at_ns, new[storage], change) for at_ns, storage, change in self._changes]
-        self._anew = [new[storage] for storage in self._anew]
         for op in self._ops:
             op.reads = tuple(new[storage] for storage in op.reads)
             op.writes = tuple(new[storage] for storage in op.writes)
@@ -220,10 +217,6 @@ class Assembly:
             if block.address not in self._at:
                 self._at[block.address] = self._new(block, "input", first=True)
 
-    def _on_made_anew(self, note: Note) -> None:
-        """Note the tensors that the script has made since the recording before, in place of others."""
-        self._anew += [self._at[block.address] for block in note.blocks if block.address in self._at]
-
     def _on_laid_out(self, note: Note) -> None:
         """Note the memory of a caching allocator as it was found; blocks unknown to Python belong to libraries."""
         holes: list[int] = []
@@ -232,14 +225,12 @@ class Assembly:
             if block.address not in (BRIEF, HOLE):
                 self._at[block.address] = storage
                 continue
-            self._changes.pop()  # nothing was allocated
+            self._changes.append((self._now_ns, storage, -block.size_bytes))
             if block.address == BRIEF:
                 self._events.append(Event(-1, storage, -block.size_bytes))
             else:
                 holes.append(storage)
         self._events += [Event(-1, storage, -self._storages[storage].size_bytes) for storage in holes]
-        if note.path == EMPTIED:
-            self._empties = (len(self._events),)
 
     def _on_classify(self, note: Note) -> None:
         for block in note.blocks:
@@ -400,8 +391,6 @@ class Assembly:
             ops=ops,
             storages=tuple(map(storage_of, self._storages)),
             events=tuple(self._events),
-            empties=self._empties,
-            renewed=tuple(sorted(n for n in self._anew if self._storages[n].category == "input")),
             saves=tuple(map(save_of, self._saves)),
             steps=tuple(Step(first, end) for first, end in zip([0, *self._steps], self._steps, strict=False)),
             parts=self._states.parts(),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import final
 
 import torch
 
+from elbowroom.allocator.blocks import SEGMENT_BYTES
 from elbowroom.allocator.settings import set_in
 from elbowroom.engine.full_device import FullDevice
-from elbowroom.engine.residence import Residence, SoFar
+from elbowroom.engine.residence import AllocatorBytes, Residence, SoFar
 from elbowroom.engine.tiers.arenas import Arenas, cuda_pinning
 from elbowroom.engine.tiers.host import StreamedHostTier
 from elbowroom.engine.tiers.lower_tiers import BelowDevice
@@ -25,7 +27,6 @@ from elbowroom.hardware import gpus, ram
 from elbowroom.hardware.gpu_table import LinkKind
 from elbowroom.machine import ASSUMED_LINK, Link, Machine, Tier, link_to_host
 from elbowroom.notices import Once
-from elbowroom.torch_compat.cuda_allocator import allocator_text
 from elbowroom.units import Budget
 
 
@@ -61,7 +62,7 @@ def allocator_settings() -> str:
     """Return the settings of the caching allocator; "exact" if another allocator is in use, which has no model."""
     if torch.cuda.get_allocator_backend() != "native":
         return "exact"
-    return allocator_text() or set_in(os.environ)
+    return set_in(os.environ)
 
 
 def _assumed_link(name: str) -> Link:
@@ -124,26 +125,24 @@ class CudaResidence(Residence):
 
     Args:
         device: the device, with its index.
-        budget_bytes: the most that the allocator should reserve. While storages move, it is looked at at each tick.
+        has_limit: whether the allocator has a limit that must not change: Note: [Managed] in engine/tiers/managed.py.
     """
 
-    def __init__(self, device: torch.device, budget_bytes: int) -> None:
+    def __init__(self, device: torch.device, *, has_limit: bool) -> None:
         self._device = device
-        self._budget_bytes = budget_bytes
-        self._on = False
+        self._has_limit = has_limit
+        self._limit_bytes: int | None = None
+        self._share = 1.0
         self._peak_bytes, self._most_bytes = self._reserved("peak"), 0
         self._full = FullDevice(device)
 
     def refusal(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:
         return self._full.refusal(problem, budget_bytes)
 
-    def refusal_without_plan(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:
-        return self._full.refusal_without_plan(problem, budget_bytes)
-
     def _reserved(self, which: str) -> int:
-        # memory_stats() takes ten times as long
-        counted = torch.cuda.memory_stats_as_nested_dict(self._device)
-        return counted.get("reserved_bytes", {}).get("all", {}).get(which, 0)
+        return (
+            torch.cuda.memory_stats_as_nested_dict(self._device).get("reserved_bytes", {}).get("all", {}).get(which, 0)
+        )
 
     def most_bytes(self) -> int:
         peak_bytes = self._reserved("peak")  # the user may have reset it
@@ -152,7 +151,8 @@ class CudaResidence(Residence):
         return self._most_bytes
 
     def beyond(self, budget_bytes: int) -> int:
-        return max(0, self._reserved("current") - held_bytes() - budget_bytes)
+        reserved = torch.cuda.memory_stats_as_nested_dict(self._device)["reserved_bytes"]["all"]["current"]
+        return max(0, reserved - held_bytes() - budget_bytes)
 
     def training_begins(self, root: torch.nn.Module | None) -> None:
         if root is None or not any(isinstance(module, OF_MATRICES) for module in root.modules()):
@@ -172,15 +172,22 @@ class CudaResidence(Residence):
     def empty(self) -> None:
         torch.cuda.empty_cache()
 
-    def look(self, coming_bytes: int = 0) -> None:
-        if self._on and self._reserved("current") + coming_bytes - held_bytes() > self._budget_bytes:
-            self.empty()
+    def held(self) -> AllocatorBytes:
+        return AllocatorBytes(torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device))
 
-    def begin(self) -> None:
-        self._on = True
-
-    def end(self) -> None:
-        self._on = False
+    def limit(self, size_bytes: int | None) -> None:
+        if self._has_limit or size_bytes == self._limit_bytes:
+            return
+        if self._limit_bytes is None:
+            self._share = torch.cuda.get_per_process_memory_fraction(self._device)
+        share, self._limit_bytes = self._share, size_bytes
+        if size_bytes is not None:
+            total_bytes = torch.cuda.get_device_properties(self._device).total_memory
+            # Half a segment above a whole number of segments, so that the share's rounding does not matter.
+            share = min(share, (size_bytes // SEGMENT_BYTES + 0.5) * SEGMENT_BYTES / total_bytes)
+        with suppress(torch.AcceleratorError):  # a device that is lost has no limit
+            self.empty()  # makes room for work between steps, and then for the step
+            torch.cuda.set_per_process_memory_fraction(share, self._device)
 
     def measure(self, live_bytes: Callable[[], int]) -> int:  # noqa: ARG002 - that is RAM
         torch.cuda.empty_cache()

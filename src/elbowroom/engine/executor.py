@@ -192,8 +192,6 @@ class Executor:
                 self._stay(entry, storage)
                 return
             assert entry.place is AWAY, "bytes that are nowhere on the device are away"
-            if self._counts and self.device.type != "cpu":
-                self.residence.look()
             storage, entry.back = entry.refill(self.tier)
             self._place(entry, storage)
             entry.place = RETURNING

@@ -44,10 +44,11 @@ class FullDevice:
             problem: the error.
             budget_bytes: the budget of the run.
         """
-        asked_bytes = _asked_bytes(problem)
-        if asked_bytes is None:
+        found = _ASKED.search(str(problem)) if isinstance(problem, torch.OutOfMemoryError) else None
+        if found is None:
             return None
         taken_bytes = self._others_bytes() - self._before_bytes
+        asked_bytes = round(float(found[1]) * (1 << _UNITS[found[2]]))
         held_bytes = torch.cuda.memory_reserved(self._device)
         if taken_bytes < LITTLE_BYTES or held_bytes + asked_bytes > budget_bytes:
             return None
@@ -61,25 +62,3 @@ class FullDevice:
             least_feasible_bytes=held_bytes + asked_bytes,
             counts_reserved=True,
         )
-
-    def refusal_without_plan(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:
-        """Return what to raise if memory ran out in a step that had no exact plan yet; None for any other error."""
-        asked_bytes = _asked_bytes(problem)
-        if asked_bytes is None:
-            return None
-        held_bytes, free_bytes = torch.cuda.memory_reserved(self._device), torch.cuda.mem_get_info(self._device)[0]
-        return Infeasible(
-            f"device {self._device}: given a budget of {format_bytes(budget_bytes)}.\nThe first steps swap all "
-            f"that they can, and are not planned yet. One held {format_bytes(held_bytes)} and asked for "
-            f"{format_bytes(asked_bytes)} more.\nThe device had {format_bytes(free_bytes)} left. Take a smaller batch "
-            f"or input, or a device with {format_bytes(held_bytes + asked_bytes)} for this training.",
-            budget_bytes=budget_bytes,
-            least_feasible_bytes=held_bytes + asked_bytes,
-            counts_reserved=True,
-        )
-
-
-def _asked_bytes(problem: BaseException) -> int | None:
-    """Return the bytes that torch's allocator was asked for in vain; None if that is not the error."""
-    found = _ASKED.search(str(problem)) if isinstance(problem, torch.OutOfMemoryError) else None
-    return None if found is None else round(float(found[1]) * (1 << _UNITS[found[2]]))

@@ -113,6 +113,13 @@ def resident_bytes() -> int:
         return 0
 
 
+class AllocatorBytes(NamedTuple):
+    """Bytes that a caching allocator holds: in blocks that are in use, and in all its segments."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+
 class SoFar(NamedTuple):
     """Counts of a device up to now.
 
@@ -181,6 +188,13 @@ class Residence(ABC):
         Work of the device that still reads it ends first.
         """
 
+    def held(self) -> AllocatorBytes:
+        """Return the bytes that a caching allocator holds now; 0 if there is none."""
+        return AllocatorBytes(0, 0)
+
+    def limit(self, size_bytes: int | None) -> None:  # noqa: B027
+        """Give back all free memory, and limit what may be held from now on; None restores the earlier limit."""
+
     def begin(self) -> None:  # noqa: B027 - for devices that need nothing
         """Prepare for storages that leave from now on."""
 
@@ -190,12 +204,8 @@ class Residence(ABC):
     def let_go(self, size_bytes: int) -> None:  # noqa: B027
         """Count a storage of this size that has left. A remaining reader frees it later."""
 
-    def look(self, coming_bytes: int = 0) -> None:  # noqa: B027
-        """Give back free memory if it is time to. Costs some microseconds otherwise.
-
-        Args:
-            coming_bytes: bytes that may be allocated before the next look.
-        """
+    def look(self) -> None:  # noqa: B027
+        """Give back free memory if it is time to. Costs some microseconds otherwise."""
 
     def step_begins(self) -> None:  # noqa: B027
         """Note that a step begins."""
@@ -229,15 +239,6 @@ class Residence(ABC):
 
     def refusal(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:  # noqa: ARG002
         """Return what to raise for an error that ended a run, if others took memory of the device; None otherwise.
-
-        Args:
-            problem: the error.
-            budget_bytes: the budget of the run.
-        """
-        return None
-
-    def refusal_without_plan(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:  # noqa: ARG002
-        """Return what to raise for an error of a step that had no exact plan yet, if memory ran out; None otherwise.
 
         Args:
             problem: the error.
@@ -340,7 +341,7 @@ class RamResidence(Residence):
         if self._guard is not None:
             self._guard.stand()
 
-    def look(self, coming_bytes: int = 0) -> None:  # noqa: ARG002 - pages come one by one
+    def look(self) -> None:
         if self._guard is not None:
             self._guard.follow()
         if not self._on:

@@ -414,7 +414,6 @@ class Learner:
         trace = with_idle_of(assembly.trace(), known.trace)
         self.kinds.of(key).keep_all_bytes = keeping_bytes(trace or assembly.trace(), self.machine)
         was_refined, known.refined = known.refined, True
-        known.rough = not was_refined
         if trace is None and not was_refined:
             self.surprised(key, known.schedule.saved)
             return known, line

@@ -14,7 +14,6 @@ import torch
 from elbowroom.capture.recording.recorder import live_ram_bytes
 from elbowroom.engine.cuda_device import CudaResidence, cuda_machine, free_device_bytes, past_the_host, tiers_below
 from elbowroom.engine.executor import Executor
-from elbowroom.engine.expandable_segments import expandable_segments
 from elbowroom.engine.ram_guard import RamGuard
 from elbowroom.engine.residence import RamResidence, slack_bytes
 from elbowroom.engine.tiers.disk import DiskTier
@@ -90,7 +89,6 @@ def _opened(
         amounts = replace(amounts, device=Amount(size_bytes=given.plan.budget_bytes))
     directory = None if spill_dir is None else os.fspath(spill_dir)
     if where.type == "cuda":
-        around.enter_context(expandable_segments(where, allowed=not asked.managed_bytes))
         executor, machine, resolved, hard_room = _above_host(where, amounts, directory, asked)
         around.enter_context(managed_memory(where, resolved.device_bytes, asked.managed_bytes))
     else:
@@ -184,7 +182,7 @@ def _above_host(device: torch.device, amounts: Budget, directory: str | None, as
     """Set up a CUDA device, with host memory and the disk below it."""
     machine = cuda_machine(device, directory)
     budget_bytes = amounts.device.resolve(machine.tiers[0].capacity_bytes, free_device_bytes(device))
-    residence = CudaResidence(device, budget_bytes)
+    residence = CudaResidence(device, has_limit=bool(asked.managed_bytes))
     outside_bytes = residence.measure(live_ram_bytes)
     tier = tiers_below(device, amounts, directory, machine.tiers[2].capacity_bytes, gds=asked.gds)
     if tier.skips_host:

@@ -56,6 +56,16 @@ class Surprises:
         """
         warn_once(self._once, "profiler", PROFILED.format(then=MAKES_WAY if makes_way else STAYS))
 
+    def lies_there(self, more_bytes: int) -> None:
+        """Warn that a step begins with more bytes on the device than when its plan was made."""
+        warn_once(
+            self._once,
+            "more",
+            f"elbowroom: {format_bytes(more_bytes)} more lie on the device where a step begins than when the first "
+            "of its kind did, such as what an evaluation keeps; its plan fits the budget without them, so as much "
+            "more than that may be held. Free them, or give a larger budget",
+        )
+
     def memory(self, excess_bytes: int) -> None:
         """Warn that a step that was not checked has held more bytes than the budget allows."""
         self._warn(

@@ -83,7 +83,7 @@ def plan_of_calls(question: StepQuestion, calls: Calls, *, is_needed: bool) -> P
         Infeasible: no recompute helps, and one `is_needed`, as no plan with swaps alone meets the budget.
         InvalidPlan: the calls cannot carry out the given plan.
     """
-    found = planned(question, calls)
+    found = planned(question, calls, is_needed=is_needed)
     if found is None and is_needed:
         _swaps(question)
     return found
@@ -95,7 +95,7 @@ def plan_after_proof(question: StepQuestion, without_any: StepQuestion, calls: C
     Raises:
         Infeasible: no plan meets the budget.
     """
-    found = None if calls is None else planned(question, calls)
+    found = None if calls is None else planned(question, calls, is_needed=True)
     return found or replace(plan_of(without_any), refined=True)
 
 

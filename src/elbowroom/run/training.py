@@ -48,6 +48,7 @@ from elbowroom.errors import Infeasible
 from elbowroom.notices import LOGGER, warn
 from elbowroom.run import account as figures
 from elbowroom.run.account import Mode
+from elbowroom.run.allocator_limit import AllocatorLimit
 from elbowroom.run.check_beforehand import Child
 from elbowroom.run.hook_sampling import Unhooked
 from elbowroom.run.learner import Learner
@@ -60,10 +61,6 @@ from elbowroom.run.step_plan import Following
 from elbowroom.run.unrecorded import Levels
 from elbowroom.step.schedule import Action
 from elbowroom.torch_compat.core import in_backward, keywords_of_call, never_compiled
-
-COMING = 3
-"""Storages as large as the largest that a step without a plan may allocate between two ticks: two gradients of an op
-and its scratch memory."""
 
 
 @final
@@ -85,10 +82,11 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._surprises = Surprises()
         self._begin_ns = self._end_ns = 0
         self._running = self._optimizer_ran = self._gives_back = False
-        self._left_beyond, self._begins_plan, self._largest_bytes = 0, False, 0
+        self._left_beyond, self._begins_plan = 0, False
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._states = OptimizerStates(executor, self, min_size_bytes)
         self._following = Following(executor, self._recomputes, self._states.entry_of)
+        self._limit = AllocatorLimit(executor.residence, self._surprises)
         self._unhooked = Unhooked(self._hooks, executor.residence, lambda: learner.budget_bytes)
         self._root_hook = ModuleHooks(self._on_root)
         self._watch: OptimizerWatch | None = None
@@ -114,25 +112,6 @@ class TrainingRun(RunFigures, Director, Conductor):
         """Check a script in a child process. A confirmed refusal ends the run at once: see Learner.question."""
         self.beforehand = Child(self._learner.question(path, module, arguments, alongside=alongside), self.machine)
         return self.beforehand
-
-    def refusal(self, problem: BaseException | None) -> Infeasible | None:
-        """Return what to raise for an error that ends the run, if memory ran out and the run can say why.
-
-        In a step without an exact plan the child process may know the least budget: it is waited for.
-        """
-        found = super().refusal(problem)
-        if found is not None or problem is None or not self._running or not self._is_rough():
-            return found
-        found = self._executor.residence.refusal_without_plan(problem, self.budget_bytes)
-        if found is None or self.beforehand is None:
-            return found
-        verdict = self.beforehand.wait()
-        return self.beforehand.refusal(verdict) if verdict.refuses else found
-
-    def _is_rough(self) -> bool:
-        """Whether this step has no plan, or one that was made before a steady step was recorded."""
-        known = self._current
-        return known is None or known.rough or not known.refined
 
     def _known_by_itself(self) -> None:
         """End the child process: the run knows by itself now."""
@@ -165,6 +144,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         finally:
             self._running = False
             LOGGER.info("elbowroom: a run ended after %d steps; passed: %s", self._steps_ended, dict(self.passed))
+            self._limit.lift()
             self._learner.layers.close()
             self._learner.close()
             with once:
@@ -194,6 +174,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._look()
         self._unhooked.mark_end()
         self._states.end_step()
+        self._limit.lift()
         self._end_ns = time.perf_counter_ns()
         self._await_root()
 
@@ -300,6 +281,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         """
         residence = self._executor.residence
         self._see_what_lies_there()
+        self._limit.lift()
         self._begins_plan = known is not None and known.moves and not known.begun
         if known is None:
             residence.empty()
@@ -313,6 +295,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._states.plan_begins(known)
         if is_new:
             self._executor.expect(lower_bytes(known))
+        self._limit.begin(known)
 
     def _moving(self, moving: bool) -> None:
         """Say whether storages leave in this step. If so, freed memory must go back to the system."""
@@ -431,7 +414,6 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._look()
         n, current = len(self._saved), self._current
         saved = storage.nbytes(), dtype_name(tensor.dtype)
-        self._largest_bytes = max(self._largest_bytes, saved[0])
         self._saved.append(saved)
         if current is not None and current.schedule.saved[n : n + 1] != (saved,) and not current.fits(n, saved):
             self._surprised(n)
@@ -447,11 +429,9 @@ class TrainingRun(RunFigures, Director, Conductor):
         return entry
 
     def _look(self) -> None:
-        """Look at the memory that a step holds, if it should be recorded and cannot be, or has no exact plan."""
+        """Look at the memory that a step holds, if it should be recorded and cannot be."""
         if self._levels is not None:
             self._levels.tick()
-        if self._is_rough():
-            self._executor.residence.look(COMING * self._largest_bytes)
 
     def stays(self, tensor: torch.Tensor) -> None:
         """Count a large saved tensor that stays where it is. See Director."""
@@ -516,6 +496,7 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def _differs(self) -> None:
         """Stop following the plan: from here on this step is not the one that it was made for."""
+        self._limit.lift()
         self._recomputes.differs()
         self._now_watched()
         self._learner.layers.differs()

@@ -108,23 +108,15 @@ class Played:
         allocated, reserved: bytes per point, after all events there.
         most_reserved: the most bytes reserved in any of the steps.
         failed: whether an allocation did not fit.
-        every: per step and event that is due in it, the bytes reserved before the first event and after each.
     """
 
     allocated: Ints
     reserved: Ints
     most_reserved: int
     failed: bool
-    every: Ints
     _due: list[_Due]
     _levels: Ints
     _driven: tuple[Driven, ...]
-
-    def rises_over(self, limit_bytes: int) -> list[int]:
-        """Return the points of any step at which the reserved bytes begin to be over a limit."""
-        over = self.every > limit_bytes
-        begins = np.concatenate([over[:, :1], over[:, 1:] & ~over[:, :-1]], axis=1)
-        return sorted({self._due[max(0, k - 1)].point for k in listed(np.flatnonzero(begins.any(axis=0)))})
 
     def heights(self, step: LastStep, moves: Moves) -> ReservedCurve:
         """Return the reserved bytes of the step."""
@@ -189,20 +181,16 @@ def played(
     """
     empties = [_Due(int(step.point_of[at - step.first_op]), EMPTIES, ("empty_cache",)) for at in use.emptied]
     due = sorted([*_inside(step, moves, away), *empties, *_emptied(step)], key=_in_order)
-    events, ends, first = _of_steps(step, due, steps, set(listed(step.storage_of(moves.n[moves.wraps]))))
-    done = replay(events, use.settings, use.limit_bytes, unlimited=first)
-    at = ends[-1]
-    allocated, every = (
-        np.concatenate([np.zeros(1, np.int64), values]) for values in (done.allocated_bytes, done.reserved_bytes)
+    events, at, first = _of_steps(step, due, steps, set(listed(step.storage_of(moves.n[moves.wraps]))))
+    done = replay(events, use.settings, use.limit_bytes)
+    allocated, reserved = (
+        np.concatenate([np.zeros(1, np.int64), values])[at] for values in (done.allocated_bytes, done.reserved_bytes)
     )
-    allocated, every = allocated[at], every[ends]
-    reserved = every[-1]
     return Played(
         allocated=_per_point(step, due, allocated),
         reserved=_per_point(step, due, reserved),
         most_reserved=int(done.reserved_bytes[first:].max(initial=0)),
         failed=bool(done.out_of_memory.any()),
-        every=every,
         _due=due,
         _levels=reserved,
         _driven=tuple(_driven(done, due, at)),
@@ -212,19 +200,19 @@ def played(
 def _of_steps(step: LastStep, due: Sequence[_Due], steps: int, away: set[int]) -> tuple[list[Event], Ints, int]:
     """Return (events, ends, first) of equal steps.
 
-    `ends` counts, per step, the events before it, and then up to each event that is due in it. `first` counts the
+    `ends` counts the events before the last step, and then up to each event that is due in it. `first` counts the
     events before the first step. The storages `away` are not on the device when that begins.
     """
     events = [event for event in _before(step, everything=False) if event[1] not in away]
     blocks = _Blocks(step, events)
     events.append(("empty_cache",))
     first = len(events)
-    ends: list[list[int]] = []
+    ends: list[int] = []
     for _ in range(steps):
-        ends.append([len(events)])
+        ends = [len(events)]
         for each in due:
             events += blocks.event(each.event)
-            ends[-1].append(len(events))
+            ends.append(len(events))
         events += blocks.next_step()
     return events, np.array(ends, np.int64), first
 
@@ -268,7 +256,6 @@ class _Blocks:
         inside = [e for e in step.trace.events if step.first_op <= e.op < step.end_op]
         self._found = [e.storage for e in inside if e.size_bytes < 0 and step.born[e.storage] == 0]
         self._left = [e.storage for e in inside if e.size_bytes > 0 and step.gone[e.storage] == end]
-        self._new = step.trace.renewed
         self._number = 1
         self._held: dict[int, int] = {}
         for what, storage, *_ in before:
@@ -302,17 +289,7 @@ class _Blocks:
             if same:
                 self._held[storage] = same.pop(0)
         self._number += 1
-        freed = [("free", name) for names in by_size.values() for name in names]
-        return [*freed, *self._renewed()]
-
-    def _renewed(self) -> Iterator[Event]:
-        """Yield the events of the inputs that are made anew: the old ones are freed after that."""
-        for storage in self._new:
-            before, name = self._held.get(storage), storage + self._number * len(self._sizes)
-            self._held[storage] = name
-            yield ("alloc", name, self._sizes[storage])
-            if before is not None:
-                yield ("free", before)
+        return [("free", name) for names in by_size.values() for name in names]
 
 
 def _runs(step: LastStep, moves: Moves, due: list[_Due], levels: Ints) -> tuple[list[int], list[Beat]]:

@@ -15,8 +15,7 @@ from typing import Any, final
 import torch
 
 from elbowroom.capture.recording.never_moved import StorageSet
-from elbowroom.capture.recording.recorder import Recorder, reachable_tensors
-from elbowroom.capture.recording.renewed import Renewed
+from elbowroom.capture.recording.recorder import Recorder
 from elbowroom.capture.recording.user_profile import UserProfile
 from elbowroom.engine.entries import Entry
 from elbowroom.engine.executor import Executor
@@ -53,7 +52,6 @@ class Observing(Director):
         self.at_save = False
         self.recorder: Recorder | None = None
         self.profile = UserProfile()
-        self._renewed = Renewed(executor.device)
 
     def record(self, root: torch.nn.Module | None = None) -> Recorder | None:
         """Start a recorder and report everything to it from here on; None if torch's profiler is in use."""
@@ -75,11 +73,8 @@ class Observing(Director):
         """
         executor = self._executor
         recorder = Recorder(self._reserved.add_module, executor.device, executor.tier.streams)
-        tensors = reachable_tensors() if tensors is None else tensors
-        renewed = self._renewed.since(tensors)
         if not (self.profile.make_way(between_ops=root is not None) and recorder.start(root, tensors)):
             return None
-        recorder.made_anew(renewed)
         executor.tier.timed = True
         executor.observer = recorder.observer()
         return recorder

@@ -16,7 +16,7 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.capture.recording.allocator_layout import EMPTIED, fills
+from elbowroom.capture.recording.allocator_layout import fills
 from elbowroom.capture.recording.cuda_memory import CudaMemory
 from elbowroom.capture.recording.modules import ModulePaths
 from elbowroom.capture.recording.profiler_stream import Item, ProfilerStream, RecordedBlock
@@ -237,11 +237,6 @@ class Recorder:
         """Note that ops from here on belong, or no longer belong, to the optimizer."""
         self._note(Note("optimizer_begins", source_line=self._lines.here()) if running else Note("optimizer_ends"))
 
-    def made_anew(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Note the storages that the script has made since the recording before: see renewed.py."""
-        blocks = (RecordedBlock(each.data_ptr(), each.nbytes(), "") for each in storages)
-        self._note(Note("made_anew", blocks=tuple(blocks)))
-
     # Notes
 
     def _note(self, note: Note) -> None:
@@ -263,11 +258,11 @@ class Recorder:
                 if self._device.type == "cpu":  # on other devices the stream has every free
                     self._watch(tensor.untyped_storage(), Note("died", blocks=(block,)))
         if self._device.type == "cuda":
-            segments = CudaMemory(self._device).segments()
+            found = fills(CudaMemory(self._device).segments())
             dtypes = {address: block.dtype for address, block in blocks.items()}
-            laid_out = tuple(RecordedBlock(*each, dtypes.get(each.address, "")) for each in fills(segments))
-            emptied = any(each.kind == "expandable" for each in segments)
-            self._note(Note("laid_out", blocks=laid_out, path=EMPTIED if emptied else ""))
+            self._note(
+                Note("laid_out", blocks=tuple(RecordedBlock(*each, dtypes.get(each.address, "")) for each in found))
+            )
         self._note(Note("exists", blocks=tuple(blocks.values()), mark=self._mark()))
 
     def _watch(self, storage: torch.UntypedStorage, on_death: Note) -> None:

@@ -3,7 +3,8 @@
 Planners count allocated bytes. The allocator reserves more, by the free memory between blocks. How much is known once a
 plan is played (elbowroom/simulate/repeated_steps.py). So a plan is made for the whole budget. If it reserves more,
 plans are made for less and less, until one fits. If no plan fits, the cache is emptied at some ticks of the step. The
-device waits there for the driver, which hands memory out anew.
+device waits there for the driver, which hands memory out anew. If that is not enough, the allocator gets the budget as
+its limit too. At the limit it empties its cache itself.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from elbowroom.planners.budget.least import first_met
 from elbowroom.planners.budget.remedies import Refused, with_remedies
 from elbowroom.planners.budget.reserved_search import Descending, Look, lowest, search
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
-from elbowroom.simulate.repeated_steps import Cycle, cycle, early_waits, emptied_within, waits_at_saves
+from elbowroom.simulate.repeated_steps import Cycle, Limited, cycle, early_waits, waits_at_saves
 from elbowroom.simulate.reserved_curve import AllocatorUse
 from elbowroom.simulate.simulate import simulate
-from elbowroom.step.last_step import LastStep, last_step, listed
-from elbowroom.step.moves import Moves, moves_of_plan, need, peak_in_one_go, tiers_of_plan
+from elbowroom.step.last_step import last_step, listed
+from elbowroom.step.moves import moves_of_plan, need, peak_in_one_go, tiers_of_plan
 from elbowroom.timeline import Curve, Timeline
 from elbowroom.trace import Trace
 from elbowroom.units import format_exact_bytes
@@ -40,6 +41,8 @@ PLANNER_OF_RECOMPUTES = "optimal" if find_spec("highspy") else "capuchin"
 BUDGETS_TRIED = 10
 """Most plans that are tried for one budget."""
 ROUNDS_OF_RECOMPUTES = 3
+SPARE_BYTES = SEGMENT_BYTES
+"""Bytes by which the allocator's limit is below the budget, for small storages unknown to the plan: one segment."""
 TIME_LIMIT_S = 2.0
 """Time limit of each program that a planner solves: training waits for the plan."""
 
@@ -53,12 +56,15 @@ class Course:
         waiting: position of a tick -> number of writes that must have ended there; None if only room counts.
         peak_bytes: the most bytes, as a budget of the device counts them.
         emptied: positions of ticks at which the allocator returns its free memory.
+        limit_bytes: the most that the allocator may reserve, or None: Note: [At the limit] in
+            simulate/reserved_curve.py.
     """
 
     plan: Plan
     waiting: Mapping[int, int] | None
     peak_bytes: int
     emptied: frozenset[int] = frozenset()
+    limit_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,24 +337,27 @@ def _courses(trace: Trace, machine: Machine, made: Plan) -> Iterator[Course]:
 def _emptying(
     trace: Trace, machine: Machine, plans: Sequence[Plan], budget_bytes: int, clear: Collection[int]
 ) -> Course | None:
-    """Return a course of the first plan that keeps within the budget with the cache emptied at some ticks."""
-    for made in plans:
-        step, moves, waiting = _early(trace, made)
-        found = emptied_within(step, moves, waiting, machine.allocator, clear, budget_bytes)
-        if found is not None:
-            return Course(plan=made, waiting=waiting, peak_bytes=found.most_reserved, emptied=found.positions)
+    """Return a course of one of some plans with the cache emptied; with an allocator's limit only if all need one."""
+    ways = [(made, *_limited(trace, machine, made, clear)) for made in plans]
+    for limit_bytes in (None, budget_bytes - SPARE_BYTES):
+        for made, waiting, limited in ways:
+            found = limited.emptied_within(limit_bytes or budget_bytes, is_limit=limit_bytes is not None)
+            if found is not None:
+                emptied, peak = found
+                return Course(plan=made, waiting=waiting, peak_bytes=peak, emptied=emptied, limit_bytes=limit_bytes)
     return None
 
 
-def _early(trace: Trace, made: Plan) -> tuple[LastStep, Moves, dict[int, int]]:
-    """Return the last step, the moves of a plan, and the waits with which everything leaves as soon as possible."""
+def _limited(trace: Trace, machine: Machine, made: Plan, clear: Collection[int]) -> tuple[dict[int, int], Limited]:
+    """Return the waits with which everything leaves as soon as possible, and what the allocator holds then."""
     step = last_step(trace)
     moves = moves_of_plan(step, made)
-    return step, moves, early_waits(step, moves, tiers_of_plan(step, made, moves), None, before_idle=True)
+    waiting = early_waits(step, moves, tiers_of_plan(step, made, moves), None, before_idle=True)
+    return waiting, Limited(step, moves, waiting, machine.allocator, clear)
 
 
 def _least_budget(request: CourseRequest, plans: Sequence[Plan], fails: int, fits: int) -> int:
-    """Return the least budget that is enough for one of some plans with the cache emptied, to SEGMENT_BYTES.
+    """Return the least budget that is enough for one of some plans, with an allocator's limit, to SEGMENT_BYTES.
 
     Args:
         request: the trace, the machine, and the positions at which the cache may be emptied.
@@ -357,11 +366,10 @@ def _least_budget(request: CourseRequest, plans: Sequence[Plan], fails: int, fit
         fits: a budget that is enough for one.
     """
     for made in plans:
-        step, moves, waiting = _early(request.trace, made)
-        allocator, clear = request.machine.allocator, request.clear
+        limited = _limited(request.trace, request.machine, made, request.clear)[1]
 
-        def works(budget_bytes: int, of: tuple[LastStep, Moves, dict[int, int]] = (step, moves, waiting)) -> bool:
-            return emptied_within(*of, allocator, clear, budget_bytes) is not None  # noqa: B023
+        def works(budget_bytes: int, limited: Limited = limited) -> bool:
+            return limited.fits(budget_bytes - SPARE_BYTES)
 
         if works(fits - SEGMENT_BYTES):
             fits = lowest(works, fails, fits - SEGMENT_BYTES, SEGMENT_BYTES)
@@ -376,7 +384,7 @@ def simulated(trace: Trace, machine: Machine, course: Course, *, begins_empty: b
     step = last_step(trace)
     moves = moves_of_plan(step, course.plan)
     steps = 1 if begins_empty else 0
-    use = AllocatorUse(machine.allocator, emptied=course.emptied)
+    use = AllocatorUse(machine.allocator, course.limit_bytes, course.emptied)
     held: Cycle = cycle(step, moves, course.waiting or {}, use, steps=steps)
     at_ns = tuple(span.start_ns for span in line.spans if span.kind == "op")
     device = [

@@ -3,6 +3,10 @@
 A kind of step is planned with swaps alone first. Those may make it wait, or not meet the budget. If recomputes would do
 better, one more step of the kind records its calls (call_recorder.py). It runs under that plan, or swapped whole. Then
 the kind is planned again, with the recomputes that the calls can carry out.
+
+Note: [Recomputes and a limit]
+With a limit of the allocator, a block that lies elsewhere than simulated ends the training. So a plan with recomputes
+that needs a limit never replaces a plan that does without.
 """
 
 from __future__ import annotations
@@ -54,10 +58,12 @@ def would_help(question: StepQuestion, swaps: Course | None) -> bool:
     found = _course(question, None)
     if found is None or not found.plan.recomputes:
         return False
+    if swaps is not None and found.limit_bytes is not None and swaps.limit_bytes is None:
+        return False
     return swaps_ns is None or simulate(trace, machine, found.plan).step_ns < swaps_ns
 
 
-def planned(question: StepQuestion, calls: Calls) -> Planned | None:
+def planned(question: StepQuestion, calls: Calls, *, is_needed: bool) -> Planned | None:
     """Plan with recomputes, now that the calls of a step are known; None if no recompute helps.
 
     A given plan is followed, except for what was rebuilt wrong.
@@ -65,6 +71,7 @@ def planned(question: StepQuestion, calls: Calls) -> Planned | None:
     Args:
         question: what is planned.
         calls: the recorded calls of a step.
+        is_needed: whether no plan with swaps alone meets the budget. A plan with recomputes may need a limit then.
 
     Raises:
         InvalidPlan: the calls cannot carry out the given plan.
@@ -75,7 +82,7 @@ def planned(question: StepQuestion, calls: Calls) -> Planned | None:
         return None
     found = matched(last_step(question.trace), calls)
     course = _course(question, found)
-    if course is None or not course.plan.recomputes:
+    if course is None or not course.plan.recomputes or not (is_needed or course.limit_bytes is None):
         return None
     return _planned(question, found, course)
 
@@ -130,10 +137,7 @@ def _course(question: StepQuestion, found: Matched | None) -> Course | None:
     large = int((step.size[: len(step.saves)] >= asked.min_size_bytes).sum())
     taken_bytes = sample_bytes(large, caching=machine.allocator != "exact")
     budget = question.budget.on_device(max(0, question.budget.device_bytes - taken_bytes))
-    clear = question.clear
     try:
-        return course_within(
-            CourseRequest(trace=trace, machine=machine, budget=budget, asked=asked, judge=may, clear=clear)
-        )
+        return course_within(CourseRequest(trace=trace, machine=machine, budget=budget, asked=asked, judge=may))
     except Infeasible:
         return None
