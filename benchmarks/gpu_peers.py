@@ -62,13 +62,19 @@ def around_steps(peer: str, model: nn.Module) -> Callable[[], AbstractContextMan
 
 
 def trained(name: str, settings: dict[str, Any]) -> tuple[Callable[[], Any], nn.Module]:
-    """The step of a case, and its model: the outermost module that was not there before."""
+    """The step of a case, and its model."""
+    step, (model,) = with_models(setup_of(name, **settings))
+    return step, model
+
+
+def with_models(make: Callable[[], Callable[[], Any]]) -> tuple[Callable[[], Any], list[nn.Module]]:
+    """The step that is made, and its models: the outermost modules with parameters that were not there before."""
     before = {id(module) for module in _modules()}
-    step = setup_of(name, **settings)()
+    step = make()
     made = [module for module in _modules() if id(module) not in before]
     inside = {id(child) for module in made for child in module.children()}
-    (model,) = (module for module in made if id(module) not in inside)
-    return step, model
+    outermost = [module for module in made if id(module) not in inside]
+    return step, [module for module in outermost if any(True for _ in module.parameters())]
 
 
 def _modules() -> list[nn.Module]:

@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +73,14 @@ def child(case: str, method: str, budget_bytes: int) -> Result:
     """The peaks of one training."""
     import torch
 
-    from benchmarks.gpu_peers import Absent, around_steps, trained
+    from benchmarks.gpu_peers import Absent, around_steps, with_models
+    from benchmarks.limits.workloads import made
     from tests.fakecuda.within import trust
 
     trust()
-    torch.manual_seed(0)
+    step, (model,) = with_models(partial(made, case))
     if method == "within":
-        return _within(_made(case)[0], budget_bytes)
-    step, model = trained(case, SETTINGS[case]) if case in SETTINGS else _made(case)
+        return _within(step, budget_bytes)
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     try:
         around = nullcontext if method == "plain" else around_steps(method, model)
@@ -127,30 +128,6 @@ def _within(step: Callable[[], Any], budget_bytes: int) -> Result:
     last = run["steps"][-1]
     peaks = {kind: last[kind] for kind in ("allocated", "reserved", "pinned")}
     return {"budget": budget_bytes, **peaks, "simulated": run["simulated"], "moved": run["figures"][-1]["out"]}
-
-
-def _made(case: str) -> tuple[Callable[[], Any], Any]:
-    """The step and the model of a case."""
-    import torch
-    from torch.nn import functional
-
-    from benchmarks.planning.models import setup_of
-
-    if case in SETTINGS:
-        return setup_of(case, **SETTINGS[case])(), None
-    from monai.networks.nets import UNet
-
-    model = UNet(3, 1, 2, (32, 64, 128, 256, 320), (2, 2, 2, 2), num_res_units=2).cuda()
-    optimizer = torch.optim.AdamW(model.parameters())
-    volume = torch.zeros(1, 1, 160, 160, 160, device="cuda")
-    labels = torch.zeros(1, 160, 160, 160, dtype=torch.long, device="cuda")
-
-    def step() -> None:
-        optimizer.zero_grad()
-        functional.cross_entropy(model(volume), labels).backward()
-        optimizer.step()
-
-    return step, model
 
 
 # The table

@@ -7,19 +7,18 @@ capacity is changed once the model is made; each trial is a process of its own, 
 from __future__ import annotations
 
 import ctypes
-import gc
 import json
 import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
-from torch import nn
 
-from benchmarks.gpu_peers import Absent, around_steps
+from benchmarks.gpu_peers import Absent, around_steps, with_models
 from benchmarks.limits.workloads import made
 
 OF_MODELS = "checkpoint on blocks"
@@ -35,28 +34,20 @@ def set_capacity(size_bytes: int) -> None:
     ctypes.CDLL("libcudart.so.13").fakecuda_set_capacity(ctypes.c_uint64(size_bytes))
 
 
-def outermost() -> nn.Module:
-    """The only module that is in no other.
+def tried(spec: dict[str, Any], capacity_bytes: int) -> dict[str, int] | None:
+    """Peaks of a training under a capacity; None where memory ran out.
 
     Raises:
-        Absent: there are several.
+        Absent: the peer changes the model, and there are several.
     """
-    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
-    inside = {id(child) for module in modules for child in module.children()}
-    found = [each for each in modules if id(each) not in inside and any(True for _ in each.parameters())]
-    if len(found) != 1:
-        raise Absent(f"{len(found)} models are trained")
-    return found[0]
-
-
-def tried(spec: dict[str, Any], capacity_bytes: int) -> dict[str, int] | None:
-    """Peaks of a training under a capacity; None where memory ran out."""
     set_capacity(PLENTY_BYTES)
     with torch.device("cuda"):
-        step = made(spec["workload"])
+        step, models = with_models(partial(made, spec["workload"]))
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    if spec["peer"] == OF_MODELS and len(models) != 1:
+        raise Absent(f"{len(models)} models are trained")
     if spec["peer"] != "plain":
-        around = around_steps(spec["peer"], outermost() if spec["peer"] == OF_MODELS else nn.Module())
+        around = around_steps(spec["peer"], models[0])
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     set_capacity(capacity_bytes)

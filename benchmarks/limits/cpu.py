@@ -21,7 +21,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import RESULTS, ROOT, commit, machine_name, newest_results, write_between, write_result
+from benchmarks.limits import sweeps
+from benchmarks.results import (
+    RESULTS,
+    ROOT,
+    commit,
+    machine_name,
+    newest_results,
+    result_path,
+    write_between,
+    write_result,
+)
+from elbowroom.demo.limits import GroupLimit, available_kind, hard_limit
+from elbowroom.hardware.ram import capacity_bytes
 
 CASE = "limits_cpu"
 WORKLOADS = {
@@ -32,7 +44,6 @@ WORKLOADS = {
     "gpt2": "GPT-2 small's 12 layers",
 }
 WAYS = ("auto", "explicit", "plain", "checkpoint")
-POINTS = 12
 LOWEST = 0.45
 STEPS = 4
 BASE_BYTES = 350 << 20
@@ -42,47 +53,39 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 START = "<!-- limits cpu: made by python -m benchmarks.limits.cpu --table, do not edit -->"
 END = "<!-- limits cpu end -->"
 OURS = "elbowroom: "
-GROUPS = Path("/sys/fs/cgroup/memory")
+MOST_HELD = {"memory cgroup v1": "memory.max_usage_in_bytes", "memory cgroup v2": "memory.peak"}
+"""The file of a group that has the most it held."""
 MIB = 2**20
 Result = dict[str, Any]
 Point = dict[str, Any]
 
 
-def in_group(words: list[str], limit_bytes: int | None) -> Point:
-    """Run a training in a memory cgroup of version 1 to its end; None for no limit."""
-    group = GROUPS / f"elbowroom-limits-{os.getpid()}"
-    group.mkdir()
-    try:
-        for name in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes") if limit_bytes else ():
-            if (group / name).exists():
-                (group / name).write_text(str(limit_bytes))
+def in_group(words: list[str], limit_bytes: int) -> Point:
+    """Run a training in a memory cgroup to its end."""
+    kind = available_kind()
+    with hard_limit(limit_bytes, kind) as limit:
+        if not isinstance(limit, GroupLimit):
+            raise SystemExit("this process may make no memory cgroup with a limit; run this as root")
         paths = [str(ROOT), str(ROOT / "src")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-        command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"), sys.executable, *words]
         start_s = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                limit.wrap([sys.executable, *words]),
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
         return {
             "exit_code": done.returncode,
             "seconds": round(time.monotonic() - start_s, 1),
-            "held_bytes": int((group / "memory.max_usage_in_bytes").read_text()),
+            "held_bytes": int((limit.folder / MOST_HELD[kind]).read_text()),
             "lines": [line for line in done.stdout.splitlines() if line.startswith(("loss", "weights"))],
-            "said": [line.replace(group.name, "job") for line in done.stderr.splitlines() if OURS in line][:2],
+            "said": [line.replace(limit.folder.name, "job") for line in done.stderr.splitlines() if OURS in line][:2],
             "broke": "Traceback" in done.stderr,
         }
-    finally:
-        removed(group)
-
-
-def removed(group: Path) -> None:
-    """Remove a group; the kernel may take a moment to release the last process."""
-    for _ in range(50):
-        try:
-            group.rmdir()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
 
 
 def words_of(name: str, way: str, budget_bytes: int) -> list[str]:
@@ -95,17 +98,11 @@ def words_of(name: str, way: str, budget_bytes: int) -> list[str]:
 def outcome_of(found: Point, lines: list[str]) -> str:
     """How a training ended, in one word."""
     if found["exit_code"] == 0:
-        return "trained" if found["lines"] == lines else "other numbers"
+        return sweeps.TRAINED if found["lines"] == lines else "other numbers"
     if found["exit_code"] in (-9, 137):
         return "killed"
     refused = found["exit_code"] == 1 and found["said"] and not found["broke"]
     return "refused" if refused else "failed"
-
-
-def limits_of(plain_bytes: int) -> list[int]:
-    """Limits at equal ratios, whole MiB."""
-    ratio = (1 / LOWEST) ** (1 / (POINTS - 1))
-    return [round(plain_bytes * LOWEST * ratio**n / MIB) * MIB for n in range(POINTS)]
 
 
 def swept(name: str, way: str, known: Result) -> Iterator[Point]:
@@ -113,26 +110,16 @@ def swept(name: str, way: str, known: Result) -> Iterator[Point]:
     budget_bytes = max(known["plain_bytes"] - BASE_BYTES, 0) // 2
     descends = way in ("plain", "checkpoint")
     failed = 0
-    for limit_bytes in sorted(limits_of(known["plain_bytes"]), reverse=descends):
+    limits = sweeps.at_equal_ratios(LOWEST * known["plain_bytes"], known["plain_bytes"])
+    for limit_bytes in sorted(limits, reverse=descends):
         found = in_group(words_of(name, way, budget_bytes), limit_bytes)
         outcome = outcome_of(found, known["lines"])
         steps = sum(line.startswith("loss") for line in found["lines"])
         kept = {key: found[key] for key in ("exit_code", "seconds", "held_bytes", "said")}
         yield {"limit_bytes": limit_bytes, "outcome": outcome, "steps": steps, "commit": commit(), **kept}
-        failed = failed + 1 if outcome != "trained" else 0
+        failed = failed + 1 if outcome != sweeps.TRAINED else 0
         if descends and failed == IN_A_ROW:
             return
-
-
-def least_of(points: list[Point]) -> int | None:
-    """The least limit that was met."""
-    return min((point["limit_bytes"] for point in points if point["outcome"] == "trained"), default=None)
-
-
-def failures_above(points: list[Point]) -> list[Point]:
-    """The points above the least limit that did not train."""
-    least = least_of(points)
-    return [each for each in points if least and each["limit_bytes"] > least and each["outcome"] != "trained"]
 
 
 def table(result: Result) -> str:
@@ -140,10 +127,13 @@ def table(result: Result) -> str:
     found = result["workloads"]
     ours = [point for each in found.values() for way in WAYS[:2] for point in each["ways"].get(way, ())]
     counts = {word: sum(point["outcome"] == word for point in ours) for word in ("trained", "refused")}
-    above = sum(len(failures_above(each["ways"].get(way, []))) for each in found.values() for way in WAYS[:2])
+    above = sum(len(sweeps.failures_above(each["ways"].get(way, []))) for each in found.values() for way in WAYS[:2])
     late = sum(point["outcome"] == "refused" and point["steps"] > 0 for point in ours)
     other = len(ours) - sum(counts.values())
-    commits = ", ".join(sorted({point["commit"] for point in ours}))
+    sources = result.get("sources", {})
+    commits = ", ".join(
+        f"{each} ({sources[each]})" if each in sources else each for each in sorted({point["commit"] for point in ours})
+    )
     text = (
         f"{len(ours)} trainings of {STEPS} steps by elbowroom under limits that kill: {counts['trained']} trained with "
         f"the same losses and weights as plain training, {counts['refused']} were refused ({late} of these after their "
@@ -164,7 +154,7 @@ def _bad_ends(found: dict[str, Result]) -> Iterator[str]:
     for name, each in found.items():
         for way in WAYS[:2]:
             points = each["ways"].get(way, [])
-            above = failures_above(points)
+            above = sweeps.failures_above(points)
             for point in points:
                 if point in above or point["outcome"] not in ("trained", "refused"):
                     limit, end = f"{point['limit_bytes'] / MIB:.0f} MiB", f"{point['outcome']} after {point['steps']}"
@@ -174,18 +164,18 @@ def _bad_ends(found: dict[str, Result]) -> Iterator[str]:
 def _cell(points: list[Point] | None) -> str:
     if not points:
         return "not run"
-    least = least_of(points)
+    least = sweeps.least_of(points)
     if least is None:
         return f"above {max(point['limit_bytes'] for point in points) / MIB:.0f}"
     lowest = min(point["limit_bytes"] for point in points)
-    tried = f", of {len(points)}" if len(points) < POINTS else ""
+    tried = f", of {len(points)}" if len(points) < sweeps.POINTS else ""
     return f"{least / MIB:.0f}{' or less' if least == lowest else ''}{tried}"
 
 
 def keep(result: Result, directory: Path) -> None:
     today = f"{datetime.date.today()}"
     newest = {**result, "case": CASE, "date": today, "computer": machine_name(), "python": platform.python_version()}
-    write_result(directory / f"{CASE}_{machine_name()}_{today.replace('-', '')}.json", newest)
+    write_result(result_path(directory, CASE), newest)
 
 
 def measure(names: list[str], ways: list[str], directory: Path) -> None:
@@ -196,7 +186,7 @@ def measure(names: list[str], ways: list[str], directory: Path) -> None:
     result["torch"] = torch.__version__
     for name in names:
         if name not in result["workloads"]:
-            plain = in_group(words_of(name, "plain", 0), None)
+            plain = in_group(words_of(name, "plain", 0), capacity_bytes())
             known = {"plain_bytes": plain["held_bytes"], "lines": plain["lines"], "ways": {}}
             result["workloads"][name] = known
     for way in ways:

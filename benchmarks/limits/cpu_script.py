@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from benchmarks.cases import load_case
+from benchmarks.job import apply_block
 
 SEED = 5
 Step = tuple[nn.Module, Callable[[], float]]
@@ -44,7 +44,7 @@ class Deep(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+            x = apply_block(block, x, checkpointed=self.checkpointed)
         return self.head(x.mean((2, 3)))
 
 

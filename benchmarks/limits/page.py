@@ -67,9 +67,11 @@ def _failures(result: Result, ways: list[str]) -> Iterator[str]:
     """A line for each way of a workload in which a limit above the least one was not held."""
     for name, found in result["workloads"].items():
         for way in ways:
-            failures = sorted(sweeps.failures_above(_of(found, way)), key=lambda each: each["capacity"])
+            failures = sorted(sweeps.failures_above(_of(found, way)), key=lambda each: each["limit_bytes"])
             if failures:
-                said = (f"{_mib(each['capacity'])} ({each['outcome']}, step {each['steps'] + 1})" for each in failures)
+                said = (
+                    f"{_mib(each['limit_bytes'])} ({each['outcome']}, step {each['steps'] + 1})" for each in failures
+                )
                 yield f"- {WORKLOADS[name]}, {way}: failed at {', '.join(said)}."
 
 

@@ -31,6 +31,8 @@ PEER_STEPS = 3
 PEERS = ("plain", "save_on_cpu", "OffloadActivations of TRL", "checkpoint on blocks")
 FIRST = (("plain", "expandable"), ("save_on_cpu", "expandable"))
 """Of which a sweep's limits follow."""
+BELOW = 0.5
+"""A sweep begins at this share of the best peer's least limit."""
 LESS_BYTES = 20 << 20
 """What an explicit budget leaves of the capacity."""
 KINDS = ("OutOfMemoryError", "Infeasible")
@@ -97,7 +99,7 @@ def point(rig: Path, packages: list[Path], name: str, way: str, capacity_bytes: 
         except subprocess.TimeoutExpired:
             ended = {"outcome": "hangs", "steps": 0}
         took_s = round(time.monotonic() - started, 1)
-    return {"way": way, "capacity": capacity_bytes, **ended, "took_s": took_s, "commit": _sources()}
+    return {"way": way, "limit_bytes": capacity_bytes, **ended, "took_s": took_s, "commit": _sources()}
 
 
 def _outcome(done: subprocess.CompletedProcess[str], answer: Result) -> Result:
@@ -183,10 +185,10 @@ def sweep(rig: Path, packages: list[Path], name: str, way: str, found: Result) -
     least = {run["peer"]: run["least"] for run in found["peers"] if _is_first(run)}
     if "plain" not in least:
         return
-    wanted = sweeps.first_limits(min(least.values()), least["plain"])
+    wanted = sweeps.at_equal_ratios(BELOW * min(least.values()), least["plain"])
     while wanted or (following := sweeps.next_limit(points)):
         capacity_bytes = wanted.pop(0) if wanted else following  # pyright: ignore[reportPossiblyUnbound]
-        if any(each["capacity"] == capacity_bytes for each in points):
+        if any(each["limit_bytes"] == capacity_bytes for each in points):
             if wanted:
                 continue
             break
@@ -206,7 +208,7 @@ def run(rig: Path, packages: list[Path], names: list[str], ways: list[str], out:
     def show(name: str, each: Result) -> None:
         print(name, json.dumps(each), file=sys.stderr, flush=True)
         if "way" in each and sweeps.failed(each):
-            print(f"    {reproduction(name, each['way'], each['capacity'])}", file=sys.stderr, flush=True)
+            print(f"    {reproduction(name, each['way'], each['limit_bytes'])}", file=sys.stderr, flush=True)
         keep()
 
     for way in ways:

@@ -7,8 +7,6 @@ from typing import Any
 
 MIB = 2**20
 POINTS = 12
-BELOW = 0.5
-"""The first limits begin at this share of the best peer's least one."""
 FURTHER = 0.85
 """If the lowest limit is met, the next one is this share of it."""
 CLOSE = 1.03
@@ -17,20 +15,19 @@ TRAINED = "trained"
 Point = dict[str, Any]
 
 
-def first_limits(best_peer_bytes: int, plain_bytes: int) -> list[int]:
-    """Limits of a sweep at equal ratios, whole MiB, from below the best peer's least one to what plain needs."""
-    low, high = BELOW * best_peer_bytes, plain_bytes
-    ratio = (high / low) ** (1 / (POINTS - 1))
-    return sorted({round(low * ratio**n / MIB) * MIB for n in range(POINTS)})
+def at_equal_ratios(low_bytes: float, high_bytes: int) -> list[int]:
+    """Limits of a sweep from the lowest to the highest, whole MiB."""
+    ratio = (high_bytes / low_bytes) ** (1 / (POINTS - 1))
+    return sorted({round(low_bytes * ratio**n / MIB) * MIB for n in range(POINTS)})
 
 
 def next_limit(points: Iterable[Point]) -> int | None:
     """The limit that tells most about the least one; None where it is known closely enough."""
-    by_capacity = sorted(points, key=lambda point: point["capacity"])
-    met = [point["capacity"] for point in by_capacity if point["outcome"] == TRAINED]
+    by_capacity = sorted(points, key=lambda point: point["limit_bytes"])
+    met = [point["limit_bytes"] for point in by_capacity if point["outcome"] == TRAINED]
     if not met:
         return None
-    failed = [point["capacity"] for point in by_capacity if point["capacity"] < met[0]]
+    failed = [point["limit_bytes"] for point in by_capacity if point["limit_bytes"] < met[0]]
     if not failed:
         return round(FURTHER * met[0] / MIB) * MIB
     if met[0] <= CLOSE * failed[-1] or met[0] - failed[-1] <= 2 * MIB:
@@ -40,13 +37,13 @@ def next_limit(points: Iterable[Point]) -> int | None:
 
 def least_of(points: Iterable[Point]) -> int | None:
     """The smallest limit that was met."""
-    return min((point["capacity"] for point in points if point["outcome"] == TRAINED), default=None)
+    return min((point["limit_bytes"] for point in points if point["outcome"] == TRAINED), default=None)
 
 
 def failures_above(points: list[Point]) -> list[Point]:
     """The points that did not end well although a smaller limit was met."""
     least = least_of(points)
-    return [point for point in points if least is not None and point["capacity"] > least and failed(point)]
+    return [point for point in points if least is not None and point["limit_bytes"] > least and failed(point)]
 
 
 def failed(point: Point) -> bool:

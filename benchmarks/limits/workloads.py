@@ -8,18 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.peaks import ALL as SMALL
+from benchmarks.peers import CASES, SETTINGS
+
 Step = Callable[[], Any]
 
-SMALL = (
-    "perceptron", "residual net", "residual net in bfloat16", "perceptron in micro-batches", "vgg",
-    "separable convolutions", "autoencoder", "volume net", "plane net", "language model", "language model in bfloat16",
-    "vision transformer", "recurrent net", "dense net", "adversarial nets",
-)  # fmt: skip
-"""Of tests/fakecuda/within_models.py."""
 LARGE = {
-    "resnet50": "ResNet-50 batch 64, SGD momentum, fp32",
-    "unet3d": "MONAI UNet (32 to 320 channels, 2 residual units), 160^3, AdamW, fp32",
-    "gpt2_medium": "GPT-2 medium batch 2 x 1024, AdamW, fp32",
+    **CASES,
     "swin_unetr": "MONAI SwinUNETR (48 features), 96^3, 14 classes, AdamW, fp32",
     "densenet121": "MONAI DenseNet-121, batch 32, 224 x 224, SGD momentum, fp32",
     "diffusion_unet": "diffusers UNet2DModel (128 to 512 channels), batch 8, 64 x 64, AdamW, fp32",
@@ -27,8 +22,6 @@ LARGE = {
     "llama_lora": "peft LoRA (rank 8) of a Llama of 1B, batch 2 x 1024, AdamW, bfloat16",
 }
 WORKLOADS = {**{name: name for name in SMALL}, **LARGE}
-SETTINGS: dict[str, dict[str, Any]] = {"resnet50": {"batch": 64}, "gpt2_medium": {"batch": 2, "tokens": 1024}}
-"""Of those among benchmarks.planning's cases."""
 
 
 def made(name: str) -> Step:

@@ -10,12 +10,12 @@ MIB = 2**20
 
 
 def point(mib: int, outcome: str = "trained", steps: int = 8) -> dict[str, Any]:
-    return {"capacity": mib * MIB, "outcome": outcome, "steps": steps}
+    return {"limit_bytes": mib * MIB, "outcome": outcome, "steps": steps}
 
 
-def test_a_sweep_begins_below_the_best_peer_and_ends_at_what_plain_needs() -> None:
-    # when 12 limits lie between half of 1000 MiB and 4000 MiB
-    limits = sweeps.first_limits(1000 * MIB, 4000 * MIB)
+def test_a_sweep_has_twelve_limits_at_equal_ratios() -> None:
+    # when 12 limits lie between 500 MiB and 4000 MiB
+    limits = sweeps.at_equal_ratios(500 * MIB, 4000 * MIB)
     # then the ratio of two is (4000 / 500) ** (1 / 11) = 1.208: 500, 604, ..., 4000
     assert [each // MIB for each in (*limits[:2], limits[-1])] == [500, 604, 4000]
     assert len(limits) == 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.limits import cpu
+from benchmarks.limits import cpu, sweeps
 
 MIB = 2**20
 
@@ -27,7 +27,7 @@ def test_how_a_training_ended_is_one_word() -> None:
 
 
 def test_twelve_limits_go_from_45_percent_to_all_of_what_plain_training_takes() -> None:
-    limits = cpu.limits_of(1000 * MIB)
+    limits = sweeps.at_equal_ratios(cpu.LOWEST * 1000 * MIB, 1000 * MIB)
 
     assert (len(limits), limits[0], limits[-1]) == (12, 450 * MIB, 1000 * MIB)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import elbowroom as er
 from elbowroom.planners import Means
+from elbowroom.run.account import Mode
 from elbowroom.run.room import Room
 
 SEED = 20
@@ -144,11 +145,10 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
 
 
-def assert_swapped(room: Room, steps: int = STEPS) -> None:
-    """All steps were seen; the first was swapped whole, the last followed a plan that moved bytes out and back."""
+def assert_swapped(room: Room, steps: int = STEPS, *, first: Mode = "observe") -> None:
+    """All steps were seen; the first had this mode, the last followed a plan that moved bytes out and back."""
     modes = [step.mode for step in room.steps]
-    assert (len(modes), modes[-1]) == (steps, "plan"), modes
-    assert modes[0] in ("observe", "frugal"), modes
+    assert (len(modes), modes[0], modes[-1]) == (steps, first, "plan"), modes
     assert room.steps[-1].swapped_out_bytes > 0
     assert room.steps[-1].swapped_back_bytes > 0
     assert sum(step.mismatches for step in room.steps) == 0

@@ -266,7 +266,7 @@ def test_a_file_that_somebody_cut_is_told_before_anything_is_read(tmp_path: Path
 
 
 def test_closing_ends_threads_and_files(tmp_path: Path) -> None:
-    # given nothing that other tests have left, but for threads that end meanwhile
+    # given nothing that other tests have left
     gc.collect()
     threads, descriptors, opened = own_threads(), open_descriptors(), PlainGdsFile.opened
     below = Below(tmp_path)
@@ -279,7 +279,7 @@ def test_closing_ends_threads_and_files(tmp_path: Path) -> None:
     # then no more is there than before
     assert own_threads() <= threads
     assert open_descriptors() <= descriptors
-    assert PlainGdsFile.opened <= opened
+    assert PlainGdsFile.opened == opened
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -32,6 +33,20 @@ class FakeLimit(HardLimit):
 
     def left_bytes(self) -> int:
         return self.left
+
+
+@final
+class FallingLimit(HardLimit):
+    """A limit that leaves less as this process takes more, as a true one does."""
+
+    def __init__(self, left_bytes: int) -> None:
+        super().__init__("memory cgroup /job", 512 * MIB)
+        gc.collect()
+        trim()
+        self.all_bytes = left_bytes + resident_bytes()
+
+    def left_bytes(self) -> int:
+        return self.all_bytes - resident_bytes()
 
 
 @pytest.fixture
@@ -157,7 +172,7 @@ def budget_of(room: Room) -> int:
 
 def test_auto_follows_what_the_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     # given: 200 MiB are left, of which 16 stay free for small blocks and 24 for what differs from step to step
-    limit = FakeLimit(200 * MIB, kills=False)
+    limit = FallingLimit(200 * MIB)
     monkeypatch.setattr(ram, "hard_limits", lambda: (limit,))
 
     with er.within("auto") as room:

@@ -85,7 +85,7 @@ def test_a_training_that_profiles_itself_throughout_is_planned_and_two_steps_are
         outcome, room = within_tight(profiled(profile, ends=9), steps=10)
     # then
     assert_equal(outcome, train(plain, steps=10))
-    assert_swapped(room, len(room.steps))
+    assert_swapped(room, len(room.steps), first="frugal")
     assert len(told) == 1
     assert counted(profile, "aten::addmm") == (9 - 2) * LAYERS
 
@@ -98,7 +98,7 @@ def test_a_profile_of_a_few_steps_misses_none() -> None:
         outcome, room = within_tight(profiled(profile, ends=3), steps=8)
     # then
     assert_equal(outcome, train(plain, steps=8))
-    assert_swapped(room, len(room.steps))
+    assert_swapped(room, len(room.steps), first="frugal")
     assert counted(profile, "aten::addmm") == 3 * LAYERS
 
 

@@ -12,13 +12,13 @@ from typing import final
 
 import torch
 
+from elbowroom.engine.tiers.managed import held_bytes
 from elbowroom.errors import Infeasible
-from elbowroom.units import format_bytes
+from elbowroom.units import format_bytes, parse_bytes
 
 LITTLE_BYTES = 32 << 20
 """Bytes that others hold more, and that are not said to be in the way: libraries load kernels while a run goes on."""
 _ASKED = re.compile(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)")
-_UNITS = {"bytes": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 
 
 @final
@@ -35,7 +35,11 @@ class FullDevice:
 
     def _others_bytes(self) -> int:
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
-        return total_bytes - free_bytes - torch.cuda.memory_reserved(self._device)
+        return total_bytes - free_bytes - self._own_bytes()
+
+    def _own_bytes(self) -> int:
+        """Return what this process has reserved on the device; managed memory lies on the host."""
+        return torch.cuda.memory_reserved(self._device) - held_bytes()
 
     def refusal(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:
         """Return what to raise for an error that ended a run, if others took what its budget allows; None otherwise.
@@ -48,17 +52,17 @@ class FullDevice:
         if found is None:
             return None
         taken_bytes = self._others_bytes() - self._before_bytes
-        asked_bytes = round(float(found[1]) * (1 << _UNITS[found[2]]))
-        held_bytes = torch.cuda.memory_reserved(self._device)
-        if taken_bytes < LITTLE_BYTES or held_bytes + asked_bytes > budget_bytes:
+        asked_bytes = parse_bytes(f"{found[1]}{found[2].replace('bytes', 'B')}")
+        own_bytes = self._own_bytes()
+        if taken_bytes < LITTLE_BYTES or own_bytes + asked_bytes > budget_bytes:
             return None
-        room_bytes = held_bytes + torch.cuda.mem_get_info(self._device)[0]
+        room_bytes = own_bytes + torch.cuda.mem_get_info(self._device)[0]
         return Infeasible(
             f"device {self._device}: given a budget of {format_bytes(budget_bytes)}, of which the run holds "
-            f"{format_bytes(held_bytes)}.\nIt asked for {format_bytes(asked_bytes)} more, which are not there: others "
+            f"{format_bytes(own_bytes)}.\nIt asked for {format_bytes(asked_bytes)} more, which are not there: others "
             f"took {format_bytes(taken_bytes)} of the device since the run began.\nEnd what else runs there "
             f"(nvidia-smi), or start again with a budget of {format_bytes(room_bytes)} or less.",
             budget_bytes=budget_bytes,
-            least_feasible_bytes=held_bytes + asked_bytes,
+            least_feasible_bytes=own_bytes + asked_bytes,
             counts_reserved=True,
         )

@@ -265,8 +265,14 @@ class Learner:
         held = steady(trace) if first else trace  # its memory is rounded up
         clear, peak_bytes = assembly.clear, assembly.peak_allocated_bytes()
         self._recorded(key, recording, peak_bytes, held)
-        del assembly
+        del assembly  # below a hard limit, what was recorded is freed
         self._hold(recording, peak_bytes, planned=False)
+        return self._plan_first(key, trace, held, clear, first=first)
+
+    def _plan_first(
+        self, key: Hashable, trace: Trace, held: Trace, clear: Collection[int], *, first: bool
+    ) -> StepKind | None:
+        """Plan after an observed step: see `observed`. `held` is its trace with the memory of a steady step."""
         if self._given is not None and self._given.plan.recomputes:
             if not first:  # which may make states, or weights
                 self._unmet[key] = trace

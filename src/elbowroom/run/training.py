@@ -226,18 +226,9 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._recomputes.begin(key, known, self._following.begin())
         self._observing.at_save = self._learner.frugal.leaves_at_save(key)
         if known is None:
-            self._moving(True)
-            if not self._steps_ended:
-                self._executor.residence.training_begins(root)
-            self._observe(key, root)
-            recorded = self._recorder is not None or self._recomputes.records_calls
-            self._mode = "observe" if recorded else "frugal"
+            self._begin_frugal(key, root)
         else:
-            self._mode = "plan" if known.moves else "keep"
-            self._moving(known.moves or self._executor.residence.is_short(known.course.peak_bytes))
-            known.refined |= self._short_of_records
-            if known.is_recorded(self._measure_next) and not self._just_stopped:
-                self._recorder = self._observing.record_moves(root)
+            self._begin_known(known, root)
         self._just_stopped = False
         if self._recorder is None:
             self._observing.profile.go_on()
@@ -252,6 +243,23 @@ class TrainingRun(RunFigures, Director, Conductor):
         plain = plain and not self._root_hook.installed
         self._unhooked.begin(known, details, plain=plain)
         self._begin_ns = time.perf_counter_ns()
+
+    def _begin_frugal(self, key: Hashable, root: torch.nn.Module | None) -> None:
+        """Begin a step without a plan."""
+        self._moving(True)
+        if not self._steps_ended:
+            self._executor.residence.training_begins(root)
+        self._observe(key, root)
+        recorded = self._recorder is not None or self._recomputes.records_calls
+        self._mode = "observe" if recorded else "frugal"
+
+    def _begin_known(self, known: StepKind, root: torch.nn.Module | None) -> None:
+        """Begin a step of a known kind."""
+        self._mode = "plan" if known.moves else "keep"
+        self._moving(known.moves or self._executor.residence.is_short(known.course.peak_bytes))
+        known.refined |= self._short_of_records
+        if known.is_recorded(self._measure_next) and not self._just_stopped:
+            self._recorder = self._observing.record_moves(root)
 
     def _observe(self, key: Hashable, root: torch.nn.Module | None) -> None:
         """Record the step that begins, if it can teach something."""
