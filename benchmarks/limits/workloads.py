@@ -59,26 +59,26 @@ def _stepped(model: Any, loss: Callable[[], Any], *, momentum: bool = False) -> 
     return step
 
 
-def _volumes(net: Any, side: int, classes: int) -> Step:
+def _volumes(net: Any, side: int) -> Step:
     import torch
     from torch.nn import functional
 
     net = net.cuda()
     volume = torch.zeros(1, 1, side, side, side, device="cuda")
-    labels = torch.zeros(1, side, side, side, dtype=torch.long, device="cuda").clamp(max=classes - 1)
+    labels = torch.zeros(1, side, side, side, dtype=torch.long, device="cuda")
     return _stepped(net, lambda: functional.cross_entropy(net(volume), labels))
 
 
 def _unet3d() -> Step:
     from monai.networks.nets import UNet
 
-    return _volumes(UNet(3, 1, 2, (32, 64, 128, 256, 320), (2, 2, 2, 2), num_res_units=2), 160, 2)
+    return _volumes(UNet(3, 1, 2, (32, 64, 128, 256, 320), (2, 2, 2, 2), num_res_units=2), 160)
 
 
 def _swin_unetr() -> Step:
     from monai.networks.nets import SwinUNETR  # pyright: ignore[reportPrivateImportUsage]
 
-    return _volumes(SwinUNETR(in_channels=1, out_channels=14, feature_size=48), 96, 14)
+    return _volumes(SwinUNETR(in_channels=1, out_channels=14, feature_size=48), 96)
 
 
 def _densenet121() -> Step:
