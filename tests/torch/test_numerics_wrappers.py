@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
 
+from elbowroom.run.recompute.call_recorder import CallRecorder
 from tests.torch.helpers import assert_equal, assert_same_within, mlp, ordinary, train, train_within
 
 
@@ -62,6 +64,27 @@ def test_tensors_that_wrap_others_change_no_number() -> None:
             return self.after(self.before(x) * factor)
 
     assert_same_within(lambda: ordinary(Wrapped(), torch.randn(96, 64)))
+
+
+def test_calls_with_wrapping_tensors_and_under_modes_are_recorded_and_change_no_number() -> None:
+    x = torch.linspace(0, 1, 12)
+    expected = x.sin() * x
+
+    def run() -> Tensor:
+        wrapped = Scaled(x)
+        with FlopCounterMode(display=False):
+            return (wrapped.sin() * x).held
+
+    # when
+    recorder = CallRecorder(torch.device("cpu"))
+    recorder.start()
+    found = run()
+    calls = [call for group in recorder.stop().groups for call in group.calls]
+    # then both were met, and cannot be made again with a tensor that is more than its bytes
+    assert torch.equal(found, expected)
+    met = {call.name: call.unfit for call in calls if call.name in ("aten.sin", "aten.mul")}
+    assert set(met) == {"aten.sin", "aten.mul"}
+    assert all(met.values())
 
 
 def test_sparse_and_complex_tensors_beside_dense_ones_change_no_number() -> None:

@@ -168,10 +168,17 @@ def _cost(run: Callable[[], Any], device: torch.device) -> tuple[int, int]:
 
 
 def _most(stream: ProfilerStream) -> int:
+    """Return the most bytes that a call held of what it allocated; what it found may be freed meanwhile."""
+    sizes: dict[int, int] = {}
     held = most = 0
     for item in stream.stop():
         if isinstance(item.what, Allocation):
-            held += -item.what.block.size_bytes if item.what.freed else item.what.block.size_bytes
+            block = item.what.block
+            if item.what.freed:
+                held -= sizes.pop(block.address, 0)
+            else:
+                sizes[block.address] = block.size_bytes
+                held += block.size_bytes
             most = max(most, held)
     return most
 

@@ -19,6 +19,10 @@ class OperatorWatcher:
 
     Its kernels stay registered until the process ends. Nothing dispatches to them while it is off. A process can have
     only one watcher, as there is one such key.
+
+    Each operator has a kernel of its own. The fallback serves operators that are registered later. It cannot serve a
+    call under a dispatch mode or with a tensor that has `__torch_dispatch__`: for these torch looks the Python kernel
+    of the operator up, and a fallback is none (PythonKernelHolder in torch/csrc/utils/python_dispatch.cpp).
     """
 
     def __init__(self, composed: Any) -> None:
@@ -29,11 +33,12 @@ class OperatorWatcher:
         self.seen: Any = None
         for schema in torch._C._jit_get_all_schemas():
             name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-            if not schema.name.startswith("prim") and torch._C._dispatch_has_kernel(name) and composed(schema):
+            if not schema.name.startswith("prim") and torch._C._dispatch_has_kernel(name):
+                kernel = torch.library.fallthrough_kernel if composed(schema) else self._kernel(schema)
                 space = schema.name.partition("::")[0]
                 if space not in self._libraries:
                     self._libraries[space] = torch.library.Library(space, "IMPL")
-                self._libraries[space].impl(name, torch.library.fallthrough_kernel, key)
+                self._libraries[space].impl(name, kernel, key)
 
     def turn(self, *, on: bool) -> bool:
         """Turn watching of this thread on or off. Returns whether it was on before."""
@@ -44,6 +49,16 @@ class OperatorWatcher:
     def unwatched(self) -> AbstractContextManager[None]:
         """Return a context in which operators run unwatched."""
         return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(self._key))
+
+    def _kernel(self, schema: Any) -> Callable[..., Any]:
+        """Return a kernel for one operator, which is looked up once it is called: that takes long for all of them."""
+        space, _, name = schema.name.partition("::")
+        overload = schema.overload_name or "default"
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            return self.seen(getattr(getattr(getattr(torch.ops, space), name), overload), args, kwargs)
+
+        return kernel
 
     def _called(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         return self.seen(op, args, kwargs)
