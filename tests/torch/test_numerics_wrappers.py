@@ -78,7 +78,10 @@ def test_calls_with_wrapping_tensors_and_under_modes_are_recorded_and_change_no_
     # when
     recorder = CallRecorder(torch.device("cpu"))
     recorder.start()
-    found = run()
+    try:
+        found = run()
+    finally:
+        recorder.stop()
     calls = [call for group in recorder.stop().groups for call in group.calls]
     # then both were met, and cannot be made again with a tensor that is more than its bytes
     assert torch.equal(found, expected)

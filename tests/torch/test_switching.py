@@ -19,6 +19,7 @@ from elbowroom.capture.layers import (
     Cost,
     LayerCall,
     LayerWatch,
+    _cost,
     measure,
     switchable,
     with_offers,
@@ -101,6 +102,28 @@ def test_every_call_is_measured_with_every_choice() -> None:
     picture, weight = 4 * 8 * 32 * 32 * 4, 8 * 8 * 3 * 3 * 4
     assert costs[2].forward_bytes >= picture
     assert costs[2].backward_bytes >= 2 * picture + weight
+
+
+def test_what_a_call_frees_of_older_memory_is_not_taken_off_what_it_allocates() -> None:
+    # given 4 MiB that were allocated while another call was measured: the profiler reports the free of such memory
+    older: list[Tensor] = []
+
+    def first() -> Tensor:
+        if not older:
+            older.append(torch.empty(2**20))
+        return torch.empty(4)
+
+    _cost(first, CPU)
+
+    # and that happen to be freed before a call holds 1 MiB for a while, and returns 16 bytes
+    def second() -> Tensor:
+        older.clear()
+        brief = torch.empty(2**18)
+        del brief
+        return torch.empty(4)
+
+    # then
+    assert _cost(second, CPU)[1] == 2**20 - 16
 
 
 def test_the_convolutions_of_the_last_step_offer_what_was_measured() -> None:

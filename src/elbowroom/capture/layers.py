@@ -168,7 +168,10 @@ def _cost(run: Callable[[], Any], device: torch.device) -> tuple[int, int]:
 
 
 def _most(stream: ProfilerStream) -> int:
-    """Return the most bytes that a call held of what it allocated; what it found may be freed meanwhile."""
+    """Return the most bytes that a call held of what it allocated.
+
+    The profiler reports frees of blocks that an earlier recording saw, too: garbage may be collected meanwhile.
+    """
     sizes: dict[int, int] = {}
     held = most = 0
     for item in stream.stop():

@@ -339,13 +339,18 @@ def with_kernel_of_all(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return op._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 
 
+def overload_of(schema: Any) -> Any:
+    """Return the op overload that a schema declares, such as torch.ops.aten.add.Tensor."""
+    space, _, name = schema.name.partition("::")
+    return getattr(getattr(getattr(torch.ops, space), name), schema.overload_name or "default")
+
+
 def in_place_list_ops() -> frozenset[Any]:
     """Return overloads of `_foreach_` and `_fused_` ops that change their arguments and return nothing."""
     found: set[Any] = set()
     for schema in torch._C._jit_get_all_schemas():
         if schema.name.startswith(("aten::_foreach_", "aten::_fused_")) and not schema.returns:
-            packet = getattr(torch.ops.aten, schema.name.partition("::")[2])
-            found.add(getattr(packet, schema.overload_name or "default"))
+            found.add(overload_of(schema))
     return frozenset(found)
 
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import torch
+
+from elbowroom.torch_compat.core import overload_of
 
 
 class OperatorWatcher:
@@ -52,13 +55,8 @@ class OperatorWatcher:
 
     def _kernel(self, schema: Any) -> Callable[..., Any]:
         """Return a kernel for one operator, which is looked up once it is called: that takes long for all of them."""
-        space, _, name = schema.name.partition("::")
-        overload = schema.overload_name or "default"
-
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            return self.seen(getattr(getattr(getattr(torch.ops, space), name), overload), args, kwargs)
-
-        return kernel
+        find = cache(overload_of)
+        return lambda *args, **kwargs: self.seen(find(schema), args, kwargs)
 
     def _called(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         return self.seen(op, args, kwargs)
