@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -55,8 +55,8 @@ class OperatorWatcher:
 
     def _kernel(self, schema: Any) -> Callable[..., Any]:
         """Return a kernel for one operator, which is looked up once it is called: that takes long for all of them."""
-        find = cache(overload_of)
-        return lambda *args, **kwargs: self.seen(find(schema), args, kwargs)
+        find = cache(partial(overload_of, schema))  # not cache(overload_of): not every schema has a hash
+        return lambda *args, **kwargs: self.seen(find(), args, kwargs)
 
     def _called(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         return self.seen(op, args, kwargs)
