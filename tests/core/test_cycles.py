@@ -12,7 +12,7 @@ from elbowroom.errors import Infeasible
 from elbowroom.machine import Link, Machine, Tier, TierName
 from elbowroom.planners import plan
 from elbowroom.planners.problem import moves_on_demand
-from elbowroom.simulate.repeated_steps import Limited, away_while_waiting, cycle, early_waits, waits_at_saves
+from elbowroom.simulate.repeated_steps import away_while_waiting, cycle, early_waits, fits, waits_at_saves
 from elbowroom.simulate.reserved_curve import AllocatorUse
 from elbowroom.step.last_step import LastStep, last_step
 from elbowroom.step.moves import Moves, moves_of_plan, need, waits
@@ -183,33 +183,34 @@ def large_hole() -> tuple[LastStep, Moves]:
     return step, moves_on_demand(step, np.zeros(0, np.int64))
 
 
-def test_an_empty_cache_has_no_large_hole_that_a_small_block_takes_a_part_of() -> None:
+def test_a_block_that_stays_in_a_large_hole_is_in_the_way_even_at_a_limit() -> None:
+    # given that the 12 MiB lie in the hole of 30, and the second 30 have a segment of their own: 12 + 30 + 30
     step, moves = large_hole()
-    # when the cache is left alone: the 12 MiB lie in the hole of 30, and the second 30 have a segment of their own:
-    # 12 + 30 + 30
     assert cycle(step, moves, {}, AllocatorUse("")).reserved.max() == 72 * MIB
-    # when it is emptied at position 1: they have their own, and so have the second 30 then: 12 + 12 + 30
-    assert cycle(step, moves, {}, AllocatorUse("", emptied={1})).reserved.max() == 54 * MIB
+    # then the segment with the 12 MiB cannot go back at a limit of 70
+    assert fits(step, moves, {}, AllocatorUse("", 72 * MIB))
+    assert not fits(step, moves, {}, AllocatorUse("", 70 * MIB))
 
 
-def test_an_allocator_at_its_limit_empties_its_cache_itself() -> None:
+def test_pages_of_expandable_segments_serve_what_is_around_a_block_that_stays() -> None:
+    # given pages of 20 MiB: 12 + 12 + 30 need three
     step, moves = large_hole()
-    # then with 72 MiB no tick is named
-    assert Limited(step, moves, {}, "", {1}).emptied_within(72 * MIB) == (set(), 72 * MIB)
+    assert cycle(step, moves, {}, AllocatorUse("expandable_segments:True")).most_reserved == 60 * MIB
+    # then at a limit torch counts the 30 beside the page of the 12, and then takes whole pages
+    assert fits(step, moves, {}, AllocatorUse("expandable_segments:True", 50 * MIB))
+    assert not fits(step, moves, {}, AllocatorUse("expandable_segments:True", 49 * MIB))
 
 
-def test_the_cache_is_emptied_where_the_limit_alone_comes_too_late() -> None:
-    # given that at 60 MiB the 12 MiB would lie in the hole of 30, which cannot be given back then: 12 + 30 + 30
-    step, moves = large_hole()
-    limited = Limited(step, moves, {}, "", {1})
-    assert not Limited(step, moves, {}, "", {}).fits(60 * MIB)
-    # then it is emptied at position 1: 12 + 12 + 30
-    assert limited.emptied_within(60 * MIB) == ({1}, 54 * MIB)
-
-
-def test_where_emptying_the_cache_is_not_enough_nothing_is_named() -> None:
-    step, moves = large_hole()
-    limited = Limited(step, moves, {}, "", {1})
-    assert limited.emptied_within(50 * MIB) is None
-    assert not limited.fits(50 * MIB)
-    assert limited.fits(54 * MIB)
+def test_an_allocator_at_its_limit_gives_back_what_the_next_block_cannot_use() -> None:
+    # given 30 MiB for a moment, and then 40, beside 12 of parameters
+    build = Build()
+    parameter = build.storage(12 * MIB, "parameter")
+    build.op(temporary=30 * MIB)
+    build.save(parameter, idle=False)
+    build.op(temporary=40 * MIB)
+    step = last_step(build.trace())
+    moves = moves_on_demand(step, np.zeros(0, np.int64))
+    # then each has a segment of its own, and at a limit one after the other
+    assert cycle(step, moves, {}, AllocatorUse("")).most_reserved == 82 * MIB
+    assert fits(step, moves, {}, AllocatorUse("", 52 * MIB))
+    assert not fits(step, moves, {}, AllocatorUse("", 51 * MIB))

@@ -128,17 +128,6 @@ def test_waits_name_the_writes_that_must_have_ended() -> None:
     }
 
 
-def test_the_cache_is_emptied_where_that_is_asked_for() -> None:
-    # given two layers, saved at positions 1 and 2 and read back at 2 and 3
-    trace = chain([100, 100])
-    # when
-    schedule = compile_schedule(trace, swapping(trace), emptied={1, 3})
-    # then
-    empties = Action(writes_done=0, back=(), empties=True)
-    assert schedule.on_save == {0: empties}
-    assert schedule.on_read == {(0, 0): empties}
-
-
 def test_a_swap_back_starts_at_every_tick_of_its_position() -> None:
     # given storages 0 and 1 read back at one position, 2, and storage 2 saved there
     build = Build()

@@ -32,7 +32,7 @@ def refused(trace: er.Trace, asked: PlanRequest, budget: str = "1MiB") -> Infeas
 
 def request_of(trace: er.Trace, asked: PlanRequest, budget: str | int) -> CourseRequest:
     within = resolved(GPU, parse_budget(budget))
-    return CourseRequest(trace=trace, machine=GPU, budget=within, asked=asked, clear=range(len(trace.ops)))
+    return CourseRequest(trace=trace, machine=GPU, budget=within, asked=asked)
 
 
 def trace_of(model: str) -> er.Trace:

@@ -38,16 +38,16 @@ AGAIN = Plan(
 )
 
 
-def course(plan: Plan, limit_bytes: int | None = None) -> Course:
-    return Course(plan=plan, waiting=None, peak_bytes=BUDGET, limit_bytes=limit_bytes)
+def course(plan: Plan, at_limit: bool = False) -> Course:
+    return Course(plan=plan, waiting=None, peak_bytes=BUDGET, at_limit=at_limit)
 
 
-@pytest.mark.parametrize(("limit_bytes", "helps"), [(None, True), (BUDGET, False)])
+@pytest.mark.parametrize(("at_limit", "helps"), [(False, True), (True, False)])
 def test_no_calls_are_recorded_for_recomputes_that_need_a_limit(
-    monkeypatch: pytest.MonkeyPatch, limit_bytes: int | None, helps: bool
+    monkeypatch: pytest.MonkeyPatch, at_limit: bool, helps: bool
 ) -> None:
     # given recomputes that are faster than swaps
-    monkeypatch.setattr(planning, "_course", lambda *_: course(AGAIN, limit_bytes))
+    monkeypatch.setattr(planning, "_course", lambda *_: course(AGAIN, at_limit))
 
     assert would_help(QUESTION, course(SWAPS)) is helps
     # and where the swaps have one too, or there are none, they help
@@ -61,7 +61,7 @@ def test_recomputes_that_need_a_limit_are_taken_where_nothing_else_meets_the_bud
     found: Any = object()
     monkeypatch.setattr(planning, "matched", lambda *_: found)
     monkeypatch.setattr(planning, "_planned", lambda _question, _found, made: made)
-    limited, free = course(AGAIN, BUDGET), course(AGAIN)
+    limited, free = course(AGAIN, at_limit=True), course(AGAIN)
 
     monkeypatch.setattr(planning, "_course", lambda *_: limited)
     assert planned(QUESTION, found, is_needed=False) is None

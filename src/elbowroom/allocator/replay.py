@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, Literal, get_args
 
 from elbowroom.allocator.checking import check_form
@@ -26,6 +27,8 @@ def replay(
     capacity_bytes: int | None = None,
     *,
     events_done: EventsDone = "at once",
+    allowed_bytes: int | None = None,
+    unlimited: int = 0,
 ) -> Replay:
     """Compute what PyTorch's caching allocator holds after each event.
 
@@ -38,6 +41,9 @@ def replay(
         settings: settings of the allocator, as in PYTORCH_ALLOC_CONF.
         capacity_bytes: memory of the device, less what other users and the context take; None for no limit.
         events_done: when other streams are done with blocks they were recorded on.
+        allowed_bytes: the most that the allocator may reserve, as torch.cuda.set_per_process_memory_fraction sets it;
+            None for no limit but the device's.
+        unlimited: number of the first events that `allowed_bytes` does not limit: they lay out what is there.
 
     Returns:
         The statistics, an entry per event. An allocation that runs out of memory allocates nothing: the replay goes on,
@@ -50,6 +56,10 @@ def replay(
         See device_allocator.py. A request of 0 bytes is no allocation.
     """
     device = DeviceAllocator(as_settings(settings), checked_capacity(capacity_bytes), waits(events_done))
+    events = iter(events)
+    run(device, islice(events, unlimited))
+    if allowed_bytes is not None:
+        device.allowed_bytes = min(device.allowed_bytes, allowed_bytes)
     run(device, events)
     return Replay.of(device)
 

@@ -14,7 +14,7 @@ import torch
 
 from elbowroom.capture.drafts import Brief, OpDraft, SaveDraft, StorageDraft, flops_of, save_of, storage_of
 from elbowroom.capture.measured import Clock, DeviceClock, MovedStorage, curve_of, spans_of
-from elbowroom.capture.recording.allocator_layout import BRIEF, HOLE
+from elbowroom.capture.recording.allocator_layout import BRIEF, EMPTIED, HOLE
 from elbowroom.capture.recording.profiler_stream import Allocation, Mark, OpSeen, RecordedBlock
 from elbowroom.capture.recording.recorder import Note, Recording
 from elbowroom.capture.recording.states_seen import StatesSeen
@@ -32,10 +32,6 @@ class Assembly:
     Args:
         recording: the recording.
         tier: the lower tier of the run, which names the lanes of the timeline.
-
-    Attributes:
-        clear: positions at which the runtime had control after all frees of the ops before. Where an op's result is
-            saved, the runtime has control earlier than that.
     """
 
     def __init__(self, recording: Recording, tier: TierName) -> None:
@@ -53,6 +49,7 @@ class Assembly:
         self._states = StatesSeen()
         self._paused = 0
         self._steps: list[int] = []
+        self._empties: tuple[int, ...] = ()
         self._changes: list[tuple[int, int, int]] = []
         self._brief = Brief(self._changes)
         self._path = ""
@@ -63,7 +60,6 @@ class Assembly:
         self._offset_ns = 0
         self._now_ns = 0
         self._reached: list[tuple[int, int]] = []
-        self.clear: set[int] = set()
         self._run()
 
     # The pass
@@ -225,12 +221,14 @@ class Assembly:
             if block.address not in (BRIEF, HOLE):
                 self._at[block.address] = storage
                 continue
-            self._changes.append((self._now_ns, storage, -block.size_bytes))
+            self._changes.pop()  # nothing was allocated
             if block.address == BRIEF:
                 self._events.append(Event(-1, storage, -block.size_bytes))
             else:
                 holes.append(storage)
         self._events += [Event(-1, storage, -self._storages[storage].size_bytes) for storage in holes]
+        if note.path == EMPTIED:
+            self._empties = (len(self._events),)
 
     def _on_classify(self, note: Note) -> None:
         for block in note.blocks:
@@ -252,7 +250,6 @@ class Assembly:
         known.dtype = note.blocks[0].dtype or known.dtype
         self._on_saved_again(note)
         before = self._open_op is not None and self._open_op.saves_before_work(storage)
-        self.clear.update([len(self._ops) - 1] * before)
         earlier = self._saves[-1].saved_at if self._saves else 0  # what is saved next was not saved before that
         saved = SaveDraft(storage, max(len(self._ops) - before, earlier))
         self._saves.append(saved)
@@ -270,7 +267,6 @@ class Assembly:
         saved = self._by_entry.get(id(note.entry))
         if saved is not None:
             saved.read_at.append(len(self._ops))
-            self.clear.add(len(self._ops))
 
     def _on_placed(self, note: Note) -> None:
         block = note.blocks[0]
@@ -310,7 +306,6 @@ class Assembly:
                 self._event(saved.storage, -1)
 
     def _on_part_begins(self, _note: Note) -> None:
-        self.clear.add(len(self._ops))
         self._states.begins(len(self._ops))
 
     def _on_part_ends(self, note: Note) -> None:
@@ -391,6 +386,7 @@ class Assembly:
             ops=ops,
             storages=tuple(map(storage_of, self._storages)),
             events=tuple(self._events),
+            empties=self._empties,
             saves=tuple(map(save_of, self._saves)),
             steps=tuple(Step(first, end) for first, end in zip([0, *self._steps], self._steps, strict=False)),
             parts=self._states.parts(),

@@ -13,7 +13,7 @@ import torch
 from elbowroom.allocator.blocks import SEGMENT_BYTES
 from elbowroom.allocator.settings import set_in
 from elbowroom.engine.full_device import FullDevice
-from elbowroom.engine.residence import AllocatorBytes, Residence, SoFar
+from elbowroom.engine.residence import Residence, SoFar
 from elbowroom.engine.tiers.arenas import Arenas, cuda_pinning
 from elbowroom.engine.tiers.host import StreamedHostTier
 from elbowroom.engine.tiers.lower_tiers import BelowDevice
@@ -27,6 +27,7 @@ from elbowroom.hardware import gpus, ram
 from elbowroom.hardware.gpu_table import LinkKind
 from elbowroom.machine import ASSUMED_LINK, Link, Machine, Tier, link_to_host
 from elbowroom.notices import Once
+from elbowroom.torch_compat.cuda_allocator import allocator_text
 from elbowroom.units import Budget
 
 
@@ -62,7 +63,7 @@ def allocator_settings() -> str:
     """Return the settings of the caching allocator; "exact" if another allocator is in use, which has no model."""
     if torch.cuda.get_allocator_backend() != "native":
         return "exact"
-    return set_in(os.environ)
+    return allocator_text() or set_in(os.environ)
 
 
 def _assumed_link(name: str) -> Link:
@@ -172,8 +173,9 @@ class CudaResidence(Residence):
     def empty(self) -> None:
         torch.cuda.empty_cache()
 
-    def held(self) -> AllocatorBytes:
-        return AllocatorBytes(torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device))
+    def allocated_bytes(self) -> int:
+        counted = torch.cuda.memory_stats_as_nested_dict(self._device)
+        return counted.get("allocated_bytes", {}).get("all", {}).get("current", 0)
 
     def limit(self, size_bytes: int | None) -> None:
         if self._has_limit or size_bytes == self._limit_bytes:
@@ -186,7 +188,6 @@ class CudaResidence(Residence):
             # Half a segment above a whole number of segments, so that the share's rounding does not matter.
             share = min(share, (size_bytes // SEGMENT_BYTES + 0.5) * SEGMENT_BYTES / total_bytes)
         with suppress(torch.AcceleratorError):  # a device that is lost has no limit
-            self.empty()  # makes room for work between steps, and then for the step
             torch.cuda.set_per_process_memory_fraction(share, self._device)
 
     def measure(self, live_bytes: Callable[[], int]) -> int:  # noqa: ARG002 - that is RAM

@@ -113,13 +113,6 @@ def resident_bytes() -> int:
         return 0
 
 
-class AllocatorBytes(NamedTuple):
-    """Bytes that a caching allocator holds: in blocks that are in use, and in all its segments."""
-
-    allocated_bytes: int
-    reserved_bytes: int
-
-
 class SoFar(NamedTuple):
     """Counts of a device up to now.
 
@@ -188,12 +181,12 @@ class Residence(ABC):
         Work of the device that still reads it ends first.
         """
 
-    def held(self) -> AllocatorBytes:
-        """Return the bytes that a caching allocator holds now; 0 if there is none."""
-        return AllocatorBytes(0, 0)
+    def allocated_bytes(self) -> int:
+        """Return the bytes in blocks of a caching allocator that are in use; 0 if there is none."""
+        return 0
 
     def limit(self, size_bytes: int | None) -> None:  # noqa: B027
-        """Give back all free memory, and limit what may be held from now on; None restores the earlier limit."""
+        """Limit what a caching allocator may hold from now on; None restores the earlier limit."""
 
     def begin(self) -> None:  # noqa: B027 - for devices that need nothing
         """Prepare for storages that leave from now on."""

@@ -244,9 +244,8 @@ def _saved_in_steps(trace: Trace, min_size_bytes: int) -> list[Saved]:
 
 def _refused(trace: Trace, shown: Trace, machine: Machine, question: Question) -> Infeasible | None:
     """Return the refusal of the budget, or None if a plan meets it. `shown` is the trace with what a run may move."""
-    everywhere = range(len(trace.ops) + 1)
     budget = below_device(machine, Budget()).on_device(question.budget_bytes)
-    request = CourseRequest(trace=shown, machine=machine, budget=budget, asked=_asked(question), clear=everywhere)
+    request = CourseRequest(trace=shown, machine=machine, budget=budget, asked=_asked(question))
     try:
         course_within(request)
     except Infeasible as problem:

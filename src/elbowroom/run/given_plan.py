@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -72,9 +71,7 @@ def given_plan(plan: object, trace: object) -> GivenPlan | None:
     return None
 
 
-def course_of_moved(
-    trace: Trace, machine: Machine, made: Plan, budget_bytes: int, clear: Collection[int]
-) -> Course | None:
+def course_of_moved(trace: Trace, machine: Machine, made: Plan, budget_bytes: int) -> Course | None:
     """Return the course of a plan that was made for another step of the kind; None if it does not fit this step.
 
     Args:
@@ -82,14 +79,13 @@ def course_of_moved(
         machine: the machine that it runs on.
         made: the plan.
         budget_bytes: the budget that the course has to meet.
-        clear: positions at which the cache may be emptied.
     """
     try:
         moved = replace(moved_to(trace, made), budget_bytes=budget_bytes)
         check(trace, moved, machine)
     except InvalidPlan:
         return None
-    course = course_of(trace, machine, moved, budget_bytes, clear)
+    course = course_of(trace, machine, moved, budget_bytes)
     return course if course.peak_bytes <= budget_bytes else None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -263,15 +263,13 @@ class Learner:
         trace = assembly.trace()
         self.frugal.learnt(key, trace)
         held = steady(trace) if first else trace  # its memory is rounded up
-        clear, peak_bytes = assembly.clear, assembly.peak_allocated_bytes()
+        peak_bytes = assembly.peak_allocated_bytes()
         self._recorded(key, recording, peak_bytes, held)
         del assembly  # below a hard limit, what was recorded is freed
         self._hold(recording, peak_bytes, planned=False)
-        return self._plan_first(key, trace, held, clear, first=first)
+        return self._plan_first(key, trace, held, first=first)
 
-    def _plan_first(
-        self, key: Hashable, trace: Trace, held: Trace, clear: Collection[int], *, first: bool
-    ) -> StepKind | None:
+    def _plan_first(self, key: Hashable, trace: Trace, held: Trace, *, first: bool) -> StepKind | None:
         """Plan after an observed step: see `observed`. `held` is its trace with the memory of a steady step."""
         if self._given is not None and self._given.plan.recomputes:
             if not first:  # which may make states, or weights
@@ -290,7 +288,7 @@ class Learner:
             self._learnt(key, known)
             return known
 
-        work = partial(first_plan, self._question(key, trace, clear))
+        work = partial(first_plan, self._question(key, trace))
         return self._background.make(key, work, apply)
 
     def _hold(self, recording: Recording, peak_bytes: int, *, planned: bool) -> None:
@@ -304,14 +302,13 @@ class Learner:
             self.budget_bytes = self._held_to.budget_bytes(peak_bytes)
         self._budget = self._budget.on_device(self.budget_bytes)
 
-    def _question(self, key: Hashable, trace: Trace, clear: Collection[int] = ()) -> StepQuestion:
+    def _question(self, key: Hashable, trace: Trace) -> StepQuestion:
         """Return all that planning a step of this signature depends on, as it is now."""
         return StepQuestion(
             trace=trace,
             machine=self.machine,
             budget=self._budget,
             asked=self._asked,
-            clear=clear,
             given=self._given,
             compiled_backward=self._compiled_backward,
             recomputes=self._recomputing.allowed,
@@ -425,15 +422,13 @@ class Learner:
             return known, line
         if not self._background.under_way(key):
             # without moves it does not matter from when on a storage is idle
-            steady_trace, clear = trace or assembly.trace(), assembly.clear
+            steady_trace = trace or assembly.trace()
             del assembly
             self._hold(recording, line.peak_allocated_bytes, planned=True)
-            known = self._better(key, known, trace, self.layers.offered(steady_trace), clear)
+            known = self._better(key, known, trace, self.layers.offered(steady_trace))
         return known, line
 
-    def _better(
-        self, key: Hashable, known: StepKind, alike: Trace | None, trace: Trace, clear: Collection[int]
-    ) -> StepKind:
+    def _better(self, key: Hashable, known: StepKind, alike: Trace | None, trace: Trace) -> StepKind:
         """Plan again, for a steady step. Returns what to do from now on: the new plan, or the old one until then."""
 
         def apply(found: Callable[[], Answer]) -> StepKind | None:
@@ -443,7 +438,7 @@ class Learner:
             return better
 
         before = Before(plan=known.plan, rebuilds=known.rebuilder is not None, alike=alike)
-        work = partial(better_plan, self._question(key, trace, clear), before)
+        work = partial(better_plan, self._question(key, trace), before)
         return self._background.make(key, work, apply) or known
 
     def wants_calls(self, key: Hashable, known: StepKind | None) -> bool:

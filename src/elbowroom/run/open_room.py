@@ -14,6 +14,7 @@ import torch
 from elbowroom.capture.recording.recorder import live_ram_bytes
 from elbowroom.engine.cuda_device import CudaResidence, cuda_machine, free_device_bytes, past_the_host, tiers_below
 from elbowroom.engine.executor import Executor
+from elbowroom.engine.expandable_segments import expandable_segments
 from elbowroom.engine.ram_guard import RamGuard
 from elbowroom.engine.residence import RamResidence, slack_bytes
 from elbowroom.engine.tiers.disk import DiskTier
@@ -89,6 +90,7 @@ def _opened(
         amounts = replace(amounts, device=Amount(size_bytes=given.plan.budget_bytes))
     directory = None if spill_dir is None else os.fspath(spill_dir)
     if where.type == "cuda":
+        around.enter_context(expandable_segments(where, allowed=not asked.managed_bytes))
         executor, machine, resolved, hard_room = _above_host(where, amounts, directory, asked)
         around.enter_context(managed_memory(where, resolved.device_bytes, asked.managed_bytes))
     else:

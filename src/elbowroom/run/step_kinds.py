@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from elbowroom.capture.layers import Chosen
-from elbowroom.engine.residence import AllocatorBytes
 from elbowroom.engine.tensor_subclasses import inside
 from elbowroom.engine.tiers.ranges import bytes_for
 from elbowroom.machine import Machine, TierName
@@ -91,7 +90,6 @@ class StepKind:
         turns: what to do with each save.
         begun: whether a step of this kind has begun.
         begins_empty: whether the last one began with an empty cache, as another kind's step came before it.
-        found: what was on the device when the first one began, if it has a limit.
         shared: whether slightly smaller steps follow its plan: see similar_shapes.py.
     """
 
@@ -109,7 +107,6 @@ class StepKind:
     seen: Seen = field(default_factory=Seen)
     begun: bool = False
     begins_empty: bool = False
-    found: AllocatorBytes | None = None
     shared: bool = False
     _for_nearby: StepKind | None = field(init=False, default=None)
     tier_of: Mapping[int, TierName] = field(init=False)
@@ -156,7 +153,7 @@ class StepKind:
 
     def for_nearby(self) -> StepKind | None:
         """Return this kind for slightly smaller steps; None if it has recomputes, algorithms or a limit of one size."""
-        if self.rebuilder is not None or self.chosen or self.course.limit_bytes is not None:
+        if self.rebuilder is not None or self.chosen or self.course.at_limit:
             return None
         if self._for_nearby is None:
             self._for_nearby = replace(self, refined=True, wants_calls=False, seen=Seen(), begun=False, shared=True)
@@ -190,10 +187,10 @@ class UnknownKind:
 
 def known_of(trace: Trace, course: Course, machine: Machine, budget_bytes: int) -> StepKind:
     """Return the kind of step for a trace and the course of its plan."""
-    schedule = compile_schedule(trace, course.plan, course.waiting, course.emptied)
+    schedule = compile_schedule(trace, course.plan, course.waiting)
     whole_bytes = max(course.peak_bytes, peak_in_one_go(last_step(trace)))
     # With a limit of the allocator, a step has to run exactly as it was simulated.
-    needs_parts = schedule.carried or schedule.gradients or course.limit_bytes or whole_bytes > budget_bytes
+    needs_parts = schedule.carried or schedule.gradients or course.at_limit or whole_bytes > budget_bytes
     in_parts = bool(trace.parts) and bool(needs_parts)
     chosen = chosen_of(trace, course.plan)
     return StepKind(trace, course, schedule, machine, refined=False, in_parts=in_parts, chosen=chosen)

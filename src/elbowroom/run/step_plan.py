@@ -89,8 +89,6 @@ class Following:
                 back.append(entry)
                 executor.want(entry)
         executor.writes_done(action.writes_done)
-        if action.empties:
-            executor.residence.empty()
         for entry in back:
             executor.bring_back(entry)
         if action.rebuild:

@@ -111,7 +111,7 @@ def plan_of(question: StepQuestion) -> StepKind:
     trace, machine = question.trace, question.machine
     made = question.given.on(trace)
     check(trace, made, machine)
-    return _known_of(question, course_of(trace, machine, made, question.budget.device_bytes, question.clear))
+    return _known_of(question, course_of(trace, machine, made, question.budget.device_bytes))
 
 
 def _swaps(question: StepQuestion) -> Course:
@@ -128,7 +128,6 @@ def _request(question: StepQuestion) -> CourseRequest:
         machine=question.machine,
         budget=question.budget,
         asked=question.asked,
-        clear=question.clear,
     )
 
 
@@ -141,10 +140,9 @@ def _instead(question: StepQuestion, before: Before, problem: Infeasible) -> Ans
     alike = before.alike
     if alike is None:
         return Next.AS_BEFORE
-    machine, clear = question.machine, question.clear
     # a list of losses that grows is no reason to end the run
     allowed_bytes = question.budget.device_bytes + question.asked.min_size_bytes
-    course = course_of_moved(alike, machine, before.plan, allowed_bytes, clear)
+    course = course_of_moved(alike, question.machine, before.plan, allowed_bytes)
     if course is not None and before.rebuilds:
         return Next.AS_BEFORE
     if course is not None:

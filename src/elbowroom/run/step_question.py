@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -24,7 +23,6 @@ class StepQuestion:
         machine: the machine that it runs on, with the rates known by now.
         budget: the budgets of all tiers.
         asked: knobs of the plans, with the modules that existed.
-        clear: positions at which the cache may be emptied.
         given: a plan to follow in place of planning.
         compiled_backward: whether a backward pass of the run was compiled.
         recomputes: whether plans may recompute.
@@ -38,7 +36,6 @@ class StepQuestion:
     machine: Machine
     budget: ResolvedBudget
     asked: PlanRequest
-    clear: Collection[int] = ()
     given: GivenPlan | None = None
     compiled_backward: bool = False
     recomputes: bool = False

@@ -303,7 +303,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._states.plan_begins(known)
         if is_new:
             self._executor.expect(lower_bytes(known))
-        self._limit.begin(known)
+        self._limit.begin(known, self.budget_bytes)
 
     def _moving(self, moving: bool) -> None:
         """Say whether storages leave in this step. If so, freed memory must go back to the system."""

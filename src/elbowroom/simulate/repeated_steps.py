@@ -6,14 +6,13 @@ engine/tiers/host.py): a storage leaves at the tick at which the schedule waits 
 it is wanted back, it stays. So the order of all blocks, and with it the reserved bytes, follows from trace and plan
 alone. Exact if the trace is that of the steps that run. Ignored: blocks of several streams; what the steps before the
 plan left in the cache, as the cache is emptied where a plan begins.
-Cost: `STEPS` replays of the step; `MOST_TRIES` times `STEPS_EMPTIED` to find where emptying the cache helps.
+Cost: `STEPS` replays of the step, or `STEPS_LIMITED` below a limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,10 +24,8 @@ from elbowroom.step.moves import Moves, need, ticks_of, waits
 from elbowroom.step.rebuilds import beats
 from elbowroom.units import NONE
 
-STEPS_EMPTIED = 6
-"""Equal steps to play if the cache is emptied: reserved bytes settle later then."""
-MOST_TRIES = 40
-"""Trials that leave out places at which the cache is emptied."""
+STEPS_LIMITED = 6
+"""Equal steps to play below a limit: reserved bytes settle later there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,11 +36,13 @@ class Cycle:
         allocated: per op, the most bytes in blocks, recipes that run before it included.
         reserved: per op, the most bytes that the allocator holds.
         most_reserved: the most bytes that it holds in any of the steps.
+        begin_allocated: bytes in blocks where the step begins.
     """
 
     allocated: Ints
     reserved: Ints
     most_reserved: int
+    begin_allocated: int
 
 
 def early_waits(
@@ -145,83 +144,37 @@ def cycle(
         step: the last step of a trace.
         moves: the swaps of the plan.
         waiting: by position of a tick, how many writes must have ended there.
-        use: how the allocator is used. With a limit, each step begins with an empty cache.
+        use: how the allocator is used.
         steps: number of steps; 0 for as many as it takes until reserved bytes grow no more.
     """
-    steps = steps or (STEPS_EMPTIED if use.emptied or use.limit_bytes else STEPS)
-    if use.limit_bytes:
-        use = replace(use, emptied=[step.first_op, *use.emptied])
+    steps = steps or (STEPS if use.limit_bytes is None else STEPS_LIMITED)
     away = away_while_waiting(step, moves, waiting)
     done = played(step, moves, away, use, steps=steps)
     allocated = _per_op(step, done.allocated)
     for beat in beats(step, moves.rebuilds, done.allocated):
         place = min(moves.rebuilds[beat.rebuild].position, step.end_op - 1) - step.first_op
         allocated[place] = max(allocated[place], beat.most)
-    return Cycle(allocated=allocated, reserved=_per_op(step, done.reserved), most_reserved=done.most_reserved)
+    return Cycle(
+        allocated=allocated,
+        reserved=_per_op(step, done.reserved),
+        most_reserved=done.most_reserved,
+        begin_allocated=int(done.allocated[0]),
+    )
 
 
-@final
-class Limited:
-    """Steps under a plan in which the allocator's cache is emptied at some ticks, and which may have a limit.
+def fits(step: LastStep, moves: Moves, waiting: Mapping[int, int], use: AllocatorUse) -> bool:
+    """Return whether the steps of a plan never run out of memory below the limit of the allocator.
 
-    With an empty cache, a block never takes a part of a larger hole that the next one needs. At its limit the
-    allocator empties the cache itself. That is often too late, and ends the training if it is not enough. So a limit is
-    the last resort. It holds from the beginning of a step to its end, and the cache is empty at both. Code between
-    steps runs without a limit.
+    At its limit the allocator gives its cache back to the driver and asks again. So blocks that lie in the way cost
+    time there, and the training goes on as long as the blocks in use and the pages that they share fit.
 
     Args:
         step: the last step of a trace.
         moves: the swaps of the plan.
         waiting: by position of a tick, how many writes must have ended there.
-        settings: settings of the allocator, as in PYTORCH_ALLOC_CONF.
-        places: ticks at which the cache may be emptied.
+        use: how the allocator is used, with its limit.
     """
-
-    def __init__(
-        self, step: LastStep, moves: Moves, waiting: Mapping[int, int], settings: str, places: Collection[int]
-    ) -> None:
-        self._step, self._moves, self._settings = step, moves, settings
-        self._away = away_while_waiting(step, moves, waiting)
-        self._places = [tick for tick in listed(ticks_of(step, moves)) if tick in places]
-
-    def fits(self, limit_bytes: int) -> bool:
-        """Return whether all steps fit within a limit if the cache is emptied wherever it may be."""
-        return self._held(limit_bytes, self._places) is not None
-
-    def emptied_within(self, limit_bytes: int, *, is_limit: bool = True) -> tuple[frozenset[int], int] | None:
-        """Find few ticks at which to empty the cache; return them and the most that is reserved then.
-
-        Returns None if no choice keeps within the limit. All steps count, the first included: emptied at few places,
-        the cache takes some steps to lose the blocks that are in the way. The search leaves out runs of places while
-        the rest is enough: half of them, then shorter runs.
-
-        Args:
-            limit_bytes: the most that may be reserved.
-            is_limit: whether the allocator is given that limit.
-        """
-        found, reserved = self._places, self._held(limit_bytes, self._places, is_limit=is_limit)
-        if reserved is None:
-            return None
-        tries, run, start = MOST_TRIES, len(found), 0
-        while tries and run:
-            if start >= len(found):
-                run, start = run // 2, 0
-                continue
-            fewer = found[:start] + found[start + run :]
-            if (less := self._held(limit_bytes, fewer, is_limit=is_limit)) is not None:
-                found, reserved = fewer, less
-            else:
-                start += run
-            tries -= 1
-        return frozenset(found), reserved
-
-    def _held(self, limit_bytes: int, emptied: Sequence[int], *, is_limit: bool = True) -> int | None:
-        """Return the most that is reserved; None if that exceeds the limit."""
-        use = AllocatorUse(self._settings, None, emptied)
-        if is_limit:
-            use = AllocatorUse(self._settings, limit_bytes, [self._step.first_op, *emptied])
-        done = played(self._step, self._moves, self._away, use, steps=STEPS_EMPTIED)
-        return None if done.failed or done.most_reserved > limit_bytes else done.most_reserved
+    return not played(step, moves, away_while_waiting(step, moves, waiting), use, steps=STEPS_LIMITED).failed
 
 
 def _per_op(step: LastStep, level: Ints) -> Ints:

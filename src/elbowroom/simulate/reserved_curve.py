@@ -14,7 +14,7 @@ themselves fit. It costs the wait and the calls of the driver.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,12 +45,10 @@ class AllocatorUse:
     Attributes:
         settings: as in PYTORCH_ALLOC_CONF.
         limit_bytes: the most that it may reserve; None for no limit.
-        emptied: positions of ticks at which the cache is given back to the driver.
     """
 
     settings: str
     limit_bytes: int | None = None
-    emptied: Collection[int] = ()
 
 
 class Driven(NamedTuple):
@@ -179,10 +177,9 @@ def played(
         use: how the allocator is used.
         steps: number of steps.
     """
-    empties = [_Due(int(step.point_of[at - step.first_op]), EMPTIES, ("empty_cache",)) for at in use.emptied]
-    due = sorted([*_inside(step, moves, away), *empties, *_emptied(step)], key=_in_order)
+    due = sorted([*_inside(step, moves, away), *_emptied(step)], key=_in_order)
     events, at, first = _of_steps(step, due, steps, set(listed(step.storage_of(moves.n[moves.wraps]))))
-    done = replay(events, use.settings, use.limit_bytes)
+    done = replay(events, use.settings, allowed_bytes=use.limit_bytes, unlimited=first)
     allocated, reserved = (
         np.concatenate([np.zeros(1, np.int64), values])[at] for values in (done.allocated_bytes, done.reserved_bytes)
     )

@@ -8,17 +8,16 @@ the runtime does this, in order: (1) queue the write of a swapped storage that w
 dropped; (2) give up the unfinished writes of `Action.back` (those storages simply stay); (3) wait until
 `Action.writes_done` of the plan's writes have ended, been given up or lost their storage. They are
     counted in write order, among those queued so far;
-(4) empty the allocator's cache if `Action.empties`;
-(5) start the swaps back of `Action.back`;
-(6) run the recipes of `Action.rebuild`;
-(7) on a read, wait until the storage is there.
+(4) start the swaps back of `Action.back`;
+(5) run the recipes of `Action.rebuild`;
+(6) on a read, wait until the storage is there.
 Several ticks at one position all carry that position's action, as their order is not known beforehand. Doing it twice
 changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,13 +38,11 @@ class Action:
         writes_done: how many of the plan's writes must have ended, in write order.
         back: the saves whose swap back starts here, in the order of need.
         rebuild: the plan's recomputes that run here, by index.
-        empties: whether the device's allocator empties its cache here.
     """
 
     writes_done: int
     back: tuple[int, ...]
     rebuild: tuple[int, ...] = ()
-    empties: bool = False
 
 
 class StateSlot(NamedTuple):
@@ -101,9 +98,7 @@ class Schedule:
     carried: frozenset[int] = frozenset()
 
 
-def actions(
-    step: LastStep, moves: Moves, waiting: Mapping[int, int], emptied: Collection[int] = ()
-) -> dict[int, Action]:
+def actions(step: LastStep, moves: Moves, waiting: Mapping[int, int]) -> dict[int, Action]:
     """Return by position what to do at its ticks. Swaps back that start together go in the order of need."""
     back: dict[int, list[int]] = {}
     for i in in_order_of_need(step, moves):
@@ -117,22 +112,18 @@ def actions(
             writes_done=waiting.get(p, 0),
             back=tuple(back.get(p, ())),
             rebuild=tuple(rebuild.get(p, ())),
-            empties=p in emptied,
         )
-        for p in sorted({*back, *waiting, *rebuild, *emptied})
+        for p in sorted({*back, *waiting, *rebuild})
     }
 
 
-def compile_schedule(
-    trace: Trace, plan: Plan, waiting: Mapping[int, int] | None = None, emptied: Collection[int] = ()
-) -> Schedule:
+def compile_schedule(trace: Trace, plan: Plan, waiting: Mapping[int, int] | None = None) -> Schedule:
     """Compile a plan for the runtime.
 
     Args:
         trace: what the training does.
         plan: what to do in its last step.
         waiting: by position of a tick, how many writes must have ended there; None waits only if room is needed.
-        emptied: positions of ticks at which the allocator's cache is emptied.
 
     Raises:
         InvalidPlan: the plan may not run on this trace (see `check`), or the runtime cannot carry it out.
@@ -143,7 +134,7 @@ def compile_schedule(
     moves = moves_of_plan(step, plan)
     needed = need(step, moves)
     peak = int(needed.max())
-    at = actions(step, moves, waits(step, moves, needed, peak) if waiting is None else waiting, emptied)
+    at = actions(step, moves, waits(step, moves, needed, peak) if waiting is None else waiting)
     return Schedule(
         peak_allocated_bytes=peak,
         swapped=tuple(moves.n.tolist()),

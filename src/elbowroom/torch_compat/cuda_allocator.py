@@ -76,6 +76,24 @@ def memory_snapshot() -> Any:
     return torch.cuda.memory._snapshot()
 
 
+def allocator_text() -> str:
+    """Return the settings that CUDA's caching allocator has now, as given to it last."""
+    found = memory_snapshot().get("allocator_settings", {})
+    return str(found.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+
+
+def set_allocator(text: str) -> bool:
+    """Give CUDA's caching allocator other settings for the segments that it makes from now on.
+
+    All settings that `text` does not name get their defaults. Returns whether this torch can do so.
+    """
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if change is None:
+        return False
+    change(text)
+    return True
+
+
 def compiler_graphs(device: torch.device) -> bool:
     """Tell whether compiled code of this thread is captured as CUDA graphs on a device."""
     trees = sys.modules.get("torch._inductor.cudagraph_trees")

@@ -67,10 +67,12 @@ def _segment(found: dict[str, Any]) -> LayoutSegment:
     pool = found.get("segment_pool_id", SHARED_POOL)
     managed = pool in pools  # only the used part of such a pool belongs to a training
     ours = found["stream"] == DEFAULT_STREAM and (pool == SHARED_POOL or managed)
+    is_expandable = bool(found["is_expandable"])
     return LayoutSegment(
+        address=found["address"],
         size_bytes=found["total_size"],
         small=found["segment_type"] == "small",
-        expandable=bool(found["is_expandable"]) or managed,
+        kind="others" if managed or (is_expandable and not ours) else "expandable" if is_expandable else "fixed",
         pieces=tuple(_piece(block, ours=ours) for block in found["blocks"]),
     )
 

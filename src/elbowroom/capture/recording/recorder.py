@@ -16,7 +16,7 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.capture.recording.allocator_layout import fills
+from elbowroom.capture.recording.allocator_layout import EMPTIED, fills
 from elbowroom.capture.recording.cuda_memory import CudaMemory
 from elbowroom.capture.recording.modules import ModulePaths
 from elbowroom.capture.recording.profiler_stream import Item, ProfilerStream, RecordedBlock
@@ -258,11 +258,11 @@ class Recorder:
                 if self._device.type == "cpu":  # on other devices the stream has every free
                     self._watch(tensor.untyped_storage(), Note("died", blocks=(block,)))
         if self._device.type == "cuda":
-            found = fills(CudaMemory(self._device).segments())
+            segments = CudaMemory(self._device).segments()
             dtypes = {address: block.dtype for address, block in blocks.items()}
-            self._note(
-                Note("laid_out", blocks=tuple(RecordedBlock(*each, dtypes.get(each.address, "")) for each in found))
-            )
+            laid_out = tuple(RecordedBlock(*each, dtypes.get(each.address, "")) for each in fills(segments))
+            emptied = any(each.kind == "expandable" for each in segments)
+            self._note(Note("laid_out", blocks=laid_out, path=EMPTIED if emptied else ""))
         self._note(Note("exists", blocks=tuple(blocks.values()), mark=self._mark()))
 
     def _watch(self, storage: torch.UntypedStorage, on_death: Note) -> None:

@@ -2,20 +2,20 @@
 
 Planners count allocated bytes. The allocator reserves more, by the free memory between blocks. How much is known once a
 plan is played (elbowroom/simulate/repeated_steps.py). So a plan is made for the whole budget. If it reserves more,
-plans are made for less and less, until one fits. If no plan fits, the cache is emptied at some ticks of the step. The
-device waits there for the driver, which hands memory out anew. If that is not enough, the allocator gets the budget as
-its limit too. At the limit it empties its cache itself.
+plans are made for less and less, until one fits. If no plan fits, one may do whose blocks fit below the budget as the
+allocator's limit. There the allocator gives its cache back to the driver, which hands memory out anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import count
 
 from elbowroom.allocator.blocks import SEGMENT_BYTES
+from elbowroom.allocator.settings import parse_settings
 from elbowroom.errors import Infeasible
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
@@ -25,11 +25,11 @@ from elbowroom.planners.budget.least import first_met
 from elbowroom.planners.budget.remedies import Refused, with_remedies
 from elbowroom.planners.budget.reserved_search import Descending, Look, lowest, search
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
-from elbowroom.simulate.repeated_steps import Cycle, Limited, cycle, early_waits, waits_at_saves
+from elbowroom.simulate.repeated_steps import Cycle, cycle, early_waits, fits, waits_at_saves
 from elbowroom.simulate.reserved_curve import AllocatorUse
 from elbowroom.simulate.simulate import simulate
-from elbowroom.step.last_step import last_step, listed
-from elbowroom.step.moves import moves_of_plan, need, peak_in_one_go, tiers_of_plan
+from elbowroom.step.last_step import LastStep, last_step, listed
+from elbowroom.step.moves import Moves, moves_of_plan, need, peak_in_one_go, tiers_of_plan
 from elbowroom.timeline import Curve, Timeline
 from elbowroom.trace import Trace
 from elbowroom.units import format_exact_bytes
@@ -41,8 +41,8 @@ PLANNER_OF_RECOMPUTES = "optimal" if find_spec("highspy") else "capuchin"
 BUDGETS_TRIED = 10
 """Most plans that are tried for one budget."""
 ROUNDS_OF_RECOMPUTES = 3
-SPARE_BYTES = SEGMENT_BYTES
-"""Bytes by which the allocator's limit is below the budget, for small storages unknown to the plan: one segment."""
+SPARE_PAGES = 2
+"""Pages of the allocator that a plan at a limit leaves free: for small storages unknown to it, and another layout."""
 TIME_LIMIT_S = 2.0
 """Time limit of each program that a planner solves: training waits for the plan."""
 
@@ -55,16 +55,16 @@ class Course:
         plan: what to swap and to recompute.
         waiting: position of a tick -> number of writes that must have ended there; None if only room counts.
         peak_bytes: the most bytes, as a budget of the device counts them.
-        emptied: positions of ticks at which the allocator returns its free memory.
-        limit_bytes: the most that the allocator may reserve, or None: Note: [At the limit] in
-            simulate/reserved_curve.py.
+        begins_bytes: bytes in blocks where its steps begin; 0 without a caching allocator.
+        at_limit: whether it keeps within the budget only as the allocator gives its cache back at a limit: Note: [At
+            the limit] in simulate/reserved_curve.py.
     """
 
     plan: Plan
     waiting: Mapping[int, int] | None
     peak_bytes: int
-    emptied: frozenset[int] = frozenset()
-    limit_bytes: int | None = None
+    begins_bytes: int = 0
+    at_limit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,6 @@ class CourseRequest:
         budget: the budgets of the tiers.
         asked: knobs of the plan.
         judge: tells whether a recompute can be carried out.
-        clear: positions at which the cache may be emptied: a run has control there, and has freed what it can.
     """
 
     trace: Trace
@@ -85,7 +84,6 @@ class CourseRequest:
     budget: ResolvedBudget
     asked: PlanRequest
     judge: Judge = any_recompute
-    clear: Collection[int] = ()
 
     def within(self, device_bytes: int) -> CourseRequest:
         """Return the request for another budget of the device."""
@@ -145,8 +143,8 @@ def remedied(problem: Infeasible, request: CourseRequest) -> Infeasible:
     """
 
     def asked_of(trace: Trace, asked: PlanRequest, device_bytes: int) -> CourseRequest:
-        budget, everywhere = request.budget.on_device(device_bytes), range(len(trace.ops) + 1)
-        return replace(request, trace=trace, asked=asked, budget=budget, judge=any_recompute, clear=everywhere)
+        budget = request.budget.on_device(device_bytes)
+        return replace(request, trace=trace, asked=asked, budget=budget, judge=any_recompute)
 
     return with_remedies(
         problem,
@@ -171,7 +169,7 @@ def _course_within(request: CourseRequest) -> Course:
     if not tried.least_bytes:
         raise _refused(request, *refused)
     plans = [made for made in tried.plans if made.swaps or made.recomputes]  # others run without hooks
-    if found := _emptying(request.trace, request.machine, plans, budget_bytes, request.clear):
+    if found := _at_limit(request.trace, request.machine, plans, budget_bytes):
         return replace(found, plan=replace(found.plan, budget_bytes=budget_bytes))
     least = _met(request, _least_budget(request, plans, budget_bytes, tried.least_bytes))
     raise Infeasible(
@@ -291,9 +289,7 @@ def _planner(allow: Sequence[Means]) -> str:
     return PLANNER_OF_STATES if "state" in allow or "gradient" in allow else PLANNER
 
 
-def course_of(
-    trace: Trace, machine: Machine, made: Plan, budget_bytes: int | None = None, clear: Collection[int] = ()
-) -> Course:
+def course_of(trace: Trace, machine: Machine, made: Plan, budget_bytes: int | None = None) -> Course:
     """Return the course of a plan with the least waits; within the budget if there is such a course.
 
     Args:
@@ -301,7 +297,6 @@ def course_of(
         machine: the machine that it runs on.
         made: the plan.
         budget_bytes: budget of the device; None for any course.
-        clear: positions at which the cache may be emptied, if a plan with moves has no other course within the budget.
     """
     ways = _courses(trace, machine, made)
     first = next(ways)
@@ -309,7 +304,7 @@ def course_of(
         return first
     found = next((way for way in ways if way.peak_bytes <= budget_bytes), None)
     if found is None and (made.swaps or made.recomputes) and machine.allocator != "exact":
-        found = _emptying(trace, machine, [made], budget_bytes, clear)
+        found = _at_limit(trace, machine, [made], budget_bytes)
     return found or first
 
 
@@ -331,49 +326,62 @@ def _courses(trace: Trace, machine: Machine, made: Plan) -> Iterator[Course]:
     for rates, before_idle in ((machine, False), (None, False), (None, True)):
         waiting = early_waits(step, moves, tiers, rates, before_idle=before_idle)
         held = cycle(step, moves, waiting, AllocatorUse(machine.allocator))
-        yield Course(plan=made, waiting=waiting, peak_bytes=held.most_reserved)
+        yield Course(plan=made, waiting=waiting, peak_bytes=held.most_reserved, begins_bytes=held.begin_allocated)
 
 
-def _emptying(
-    trace: Trace, machine: Machine, plans: Sequence[Plan], budget_bytes: int, clear: Collection[int]
-) -> Course | None:
-    """Return a course of one of some plans with the cache emptied; with an allocator's limit only if all need one."""
-    ways = [(made, *_limited(trace, machine, made, clear)) for made in plans]
-    for limit_bytes in (None, budget_bytes - SPARE_BYTES):
-        for made, waiting, limited in ways:
-            found = limited.emptied_within(limit_bytes or budget_bytes, is_limit=limit_bytes is not None)
-            if found is not None:
-                emptied, peak = found
-                return Course(plan=made, waiting=waiting, peak_bytes=peak, emptied=emptied, limit_bytes=limit_bytes)
+def page_bytes(settings: str) -> int:
+    """Return the least that the allocator takes from the driver for a large storage.
+
+    At a limit it counts the storage, and takes whole pages. So it may exceed the limit by less than one.
+
+    Args:
+        settings: settings of the allocator, as in PYTORCH_ALLOC_CONF.
+    """
+    given = parse_settings(settings)
+    return given.large_segment_bytes if given.expandable_segments else SEGMENT_BYTES
+
+
+def _at_limit(trace: Trace, machine: Machine, plans: Sequence[Plan], budget_bytes: int) -> Course | None:
+    """Return the course of the first plan whose blocks fit below the budget as the allocator's limit."""
+    limit_bytes = budget_bytes - SPARE_PAGES * page_bytes(machine.allocator)
+    for made in plans if limit_bytes > 0 else ():
+        step, moves, waiting = _frugal(trace, made)
+        use = AllocatorUse(machine.allocator, limit_bytes)
+        if fits(step, moves, waiting, use):
+            begins_bytes = cycle(step, moves, waiting, use).begin_allocated
+            return Course(plan=made, waiting=waiting, peak_bytes=limit_bytes, begins_bytes=begins_bytes, at_limit=True)
     return None
 
 
-def _limited(trace: Trace, machine: Machine, made: Plan, clear: Collection[int]) -> tuple[dict[int, int], Limited]:
-    """Return the waits with which everything leaves as soon as possible, and what the allocator holds then."""
+def _frugal(trace: Trace, made: Plan) -> tuple[LastStep, Moves, dict[int, int]]:
+    """Return the step, the moves of a plan, and the waits with which everything leaves as soon as possible."""
     step = last_step(trace)
     moves = moves_of_plan(step, made)
-    waiting = early_waits(step, moves, tiers_of_plan(step, made, moves), None, before_idle=True)
-    return waiting, Limited(step, moves, waiting, machine.allocator, clear)
+    return step, moves, early_waits(step, moves, tiers_of_plan(step, made, moves), None, before_idle=True)
 
 
-def _least_budget(request: CourseRequest, plans: Sequence[Plan], fails: int, fits: int) -> int:
-    """Return the least budget that is enough for one of some plans, with an allocator's limit, to SEGMENT_BYTES.
+def _least_budget(request: CourseRequest, plans: Sequence[Plan], fails: int, met: int) -> int:
+    """Return the least budget that one of some plans keeps within as the allocator's limit, to SEGMENT_BYTES.
 
     Args:
-        request: the trace, the machine, and the positions at which the cache may be emptied.
+        request: the trace and the machine.
         plans: plans to choose from.
         fails: a budget that is not enough for any plan.
-        fits: a budget that is enough for one.
+        met: a budget that is enough for one.
     """
+    settings = request.machine.allocator
+    spare = SPARE_PAGES * page_bytes(settings)
     for made in plans:
-        limited = _limited(request.trace, request.machine, made, request.clear)[1]
+        step, moves, waiting = _frugal(request.trace, made)
 
-        def works(budget_bytes: int, limited: Limited = limited) -> bool:
-            return limited.fits(budget_bytes - SPARE_BYTES)
+        def works(
+            budget_bytes: int, step: LastStep = step, moves: Moves = moves, waiting: dict[int, int] = waiting
+        ) -> bool:
+            return budget_bytes > spare and fits(step, moves, waiting, AllocatorUse(settings, budget_bytes - spare))
 
-        if works(fits - SEGMENT_BYTES):
-            fits = lowest(works, fails, fits - SEGMENT_BYTES, SEGMENT_BYTES)
-    return fits
+        if works(met - SEGMENT_BYTES):
+            met = lowest(works, fails, met - SEGMENT_BYTES, SEGMENT_BYTES)
+    return met
 
 
 def simulated(trace: Trace, machine: Machine, course: Course, *, begins_empty: bool = False) -> Timeline:
@@ -384,7 +392,7 @@ def simulated(trace: Trace, machine: Machine, course: Course, *, begins_empty: b
     step = last_step(trace)
     moves = moves_of_plan(step, course.plan)
     steps = 1 if begins_empty else 0
-    use = AllocatorUse(machine.allocator, course.limit_bytes, course.emptied)
+    use = AllocatorUse(machine.allocator, course.plan.budget_bytes if course.at_limit else None)
     held: Cycle = cycle(step, moves, course.waiting or {}, use, steps=steps)
     at_ns = tuple(span.start_ns for span in line.spans if span.kind == "op")
     device = [

@@ -58,7 +58,7 @@ def would_help(question: StepQuestion, swaps: Course | None) -> bool:
     found = _course(question, None)
     if found is None or not found.plan.recomputes:
         return False
-    if swaps is not None and found.limit_bytes is not None and swaps.limit_bytes is None:
+    if swaps is not None and found.at_limit and not swaps.at_limit:
         return False
     return swaps_ns is None or simulate(trace, machine, found.plan).step_ns < swaps_ns
 
@@ -82,7 +82,7 @@ def planned(question: StepQuestion, calls: Calls, *, is_needed: bool) -> Planned
         return None
     found = matched(last_step(question.trace), calls)
     course = _course(question, found)
-    if course is None or not course.plan.recomputes or not (is_needed or course.limit_bytes is None):
+    if course is None or not course.plan.recomputes or not (is_needed or not course.at_limit):
         return None
     return _planned(question, found, course)
 
