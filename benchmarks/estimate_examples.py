@@ -24,11 +24,12 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from elbowroom.allocator import replay
-from elbowroom.answers.estimate import Estimate, conv_workspaces, estimate
+from elbowroom.answers.estimate import Estimate, estimate
 from elbowroom.capture.script import capture_script
 from elbowroom.capture.virtual.torch_cuda.library_settings import CudnnModel, ModelledDevice
 from elbowroom.machine import Machine
 from elbowroom.report.answer import rendered
+from elbowroom.step.workspaces import conv_workspaces
 from elbowroom.trace import Trace
 from elbowroom.units import format_bytes
 

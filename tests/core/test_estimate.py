@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from elbowroom.answers.estimate import Estimate, Interval, conv_workspaces, estimate, moment_label
+from elbowroom.answers.estimate import Estimate, Interval, estimate, moment_label
 from elbowroom.answers.memory_by_module import ModuleShare, block_name
 from elbowroom.machine import Machine, Tier
+from elbowroom.step.workspaces import conv_workspaces
 from elbowroom.trace import Category, Event, OnStream, Op, Phase, Step, Storage, Trace, Workspace
 
 MIB = 2**20

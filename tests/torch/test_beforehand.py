@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import elbowroom as er
-from elbowroom.run.check_beforehand import Child, Question, Verdict, verdict_of
+from elbowroom.run.beforehand import Child, Question, Verdict, verdict_of
 from elbowroom.run.room import run_of
 from elbowroom.trace import Remark
 from tests.fakecuda.within_models import MODELS

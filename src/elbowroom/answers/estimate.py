@@ -27,6 +27,7 @@ from elbowroom.answers.memory_by_module import ModuleShare, shares_of
 from elbowroom.machine import Machine
 from elbowroom.simulate.reserved_curve import streams_of
 from elbowroom.step.last_step import Ints, listed
+from elbowroom.step.workspaces import conv_workspaces
 from elbowroom.trace import Category, Phase, Trace
 
 WORKSPACE_FACTOR = 2
@@ -181,23 +182,6 @@ def moment_label(moment: Moment) -> str:
     place = f" (op {moment.op_of_step} of {moment.ops_in_step})" if moment.ops_in_step else ""
     step = f"step {moment.step}" if moment.ops_in_step else "outside the recorded steps"
     return f"{step}, {moment.phase}, {moment.op_name}{module}{place}"
-
-
-def conv_workspaces(trace: Trace) -> frozenset[int]:
-    """Return the storages that a convolution allocates and frees itself: the workspaces whose size cuDNN decides.
-
-    They do not make a training fail: if there is no room, torch takes an algorithm with less (Conv_v8.cpp).
-    """
-    made: dict[int, int] = {}
-    found: set[int] = set()
-    for op, storage, size_bytes in trace.events:
-        if op < 0 or trace.storages[storage].category != "workspace" or "conv" not in trace.ops[op].name:
-            continue
-        if size_bytes > 0:
-            made[storage] = op
-        elif made.get(storage) == op:
-            found.add(storage)
-    return frozenset(found)
 
 
 def trials(trace: Trace) -> frozenset[int]:

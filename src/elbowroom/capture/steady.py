@@ -5,7 +5,7 @@ The first step also leaves other storages behind: its loss, its output, its batc
 replaces them. So each is counted a second time, as a `temporary` that was there before.
 
 A step under a plan is steady. But for storages that it keeps, it does not show when only autograd holds them. The
-observed step showed that.
+observed step showed that. So did a capture of the script on a virtual GPU, which shows it for each op.
 """
 
 from __future__ import annotations
@@ -71,6 +71,52 @@ def with_idle_of(trace: Trace, observed: Trace) -> Trace | None:
         return None
     pairs = zip(trace.saves, observed.saves, strict=True)
     return replace(trace, saves=tuple(replace(save, idle_from=_idle_from(save, seen)) for save, seen in pairs))
+
+
+def as_run(trace: Trace, min_size_bytes: int) -> Trace:
+    """Return a captured trace with the saves that a run notices: those of storages from a least size on.
+
+    What is saved right where the last step ends belongs to a step after it.
+    """
+    end_op = trace.steps[-1].end_op
+    large = (save for save in trace.saves if trace.storages[save.storage].size_bytes >= min_size_bytes)
+    return replace(trace, saves=tuple(save for save in large if save.saved_at < end_op))
+
+
+def with_idle_of_capture(trace: Trace, captured: Trace) -> Trace | None:
+    """Return the trace of a step under a plan, with `idle_from` of a capture; None if the two differ.
+
+    A capture has ops that a recording leaves out, such as views. So the ops of the recording are found among those of
+    the capture's last step, one after the other. They have to be there up to the last read back.
+
+    Args:
+        trace: the recorded step.
+        captured: the capture, with the saves that a run notices.
+    """
+    first_op, end_op = captured.steps[-1]
+    theirs = [save for save in captured.saves if first_op <= save.saved_at <= end_op]
+    if [_what(trace, save) for save in trace.saves] != [_what(captured, save) for save in theirs]:
+        return None
+    last_read = max((position for save in trace.saves for position in save.read_at), default=0)
+    names, matched = [op.name for op in trace.ops], [0]
+    for op in captured.ops[first_op:end_op]:
+        done = matched[-1]
+        matched.append(done + (done < len(names) and names[done] == op.name))
+    if matched[-1] < last_read:
+        return None
+    saves: list[Save] = []
+    for own, other in zip(trace.saves, theirs, strict=True):
+        shown = [] if own.idle_from is None else [own.idle_from]
+        if other.idle_from is not None:
+            shown.append(max(own.saved_at, matched[min(other.idle_from, end_op) - first_op]))
+        saves.append(replace(own, idle_from=min(shown, default=None)))
+    return replace(trace, saves=tuple(saves))
+
+
+def _what(trace: Trace, save: Save) -> tuple[int, str]:
+    """Return the size and the type by which a run knows a saved storage."""
+    storage = trace.storages[save.storage]
+    return storage.size_bytes, storage.dtype
 
 
 def _idle_from(save: Save, observed: Save) -> int | None:

@@ -17,9 +17,10 @@ from elbowroom.hardware.ram import hard_limits
 from elbowroom.plan import Plan
 from elbowroom.report import ENDINGS
 from elbowroom.trace import Trace
+from elbowroom.units import format_bytes
 
 if TYPE_CHECKING:
-    from elbowroom.run.check_beforehand import Child
+    from elbowroom.run.beforehand import Verdict
     from elbowroom.run.room import Room
     from elbowroom.run.training import TrainingRun
 
@@ -51,8 +52,8 @@ def add(verbs: Any) -> None:
     parser.add_argument(
         "--check",
         action=argparse.BooleanOptionalAction,
-        help="look at the script on a virtual GPU before it starts, as estimate does, and say where its budget is too "
-        "small; without, that is done while it starts; --no-check: not at all (CUDA)",
+        help="plan before the script starts, from a capture on a virtual GPU as estimate makes it (CUDA; the default "
+        "for one process); --check says why there is none; --no-check: observe the first steps instead",
     )
     parser.add_argument(
         "--json",
@@ -122,32 +123,35 @@ def _room(arguments: argparse.Namespace, settings: RunSettings) -> AbstractConte
 
 
 def _check(room: Room, command: launch.Command, asked: bool | None) -> None:
-    """Have a child check the budget: while the training starts, or before it if that is requested.
+    """Have a child plan for the script before it starts.
 
     Raises:
         Infeasible: the budget cannot be met, for certain.
-        UsageError: a check is requested, and there is none for this run.
+        UsageError: this is requested, and cannot be done for this run.
     """
     of_many = int(os.environ.get("WORLD_SIZE", "1") or 1) > 1
     if asked is False or (asked is None and (of_many or _run_of(room).device.type != "cuda")):
         return
     path, module = (None, command.target) if command.is_module else (command.target, None)
     try:
-        child = _run_of(room).ask_beforehand(path, module, command.arguments, alongside=not asked)
+        child = _run_of(room).ask_beforehand(path, module, command.arguments)
     except UsageError:
         if asked:
             raise
         return
-    if asked:
-        _wait_for(child)
-
-
-def _wait_for(child: Child) -> None:
-    """Wait for the check and say what it found, before the script starts."""
-    verdict = child.wait()
+    verdict = child.wait(patient=bool(asked))
+    _run_of(room).begin_with(verdict)
     if verdict.refuses and not verdict.assumed:
         raise child.refusal(verdict)
+    if asked or verdict.refuses:
+        _say(verdict)
+
+
+def _say(verdict: Verdict) -> None:
+    """Say what was found, before the script starts."""
     line = f"check: the script starts, as its budget is not refused for certain: {verdict.why}"
+    if verdict.course is not None:
+        line = f"check: the script starts with a plan that holds {format_bytes(verdict.course.peak_bytes)}"
     if verdict.refuses:
         line = (
             f"check: too small a budget, if the script does what it did on a virtual GPU, where {len(verdict.assumed)} "

@@ -13,6 +13,7 @@ from elbowroom.planners.ask import Asking
 from elbowroom.planners.baselines.capuchin import capuchin
 from elbowroom.planners.baselines.keep_all import keep_all
 from elbowroom.planners.baselines.lms import lms
+from elbowroom.planners.baselines.on_demand import on_demand
 from elbowroom.planners.baselines.recompute_blocks import recompute_blocks
 from elbowroom.planners.baselines.swap_all import swap_all
 from elbowroom.planners.baselines.swap_greedy import swap_greedy
@@ -66,6 +67,7 @@ PLANNERS = Planners(
         "tflms": tflms,
         "capuchin": capuchin,
         "threshold": threshold,
+        "on_demand": on_demand,
         "lms": lms,
     }
 )

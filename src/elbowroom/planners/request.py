@@ -9,6 +9,8 @@ from elbowroom.planners.problem import DEFAULT_MEANS, Means
 from elbowroom.step.least_size import MIN_SIZE_BYTES, least_size
 from elbowroom.step.module_selection import ALL_MODULES, Selection, selection
 
+KEPT_FREE = 40
+"""1/KEPT_FREE of a device stays free, even if no plan meets an `auto` budget with its whole margin."""
 TIME_LIMIT_S = 60.0
 """Default time limit of a planner that searches."""
 
@@ -19,6 +21,7 @@ class ResolvedBudget:
 
     Attributes:
         device_bytes: bytes of the device; 0 if the least is asked for, or one budget after the other.
+        free_bytes: bytes of the device that were free when its budget was made from them; 0 for one that was given.
         host_bytes: bytes of the host.
         pinned_bytes: bytes of the host that may be page-locked.
         disk_bytes: bytes of the disk.
@@ -28,10 +31,16 @@ class ResolvedBudget:
     host_bytes: int = 0
     pinned_bytes: int = 0
     disk_bytes: int = 0
+    free_bytes: int = 0
 
     def on_device(self, device_bytes: int) -> ResolvedBudget:
         """Return the budgets with another one for the device."""
         return replace(self, device_bytes=device_bytes)
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of the device beyond the budget that a run may take if no plan does with less: most of a margin."""
+        return max(0, self.free_bytes - self.free_bytes // KEPT_FREE - self.device_bytes)
 
     @property
     def lower(self) -> dict[str, int]:

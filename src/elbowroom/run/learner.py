@@ -11,14 +11,14 @@ from typing import final
 from elbowroom.capture.assemble import Assembly
 from elbowroom.capture.rates import with_rates_of
 from elbowroom.capture.recording.recorder import Recording
-from elbowroom.capture.steady import steady, with_idle_of
+from elbowroom.capture.steady import steady, with_idle_of, with_idle_of_capture
 from elbowroom.errors import Infeasible, UsageError, again
 from elbowroom.machine import Machine, TierName
 from elbowroom.notices import Once
-from elbowroom.planners.budget.run_budget import keeping_bytes
+from elbowroom.planners.budget.run_budget import Course, keeping_bytes
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.run.background_planning import BackgroundPlanner
-from elbowroom.run.check_beforehand import Question
+from elbowroom.run.beforehand import Question
 from elbowroom.run.conv_algorithms import LayerChoices
 from elbowroom.run.frugal import Frugal
 from elbowroom.run.given_plan import GivenPlan, warn_of_peak
@@ -30,7 +30,7 @@ from elbowroom.run.recompute.controller import Recomputing
 from elbowroom.run.recompute.planning import Planned
 from elbowroom.run.refusals import Refusals
 from elbowroom.run.similar_shapes import Nearby
-from elbowroom.run.step_kinds import Saved, StepKind, UnknownKind
+from elbowroom.run.step_kinds import Saved, StepKind, UnknownKind, known_of
 from elbowroom.run.step_planning import (
     Before,
     better_plan,
@@ -74,6 +74,7 @@ class Learner:
         held_to: how the budget follows a hard limit on the process; None without such a limit.
 
     Attributes:
+        free_bytes: bytes of the device from which an `auto` budget was made; 0 for any other.
         min_size_bytes: smaller storages stay.
         follows: whether `min_size_bytes` follows from the budget.
         frugal: the policy for steps without a plan.
@@ -92,6 +93,7 @@ class Learner:
     ) -> None:
         self.machine = machine
         self.budget_bytes = budget.device_bytes
+        self.free_bytes = budget.free_bytes
         self._budget = budget
         self._asked = asked
         self.min_size_bytes, self.follows = asked.min_size_bytes, asked.follows
@@ -117,15 +119,15 @@ class Learner:
         self._after: dict[Saved, Saved] = {}
         self._previous: Saved = ()
         self._optimizer_steps: dict[Hashable, int] = {}
+        self._captured: StepKind | None = None
 
-    def question(self, path: str | None, module: str | None, arguments: Sequence[str], *, alongside: bool) -> Question:
-        """Return the question whether a script fits into the budget: see Note: [Beforehand] in check_beforehand.py.
+    def question(self, path: str | None, module: str | None, arguments: Sequence[str]) -> Question:
+        """Return the question how a script fits into the budget: see Note: [Beforehand] in beforehand.py.
 
         Args:
             path: path of the script; None if it is a module.
             module: dotted name of the module.
             arguments: its command-line arguments.
-            alongside: whether the training goes on meanwhile.
 
         Raises:
             UsageError: such a check cannot answer for the settings of this run.
@@ -148,13 +150,17 @@ class Learner:
             module=module,
             arguments=tuple(arguments),
             budget_bytes=self.budget_bytes,
+            free_bytes=self.free_bytes,
             allow=asked.allow,
             min_size_bytes=asked.min_size_bytes,
             follows=asked.follows,
             planner=asked.planner,
             options=asked.options,
-            alongside=alongside,
         )
+
+    def begin_with(self, trace: Trace, course: Course) -> None:
+        """Follow a plan from the first step on, which was made from a capture of the script."""
+        self._captured = replace(known_of(trace, course, self.machine, self.budget_bytes), is_captured=True)
 
     @property
     def in_parts(self) -> bool:
@@ -177,9 +183,16 @@ class Learner:
         if key in self._wanted and (not known or self._observations[key] < MAX_OBSERVATIONS):
             return None
         if not known:
-            return self._nearby.of(key)
+            return self._nearby.of(key) or self._begins(key)
         next_saved = self._after.get(self._previous)
         return next((kind for kind in known if kind.schedule.saved == next_saved), known[-1])
+
+    def _begins(self, key: Hashable) -> StepKind | None:
+        """Return the kind that a capture of the script has shown, for the first step that may be of it."""
+        known, self._captured = self._captured, None
+        if known is not None:
+            self._learnt(key, known)
+        return known
 
     def is_being_planned(self, key: Hashable) -> bool:
         """Whether a plan for steps of this signature is being made: such steps need no recording."""
@@ -414,11 +427,12 @@ class Learner:
         if known.refined and (known.plan.swaps or known.plan.recomputes or known.plan.algorithms):
             return known, line
         self.machine = with_rates_of(self.machine, recording.happenings)
-        trace = with_idle_of(assembly.trace(), known.trace)
+        trace = (with_idle_of_capture if known.is_captured else with_idle_of)(assembly.trace(), known.trace)
         self.kinds.of(key).keep_all_bytes = keeping_bytes(trace or assembly.trace(), self.machine)
         was_refined, known.refined = known.refined, True
         if trace is None and not was_refined:
-            self.surprised(key, known.schedule.saved)
+            if not known.is_captured:
+                self.surprised(key, known.schedule.saved)
             return known, line
         if not self._background.under_way(key):
             # without moves it does not matter from when on a storage is idle
@@ -437,7 +451,9 @@ class Learner:
                 self._learnt(key, better)
             return better
 
-        before = Before(plan=known.plan, rebuilds=known.rebuilder is not None, alike=alike)
+        before = Before(
+            plan=known.plan, rebuilds=known.rebuilder is not None, alike=alike, is_captured=known.is_captured
+        )
         work = partial(better_plan, self._question(key, trace), before)
         return self._background.make(key, work, apply) or known
 

@@ -191,6 +191,8 @@ def _above_host(device: torch.device, amounts: Budget, directory: str | None, as
         machine = past_the_host(machine)
     host, pinned = Amount(size_bytes=tier.budget_bytes), Amount(size_bytes=tier.pinned_budget_bytes)
     resolved = below_device(machine, Budget(host=host, pinned=pinned, disk=amounts.disk)).on_device(budget_bytes)
+    if amounts.device.is_auto:
+        resolved = replace(resolved, free_bytes=free_device_bytes(device))
     held = held_to(replace(machine, outside_bytes=outside_bytes), resolved)
     return RunBasis(Executor(tier, residence, device), held, resolved)
 

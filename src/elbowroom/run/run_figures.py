@@ -102,7 +102,8 @@ class RunFigures:
     @property
     def over_bytes(self) -> int:
         """Measured bytes beyond the budget; 0 if they are less than 1/100 of it."""
-        budget_bytes = max(self._first_budget_bytes, self.budget_bytes)  # a hard limit may have lowered it since
+        # a hard limit may have lowered it since; an `auto` budget has a margin
+        budget_bytes = max(self._first_budget_bytes, self.budget_bytes, self._learner.free_bytes)
         return beyond(self.held_bytes, budget_bytes) if self._steps_ended else 0
 
     def loss(self) -> DeviceLost | None:

@@ -91,6 +91,7 @@ class StepKind:
         begun: whether a step of this kind has begun.
         begins_empty: whether the last one began with an empty cache, as another kind's step came before it.
         shared: whether slightly smaller steps follow its plan: see similar_shapes.py.
+        is_captured: whether its trace is a capture of the script: Note: [Beforehand] in beforehand.py.
     """
 
     trace: Trace
@@ -108,6 +109,7 @@ class StepKind:
     begun: bool = False
     begins_empty: bool = False
     shared: bool = False
+    is_captured: bool = False
     _for_nearby: StepKind | None = field(init=False, default=None)
     tier_of: Mapping[int, TierName] = field(init=False)
     turns: tuple[Turn, ...] = field(init=False)

@@ -36,11 +36,13 @@ class Before:
         plan: the plan that it follows.
         rebuilds: whether it has a rebuilder for recomputes.
         alike: the step that followed the plan, with the idle times of the observed one; None if their ops differ.
+        is_captured: whether the plan was made from a capture of the script.
     """
 
     plan: Plan
     rebuilds: bool
     alike: Trace | None
+    is_captured: bool = False
 
 
 def first_plan(question: StepQuestion) -> Answer:
@@ -62,6 +64,8 @@ def better_plan(question: StepQuestion, before: Before) -> Answer:
     except InvalidPlan:
         return Next.AS_BEFORE
     except Infeasible as problem:
+        if before.is_captured:  # it has shown that it holds the budget
+            return Next.AS_BEFORE
         return _instead(question, before, problem) or _refused(question, problem)
     better.refined = True
     better.wants_calls = question.given is None and would_help(question, better.course)

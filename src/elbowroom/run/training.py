@@ -49,7 +49,7 @@ from elbowroom.notices import LOGGER, warn
 from elbowroom.run import account as figures
 from elbowroom.run.account import Mode
 from elbowroom.run.allocator_limit import AllocatorLimit
-from elbowroom.run.check_beforehand import Child
+from elbowroom.run.beforehand import Child, Verdict
 from elbowroom.run.hook_sampling import Unhooked
 from elbowroom.run.learner import Learner
 from elbowroom.run.recompute.in_step import StepRecomputes
@@ -106,12 +106,16 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._hooks.open()
         self._await_root()
 
-    def ask_beforehand(
-        self, path: str | None, module: str | None, arguments: Sequence[str], *, alongside: bool
-    ) -> Child:
-        """Check a script in a child process. A confirmed refusal ends the run at once: see Learner.question."""
-        self.beforehand = Child(self._learner.question(path, module, arguments, alongside=alongside), self.machine)
+    def ask_beforehand(self, path: str | None, module: str | None, arguments: Sequence[str]) -> Child:
+        """Have a child process plan for a script. A confirmed refusal ends the run at once: see Learner.question."""
+        self.beforehand = Child(self._learner.question(path, module, arguments), self.machine)
         return self.beforehand
+
+    def begin_with(self, verdict: Verdict) -> None:
+        """Follow a plan that was made beforehand from the first step on."""
+        if verdict.course is not None and verdict.trace is not None:
+            self._learner.begin_with(verdict.trace, verdict.course)
+            self._known_by_itself()
 
     def _known_by_itself(self) -> None:
         """End the child process: the run knows by itself now."""
@@ -303,7 +307,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._states.plan_begins(known)
         if is_new:
             self._executor.expect(lower_bytes(known))
-        self._limit.begin(known, self.budget_bytes)
+        self._limit.begin(known, known.plan.budget_bytes)
 
     def _moving(self, moving: bool) -> None:
         """Say whether storages leave in this step. If so, freed memory must go back to the system."""

@@ -303,6 +303,8 @@ class VirtualDevice:
         self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
         self._ends.append((len(self.ledger.ops), id(optimizer)))
         self._mode.forget_nodes()
+        if self._mode.saves is not None:
+            self._mode.saves.step_ends()
         if self._accumulations is not None:
             self._accumulations.step_ends()
         parameters = [each for group in optimizer.param_groups for each in group["params"]]

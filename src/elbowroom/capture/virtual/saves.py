@@ -86,6 +86,13 @@ class Saves:
             saved.read_at.append(len(self._ledger.ops))
         return packed
 
+    def step_ends(self) -> None:
+        """Forget what was read back: a storage that stays, such as a batch, is saved anew in the next step."""
+        for number, saved in list(self._by_storage.items()):
+            if saved.read_at:
+                del self._by_storage[number]
+                self._watched.pop(number, None)
+
     def tick(self) -> None:
         """Find before an op the storages that only autograd holds by now."""
         for number, references in list(self._watched.items()):

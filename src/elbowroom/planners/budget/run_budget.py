@@ -4,6 +4,9 @@ Planners count allocated bytes. The allocator reserves more, by the free memory 
 plan is played (elbowroom/simulate/repeated_steps.py). So a plan is made for the whole budget. If it reserves more,
 plans are made for less and less, until one fits. If no plan fits, one may do whose blocks fit below the budget as the
 allocator's limit. There the allocator gives its cache back to the driver, which hands memory out anew.
+
+One plan decides whether a budget is refused: everything is away, and back on demand. Its blocks fit below the budget as
+a limit or they do not. So there is a least budget, which a bisection finds, and every larger one is met.
 """
 
 from __future__ import annotations
@@ -36,9 +39,10 @@ from elbowroom.units import format_exact_bytes
 
 PLANNER = "swap_greedy"
 PLANNER_OF_STATES = "swap_states"
+PLANNER_OF_EVERYTHING = "on_demand"
 PLANNER_OF_RECOMPUTES = "optimal" if find_spec("highspy") else "capuchin"
 """The best planner that knows recomputes; without the solver, the best one that needs no solver."""
-BUDGETS_TRIED = 10
+BUDGETS_TRIED = 5
 """Most plans that are tried for one budget."""
 ROUNDS_OF_RECOMPUTES = 3
 SPARE_PAGES = 2
@@ -101,13 +105,13 @@ class CourseRequest:
 def course_within(request: CourseRequest) -> Course:
     """Return a plan whose peak is within the device's budget. Optimizer states move only if nothing else meets it.
 
-    With managed memory, the bytes that no plan can avoid may lie there.
+    With managed memory, the bytes that no plan can avoid may lie there. So may they in the budget's margin.
 
     Raises:
         Infeasible: no plan that was tried is within the budget.
     """
-    allowed_bytes, managed_bytes = request.budget.device_bytes, request.asked.managed_bytes
-    most_bytes = allowed_bytes + managed_bytes
+    allowed_bytes, more_bytes = request.budget.device_bytes, request.asked.managed_bytes + request.budget.spare_bytes
+    most_bytes = allowed_bytes + more_bytes
     for turn in count():
         try:
             return _course_within(request.within(allowed_bytes))
@@ -116,8 +120,8 @@ def course_within(request: CourseRequest) -> Course:
                 raise
             least_bytes = problem.least_feasible_bytes
         # Managed memory is slow, so use as little as possible.
-        more_bytes = allowed_bytes + managed_bytes // 8 if turn else least_bytes
-        allowed_bytes = min(most_bytes, max(more_bytes, allowed_bytes + 1))
+        wanted_bytes = allowed_bytes + more_bytes // 8 if turn else least_bytes
+        allowed_bytes = min(most_bytes, max(wanted_bytes, allowed_bytes + 1))
     raise AssertionError("the last turn returns or raises")
 
 
@@ -158,28 +162,81 @@ def remedied(problem: Infeasible, request: CourseRequest) -> Infeasible:
 
 
 def _course_within(request: CourseRequest) -> Course:
-    budget_bytes, of_saves = request.budget.device_bytes, request.without("state", "gradient")
-    refused, tried = ("", 0), _Tried()
-    for means in [of_saves] if of_saves.asked == request.asked else [of_saves, request]:
+    of_saves = request.without("state", "gradient")
+    ways = [of_saves] if of_saves.asked == request.asked else [of_saves, request]
+    if request.machine.allocator == "exact":
+        return _exact_within(request, ways)
+    tried, budget_bytes = _Tried(), request.budget.device_bytes
+    with suppress(Infeasible):
+        if found := _first(of_saves, tried):
+            return found
+    last = _at_limit(request.trace, request.machine, _frugalest(request), budget_bytes)
+    if last is None:
+        raise _refused_reserved(request)
+    for way in ways:
+        with suppress(Infeasible):
+            found = None if way is of_saves else _first(way, tried)
+            if found := found or _searched(way, tried):
+                return found
+    plans = [made for made in tried.plans if made.swaps or made.recomputes]  # others run without hooks
+    found = _at_limit(request.trace, request.machine, plans, budget_bytes) or last
+    return replace(found, plan=replace(found.plan, budget_bytes=budget_bytes))
+
+
+def _exact_within(request: CourseRequest, ways: Sequence[CourseRequest]) -> Course:
+    """Return a course where allocated bytes are what the device holds. Raises Infeasible."""
+    refused = "", 0
+    for way in ways:
         try:
-            if found := _searched(means, tried):
+            tried = _Tried()
+            if found := _first(way, tried) or _searched(way, tried):
                 return found
         except Infeasible as problem:  # keep the text alone: the error would keep the frames of the training alive
             refused = str(problem), problem.least_feasible_bytes
-    if not tried.least_bytes:
-        raise _refused(request, *refused)
-    plans = [made for made in tried.plans if made.swaps or made.recomputes]  # others run without hooks
-    if found := _at_limit(request.trace, request.machine, plans, budget_bytes):
-        return replace(found, plan=replace(found.plan, budget_bytes=budget_bytes))
-    least = _met(request, _least_budget(request, plans, budget_bytes, tried.least_bytes))
-    raise Infeasible(
-        f"budget: given {format_exact_bytes(budget_bytes)} of reserved memory.\n"
-        f"The plans that were tried reserve {format_exact_bytes(least)} at least,\n"
-        "free memory between blocks included.\n"
-        "Give that, or set PYTORCH_ALLOC_CONF=expandable_segments:True before torch starts.",
+    why, least_bytes = refused
+    found = Infeasible(why, budget_bytes=request.budget.device_bytes, least_feasible_bytes=least_bytes)
+    if request.asked.with_budget(least_bytes) == request.asked:
+        raise found
+    most_bytes = keeping_bytes(request.trace, request.machine)
+    met_bytes = first_met(least_bytes, lambda size: _course_within(request.following(size)), most_bytes)
+    raise found if met_bytes == least_bytes else followed(found, met_bytes)
+
+
+def _frugalest(request: CourseRequest) -> list[Plan]:
+    """Return the plans that need the least. If none of them meets a budget, it is refused: no other plan is tried.
+
+    They move something: a step that moves nothing runs without hooks, so nothing could hold it to a limit.
+    """
+    asked, plans = request.asked, list[Plan]()
+    if asked.planner is None and "swap" in asked.allow:
+        plans.append(_everything(request))
+    if asked.planner is not None or "recompute" in asked.allow:
+        with suppress(Infeasible):
+            plans.append(_asking(request).plan(least_allocated(request)))
+    return [made for made in plans if made.swaps or made.recomputes]
+
+
+def _refused_reserved(request: CourseRequest) -> Infeasible:
+    """Return the error for a budget of reserved bytes that the plans which need the least do not meet."""
+    budget_bytes = request.budget.device_bytes
+    least_bytes = _least_budget(request, budget_bytes)
+    try:
+        _asking(replace(request, asked=_of_everything(request))).plan(1)
+        why = f"budget: given {format_exact_bytes(budget_bytes)} of reserved memory.\nGive more."
+    except Infeasible as problem:
+        why = str(problem).replace(f"given {format_exact_bytes(1)}", f"given {format_exact_bytes(budget_bytes)}")
+    found = Infeasible(
+        with_reserved(why, least_bytes),
         budget_bytes=budget_bytes,
-        least_feasible_bytes=least,
+        least_feasible_bytes=least_bytes,
+        counts_reserved=True,
     )
+    met_bytes = least_bytes
+    while True:
+        other = request.following(met_bytes)
+        if other.asked == request.asked or _at_limit(other.trace, other.machine, _frugalest(other), met_bytes):
+            return found if met_bytes == least_bytes else followed(found, met_bytes)
+        request, met_bytes = other, max(met_bytes + 1, _least_budget(other, met_bytes))
 
 
 @dataclass(slots=True)
@@ -200,37 +257,19 @@ class _Tried:
         return None
 
 
-def _refused(request: CourseRequest, why: str, least_bytes: int) -> Infeasible:
-    """Return the error if not even allocated bytes fit; it says what the allocator reserves for the least of them."""
-    machine = request.machine
-    if machine.allocator != "exact":
-        tried = _Tried()
-        _searched(request.within(least_bytes), tried)
-        least_bytes = _met(request, _least_budget(request, tried.plans, least_bytes - 1, tried.least_bytes))
-        why = with_reserved(why, least_bytes)
-    found = Infeasible(why, budget_bytes=request.budget.device_bytes, least_feasible_bytes=least_bytes)
-    if machine.allocator != "exact" or request.asked.with_budget(least_bytes) == request.asked:
-        return found
-    met_bytes = _met(request, least_bytes)
-    return found if met_bytes == least_bytes else followed(found, met_bytes)
+def _first(request: CourseRequest, tried: _Tried) -> Course | None:
+    """Return a course of the plan for the whole budget, if there is one within it. Raises Infeasible."""
+    return tried.add(request, _asking(request).plan(_allowed(request)))
 
 
-def _met(request: CourseRequest, least_bytes: int) -> int:
-    """Return the first budget from `least_bytes` on that a run meets, as the least size of what moves follows it."""
-    most_bytes = keeping_bytes(request.trace, request.machine)
-    return first_met(least_bytes, lambda budget_bytes: _course_within(request.following(budget_bytes)), most_bytes)
+def _allowed(request: CourseRequest) -> int:
+    """Return the allocated bytes to plan for: a budget above what the machine has is no limit here."""
+    return min(request.budget.device_bytes, request.machine.tiers[0].capacity_bytes)
 
 
 def _searched(request: CourseRequest, tried: _Tried) -> Course | None:
-    """Return the first course found within the budget. The last one tried moves everything for as long as possible.
-
-    Raises:
-        Infeasible: not even allocated bytes can be planned for.
-    """
-    # A budget above what the machine has is no limit here, and `plan` would refuse it.
-    allowed_bytes = min(request.budget.device_bytes, request.machine.tiers[0].capacity_bytes)
-    ask, asked = _asking(request), request.asked
-    found = tried.add(request, ask.plan(allowed_bytes))
+    """Return the first course found within the budget, of plans for fewer and fewer allocated bytes."""
+    found, ask = None, _asking(request)
 
     def look(allowed_bytes: int) -> Look:
         nonlocal found
@@ -240,19 +279,20 @@ def _searched(request: CourseRequest, tried: _Tried) -> Course | None:
             return Look(fits=False, least_bytes=problem.least_feasible_bytes)
         return Look(fits=found is not None)
 
-    if found is None:
-        rounds = ROUNDS_OF_RECOMPUTES if "recompute" in asked.allow else BUDGETS_TRIED
-        search(Descending(allowed_bytes), look, rounds, first=Look(fits=False))
-    if found is None and asked.planner is None and "swap" in asked.allow:
-        with suppress(Infeasible):
-            found = tried.add(request, _everything(request))
+    rounds = ROUNDS_OF_RECOMPUTES if "recompute" in request.asked.allow else BUDGETS_TRIED
+    search(Descending(_allowed(request)), look, rounds, first=Look(fits=False))
     return found
+
+
+def _of_everything(request: CourseRequest) -> PlanRequest:
+    """Return the knobs of the plan that moves everything for as long as possible."""
+    return replace(request.asked, planner=PLANNER_OF_EVERYTHING, options={})
 
 
 def _everything(request: CourseRequest) -> Plan:
     """Return the plan that moves everything for as long as possible."""
-    means = replace(request.asked, planner="threshold", options={"size_bytes": 1})
-    return _asking(replace(request, asked=means)).plan(request.budget.device_bytes)
+    ask = _asking(replace(request, asked=_of_everything(request)))
+    return ask.plan(request.machine.tiers[0].capacity_bytes)
 
 
 def exploring(request: CourseRequest) -> Course | None:
@@ -360,19 +400,17 @@ def _frugal(trace: Trace, made: Plan) -> tuple[LastStep, Moves, dict[int, int]]:
     return step, moves, early_waits(step, moves, tiers_of_plan(step, made, moves), None, before_idle=True)
 
 
-def _least_budget(request: CourseRequest, plans: Sequence[Plan], fails: int, met: int) -> int:
-    """Return the least budget that one of some plans keeps within as the allocator's limit, to SEGMENT_BYTES.
+def _least_budget(request: CourseRequest, fails: int) -> int:
+    """Return the least budget that one of the plans which need the least keeps within, to SEGMENT_BYTES.
 
     Args:
-        request: the trace and the machine.
-        plans: plans to choose from.
-        fails: a budget that is not enough for any plan.
-        met: a budget that is enough for one.
+        request: the request.
+        fails: a budget that is not enough for any of them.
     """
-    settings = request.machine.allocator
+    settings, trace, met = request.machine.allocator, request.trace, keeping_bytes(request.trace, request.machine)
     spare = SPARE_PAGES * page_bytes(settings)
-    for made in plans:
-        step, moves, waiting = _frugal(request.trace, made)
+    for made in _frugalest(request):
+        step, moves, waiting = _frugal(trace, made)
 
         def works(
             budget_bytes: int, step: LastStep = step, moves: Moves = moves, waiting: dict[int, int] = waiting

@@ -1,13 +1,17 @@
-"""Early refusal of too small a budget: a child process captures the script on a virtual GPU as the training starts.
+"""Plan before the first step: a child process captures the script on a virtual GPU, and plans from that.
 
 Note: [Beforehand]
-A child process captures the script as `elbowroom estimate` does (overlay, no network, low priority). It plans the trace
-with the means of the run. It refuses a budget only if two things hold. The budget is below what a step of the trace
-holds however its storages move (planners/budget/floor.py), workspaces not counted. All steps that it saw are alike.
+A child process captures the script as `elbowroom estimate` does (overlay, no network). It plans the trace with the
+means of the run, recomputes left out: these need the calls of a real step. The training waits for it, and begins with
+that plan. So no step has to be observed, which may need more than the budget. A plan follows a step by the sizes and
+types of what autograd saves. If a step saves something else, the rest of it is swapped as without a plan.
 
-The training checks the refusal before it raises it: its own first forward must save what the capture saved, one storage
-after the other. If the capture assumed nothing, `--check` gives the answer before the script starts. A failure in the
-child is no answer: the training goes on, and is planned from its own steps.
+How much workspace cuDNN takes is a model in a capture. If no plan meets the budget with it, plans are made without it:
+torch takes an algorithm that needs less where there is no room (Conv_v8.cpp).
+
+If no plan meets the budget then, and the capture assumed nothing, the run is refused before the script starts. If it
+assumed something, the first forward has to save what the capture saved, one storage after the other. A failure in the
+child is no answer: the training starts, and is planned from its own steps.
 """
 
 from __future__ import annotations
@@ -21,25 +25,29 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, final
 
 from elbowroom.capture.script import capture_script
-from elbowroom.errors import ElbowroomError, Infeasible
+from elbowroom.capture.steady import as_run
+from elbowroom.errors import ElbowroomError, Infeasible, again
 from elbowroom.machine import Machine
+from elbowroom.plan import Plan
 from elbowroom.planners.budget.budgets import below_device
-from elbowroom.planners.budget.floor import floor_bytes
 from elbowroom.planners.budget.remedies import restricted
-from elbowroom.planners.budget.run_budget import CourseRequest, course_within, remedied
+from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_within, remedied
 from elbowroom.planners.request import PlanRequest
 from elbowroom.run.options import asked as checked
+from elbowroom.step.workspaces import without_workspaces
 from elbowroom.trace import Trace
 from elbowroom.units import Budget
 
 STEPS = 3
+PATIENCE_S = 180.0
+"""Seconds that a training waits for its plan. Then it starts without one; a refusal may still come."""
 BEHIND = 10
-"""Niceness added to a child that works while the training runs; a child that is waited for keeps its own."""
+"""Niceness that a child gets when the training no longer waits for it."""
 FIRST_KILLED = "1000"
 """Value of oom_score_adj: if memory is short, the system ends the child, and not the training."""
 SAID_BY = "\nSo says a capture of the script on a virtual GPU, before the training has shown it."
@@ -56,12 +64,12 @@ class Question:
         module: dotted name of the module.
         arguments: its command-line arguments.
         budget_bytes: what the device may hold.
+        free_bytes: bytes of the device from which an `auto` budget was made; 0 for any other.
         allow: what a plan may do, "gradient" included.
         min_size_bytes: smaller storages are kept.
         follows: whether `min_size_bytes` follows the budget.
         planner: name of the planner; None for that of runs.
         options: options of the planner.
-        alongside: whether the training goes on meanwhile.
     """
 
     path: str | None
@@ -72,8 +80,8 @@ class Question:
     min_size_bytes: int
     planner: str | None
     options: Mapping[str, object]
+    free_bytes: int = 0
     follows: bool = False
-    alongside: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +89,13 @@ class Verdict:
     """Answer of a child.
 
     Attributes:
-        why: the reason that there is no answer, or that the budget may be met; "" if the budget is refused.
+        why: the reason that there is no plan and no refusal; "" otherwise.
         message: text of the refusal.
         least_feasible_bytes: a budget that is enough, if this one is refused.
         assumed: what was assumed for the script; if anything was, a run has to confirm the answer.
         saved: what the first step saves, and what the last one saves.
+        course: how to follow the plan; None if there is none.
+        trace: the trace that it was made for.
     """
 
     why: str
@@ -93,11 +103,13 @@ class Verdict:
     least_feasible_bytes: int = 0
     assumed: tuple[str, ...] = ()
     saved: tuple[Saved, ...] = ()
+    course: Course | None = None
+    trace: Trace | None = None
 
     @property
     def refuses(self) -> bool:
         """Whether no plan meets the budget."""
-        return not self.why
+        return not self.why and self.course is None
 
 
 @final
@@ -110,7 +122,7 @@ class Child:
         folder = Path(self._folder.name)
         machine.save(folder / "machine.json")
         (folder / "question.json").write_text(json.dumps(asdict(question)), encoding="utf-8")
-        command = [sys.executable, "-P", "-m", "elbowroom.run.check_beforehand", str(folder)]
+        command = [sys.executable, "-P", "-m", "elbowroom.run.beforehand", str(folder)]
         silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **silent)
         self._verdict: Verdict | None = None
@@ -122,9 +134,14 @@ class Child:
             self._verdict = _read(Path(self._folder.name))
         return self._verdict
 
-    def wait(self) -> Verdict:
-        """Wait for the answer."""
-        self._process.wait()
+    def wait(self, *, patient: bool = True) -> Verdict:
+        """Wait for the answer. If that takes too long, and unless `patient`, the child goes on behind the training."""
+        try:
+            self._process.wait(None if patient else PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + BEHIND)
+            return Verdict(why=f"its capture takes more than {PATIENCE_S:.0f} s")
         return self.verdict() or Verdict(why="its process was ended")
 
     def confirm(self, saved: Sequence[tuple[int, str]]) -> None:
@@ -164,19 +181,39 @@ def _read(folder: Path) -> Verdict:
     except (OSError, ValueError):
         return Verdict(why="its process ended without a word")
     saved = tuple(tuple((int(size), str(dtype)) for size, dtype in each) for each in found.pop("saved"))
-    return Verdict(**{**found, "assumed": tuple(found["assumed"]), "saved": saved})
+    followed = found.pop("course")
+    verdict = Verdict(**{**found, "assumed": tuple(found["assumed"]), "saved": saved})
+    if followed is None:
+        return verdict
+    waiting = {int(position): count for position, count in followed.pop("waiting").items()}
+    course = Course(plan=Plan.load(folder / "plan.json"), waiting=waiting, **followed)
+    return replace(verdict, course=course, trace=Trace.load(folder / "trace.json"))
+
+
+def _write(folder: Path, verdict: Verdict) -> None:
+    """Write an answer; its plan and trace go to files of their own."""
+    found = {each.name: getattr(verdict, each.name) for each in fields(verdict)}
+    course, trace = found.pop("course"), found.pop("trace")
+    found["course"] = None
+    if course is not None and trace is not None:
+        course.plan.save(folder / "plan.json")
+        trace.save(folder / "trace.json")
+        followed = ("peak_bytes", "begins_bytes", "at_limit")
+        found["course"] = {"waiting": dict(course.waiting or {}), **{name: getattr(course, name) for name in followed}}
+    (folder / "verdict.json").write_text(json.dumps(found), encoding="utf-8")
 
 
 def main(folder: str) -> None:
     """Answer the question in a folder."""
     threading.Thread(target=_end_with_input, args=(folder,), daemon=True).start()
     question = Question(**json.loads(Path(folder, "question.json").read_text("utf-8")))
-    _step_back(BEHIND if question.alongside else 0)
+    with suppress(OSError):  # if memory is short, the training goes on
+        Path("/proc/self/oom_score_adj").write_text(FIRST_KILLED, encoding="ascii")
     try:
         verdict = _answer(question, Machine.load(Path(folder, "machine.json")))
     except Exception as problem:  # noqa: BLE001  whatever fails here is no answer
         verdict = Verdict(why=str(problem) if isinstance(problem, ElbowroomError) else repr(problem))
-    Path(folder, "verdict.json").write_text(json.dumps(asdict(verdict)), encoding="utf-8")
+    _write(Path(folder), verdict)
 
 
 def _end_with_input(folder: str) -> None:
@@ -184,14 +221,6 @@ def _end_with_input(folder: str) -> None:
     os.read(0, 1)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
-
-
-def _step_back(niceness: int) -> None:
-    """Give the training precedence in time and memory."""
-    with suppress(OSError):
-        os.nice(niceness)
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(FIRST_KILLED, encoding="ascii")
 
 
 def _answer(question: Question, machine: Machine) -> Verdict:
@@ -208,49 +237,45 @@ def _answer(question: Question, machine: Machine) -> Verdict:
 
 
 def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
-    """Tell whether no plan for a trace meets a budget. Refuses only if that is sure."""
+    """Plan a captured trace for the budget; refuse the budget if no plan meets it."""
     kinds = _saved_in_steps(trace, question.min_size_bytes)
     if len(kinds) < STEPS:
         return Verdict(why=f"the script ended after {len(kinds)} steps")
     if len(set(kinds[1:])) > 1:
         return Verdict(why="its steps are not alike")
-    shown = restricted(trace, question.allow)
-    least_sure_bytes = floor_bytes(shown, 1 if "recompute" in question.allow else question.min_size_bytes)
-    if question.budget_bytes >= least_sure_bytes:
-        return Verdict(why=f"a step holds {least_sure_bytes} bytes at least, and may fit")
-    refused = _refused(trace, shown, machine, question)
-    if refused is None:
-        return Verdict(why="a plan meets it")
     assumed = tuple(
         each.name for each in trace.remarks if each.kind not in ("not_compared", "workspace_model", "compiled")
     )
-    return Verdict(
-        why="",
-        message=str(refused),
-        least_feasible_bytes=refused.least_feasible_bytes,
-        assumed=assumed,
-        saved=(kinds[0], kinds[-1]),
-    )
+    verdict = Verdict(why="", assumed=assumed, saved=(kinds[0], kinds[-1]))
+    shown = restricted(as_run(trace, question.min_size_bytes), question.allow)
+    tried = [shown] if without_workspaces(shown) == shown else [shown, without_workspaces(shown)]
+    refused: Infeasible | None = None
+    for each in tried:
+        request = _request(each, machine, question)
+        try:
+            return replace(verdict, course=course_within(request), trace=each)
+        except Infeasible as problem:
+            refused = again(problem)
+    assert refused is not None, "there is a trace"
+    found = remedied(refused, replace(request, trace=without_workspaces(trace)))
+    return replace(verdict, message=str(found), least_feasible_bytes=found.least_feasible_bytes)
 
 
 def _saved_in_steps(trace: Trace, min_size_bytes: int) -> list[Saved]:
     """Return what each step saves, without the storages that are too small for a run to look at."""
     found: list[Saved] = []
     for step in trace.steps:
-        storages = (trace.storages[s.storage] for s in trace.saves if step.first_op <= s.saved_at <= step.end_op)
+        storages = (trace.storages[s.storage] for s in trace.saves if step.first_op <= s.saved_at < step.end_op)
         found.append(tuple((each.size_bytes, each.dtype) for each in storages if each.size_bytes >= min_size_bytes))
     return found
 
 
-def _refused(trace: Trace, shown: Trace, machine: Machine, question: Question) -> Infeasible | None:
-    """Return the refusal of the budget, or None if a plan meets it. `shown` is the trace with what a run may move."""
+def _request(trace: Trace, machine: Machine, question: Question) -> CourseRequest:
+    """Return the request for a plan that the first step can follow."""
     budget = below_device(machine, Budget()).on_device(question.budget_bytes)
-    request = CourseRequest(trace=shown, machine=machine, budget=budget, asked=_asked(question))
-    try:
-        course_within(request)
-    except Infeasible as problem:
-        return remedied(problem, replace(request, trace=trace))
-    return None
+    budget = replace(budget, free_bytes=question.free_bytes)
+    found = CourseRequest(trace=trace, machine=machine, budget=budget, asked=_asked(question)).without("recompute")
+    return found if trace.parts else found.without("state", "gradient")
 
 
 def _asked(question: Question) -> PlanRequest:
