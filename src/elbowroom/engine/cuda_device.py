@@ -137,8 +137,8 @@ class CudaResidence(Residence):
         self._peak_bytes, self._most_bytes = self._reserved("peak"), 0
         self._full = FullDevice(device)
 
-    def refusal(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:
-        return self._full.refusal(problem, budget_bytes)
+    def refusal(self, problem: BaseException, budget_bytes: int, where: str) -> Infeasible | None:
+        return self._full.refusal(problem, budget_bytes, where)
 
     def _reserved(self, which: str) -> int:
         return (

@@ -1,8 +1,9 @@
-"""Full CUDA device: memory runs out because others took some of it since the run began.
+"""Full CUDA device: memory runs out in a run, and the refusal says where, what was held, and what would help.
 
 A budget is what a run may hold. It keeps nobody else from the rest of the device, nor from what the allocator gives
 back. Another process may take that at any time. Then an allocation within the budget fails. What torch says of it names
-this process alone, so the refusal says what others took.
+this process alone, so the refusal says what others took. If nobody did, the step, or the code between two steps, needs
+more than there is.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ class FullDevice:
         """Return what this process has reserved on the device; managed memory lies on the host."""
         return torch.cuda.memory_reserved(self._device) - held_bytes()
 
-    def refusal(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:
-        """Return what to raise for an error that ended a run, if others took what its budget allows; None otherwise.
+    def refusal(self, problem: BaseException, budget_bytes: int, where: str) -> Infeasible | None:
+        """Return what to raise for an error that ended a run, if memory ran out; None otherwise.
 
         Args:
             problem: the error.
             budget_bytes: the budget of the run.
+            where: the place in the training, in words.
         """
         found = _ASKED.search(str(problem)) if isinstance(problem, torch.OutOfMemoryError) else None
         if found is None:
@@ -54,9 +56,9 @@ class FullDevice:
         taken_bytes = self._others_bytes() - self._before_bytes
         asked_bytes = parse_bytes(f"{found[1]}{found[2].replace('bytes', 'B')}")
         own_bytes = self._own_bytes()
-        if taken_bytes < LITTLE_BYTES or own_bytes + asked_bytes > budget_bytes:
-            return None
         room_bytes = own_bytes + torch.cuda.mem_get_info(self._device)[0]
+        if taken_bytes < LITTLE_BYTES or own_bytes + asked_bytes > budget_bytes:
+            return self._too_little(asked_bytes, budget_bytes, where)
         return Infeasible(
             f"device {self._device}: given a budget of {format_bytes(budget_bytes)}, of which the run holds "
             f"{format_bytes(own_bytes)}.\nIt asked for {format_bytes(asked_bytes)} more, which are not there: others "
@@ -64,5 +66,21 @@ class FullDevice:
             f"(nvidia-smi), or start again with a budget of {format_bytes(room_bytes)} or less.",
             budget_bytes=budget_bytes,
             least_feasible_bytes=own_bytes + asked_bytes,
+            counts_reserved=True,
+        )
+
+    def _too_little(self, asked_bytes: int, budget_bytes: int, where: str) -> Infeasible:
+        """Return the refusal if nobody else is in the way."""
+        allocated_bytes = torch.cuda.memory_allocated(self._device)
+        needed_bytes = allocated_bytes + asked_bytes
+        free_bytes = torch.cuda.mem_get_info(self._device)[0]
+        return Infeasible(
+            f"device {self._device}: given a budget of {format_bytes(budget_bytes)}. Memory ran out {where}.\n"
+            f"{format_bytes(allocated_bytes)} were in use and {format_bytes(asked_bytes)} more were asked for, where "
+            f"{format_bytes(free_bytes)} were left on the device.\nAt least {format_bytes(needed_bytes)} are needed: "
+            "take a smaller batch or input, or a larger budget or device.\n"
+            "`elbowroom run` plans before the first step, and says the least beforehand.",
+            budget_bytes=budget_bytes,
+            least_feasible_bytes=max(needed_bytes, budget_bytes + 1),
             counts_reserved=True,
         )

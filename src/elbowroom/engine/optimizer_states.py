@@ -182,6 +182,18 @@ class OptimizerStates:
                     self._leave(optimizer, found, slot.n)
         self._executor.settle()
 
+    def leave_between_steps(self) -> None:
+        """Move out all states that may leave, as what runs now is no step. The next step places them for its plan."""
+        if self._in_turn.inside:
+            return
+        with self._conductor.aside():
+            for ref, portion, _ in self._ended or self._parts:
+                optimizer = ref()
+                if optimizer is not None:
+                    here = self._movable(optimizer, portion)
+                    self._leave_all(optimizer, [each for each in here if storage_key(each.storage) not in self._owners])
+        self._placed_for = None
+
     def _leave_all(self, optimizer: torch.optim.Optimizer, states: list[Found]) -> None:
         """Move all states of a part out, as far as there is room, and wait for the writes. For observed steps."""
         with suppress(TierFull):  # a plan may not need to move them at all

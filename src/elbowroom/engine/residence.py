@@ -230,12 +230,13 @@ class Residence(ABC):
         """
         return None
 
-    def refusal(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:  # noqa: ARG002
-        """Return what to raise for an error that ended a run, if others took memory of the device; None otherwise.
+    def refusal(self, problem: BaseException, budget_bytes: int, where: str) -> Infeasible | None:  # noqa: ARG002
+        """Return what to raise for an error that ended a run, if the device ran out of memory; None otherwise.
 
         Args:
             problem: the error.
             budget_bytes: the budget of the run.
+            where: the place in the training, in words.
         """
         return None
 

@@ -114,8 +114,12 @@ class RunFigures:
         """Return what to raise for an error that ends the run, if a hard limit or others on the device caused it."""
         if problem is None:
             return None
-        by_others = self._executor.residence.refusal(problem, self._learner.budget_bytes)
-        return by_others or self._learner.refusal(problem)
+        of_device = self._executor.residence.refusal(problem, self._learner.budget_bytes, self._place())
+        return of_device or self._learner.refusal(problem)
+
+    def _place(self) -> str:
+        """Say in words what runs now."""
+        return f"after {self._steps_ended} steps" if self._steps_ended else "before the first step"
 
     @property
     def machine(self) -> Machine:

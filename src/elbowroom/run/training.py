@@ -81,7 +81,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._mismatches = self._optimizer_steps = 0
         self._surprises = Surprises()
         self._begin_ns = self._end_ns = 0
-        self._running = self._optimizer_ran = self._gives_back = False
+        self._running = self._optimizer_ran = self._gives_back = self._makes_room = False
         self._left_beyond, self._begins_plan = 0, False
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._states = OptimizerStates(executor, self, min_size_bytes)
@@ -116,6 +116,16 @@ class TrainingRun(RunFigures, Director, Conductor):
         if verdict.course is not None and verdict.trace is not None:
             self._learner.begin_with(verdict.trace, verdict.course)
             self._known_by_itself()
+
+    def _place(self) -> str:
+        if not self._running or self._optimizer_ran:
+            return (
+                f"between steps, after {self._steps_ended + self._optimizer_ran}"
+                if self._steps_ended
+                else super()._place()
+            )
+        plan = "which follows its plan" if self._current is not None else "which has no plan yet and swaps all it can"
+        return f"in step {self._steps_ended + 1}, {plan}"
 
     def _known_by_itself(self) -> None:
         """End the child process: the run knows by itself now."""
@@ -195,9 +205,22 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._end_step()
         elif torch.is_grad_enabled() and self._updated():
             self._ends_unseen()
+        if not self._running and not torch.is_grad_enabled():
+            self._evaluation_begins()
         if not self._running and torch.is_grad_enabled():
             keywords = keywords_of_call()
             self._begin_step(module, signature(module, args, keywords), details(args, keywords))
+
+    def _evaluation_begins(self) -> None:
+        """Make room for a forward without gradients between steps, if memory is short: states leave first."""
+        last = self._last
+        if self._makes_room or last is None or not last.moves:
+            return
+        self._makes_room = True
+        self._executor.settle()
+        if last.in_parts:
+            self._states.leave_between_steps()
+        self._executor.residence.empty()
 
     def _updated(self) -> bool:
         """Whether the step is over without a step of torch's optimizers. Asked at a forward and at the run's end."""
@@ -219,7 +242,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         known = self._learner.expected(key)
         self._await_updates(root)
         others = key != self._key or known is not self._last
-        self._running, self._key, self._current = True, key, known
+        self._running, self._key, self._current, self._makes_room = True, key, known, False
         self._saved = []
         self._mismatches = self._optimizer_steps = self._left_beyond = 0
         self._recording = None

@@ -11,9 +11,9 @@ Cost: linear in the saves and states.
 from __future__ import annotations
 
 from elbowroom.plan import Plan
-from elbowroom.planners.budget.infeasible import fitting
+from elbowroom.planners.budget.infeasible import infeasible
 from elbowroom.planners.optimal.state_choice import all_away
-from elbowroom.planners.problem import Problem, movable, moves_on_demand
+from elbowroom.planners.problem import Problem, as_plan, movable, moves_on_demand, peak_of
 
 NAME = "on_demand"
 
@@ -25,4 +25,8 @@ def on_demand(problem: Problem) -> Plan:
         Infeasible: the step needs more than the budget even so.
     """
     left = all_away(problem)
-    return fitting(left, NAME, moves_on_demand(left.step, movable(left)))
+    n = movable(left)
+    moves = moves_on_demand(left.step, n)
+    if peak_of(left.step, moves) > problem.budget_bytes:
+        raise infeasible(left, NAME, n)
+    return as_plan(left, NAME, moves)
