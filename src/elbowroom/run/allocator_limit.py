@@ -33,17 +33,21 @@ class AllocatorLimit:
         self._residence = residence
         self._surprises = surprises
 
-    def begin(self, known: StepKind, budget_bytes: int) -> None:
-        """Begin a step that follows a plan."""
+    def begin(self, known: StepKind, limit_bytes: int) -> None:
+        """Begin a step that follows a plan, once what leaves as it begins has left.
+
+        Args:
+            known: its kind.
+            limit_bytes: the most that the allocator may reserve.
+        """
         if known.proofs or not known.moves or known.machine.allocator == "exact":
             return
-        more_bytes = self._residence.allocated_bytes() - known.course.begins_bytes
         page = page_bytes(known.machine.allocator)
-        room_bytes = budget_bytes - known.course.peak_bytes + page
-        if more_bytes > room_bytes:
+        more_bytes = self._residence.allocated_bytes() - known.course.begins_bytes
+        if more_bytes > limit_bytes - known.course.peak_bytes + page:
             self._surprises.lies_there(more_bytes)
         else:
-            self._residence.limit(budget_bytes - page)
+            self._residence.limit(limit_bytes - page)
 
     def lift(self) -> None:
         """Lift the limit: the step has ended, or is not the one that its plan was made for."""

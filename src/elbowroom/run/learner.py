@@ -163,6 +163,11 @@ class Learner:
         self._captured = replace(known_of(trace, course, self.machine, self.budget_bytes), is_captured=True)
 
     @property
+    def limit_bytes(self) -> int:
+        """The most that steps under a plan may hold: the budget, and most of the margin that `auto` leaves."""
+        return self.budget_bytes + self._budget.spare_bytes
+
+    @property
     def in_parts(self) -> bool:
         """Whether observed steps run their optimizers in parts, so that optimizer states may move."""
         return self._asked.in_parts

@@ -67,7 +67,7 @@ class RunFigures:
 
     def _see_what_lies_there(self) -> None:
         """Look at the start of a step whether the device holds more than the budget, from code between steps."""
-        beyond_bytes = self._executor.residence.beyond(self.budget_bytes)
+        beyond_bytes = self._executor.residence.beyond(self._learner.limit_bytes)
         self.beyond_bytes = max(self.beyond_bytes, beyond_bytes)
         if beyond_bytes and self._settled:
             warn_once(

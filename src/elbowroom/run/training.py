@@ -183,7 +183,7 @@ class TrainingRun(RunFigures, Director, Conductor):
     def _mark_end(self) -> None:
         self._optimizer_ran = True
         if self._begins_plan:  # it began with an empty cache: bytes beyond the budget are its own
-            self._left_beyond = self._executor.residence.beyond(self.budget_bytes)
+            self._left_beyond = self._executor.residence.beyond(self._learner.limit_bytes)
         self._left_beyond = max(self._left_beyond, self._executor.residence.short_bytes())
         self._look()
         self._unhooked.mark_end()
@@ -247,7 +247,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._mismatches = self._optimizer_steps = self._left_beyond = 0
         self._recording = None
         self._begin_memory(known, others=others)
-        if known is None or known.is_recorded(self._measure_next):
+        if known is None or (self._steps_ended and known.is_recorded(self._measure_next)):
             self._executor.settle()  # so that the recording has the transfers of this step alone
         self._executor.begin_step()
         self._recomputes.begin(key, known, self._following.begin())
@@ -266,6 +266,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._states.gradients.wanted = self._learner.gradients
         self._states.in_parts = self._learner.in_parts if self._current is None else self._current.in_parts
         self._states.begin_step()
+        if known is not None:
+            self._limit.begin(known, self._learner.limit_bytes)
         plain = known is not None and known.runs_as_ever and self._recorder is None and self._learner.only(key)
         plain = plain and not self._root_hook.installed
         self._unhooked.begin(known, details, plain=plain)
@@ -285,7 +287,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._mode = "plan" if known.moves else "keep"
         self._moving(known.moves or self._executor.residence.is_short(known.course.peak_bytes))
         known.refined |= self._short_of_records
-        if known.is_recorded(self._measure_next) and not self._just_stopped:
+        is_steady = self._steps_ended > 0  # the first step makes optimizer states
+        if is_steady and known.is_recorded(self._measure_next) and not self._just_stopped:
             self._recorder = self._observing.record_moves(root)
 
     def _observe(self, key: Hashable, root: torch.nn.Module | None) -> None:
@@ -322,6 +325,9 @@ class TrainingRun(RunFigures, Director, Conductor):
             residence.empty()
             return
         is_new, known.begun = not known.begun, True
+        if known.in_parts and known.moves and (is_new or self._steps_ended == 1):
+            self._states.leave_between_steps()  # its plan was simulated with them side by side
+            residence.empty()
         if is_new:
             residence.empty()
         else:
@@ -330,7 +336,6 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._states.plan_begins(known)
         if is_new:
             self._executor.expect(lower_bytes(known))
-        self._limit.begin(known, known.plan.budget_bytes)
 
     def _moving(self, moving: bool) -> None:
         """Say whether storages leave in this step. If so, freed memory must go back to the system."""
