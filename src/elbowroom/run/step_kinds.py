@@ -93,6 +93,8 @@ class StepKind:
         begins_empty: whether the last one began with an empty cache, as another kind's step came before it.
         found: what was on the device when the first one began, if it has a limit.
         shared: whether slightly smaller steps follow its plan: see similar_shapes.py.
+        keep_all_bytes: bytes that keeping everything takes, if no step was recorded to say it; else 0.
+        measured: whether a step of this kind, if it is shared, was recorded.
     """
 
     trace: Trace
@@ -111,6 +113,8 @@ class StepKind:
     begins_empty: bool = False
     found: AllocatorBytes | None = None
     shared: bool = False
+    keep_all_bytes: int = 0
+    measured: bool = False
     _for_nearby: StepKind | None = field(init=False, default=None)
     tier_of: Mapping[int, TierName] = field(init=False)
     turns: tuple[Turn, ...] = field(init=False)
