@@ -238,7 +238,7 @@ def test_a_step_without_a_plan_that_comes_to_hold_more_than_the_budget_is_refuse
             for number in range(10):
                 step(number)
 
-    with pytest.raises(Infeasible, match="whose sizes are new") as refused:
+    with pytest.raises(Infeasible, match="which is new, holds") as refused:
         run()
 
     assert len(left) == 27

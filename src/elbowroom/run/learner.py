@@ -220,8 +220,12 @@ class Learner:
         return count < OBSERVED_AT_FIRST or count * OBSERVED_SHARE <= self.kinds.steps
 
     def is_to_measure(self, known: StepKind) -> bool:
-        """Whether to record a step of a kind that was made up: what it holds was never measured."""
-        return known.keep_all_bytes > 0 and not known.measured and self._records_few()
+        """Whether to record a step of a kind that was made up: what it holds was never measured.
+
+        Below a hard limit the records would take what is left for storages.
+        """
+        is_new = known.keep_all_bytes > 0 and not known.measured
+        return is_new and self._held_to is None and self._records_few()
 
     def only(self, key: Hashable) -> bool:
         """Whether all steps of this signature were of one kind so far."""
@@ -279,7 +283,7 @@ class Learner:
         least_bytes = max(least_bytes, held_bytes)
         return Infeasible(
             f"budget: given {format_exact_bytes(self.budget_bytes)}.\n"
-            f"A step of {self.kinds.of(key).inputs}, whose sizes are new, holds {format_exact_bytes(held_bytes)},\n"
+            f"A step of {self.kinds.of(key).inputs}, which is new, holds {format_exact_bytes(held_bytes)},\n"
             "although all that it saves leaves at once.\n"
             f"Give at least {format_exact_bytes(least_bytes)}, or make the largest inputs smaller.",
             budget_bytes=self.budget_bytes,

@@ -274,12 +274,20 @@ class TrainingRun(RunFigures, Director, Conductor):
         if self._recomputes.records_calls:
             return
         if self._just_stopped or not self._learner.may_be_recorded(key):
-            self._levels, self._refuses = Levels(self._executor), self.device.type == "cpu"
+            self._watch_levels(refuses=True)
             return
         self._recorder = self._observing.record(root)
         if self._recorder is None:
             self._surprises.profiled(makes_way=self._observing.profile.makes_way)
-            self._levels, self._refuses = Levels(self._executor), False
+            self._watch_levels()
+
+    def _watch_levels(self, *, refuses: bool = False) -> None:
+        """Look from now on at what the step holds, as nothing else says it.
+
+        Args:
+            refuses: whether the run ends if that is more than the budget.
+        """
+        self._levels, self._refuses = Levels(self._executor), refuses and self.device.type == "cpu"
 
     def _await_updates(self, root: torch.nn.Module | None) -> None:
         """Look at each forward for the end of the step, unless optimizers step as usual."""
@@ -370,7 +378,7 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def _learn(self) -> None:
         if self._levels is not None:
-            held_bytes = self._levels.sure_bytes(self.budget_bytes) if self._refuses else self._levels.held_bytes
+            held_bytes = self._levels.sure_bytes(self.budget_bytes)
             self._learner.kinds.recorded(self._key, held_bytes, self._levels.keep_all_bytes)
             self._levels = None
         whole = self._learner.optimizers_stepped(self._key, self._optimizer_steps)
@@ -514,6 +522,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._differs()
         self._mismatches += 1
         self._stop_recording()
+        self._watch_levels()
         self._learner.surprised(self._key, tuple(self._saved))
         self._surprises.differs(what)
 
@@ -526,6 +535,7 @@ class TrainingRun(RunFigures, Director, Conductor):
             return
         self._mismatches += 1
         self._stop_recording()
+        self._watch_levels()
         self._learner.surprised(self._key, tuple(self._saved))
         self._surprises.save(n, expected, self._saved[n])
 

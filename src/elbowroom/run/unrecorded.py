@@ -68,7 +68,9 @@ class Levels:
         self.tick()
 
     def sure_bytes(self, budget_bytes: int) -> int:
-        """Return the bytes that storages have held for certain: code and its caches may be what is beyond a budget."""
+        """Return the bytes that storages have held for certain: in RAM, libraries may hold what is beyond a budget."""
+        if self._device.type == "cuda":
+            return self.held_bytes
         return max(min(self.held_bytes, budget_bytes), self.held_bytes - CODE_BYTES)
 
     def tick(self) -> None:
