@@ -201,16 +201,27 @@ def deepening(depths: Sequence[int]) -> Setup:
     return setup
 
 
+DEPTHS = [4 + 7 * number % 24 for number in range(24)]
+
+
 def test_steps_of_new_forms_are_recorded_now_and_then_only_and_carried_out_frugally_otherwise() -> None:
-    depths = [4 + 7 * number % 24 for number in range(24)]
-    room = same_within(deepening(depths), 24, lambda _: 64 << 20, min_size=1024)
+    room = same_within(deepening(DEPTHS), 24, lambda _: tight_budget(deepening([30] * 3), 0.5))
 
     assert modes(room)[:OBSERVED_AT_FIRST] == ["observe"] * OBSERVED_AT_FIRST
     assert set(modes(room)[OBSERVED_AT_FIRST:20]) == {"frugal"}
+    assert all(step.swapped_out_bytes for step in room.steps)
     assert sum(step.mismatches for step in room.steps) == 0
     # then nobody says that such a training fits: most steps have no plan
     assert "it fits" not in room.summary()
-    assert "had no plan and swapped everything" in room.summary()
+
+
+def test_steps_of_new_forms_are_not_swapped_if_there_is_plenty_of_room() -> None:
+    room = same_within(deepening(DEPTHS), 24, lambda _: live_ram_bytes() + (1 << 30))
+
+    frugal = [step for step in room.steps if step.mode == "frugal"]
+    assert len(frugal) >= 12
+    assert sum(step.swapped_out_bytes for step in frugal) == 0
+    assert "had no plan" in room.summary()
 
 
 def test_a_step_without_a_plan_that_comes_to_hold_more_than_the_budget_is_refused_at_once(

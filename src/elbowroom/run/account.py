@@ -39,8 +39,8 @@ class StepFigures:
     """What one step did.
 
     Attributes:
-        mode: "observe" (everything swapped, and the step recorded), "frugal" (everything swapped), "plan", or "keep"
-            (it fits: nothing is moved).
+        mode: "observe" (everything swapped, and the step recorded), "frugal" (no plan: all is swapped that has no
+            room), "plan", or "keep" (it fits: nothing is moved).
         step_ns: time from its first module call or large save to the end of its last optimizer step.
         stall_ns: time it waited for transfers.
         swapped_out_bytes: bytes that left the device.
@@ -92,7 +92,7 @@ def summary(head: str, kinds: Kinds, known: StepKind, steps: Sequence[StepFigure
     if not any(step.mode == "plan" for step in steps) and not (plan.swaps or plan.recomputes or plan.algorithms):
         fits = "it fits, nothing is moved" if kinds.fit(plan.budget_bytes) else "no plan moves anything"
         unplanned = sum(step.mode == "frugal" for step in steps)
-        more = f", of which {unplanned} had no plan and swapped everything" if unplanned else ""
+        more = f", of which {unplanned} had no plan" if unplanned else ""
         return [f"{head}: {fits} ({count} steps{more})"]
     found = decided(known.trace, plan)
     rows = [("", "storages", "size"), *((s.what, str(s.storages), format_bytes(s.size_bytes)) for s in found.shares)]

@@ -115,7 +115,7 @@ class Learner:
         self._met: set[Hashable] = set()
         self._known: dict[Hashable, list[StepKind]] = {}
         self._nearby = Nearby(self._known, asked.min_size_bytes)
-        self._measured = 0
+        self._measured = self._frugal_bytes = 0
         self._scaled: dict[Target, StepKind | Infeasible | None] = {}
         self._background = BackgroundPlanner(patient=held_to is not None)
         self._refusals = Refusals()
@@ -276,6 +276,16 @@ class Learner:
         work = partial(smaller_plan, self._question(key, known.trace), less_bytes)
         self._background.make(key, work, lambda made: self._follows(key, made()))
 
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of saves for which there is room in RAM in a step without a plan: twice what such a step held is left.
+
+        So a training that fits by far is not swapped because its steps are all different.
+        """
+        if self.machine.allocator != "exact" or not self._frugal_bytes:
+            return 0
+        return max(0, self.budget_bytes - 2 * self._frugal_bytes)
+
     def too_large(self, key: Hashable, held_bytes: int) -> Infeasible:
         """Return the refusal of a step without a plan that came to hold more than the budget."""
         problems = (self._scaled.get(target) for target in self._nearby.targets(key))
@@ -320,6 +330,7 @@ class Learner:
         self.frugal.learnt(key, trace)
         held = steady(trace) if first else trace  # its memory is rounded up
         clear, peak_bytes = assembly.clear, assembly.peak_allocated_bytes()
+        self._frugal_bytes = max(self._frugal_bytes, peak_bytes)
         self._recorded(key, recording, peak_bytes, held)
         del assembly  # below a hard limit, what was recorded is freed
         self._hold(recording, peak_bytes, planned=False)

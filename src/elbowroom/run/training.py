@@ -229,6 +229,7 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._executor.settle()  # so that the recording has the transfers of this step alone
         self._executor.begin_step()
         self._recomputes.begin(key, known, self._following.begin())
+        self._observing.spare_bytes = self._observing.spared_bytes = 0
         self._observing.at_save = self._learner.frugal.leaves_at_save(key)
         if known is None:
             self._begin_frugal(key, root)
@@ -274,6 +275,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         if self._recomputes.records_calls:
             return
         if self._just_stopped or not self._learner.may_be_recorded(key):
+            self._observing.spare_bytes = self._learner.spare_bytes
             self._watch_levels(refuses=True)
             return
         self._recorder = self._observing.record(root)
@@ -472,7 +474,8 @@ class TrainingRun(RunFigures, Director, Conductor):
             if self._levels.passed_bytes * LOOKS < self.budget_bytes:
                 return
         self._levels.tick()
-        if self._refuses and beyond(held_bytes := self._levels.sure_bytes(self.budget_bytes), self.budget_bytes):
+        held_bytes = self._levels.sure_bytes(self.budget_bytes) - self._observing.spared_bytes
+        if self._refuses and beyond(held_bytes, self.budget_bytes):
             self._levels = None
             raise self._learner.too_large(self._key, held_bytes)
 
