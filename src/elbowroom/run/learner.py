@@ -116,6 +116,7 @@ class Learner:
         self._known: dict[Hashable, list[StepKind]] = {}
         self._nearby = Nearby(self._known, asked.min_size_bytes)
         self._measured = self._frugal_bytes = 0
+        self._hopeless: set[Hashable] = set()
         self._scaled: dict[Target, StepKind | Infeasible | None] = {}
         self._background = BackgroundPlanner(patient=held_to is not None)
         self._refusals = Refusals()
@@ -209,8 +210,14 @@ class Learner:
             self._nearby.made_up(target, made)
 
     def may_be_recorded(self, key: Hashable) -> bool:
-        """Whether a step of this signature may be recorded: not while it is planned, and not too often."""
+        """Whether a step of this signature may be recorded: not while it is planned, and not too often.
+
+        If no plan for its sizes meets the budget, its first step is watched instead: see `too_large`.
+        """
         targets = list(self._nearby.targets(key))
+        is_too_large = bool(targets) and isinstance(self._scaled.get(targets[-1]), Infeasible)
+        if is_too_large and self._given is None and not self.kinds.of(key).steps:
+            return False
         if self._background.under_way(key) or any(map(self._background.under_way, targets)):
             return False
         return self._records_few()
@@ -327,10 +334,13 @@ class Learner:
         """
         assembly = Assembly(recording, self._tier)
         trace = assembly.trace()
+        was_least = self.frugal.leaves_at_save(key)
         self.frugal.learnt(key, trace)
         held = steady(trace) if first else trace  # its memory is rounded up
         clear, peak_bytes = assembly.clear, assembly.peak_allocated_bytes()
         self._frugal_bytes = max(self._frugal_bytes, peak_bytes)
+        if was_least and beyond(peak_bytes, self.budget_bytes):  # another step would show nothing else
+            self._hopeless.add(key)
         self._recorded(key, recording, peak_bytes, held)
         del assembly  # below a hard limit, what was recorded is freed
         self._hold(recording, peak_bytes, planned=False)
@@ -390,7 +400,9 @@ class Learner:
 
     def _may_explore(self, key: Hashable) -> bool:
         """Whether a step of this signature may run with everything away. It may hold more than a hard limit allows."""
-        return self._held_to is None and key not in self._explored and len(self._explored - self._met) < MAX_EXPLORED
+        if self._held_to is not None or key in self._hopeless:
+            return False
+        return key not in self._explored and len(self._explored - self._met) < MAX_EXPLORED
 
     def _made(self, key: Hashable, answer: Answer, before: StepKind | None, *, may_wait: bool) -> StepKind | None:
         """Apply the answer of planning.
