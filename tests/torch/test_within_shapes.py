@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from elbowroom import Infeasible, within
+from elbowroom.capture.recording.recorder import live_ram_bytes
 from elbowroom.engine.residence import RamResidence, SoFar
+from elbowroom.run.learner import OBSERVED_AT_FIRST
 from elbowroom.run.room import Room, run_of
 from tests.torch.helpers import (
     Setup,
@@ -19,6 +22,7 @@ from tests.torch.helpers import (
     by_loss,
     mean_square,
     mlp,
+    needs,
     same_within,
     tight_budget,
     train,
@@ -126,26 +130,130 @@ def test_the_least_of_the_larger_ones_is_followed() -> None:
     assert room.steps[4].swapped_out_bytes == room.steps[3].swapped_out_bytes * 210 // 225
 
 
+def texts(lengths: Sequence[int]) -> Training:
+    """A language model whose n-th batch has the n-th length."""
+    model = Words(32, 32, 64, blocks=2, dropout=0.1, is_causal=True)
+
+    def loss(number: int) -> Tensor:
+        tokens = torch.arange(8 * lengths[number]).view(8, -1) % 32
+        return nn.functional.cross_entropy(model(tokens), tokens.flatten())
+
+    return by_loss(loss, model, torch.optim.AdamW(model.parameters()))
+
+
 def test_texts_of_many_lengths_are_observed_a_few_times_only() -> None:
-    # given 40 texts of 33 to 96 places: ranges of which the least is 0.8 of the greatest are 5, from 96 down to 32
+    # given 40 texts of 33 to 96 places
     lengths = [33 + 37 * number % 64 for number in range(40)]
-
-    def texts(lengths: Sequence[int]) -> Training:
-        model = Words(32, 32, 64, blocks=2, dropout=0.1, is_causal=True)
-
-        def loss(number: int) -> Tensor:
-            tokens = torch.arange(8 * lengths[number]).view(8, -1) % 32
-            return nn.functional.cross_entropy(model(tokens), tokens.flatten())
-
-        return by_loss(loss, model, torch.optim.AdamW(model.parameters()))
-
     assert len(set(lengths)) == 40
+
     room = same_within(lambda: texts(lengths), 40, lambda _: tight_budget(lambda: texts([96] * 3)))
 
-    # then one that is longer than any before it, or shorter by a fifth, begins a range: at most three times as many
-    assert observed(room) <= 15
-    assert modes(room)[-10:].count("observe") <= 1
+    # then two lengths show what a third one needs
+    assert observed(room) <= 4
     assert sum(step.mismatches for step in room.steps) == 0
+    assert run_of(room).over_bytes == 0
+
+
+# Steps of new sizes
+
+
+def test_batches_that_grow_are_planned_before_their_first_step() -> None:
+    # given batches that are larger each time, so that no known kind is near
+    rows = list(range(100, 340, 20))
+    room = both(batches(rows), batches([rows[-1]]), steps=len(rows))
+
+    assert modes(room)[2:] == ["keep" if mode == "keep" else "plan" for mode in modes(room)[2:]]
+    assert modes(room)[-1] == "plan"
+    assert sum(step.mismatches for step in room.steps) == 0
+    run = run_of(room)
+    assert run.kinds.measured_peak_bytes <= run.budget_bytes
+    assert run.kinds.fit(run.budget_bytes)
+
+
+def test_what_a_larger_batch_would_take_with_everything_kept_is_known_although_none_was_observed() -> None:
+    rows = list(range(100, 340, 20))
+    _, most_bytes = needs(batches([rows[-1]]))
+
+    room = both(batches(rows), batches([rows[-1]]), steps=len(rows))
+
+    assert most_bytes * 0.99 <= run_of(room).kinds.keep_all_bytes <= most_bytes * 1.5
+
+
+def deepening(depths: Sequence[int]) -> Setup:
+    """A training whose n-th step calls its layer the n-th number of times: no step is another one's, scaled."""
+
+    def setup() -> Training:
+        layer = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+        def step(number: int) -> Tensor:
+            optimizer.zero_grad()
+            found = torch.linspace(-1, 1, 64 * (64 + number)).view(-1, 64)
+            for _ in range(depths[number]):
+                found = layer(found)
+            loss = mean_square(found)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Training(step, [layer], [optimizer])
+
+    return setup
+
+
+DEPTHS = [4 + 7 * number % 24 for number in range(24)]
+
+
+def test_steps_of_new_forms_are_recorded_now_and_then_only_and_carried_out_frugally_otherwise() -> None:
+    room = same_within(deepening(DEPTHS), 24, lambda _: tight_budget(deepening([30] * 3), 0.5))
+
+    assert modes(room)[:OBSERVED_AT_FIRST] == ["observe"] * OBSERVED_AT_FIRST
+    assert set(modes(room)[OBSERVED_AT_FIRST:20]) == {"frugal"}
+    assert all(step.swapped_out_bytes for step in room.steps)
+    assert sum(step.mismatches for step in room.steps) == 0
+    # then nobody says that such a training fits: most steps have no plan
+    assert "it fits" not in room.summary()
+
+
+def test_steps_of_new_forms_are_not_swapped_if_there_is_plenty_of_room() -> None:
+    room = same_within(deepening(DEPTHS), 24, lambda _: live_ram_bytes() + (1 << 30))
+
+    frugal = [step for step in room.steps if step.mode == "frugal"]
+    assert len(frugal) >= 12
+    assert sum(step.swapped_out_bytes for step in frugal) == 0
+    assert "had no plan" in room.summary()
+
+
+def test_a_step_without_a_plan_that_comes_to_hold_more_than_the_budget_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given steps without a plan, of which the tenth has a batch of 8 MiB and leaves 1 MiB with each call
+    monkeypatch.setattr("elbowroom.run.unrecorded.CODE_BYTES", 1 << 20)
+    layer = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    left: list[Tensor] = []
+
+    def step(number: int) -> None:
+        found = torch.ones(64 + number, 64)
+        for _ in range(2 + number):
+            found = layer(found)
+            left.extend([torch.ones(1 << 18)] * (number == 9))
+        if number == 9:
+            left.extend(torch.ones(1 << 18) for _ in range(16))
+            found = layer(found)
+        mean_square(found).backward()
+        optimizer.step()
+
+    def run() -> None:
+        with within(live_ram_bytes() + (8 << 20)):
+            for number in range(10):
+                step(number)
+
+    with pytest.raises(Infeasible, match="which is new, holds") as refused:
+        run()
+
+    assert len(left) == 27
+    assert refused.value.least_feasible_bytes > refused.value.budget_bytes
 
 
 def test_a_nearby_step_that_turns_out_otherwise_is_said_and_observed_when_it_comes_again() -> None:

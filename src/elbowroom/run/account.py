@@ -39,8 +39,8 @@ class StepFigures:
     """What one step did.
 
     Attributes:
-        mode: "observe" (everything swapped, and the step recorded), "frugal" (everything swapped), "plan", or "keep"
-            (it fits: nothing is moved).
+        mode: "observe" (everything swapped, and the step recorded), "frugal" (no plan: all is swapped that has no
+            room), "plan", or "keep" (it fits: nothing is moved).
         step_ns: time from its first module call or large save to the end of its last optimizer step.
         stall_ns: time it waited for transfers.
         swapped_out_bytes: bytes that left the device.
@@ -77,21 +77,23 @@ def of_step(mode: Mode, step_ns: int, counters: Counters, mismatches: int, *, ch
     )
 
 
-def summary(head: str, planned_bytes: int, known: StepKind, steps: Sequence[StepFigures], count: int) -> list[str]:
+def summary(head: str, kinds: Kinds, known: StepKind, steps: Sequence[StepFigures], count: int) -> list[str]:
     """Return the summary: one line, and a table if storages are moved or dropped.
 
     Args:
         head: the beginning of the first line.
-        planned_bytes: the most that the plans of all kinds of steps hold.
+        kinds: what each kind of step holds.
         known: the kind of step that ran last.
         steps: figures of steps, the last step's last.
         count: how many steps ended.
     """
     last, plan = steps[-1], known.plan
-    head = f"{head}, planned peak {format_bytes(planned_bytes)}"
+    head = f"{head}, planned peak {format_bytes(kinds.planned_peak_bytes)}"
     if not any(step.mode == "plan" for step in steps) and not (plan.swaps or plan.recomputes or plan.algorithms):
-        fits = "it fits, nothing is moved" if planned_bytes <= plan.budget_bytes else "nothing is moved"
-        return [f"{head}: {fits} ({count} steps)"]
+        fits = "it fits, nothing is moved" if kinds.fit(plan.budget_bytes) else "no plan moves anything"
+        unplanned = sum(step.mode == "frugal" for step in steps)
+        more = f", of which {unplanned} had no plan" if unplanned else ""
+        return [f"{head}: {fits} ({count} steps{more})"]
     found = decided(known.trace, plan)
     rows = [("", "storages", "size"), *((s.what, str(s.storages), format_bytes(s.size_bytes)) for s in found.shares)]
     return [

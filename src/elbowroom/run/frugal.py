@@ -8,6 +8,9 @@ A step without a plan swaps every large storage and waits for each write. What i
 - If no recorded step of the same module wrote a storage after its save, each storage leaves at its save. It is freed
   the moment that the code lets it go, and not at the next tick. This is the least that a step can hold.
 
+In RAM some storages stay in a step that is not recorded, if the budget has room for twice what the largest observed
+step held. They take what is beyond that.
+
 On the CPU the training waits for the write. On CUDA the storage's stream does (Note: [Streams] in
 engine/tiers/host.py). A frugal step that is recorded is an observed step.
 """

@@ -68,8 +68,14 @@ class Kinds:
         if followed is None:
             return
         kind.planned_peak_bytes = followed.course.peak_bytes
+        kind.keep_all_bytes = kind.keep_all_bytes or followed.keep_all_bytes
         if not (followed.moves or followed.in_parts) and not followed.shared:
             kind.measured_peak_allocated_bytes = max(kind.measured_peak_allocated_bytes, kind.keep_all_bytes)
+
+    @property
+    def steps(self) -> int:
+        """How many steps have ended."""
+        return sum(kind.steps for kind in self._by_key.values())
 
     @property
     def keep_all_bytes(self) -> int:
@@ -85,6 +91,14 @@ class Kinds:
     def measured_peak_bytes(self) -> int:
         """The most that steps of all kinds held; 0 if none was recorded."""
         return max((kind.measured_peak_allocated_bytes for kind in self), default=0)
+
+    def fit(self, budget_bytes: int) -> bool:
+        """Whether there is a plan for each kind, and no kind was planned or measured to hold more than the budget."""
+        return all(
+            kind.planned_peak_bytes
+            and not beyond(max(kind.planned_peak_bytes, kind.measured_peak_allocated_bytes), budget_bytes)
+            for kind in self
+        )
 
     def lines(self) -> Iterator[str]:
         """Yield lines for the summary, if there are several kinds."""

@@ -23,13 +23,13 @@ from elbowroom.run.conv_algorithms import LayerChoices
 from elbowroom.run.frugal import Frugal
 from elbowroom.run.given_plan import GivenPlan, warn_of_peak
 from elbowroom.run.hard_room import HardRoom
-from elbowroom.run.kind_totals import Kinds
+from elbowroom.run.kind_totals import Kinds, beyond
 from elbowroom.run.options import live_modules
 from elbowroom.run.recompute.call_recorder import Calls
 from elbowroom.run.recompute.controller import Recomputing
 from elbowroom.run.recompute.planning import Planned
 from elbowroom.run.refusals import Refusals
-from elbowroom.run.similar_shapes import Nearby
+from elbowroom.run.similar_shapes import Nearby, Target
 from elbowroom.run.step_kinds import Saved, StepKind, UnknownKind, known_of
 from elbowroom.run.step_planning import (
     Before,
@@ -38,11 +38,13 @@ from elbowroom.run.step_planning import (
     plan_after_proof,
     plan_of,
     plan_of_calls,
+    scaled_plan,
     smaller_plan,
 )
 from elbowroom.run.step_question import Answer, Explores, Followed, MadePlan, Next, RefusedPlan, StepQuestion
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Trace
+from elbowroom.units import format_exact_bytes
 
 MAX_EXPLORED = 2
 """Most kinds of steps without a plan that may each run one more step with everything away, to learn more.
@@ -51,6 +53,10 @@ If shapes change each time, no step of the kind may come again, and the training
 
 MAX_OBSERVATIONS = 8
 """Most times that a kind of step is observed when its steps keep differing; after that their rest is swapped."""
+
+OBSERVED_AT_FIRST = 8
+OBSERVED_SHARE = 4
+"""The first `OBSERVED_AT_FIRST` steps may all be observed, then one in `OBSERVED_SHARE`. Recording takes longer."""
 
 MOST_CORRECTIONS = 2
 """Most times that a kind of step is planned again because it reserved more than its budget."""
@@ -111,6 +117,9 @@ class Learner:
         self._met: set[Hashable] = set()
         self._known: dict[Hashable, list[StepKind]] = {}
         self._nearby = Nearby(self._known, asked.min_size_bytes)
+        self._measured = self._frugal_bytes = 0
+        self._hopeless: set[Hashable] = set()
+        self._scaled: dict[Target, StepKind | Infeasible | None] = {}
         self._background = BackgroundPlanner(patient=held_to is not None)
         self._refusals = Refusals()
         self._observations: dict[Hashable, int] = {}
@@ -188,7 +197,7 @@ class Learner:
         if key in self._wanted and (not known or self._observations[key] < MAX_OBSERVATIONS):
             return None
         if not known:
-            return self._nearby.of(key) or self._begins(key)
+            return self._nearby.of(key) or self._of_scaled(key) or self._begins(key)
         next_saved = self._after.get(self._previous)
         return next((kind for kind in known if kind.schedule.saved == next_saved), known[-1])
 
@@ -199,9 +208,49 @@ class Learner:
             self._learnt(key, known)
         return known
 
-    def is_being_planned(self, key: Hashable) -> bool:
-        """Whether a plan for steps of this signature is being made: such steps need no recording."""
-        return self._background.under_way(key)
+    def _of_scaled(self, key: Hashable) -> StepKind | None:
+        """Return the made up kind that a step of new sizes follows; None if there is none (yet)."""
+        for target in self._nearby.targets(key) if self._given is None else ():
+            if target not in self._scaled and (trace := self._nearby.scaled(target)) is not None:
+                self._scaled[target] = None
+                work = partial(scaled_plan, self._question(target, trace))
+                self._background.make(target, work, partial(self._made_up, target, trace))
+            self._background.arrived(target)
+            if target in self._scaled and not isinstance(self._scaled[target], Infeasible):
+                return self._nearby.of(key)  # or it is being planned
+        return None
+
+    def _made_up(self, target: Target, trace: Trace, found: Callable[[], StepKind | Infeasible]) -> None:
+        """Note the plan for a scaled trace, or that there is none."""
+        self._scaled[target] = made = found()
+        if not isinstance(made, Infeasible):
+            made.keep_all_bytes = keeping_bytes(trace, self.machine)
+            self._nearby.made_up(target, made)
+
+    def may_be_recorded(self, key: Hashable) -> bool:
+        """Whether a step of this signature may be recorded: not while it is planned, and not too often.
+
+        If no plan for its sizes meets the budget, its first step is watched instead: see `too_large`.
+        """
+        targets = list(self._nearby.targets(key))
+        is_too_large = bool(targets) and isinstance(self._scaled.get(targets[-1]), Infeasible)
+        if is_too_large and self._given is None and not self.kinds.of(key).steps:
+            return False
+        if self._background.under_way(key) or any(map(self._background.under_way, targets)):
+            return False
+        return self._records_few()
+
+    def _records_few(self) -> bool:
+        count = self._measured + sum(self._observations.values())
+        return count < OBSERVED_AT_FIRST or count * OBSERVED_SHARE <= self.kinds.steps
+
+    def is_to_measure(self, known: StepKind) -> bool:
+        """Whether to record a step of a kind that was made up: what it holds was never measured.
+
+        Below a hard limit the records would take what is left for storages.
+        """
+        is_new = known.keep_all_bytes > 0 and not known.measured
+        return is_new and self._held_to is None and self._records_few()
 
     def only(self, key: Hashable) -> bool:
         """Whether all steps of this signature were of one kind so far."""
@@ -252,6 +301,30 @@ class Learner:
         work = partial(smaller_plan, self._question(key, known.trace), less_bytes)
         self._background.make(key, work, lambda made: self._follows(key, made()))
 
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of saves for which there is room in RAM in a step without a plan: twice what such a step held is left.
+
+        So a training that fits by far is not swapped because its steps are all different.
+        """
+        if self.machine.allocator != "exact" or not self._frugal_bytes:
+            return 0
+        return max(0, self.budget_bytes - 2 * self._frugal_bytes)
+
+    def too_large(self, key: Hashable, held_bytes: int) -> Infeasible:
+        """Return the refusal of a step without a plan that came to hold more than the budget."""
+        problems = (self._scaled.get(target) for target in self._nearby.targets(key))
+        least_bytes = max((each.least_feasible_bytes for each in problems if isinstance(each, Infeasible)), default=0)
+        least_bytes = max(least_bytes, held_bytes)
+        return Infeasible(
+            f"budget: given {format_exact_bytes(self.budget_bytes)}.\n"
+            f"A step of {self.kinds.of(key).inputs}, which is new, holds {format_exact_bytes(held_bytes)},\n"
+            "although all that it saves leaves at once.\n"
+            f"Give at least {format_exact_bytes(least_bytes)}, or make the largest inputs smaller.",
+            budget_bytes=self.budget_bytes,
+            least_feasible_bytes=least_bytes,
+        )
+
     def optimizer_steps(self, key: Hashable) -> int:
         """Return how many optimizers step in a step of this signature; 1 until one has been seen."""
         return self._optimizer_steps.get(key, 1)
@@ -279,9 +352,13 @@ class Learner:
         """
         assembly = Assembly(recording, self._tier)
         trace = assembly.trace()
+        was_least = self.frugal.leaves_at_save(key)
         self.frugal.learnt(key, trace)
         held = steady(trace) if first else trace  # its memory is rounded up
         peak_bytes = assembly.peak_allocated_bytes()
+        self._frugal_bytes = max(self._frugal_bytes, peak_bytes)
+        if was_least and beyond(peak_bytes, self.budget_bytes):  # another step would show nothing else
+            self._hopeless.add(key)
         self._recorded(key, recording, peak_bytes, held)
         del assembly  # below a hard limit, what was recorded is freed
         self._hold(recording, peak_bytes, planned=False)
@@ -338,7 +415,9 @@ class Learner:
 
     def _may_explore(self, key: Hashable) -> bool:
         """Whether a step of this signature may run with everything away. It may hold more than a hard limit allows."""
-        return self._held_to is None and key not in self._explored and len(self._explored - self._met) < MAX_EXPLORED
+        if self._held_to is not None or key in self._hopeless:
+            return False
+        return key not in self._explored and len(self._explored - self._met) < MAX_EXPLORED
 
     def _made(self, key: Hashable, answer: Answer, before: StepKind | None, *, may_wait: bool) -> StepKind | None:
         """Apply the answer of planning.
@@ -429,6 +508,11 @@ class Learner:
         self._seen(recording)
         line = assembly.timeline(known.trace.id, self.machine.outside_bytes)
         self.kinds.recorded(key, line.peak_allocated_bytes, 0)
+        if known.shared:
+            self._measured, known.measured = self._measured + 1, True
+            if beyond(line.peak_allocated_bytes, self.budget_bytes):
+                self.held_more(key, known, known.schedule.saved)
+            return known, line
         if known.refined and (known.plan.swaps or known.plan.recomputes or known.plan.algorithms):
             return known, line
         self.machine = with_rates_of(self.machine, recording.happenings)

@@ -158,7 +158,7 @@ class RunFigures:
             return f"{head}; no training step was seen"
         lines = [f"{head}; {self._steps_ended} steps, no plan yet"]
         if self._last is not None:
-            lines = figures.summary(head, self.planned_peak_bytes, self._last, self.steps, self._steps_ended)
+            lines = figures.summary(head, self.kinds, self._last, self.steps, self._steps_ended)
         return "\n".join([*lines, *self._may_move(), *figures.held(self), *self.kinds.lines()])
 
     def _may_move(self) -> list[str]:

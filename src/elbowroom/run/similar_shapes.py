@@ -9,14 +9,38 @@ do not depend on the likeness. The bytes that it holds do.
 Each save is compared by its dtype and, roughly, its size. At the end of the step the count of saves is compared. What
 the device held is compared with the budget. A step that was not alike is observed when it comes again. Recomputes and
 algorithms were proven and measured for one size. So only their own kind of step follows a plan with these.
+
+Where no known kind is near, one is made up: Note: [Scaled traces] in scaled_traces.py. Its sizes are rounded up, so
+that many steps follow one plan. If that plan does not meet the budget, one for exactly these sizes may.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, final
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import permutations
+from math import ceil, log
+from typing import Any, NamedTuple, final
 
+from elbowroom.run.scaled_traces import Sized, scaled
 from elbowroom.run.step_kinds import ALIKE_SHARE, Signature, StepKind
+from elbowroom.trace import Trace
+
+STEP_SHARE = 0.9
+"""Ratio of neighbouring sizes to which those of made up kinds are rounded up."""
+COMPARED = 4
+"""Most recorded kinds that are compared, the nearest ones, to find two that differ in sizes alone."""
+
+
+class Target(NamedTuple):
+    """Steps of one form, and of sizes for which a kind may be made up.
+
+    Attributes:
+        form: signature of the steps without the sizes of inputs.
+        sizes: these sizes.
+    """
+
+    form: Hashable
+    sizes: tuple[int, ...]
 
 
 @final
@@ -32,25 +56,75 @@ class Nearby:
         self._known = known
         self._min_size_bytes = min_size_bytes
         self._of_form: dict[Hashable, dict[tuple[int, ...], Hashable]] = {}
+        self._made_up: dict[Target, StepKind] = {}
 
     def learnt(self, key: Hashable) -> None:
         """Note that a kind of step of this signature is known now."""
         form, sizes = _form_and_sizes(key)
         self._of_form.setdefault(form, {})[sizes] = key
 
+    def made_up(self, target: Target, kind: StepKind) -> None:
+        """Note a kind for steps that were not recorded."""
+        self._made_up[target] = kind
+
     def of(self, key: Hashable) -> StepKind | None:
-        """Return the smallest known kind that is near, or None. Kinds that share a signature are left out."""
+        """Return the smallest kind that is near, or None. Kinds that share a signature are left out."""
         form, sizes = _form_and_sizes(key)
-        for others, key_of_others in sorted(self._of_form.get(form, {}).items(), key=lambda each: each[0]):
+        for others, kinds in sorted(self._kinds(form), key=lambda each: each[0]):
             shrinks = [mine / theirs if theirs else 1 for mine, theirs in zip(sizes, others, strict=True)]
             if not shrinks or min(shrinks) < ALIKE_SHARE or max(shrinks) > 1:
                 continue
-            kinds = self._known[key_of_others]
-            least_bytes = min((size_bytes for size_bytes, _ in kinds[0].schedule.saved), default=self._min_size_bytes)
+            least_bytes = min((size_bytes for size_bytes, _ in kinds[0].schedule.saved), default=None)
             # attention saves the square of a length
-            if len(kinds) == 1 and least_bytes * min(shrinks) ** 2 >= self._min_size_bytes:
+            seen = least_bytes is None or least_bytes * min(shrinks) ** 2 >= self._min_size_bytes
+            if len(kinds) == 1 and seen:
                 return kinds[0].for_nearby()
         return None
+
+    def targets(self, key: Hashable) -> Iterator[Target]:
+        """Yield what a kind may be made up for that a step of this signature follows, the best first.
+
+        Only sizes that differ between known kinds are rounded: all others never change.
+        """
+        form, sizes = _form_and_sizes(key)
+        known = [*self._of_form.get(form, {}), sizes]
+        if len(known) < 3:
+            return
+        changes = [len(set(column)) > 1 for column in zip(*known, strict=True)]
+        rounded = tuple(_rounded(size) if may else size for size, may in zip(sizes, changes, strict=True))
+        yield Target(form, rounded)
+        if rounded != sizes:
+            yield Target(form, sizes)
+
+    def scaled(self, target: Target) -> Trace | None:
+        """Return the trace of such steps; None if it cannot be known."""
+        near = sorted(self._recorded(target.form), key=lambda each: _distance(each.sizes, target.sizes))
+        for mine, other in permutations(near[:COMPARED], 2):
+            if (trace := scaled(target.sizes, mine, other, self._min_size_bytes)) is not None:
+                return trace
+        return None
+
+    def _recorded(self, form: Hashable) -> Iterator[Sized]:
+        for sizes, key in self._of_form.get(form, {}).items():
+            if len(kinds := self._known[key]) == 1:
+                yield Sized(sizes, kinds[0].trace)
+
+    def _kinds(self, form: Hashable) -> Iterator[tuple[tuple[int, ...], Sequence[StepKind]]]:
+        for sizes, key in self._of_form.get(form, {}).items():
+            yield sizes, self._known[key]
+        for (of_form, sizes), kind in self._made_up.items():
+            if of_form == form:
+                yield sizes, [kind]
+
+
+def _rounded(size: int) -> int:
+    """Round a size up to one of few."""
+    power = ceil(log(max(size, 1)) / -log(STEP_SHARE))
+    return max(size, int(STEP_SHARE**-power))
+
+
+def _distance(of: tuple[int, ...], to: tuple[int, ...]) -> float:
+    return max((abs(log(max(mine, 1) / max(theirs, 1))) for mine, theirs in zip(of, to, strict=True)), default=0.0)
 
 
 def _form_and_sizes(key: Hashable) -> tuple[Hashable, tuple[int, ...]]:

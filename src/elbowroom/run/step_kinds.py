@@ -92,6 +92,8 @@ class StepKind:
         begins_empty: whether the last one began with an empty cache, as another kind's step came before it.
         shared: whether slightly smaller steps follow its plan: see similar_shapes.py.
         is_captured: whether its trace is a capture of the script: Note: [Beforehand] in beforehand.py.
+        keep_all_bytes: bytes that keeping everything takes, if no step was recorded to say it; else 0.
+        measured: whether a step of this kind, if it is shared, was recorded.
     """
 
     trace: Trace
@@ -110,6 +112,8 @@ class StepKind:
     begins_empty: bool = False
     shared: bool = False
     is_captured: bool = False
+    keep_all_bytes: int = 0
+    measured: bool = False
     _for_nearby: StepKind | None = field(init=False, default=None)
     tier_of: Mapping[int, TierName] = field(init=False)
     turns: tuple[Turn, ...] = field(init=False)

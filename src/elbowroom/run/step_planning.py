@@ -18,6 +18,7 @@ from elbowroom.planners.budget.run_budget import (
     course_of,
     course_within,
     exploring,
+    without,
 )
 from elbowroom.run.given_plan import course_of_moved
 from elbowroom.run.recompute.call_recorder import Calls
@@ -70,6 +71,14 @@ def better_plan(question: StepQuestion, before: Before) -> Answer:
     better.refined = True
     better.wants_calls = question.given is None and would_help(question, better.course)
     return MadePlan(better)
+
+
+def scaled_plan(question: StepQuestion) -> StepKind | Infeasible:
+    """Return a plan for a scaled trace, which other steps can follow, or why there is none."""
+    try:
+        return plan_of(replace(question, asked=without(question.asked, "recompute", "algorithm")))
+    except Infeasible as problem:
+        return again(problem)
 
 
 def smaller_plan(question: StepQuestion, device_bytes: int) -> StepKind | None:

@@ -51,6 +51,7 @@ from elbowroom.run.account import Mode
 from elbowroom.run.allocator_limit import AllocatorLimit
 from elbowroom.run.beforehand import Child, Verdict
 from elbowroom.run.hook_sampling import Unhooked
+from elbowroom.run.kind_totals import beyond
 from elbowroom.run.learner import Learner
 from elbowroom.run.recompute.in_step import StepRecomputes
 from elbowroom.run.run_figures import RunFigures
@@ -61,6 +62,9 @@ from elbowroom.run.step_plan import Following
 from elbowroom.run.unrecorded import Levels
 from elbowroom.step.schedule import Action
 from elbowroom.torch_compat.core import in_backward, keywords_of_call, never_compiled
+
+LOOKS = 64
+"""A step without a plan looks at what it holds each time that 1/LOOKS of its budget was saved or read."""
 
 
 @final
@@ -94,6 +98,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._in_optimizer = self._just_stopped = self._short_of_records = False
         self.beforehand: Child | None = None
         self._levels: Levels | None = None
+        self._refuses = False
 
     # Life
 
@@ -247,10 +252,11 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._mismatches = self._optimizer_steps = self._left_beyond = 0
         self._recording = None
         self._begin_memory(known, others=others)
-        if known is None or (self._steps_ended and known.is_recorded(self._measure_next)):
+        if known is None or self._records(known):
             self._executor.settle()  # so that the recording has the transfers of this step alone
         self._executor.begin_step()
         self._recomputes.begin(key, known, self._following.begin())
+        self._observing.spare_bytes = self._observing.spared_bytes = 0
         self._observing.at_save = self._learner.frugal.leaves_at_save(key)
         if known is None:
             self._begin_frugal(key, root)
@@ -287,18 +293,34 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._mode = "plan" if known.moves else "keep"
         self._moving(known.moves or self._executor.residence.is_short(known.course.peak_bytes))
         known.refined |= self._short_of_records
-        is_steady = self._steps_ended > 0  # the first step makes optimizer states
-        if is_steady and known.is_recorded(self._measure_next) and not self._just_stopped:
+        if self._records(known) and not self._just_stopped:
             self._recorder = self._observing.record_moves(root)
+
+    def _records(self, known: StepKind) -> bool:
+        """Whether to record a step of this kind. The first step makes optimizer states, so it is no steady one."""
+        wanted = known.is_recorded(self._measure_next) or self._learner.is_to_measure(known)
+        return wanted and self._steps_ended > 0
 
     def _observe(self, key: Hashable, root: torch.nn.Module | None) -> None:
         """Record the step that begins, if it can teach something."""
-        if self._recomputes.records_calls or self._learner.is_being_planned(key) or self._just_stopped:
+        if self._recomputes.records_calls:
+            return
+        if self._just_stopped or not self._learner.may_be_recorded(key):
+            self._observing.spare_bytes = self._learner.spare_bytes
+            self._watch_levels(refuses=True)
             return
         self._recorder = self._observing.record(root)
         if self._recorder is None:
             self._surprises.profiled(makes_way=self._observing.profile.makes_way)
-            self._levels = Levels(self._executor)
+            self._watch_levels()
+
+    def _watch_levels(self, *, refuses: bool = False) -> None:
+        """Look from now on at what the step holds, as nothing else says it.
+
+        Args:
+            refuses: whether the run ends if that is more than the budget.
+        """
+        self._levels, self._refuses = Levels(self._executor), refuses and self.device.type == "cpu"
 
     def _await_updates(self, root: torch.nn.Module | None) -> None:
         """Look at each forward for the end of the step, unless optimizers step as usual."""
@@ -391,7 +413,8 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def _learn(self) -> None:
         if self._levels is not None:
-            self._learner.kinds.recorded(self._key, self._levels.held_bytes, self._levels.keep_all_bytes)
+            held_bytes = self._levels.sure_bytes(self.budget_bytes)
+            self._learner.kinds.recorded(self._key, held_bytes, self._levels.keep_all_bytes)
             self._levels = None
         whole = self._learner.optimizers_stepped(self._key, self._optimizer_steps)
         recording = self._recording or self._stop_recording()
@@ -415,7 +438,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         elif self._current is not None:
             refined = self._current.refined
             self._current, line = self._learner.ran(self._key, self._current, recording)
-            if refined:
+            if refined and not self._current.shared:
                 self.measured, self._measure_next = line, False
 
     def _stop_recording(self) -> Recording | None:
@@ -451,7 +474,7 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._ends_unseen()
         if not self._running:
             self._begin_step(None, None)
-        self._look()
+        self._look(storage.nbytes())
         n, current = len(self._saved), self._current
         saved = storage.nbytes(), dtype_name(tensor.dtype)
         self._saved.append(saved)
@@ -468,10 +491,26 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._following.entries.append(entry)
         return entry
 
-    def _look(self) -> None:
-        """Look at the memory that a step holds, if it should be recorded and cannot be."""
-        if self._levels is not None:
-            self._levels.tick()
+    def _look(self, size_bytes: int | None = None) -> None:
+        """Look at the memory that a step holds, if it is neither planned nor recorded.
+
+        Args:
+            size_bytes: size of the storage that is saved or read now; None at a border of an optimizer's step.
+
+        Raises:
+            Infeasible: it holds more than the budget.
+        """
+        if self._levels is None:
+            return
+        if self._refuses and size_bytes is not None:  # a look takes longer than a save
+            self._levels.passed_bytes += size_bytes
+            if self._levels.passed_bytes * LOOKS < self.budget_bytes:
+                return
+        self._levels.tick()
+        held_bytes = self._levels.sure_bytes(self.budget_bytes) - self._observing.spared_bytes
+        if self._refuses and beyond(held_bytes, self.budget_bytes):
+            self._levels = None
+            raise self._learner.too_large(self._key, held_bytes)
 
     def stays(self, tensor: torch.Tensor) -> None:
         """Count a large saved tensor that stays where it is. See Director."""
@@ -483,7 +522,7 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def before_read(self, entry: Entry) -> None:
         """Act as planned before this saved tensor is read."""
-        self._look()
+        self._look(entry.size_bytes)
         if self.beforehand is not None:
             self.beforehand.confirm(self._saved)
         if self._observing.held:
@@ -519,6 +558,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._differs()
         self._mismatches += 1
         self._stop_recording()
+        self._watch_levels()
         self._learner.surprised(self._key, tuple(self._saved))
         self._surprises.differs(what)
 
@@ -531,6 +571,7 @@ class TrainingRun(RunFigures, Director, Conductor):
             return
         self._mismatches += 1
         self._stop_recording()
+        self._watch_levels()
         self._learner.surprised(self._key, tuple(self._saved))
         self._surprises.save(n, expected, self._saved[n])
 

@@ -1,4 +1,4 @@
-"""Memory of a step that cannot be recorded, because the user runs torch's profiler.
+"""Memory of a step that is not recorded: one without a plan, or any while the user runs torch's profiler.
 
 Computes: the allocated bytes at each place where a run has control (saves, reads, borders of optimizers' steps). These
 and the bytes that are away there are what keeping everything takes. In RAM the C library says what it has handed out.
@@ -17,6 +17,7 @@ import torch
 
 from elbowroom.capture.recording.recorder import live_ram_bytes
 from elbowroom.engine.executor import Executor
+from elbowroom.engine.residence import CODE_BYTES
 
 
 class _Mallinfo(ctypes.Structure):
@@ -56,17 +57,25 @@ class Levels:
     Attributes:
         held_bytes: the most bytes that were allocated.
         keep_all_bytes: the most bytes that would have been allocated with nothing away.
+        passed_bytes: bytes that were saved or read since the last look, if the run counts them.
     """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._device = executor.device
         self._before_bytes = 0 if self._device.type == "cuda" else live_ram_bytes() - handed_out_bytes()
-        self.held_bytes = self.keep_all_bytes = 0
+        self.held_bytes = self.keep_all_bytes = self.passed_bytes = 0
         self.tick()
+
+    def sure_bytes(self, budget_bytes: int) -> int:
+        """Return the bytes that storages have held for certain: in RAM, libraries may hold what is beyond a budget."""
+        if self._device.type == "cuda":
+            return self.held_bytes
+        return max(min(self.held_bytes, budget_bytes), self.held_bytes - CODE_BYTES)
 
     def tick(self) -> None:
         """Look at the bytes that are held now."""
+        self.passed_bytes = 0
         now_bytes = self._before_bytes + self._allocated_bytes()
         self.held_bytes = max(self.held_bytes, now_bytes)
         self.keep_all_bytes = max(self.keep_all_bytes, now_bytes + self._executor.tier.held_bytes)

@@ -37,6 +37,8 @@ class Observing(Director):
     Attributes:
         count: number of the next saved storage in its step.
         at_save: whether each storage leaves at its save.
+        spare_bytes: bytes of saves that may still stay in a step that is not recorded.
+        spared_bytes: bytes of those that have stayed.
         profile: the user's own profile.
         held: entries that others than autograd may still hold, with their handles.
     """
@@ -50,6 +52,7 @@ class Observing(Director):
         self._nodes: dict[Entry, int] = {}
         self.count = 0
         self.at_save = False
+        self.spare_bytes = self.spared_bytes = 0
         self.recorder: Recorder | None = None
         self.profile = UserProfile()
 
@@ -89,6 +92,10 @@ class Observing(Director):
         self.count += 1
         if self.recorder is not None:
             self.recorder.saved(entry, storage, tensor.dtype)
+        elif entry.size_bytes <= self.spare_bytes:
+            self.spare_bytes -= entry.size_bytes
+            self.spared_bytes += entry.size_bytes
+            return entry
         if self.at_save:
             self._leaves(entry)
         else:
