@@ -55,6 +55,7 @@ def test_the_planners_are_these() -> None:
         "capuchin",
         "threshold",
         "lms",
+        "on_demand",
     ]
 
 

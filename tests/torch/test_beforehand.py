@@ -51,7 +51,7 @@ def trace_of(model: str) -> er.Trace:
 def answered(folder: Path, text: str, budget_bytes: int) -> tuple[Child, Verdict]:
     path = folder / "train.py"
     path.write_text(text)
-    child = Child(replace(QUESTION, path=str(path), budget_bytes=budget_bytes, alongside=False), GPU)
+    child = Child(replace(QUESTION, path=str(path), budget_bytes=budget_bytes), GPU)
     try:
         return child, child.wait()
     finally:

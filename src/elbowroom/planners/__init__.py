@@ -67,8 +67,8 @@ PLANNERS = Planners(
         "tflms": tflms,
         "capuchin": capuchin,
         "threshold": threshold,
-        "on_demand": on_demand,
         "lms": lms,
+        "on_demand": on_demand,
     }
 )
 DEFAULT_PLANNER = "optimal"

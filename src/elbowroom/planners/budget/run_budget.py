@@ -203,7 +203,7 @@ def _exact_within(request: CourseRequest, ways: Sequence[CourseRequest]) -> Cour
 
 
 def _frugalest(request: CourseRequest) -> list[Plan]:
-    """Return the plans that need the least. If none of them meets a budget, it is refused: no other plan is tried.
+    """Return the plans that need the least. If they all fail a budget, it is refused: no other plan is tried.
 
     They move something: a step that moves nothing runs without hooks, so nothing could hold it to a limit.
     """

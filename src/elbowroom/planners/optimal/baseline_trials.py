@@ -15,6 +15,7 @@ from elbowroom.plan import Plan, Recompute
 from elbowroom.planners.baselines.capuchin import capuchin
 from elbowroom.planners.baselines.keep_all import keep_all
 from elbowroom.planners.baselines.lms import lms
+from elbowroom.planners.baselines.on_demand import on_demand
 from elbowroom.planners.baselines.recompute_blocks import recompute_blocks
 from elbowroom.planners.baselines.swap_all import swap_all
 from elbowroom.planners.baselines.swap_greedy import swap_greedy
@@ -43,6 +44,7 @@ BASELINES: tuple[Planner, ...] = (
     capuchin,
     threshold,
     lms,
+    on_demand,
 )
 MOST_SAVES = 2000
 """With more saves, the baselines of QUADRATIC cost are left out: they would take longer than all else."""
