@@ -1,9 +1,10 @@
-"""Limit of the device's allocator during the steps of a plan: the budget.
+"""Limit of the device's allocator during the steps of a plan that keeps within the budget only at a limit.
 
-Note: [The budget is the limit]
+Note: [The budget as a limit]
 A plan says what the blocks of a step take. What the allocator reserves for them depends on where they lie. With the
-budget as its limit, it gives free memory back to the driver before it exceeds the budget. So a step may lie otherwise
-than simulated, which costs time, and no more. Code between steps runs without a limit.
+budget as its limit, it gives free memory back to the driver before it exceeds the budget. Torch counts a whole block
+there, even where pages for most of it are mapped. So the limit is for plans that were simulated to fit at it, and other
+plans need none. Code between steps runs without a limit.
 
 A step may begin with more on the device than its plan was simulated with. That step runs without a limit, with a
 warning, if the plan leaves no room for it. A step that proves recomputes has no limit either. It also copies out what
@@ -40,15 +41,14 @@ class AllocatorLimit:
             known: its kind.
             limit_bytes: the most that the allocator may reserve.
         """
-        if known.proofs or not known.moves or known.machine.allocator == "exact":
+        if known.proofs or not known.course.at_limit:
             return
         page = page_bytes(known.machine.allocator)
         more_bytes = self._residence.allocated_bytes() - known.course.begins_bytes
         if more_bytes > limit_bytes - known.course.peak_bytes + page:
             self._surprises.lies_there(more_bytes)
         else:
-            # at a limit the allocator may exceed it by a part of a page; other plans are not simulated to meet one
-            self._residence.limit(limit_bytes - page if known.course.at_limit else limit_bytes)
+            self._residence.limit(limit_bytes - page)  # the allocator may exceed it by a part of a page
 
     def lift(self) -> None:
         """Lift the limit: the step has ended, or is not the one that its plan was made for."""
