@@ -5,3 +5,6 @@ MOVES = ("swap", "state")
 
 Kernels do nothing there, so no recompute gives again what was there. Whether one helps depends on the machine's speed.
 """
+
+FIXED = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}
+"""Environment of a user who chose fixed segments: what is reserved there is simulated to 1 %."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.on_rig import said
+from tests.fakecuda import FIXED
 from tests.fakecuda.rig import rig_folder
 
 MIB = 2**20
@@ -18,6 +20,8 @@ MODELS = (
     "vision transformer", "recurrent net", "dense net", "adversarial nets",
     "plane net",
 )  # fmt: skip
+PAGE = 12 * MIB
+"""Page of the expandable segments of a run: what is reserved is simulated to the page, what is allocated to 1 MiB."""
 SHARES = (0.9, 0.7, 0.5)
 """Budgets, of what plain training reserves."""
 
@@ -31,13 +35,19 @@ def rig() -> Path:
 
 
 def on_the_rig(
-    rig: Path, spec: dict[str, Any], script: str = "within.py", backing_bytes: int = 0, workspace_bytes: int = 0
+    rig: Path,
+    spec: dict[str, Any],
+    script: str = "within.py",
+    backing_bytes: int = 0,
+    workspace_bytes: int = 0,
+    allocator: Mapping[str, str] = FIXED,
 ) -> dict[str, Any]:
     """What a script of this folder says; copies are real where device memory has some backing.
 
-    The workspace is that of every convolution that cuDNN carries out.
+    The workspace is that of every convolution that cuDNN carries out. `allocator` is what the user chose; empty for
+    nothing, so that a run has expandable segments.
     """
-    variables = {"FAKECUDA_BACKING": str(backing_bytes), "FAKECUDNN_WORKSPACE": str(workspace_bytes)}
+    variables = {"FAKECUDA_BACKING": str(backing_bytes), "FAKECUDNN_WORKSPACE": str(workspace_bytes), **allocator}
     return said(rig, str(Path(__file__).with_name(script)), spec=spec, variables=variables)
 
 
@@ -50,8 +60,8 @@ def outcomes_of(script: str, cases: tuple[str, ...], rig: Path) -> dict[str, dic
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("model", MODELS)
 def test_the_allocator_holds_what_the_simulation_says_and_no_more_than_the_budget(rig: Path, model: str) -> None:
-    # when it trains within three budgets
-    found = on_the_rig(rig, {"model": model, "shares": SHARES, "steps": 6})
+    # when it trains within three budgets, with expandable segments
+    found = on_the_rig(rig, {"model": model, "shares": SHARES, "steps": 6}, allocator={})
     # then
     for run in found["runs"]:
         if "least_feasible_bytes" in run:
@@ -75,11 +85,15 @@ def test_small_storages_move_where_the_budget_is_small(rig: Path) -> None:
         assert_as_simulated(met)
 
 
+def is_as_simulated(kind: str, measured: int, simulated: int) -> bool:
+    """Whether a peak is as simulated: to 1 % and 1 MiB, or a page of reserved bytes."""
+    return abs(measured - simulated) <= 0.01 * simulated + (PAGE if kind == "reserved" else MIB)
+
+
 def assert_as_simulated(run: dict[str, Any]) -> None:
     last, simulated = run["steps"][-1], run["simulated"]
     for kind in ("allocated", "reserved"):
-        allowed = 0.01 * simulated[kind] + MIB  # 1 % + 1 MiB
-        assert abs(last[kind] - simulated[kind]) <= allowed, f"{kind}: {last[kind]}, simulated {simulated[kind]}"
+        assert is_as_simulated(kind, last[kind], simulated[kind]), f"{last[kind]}, simulated {simulated[kind]}"
     assert last["reserved"] <= run["budget_bytes"]
     assert [figures["mismatches"] for figures in run["figures"]] == [0] * len(run["figures"])
     assert run["plan"]["states"] or last["held"] == 0
@@ -97,5 +111,5 @@ def test_the_allocator_holds_what_the_simulation_says_where_storages_are_recompu
     assert run["figures"][-1] == {"out": 0, "back": 0, "mismatches": 0}
     for kind in ("allocated", "reserved"):
         measured, simulated = run["steps"][-1][kind], run["simulated"][kind]
-        assert abs(measured - simulated) <= simulated / 100 + MIB, kind
+        assert is_as_simulated(kind, measured, simulated), kind
     assert max(step["reserved"] for step in run["steps"][3:]) <= run["budget_bytes"]
