@@ -96,6 +96,22 @@ def test_a_limit_that_is_too_low_is_refused_with_figures_before_the_kernel_kills
     assert "Traceback" not in refused.stderr
 
 
+# 600 layers of 1 MiB each: reading what was recorded of a step takes more memory than training with all of them away.
+DEEP = SCRIPT.replace("for _ in range(16):", "for _ in range(600):").replace("16 * 1024, 512", "512, 512")
+
+
+def test_a_limit_that_leaves_no_room_for_a_plan_ends_nothing(tmp_path: Path) -> None:
+    # given: a limit that leaves some MiB more than the training with each storage away
+    script = tmp_path / "train.py"
+    script.write_text(DEEP)
+    plain = run(python(str(script)), tmp_path)
+
+    inside = run_in_group(python("-m", "elbowroom", "run", str(script)), tmp_path, 400 * MIB)
+
+    assert (inside.returncode, inside.stdout) == (0, plain.stdout), inside.stderr
+    assert "storages leave in each step as early as they can" in inside.stderr
+
+
 def test_auto_keeps_to_a_limit_of_the_process_itself(script: Path, tmp_path: Path) -> None:
     # given: RLIMIT_DATA counts what is mapped, such as the stacks of threads, and no code
     plain = run(python(str(script)), tmp_path)
