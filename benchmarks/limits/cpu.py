@@ -83,9 +83,13 @@ def in_group(words: list[str], limit_bytes: int) -> Point:
             "seconds": round(time.monotonic() - start_s, 1),
             "held_bytes": int((limit.folder / MOST_HELD[kind]).read_text()),
             "lines": [line for line in done.stdout.splitlines() if line.startswith(("loss", "weights"))],
-            "said": [line.replace(limit.folder.name, "job") for line in done.stderr.splitlines() if OURS in line][:2],
+            "said": [_without_paths(line, limit) for line in done.stderr.splitlines() if OURS in line][:2],
             "broke": "Traceback" in done.stderr,
         }
+
+
+def _without_paths(line: str, limit: GroupLimit) -> str:
+    return line.replace(limit.folder.name, "job").replace(f"{ROOT}{os.sep}", "")
 
 
 def words_of(name: str, way: str, budget_bytes: int) -> list[str]:
