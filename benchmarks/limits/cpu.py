@@ -83,9 +83,13 @@ def in_group(words: list[str], limit_bytes: int) -> Point:
             "seconds": round(time.monotonic() - start_s, 1),
             "held_bytes": int((limit.folder / MOST_HELD[kind]).read_text()),
             "lines": [line for line in done.stdout.splitlines() if line.startswith(("loss", "weights"))],
-            "said": [line.replace(limit.folder.name, "job") for line in done.stderr.splitlines() if OURS in line][:2],
+            "said": [_without_paths(line, limit) for line in done.stderr.splitlines() if OURS in line][:2],
             "broke": "Traceback" in done.stderr,
         }
+
+
+def _without_paths(line: str, limit: GroupLimit) -> str:
+    return line.replace(limit.folder.name, "job").replace(f"{ROOT}{os.sep}", "")
 
 
 def words_of(name: str, way: str, budget_bytes: int) -> list[str]:
@@ -185,10 +189,12 @@ def measure(names: list[str], ways: list[str], directory: Path) -> None:
     result = newest_results(directory).get(CASE, {"workloads": {}})
     result["torch"] = torch.__version__
     for name in names:
-        if name not in result["workloads"]:
-            plain = in_group(words_of(name, "plain", 0), capacity_bytes())
-            known = {"plain_bytes": plain["held_bytes"], "lines": plain["lines"], "ways": {}}
-            result["workloads"][name] = known
+        plain = in_group(words_of(name, "plain", 0), capacity_bytes())
+        known = {"plain_bytes": plain["held_bytes"], "lines": plain["lines"], "ways": {}}
+        if result["workloads"].get(name, known)["lines"] != known["lines"]:
+            print(f"{name}: this processor rounds as another one did not; its points are measured anew")
+            del result["workloads"][name]
+        result["workloads"].setdefault(name, known)
     for way in ways:
         for name in names:
             points = result["workloads"][name]["ways"][way] = []

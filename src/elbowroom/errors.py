@@ -21,12 +21,17 @@ with `exit_code`.
 from __future__ import annotations
 
 import typing
+from typing import Any
 
 
 class ElbowroomError(Exception):
     """Base of all errors of this package."""
 
     exit_code = 2
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the attributes, as `__init__` may have more arguments than the message."""
+        return _with_attributes, (type(self), self.args, vars(self))
 
 
 class FormatError(ElbowroomError):
@@ -129,6 +134,10 @@ def again(error: AnyError) -> AnyError:
     Frames that hold an error in a variable make a cycle with it. Raised in a training, it would keep the caller's model
     and optimizer alive until the garbage collector runs.
     """
-    made = type(error).__new__(type(error), *error.args)
-    vars(made).update(vars(error))
+    return _with_attributes(type(error), error.args, vars(error))
+
+
+def _with_attributes(kind: type[AnyError], args: tuple[Any, ...], attributes: dict[str, Any]) -> AnyError:
+    made = kind.__new__(kind, *args)
+    vars(made).update(attributes)
     return made

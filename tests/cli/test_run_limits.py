@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="elbowroom run runs torch scripts")
 
 from elbowroom.demo.limits import DataLimit, GroupLimit, available_kind, hard_limit
+from elbowroom.units import format_bytes
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -96,6 +97,22 @@ def test_a_limit_that_is_too_low_is_refused_with_figures_before_the_kernel_kills
     assert "Traceback" not in refused.stderr
 
 
+# 600 layers of 1 MiB each: reading what was recorded of a step takes more memory than training with all of them away.
+DEEP = SCRIPT.replace("for _ in range(16):", "for _ in range(600):").replace("16 * 1024, 512", "512, 512")
+
+
+def test_a_limit_that_leaves_no_room_for_a_plan_ends_nothing(tmp_path: Path) -> None:
+    # given: a limit that leaves some MiB more than the training with each storage away; plain training takes 850 MiB
+    script = tmp_path / "train.py"
+    script.write_text(DEEP)
+    plain = run(python(str(script)), tmp_path)
+
+    inside = run_in_group(python("-m", "elbowroom", "run", str(script)), tmp_path, 310 * MIB)
+
+    assert (inside.returncode, inside.stdout) == (0, plain.stdout), inside.stderr
+    assert "storages leave in each step as early as they can" in inside.stderr
+
+
 def test_auto_keeps_to_a_limit_of_the_process_itself(script: Path, tmp_path: Path) -> None:
     # given: RLIMIT_DATA counts what is mapped, such as the stacks of threads, and no code
     plain = run(python(str(script)), tmp_path)
@@ -106,6 +123,23 @@ def test_auto_keeps_to_a_limit_of_the_process_itself(script: Path, tmp_path: Pat
 
     assert "allocate memory" in failed.stderr
     assert (inside.returncode, inside.stdout) == (0, plain.stdout), inside.stderr
+
+
+@pytest.mark.parametrize("limit_bytes", [900 * MIB, 1500 * MIB])
+def test_a_limit_of_address_space_ends_in_the_same_numbers_or_in_figures(
+    script: Path, tmp_path: Path, limit_bytes: int
+) -> None:
+    # given: a Slurm job's limit, as RLIMIT_AS: it counts code and stacks too, which differ between systems
+    plain = run(python(str(script)), tmp_path)
+
+    command = ["sh", "-c", f'ulimit -v {limit_bytes // 1024} && exec "$@"', "sh"]
+    inside = run([*command, *python("-m", "elbowroom", "run", str(script))], tmp_path)
+
+    if inside.returncode:
+        assert f"RLIMIT_AS allows {format_bytes(limit_bytes)}" in inside.stderr
+        assert "Traceback" not in inside.stderr
+    else:
+        assert inside.stdout == plain.stdout
 
 
 def test_a_limit_of_the_process_that_is_too_low_is_refused_with_figures(script: Path, tmp_path: Path) -> None:

@@ -266,9 +266,9 @@ def test_what_is_planned_from_does_not_change() -> None:
     asked: list[Any] = []
     make = beside.BackgroundPlanner.make
 
-    def noted(self: Any, key: Any, work: Any, then: Any) -> Any:
+    def noted(self: Any, key: Any, work: Any, then: Any, shared: Any = ()) -> Any:
         asked.append(work)
-        return make(self, key, work, then)
+        return make(self, key, work, then, shared)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(beside.BackgroundPlanner, "make", noted)

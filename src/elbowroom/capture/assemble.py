@@ -7,6 +7,8 @@ of its original on, only autograd holds it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import final
 
@@ -18,11 +20,45 @@ from elbowroom.capture.recording.allocator_layout import BRIEF, EMPTIED, HOLE
 from elbowroom.capture.recording.profiler_stream import Allocation, Mark, OpSeen, RecordedBlock
 from elbowroom.capture.recording.recorder import Note, Recording
 from elbowroom.capture.recording.states_seen import StatesSeen
-from elbowroom.engine.entries import Entry
+from elbowroom.engine.entries import Entry, Happening
 from elbowroom.errors import CaptureError
 from elbowroom.machine import TierName
 from elbowroom.timeline import Timeline
 from elbowroom.trace import Category, Event, Op, Phase, Step, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepRead:
+    """Everything that a run learns from the recording of one step.
+
+    Attributes:
+        trace: the step with every storage kept.
+        peak_bytes: the most bytes that were allocated on the device at once.
+        line: the measured timeline, of no trace yet.
+        happenings: stalls and transfers.
+        compiled: whether some of it went through torch.compile.
+        compiled_backward: whether a backward pass was compiled as a whole.
+    """
+
+    trace: Trace
+    peak_bytes: int
+    line: Timeline
+    happenings: Sequence[Happening]
+    compiled: bool
+    compiled_backward: bool
+
+
+def step_read(recording: Recording, tier: TierName) -> StepRead:
+    """Return everything that a run learns from a recording, with which it is over."""
+    assembly = Assembly(recording, tier)
+    return StepRead(
+        trace=assembly.trace(),
+        peak_bytes=assembly.peak_allocated_bytes(),
+        line=assembly.timeline(""),
+        happenings=recording.happenings,
+        compiled=recording.compiled,
+        compiled_backward=recording.compiled_backward,
+    )
 
 
 @final

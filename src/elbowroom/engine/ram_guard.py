@@ -31,6 +31,8 @@ KEPT_BYTES = 16 << 20
 """Bytes below a limit that no large block may take: small ones may, and the kernel's page tables."""
 LEAST_LEFT_BYTES = 4 << 20
 """If less is left, small blocks have taken the rest, and the run is refused where it has control."""
+COPIED_BYTES = 32 << 20
+"""Bytes of its parent's memory that a child writes to, so that the system copies them."""
 REFUSED = (
     "can't allocate memory",
     "not enough memory: you tried",
@@ -107,6 +109,13 @@ class RamGuard:
         hard_bytes = self._before[1]
         allowed = [each for each in self._before if each != resource.RLIM_INFINITY]
         _set_soft(min(data_bytes() + max(0, left_bytes - KEPT_BYTES), *allowed, 2**62), hard_bytes)
+
+    def stand_in_child(self) -> None:
+        """Guard a child of the process, which holds what that held: it may take what is left now and no more."""
+        if self.kills:
+            soft_bytes, hard_bytes = resource.getrlimit(resource.RLIMIT_DATA)
+            room_bytes = data_bytes() + max(0, self.left_bytes() - COPIED_BYTES)
+            _set_soft(room_bytes if soft_bytes == resource.RLIM_INFINITY else min(soft_bytes, room_bytes), hard_bytes)
 
     def lift(self) -> None:
         """End to guard: set the limit that was there before."""

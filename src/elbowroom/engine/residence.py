@@ -27,7 +27,6 @@ import torch
 
 from elbowroom.engine.ram_guard import RamGuard
 from elbowroom.errors import Infeasible
-from elbowroom.units import format_bytes
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
@@ -216,20 +215,6 @@ class Residence(ABC):
         """
         return None
 
-    def has_left(self, needed_bytes: int) -> bool:  # noqa: ARG002 - for devices without a hard limit
-        """Return whether `needed_bytes` are left below a hard limit, free memory of the process included."""
-        return True
-
-    def refusal_of(self, what: str, needed_bytes: int, budget_bytes: int) -> Infeasible | None:  # noqa: ARG002
-        """Return the refusal of work that a hard limit has no room for; None if there is room, or no limit.
-
-        Args:
-            what: the work, in words.
-            needed_bytes: bytes that it takes.
-            budget_bytes: the budget of the run.
-        """
-        return None
-
     def refusal(self, problem: BaseException, budget_bytes: int, where: str) -> Infeasible | None:  # noqa: ARG002
         """Return what to raise for an error that ended a run, if the device ran out of memory; None otherwise.
 
@@ -307,19 +292,6 @@ class RamResidence(Residence):
         outside_bytes = max(at_peak_bytes, self.measure(live_bytes))
         room_bytes = self._guard.left_bytes() + resident_bytes() - outside_bytes
         return max(0, room_bytes - max(LEAST_SPARE_BYTES, room_bytes // SPARE_SHARE))
-
-    def has_left(self, needed_bytes: int) -> bool:
-        if self._guard is None or self._guard.left_bytes() >= needed_bytes:
-            return True
-        trim()
-        return self._guard.left_bytes() >= needed_bytes
-
-    def refusal_of(self, what: str, needed_bytes: int, budget_bytes: int) -> Infeasible | None:
-        if self._guard is None or self.has_left(needed_bytes):
-            return None
-        left_bytes = self._guard.left_bytes()
-        why = f"{what} takes about {format_bytes(needed_bytes)}, and {format_bytes(left_bytes)} are left."
-        return self._guard.refused(why, needed_bytes - left_bytes, budget_bytes)
 
     def is_short(self, peak_bytes: int) -> bool:
         if self._guard is None:

@@ -11,7 +11,8 @@ The thread runs functions of frozen questions (step_planning.py) and returns a v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from threading import Thread
 from typing import Any, final
 
@@ -30,31 +31,37 @@ class BackgroundPlanner:
     """Makes plans, each for the steps of one signature.
 
     Args:
-        patient: whether the training waits for each plan, as the memory of planning is not there in a step.
+        apart: does work in a child below a hard limit, and is given what the answer shares with the training: then
+            the training waits for each plan. None without such a limit.
     """
 
-    def __init__(self, *, patient: bool = False) -> None:
-        self._patient = patient
+    def __init__(self, apart: Callable[[Callable[[], Any], Sequence[object]], Any] | None = None) -> None:
+        self._apart = apart
         self._under_way: dict[Hashable, tuple[_Making, Then]] = {}
 
     def under_way(self, key: Hashable) -> bool:
         """Whether a plan for steps of this signature is being made."""
         return key in self._under_way
 
-    def make(self, key: Hashable, work: Callable[[], Any], then: Then) -> StepKind | None:
+    def make(
+        self, key: Hashable, work: Callable[[], Any], then: Then, shared: Sequence[object] = ()
+    ) -> StepKind | None:
         """Make a plan.
 
         Args:
             key: the signature of its steps.
             work: makes it, in a thread of its own.
             then: applies it, in the thread that called this or `arrived`.
+            shared: what the answer holds of the training; empty if a child cannot give it.
 
         Returns:
             The result of `then`; None if the plan is not made yet.
         """
+        if self._apart is not None and shared:
+            return then(partial(self._apart, work, shared))
         making = _Making(work)
         self._under_way[key] = making, then
-        making.join(None if self._patient else PATIENCE_S)
+        making.join(None if self._apart is not None else PATIENCE_S)
         return self.arrived(key)
 
     def arrived(self, key: Hashable) -> StepKind | None:

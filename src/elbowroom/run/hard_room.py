@@ -7,15 +7,18 @@ what lay outside storages, in the step and after it. A budget that was given is 
 
 from __future__ import annotations
 
-from contextlib import suppress
-from importlib import import_module
-from typing import final
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, final
 
-from elbowroom.capture.recording.recorder import live_ram_bytes
+from elbowroom.capture.assemble import StepRead, step_read
+from elbowroom.capture.recording.recorder import Recorder, live_ram_bytes
 from elbowroom.engine.ram_guard import RamGuard
 from elbowroom.engine.residence import Residence
 from elbowroom.errors import Infeasible, InvalidPlan
+from elbowroom.machine import TierName
 from elbowroom.notices import Once, warn_once
+from elbowroom.run.forked import CAN_FORK, NoRoom, forked
 from elbowroom.units import format_bytes, format_exact_bytes
 
 
@@ -35,8 +38,37 @@ class HardRoom:
         self._given_bytes = given_bytes
         self._room_bytes = 0
         self._once = Once()
-        with suppress(ImportError):
-            import_module("highspy")  # planning loads it, and its bytes count from the first step on then
+
+    def read(self, recorder: Recorder, tier: TierName) -> StepRead | None:
+        """Read a recording in a child, and throw it away here. None if there is no room for that."""
+        if not CAN_FORK:
+            return step_read(recorder.stop(), tier)
+        found: StepRead | None = None
+        try:
+            found = forked(lambda: replace(step_read(recorder.stop(), tier), happenings=()), self._guard)
+        except NoRoom:
+            self.is_short("what was recorded of a step cannot be read")
+        finally:
+            happenings = recorder.drop()
+        return None if found is None else replace(found, happenings=happenings)
+
+    def apart(self, work: Callable[[], Any], shared: Sequence[object]) -> Any:
+        """Return what planning finds in a child. See `forked`."""
+        return forked(work, self._guard, shared) if CAN_FORK else work()
+
+    def is_short(self, what: str) -> None:
+        """Warn once that steps of a kind follow no plan."""
+        warn_once(
+            self._once,
+            "short",
+            f"elbowroom: {self._guard.limit.name} allows {format_bytes(self._guard.limit.limit_bytes)}, and {what} "
+            "below it: storages leave in each step as early as they can, as in the first one, and come back where they "
+            "are read. A higher limit makes it faster",
+        )
+
+    def sets(self, budget_bytes: int) -> bool:
+        """Return whether the limit has set this budget, and not the user."""
+        return budget_bytes == self._room_bytes
 
     def budget_bytes(self, peak_bytes: int) -> int:
         """Return the budget from now on, after a recorded step in which storages held `peak_bytes` at most."""

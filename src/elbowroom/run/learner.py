@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import final
 
-from elbowroom.capture.assemble import Assembly
+from elbowroom.capture.assemble import StepRead, step_read
 from elbowroom.capture.rates import with_rates_of
-from elbowroom.capture.recording.recorder import Recording
+from elbowroom.capture.recording.recorder import Recorder
 from elbowroom.capture.steady import steady, with_idle_of, with_idle_of_capture
 from elbowroom.errors import Infeasible, UsageError, again
 from elbowroom.machine import Machine, TierName
@@ -20,6 +20,7 @@ from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.run.background_planning import BackgroundPlanner
 from elbowroom.run.beforehand import Question
 from elbowroom.run.conv_algorithms import LayerChoices
+from elbowroom.run.forked import NoRoom
 from elbowroom.run.frugal import Frugal
 from elbowroom.run.given_plan import GivenPlan, warn_of_peak
 from elbowroom.run.hard_room import HardRoom
@@ -120,7 +121,8 @@ class Learner:
         self._measured = self._frugal_bytes = 0
         self._hopeless: set[Hashable] = set()
         self._scaled: dict[Target, StepKind | Infeasible | None] = {}
-        self._background = BackgroundPlanner(patient=held_to is not None)
+        self._background = BackgroundPlanner(None if held_to is None else held_to.apart)
+        self._unplanned: set[Hashable] = set()
         self._refusals = Refusals()
         self._observations: dict[Hashable, int] = {}
         self._wanted: dict[Hashable, UnknownKind] = {}
@@ -194,6 +196,8 @@ class Learner:
         """
         self._background.arrived(key)
         known = self._known.get(key)
+        if key in self._unplanned:
+            return None
         if key in self._wanted and (not known or self._observations[key] < MAX_OBSERVATIONS):
             return None
         if not known:
@@ -214,7 +218,7 @@ class Learner:
             if target not in self._scaled and (trace := self._nearby.scaled(target)) is not None:
                 self._scaled[target] = None
                 work = partial(scaled_plan, self._question(target, trace))
-                self._background.make(target, work, partial(self._made_up, target, trace))
+                self._background.make(target, work, partial(self._made_up, target, trace), (trace,))
             self._background.arrived(target)
             if target in self._scaled and not isinstance(self._scaled[target], Infeasible):
                 return self._nearby.of(key)  # or it is being planned
@@ -222,7 +226,10 @@ class Learner:
 
     def _made_up(self, target: Target, trace: Trace, found: Callable[[], StepKind | Infeasible]) -> None:
         """Note the plan for a scaled trace, or that there is none."""
-        self._scaled[target] = made = found()
+        try:
+            self._scaled[target] = made = found()
+        except NoRoom:  # below a hard limit
+            return
         if not isinstance(made, Infeasible):
             made.keep_all_bytes = keeping_bytes(trace, self.machine)
             self._nearby.made_up(target, made)
@@ -251,6 +258,24 @@ class Learner:
         """
         is_new = known.keep_all_bytes > 0 and not known.measured
         return is_new and self._held_to is None and self._records_few()
+
+    def is_unplanned(self, key: Hashable) -> bool:
+        """Whether no plan for steps of this signature will be made: a hard limit has no room for planning."""
+        return key in self._unplanned
+
+    def read(self, key: Hashable, recorder: Recorder) -> Callable[[], StepRead] | None:
+        """End the recording of a step of this signature.
+
+        Returns:
+            A function that returns what there is to learn from it; None if a hard limit has no room to read it.
+        """
+        if self._held_to is None:
+            return partial(step_read, recorder.stop(), self._tier)
+        found = self._held_to.read(recorder, self._tier)
+        if found is None:
+            self._unplanned.add(key)
+            return None
+        return lambda: found
 
     def only(self, key: Hashable) -> bool:
         """Whether all steps of this signature were of one kind so far."""
@@ -299,7 +324,13 @@ class Learner:
         self._reserved_more[key] = tried + 1
         less_bytes = max(1, known.course.peak_bytes - more_bytes)
         work = partial(smaller_plan, self._question(key, known.trace), less_bytes)
-        self._background.make(key, work, lambda made: self._follows(key, made()))
+
+        def apply(made: Callable[[], StepKind | None]) -> StepKind | None:
+            with suppress(NoRoom):
+                return self._follows(key, made())
+            return None
+
+        self._background.make(key, work, apply, (known.trace,))
 
     @property
     def spare_bytes(self) -> int:
@@ -335,12 +366,12 @@ class Learner:
         self._optimizer_steps[key] = max(count, 1)
         return whole
 
-    def observed(self, key: Hashable, recording: Recording, *, first: bool) -> StepKind | None:
+    def observed(self, key: Hashable, step: StepRead, *, first: bool) -> StepKind | None:
         """Learn from a step that was swapped whole.
 
         Args:
             key: its signature.
-            recording: what was recorded of it.
+            step: what was recorded of it.
             first: whether it was the first step of the training (see steady.py).
 
         Returns:
@@ -350,18 +381,15 @@ class Learner:
             Infeasible: no plan meets the budget.
             InvalidPlan: the given plan is not for this step.
         """
-        assembly = Assembly(recording, self._tier)
-        trace = assembly.trace()
+        trace = step.trace
         was_least = self.frugal.leaves_at_save(key)
         self.frugal.learnt(key, trace)
         held = steady(trace) if first else trace  # its memory is rounded up
-        peak_bytes = assembly.peak_allocated_bytes()
-        self._frugal_bytes = max(self._frugal_bytes, peak_bytes)
-        if was_least and beyond(peak_bytes, self.budget_bytes):  # another step would show nothing else
+        self._frugal_bytes = max(self._frugal_bytes, step.peak_bytes)
+        if was_least and beyond(step.peak_bytes, self.budget_bytes):  # another step would show nothing else
             self._hopeless.add(key)
-        self._recorded(key, recording, peak_bytes, held)
-        del assembly  # below a hard limit, what was recorded is freed
-        self._hold(recording, peak_bytes, planned=False)
+        self._recorded(key, step, held)
+        self._hold(step.peak_bytes, planned=False)
         return self._plan_first(key, trace, held, first=first)
 
     def _plan_first(self, key: Hashable, trace: Trace, held: Trace, *, first: bool) -> StepKind | None:
@@ -373,9 +401,9 @@ class Learner:
         trace = self.layers.offered(held)
 
         def apply(found: Callable[[], Answer]) -> StepKind | None:
-            known = self._made(key, found(), None, may_wait=first)
+            known = self._made(key, self._answer(key, found), None, may_wait=first)
             if known is None:
-                if not first:
+                if not first and key not in self._unplanned:
                     self._unmet[key] = trace
                 return None
             sure = known.course.peak_bytes < SURE_SHARE * self.budget_bytes and not known.plan.swaps
@@ -384,13 +412,31 @@ class Learner:
             return known
 
         work = partial(first_plan, self._question(key, trace))
-        return self._background.make(key, work, apply)
+        return self._background.make(key, work, apply, (trace,))
 
-    def _hold(self, recording: Recording, peak_bytes: int, *, planned: bool) -> None:
+    def _answer(self, key: Hashable, found: Callable[[], Answer]) -> Answer | None:
+        """Return what planning has found; None if a hard limit has no room for planning."""
+        try:
+            return found()
+        except NoRoom:
+            self._goes_unplanned(key, "steps cannot be planned")
+            return None
+
+    def _goes_unplanned(self, key: Hashable, why: str) -> None:
+        """Follow no plan in steps of this signature from now on: they can do with what the first one had."""
+        assert self._held_to is not None, "the training need not fit otherwise"
+        self._held_to.is_short(why)
+        self._unplanned.add(key)
+        self._known.pop(key, None)
+
+    def _limit_decides(self) -> bool:
+        """Whether a hard limit set the budget. A step without a plan holds as little as it can, so none is refused."""
+        return self._given is None and self._held_to is not None and self._held_to.sets(self.budget_bytes)
+
+    def _hold(self, peak_bytes: int, *, planned: bool) -> None:
         """Set the budget to what a hard limit leaves, after a recorded step in which storages held `peak_bytes`."""
         if self._held_to is None:
             return
-        recording.release()
         if planned:
             self.budget_bytes = self._held_to.budget_after_plan(peak_bytes, self.budget_bytes)
         else:
@@ -419,12 +465,14 @@ class Learner:
             return False
         return key not in self._explored and len(self._explored - self._met) < MAX_EXPLORED
 
-    def _made(self, key: Hashable, answer: Answer, before: StepKind | None, *, may_wait: bool) -> StepKind | None:
+    def _made(
+        self, key: Hashable, answer: Answer | None, before: StepKind | None, *, may_wait: bool
+    ) -> StepKind | None:
         """Apply the answer of planning.
 
         Args:
             key: the signature of the step.
-            answer: the answer to its question.
+            answer: the answer to its question; None if there is no room for one.
             before: what steps of the kind do until now; None if they are observed.
             may_wait: whether another step may be observed before a refusal is raised.
 
@@ -459,6 +507,9 @@ class Learner:
         if refused.least_bytes:
             self._refusals.note(key, refused.least_bytes)
         if not may_wait:
+            if self._limit_decides():
+                self._goes_unplanned(key, "no plan holds steps")
+                return
             found = refused.explained()
             raise again(found if self._held_to is None else self._held_to.explained(found))
 
@@ -467,17 +518,17 @@ class Learner:
         if self._given is not None and known.course.peak_bytes > self.budget_bytes:
             warn_of_peak(self._once, known.course.peak_bytes, self.budget_bytes)
 
-    def _seen(self, recording: Recording) -> None:
+    def _seen(self, step: StepRead) -> None:
         """Learn from a recorded step which modules exist, and what was compiled."""
         self._asked = self._asked.among(live_modules)
-        self._recomputing.recorded(recording.compiled, self._given and self._given.plan)
-        self._compiled_backward |= recording.compiled_backward
+        self._recomputing.recorded(step.compiled, self._given and self._given.plan)
+        self._compiled_backward |= step.compiled_backward
 
-    def _recorded(self, key: Hashable, recording: Recording, held_bytes: int, trace: Trace) -> None:
+    def _recorded(self, key: Hashable, step: StepRead, trace: Trace) -> None:
         """Learn from an observed step what needs no plan: modules, rates, memory."""
-        self._seen(recording)
-        self.machine = with_rates_of(self.machine, recording.happenings)
-        self.kinds.recorded(key, held_bytes, keeping_bytes(trace, self.machine))
+        self._seen(step)
+        self.machine = with_rates_of(self.machine, step.happenings)
+        self.kinds.recorded(key, step.peak_bytes, keeping_bytes(trace, self.machine))
         self._observations[key] = self._observations.get(key, 0) + 1
 
     def _learnt(self, key: Hashable, known: StepKind) -> None:
@@ -490,13 +541,13 @@ class Learner:
         if wanted is not None and wanted.found(known):
             del self._wanted[key]
 
-    def ran(self, key: Hashable, known: StepKind, recording: Recording) -> tuple[StepKind, Timeline]:
+    def ran(self, key: Hashable, known: StepKind, step: StepRead) -> tuple[StepKind, Timeline]:
         """Learn from a step that ran under a plan: it is steady, and has the durations of a planned step.
 
         Args:
             key: its signature.
             known: the kind that it was taken for.
-            recording: what was recorded of it.
+            step: what was recorded of it.
 
         Returns:
             What to do from now on, and the measured timeline of the step.
@@ -504,9 +555,8 @@ class Learner:
         Raises:
             Infeasible: no plan meets the budget, and neither does the one that the step ran under.
         """
-        assembly = Assembly(recording, self._tier)
-        self._seen(recording)
-        line = assembly.timeline(known.trace.id, self.machine.outside_bytes)
+        self._seen(step)
+        line = replace(step.line, trace_id=known.trace.id, outside_bytes=self.machine.outside_bytes)
         self.kinds.recorded(key, line.peak_allocated_bytes, 0)
         if known.shared:
             self._measured, known.measured = self._measured + 1, True
@@ -515,9 +565,9 @@ class Learner:
             return known, line
         if known.refined and (known.plan.swaps or known.plan.recomputes or known.plan.algorithms):
             return known, line
-        self.machine = with_rates_of(self.machine, recording.happenings)
-        trace = (with_idle_of_capture if known.is_captured else with_idle_of)(assembly.trace(), known.trace)
-        self.kinds.of(key).keep_all_bytes = keeping_bytes(trace or assembly.trace(), self.machine)
+        self.machine = with_rates_of(self.machine, step.happenings)
+        trace = (with_idle_of_capture if known.is_captured else with_idle_of)(step.trace, known.trace)
+        self.kinds.of(key).keep_all_bytes = keeping_bytes(trace or step.trace, self.machine)
         was_refined, known.refined = known.refined, True
         if trace is None and not was_refined:
             if not known.is_captured:
@@ -525,17 +575,18 @@ class Learner:
             return known, line
         if not self._background.under_way(key):
             # without moves it does not matter from when on a storage is idle
-            steady_trace = trace or assembly.trace()
-            del assembly
-            self._hold(recording, line.peak_allocated_bytes, planned=True)
-            known = self._better(key, known, trace, self.layers.offered(steady_trace))
+            self._hold(line.peak_allocated_bytes, planned=True)
+            known = self._better(key, known, trace, self.layers.offered(trace or step.trace))
         return known, line
 
     def _better(self, key: Hashable, known: StepKind, alike: Trace | None, trace: Trace) -> StepKind:
         """Plan again, for a steady step. Returns what to do from now on: the new plan, or the old one until then."""
 
         def apply(found: Callable[[], Answer]) -> StepKind | None:
-            better = self._made(key, found(), known, may_wait=False)
+            try:
+                better = self._made(key, found(), known, may_wait=False)
+            except NoRoom:  # the plan that the step followed is good enough
+                return known
             if better is not known and better is not None:
                 self._learnt(key, better)
             return better
@@ -544,7 +595,8 @@ class Learner:
             plan=known.plan, rebuilds=known.rebuilder is not None, alike=alike, is_captured=known.is_captured
         )
         work = partial(better_plan, self._question(key, trace), before)
-        return self._background.make(key, work, apply) or known
+        shared = (trace, known.trace, *([] if alike is None else [alike]))
+        return self._background.make(key, work, apply, shared) or known
 
     def wants_calls(self, key: Hashable, known: StepKind | None) -> bool:
         """Whether a step of this signature, taken for this kind, should record its calls."""
@@ -568,7 +620,18 @@ class Learner:
         if known is not None:
             known.wants_calls = False
         work = partial(plan_of_calls, self._question(key, trace), calls, is_needed=known is None)
-        return self._background.make(key, work, lambda made: self._follows(key, made())) or known
+
+        def apply(made: Callable[[], Planned | None]) -> StepKind | None:
+            try:
+                return self._follows(key, made())
+            except (Infeasible, MemoryError):
+                if not self._limit_decides():
+                    raise
+            if known is None:
+                self._goes_unplanned(key, "no plan holds steps")
+            return None
+
+        return self._background.make(key, work, apply) or known
 
     def _follows(self, key: Hashable, found: Planned | StepKind | None) -> StepKind | None:
         """Follow a new plan from now on, in place of what was known of the kind."""

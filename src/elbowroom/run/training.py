@@ -20,13 +20,14 @@ Several optimizers may step in one step. How many do is learnt from the first st
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any, final
 
 import torch
 
+from elbowroom.capture.assemble import StepRead
 from elbowroom.capture.recording.module_hooks import ModuleHooks, warn_again
 from elbowroom.capture.recording.never_moved import StorageSet
 from elbowroom.capture.recording.observing_director import (
@@ -36,8 +37,7 @@ from elbowroom.capture.recording.observing_director import (
     optimizer_began,
     optimizer_ended,
 )
-from elbowroom.capture.recording.profiler_stream import end_abandoned
-from elbowroom.capture.recording.recorder import Recorder, Recording, live_ram_bytes
+from elbowroom.capture.recording.recorder import Recorder, live_ram_bytes
 from elbowroom.engine.conductor import Conductor
 from elbowroom.engine.entries import Entry, Observer
 from elbowroom.engine.executor import Executor
@@ -77,7 +77,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._observing = Observing(executor, self._reserved)
         self._current: StepKind | None = None
         self._recorder: Recorder | None = None
-        self._recording: Recording | None = None
+        self._recording: Callable[[], StepRead] | None = None
         self._recomputes = StepRecomputes(executor, learner)
         self._saved: list[tuple[int, str]] = []
         self._key: Hashable = None
@@ -95,7 +95,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._root_hook = ModuleHooks(self._on_root)
         self._watch: OptimizerWatch | None = None
         self._updates = ParameterUpdates()
-        self._in_optimizer = self._just_stopped = self._short_of_records = False
+        self._in_optimizer = self._just_stopped = False
         self.beforehand: Child | None = None
         self._levels: Levels | None = None
         self._refuses = False
@@ -104,7 +104,6 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def open(self) -> None:
         """Install the hooks."""
-        end_abandoned()
         self._moving(True)
         self._watch = OptimizerWatch(self._optimizer_begins, self._optimizer_ends)
         self._states.open()
@@ -151,6 +150,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         try:
             with once:
                 self._recomputes.forward_ends()
+                if failed:
+                    self._drop_recording()
                 self._recording = self._recording or self._stop_recording()
             if not failed and self._updated():
                 self._mark_end()
@@ -292,7 +293,6 @@ class TrainingRun(RunFigures, Director, Conductor):
         """Begin a step of a known kind."""
         self._mode = "plan" if known.moves else "keep"
         self._moving(known.moves or self._executor.residence.is_short(known.course.peak_bytes))
-        known.refined |= self._short_of_records
         if self._records(known) and not self._just_stopped:
             self._recorder = self._observing.record_moves(root)
 
@@ -303,7 +303,7 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def _observe(self, key: Hashable, root: torch.nn.Module | None) -> None:
         """Record the step that begins, if it can teach something."""
-        if self._recomputes.records_calls:
+        if self._recomputes.records_calls or self._learner.is_unplanned(key):
             return
         if self._just_stopped or not self._learner.may_be_recorded(key):
             self._observing.spare_bytes = self._learner.spare_bytes
@@ -425,42 +425,45 @@ class TrainingRun(RunFigures, Director, Conductor):
             self.steps[-1] = replace(self.steps[-1], mismatches=self._mismatches + wrong)
             self._surprises.rebuilt(wrong)
         if recording is not None and whole:
-            self._learn_from(recording)
+            self._learn_from(recording())
         self._last = self._current or self._last
         if self._current is not None and self._current.course.peak_bytes <= self.budget_bytes:
             self._known_by_itself()
 
-    def _learn_from(self, recording: Recording) -> None:
+    def _learn_from(self, step: StepRead) -> None:
         if self._mode == "observe":
             # By now libraries hold the memory that they need for such a step.
             self._executor.residence.measure(live_ram_bytes)
-            self._current = self._learner.observed(self._key, recording, first=self._steps_ended == 1)
+            self._current = self._learner.observed(self._key, step, first=self._steps_ended == 1)
         elif self._current is not None:
             refined = self._current.refined
-            self._current, line = self._learner.ran(self._key, self._current, recording)
+            self._current, line = self._learner.ran(self._key, self._current, step)
             if refined and not self._current.shared:
                 self.measured, self._measure_next = line, False
 
-    def _stop_recording(self) -> Recording | None:
-        """End a recording, if one is on."""
-        recorder, self._recorder, self._observing.recorder = self._recorder, None, None
+    def _stop_recording(self) -> Callable[[], StepRead] | None:
+        """End a recording, if one is on, and read it."""
+        recorder = self._recorder
         if recorder is None:
             return None
-        self._now_watched()
-        self._short_of_records |= not self._executor.residence.has_left(2 * recorder.needed_bytes())
-        refusal = self._executor.residence.refusal_of(
-            "Reading what was recorded of a step", recorder.needed_bytes(), self.budget_bytes
-        )
-        if refusal is not None:
-            self._executor.observer, self._executor.tier.timed = Observer(), False
-            recorder.abandon()
-            raise refusal
         try:
             self._executor.settle()
-        finally:
-            self._executor.observer, self._executor.tier.timed = Observer(), False
-            recording = recorder.stop()
-        return recording
+        except BaseException:
+            self._drop_recording()
+            raise
+        self._records_no_more()
+        return self._learner.read(self._key, recorder)
+
+    def _drop_recording(self) -> None:
+        """End a recording, if one is on, of a step from which nothing is to be learnt."""
+        if self._recorder is not None:
+            self._recorder.drop()
+        self._records_no_more()
+
+    def _records_no_more(self) -> None:
+        self._recorder, self._observing.recorder = None, None
+        self._executor.observer, self._executor.tier.timed = Observer(), False
+        self._now_watched()
 
     # Ticks
 
@@ -557,7 +560,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._current = None
         self._differs()
         self._mismatches += 1
-        self._stop_recording()
+        self._drop_recording()
         self._watch_levels()
         self._learner.surprised(self._key, tuple(self._saved))
         self._surprises.differs(what)
@@ -570,7 +573,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         if self._current is not None:
             return
         self._mismatches += 1
-        self._stop_recording()
+        self._drop_recording()
         self._watch_levels()
         self._learner.surprised(self._key, tuple(self._saved))
         self._surprises.save(n, expected, self._saved[n])

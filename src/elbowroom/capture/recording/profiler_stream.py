@@ -24,7 +24,7 @@ from elbowroom.capture.recording.cuda_memory import CudaMemory, Request
 from elbowroom.torch_compat.operators import operator, reads_bytes
 from elbowroom.torch_compat.profiler import (
     address_of,
-    collect,
+    drop_profile,
     let_profile_go,
     marker,
     profiler_events,
@@ -33,21 +33,10 @@ from elbowroom.torch_compat.profiler import (
 
 PREFIX = "elbowroom:"
 BACKWARD = "autograd::engine::evaluate_function: "
-UNHEARD = (b"USDT:", b"before the profiling started", b"Toggling CPU activity")
+UNHEARD = (b"USDT:", b"before the profiling started", b"Toggling CPU activity", b"no active profiling session found")
 """Parts of the profiler's own notes that are not passed on."""
 COMPILER = "TorchDynamo Cache Lookup"
 """Name of the range in which torch.compile looks up its compiled code of a called function."""
-
-
-_abandoned: list[Any] = []
-"""Sessions that stopped to collect events and have not ended."""
-
-
-def end_abandoned() -> None:
-    """End the sessions that were left open for lack of memory. The profiler is free again then."""
-    while _abandoned:
-        with _quiet():
-            _abandoned.pop().__exit__(None, None, None)
 
 
 class RecordedBlock(NamedTuple):
@@ -157,11 +146,12 @@ class ProfilerStream:
         items.sort(key=_in_order)
         return _with_requests(items, requests) if requests else items
 
-    def abandon(self) -> None:
-        """Stop to collect events. The session ends before the next run, as ending it takes memory for each event."""
+    def drop(self) -> None:
+        """Stop without a look at what was recorded."""
+        if self._memory is not None:
+            self._memory.stop()
         with _quiet():
-            collect(False)
-        _abandoned.append(self._session)
+            drop_profile(self._session)
         self._session = None
 
     def _items(self, root: Any) -> Iterator[Item]:

@@ -25,12 +25,8 @@ from elbowroom.engine.entries import Entry, Happening, Observer, StateEntry
 from elbowroom.engine.storages import alive_of, dtype_name, storage_of
 from elbowroom.engine.tensor_subclasses import inside
 from elbowroom.engine.tiers.streams import Streams
-from elbowroom.torch_compat.core import in_compiled_backward, never_compiled, next_node_number, storage_key
+from elbowroom.torch_compat.core import in_compiled_backward, never_compiled, storage_key
 from elbowroom.trace import Category
-
-STOP_BYTES = 8 << 20
-STOP_BYTES_PER_NODE = 160 << 10
-"""What reading the records of a step takes for each node of its graph: 140 KB were measured on three networks."""
 
 
 @dataclass(slots=True)
@@ -77,11 +73,6 @@ class Recording:
     compiled_backward: bool
     source_lines: list[str]
 
-    def release(self) -> None:
-        """Free the notes and the stream, which take much memory: all is learnt from them."""
-        self.notes.clear()
-        self.stream.clear()
-
 
 @final
 class Recorder:
@@ -106,7 +97,6 @@ class Recorder:
         self._paths = ModulePaths(self._root, lambda path: self._note(Note("module", path=path)))
         self._watched: list[object] = []
         self._compiled_backward = False
-        self._first_node = 0
         self.active = False
 
     # From outside
@@ -120,7 +110,7 @@ class Recorder:
         """
         if not self._stream.start():
             return False
-        self.active, self._first_node = True, next_node_number()
+        self.active = True
         self._existing(reachable_tensors() if tensors is None else tensors)
         self._paths.start()
         if root is not None:
@@ -145,16 +135,13 @@ class Recorder:
             source_lines=self._lines.texts,
         )
 
-    def needed_bytes(self) -> int:
-        """Return about how many bytes `stop` takes: torch makes its records of all events there."""
-        return STOP_BYTES + (next_node_number() - self._first_node) * STOP_BYTES_PER_NODE
-
-    def abandon(self) -> None:
-        """Record no more, and leave the records where they are, as there is no memory to read them."""
+    def drop(self) -> Sequence[Happening]:
+        """Stop, and throw all away but stalls and transfers, which are returned."""
         self.active = False
         self._paths.stop()
         self._watched.clear()
-        self._stream.abandon()
+        self._stream.drop()
+        return self._happenings
 
     def _mark(self) -> Any:
         return None if self._streams is None else self._streams.mark(self._streams.current(), timed=True)
