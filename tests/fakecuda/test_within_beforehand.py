@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import elbowroom as er
 from elbowroom.planners.budget.floor import floor_bytes
+from tests.fakecuda import FIXED
 from tests.fakecuda.test_within_peaks import on_the_rig, rig
 from tests.fakecuda.within_models import MODELS
 
@@ -47,9 +49,21 @@ def test_what_is_refused_beforehand_is_refused_by_the_training(rig: Path, model:
     assert found["least_feasible_bytes"] > floor
 
 
-def run(rig: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    (folder / "train.py").write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "FAKECUDA_CAPACITY": str(8 << 30), "FAKECUDA_BACKING": "0"}
+PLAIN_BYTES = 394 << 20
+"""About what plain training of the script reserves."""
+
+
+def run(
+    rig: Path,
+    folder: Path,
+    *options: str,
+    script: str = SCRIPT,
+    capacity_bytes: int = 8 << 30,
+    variables: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(script)
+    of_rig = {"FAKECUDA_CAPACITY": str(capacity_bytes), "FAKECUDA_BACKING": "0", "FAKECUDNN_WORKSPACE": "0"}
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES), **of_rig, **(variables or {})}
     command = [str(rig / "fake_torch.sh"), "-m", "elbowroom", "run", *options, "train.py"]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
 
@@ -66,4 +80,27 @@ def test_a_check_answers_before_the_script_starts(rig: Path, tmp_path: Path) -> 
     # and where it fits, it runs
     fits = run(rig, tmp_path, "--budget", "2GiB", "--check")
     assert (fits.returncode, len(fits.stdout.splitlines())) == (0, 9), fits.stderr
-    assert "check: the script starts, as its budget is not refused for certain" in fits.stderr
+    assert "check: the script starts with a plan that holds" in fits.stderr
+
+
+@pytest.mark.timeout(0)
+def test_a_card_is_enough_from_the_first_step_on_or_refused_before_it(rig: Path, tmp_path: Path) -> None:
+    # given what plain training of the script takes at most, and cards that have less and less of it
+    sizes = [round(share * PLAIN_BYTES) for share in (0.85, 0.65, 0.45)]
+    # when it trains on each, without a budget
+    ends = [run(rig, tmp_path, capacity_bytes=size) for size in sizes]
+    # then it trains to its end, or is refused before it prints a line; never again on a smaller card than one that is
+    # refused
+    trained = [end.returncode == 0 for end in ends]
+    assert trained == sorted(trained, reverse=True), [end.stderr[-500:] for end in ends]
+    assert trained[0]
+    assert not trained[-1]
+    for end, size in zip(ends, sizes, strict=True):
+        if end.returncode:
+            assert (end.returncode, end.stdout) == (1, ""), (size, end.stderr)
+            assert "elbowroom: budget: given" in end.stderr
+        else:
+            assert len(end.stdout.splitlines()) == 9
+    # and where the user chose fixed segments, these stay
+    fixed = run(rig, tmp_path, capacity_bytes=sizes[0], variables=FIXED)
+    assert (fixed.returncode, len(fixed.stdout.splitlines())) == (0, 9), fixed.stderr

@@ -65,7 +65,7 @@ class RunFigures:
         if len(self.steps) > 2 * STEPS_KEPT:
             del self.steps[:STEPS_KEPT]
 
-    def _see_what_lies_there(self) -> None:
+    def _see_what_lies_there(self) -> bool:
         """Look at the start of a step whether the device holds more than the budget, from code between steps."""
         beyond_bytes = self._executor.residence.beyond(self._learner.limit_bytes)
         self.beyond_bytes = max(self.beyond_bytes, beyond_bytes)
@@ -78,6 +78,7 @@ class RunFigures:
                 "an evaluation. Give a budget less by as much, or call torch.cuda.empty_cache() before that runs; "
                 "room.beyond_bytes is the most",
             )
+        return beyond_bytes > 0
 
     @property
     def budget_bytes(self) -> int:

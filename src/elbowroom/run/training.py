@@ -340,7 +340,8 @@ class TrainingRun(RunFigures, Director, Conductor):
             others: whether its storages are others than those of the step before.
         """
         residence = self._executor.residence
-        self._see_what_lies_there()
+        if self._see_what_lies_there():
+            residence.empty()
         self._limit.lift()
         self._begins_plan = known is not None and known.moves and not known.begun
         if known is None:
