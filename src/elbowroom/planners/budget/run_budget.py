@@ -193,13 +193,17 @@ def _exact_within(request: CourseRequest, ways: Sequence[CourseRequest]) -> Cour
                 return found
         except Infeasible as problem:  # keep the text alone: the error would keep the frames of the training alive
             refused = str(problem), problem.least_feasible_bytes
-    why, least_bytes = refused
+    raise _refused_exact(request, *refused)
+
+
+def _refused_exact(request: CourseRequest, why: str, least_bytes: int) -> Infeasible:
+    """Return the error for a budget of allocated bytes: one that its own frame keeps would keep a training alive."""
     found = Infeasible(why, budget_bytes=request.budget.device_bytes, least_feasible_bytes=least_bytes)
     if request.asked.with_budget(least_bytes) == request.asked:
-        raise found
+        return found
     most_bytes = keeping_bytes(request.trace, request.machine)
     met_bytes = first_met(least_bytes, lambda size: _course_within(request.following(size)), most_bytes)
-    raise found if met_bytes == least_bytes else followed(found, met_bytes)
+    return found if met_bytes == least_bytes else followed(found, met_bytes)
 
 
 def _frugalest(request: CourseRequest) -> list[Plan]:
