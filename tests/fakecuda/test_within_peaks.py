@@ -68,7 +68,8 @@ def test_the_allocator_holds_what_the_simulation_says_and_no_more_than_the_budge
             assert run["least_feasible_bytes"] > run["share"] * found["plain"]["reserved"]
             assert "plan" in run["at_least"], "the least that is named can be met"
         else:
-            assert run["plan"]["swaps"] > 0
+            # expandable segments alone may hold a large part of what fixed ones reserve
+            assert run["plan"]["swaps"] > 0 or run["share"] > SHARES[-1]
         assert_as_simulated(run.get("at_least", run))
     assert any("plan" in run for run in found["runs"]), "one of the budgets can be met"
 

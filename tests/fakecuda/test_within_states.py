@@ -39,8 +39,9 @@ def test_gradients_away_lower_the_least_budget_of_a_step_whose_backward_needs_mo
     # given budgets that nothing meets: each run tells the least, and trains within that
     spec = {"model": "many rows first", "shares": [0.01], "steps": 6}
     # when
-    (states,) = on_the_rig(rig, {**spec, "options": STATES})["runs"]
-    (gradients,) = on_the_rig(rig, {**spec, "options": {"allow": ["swap", "state", "gradient"]}})["runs"]
+    (states,) = on_the_rig(rig, {**spec, "options": STATES}, allocator={})["runs"]
+    options = {"allow": ["swap", "state", "gradient"]}
+    (gradients,) = on_the_rig(rig, {**spec, "options": options}, allocator={})["runs"]
     # then
     assert gradients["least_feasible_bytes"] < states["least_feasible_bytes"]
     assert_as_simulated(gradients["at_least"])
