@@ -51,7 +51,7 @@ def test_no_calls_are_recorded_for_recomputes_that_need_a_limit(
 
     assert would_help(QUESTION, course(SWAPS)) is helps
     # and where the swaps have one too, or there are none, they help
-    assert would_help(QUESTION, course(SWAPS, BUDGET))
+    assert would_help(QUESTION, course(SWAPS, at_limit=True))
     assert would_help(QUESTION, None)
 
 
