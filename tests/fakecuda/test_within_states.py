@@ -44,7 +44,7 @@ def test_gradients_away_lower_the_least_budget_of_a_step_whose_backward_needs_mo
     (gradients,) = on_the_rig(rig, {**spec, "options": options}, allocator={})["runs"]
     # then
     assert gradients["least_feasible_bytes"] < states["least_feasible_bytes"]
-    assert_as_simulated(gradients["at_least"])
+    assert_as_simulated(gradients["at_least"], page_bytes=PAGE)
 
 
 @pytest.mark.timeout(0)

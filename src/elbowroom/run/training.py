@@ -123,11 +123,7 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def _place(self) -> str:
         if not self._running or self._optimizer_ran:
-            return (
-                f"between steps, after {self._steps_ended + self._optimizer_ran}"
-                if self._steps_ended
-                else super()._place()
-            )
+            return super()._place()
         plan = "which follows its plan" if self._current is not None else "which has no plan yet and swaps all it can"
         return f"in step {self._steps_ended + 1}, {plan}"
 
@@ -348,10 +344,10 @@ class TrainingRun(RunFigures, Director, Conductor):
             residence.empty()
             return
         is_new, known.begun = not known.begun, True
-        if known.in_parts and known.moves and (is_new or self._steps_ended == 1):
+        made_states = known.is_captured and self._steps_ended == 1
+        if known.in_parts and known.moves and known.machine.allocator != "exact" and (is_new or made_states):
             self._states.leave_between_steps()  # its plan was simulated with them side by side
-            residence.empty()
-        if is_new:
+        if is_new or made_states:
             residence.empty()
         else:
             needed_bytes = known.course.peak_bytes
