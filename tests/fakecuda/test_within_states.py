@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakecuda.test_within_peaks import MIB, assert_as_simulated, on_the_rig, rig
+from tests.fakecuda.test_within_peaks import MIB, PAGE, assert_as_simulated, on_the_rig, rig
 
 __all__ = ["rig"]
 
