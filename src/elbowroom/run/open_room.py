@@ -55,7 +55,7 @@ def opened(
         if measure:
             run.measure_next_step()
         _open.append(run)
-        error: BaseException | None = None
+        error = lost = refusal = None
         try:
             yield Room(run)
         except BaseException as found:
@@ -68,10 +68,13 @@ def opened(
             if refusal is not None and error is not None:
                 clear_frames(error.__traceback__)  # their tensors take the memory that closing needs
             run.close(failed=error is not None or lost is not None)
-            if lost is not None:
-                raise lost from error
-            if refusal is not None:
-                raise refusal from error
+            try:
+                if lost is not None:
+                    raise lost from error
+                if refusal is not None:
+                    raise refusal from error
+            finally:
+                del error, lost, refusal  # each has this frame in its traceback, and the training in its own
 
 
 def _opened(

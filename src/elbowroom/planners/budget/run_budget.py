@@ -171,7 +171,7 @@ def _course_within(request: CourseRequest) -> Course:
         if found := _first(of_saves, tried):
             return found
     last = _at_limit(request.trace, request.machine, _frugalest(request), budget_bytes)
-    if last is None:
+    if last is None and _moves_everything(request.asked):
         raise _refused_reserved(request)
     for way in ways:
         with suppress(Infeasible):
@@ -180,6 +180,8 @@ def _course_within(request: CourseRequest) -> Course:
                 return found
     plans = [made for made in tried.plans if made.swaps or made.recomputes]  # others run without hooks
     found = _at_limit(request.trace, request.machine, plans, budget_bytes) or last
+    if found is None:
+        raise _refused_reserved(request, plans)
     return replace(found, plan=replace(found.plan, budget_bytes=budget_bytes))
 
 
@@ -206,13 +208,18 @@ def _refused_exact(request: CourseRequest, why: str, least_bytes: int) -> Infeas
     return found if met_bytes == least_bytes else followed(found, met_bytes)
 
 
+def _moves_everything(asked: PlanRequest) -> bool:
+    """Whether the plan that moves everything is among those that may be made: no other one needs less."""
+    return asked.planner is None and "swap" in asked.allow
+
+
 def _frugalest(request: CourseRequest) -> list[Plan]:
-    """Return the plans that need the least. If they all fail a budget, it is refused: no other plan is tried.
+    """Return the plans that need the least. If they all fail a budget and may move everything, it is refused.
 
     They move something: a step that moves nothing runs without hooks, so nothing could hold it to a limit.
     """
     asked, plans = request.asked, list[Plan]()
-    if asked.planner is None and "swap" in asked.allow:
+    if _moves_everything(asked):
         plans.append(_everything(request))
     if asked.planner is not None or "recompute" in asked.allow:
         with suppress(Infeasible):
@@ -220,10 +227,10 @@ def _frugalest(request: CourseRequest) -> list[Plan]:
     return [made for made in plans if made.swaps or made.recomputes]
 
 
-def _refused_reserved(request: CourseRequest) -> Infeasible:
-    """Return the error for a budget of reserved bytes that the plans which need the least do not meet."""
+def _refused_reserved(request: CourseRequest, tried: Sequence[Plan] = ()) -> Infeasible:
+    """Return the error for a budget of reserved bytes that neither the frugalest plans nor the tried ones meet."""
     budget_bytes = request.budget.device_bytes
-    least_bytes = _least_budget(request, budget_bytes)
+    least_bytes = _least_budget(request, budget_bytes, tried)
     try:
         _asking(replace(request, asked=_of_everything(request))).plan(1)
         why = f"budget: given {format_exact_bytes(budget_bytes)} of reserved memory.\nGive more."
@@ -404,16 +411,17 @@ def _frugal(trace: Trace, made: Plan) -> tuple[LastStep, Moves, dict[int, int]]:
     return step, moves, early_waits(step, moves, tiers_of_plan(step, made, moves), None, before_idle=True)
 
 
-def _least_budget(request: CourseRequest, fails: int) -> int:
+def _least_budget(request: CourseRequest, fails: int, tried: Sequence[Plan] = ()) -> int:
     """Return the least budget that one of the plans which need the least keeps within, to SEGMENT_BYTES.
 
     Args:
         request: the request.
         fails: a budget that is not enough for any of them.
+        tried: plans to consider as well.
     """
     settings, trace, met = request.machine.allocator, request.trace, keeping_bytes(request.trace, request.machine)
     spare = SPARE_PAGES * page_bytes(settings)
-    for made in _frugalest(request):
+    for made in (*_frugalest(request), *tried):
         step, moves, waiting = _frugal(trace, made)
 
         def works(
