@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -257,3 +258,26 @@ def test_the_memory_of_a_plan_is_of_its_size(tmp_path: Path) -> None:
     assert streams.wrong == []
     assert torch.tensor(tier.size_bytes) <= 64 * PAGE_BYTES
     assert streams.current() == COMPUTE
+
+
+@pytest.mark.parametrize("to", ["host", "disk"])
+def test_bytes_that_are_lent_are_in_memory_of_their_own_and_come_back_from_there(
+    tmp_path: Path, to: Literal["host", "disk"]
+) -> None:
+    # given a storage that is away
+    streams, executor, tier = new(tmp_path)
+    handle = saved(executor, streams, 7, to=to)
+    executor.settle()
+    # when its bytes are lent; those on the disk are read only if that is asked for
+    assert (executor.lend(handle.entry) is None) == (to == "disk")
+    memory = executor.lend(handle.entry, from_disk=True)
+    # then they are there, and the tier has them no longer
+    assert memory is not None
+    assert executor.lend(handle.entry) is memory
+    assert bytes(memory.tolist()) == bytes([7] * BLOCK_BYTES)
+    assert tier.held_bytes == 0
+    # and they come back from there
+    overwrites(streams)
+    reads(executor, streams, handle)
+    streams.finish()
+    assert streams.wrong == []

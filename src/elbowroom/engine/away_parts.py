@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import weakref
+from collections.abc import Hashable, Iterable
 from typing import final
+
+import torch
 
 from elbowroom.engine.conductor import StepPlan
 from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.optimizer_parts import Found
 from elbowroom.errors import TierError
+from elbowroom.torch_compat.core import storage_key
 from elbowroom.units import NONE
 
 
@@ -29,10 +33,12 @@ class AwayParts:
         self.entries: dict[Hashable, StateEntry] = {}
         self.of_window: dict[int, StateEntry] = {}
         self._executor = executor
+        self._lent: dict[Hashable, weakref.ref[torch.UntypedStorage]] = {}
 
     def leave(self, key: Hashable, found: Found, n: int, known: StepPlan | None) -> None:
         """Start to move a storage to a lower tier. `n` is its window in the plan, or NONE in an observed step."""
-        entry = self._executor.leave(n, found.storage, None if known is None else known.tier_of.get(n))
+        to = None if known is None else known.tier_of.get(n)
+        entry = self._executor.leave(n, found.storage, to, self.lent(key))
         self.entries[key] = entry
         if n != NONE:
             self.of_window[n] = entry
@@ -46,15 +52,58 @@ class AwayParts:
             if self.of_window.get(entry.n) is entry:
                 del self.of_window[entry.n]
 
-    def close(self) -> TierError | None:
-        """Bring all storages back. If the bytes of some are lost, returns the first error; all others are back."""
+    def lend(self, key: Hashable) -> torch.UntypedStorage | None:
+        """Return host memory with the bytes of a storage that is away; None if it cannot be had.
+
+        For as long as somebody else has that memory, the storage leaves to it, so that it has the bytes of today.
+        """
+        memory = self._executor.lend(self.entries[key])
+        if memory is not None:
+            self._lent[key] = weakref.ref(memory)
+        return memory
+
+    def lent(self, key: Hashable) -> torch.UntypedStorage | None:
+        """Return the host memory that somebody still has for a storage; None if nobody does."""
+        ref = self._lent.get(key)
+        memory = None if ref is None else ref()
+        if ref is not None and memory is None:
+            del self._lent[key]
+        return memory
+
+    def show(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """Copy those that stay on the device to the memory that somebody still has for them."""
+        for storage in storages if self._lent else ():
+            key = storage_key(storage)
+            memory = None if key in self.entries else self.lent(key)
+            if memory is not None:
+                memory.copy_(storage)
+
+    def close(self, left: dict[Hashable, torch.UntypedStorage] | None = None) -> TierError | None:
+        """Bring all storages back. If the bytes of some are lost, returns the first error; all others are back.
+
+        Args:
+            left: key -> host memory, filled with the bytes of those that the device has no room for. Their storages
+                stay empty. None if all must be back.
+        """
         problem: TierError | None = None
-        for entry in self.entries.values():
+        for key, entry in self.entries.items():
             try:
-                self._executor.arrive(entry)
+                self._arrive_or_lend(key, entry, left)
             except TierError as found:
                 problem = problem or found
                 self._executor.lose(entry)
         self.entries.clear()
         self.of_window.clear()
         return problem
+
+    def _arrive_or_lend(
+        self, key: Hashable, entry: StateEntry, left: dict[Hashable, torch.UntypedStorage] | None
+    ) -> None:
+        try:
+            self._executor.arrive(entry)
+        except torch.OutOfMemoryError:
+            memory = None if left is None else self._executor.lend(entry, from_disk=True)
+            if left is None or memory is None:
+                raise
+            left[key] = memory
+            self._executor.end(entry)

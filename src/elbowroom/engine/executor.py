@@ -32,7 +32,7 @@ import torch
 from elbowroom.engine.entries import Counters, Entry, Happening, Observer, Place, Remake, StateEntry, moved
 from elbowroom.engine.residence import RamResidence, Residence
 from elbowroom.engine.storages import CPU, Blanks
-from elbowroom.engine.tiers.base import LowerTier, Transfer
+from elbowroom.engine.tiers.base import LentSlot, LowerTier, Transfer
 from elbowroom.machine import TierName
 from elbowroom.torch_compat.core import storage_key
 
@@ -84,14 +84,20 @@ class Executor:
         """Note the present stream as an entry's own: it is being saved, and may be swapped out at a later tick."""
         entry.home = self.tier.home()
 
-    def swap_out(self, entry: Entry, to: TierName | None = None) -> None:
-        """Start to write an entry; the table holds its storage until the write has ended. Raises TierFull."""
+    def swap_out(self, entry: Entry, to: TierName | None = None, lent: LentSlot | None = None) -> None:
+        """Start to write an entry; the table holds its storage until the write has ended. Raises TierFull.
+
+        Args:
+            entry: the entry.
+            to: the tier of the plan.
+            lent: the slot that it goes to; None for a new one.
+        """
         storage = entry.alive()
         assert storage is not None, "an entry is swapped out while its saved tensor is at hand"
         with self._lock:
             if entry.home is None:
                 entry.home = self.tier.home()
-            entry.slot = slot = self.tier.reserve(entry.size_bytes, to)
+            entry.slot = slot = lent or self.tier.reserve(entry.size_bytes, to)
             slot.home = entry.home
             entry.out = self.tier.write(storage, slot)
             entry.device = storage
@@ -305,12 +311,25 @@ class Executor:
 
     # Optimizer states
 
-    def leave(self, n: int, storage: torch.UntypedStorage, to: TierName | None = None) -> StateEntry:
-        """Start to write an optimizer state. The bytes of its storage are freed afterwards. Raises TierFull."""
+    def leave(
+        self,
+        n: int,
+        storage: torch.UntypedStorage,
+        to: TierName | None = None,
+        memory: torch.UntypedStorage | None = None,
+    ) -> StateEntry:
+        """Start to write an optimizer state. The bytes of its storage are freed afterwards. Raises TierFull.
+
+        Args:
+            n: its window in the plan.
+            storage: its storage.
+            to: the tier of the plan.
+            memory: host memory that was lent for it, and that it goes to.
+        """
         entry = StateEntry(n, storage, self.tier)
         self._by_key[entry.key] = entry
         try:
-            self.swap_out(entry, to)
+            self.swap_out(entry, to, None if memory is None else LentSlot(memory, entry.home))
         except BaseException:
             self.handle_died(entry)
             raise
@@ -325,14 +344,32 @@ class Executor:
                 self._finish_return(entry)
             if entry.arrived is not None and (storage := entry.alive()) is not None:
                 entry.arrived.used(storage)
-            entry.alive = lambda: None
-            self.handle_died(entry)
+            self.end(entry)
+
+    def lend(self, entry: Entry, *, from_disk: bool = False) -> torch.UntypedStorage | None:
+        """Return host memory with the bytes of an entry that is away, which code outside may have from now on.
+
+        None if they are still on the device; or on the disk, unless they may be read `from_disk`.
+        """
+        with self._lock:
+            if entry.place is not AWAY or entry.slot is None:
+                return None
+            if not isinstance(entry.slot, LentSlot):
+                lent = self.tier.lend(entry.slot, from_disk=from_disk)
+                if lent is None:
+                    return None
+                entry.slot = lent
+            return entry.slot.memory
+
+    def end(self, entry: StateEntry) -> None:
+        """End the entry of a state whose bytes have another owner now."""
+        entry.alive = lambda: None
+        self.handle_died(entry)
 
     def lose(self, entry: StateEntry) -> None:
         """Give up a state's bytes, which cannot come back: fill its storage with NaN, and free its slot."""
         entry.spoil()
-        entry.alive = lambda: None
-        self.handle_died(entry)
+        self.end(entry)
 
     # Handles
 

@@ -12,8 +12,10 @@ from typing import Any, final
 
 import torch
 
+from elbowroom.engine.state_dicts import Packed, Packing
 from elbowroom.torch_compat.core import step_cell
 
+Asked = Callable[[torch.optim.Optimizer], None]
 Step = Callable[[torch.optim.Optimizer, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -24,10 +26,12 @@ class Stepping:
     Args:
         step: called with an optimizer, the function of its class that does its step, and the arguments of the call.
         asked: called with an optimizer before somebody reads its states; None if no state is ever away.
+        packing: called with an optimizer and `Optimizer.state_dict`, in place of that; None leaves it as it is.
     """
 
-    def __init__(self, step: Step, asked: Callable[[torch.optim.Optimizer], None] | None) -> None:
+    def __init__(self, step: Step, asked: Asked | None, packing: Packing | None = None) -> None:
         self._step = step
+        self._unpacked = None if packing is None else _replace_state_dict(packing)
         self._guards = asked is not None
         self._changed: list[tuple[Any, Any]] = []
         if asked is not None:
@@ -48,15 +52,29 @@ class Stepping:
         cell.cell_contents = step
 
     def close(self) -> None:
-        """Restore all step functions, and `Optimizer.state`."""
+        """Restore all step functions, `Optimizer.state` and `Optimizer.state_dict`."""
         for cell, before in self._changed:
             cell.cell_contents = before
         self._changed.clear()
         if self._guards:
             delattr(torch.optim.Optimizer, "state")
+        if self._unpacked is not None:
+            torch.optim.Optimizer.state_dict = self._unpacked  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _guard_states(asked: Callable[[torch.optim.Optimizer], None]) -> None:
+def _replace_state_dict(packing: Packing) -> Callable[[torch.optim.Optimizer], Packed]:
+    """Let `packing` answer `Optimizer.state_dict`. Returns what answered before."""
+    before = torch.optim.Optimizer.state_dict
+
+    @wraps(before)
+    def state_dict(optimizer: torch.optim.Optimizer) -> Packed:
+        return packing(optimizer, before)
+
+    torch.optim.Optimizer.state_dict = state_dict  # pyright: ignore[reportAttributeAccessIssue]
+    return before
+
+
+def _guard_states(asked: Asked) -> None:
     """Make `Optimizer.state` a property that calls `asked` before each read. The instances keep their states."""
 
     def get(optimizer: torch.optim.Optimizer) -> Any:

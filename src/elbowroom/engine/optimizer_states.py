@@ -3,15 +3,15 @@
 Note: [States away]
 A state that is away keeps its tensors and its storage. The storage has no bytes until they are back, and reading it
 would crash. So no code may reach it unnoticed. While a room is open, `Optimizer.state` is a property. Each read outside
-a part brings all states of that optimizer back first: by state_dict, pickle, deepcopy, or a look at one tensor. A state
-that other code still refers to when its part ends stays on the device. It leaves again once that reference is gone,
-when a later step begins or its part ends.
+a part brings all states of that optimizer back first: by pickle, deepcopy, or a look at one tensor. A state dict alone
+gets them on the host (state_dicts.py). A state that other code still refers to when its part ends stays on the device.
+It leaves again once that reference is gone, when a later step begins or its part ends.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any, final
 
@@ -24,6 +24,7 @@ from elbowroom.engine.executor import Executor
 from elbowroom.engine.gradients import Gradients
 from elbowroom.engine.optimizer_hooks import Stepping
 from elbowroom.engine.optimizer_parts import Found, InTurn, Portion, mapping_of, movable
+from elbowroom.engine.state_dicts import Lent, Packed, has_hooks, put_lent, with_lent
 from elbowroom.engine.storages import dtype_name
 from elbowroom.errors import TierFull
 from elbowroom.notices import Once, warn_once
@@ -61,12 +62,13 @@ class OptimizerStates:
         self._placed_for: StepPlan | None = None
         self._part = 0
         self._in_turn = InTurn(self._begin_part, self._end_part, self._step_whole)
+        self._packing = False
         self._once = Once()
         self._stepping: Stepping | None = None
 
     def open(self) -> None:
         """Install the hooks: wrap the steps of all optimizers that are met from now on."""
-        self._stepping = Stepping(self.step, self.bring_back)
+        self._stepping = Stepping(self.step, self.bring_back, self.packed)
 
     def meets(self, optimizer: torch.optim.Optimizer) -> None:
         """Wrap the step function of an optimizer that is about to step."""
@@ -140,6 +142,7 @@ class OptimizerStates:
                 for found, slot in zip(states, known.schedule.parts[self._part], strict=True):
                     if slot.n is not None:
                         self._leave(optimizer, found, slot.n)
+            self._away.show([each.storage for each in states])
             self._tick(ends=True)
         self._ended.append((weakref.ref(optimizer), portion, id(mapping_of(optimizer))))
         self._part += 1
@@ -222,31 +225,74 @@ class OptimizerStates:
 
     def bring_back(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Bring back all states of an optimizer, or of all optimizers. Does nothing inside a step in parts."""
-        if self._in_turn.inside or not self._owners:
+        if self._in_turn.inside or self._packing or not self._owners:
             return
         with self._conductor.aside():
-            for key, ref in list(self._owners.items()):
-                storage = self._away.entries[key].alive()
-                if storage is None:
-                    del self._away.entries[key], self._owners[key]
-                elif optimizer is None or ref() is optimizer:
+            for _, storage in self._away_of(optimizer):
+                self._arrive(storage)
+
+    def _away_of(self, optimizer: torch.optim.Optimizer | None) -> list[tuple[Hashable, torch.UntypedStorage]]:
+        """Return what is away of an optimizer, or of all, by its key. Forgets what is gone."""
+        found: list[tuple[Hashable, torch.UntypedStorage]] = []
+        for key, ref in list(self._owners.items()):
+            storage = self._away.entries[key].alive()
+            if storage is None:
+                del self._away.entries[key], self._owners[key]
+            elif optimizer is None or ref() is optimizer:
+                found.append((key, storage))
+        return found
+
+    def packed(self, optimizer: torch.optim.Optimizer, pack: Callable[[torch.optim.Optimizer], Packed]) -> Packed:
+        """Return the state dict of an optimizer. `pack` is torch's own function. See Note: [State dicts]."""
+        if self._in_turn.inside or self._packing or has_hooks(optimizer):
+            return pack(optimizer)
+        lent: dict[Hashable, torch.UntypedStorage] = {}
+        with self._conductor.aside():
+            self._executor.settle()
+            for key, storage in self._away_of(optimizer):
+                memory = self._away.lend(key)
+                if memory is None:
                     self._arrive(storage)
+                else:
+                    lent[key] = memory
+        self._packing = True
+        try:
+            return with_lent(pack(optimizer), lent) if lent else pack(optimizer)
+        finally:
+            self._packing = False
 
     def close(self) -> None:
         """Bring every state and gradient back, and close the executor.
+
+        A state that the device has no room for stays on the host: its optimizer has it there from now on.
 
         Raises:
             TierError: the bytes of some are lost; all others are back.
         """
         if self._stepping is not None:
             self._stepping.close()
-        of_gradients, of_states = self.gradients.close(), self._away.close()
+        left: dict[Hashable, torch.UntypedStorage] = {}
+        of_gradients, of_states = self.gradients.close(), self._away.close(left)
+        if left:
+            self._stay_on_host(left)
         self._in_turn.inside = False
         self._owners.clear()
         self._parts, self._ended, self._placed_for = [], [], None
         self._executor.close()
         if problem := of_gradients or of_states:
             raise problem
+
+    def _stay_on_host(self, left: Lent) -> None:
+        """Give the optimizers tensors on the host in place of those whose storages could not come back."""
+        for optimizer in {id(found): found for ref in self._owners.values() if (found := ref()) is not None}.values():
+            put_lent(mapping_of(optimizer), left)
+        warn_once(
+            self._once,
+            "left",
+            f"elbowroom: {format_bytes(sum(each.nbytes() for each in left.values()))} of optimizer states stay on the "
+            "host: the device has no room for them. A state dict has them. To train on without elbowroom, free memory "
+            "and load that state dict",
+        )
 
     def _warn(self, size_bytes: int) -> None:
         warn_once(

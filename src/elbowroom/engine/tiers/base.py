@@ -112,6 +112,30 @@ class Slot:
         self.home: Hashable = None
 
 
+@final
+class LentSlot(Slot):
+    """Slot in host memory that code outside has too: the tensors of a state dict lie on it.
+
+    It is ordinary memory, not page-locked. So a copy to it holds up the host until it has ended, and code that reads
+    it waits for no stream (CUDA Runtime API, "API synchronization behavior").
+
+    Args:
+        memory: the storage with its bytes.
+        home: see `Slot`.
+
+    Attributes:
+        address: address of the first byte.
+    """
+
+    __slots__ = ("address", "memory")
+
+    def __init__(self, memory: torch.UntypedStorage, home: Hashable) -> None:
+        super().__init__(0, memory.nbytes())
+        self.memory = memory
+        self.address = memory.data_ptr()
+        self.home = home
+
+
 class LowerTier(ABC):
     """Tier for storages that are away from the device.
 
@@ -150,6 +174,18 @@ class LowerTier(ABC):
 
         The transfer keeps the storage alive.
         """
+
+    def lend(self, slot: Slot, *, from_disk: bool) -> LentSlot | None:  # noqa: ARG002
+        """Move the bytes of a slot to host memory that code outside may have too.
+
+        Args:
+            slot: the slot; nothing is being written to it.
+            from_disk: whether to read what is on the disk; it stays there otherwise.
+
+        Returns:
+            The new slot; None if the bytes stay where they are.
+        """
+        return None
 
     def resize(self, storage: torch.UntypedStorage, size_bytes: int, home: Hashable) -> None:  # noqa: ARG002
         """Give a device storage new memory, of the stream `home` if there are streams. What it held is lost."""

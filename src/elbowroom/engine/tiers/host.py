@@ -26,7 +26,7 @@ from typing import Any, cast, final
 import torch
 
 from elbowroom.engine.tiers.arenas import Arenas, ArenaSlot
-from elbowroom.engine.tiers.base import LowerTier, Slot, Transfer
+from elbowroom.engine.tiers.base import LentSlot, LowerTier, Slot, Transfer
 from elbowroom.engine.tiers.streams import Streams
 from elbowroom.errors import UsageError
 from elbowroom.machine import TierName
@@ -134,7 +134,14 @@ class StreamedHostTier(LowerTier):
         return self.arenas.reserve(size_bytes)
 
     def release(self, slot: Slot) -> None:
-        self.arenas.release(cast("ArenaSlot", slot))
+        if not isinstance(slot, LentSlot):
+            self.arenas.release(cast("ArenaSlot", slot))
+
+    def lend(self, slot: Slot, *, from_disk: bool = False) -> LentSlot:  # noqa: ARG002 - it has no disk
+        self.streams.finish()  # copies from and to the slot
+        memory = cast("ArenaSlot", slot).memory.clone()
+        self.release(slot)
+        return LentSlot(memory.untyped_storage(), slot.home)
 
     def write(self, storage: torch.UntypedStorage, slot: Slot) -> Transfer:
         streams, own = self.streams, id(slot.home)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
+from mmap import mmap
 from typing import Any, ClassVar
 
 import torch
 
-from elbowroom.engine.tiers.arenas import ArenaSlot
-from elbowroom.engine.tiers.base import LowerTier, Slot, Transfer
+from elbowroom.engine.tiers.base import LentSlot, LowerTier, Slot, Transfer
 from elbowroom.engine.tiers.disk_pieces import DiskSlot
 from elbowroom.engine.tiers.host import StreamedHostTier
+from elbowroom.engine.tiers.ranges import whole_pages
 from elbowroom.engine.tiers.spillfile import SpillFile
 from elbowroom.engine.tiers.streams import Streams
 from elbowroom.errors import TierError, TierFull
 from elbowroom.machine import TierName
+
+POLL_S = 0.001
+"""Pause between two looks at whether a disk thread is done with a slot."""
 
 
 class BelowDevice(LowerTier):
@@ -89,10 +94,9 @@ class BelowDevice(LowerTier):
         """Reserve a slot in the file. Raises TierError."""
 
     def release(self, slot: Slot) -> None:
-        if type(slot) is ArenaSlot:
-            self._arenas.release(slot)
+        if not isinstance(slot, DiskSlot):
+            self.host.release(slot)
             return
-        assert isinstance(slot, DiskSlot), "there are two kinds of room"
         self._held_bytes -= slot.size_bytes
         with self._lock:
             slot.released = True
@@ -101,6 +105,22 @@ class BelowDevice(LowerTier):
     def _give_back(self, slot: DiskSlot) -> None:
         if slot.released and not slot.busy and self._file is not None:
             self._file.release(slot.within)
+
+    def lend(self, slot: Slot, *, from_disk: bool) -> LentSlot | None:
+        if not isinstance(slot, DiskSlot):
+            return self.host.lend(slot)
+        if not from_disk or self._file is None:
+            return None
+        self.streams.finish()
+        while slot.busy and self._error is None:
+            time.sleep(POLL_S)
+        if self._error is not None:
+            raise self._error
+        pages = mmap(-1, whole_pages(slot.size_bytes))
+        self._file.read(memoryview(pages), slot.offset)
+        memory = torch.frombuffer(pages, dtype=torch.uint8, count=slot.size_bytes).untyped_storage()
+        self.release(slot)
+        return LentSlot(memory, slot.home)
 
     def _no_longer_busy(self, slot: DiskSlot) -> None:
         with self._lock:
