@@ -104,3 +104,14 @@ def test_a_card_is_enough_from_the_first_step_on_or_refused_before_it(rig: Path,
     # and where the user chose fixed segments, these stay
     fixed = run(rig, tmp_path, capacity_bytes=sizes[0], variables=FIXED)
     assert (fixed.returncode, len(fixed.stdout.splitlines())) == (0, 9), fixed.stderr
+
+
+@pytest.mark.timeout(0)
+def test_a_step_that_is_not_the_captured_one_is_observed_and_planned_again(rig: Path, tmp_path: Path) -> None:
+    # given a script whose real steps save other sizes than those of its capture, as where it looks at a value
+    other = "import sys\nrows = 3072 if 'elbowroom.run.room' in sys.modules else 4096\nfor step"
+    script = SCRIPT.replace("for step", other).replace("torch.zeros(4096", "torch.zeros(rows")
+    # when
+    done = run(rig, tmp_path, script=script, capacity_bytes=round(0.85 * PLAIN_BYTES))
+    # then one step is not what its plan expects, and the training goes on
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 9), done.stderr

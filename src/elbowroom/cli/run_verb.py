@@ -79,6 +79,7 @@ def execute(arguments: argparse.Namespace) -> int:
     children = started.Children()
     with launch.as_python_would(command) as outcome, room as inside:
         outcome.room = inside
+        _run_of(inside).ends_process = True
         _check(inside, command, arguments.check)
         launch.execute(command, outcome)
     children.close()

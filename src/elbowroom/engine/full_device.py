@@ -78,8 +78,7 @@ class FullDevice:
             f"device {self._device}: given a budget of {format_bytes(budget_bytes)}. Memory ran out {where}.\n"
             f"{format_bytes(allocated_bytes)} were in use and {format_bytes(asked_bytes)} more were asked for, where "
             f"{format_bytes(free_bytes)} were left on the device.\nAt least {format_bytes(needed_bytes)} are needed: "
-            "take a smaller batch or input, or a larger budget or device.\n"
-            "`elbowroom run` plans before the first step, and says the least beforehand.",
+            "take a smaller batch or input, or a larger budget or device.",
             budget_bytes=budget_bytes,
             least_feasible_bytes=max(needed_bytes, budget_bytes + 1),
             counts_reserved=True,

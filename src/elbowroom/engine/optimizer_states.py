@@ -27,7 +27,7 @@ from elbowroom.engine.optimizer_parts import Found, InTurn, Portion, mapping_of,
 from elbowroom.engine.state_dicts import Lent, Packed, has_hooks, put_lent, with_lent
 from elbowroom.engine.storages import dtype_name
 from elbowroom.errors import TierFull
-from elbowroom.notices import Once, warn_once
+from elbowroom.notices import Once, warn, warn_once
 from elbowroom.torch_compat.core import storage_key
 from elbowroom.units import NONE, format_bytes
 
@@ -261,10 +261,13 @@ class OptimizerStates:
         finally:
             self._packing = False
 
-    def close(self) -> None:
+    def close(self, *, goes_on: bool = True) -> None:
         """Bring every state and gradient back, and close the executor.
 
         A state that the device has no room for stays on the host: its optimizer has it there from now on.
+
+        Args:
+            goes_on: whether the process may train on, so that this is worth a warning.
 
         Raises:
             TierError: the bytes of some are lost; all others are back.
@@ -274,7 +277,7 @@ class OptimizerStates:
         left: dict[Hashable, torch.UntypedStorage] = {}
         of_gradients, of_states = self.gradients.close(), self._away.close(left)
         if left:
-            self._stay_on_host(left)
+            self._stay_on_host(left, warns=goes_on)
         self._in_turn.inside = False
         self._owners.clear()
         self._parts, self._ended, self._placed_for = [], [], None
@@ -282,17 +285,16 @@ class OptimizerStates:
         if problem := of_gradients or of_states:
             raise problem
 
-    def _stay_on_host(self, left: Lent) -> None:
+    def _stay_on_host(self, left: Lent, *, warns: bool) -> None:
         """Give the optimizers tensors on the host in place of those whose storages could not come back."""
         for optimizer in {id(found): found for ref in self._owners.values() if (found := ref()) is not None}.values():
             put_lent(mapping_of(optimizer), left)
-        warn_once(
-            self._once,
-            "left",
-            f"elbowroom: {format_bytes(sum(each.nbytes() for each in left.values()))} of optimizer states stay on the "
-            "host: the device has no room for them. A state dict has them. To train on without elbowroom, free memory "
-            "and load that state dict",
-        )
+        if warns:
+            size_bytes = sum(each.nbytes() for each in left.values())
+            warn(
+                f"elbowroom: {format_bytes(size_bytes)} of optimizer states stay on the host: the device has no room "
+                "for them. A state dict has them. To train on without elbowroom, free memory and load that state dict"
+            )
 
     def _warn(self, size_bytes: int) -> None:
         warn_once(

@@ -198,7 +198,7 @@ class Learner:
         known = self._known.get(key)
         if key in self._unplanned:
             return None
-        if key in self._wanted and (not known or self._observations[key] < MAX_OBSERVATIONS):
+        if key in self._wanted and (not known or self._observations.get(key, 0) < MAX_OBSERVATIONS):
             return None
         if not known:
             return self._nearby.of(key) or self._of_scaled(key) or self._begins(key)

@@ -99,6 +99,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self.beforehand: Child | None = None
         self._levels: Levels | None = None
         self._refuses = False
+        self.ends_process = False
 
     # Life
 
@@ -164,7 +165,7 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._learner.layers.close()
             self._learner.close()
             with once:
-                self._states.close()
+                self._states.close(goes_on=not self.ends_process)
             self._observing.profile.go_on()
             self._executor.residence.close()
             self._moving(False)
