@@ -180,7 +180,7 @@ def _causes(problem: BaseException | None) -> Iterator[BaseException]:
 
 
 def _is_refused(problem: BaseException) -> bool:
-    if isinstance(problem, MemoryError):
+    if isinstance(problem, MemoryError | SystemError):  # what C code raises that forgets to say why it has no memory
         return True
     if isinstance(problem, TierFull):
         return problem.tier == "device"

@@ -154,13 +154,18 @@ class RunFigures:
 
     def summary(self) -> str:
         """Return what the run held, kept, swapped and recomputed, as lines of text."""
-        head = f"elbowroom: budget {format_bytes(self.budget_bytes)}"
+        head = f"elbowroom: budget {format_bytes(self.budget_bytes)}{self._of_margin()}"
         if not self._steps_ended:
             return f"{head}; no training step was seen"
         lines = [f"{head}; {self._steps_ended} steps, no plan yet"]
         if self._last is not None:
             lines = figures.summary(head, self.kinds, self._last, self.steps, self._steps_ended)
         return "\n".join([*lines, *self._may_move(), *figures.held(self), *self.kinds.lines()])
+
+    def _of_margin(self) -> str:
+        """Say how much of the margin that `auto` leaves the plans use."""
+        more_bytes = min(self.planned_peak_bytes, self._learner.limit_bytes) - self.budget_bytes
+        return f" and {format_bytes(more_bytes)} of the margin it leaves" if more_bytes > 0 else ""
 
     def _may_move(self) -> list[str]:
         """Return a line on the least size of storages that move, if some move and the user gave no `min_size`."""

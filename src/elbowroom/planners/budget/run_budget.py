@@ -301,9 +301,13 @@ def _of_everything(request: CourseRequest) -> PlanRequest:
 
 
 def _everything(request: CourseRequest) -> Plan:
-    """Return the plan that moves everything for as long as possible."""
+    """Return the plan that moves everything for as long as possible, whatever the device has."""
     ask = _asking(replace(request, asked=_of_everything(request)))
-    return ask.plan(request.machine.tiers[0].capacity_bytes)
+    try:
+        return ask.plan(request.machine.tiers[0].capacity_bytes)
+    except Infeasible as problem:
+        least_bytes = problem.least_feasible_bytes
+    return ask.plan(least_bytes)
 
 
 def exploring(request: CourseRequest) -> Course | None:
