@@ -25,7 +25,8 @@ def write(result: Result) -> None:
 def text_of(result: Result) -> str:
     """The section of the page."""
     ways = [way for way in WAYS if any(_of(found, way) for found in result["workloads"].values())]
-    return "\n".join([_head(result), "", *_rows(result, ways), "", *_failures(result, ways)])
+    failures = list(_failures(result, ways))
+    return "\n".join([_head(result), "", *_rows(result, ways), *(["", *failures] if failures else [])])
 
 
 def _head(result: Result) -> str:
@@ -57,7 +58,7 @@ def _rows(result: Result, ways: list[str]) -> Iterator[str]:
         for way, size_bytes in zip(ways, ours, strict=True):
             points = _of(found, way)
             above = f", {len(sweeps.failures_above(points))} of {len(points)}"
-            cells.append(_mib(size_bytes) + above if points else "not run")
+            cells.append((_mib(size_bytes) or "none") + above if points else "not run")
         known = [size_bytes for size_bytes in ours if size_bytes is not None]
         share = f"{min(known) / min(least.values()):.2f}" if known and least else ""
         yield f"| {WORKLOADS[name]} | {' | '.join(cells)} | {share} |"

@@ -62,7 +62,7 @@ def main() -> None:
         with er.within(spec["budget"], allow=MOVES, min_size=4096) as room:
             steps(5)
             written(optimizer, 0.25)
-            found["before"] = steps(2)
+            steps(2)
             packed = optimizer.state_dict()
             found["first"] = seen(packed)
             saved = io.BytesIO()
@@ -76,7 +76,7 @@ def main() -> None:
             found["loaded"] = seen(torch.load(io.BytesIO(saved.getvalue())))
             optimizer.load_state_dict(other)
             del other
-            found["after load"] = steps(2)
+            steps(2)
             found["swapped"] = sum(swap.tier == "host" for swap in room.plan.swaps) if room.plan else 0
             found["budget_bytes"] = run_of(room).budget_bytes
             if spec["capacity_bytes"]:

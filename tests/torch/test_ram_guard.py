@@ -141,6 +141,7 @@ def test_errors_that_are_not_for_lack_of_memory_stay_what_they_are(guard: RamGua
     assert guard.refusal(OSError(2, "no such file"), 1) is None
     assert guard.refusal(OSError(12, "cannot allocate memory"), 1) is not None
     assert guard.refusal(SystemError("error return without exception set"), 1) is not None
+    assert guard.refusal(SystemError("bad argument to internal function"), 1) is None
     assert guard.refusal(RuntimeError("could not execute a primitive"), 1) is not None  # oneDNN's words
     wrapped = ValueError("the trainer failed")
     wrapped.__cause__ = MemoryError()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from typing import final
 
 import torch
@@ -15,6 +15,9 @@ from elbowroom.engine.optimizer_parts import Found
 from elbowroom.errors import TierError
 from elbowroom.torch_compat.core import storage_key
 from elbowroom.units import NONE
+
+Loan = tuple[weakref.ref[torch.UntypedStorage], weakref.ref[torch.UntypedStorage]]
+"""A storage, and the host memory that was lent for it."""
 
 
 @final
@@ -33,12 +36,12 @@ class AwayParts:
         self.entries: dict[Hashable, StateEntry] = {}
         self.of_window: dict[int, StateEntry] = {}
         self._executor = executor
-        self._lent: dict[Hashable, weakref.ref[torch.UntypedStorage]] = {}
+        self._lent: dict[Hashable, Loan] = {}
 
     def leave(self, key: Hashable, found: Found, n: int, known: StepPlan | None) -> None:
         """Start to move a storage to a lower tier. `n` is its window in the plan, or NONE in an observed step."""
         to = None if known is None else known.tier_of.get(n)
-        entry = self._executor.leave(n, found.storage, to, self.lent(key))
+        entry = self._executor.leave(n, found.storage, to, self._lent_for(found.storage))
         self.entries[key] = entry
         if n != NONE:
             self.of_window[n] = entry
@@ -56,26 +59,29 @@ class AwayParts:
         """Return host memory with the bytes of a storage that is away; None if it cannot be had.
 
         For as long as somebody else has that memory, the storage leaves to it, so that it has the bytes of today.
+
+        Args:
+            key: the storage's key.
         """
-        memory = self._executor.lend(self.entries[key])
-        if memory is not None:
-            self._lent[key] = weakref.ref(memory)
+        entry = self.entries[key]
+        memory, storage = self._executor.lend(entry), entry.alive()
+        if memory is not None and storage is not None:
+            self._lent[key] = weakref.ref(storage), weakref.ref(memory)
         return memory
 
-    def lent(self, key: Hashable) -> torch.UntypedStorage | None:
+    def _lent_for(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
         """Return the host memory that somebody still has for a storage; None if nobody does."""
-        ref = self._lent.get(key)
-        memory = None if ref is None else ref()
-        if ref is not None and memory is None:
-            del self._lent[key]
-        return memory
+        found = self._lent.get(storage_key(storage))
+        # another storage may have got the key of one that is gone
+        return found[1]() if found is not None and found[0]() is storage else None
 
-    def show(self, storages: Iterable[torch.UntypedStorage]) -> None:
-        """Copy those that stay on the device to the memory that somebody still has for them."""
-        for storage in storages if self._lent else ():
-            key = storage_key(storage)
-            memory = None if key in self.entries else self.lent(key)
-            if memory is not None:
+    def show(self) -> None:
+        """Copy what is on the device to the memory that somebody still has for it."""
+        for key, (of_storage, of_memory) in list(self._lent.items()):
+            storage, memory = of_storage(), of_memory()
+            if storage is None or memory is None:
+                del self._lent[key]
+            elif key not in self.entries:
                 memory.copy_(storage)
 
     def close(self, left: dict[Hashable, torch.UntypedStorage] | None = None) -> TierError | None:

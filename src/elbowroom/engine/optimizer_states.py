@@ -110,7 +110,9 @@ class OptimizerStates:
 
     def step(self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Carry out an optimizer's step. `step` is the function of its class that does it; the rest are arguments."""
-        return self._in_turn.step(optimizer, step, args, kwargs, self._min_size_bytes if self.in_parts else None)
+        found = self._in_turn.step(optimizer, step, args, kwargs, self._min_size_bytes if self.in_parts else None)
+        self._away.show()
+        return found
 
     def _step_whole(self, optimizer: torch.optim.Optimizer) -> None:
         self.gradients.bring_back()
@@ -142,7 +144,6 @@ class OptimizerStates:
                 for found, slot in zip(states, known.schedule.parts[self._part], strict=True):
                     if slot.n is not None:
                         self._leave(optimizer, found, slot.n)
-            self._away.show([each.storage for each in states])
             self._tick(ends=True)
         self._ended.append((weakref.ref(optimizer), portion, id(mapping_of(optimizer))))
         self._part += 1
@@ -255,9 +256,11 @@ class OptimizerStates:
                     self._arrive(storage)
                 else:
                     lent[key] = memory
+        if not lent:
+            return pack(optimizer)
         self._packing = True
         try:
-            return with_lent(pack(optimizer), lent) if lent else pack(optimizer)
+            return with_lent(pack(optimizer), lent)
         finally:
             self._packing = False
 

@@ -180,8 +180,10 @@ def _causes(problem: BaseException | None) -> Iterator[BaseException]:
 
 
 def _is_refused(problem: BaseException) -> bool:
-    if isinstance(problem, MemoryError | SystemError):  # what C code raises that forgets to say why it has no memory
+    if isinstance(problem, MemoryError):
         return True
+    if isinstance(problem, SystemError):  # C code that got no memory, and did not say so
+        return "without" in str(problem)
     if isinstance(problem, TierFull):
         return problem.tier == "device"
     if isinstance(problem, OSError):

@@ -18,6 +18,8 @@ from elbowroom.engine.storages import storage_of
 from elbowroom.torch_compat.core import storage_key
 
 Packed = dict[str, Any]
+Packing = Callable[[torch.optim.Optimizer, Callable[[torch.optim.Optimizer], Packed]], Packed]
+"""Makes a state dict, given the optimizer and torch's own function."""
 Lent = Mapping[Hashable, torch.UntypedStorage]
 """Storage key -> host memory with its bytes."""
 
@@ -62,7 +64,3 @@ def _on_host(value: Any, lent: Lent) -> Any:
         return value
     found: Any = torch.empty(0, dtype=value.dtype)
     return found.set_(memory, value.storage_offset(), value.size(), value.stride())
-
-
-Packing = Callable[[torch.optim.Optimizer, Callable[[torch.optim.Optimizer], Packed]], Packed]
-"""Makes a state dict, given the optimizer and torch's own function."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -124,7 +125,7 @@ class Learner:
         self._background = BackgroundPlanner(None if held_to is None else held_to.apart)
         self._unplanned: set[Hashable] = set()
         self._refusals = Refusals()
-        self._observations: dict[Hashable, int] = {}
+        self._observations: Counter[Hashable] = Counter()
         self._wanted: dict[Hashable, UnknownKind] = {}
         self._reserved_more: dict[Hashable, int] = {}
         self._after: dict[Saved, Saved] = {}
@@ -198,7 +199,7 @@ class Learner:
         known = self._known.get(key)
         if key in self._unplanned:
             return None
-        if key in self._wanted and (not known or self._observations.get(key, 0) < MAX_OBSERVATIONS):
+        if key in self._wanted and (not known or self._observations[key] < MAX_OBSERVATIONS):
             return None
         if not known:
             return self._nearby.of(key) or self._of_scaled(key) or self._begins(key)
@@ -529,7 +530,7 @@ class Learner:
         self._seen(step)
         self.machine = with_rates_of(self.machine, step.happenings)
         self.kinds.recorded(key, step.peak_bytes, keeping_bytes(trace, self.machine))
-        self._observations[key] = self._observations.get(key, 0) + 1
+        self._observations[key] += 1
 
     def _learnt(self, key: Hashable, known: StepKind) -> None:
         """Replace what was known of the same kind."""

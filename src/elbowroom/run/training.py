@@ -69,7 +69,12 @@ LOOKS = 64
 
 @final
 class TrainingRun(RunFigures, Director, Conductor):
-    """Policy of a run, and its figures."""
+    """Policy of a run, and its figures.
+
+    Attributes:
+        beforehand: the child that plans for the script; None without one.
+        ends_process: whether the process ends with the run, as under `elbowroom run`: nothing trains on.
+    """
 
     def __init__(self, executor: Executor, learner: Learner, min_size_bytes: int) -> None:
         super().__init__(executor, learner)
