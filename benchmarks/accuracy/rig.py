@@ -84,7 +84,7 @@ def trained(spec: dict[str, Any]) -> tuple[VirtualDevice, list[int]]:
     torch.set_num_threads(1)
     env = spec["env"]
     marks: list[int] = []
-    # cuBLAS: the rig's handle of the backward thread is the one of the forward thread, as nothing ever runs there.
+    # Corpus: the rig's threads shared one cuBLAS handle when it was recorded (tests/data/rig/README.md).
     with VirtualDevice(machine_of(env), None, cudnn=cudnn_of(env), cublas_handles=1) as device:
         job = Job(spec)
         for _ in range(spec.get("steps", 3)):

@@ -99,7 +99,7 @@ def on_virtual(cases: dict[str, str], capability: int, multiprocessors: int) -> 
         multiprocessors=multiprocessors,
     )
     answer: Answer = {}
-    with VirtualDevice(machine, None, cudnn=CudnnModel(workspace=no_workspace), cublas_handles=1) as device:
+    with VirtualDevice(machine, None, cudnn=CudnnModel(workspace=no_workspace)) as device:
         ledger = device.ledger
         run_case("warm", WARM, lambda: 0)
         for name, code in cases.items():

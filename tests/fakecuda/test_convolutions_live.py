@@ -44,7 +44,7 @@ def test_a_training_with_trials_peaks_as_in_the_cuda_build(
     training = TRAINING.format(benchmark=benchmark)
     model = CudnnModel(workspace=lambda _: PassWorkspace(*[workspace_bytes] * 4))
 
-    with VirtualDevice(RIG, None, cudnn=model, cublas_handles=1) as device:
+    with VirtualDevice(RIG, None, cudnn=model) as device:
         exec(training, {})
     answer = estimate(device.trace(), RIG)
 

@@ -30,7 +30,7 @@ def test_streams_and_graphs_hold_what_they_hold_in_the_cuda_build(case: str) -> 
         "FAKECUDA_BACKING": "0",
     }
 
-    with VirtualDevice(RIG, None, cublas_handles=1):
+    with VirtualDevice(RIG, None):
         found = graphs.CASES[case]()
 
     command = [str(rig / "fake_torch.sh"), graphs.__file__, case]

@@ -26,7 +26,7 @@ def test_a_tensor_parallel_training_peaks_as_in_the_cuda_build(processes: int, h
     if rig is None:
         pytest.skip("ELBOWROOM_RIG is not set: no rig with the CUDA build of PyTorch")
 
-    with VirtualDevice(RIG, None, cublas_handles=1):
+    with VirtualDevice(RIG, None):
         found = parallel.trained(processes, how.split(","))
 
     assert found == _on_rig(rig, processes, how)
@@ -40,7 +40,7 @@ def test_a_tensor_parallel_training_under_autocast_peaks_nearly_as_in_the_cuda_b
     if rig is None:
         pytest.skip("ELBOWROOM_RIG is not set: no rig with the CUDA build of PyTorch")
 
-    with VirtualDevice(RIG, None, cublas_handles=1):
+    with VirtualDevice(RIG, None):
         found = parallel.trained(2, ["autocast"])
 
     for ours, theirs in zip(found, _on_rig(rig, 2, "autocast"), strict=True):

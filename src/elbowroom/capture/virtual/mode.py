@@ -352,9 +352,9 @@ class VirtualMode(DispatchMode):
         self.ledger.streams.step()
         self.plausible.step()
 
-    def blas(self) -> None:
-        """Note that an op uses a cuBLAS handle, whose first use makes its workspace."""
-        self._blas.asked(self.ledger, in_backward())
+    def blas(self, *, lt: bool = False) -> None:
+        """Note that an op uses a cuBLAS handle, whose first use makes its workspace; by cuBLASLt if `lt`."""
+        self._blas.asked(self.ledger, in_backward(), lt)
 
     def from_engine(self) -> bool:
         """Return whether the present op comes from the autograd engine itself, not from code it runs, as DTensor's."""

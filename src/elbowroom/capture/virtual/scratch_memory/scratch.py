@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 aten: Any = torch.ops.aten
 Results = list[torch.Tensor]
 Rule = Callable[["ScratchCall"], None]
+LT_BYTES = 2**20
+"""Of cuBLASLt's workspace (CUDABlas.cpp; rig)."""
 
 
 @final
@@ -130,8 +132,8 @@ class ScratchCall:
             self._mode.ledger.scratch(kept_bytes, "workspace")
 
     def lt(self) -> None:
-        """Note that the op uses cuBLASLt, whose first use on a stream makes a workspace that stays."""
-        self.once(f"cublasLt {self._mode.ledger.streams.current()}", 0, 2**20)
+        """Note that the op uses cuBLASLt, whose first use of a handle on a stream makes a workspace that stays."""
+        self._mode.blas(lt=True)
 
     def unsupported(self, what: str) -> None:
         """Add a remark that something is not, or not wholly, followed."""
@@ -156,14 +158,19 @@ class BlasWorkspaces:
 
     def __init__(self, settings: ModelledDevice) -> None:
         self._settings = settings
-        self._have: set[tuple[int, int]] = set()
+        self._have: set[tuple[int, int, bool]] = set()
 
-    def asked(self, ledger: Ledger, backward: bool) -> None:
-        """Note the use of a handle: of backward's thread if `backward`."""
+    def asked(self, ledger: Ledger, backward: bool, lt: bool) -> None:
+        """Note the use of a handle: of backward's thread if `backward`, and by cuBLASLt if `lt`."""
         handle = min(int(backward), self._settings.cublas_handles - 1), ledger.streams.current()
-        if handle not in self._have:
-            self._have.add(handle)
-            ledger.scratch(self._settings.cublas_bytes, "workspace")
+        self._made(ledger, (*handle, False), self._settings.cublas_bytes)
+        if lt:
+            self._made(ledger, (*handle, True), LT_BYTES)
+
+    def _made(self, ledger: Ledger, key: tuple[int, int, bool], size_bytes: int) -> None:
+        if key not in self._have:
+            self._have.add(key)
+            ledger.scratch(size_bytes, "workspace")
 
 
 def allocate(mode: VirtualMode, func: Any, args: Any, kwargs: Any, results: Results) -> None:
