@@ -12,7 +12,7 @@ import torch
 
 from elbowroom.allocator.blocks import SEGMENT_BYTES
 from elbowroom.allocator.settings import set_in
-from elbowroom.engine.full_device import FullDevice
+from elbowroom.engine.full_device import FullDevice, asked_bytes
 from elbowroom.engine.residence import Residence, SoFar
 from elbowroom.engine.tiers.arenas import Arenas, cuda_pinning
 from elbowroom.engine.tiers.host import StreamedHostTier
@@ -139,6 +139,13 @@ class CudaResidence(Residence):
 
     def refusal(self, problem: BaseException, budget_bytes: int, where: str) -> Infeasible | None:
         return self._full.refusal(problem, budget_bytes, where)
+
+    @property
+    def refuses(self) -> bool:
+        return True
+
+    def asked_bytes(self, problem: BaseException) -> int | None:
+        return asked_bytes(problem)
 
     def _reserved(self, which: str) -> int:
         return (

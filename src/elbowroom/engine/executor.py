@@ -22,7 +22,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import final
 from weakref import ref
@@ -47,6 +47,9 @@ class Executor:
         tier: the tier that they go to.
         residence: returns freed device memory to the system.
         device: the device that they leave.
+
+    Attributes:
+        make_room: frees about so many bytes, if the device has no room for what comes back. Returns whether it did.
     """
 
     def __init__(self, tier: LowerTier, residence: Residence | None = None, device: torch.device = CPU) -> None:
@@ -61,6 +64,7 @@ class Executor:
         self._writes_reaped = 0
         self._released: deque[Entry] = deque()
         self._lock = threading.Lock()
+        self.make_room: Callable[[int], bool] = lambda _: False
 
     @property
     def lost(self) -> bool:
@@ -130,6 +134,11 @@ class Executor:
         if self._counts:
             self.residence.look()
 
+    @property
+    def writes(self) -> bool:
+        """Whether a write is under way."""
+        return bool(self._writes)
+
     def settle(self) -> None:
         """Wait for every write under way."""
         self.writes_done(self._writes_reaped + len(self._writes))
@@ -190,6 +199,15 @@ class Executor:
 
     def bring_back(self, entry: Entry) -> None:
         """Start the swap back of an entry, unless its bytes are still on the device."""
+        while True:
+            try:
+                return self._bring_back(entry)
+            except RuntimeError as problem:
+                asked_bytes = self.residence.asked_bytes(problem)
+                if asked_bytes is None or not self.make_room(asked_bytes):
+                    raise
+
+    def _bring_back(self, entry: Entry) -> None:
         with self._lock:
             storage = entry.held()
             if entry.handles == 0 or entry.place is RETURNING:

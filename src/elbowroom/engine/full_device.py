@@ -22,6 +22,12 @@ LITTLE_BYTES = 32 << 20
 _ASKED = re.compile(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)")
 
 
+def asked_bytes(problem: BaseException) -> int | None:
+    """Return the bytes that were asked for, if this error says that a CUDA device did not have them; else None."""
+    found = _ASKED.search(str(problem)) if isinstance(problem, torch.OutOfMemoryError) else None
+    return None if found is None else parse_bytes(f"{found[1]}{found[2].replace('bytes', 'B')}")
+
+
 @final
 class FullDevice:
     """What others held on a CUDA device when a run began.
@@ -50,33 +56,32 @@ class FullDevice:
             budget_bytes: the budget of the run.
             where: the place in the training, in words.
         """
-        found = _ASKED.search(str(problem)) if isinstance(problem, torch.OutOfMemoryError) else None
-        if found is None:
+        wanted_bytes = asked_bytes(problem)
+        if wanted_bytes is None:
             return None
         taken_bytes = self._others_bytes() - self._before_bytes
-        asked_bytes = parse_bytes(f"{found[1]}{found[2].replace('bytes', 'B')}")
         own_bytes = self._own_bytes()
         room_bytes = own_bytes + torch.cuda.mem_get_info(self._device)[0]
-        if taken_bytes < LITTLE_BYTES or own_bytes + asked_bytes > budget_bytes:
-            return self._too_little(asked_bytes, budget_bytes, where)
+        if taken_bytes < LITTLE_BYTES or own_bytes + wanted_bytes > budget_bytes:
+            return self._too_little(wanted_bytes, budget_bytes, where)
         return Infeasible(
             f"device {self._device}: given a budget of {format_bytes(budget_bytes)}, of which the run holds "
-            f"{format_bytes(own_bytes)}.\nIt asked for {format_bytes(asked_bytes)} more, which are not there: others "
+            f"{format_bytes(own_bytes)}.\nIt asked for {format_bytes(wanted_bytes)} more, which are not there: others "
             f"took {format_bytes(taken_bytes)} of the device since the run began.\nEnd what else runs there "
             f"(nvidia-smi), or start again with a budget of {format_bytes(room_bytes)} or less.",
             budget_bytes=budget_bytes,
-            least_feasible_bytes=own_bytes + asked_bytes,
+            least_feasible_bytes=own_bytes + wanted_bytes,
             counts_reserved=True,
         )
 
-    def _too_little(self, asked_bytes: int, budget_bytes: int, where: str) -> Infeasible:
+    def _too_little(self, wanted_bytes: int, budget_bytes: int, where: str) -> Infeasible:
         """Return the refusal if nobody else is in the way."""
         allocated_bytes = torch.cuda.memory_allocated(self._device)
-        needed_bytes = allocated_bytes + asked_bytes
+        needed_bytes = allocated_bytes + wanted_bytes
         free_bytes = torch.cuda.mem_get_info(self._device)[0]
         return Infeasible(
             f"device {self._device}: given a budget of {format_bytes(budget_bytes)}. Memory ran out {where}.\n"
-            f"{format_bytes(allocated_bytes)} were in use and {format_bytes(asked_bytes)} more were asked for, where "
+            f"{format_bytes(allocated_bytes)} were in use and {format_bytes(wanted_bytes)} more were asked for, where "
             f"{format_bytes(free_bytes)} were left on the device.\nAt least {format_bytes(needed_bytes)} are needed: "
             "take a smaller batch or input, or a larger budget or device.",
             budget_bytes=budget_bytes,

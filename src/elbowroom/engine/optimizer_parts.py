@@ -75,7 +75,7 @@ def portions_of(
     if max(sizes, default=0) < min_size_bytes:
         return []
     if not _each_by_itself(optimizer, step):
-        return [Portion(tuple((group, list(group["params"])) for group in optimizer.param_groups), all=True)]
+        return [whole(optimizer)]
     most, found, held = max(sum(sizes) // PARTS, min_size_bytes), list[Portion](), 0
     begin = 0
     for i, size in enumerate(sizes):
@@ -85,6 +85,11 @@ def portions_of(
         held += size
     found.append(_portion(groups[begin:], all=begin == 0))
     return found
+
+
+def whole(optimizer: torch.optim.Optimizer) -> Portion:
+    """Return all parameters of an optimizer as one part."""
+    return Portion(tuple((group, list(group["params"])) for group in optimizer.param_groups), all=True)
 
 
 def _each_by_itself(optimizer: torch.optim.Optimizer, step: Any) -> bool:

@@ -23,7 +23,7 @@ from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.gradients import Gradients
 from elbowroom.engine.optimizer_hooks import Stepping
-from elbowroom.engine.optimizer_parts import Found, InTurn, Portion, mapping_of, movable
+from elbowroom.engine.optimizer_parts import Found, InTurn, Portion, mapping_of, movable, whole
 from elbowroom.engine.state_dicts import Lent, Packed, has_hooks, put_lent, with_lent
 from elbowroom.engine.storages import dtype_name
 from elbowroom.errors import TierFull
@@ -65,6 +65,7 @@ class OptimizerStates:
         self._packing = False
         self._once = Once()
         self._stepping: Stepping | None = None
+        self._met: list[weakref.ref[torch.optim.Optimizer]] = []
 
     def open(self) -> None:
         """Install the hooks: wrap the steps of all optimizers that are met from now on."""
@@ -74,6 +75,8 @@ class OptimizerStates:
         """Wrap the step function of an optimizer that is about to step."""
         if self._stepping is not None:
             self._stepping.meets(optimizer)
+            if all(ref() is not optimizer for ref in self._met):
+                self._met.append(weakref.ref(optimizer))
 
     # Steps of optimizers
 
@@ -186,17 +189,20 @@ class OptimizerStates:
                     self._leave(optimizer, found, slot.n)
         self._executor.settle()
 
-    def leave_between_steps(self) -> None:
-        """Move out all states that may leave, as what runs now is no step. The next step places them for its plan."""
-        if self._in_turn.inside:
-            return
+    def leave_now(self) -> bool:
+        """Move out all states that may leave: those that no part of an optimizer's step uses now.
+
+        The next step places them for its plan. Returns whether any left.
+        """
+        if self._in_turn.inside or self._packing:
+            return False
+        before = len(self._owners)
         with self._conductor.aside():
-            for ref, portion, _ in self._ended or self._parts:
-                optimizer = ref()
-                if optimizer is not None:
-                    here = self._movable(optimizer, portion)
-                    self._leave_all(optimizer, [each for each in here if storage_key(each.storage) not in self._owners])
+            for optimizer in [found for ref in self._met if (found := ref()) is not None]:
+                here = self._movable(optimizer, whole(optimizer))
+                self._leave_all(optimizer, [each for each in here if storage_key(each.storage) not in self._owners])
         self._placed_for = None
+        return len(self._owners) > before
 
     def _leave_all(self, optimizer: torch.optim.Optimizer, states: list[Found]) -> None:
         """Move all states of a part out, as far as there is room, and wait for the writes. For observed steps."""

@@ -126,6 +126,13 @@ class RamGuard:
                 _on.remove(self)
             _set_soft(soft_bytes, hard_bytes)
 
+    def asked_bytes(self, problem: BaseException) -> int | None:
+        """Return the bytes that were asked for, if this error says that they were refused; None for any other error."""
+        if not _is_refused(problem):
+            return None
+        found = _ASKED.search(str(problem))
+        return int(found[1]) if found else KEPT_BYTES
+
     def refusal(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:
         """Return what to raise for an error that a refused request for memory caused; None for any other error.
 

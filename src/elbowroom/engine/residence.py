@@ -225,6 +225,15 @@ class Residence(ABC):
         """
         return None
 
+    @property
+    def refuses(self) -> bool:
+        """Whether the device refuses memory with an error that `asked_bytes` knows."""
+        return False
+
+    def asked_bytes(self, problem: BaseException) -> int | None:  # noqa: ARG002
+        """Return the bytes that were asked for, if this error says that the device did not have them; else None."""
+        return None
+
     def is_short(self, peak_bytes: int) -> bool:  # noqa: ARG002 - for devices without a hard limit
         """Return whether a step that holds `peak_bytes` of storages comes near a hard limit."""
         return False
@@ -298,6 +307,13 @@ class RamResidence(Residence):
             return False
         self._guard.follow(now=True)  # the limit may have been lowered since
         return self._guard.left_bytes() < 2 * peak_bytes
+
+    @property
+    def refuses(self) -> bool:
+        return self._guard is not None
+
+    def asked_bytes(self, problem: BaseException) -> int | None:
+        return None if self._guard is None else self._guard.asked_bytes(problem)
 
     def close(self) -> None:
         if self._guard is not None:

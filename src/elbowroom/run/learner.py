@@ -31,6 +31,7 @@ from elbowroom.run.recompute.call_recorder import Calls
 from elbowroom.run.recompute.controller import Recomputing
 from elbowroom.run.recompute.planning import Planned
 from elbowroom.run.refusals import Refusals
+from elbowroom.run.run_warnings import warn_unplanned
 from elbowroom.run.similar_shapes import Nearby, Target
 from elbowroom.run.step_kinds import Saved, StepKind, UnknownKind, known_of
 from elbowroom.run.step_planning import (
@@ -86,6 +87,7 @@ class Learner:
         min_size_bytes: smaller storages stay.
         follows: whether `min_size_bytes` follows from the budget.
         frugal: the policy for steps without a plan.
+        held_within: whether a caching allocator has held the budget in all steps so far.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class Learner:
         self.layers = layers
         self.kinds = Kinds()
         self.frugal = Frugal()
+        self.held_within: Callable[[], bool] = lambda: False
         self._unmet: dict[Hashable, Trace] = {}
         self._explored: set[Hashable] = set()
         self._met: set[Hashable] = set()
@@ -425,14 +428,23 @@ class Learner:
 
     def _goes_unplanned(self, key: Hashable, why: str) -> None:
         """Follow no plan in steps of this signature from now on: they can do with what the first one had."""
-        assert self._held_to is not None, "the training need not fit otherwise"
-        self._held_to.is_short(why)
+        if self._held_to is not None:
+            self._held_to.is_short(why)
+        else:
+            warn_unplanned(self._once, self.kinds.of(key).inputs, self.budget_bytes)
         self._unplanned.add(key)
         self._known.pop(key, None)
+        self.kinds.of(key).planned_peak_bytes = 0
 
-    def _limit_decides(self) -> bool:
-        """Whether a hard limit set the budget. A step without a plan holds as little as it can, so none is refused."""
-        return self._given is None and self._held_to is not None and self._held_to.sets(self.budget_bytes)
+    def _need_no_plan(self) -> bool:
+        """Whether steps that no plan holds go on without one, and are not refused.
+
+        A step without a plan holds as little as it can. So it goes on where a hard limit set the budget, and where such
+        a step has held the budget.
+        """
+        if self._given is not None:
+            return False
+        return self.held_within() if self._held_to is None else self._held_to.sets(self.budget_bytes)
 
     def _hold(self, peak_bytes: int, *, planned: bool) -> None:
         """Set the budget to what a hard limit leaves, after a recorded step in which storages held `peak_bytes`."""
@@ -508,7 +520,7 @@ class Learner:
         if refused.least_bytes:
             self._refusals.note(key, refused.least_bytes)
         if not may_wait:
-            if self._limit_decides():
+            if self._need_no_plan():
                 self._goes_unplanned(key, "no plan holds steps")
                 return
             found = refused.explained()
@@ -626,7 +638,7 @@ class Learner:
             try:
                 return self._follows(key, made())
             except (Infeasible, MemoryError):
-                if not self._limit_decides():
+                if not self._need_no_plan():
                     raise
             if known is None:
                 self._goes_unplanned(key, "no plan holds steps")

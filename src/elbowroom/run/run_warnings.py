@@ -36,6 +36,17 @@ STAYS = (
 OBSERVED_AGAIN = "the rest of the step is swapped whole, and the next such step is observed again"
 
 
+def warn_unplanned(once: Once, inputs: str, budget_bytes: int) -> None:
+    """Warn once per run that steps with these inputs follow no plan, as none is within the budget."""
+    warn_once(
+        once,
+        "unplanned",
+        f"elbowroom: no plan that was simulated holds steps of {inputs} within {format_bytes(budget_bytes)}, and steps "
+        "without one have held it so far: storages leave in each of them as early as they can, and come back where "
+        "they are read. A larger budget makes it faster",
+    )
+
+
 @final
 class Surprises:
     """Warns once per run of each sort of surprise."""

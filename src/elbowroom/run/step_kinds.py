@@ -89,6 +89,7 @@ class StepKind:
         tier_of: window -> the tier that it goes to; windows are those of saves and of optimizer states.
         turns: what to do with each save.
         begun: whether a step of this kind has begun.
+        ran: number of steps that were of this kind, and followed it to their ends.
         begins_empty: whether the last one began with an empty cache, as another kind's step came before it.
         shared: whether slightly smaller steps follow its plan: see similar_shapes.py.
         is_captured: whether its trace is a capture of the script: Note: [Beforehand] in beforehand.py.
@@ -109,6 +110,7 @@ class StepKind:
     chosen: Choices = field(default_factory=dict[str, list[Chosen]])
     seen: Seen = field(default_factory=Seen)
     begun: bool = False
+    ran: int = 0
     begins_empty: bool = False
     shared: bool = False
     is_captured: bool = False

@@ -41,6 +41,7 @@ from elbowroom.capture.recording.recorder import Recorder, live_ram_bytes
 from elbowroom.engine.conductor import Conductor
 from elbowroom.engine.entries import Entry, Observer
 from elbowroom.engine.executor import Executor
+from elbowroom.engine.op_retries import OpRetries
 from elbowroom.engine.optimizer_states import OptimizerStates
 from elbowroom.engine.saved_tensors import Director, Handle, Hooks
 from elbowroom.engine.storages import dtype_name
@@ -52,7 +53,8 @@ from elbowroom.run.allocator_limit import AllocatorLimit
 from elbowroom.run.beforehand import Child, Verdict
 from elbowroom.run.hook_sampling import Unhooked
 from elbowroom.run.kind_totals import beyond
-from elbowroom.run.learner import Learner
+from elbowroom.run.learner import SURE_SHARE, Learner
+from elbowroom.run.making_room import MakingRoom
 from elbowroom.run.recompute.in_step import StepRecomputes
 from elbowroom.run.run_figures import RunFigures
 from elbowroom.run.run_warnings import NO_STEP, Surprises
@@ -62,7 +64,10 @@ from elbowroom.run.step_plan import Following
 from elbowroom.run.unrecorded import Levels
 from elbowroom.step.schedule import Action
 from elbowroom.torch_compat.core import in_backward, keywords_of_call, never_compiled
+from elbowroom.units import format_bytes
 
+SURE_STEPS = 2
+"""Steps of a kind under its plan after which it is sure what they hold, unless they begin with more."""
 LOOKS = 64
 """A step without a plan looks at what it holds each time that 1/LOOKS of its budget was saved or read."""
 
@@ -94,13 +99,17 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._left_beyond, self._begins_plan = 0, False
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._states = OptimizerStates(executor, self, min_size_bytes)
+        self._room = MakingRoom(executor, self._states)
+        self._retries = OpRetries(self.device, executor.residence.asked_bytes, self._make_room)
+        executor.make_room = self._make_room
+        learner.held_within = lambda: 0 < executor.residence.most_bytes() <= learner.limit_bytes
         self._following = Following(executor, self._recomputes, self._states.entry_of)
         self._limit = AllocatorLimit(executor.residence, self._surprises)
         self._unhooked = Unhooked(self._hooks, executor.residence, lambda: learner.budget_bytes)
         self._root_hook = ModuleHooks(self._on_root)
         self._watch: OptimizerWatch | None = None
         self._updates = ParameterUpdates()
-        self._in_optimizer = self._just_stopped = False
+        self._in_optimizer = self._just_stopped = self._void = False
         self.beforehand: Child | None = None
         self._levels: Levels | None = None
         self._refuses = False
@@ -165,6 +174,7 @@ class TrainingRun(RunFigures, Director, Conductor):
                 warn(NO_STEP)
         finally:
             self._running = False
+            self._retries.turn(on=False)
             LOGGER.info("elbowroom: a run ended after %d steps; passed: %s", self._steps_ended, dict(self.passed))
             self._limit.lift()
             self._learner.layers.close()
@@ -198,6 +208,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._states.end_step()
         self._limit.lift()
         self._end_ns = time.perf_counter_ns()
+        self._retries.turn(on=self._is_tight(self._current))
         self._await_root()
 
     # Steps
@@ -227,7 +238,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._makes_room = True
         self._executor.settle()
         if last.in_parts:
-            self._states.leave_between_steps()
+            self._states.leave_now()
         self._executor.residence.empty()
 
     def _updated(self) -> bool:
@@ -246,14 +257,28 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._ends_here()
         self._end_step()
 
+    def _make_room(self, asked_bytes: int) -> bool:
+        """Move out what idles: memory ran out. Returns whether there is more room now. See Note: [Out of memory]."""
+        with self.aside():
+            made = self._room.make(asked_bytes, in_optimizer=self._in_optimizer)
+        if made and self._running and not self._optimizer_ran:
+            self._states.in_parts = self._learner.in_parts
+            if self._current is not None:
+                self.surprised_by(f"memory ran out by up to {format_bytes(asked_bytes)}, so what idled has left")
+            elif not self._void:
+                self._void = self._recorder is not None  # it has the first try too
+                self._watch_levels()
+        return made
+
     def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
         known = self._learner.expected(key)
+        self._retries.turn(on=False)  # its own work before the step needs none
         self._await_updates(root)
         others = key != self._key or known is not self._last
         self._running, self._key, self._current, self._makes_room = True, key, known, False
         self._saved = []
         self._mismatches = self._optimizer_steps = self._left_beyond = 0
-        self._recording = None
+        self._recording, self._void = None, False
         self._begin_memory(known, others=others)
         if known is None or self._records(known):
             self._executor.settle()  # so that the recording has the transfers of this step alone
@@ -277,10 +302,34 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._states.begin_step()
         if known is not None:
             self._limit.begin(known, self._learner.limit_bytes)
+        self._guards(on=self._is_unsure(known))
         plain = known is not None and known.runs_as_ever and self._recorder is None and self._learner.only(key)
-        plain = plain and not self._root_hook.installed
+        plain = plain and not (self._root_hook.installed or self._retries.on)
         self._unhooked.begin(known, details, plain=plain)
         self._begin_ns = time.perf_counter_ns()
+
+    def _is_unsure(self, known: StepKind | None) -> bool:
+        """Return whether a step of this kind may hold more than its plan says, and more than there is."""
+        if not self._is_tight(known):
+            return False
+        if known is None or known.shared or known.ran < SURE_STEPS:
+            return True
+        if not known.course.begins_bytes:
+            return False
+        more_bytes = self._executor.residence.allocated_bytes() - known.course.begins_bytes
+        return known.course.peak_bytes + more_bytes > self._learner.limit_bytes
+
+    def _is_tight(self, known: StepKind | None) -> bool:
+        """Return whether a step of this kind takes nearly all that there is, as far as that is known."""
+        if not self._executor.residence.refuses:
+            return False
+        return known is None or known.course.peak_bytes > SURE_SHARE * self._learner.limit_bytes
+
+    def _guards(self, *, on: bool) -> None:
+        """Say whether ops that get no memory run again from now on, and what saves stay is to be known for that."""
+        self._room.begin_step()
+        self._retries.turn(on=on)
+        self._now_watched()
 
     def _begin_frugal(self, key: Hashable, root: torch.nn.Module | None) -> None:
         """Begin a step without a plan."""
@@ -352,7 +401,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         is_new, known.begun = not known.begun, True
         made_states = known.is_captured and self._steps_ended == 1
         if known.in_parts and known.moves and known.machine.allocator != "exact" and (is_new or made_states):
-            self._states.leave_between_steps()  # its plan was simulated with them side by side
+            self._states.leave_now()  # its plan was simulated with them side by side
         if is_new or made_states:
             residence.empty()
         else:
@@ -403,6 +452,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         without, was = self._unhooked.without, self._current
         saved = was.schedule.saved if without and was is not None else tuple(self._saved)
         self._current = self._learner.ended(self._key, was, saved)
+        if was is not None and was is self._current:
+            was.ran += 1
         if excess_bytes := self._unhooked.ended(self._current):
             self._mismatches += 1
             self._surprises.memory(excess_bytes)
@@ -454,6 +505,9 @@ class TrainingRun(RunFigures, Director, Conductor):
         except BaseException:
             self._drop_recording()
             raise
+        if self._void:
+            self._drop_recording()
+            return None
         self._records_no_more()
         return self._learner.read(self._key, recorder)
 
@@ -523,8 +577,9 @@ class TrainingRun(RunFigures, Director, Conductor):
         self.passed[self._surprises.stays(tensor, self.device)] += 1
 
     def handled(self, handle: Handle) -> None:
-        """Pass a handle of a saved tensor on to the observer. See Director."""
+        """Pass a handle of a saved tensor on to those that may move its storage later. See Director."""
         self._observing.handled(handle)
+        self._room.handled(handle)
 
     def before_read(self, entry: Entry) -> None:
         """Act as planned before this saved tensor is read."""
@@ -540,7 +595,7 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def _now_watched(self) -> None:
         self.watched = self._recorder is not None or self._recomputes.records_calls
-        self.observes = self._current is None
+        self.observes = self._current is None or self._retries.on
 
     def aside(self) -> AbstractContextManager[None]:
         """Return a context for our own work, which is not recorded. See Director."""
@@ -563,7 +618,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._current = None
         self._differs()
         self._mismatches += 1
-        self._drop_recording()
+        self._void = self._recorder is not None  # the profiler cannot end in backward, nor while an op runs
         self._watch_levels()
         self._learner.surprised(self._key, tuple(self._saved))
         self._surprises.differs(what)
@@ -580,6 +635,9 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._watch_levels()
         self._learner.surprised(self._key, tuple(self._saved))
         self._surprises.save(n, expected, self._saved[n])
+        if self._executor.residence.refuses and not in_backward():
+            self._retries.turn(on=True)
+            self._now_watched()
 
     def _differs(self) -> None:
         """Stop following the plan: from here on this step is not the one that it was made for."""

@@ -15,37 +15,49 @@ from typing import Any
 import torch
 
 from elbowroom.torch_compat.core import overload_of
+from elbowroom.torch_compat.operators import operator
 
 
 class OperatorWatcher:
     """Calls `seen(op, args, kwargs)` in place of each operator that is not composed of others, while it is `on`.
 
     Its kernels stay registered until the process ends. Nothing dispatches to them while it is off. A process can have
-    only one watcher, as there is one such key.
+    one watcher for each such key.
 
     Each operator has a kernel of its own. The fallback serves operators that are registered later. It cannot serve a
     call under a dispatch mode or with a tensor that has `__torch_dispatch__`: for these torch looks the Python kernel
     of the operator up, and a fallback is none (PythonKernelHolder in torch/csrc/utils/python_dispatch.cpp).
+
+    Args:
+        passes: tells of a schema whether its operator is not watched.
+        key: the dispatch key.
+        later: whether operators that are registered later are watched.
     """
 
-    def __init__(self, composed: Any) -> None:
-        key = "TESTING_ONLY_GenericMode"
+    def __init__(
+        self, passes: Callable[[Any], bool], key: str = "TESTING_ONLY_GenericMode", *, later: bool = True
+    ) -> None:
         self._key = torch._C._dispatch_key_parse(key)
         self._libraries: dict[str, Any] = {"_": torch.library.Library("_", "IMPL")}
-        self._libraries["_"].fallback(self._called, key)
+        self._libraries["_"].fallback(self._called if later else torch.library.fallthrough_kernel, key)
         self.seen: Any = None
         for schema in torch._C._jit_get_all_schemas():
             name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
             if not schema.name.startswith("prim") and torch._C._dispatch_has_kernel(name):
-                kernel = torch.library.fallthrough_kernel if composed(schema) else self._kernel(schema)
+                kernel = torch.library.fallthrough_kernel if passes(schema) else self._kernel(schema)
                 space = schema.name.partition("::")[0]
                 if space not in self._libraries:
                     self._libraries[space] = torch.library.Library(space, "IMPL")
                 self._libraries[space].impl(name, kernel, key)
 
+    @property
+    def on(self) -> bool:
+        """Whether this thread is watched."""
+        return torch._C._dispatch_tls_is_dispatch_key_included(self._key)
+
     def turn(self, *, on: bool) -> bool:
         """Turn watching of this thread on or off. Returns whether it was on before."""
-        before = torch._C._dispatch_tls_is_dispatch_key_included(self._key)
+        before = self.on
         torch._C._dispatch_tls_set_dispatch_key_included(self._key, on)
         return before
 
@@ -60,6 +72,35 @@ class OperatorWatcher:
 
     def _called(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         return self.seen(op, args, kwargs)
+
+
+@cache
+def watcher_of_calls() -> OperatorWatcher:
+    """Return the watcher of all operators."""
+    return OperatorWatcher(_is_composed)
+
+
+@cache
+def watcher_of_results() -> OperatorWatcher:
+    """Return the watcher of operators that make new tensors, and write to no argument.
+
+    Views are none: torch makes Parameters of them, which fails once Python has seen them (THPVariable_make_subclass).
+    """
+    made_by = lambda schema: _is_composed(schema) or schema.is_mutable or _aliases(schema)  # noqa: E731
+    return OperatorWatcher(made_by, "TESTING_ONLY_GenericWrapper", later=False)
+
+
+def _is_composed(schema: Any) -> bool:
+    return operator(schema.name, len(schema.arguments)) is None
+
+
+def _aliases(schema: Any) -> bool:
+    return any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
+
+
+def is_seeded(op: Any) -> bool:
+    """Tell whether an op draws from a generator."""
+    return torch.Tag.nondeterministic_seeded in op.tags
 
 
 def call_with_autocast(op: Any, device_type: str, args: Any, kwargs: Any) -> Any:

@@ -17,7 +17,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, final
 
 import torch
@@ -26,12 +25,12 @@ from elbowroom.engine.storages import alive_of, is_plain, storage_of, tensors_of
 from elbowroom.torch_compat.core import schema_of, storage_key
 from elbowroom.torch_compat.op_calls import (
     BackwardApart,
-    OperatorWatcher,
     call_with_autocast,
     casts_first,
     modes_on,
+    watcher_of_calls,
 )
-from elbowroom.torch_compat.operators import operator, reads_bytes
+from elbowroom.torch_compat.operators import reads_bytes
 
 VALUES = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 """Types of arguments that are not tensors, and mean the same in any step."""
@@ -153,7 +152,7 @@ class CallRecorder:
         """Watch this thread from now on. If a dispatch or function mode is on, nothing is recorded."""
         if modes_on():
             return
-        watcher = _watcher()
+        watcher = watcher_of_calls()
         watcher.seen = self._called
         self._apart = BackwardApart(lambda: watcher.turn(on=False), lambda before: watcher.turn(on=before))
         watcher.turn(on=True)
@@ -161,15 +160,15 @@ class CallRecorder:
     @staticmethod
     def paused() -> AbstractContextManager[None]:
         """Return a context for the run's own work, which is not part of the step."""
-        return _watcher().unwatched()
+        return watcher_of_calls().unwatched()
 
     def stop(self) -> Calls:
         """Stop recording, and return the recorded calls. May be called again."""
         if self._apart is not None:
             self._apart.close()
             self._apart = None
-            _watcher().turn(on=False)
-            _watcher().seen = None
+            watcher_of_calls().turn(on=False)
+            watcher_of_calls().seen = None
         return Calls(self._groups, self._saved)
 
     def saves(self, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
@@ -180,7 +179,7 @@ class CallRecorder:
     def _called(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = schema_of(op).name.replace("::", ".")
         if name.startswith(APART):
-            with _watcher().unwatched():
+            with watcher_of_calls().unwatched():
                 return op(*args, **kwargs)
         outermost = self._open is None
         if outermost:
@@ -190,7 +189,7 @@ class CallRecorder:
             if casts_first(op, self._device.type):
                 return call_with_autocast(op, self._device.type, args, kwargs)
             call = self._begun(op, name, args, kwargs)
-            with _watcher().unwatched():
+            with watcher_of_calls().unwatched():
                 result = op(*args, **kwargs)
                 self._ended(call, result)
             return result
@@ -203,7 +202,7 @@ class CallRecorder:
         call = OpCall(op, name, with_grad=torch.is_grad_enabled(), flags=flags_now())
         assert self._open is not None, "a call is part of a group"
         self._open.calls.append(call)
-        with _watcher().unwatched():
+        with watcher_of_calls().unwatched():
             call.args = tuple(self._kept(call, each) for each in args)
             call.kwargs = {name: self._kept(call, each) for name, each in kwargs.items()}
         self._running = call
@@ -287,9 +286,3 @@ def _owners() -> dict[int, Owner]:
             if storage is not None:
                 found[storage_key(storage)] = weakref.ref(tensor)
     return found
-
-
-@cache
-def _watcher() -> OperatorWatcher:
-    """Return the watcher of this process."""
-    return OperatorWatcher(lambda schema: operator(schema.name, len(schema.arguments)) is None)
