@@ -49,7 +49,7 @@ class Executor:
         device: the device that they leave.
 
     Attributes:
-        make_room: frees about so many bytes, if the device has no room for what comes back. Returns whether it did.
+        make_room: frees about a size in bytes, if the device has no room for what comes back. Returns whether it did.
     """
 
     def __init__(self, tier: LowerTier, residence: Residence | None = None, device: torch.device = CPU) -> None:

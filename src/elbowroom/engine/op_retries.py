@@ -33,7 +33,7 @@ class OpRetries:
     Args:
         device: the device whose memory is short.
         asked_bytes: returns the bytes that an op asked for, if its error says that it did not get them; else None.
-        make_room: frees about so many bytes. Returns whether it freed any.
+        make_room: frees about that size in bytes. Returns whether it freed any.
     """
 
     def __init__(

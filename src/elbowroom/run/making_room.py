@@ -48,7 +48,7 @@ class MakingRoom:
         self._handles.setdefault(handle.entry, []).append(weakref.ref(handle))
 
     def make(self, asked_bytes: int, *, in_optimizer: bool = False) -> bool:
-        """Move out about so many bytes. Returns whether anything left.
+        """Move out about as much as was asked for. Returns whether anything left.
 
         Args:
             asked_bytes: what is asked for.
