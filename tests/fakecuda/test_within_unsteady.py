@@ -1,6 +1,6 @@
 """Trainings whose steps come to hold more than the first one, on the CUDA build: the device's capacity is the limit.
 
-Trained plain, each needs more than that. At a034587 L-BFGS ran out of memory in step 4, and the episodes in step 2.
+Trained plain, each needs more than that.
 """
 
 from __future__ import annotations

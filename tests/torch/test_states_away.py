@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 import elbowroom as er
+from elbowroom.engine.executor import Executor
+from elbowroom.engine.residence import RamResidence
 from elbowroom.run.room import Room, run_of
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
@@ -154,3 +156,45 @@ def test_nothing_of_torch_is_changed_once_the_room_is_closed() -> None:
     assert not hasattr(torch.optim.Optimizer, "state")
     assert torch.optim.Adam.step is before[0]
     assert [cell.cell_contents for cell in torch.optim.Adam.step.__closure__ or ()] == contents
+
+
+@pytest.mark.parametrize("process_ends", [False, True])
+def test_states_that_there_is_no_room_for_at_the_end_are_no_states_any_more(
+    process_ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a training with states away, at whose end there is no memory for them
+    def setup() -> Training:
+        return layers(MAKES["Adam"])
+
+    refused = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 36864 bytes"
+
+    def arrive(*_: object) -> None:
+        raise RuntimeError(refused)
+
+    least, _ = needs(setup)
+    training = seeded(setup)
+
+    def run() -> None:
+        with er.within(int(0.8 * least), min_size=MIN_SIZE_BYTES, allow=("swap", "state")) as room:
+            run_of(room).ends_process = process_ends
+            for i in range(6):
+                training.step(i)
+            monkeypatch.setattr(RamResidence, "asked_bytes", lambda *_: 36864)
+            monkeypatch.setattr(Executor, "arrive", arrive)
+
+    # when
+    if process_ends:
+        run()
+    else:
+        with pytest.raises(RuntimeError, match="you tried to allocate 36864 bytes"):
+            run()
+
+    # then the parameters are as they should be, and no state is left that has no bytes
+    monkeypatch.undo()
+    expected, optimizer = train(setup, 6), training.optimizers[0]
+    states = [state for each in optimizer.state.values() for state in each.values() if isinstance(state, Tensor)]
+    assert all(state.untyped_storage().nbytes() >= state.numel() * state.element_size() for state in states)
+    assert len(states) < 3 * len(optimizer.param_groups[0]["params"])
+    for name, value in training.state().items():
+        if not name.startswith("optimizer"):
+            assert torch.equal(value, expected.state[name])

@@ -16,6 +16,7 @@ from elbowroom.errors import TierError
 from elbowroom.torch_compat.core import storage_key
 from elbowroom.units import NONE
 
+Left = dict[Hashable, torch.UntypedStorage | None]
 Loan = tuple[weakref.ref[torch.UntypedStorage], weakref.ref[torch.UntypedStorage]]
 """A storage, and the host memory that was lent for it."""
 
@@ -84,27 +85,31 @@ class AwayParts:
             elif key not in self.entries:
                 memory.copy_(storage)
 
-    def close(self, left: dict[Hashable, torch.UntypedStorage] | None = None) -> TierError | None:
+    def close(self, left: Left | None = None) -> Exception | None:
         """Bring all storages back. If the bytes of some are lost, returns the first error; all others are back.
 
         Args:
-            left: key -> host memory, filled with the bytes of those that the device has no room for. Their storages
-                stay empty. None if all must be back.
+            left: filled with those that the device has no room for: key -> host memory with their bytes, or None if
+                there is no room for that either. Their storages stay empty. None if all must be back.
         """
-        problem: TierError | None = None
+        problem: Exception | None = None
         for key, entry in self.entries.items():
             try:
                 self._arrive_or_lend(key, entry, left)
             except TierError as found:
                 problem = problem or found
                 self._executor.lose(entry)
+            except RuntimeError as found:
+                if left is None or self._executor.residence.asked_bytes(found) is None:
+                    raise
+                problem = problem or found
+                left[key] = None
+                self._executor.end(entry)
         self.entries.clear()
         self.of_window.clear()
         return problem
 
-    def _arrive_or_lend(
-        self, key: Hashable, entry: StateEntry, left: dict[Hashable, torch.UntypedStorage] | None
-    ) -> None:
+    def _arrive_or_lend(self, key: Hashable, entry: StateEntry, left: Left | None) -> None:
         try:
             self._executor.arrive(entry)
         except torch.OutOfMemoryError:

@@ -25,7 +25,7 @@ from elbowroom.engine.executor import Executor
 from elbowroom.engine.gradient_hooks import GRAD, Accumulating
 from elbowroom.engine.optimizer_parts import Found, Portion
 from elbowroom.engine.storages import dtype_name, reachable_parameters, storage_of
-from elbowroom.errors import TierError, TierFull
+from elbowroom.errors import TierFull
 from elbowroom.notices import Once, warn_once
 from elbowroom.units import NONE, format_bytes
 
@@ -148,7 +148,7 @@ class Gradients:
                     self._away.arrive(key)
         self._away.of_window.clear()
 
-    def close(self) -> TierError | None:
+    def close(self) -> Exception | None:
         """Bring every gradient back, and remove the hooks. Returns the first error if some bytes are lost."""
         self._around.close()
         return self._away.close()

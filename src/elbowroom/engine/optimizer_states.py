@@ -17,14 +17,14 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.engine.away_parts import AwayParts
+from elbowroom.engine.away_parts import AwayParts, Left
 from elbowroom.engine.conductor import Conductor, StepPlan
 from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.gradients import Gradients
 from elbowroom.engine.optimizer_hooks import Stepping
 from elbowroom.engine.optimizer_parts import Found, InTurn, Portion, mapping_of, movable, whole
-from elbowroom.engine.state_dicts import Lent, Packed, has_hooks, put_lent, with_lent
+from elbowroom.engine.state_dicts import Packed, has_hooks, put_lent, with_lent, without
 from elbowroom.engine.storages import dtype_name
 from elbowroom.errors import TierFull
 from elbowroom.notices import Once, warn, warn_once
@@ -273,20 +273,24 @@ class OptimizerStates:
     def close(self, *, goes_on: bool = True) -> None:
         """Bring every state and gradient back, and close the executor.
 
-        A state that the device has no room for stays on the host: its optimizer has it there from now on.
+        A state that the device has no room for stays on the host: its optimizer has it there from now on. If there is
+        no room on the host either, its optimizer has it no more.
 
         Args:
-            goes_on: whether the process may train on, so that this is worth a warning.
+            goes_on: whether the process may train on, so that this is worth a warning, or an error.
 
         Raises:
             TierError: the bytes of some are lost; all others are back.
+            RuntimeError: there is no room for some, and the process may train on.
         """
         if self._stepping is not None:
             self._stepping.close()
-        left: dict[Hashable, torch.UntypedStorage] = {}
+        left: Left = {}
         of_gradients, of_states = self.gradients.close(), self._away.close(left)
         if left:
-            self._stay_on_host(left, warns=goes_on)
+            self._stay_away(left, warns=goes_on)
+        if None in left.values() and not goes_on:
+            of_states = None
         self._in_turn.inside = False
         self._owners.clear()
         self._parts, self._ended, self._placed_for = [], [], None
@@ -294,12 +298,14 @@ class OptimizerStates:
         if problem := of_gradients or of_states:
             raise problem
 
-    def _stay_on_host(self, left: Lent, *, warns: bool) -> None:
-        """Give the optimizers tensors on the host in place of those whose storages could not come back."""
+    def _stay_away(self, left: Left, *, warns: bool) -> None:
+        """Give the optimizers tensors on the host in place of those whose storages could not come back, or none."""
+        lent = {key: memory for key, memory in left.items() if memory is not None}
         for optimizer in {id(found): found for ref in self._owners.values() if (found := ref()) is not None}.values():
-            put_lent(mapping_of(optimizer), left)
-        if warns:
-            size_bytes = sum(each.nbytes() for each in left.values())
+            without(mapping_of(optimizer), left.keys() - lent.keys())
+            put_lent(mapping_of(optimizer), lent)
+        if warns and lent:
+            size_bytes = sum(each.nbytes() for each in lent.values())
             warn(
                 f"elbowroom: {format_bytes(size_bytes)} of optimizer states stay on the host: the device has no room "
                 "for them. A state dict has them. To train on without elbowroom, free memory and load that state dict"

@@ -9,7 +9,7 @@ dict does. What is on the device, or on the disk, is given as before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -46,6 +46,19 @@ def put_lent(states: Any, lent: Lent) -> None:
     for values in states.values():
         if isinstance(values, dict):
             values.update(_here(values, lent))  # pyright: ignore[reportUnknownMemberType]
+
+
+def without(states: Any, gone: Container[Hashable]) -> None:
+    """Remove states from an optimizer's own mapping whose storages, named by their keys, have no bytes any more."""
+    for values in states.values():
+        if isinstance(values, dict):
+            for name in [name for name, value in values.items() if _is_of(value, gone)]:  # pyright: ignore[reportUnknownVariableType]
+                del values[name]
+
+
+def _is_of(value: Any, keys: Container[Hashable]) -> bool:
+    storage = storage_of(value) if type(value) is torch.Tensor else None
+    return storage is not None and storage_key(storage) in keys
 
 
 def _here(values: Any, lent: Lent) -> Any:

@@ -104,16 +104,13 @@ class Kinds:
         """Yield lines for the summary, if there are several kinds."""
         kinds = list(self)
         for kind in kinds[:SHOWN] if len(kinds) > 1 else ():
-            planned = f", planned {format_bytes(kind.planned_peak_bytes)}" if kind.planned_peak_bytes else ""
-            held = (
-                f", held {format_bytes(kind.measured_peak_allocated_bytes)}"
-                if kind.measured_peak_allocated_bytes
-                else ""
-            )
-            yield (
-                f"  {kind.steps} steps of {kind.inputs}: keeping everything takes "
-                f"{format_bytes(kind.keep_all_bytes)}{planned}{held}"
-            )
+            figures = {
+                "keeping everything takes": kind.keep_all_bytes,
+                "planned": kind.planned_peak_bytes,
+                "held": kind.measured_peak_allocated_bytes,
+            }
+            said = ", ".join(f"{what} {format_bytes(size)}" for what, size in figures.items() if size)
+            yield f"  {kind.steps} steps of {kind.inputs}: {said or 'no plan'}"
         if len(kinds) > SHOWN:
             yield f"  and {len(kinds) - SHOWN} smaller kinds of steps"
 

@@ -180,10 +180,19 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._learner.layers.close()
             self._learner.close()
             with once:
-                self._states.close(goes_on=not self.ends_process)
+                self._close_states()
             self._observing.profile.go_on()
             self._executor.residence.close()
             self._moving(False)
+
+    def _close_states(self) -> None:
+        try:
+            self._states.close(goes_on=not self.ends_process)
+        except RuntimeError as problem:
+            refusal = self._learner.refusal(problem)
+            if refusal is None:
+                raise
+            raise refusal from problem
 
     def end_step(self) -> None:
         """End a step of the training here. For trainings without a torch.optim.Optimizer."""
