@@ -16,10 +16,6 @@ from tests.fakecuda.rig import rig_folder
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "gpt_train.py"
 RTX4090 = replace(Machine.of("rtx4090"), outside_bytes=0, outside_range_bytes=(0, 0))  # the rig has no context
-
-# The rig's cuBLAS gives all threads one handle, so there is one workspace; on a GPU backward's thread has a second one,
-# which may need a segment of its own.
-SECOND_WORKSPACE_BYTES = 8_519_680
 SEGMENT_BYTES = 20 * 2**20
 
 # Runs a script as __main__, then says its peaks; exits with 3 where memory ran out.
@@ -76,8 +72,7 @@ def test_the_estimate_of_a_gpt_is_what_the_cuda_build_needs(rig: Path, script: P
     with_room = on_the_rig(rig, script, RTX4090.tiers[0].capacity_bytes)
 
     assert with_room is not None
-    assert answer.peak_allocated_bytes - SECOND_WORKSPACE_BYTES == pytest.approx(with_room[0], rel=0.01)
-    assert 0 <= answer.peak_reserved_bytes - with_room[1] <= SEGMENT_BYTES
+    assert (answer.peak_allocated_bytes, answer.peak_reserved_bytes) == with_room
     # and it runs in what is said to be needed, and not in 2 % less
     assert on_the_rig(rig, script, answer.needed_bytes) is not None
     assert on_the_rig(rig, script, (answer.needed_bytes - SEGMENT_BYTES) * 98 // 100) is None

@@ -184,9 +184,9 @@ class CudaResidence(Residence):
         counted = torch.cuda.memory_stats_as_nested_dict(self._device)
         return counted.get("allocated_bytes", {}).get("all", {}).get("current", 0)
 
-    def limit(self, size_bytes: int | None) -> None:
+    def limit(self, size_bytes: int | None) -> bool:
         if self._has_limit or size_bytes == self._limit_bytes:
-            return
+            return False
         if self._limit_bytes is None:
             self._share = torch.cuda.get_per_process_memory_fraction(self._device)
         share, self._limit_bytes = self._share, size_bytes
@@ -196,6 +196,7 @@ class CudaResidence(Residence):
             share = min(share, (size_bytes // SEGMENT_BYTES + 0.5) * SEGMENT_BYTES / total_bytes)
         with suppress(torch.AcceleratorError):  # a device that is lost has no limit
             torch.cuda.set_per_process_memory_fraction(share, self._device)
+        return True
 
     def measure(self, live_bytes: Callable[[], int]) -> int:  # noqa: ARG002 - that is RAM
         torch.cuda.empty_cache()

@@ -184,8 +184,12 @@ class Residence(ABC):
         """Return the bytes in blocks of a caching allocator that are in use; 0 if there is none."""
         return 0
 
-    def limit(self, size_bytes: int | None) -> None:  # noqa: B027
-        """Limit what a caching allocator may hold from now on; None restores the earlier limit."""
+    def limit(self, size_bytes: int | None) -> bool:  # noqa: ARG002 - for devices without a caching allocator
+        """Limit what a caching allocator may hold from now on; None restores the earlier limit.
+
+        Returns whether that is another limit than before.
+        """
+        return False
 
     def begin(self) -> None:  # noqa: B027 - for devices that need nothing
         """Prepare for storages that leave from now on."""

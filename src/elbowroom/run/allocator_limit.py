@@ -50,6 +50,9 @@ class AllocatorLimit:
         else:
             self._residence.limit(limit_bytes - page)  # the allocator may exceed it by a part of a page
 
-    def lift(self) -> None:
-        """Lift the limit: the step has ended, or is not the one that its plan was made for."""
-        self._residence.limit(None)
+    def lift(self) -> bool:
+        """Lift the limit: the step has ended, or is not the one that its plan was made for.
+
+        Returns whether there was one.
+        """
+        return self._residence.limit(None)

@@ -9,6 +9,7 @@ a model that was made since. Then memory runs out in a step that could do with l
    autograd has stays.
 3. Optimizer states, unless their optimizer steps.
 
+If nothing leaves any more, a limit of the allocator is lifted that lies below an `auto` budget's margin (training.py).
 The rest of the step is swapped whole, and the next such step is observed. So the next plan counts what was missing.
 """
 

@@ -270,6 +270,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         """Move out what idles: memory ran out. Returns whether there is more room now. See Note: [Out of memory]."""
         with self.aside():
             made = self._room.make(asked_bytes, in_optimizer=self._in_optimizer)
+        if not made and self._learner.free_bytes:  # the margin of an `auto` budget is there for such a step
+            made = self._limit.lift()
         if made and self._running and not self._optimizer_ran:
             self._states.in_parts = self._learner.in_parts
             if self._current is not None:
