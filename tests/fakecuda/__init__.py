@@ -8,3 +8,5 @@ Kernels do nothing there, so no recompute gives again what was there. Whether on
 
 FIXED = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}
 """Environment of a user who chose fixed segments: what is reserved there is simulated to 1 %."""
+SHARED = {"FAKECUBLAS_SHARED": "1"}
+"""All threads share a cuBLAS handle, for tests whose budgets were chosen so."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.on_rig import said
-from tests.fakecuda import FIXED
+from tests.fakecuda import FIXED, SHARED
 from tests.fakecuda.test_within_peaks import rig as rig
 
 MIB = 2**20
@@ -20,7 +20,7 @@ CASES = (*SPLIT, "split, with its states", "two models", "on the current", "one 
 
 @cache
 def outcomes(rig: Path) -> dict[str, dict[str, Any]]:
-    variables = {"FAKECUDA_DEVICES": "2", "FAKECUDA_BACKING": "0", **FIXED}
+    variables = {"FAKECUDA_DEVICES": "2", "FAKECUDA_BACKING": "0", **FIXED, **SHARED}
     found = said(rig, str(Path(__file__).with_name("devices.py")), spec={"cases": CASES}, variables=variables)
     if not found:
         pytest.skip("this rig was built before it could have two devices: build it again from tools/rig")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.on_rig import said
-from tests.fakecuda import FIXED
+from tests.fakecuda import FIXED, SHARED
 from tests.fakecuda.rig import rig_folder
 
 MIB = 2**20
@@ -44,10 +44,12 @@ def on_the_rig(
 ) -> dict[str, Any]:
     """What a script of this folder says; copies are real where device memory has some backing.
 
-    The workspace is that of every convolution that cuDNN carries out. `allocator` is what the user chose; empty for
-    nothing, so that a run has expandable segments.
+    The workspace is that of every convolution that cuDNN carries out. All threads share one of cuBLAS: the budgets of
+    these tests were chosen so. `allocator` is what the user chose; empty for nothing, so that a run has expandable
+    segments.
     """
     variables = {"FAKECUDA_BACKING": str(backing_bytes), "FAKECUDNN_WORKSPACE": str(workspace_bytes), **allocator}
+    variables |= SHARED
     return said(rig, str(Path(__file__).with_name(script)), spec=spec, variables=variables)
 
 

@@ -39,6 +39,11 @@ from elbowroom.torch_compat.core import storage_key
 ON_DEVICE, LEAVING, AWAY, RETURNING, DROPPED = Place  # in this order, as looking one up takes time
 
 
+def no_room(_: int) -> bool:
+    """Make no room: `Executor.make_room` while nothing may leave."""
+    return False
+
+
 @final
 class Executor:
     """Moves saved storages between the device and one lower tier.
@@ -64,7 +69,7 @@ class Executor:
         self._writes_reaped = 0
         self._released: deque[Entry] = deque()
         self._lock = threading.Lock()
-        self.make_room: Callable[[int], bool] = lambda _: False
+        self.make_room: Callable[[int], bool] = no_room
 
     @property
     def lost(self) -> bool:

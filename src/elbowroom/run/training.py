@@ -40,7 +40,7 @@ from elbowroom.capture.recording.observing_director import (
 from elbowroom.capture.recording.recorder import Recorder, live_ram_bytes
 from elbowroom.engine.conductor import Conductor
 from elbowroom.engine.entries import Entry, Observer
-from elbowroom.engine.executor import Executor
+from elbowroom.engine.executor import Executor, no_room
 from elbowroom.engine.op_retries import OpRetries
 from elbowroom.engine.optimizer_states import OptimizerStates
 from elbowroom.engine.saved_tensors import Director, Handle, Hooks
@@ -175,6 +175,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         finally:
             self._running = False
             self._retries.turn(on=False)
+            self._executor.make_room = no_room
             LOGGER.info("elbowroom: a run ended after %d steps; passed: %s", self._steps_ended, dict(self.passed))
             self._limit.lift()
             self._learner.layers.close()
