@@ -35,7 +35,7 @@ def cudart() -> Any:
     return ctypes.CDLL("libcudart.so.13")
 
 
-def lowered(at: int, share: float) -> Callable[[Training, str], Found]:
+def lowered(at: int, share: float, **options: Any) -> Callable[[Training, str], Found]:
     """So much of what is free after some steps is somebody else's from then on: past torch's allocator."""
 
     def run(training: Training, _: str) -> Found:
@@ -46,7 +46,7 @@ def lowered(at: int, share: float) -> Callable[[Training, str], Found]:
             assert cudart().cudaMalloc(ctypes.byref(taken), ctypes.c_size_t(size_bytes)) == 0
 
         try:
-            return steps_of(training, {at: takes})
+            return steps_of(training, {at: takes}, **options)
         finally:
             assert cudart().cudaFree(taken) == 0
 
@@ -54,11 +54,15 @@ def lowered(at: int, share: float) -> Callable[[Training, str], Found]:
 
 
 def steps_of(
-    training: Training, events: dict[int, Callable[[], None]], budget: str = BUDGET, spill_dir: str | None = None
+    training: Training,
+    events: dict[int, Callable[[], None]],
+    budget: str = BUDGET,
+    spill_dir: str | None = None,
+    **options: Any,
 ) -> Found:
     found: Found = {"steps": 0, "mode": ""}
     try:
-        with er.within(budget, allow=MOVES, spill_dir=spill_dir) as room:
+        with er.within(budget, allow=MOVES, spill_dir=spill_dir, **options) as room:
             for step in range(STEPS):
                 events.get(step, lambda: None)()
                 training.step()
@@ -96,6 +100,7 @@ CASES: dict[str, Callable[[Training, str], Found]] = {
     "half of what is free, in planned steps": lowered(5, 0.5),
     "all that is free, after the first step": lowered(1, 1.0),
     "all that is free, in planned steps": lowered(5, 1.0),
+    "all that is free, where nothing may leave": lowered(0, 1.0, min_size="1GiB", budget="device=1GiB,host=1GiB"),
     "page-locked memory refused in the middle": refused_later,
     "a disk that fills up": disk_fills,
 }

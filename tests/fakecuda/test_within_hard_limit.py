@@ -6,6 +6,7 @@ below RAM in tests/torch/test_faults_disk.py.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,15 @@ GOES_ON = (
 )
 STEPS = 8
 TAKEN = "all that is free, after the first step"
+NOTHING_LEAVES = "all that is free, where nothing may leave"
 FULL = "a disk that fills up"
 
 
 @cache
 def _outcomes(rig: Path, small_disk: Path) -> dict[str, Any]:
-    return on_the_rig(rig, {"cases": [*GOES_ON, TAKEN, FULL], "small_disk": str(small_disk)}, "hard_limit.py")
+    return on_the_rig(
+        rig, {"cases": [*GOES_ON, TAKEN, NOTHING_LEAVES, FULL], "small_disk": str(small_disk)}, "hard_limit.py"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +70,22 @@ def test_a_training_goes_on_if_others_take_all_that_is_free_after_a_first_step_t
     assert (found["steps"], found["mode"]) == (STEPS, "plan")
     (told,) = found["warned"]
     assert "so what idled has left" in told
+
+
+@pytest.mark.timeout(0)
+def test_memory_that_others_took_is_said_with_the_budget_that_would_do(rig: Path, small_disk: Path) -> None:
+    # when all that is free is taken, and nothing may leave
+    found = outcome(rig, small_disk, NOTHING_LEAVES)
+    # then
+    assert found["steps"] == 0
+    assert re.fullmatch(
+        r"Infeasible: device cuda:0: given a budget of 1\.00 GiB, of which the run holds [\d.]+ MiB\.\n"
+        r"It asked for [\d.]+ MiB more, which are not there: "
+        r"others took 39\.[\d]+ GiB of the device since the run began\.\n"
+        r"End what else runs there \(nvidia-smi\), or start again with a budget of [\d.]+ MiB or less\.",
+        found["error"],
+    )
+    assert found["cause"].startswith("OutOfMemoryError: CUDA out of memory.")
 
 
 @pytest.mark.timeout(0)

@@ -5,12 +5,12 @@ Trained plain, each needs more than that.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from benchmarks.on_rig import environment_of
 from tests.fakecuda import unsteady
 from tests.fakecuda.test_within_peaks import rig as rig
 
@@ -26,17 +26,9 @@ CAPACITIES = {
 
 
 def run(rig: Path, capacity_mib: int, case: str, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "FAKECUDA_CAPACITY": str(capacity_mib * MIB),
-        "FAKECUDA_CC": "90",
-        "FAKECUDA_BACKING": "0",
-        "FAKECUDA_COPIES": str(1 << 16),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(str(Path(unsteady.__file__).parents[2] / each) for each in ("src", "")),
-    }
+    variables = {"FAKECUDA_CAPACITY": str(capacity_mib * MIB), "FAKECUDA_CC": "90", "FAKECUDA_COPIES": str(1 << 16)}
     command = [str(rig / "fake_torch.sh"), *words, unsteady.__file__, case]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment_of(variables=variables))
 
 
 @pytest.mark.timeout(0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +15,13 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from elbowroom.engine.executor import Executor, Place
 from elbowroom.engine.saved_tensors import Handle
 from elbowroom.machine import TierName
+from elbowroom.run.making_room import MakingRoom
 from tests.torch.moved_by_hand import nothing_left
 from tests.torch.streams_by_hand import BLOCK_BYTES, COMPUTE, OTHER, HandStreams, host_tier
 
 PICK = st.integers(0, 1000)
+STAND_IN: Any = SimpleNamespace(leave_now=lambda: False, free_bytes=0)
+"""Of optimizer states, limit and learner, which have no part in this."""
 
 
 def saved(
@@ -344,3 +349,27 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+def test_what_is_kept_leaves_behind_the_work_of_the_stream_that_made_it() -> None:
+    # given a storage that a stream is still filling, which a plan keeps
+    streams, executor = new()
+    streams.stream = OTHER
+    storage = streams.new_storage(BLOCK_BYTES, OTHER)
+    streams.writes(storage, 7, OTHER)
+    tensor = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (BLOCK_BYTES,), (1,))  # pyright: ignore[reportArgumentType]
+    handle = Handle(executor, executor.add(7, storage, 0), tensor)
+    room = MakingRoom(executor, STAND_IN, STAND_IN, STAND_IN)
+    room.retries.turn(on=True)
+    room.handled(handle)
+    room.retries.turn(on=False)
+    del storage, tensor
+    # when room is made while another stream is the current one
+    streams.stream = COMPUTE
+    assert room.make(BLOCK_BYTES)
+    for stream in (COMPUTE, "out", "back"):
+        streams.run(stream)
+    # then the copy has waited for it
+    reads(executor, streams, handle)
+    streams.finish()
+    assert streams.wrong == []

@@ -17,6 +17,7 @@ from elbowroom.torch_compat.core import storage_key
 from elbowroom.units import NONE
 
 Left = dict[Hashable, torch.UntypedStorage | None]
+"""Key of what cannot come back -> host memory with its bytes; None if they are lost."""
 Loan = tuple[weakref.ref[torch.UntypedStorage], weakref.ref[torch.UntypedStorage]]
 """A storage, and the host memory that was lent for it."""
 
@@ -86,13 +87,14 @@ class AwayParts:
                 memory.copy_(storage)
 
     def close(self, left: Left | None = None) -> Exception | None:
-        """Bring all storages back. If the bytes of some are lost, returns the first error; all others are back.
+        """Bring all storages back. Returns the first error if the bytes of some are lost: a TierError, if there is one.
 
         Args:
             left: filled with those that the device has no room for: key -> host memory with their bytes, or None if
                 there is no room for that either. Their storages stay empty. None if all must be back.
         """
-        problem: Exception | None = None
+        problem: TierError | None = None
+        refused: RuntimeError | None = None
         for key, entry in self.entries.items():
             try:
                 self._arrive_or_lend(key, entry, left)
@@ -102,12 +104,12 @@ class AwayParts:
             except RuntimeError as found:
                 if left is None or self._executor.residence.asked_bytes(found) is None:
                     raise
-                problem = problem or found
+                refused = refused or found
                 left[key] = None
                 self._executor.end(entry)
         self.entries.clear()
         self.of_window.clear()
-        return problem
+        return problem or refused
 
     def _arrive_or_lend(self, key: Hashable, entry: StateEntry, left: Left | None) -> None:
         try:

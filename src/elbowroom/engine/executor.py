@@ -22,9 +22,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from typing import final
+from typing import TypeVar, final
 from weakref import ref
 
 import torch
@@ -37,6 +37,9 @@ from elbowroom.machine import TierName
 from elbowroom.torch_compat.core import storage_key
 
 ON_DEVICE, LEAVING, AWAY, RETURNING, DROPPED = Place  # in this order, as looking one up takes time
+
+
+Result = TypeVar("Result")
 
 
 def no_room(_: int) -> bool:
@@ -139,8 +142,12 @@ class Executor:
         if self._counts:
             self.residence.look()
 
+    def stream(self) -> Hashable:
+        """Return the present stream of the calling thread; None if the device has no streams."""
+        return None if self.tier.streams is None else self.tier.streams.current()
+
     @property
-    def writes(self) -> bool:
+    def is_writing(self) -> bool:
         """Whether a write is under way."""
         return bool(self._writes)
 
@@ -204,9 +211,13 @@ class Executor:
 
     def bring_back(self, entry: Entry) -> None:
         """Start the swap back of an entry, unless its bytes are still on the device."""
+        self.with_room(lambda: self._bring_back(entry))
+
+    def with_room(self, work: Callable[[], Result]) -> Result:
+        """Do some work, and again each time that it got no memory and something has left. It must bear that."""
         while True:
             try:
-                return self._bring_back(entry)
+                return work()
             except RuntimeError as problem:
                 asked_bytes = self.residence.asked_bytes(problem)
                 if asked_bytes is None or not self.make_room(asked_bytes):

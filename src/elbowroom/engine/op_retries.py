@@ -15,15 +15,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import cache
 from typing import Any, final
 
 import torch
 
+from elbowroom.engine.executor import Executor
 from elbowroom.torch_compat.op_calls import is_seeded, watcher_of_results
-
-MOST_RETRIES = 64
-"""Of one op. Each frees what it asked for, or the last of a kind; free memory in pieces may need several."""
 
 
 @final
@@ -31,20 +28,11 @@ class OpRetries:
     """Runs ops again that got no memory.
 
     Args:
-        device: the device whose memory is short.
-        asked_bytes: returns the bytes that an op asked for, if its error says that it did not get them; else None.
-        make_room: frees about that size in bytes. Returns whether it freed any.
+        executor: makes room on its device.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        asked_bytes: Callable[[BaseException], int | None],
-        make_room: Callable[[int], bool],
-    ) -> None:
-        self._device = device
-        self._asked_bytes = asked_bytes
-        self._make_room = make_room
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
         self._thread = 0
 
     @property
@@ -64,17 +52,12 @@ class OpRetries:
 
     def _called(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with watcher_of_results().unwatched():
-            state = _state(self._device, kwargs) if _is_seeded(op) else None
-            for _ in range(MOST_RETRIES):
-                try:
-                    return op(*args, **kwargs)
-                except RuntimeError as problem:
-                    asked_bytes = self._asked_bytes(problem)
-                    if asked_bytes is None or _captures(self._device) or not self._make_room(asked_bytes):
-                        raise
-                if state is not None:
-                    state[0].set_state(state[1])
-            return op(*args, **kwargs)
+            device = self._executor.device
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                return op(*args, **kwargs)
+            if is_seeded(op):
+                return self._executor.with_room(_from_one_state(device, op, args, kwargs))
+            return self._executor.with_room(lambda: op(*args, **kwargs))
 
 
 def _called(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -83,19 +66,16 @@ def _called(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return op(*args, **kwargs)
 
 
-_is_seeded = cache(is_seeded)
-
-
-def _state(device: torch.device, kwargs: dict[str, Any]) -> tuple[torch.Generator, torch.Tensor] | None:
-    """Return the generator that an op draws from, and its state. None while a graph captures, which forbids it."""
-    if _captures(device):
-        return None
+def _from_one_state(device: torch.device, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+    """Return the call of an op that draws, each time with what the generator has now."""
     generator = kwargs.get("generator")
     if generator is None:
         cuda = device.type == "cuda"
         generator = torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator
-    return generator, generator.get_state()
+    state = generator.get_state()
 
+    def call() -> Any:
+        generator.set_state(state)
+        return op(*args, **kwargs)
 
-def _captures(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return call

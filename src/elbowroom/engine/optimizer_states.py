@@ -26,7 +26,7 @@ from elbowroom.engine.optimizer_hooks import Stepping
 from elbowroom.engine.optimizer_parts import Found, InTurn, Portion, mapping_of, movable, whole
 from elbowroom.engine.state_dicts import Packed, has_hooks, put_lent, with_lent, without
 from elbowroom.engine.storages import dtype_name
-from elbowroom.errors import TierFull
+from elbowroom.errors import TierError, TierFull
 from elbowroom.notices import Once, warn, warn_once
 from elbowroom.torch_compat.core import storage_key
 from elbowroom.units import NONE, format_bytes
@@ -65,7 +65,7 @@ class OptimizerStates:
         self._packing = False
         self._once = Once()
         self._stepping: Stepping | None = None
-        self._met: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._met: list[tuple[weakref.ref[torch.optim.Optimizer], Hashable]] = []
 
     def open(self) -> None:
         """Install the hooks: wrap the steps of all optimizers that are met from now on."""
@@ -75,8 +75,8 @@ class OptimizerStates:
         """Wrap the step function of an optimizer that is about to step."""
         if self._stepping is not None:
             self._stepping.meets(optimizer)
-            if all(ref() is not optimizer for ref in self._met):
-                self._met.append(weakref.ref(optimizer))
+            others = [each for each in self._met if each[0]() not in (None, optimizer)]
+            self._met = [*others, (weakref.ref(optimizer), self._executor.stream())]
 
     # Steps of optimizers
 
@@ -192,15 +192,18 @@ class OptimizerStates:
     def leave_now(self) -> bool:
         """Move out all states that may leave: those that no part of an optimizer's step uses now.
 
-        The next step places them for its plan. Returns whether any left.
+        The next step places them for its plan. Another stream than that of their optimizer's last step may run ahead of
+        it: there they stay. Returns whether any left.
         """
         if self._in_turn.inside or self._packing:
             return False
         before = len(self._owners)
         with self._conductor.aside():
-            for optimizer in [found for ref in self._met if (found := ref()) is not None]:
-                here = self._movable(optimizer, whole(optimizer))
-                self._leave_all(optimizer, [each for each in here if storage_key(each.storage) not in self._owners])
+            for ref, stream in self._met:
+                optimizer = ref()
+                if optimizer is not None and stream == self._executor.stream():
+                    here = self._movable(optimizer, whole(optimizer))
+                    self._leave_all(optimizer, [each for each in here if storage_key(each.storage) not in self._owners])
         self._placed_for = None
         return len(self._owners) > before
 
@@ -289,8 +292,8 @@ class OptimizerStates:
         of_gradients, of_states = self.gradients.close(), self._away.close(left)
         if left:
             self._stay_away(left, warns=goes_on)
-        if None in left.values() and not goes_on:
-            of_states = None
+        if not goes_on and not isinstance(of_states, TierError):
+            of_states = None  # `_stay_away` has warned
         self._in_turn.inside = False
         self._owners.clear()
         self._parts, self._ended, self._placed_for = [], [], None
@@ -301,6 +304,7 @@ class OptimizerStates:
     def _stay_away(self, left: Left, *, warns: bool) -> None:
         """Give the optimizers tensors on the host in place of those whose storages could not come back, or none."""
         lent = {key: memory for key, memory in left.items() if memory is not None}
+        lost = len(left) - len(lent)
         for optimizer in {id(found): found for ref in self._owners.values() if (found := ref()) is not None}.values():
             without(mapping_of(optimizer), left.keys() - lent.keys())
             put_lent(mapping_of(optimizer), lent)
@@ -309,6 +313,11 @@ class OptimizerStates:
             warn(
                 f"elbowroom: {format_bytes(size_bytes)} of optimizer states stay on the host: the device has no room "
                 "for them. A state dict has them. To train on without elbowroom, free memory and load that state dict"
+            )
+        if lost:
+            warn(
+                f"elbowroom: {lost} optimizer states did not come back as the run ended, as no memory was left: their "
+                "optimizers have them no more. Save a state dict in the script, or give the process more memory"
             )
 
     def _warn(self, size_bytes: int) -> None:

@@ -128,10 +128,7 @@ class RamGuard:
 
     def asked_bytes(self, problem: BaseException) -> int | None:
         """Return the bytes that were asked for, if this error says that they were refused; None for any other error."""
-        if not _is_refused(problem):
-            return None
-        found = _ASKED.search(str(problem))
-        return int(found[1]) if found else KEPT_BYTES
+        return (_said_bytes(problem) or KEPT_BYTES) if _is_refused(problem) else None
 
     def refusal(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:
         """Return what to raise for an error that a refused request for memory caused; None for any other error.
@@ -143,10 +140,9 @@ class RamGuard:
         cause = next((each for each in _causes(problem) if _is_refused(each)), None)
         if cause is None:
             return None
-        found = _ASKED.search(str(cause))
-        asked_bytes = int(found[1]) if found else 0
-        last = f"Its last request, {format_bytes(asked_bytes)}, goes beyond it." if found else "Nothing was left."
-        return self.refused(f"The training asked for more. {last}", asked_bytes, budget_bytes)
+        said_bytes = _said_bytes(cause)
+        last = f"Its last request, {format_bytes(said_bytes)}, goes beyond it." if said_bytes else "Nothing was left."
+        return self.refused(f"The training asked for more. {last}", said_bytes, budget_bytes)
 
     def refused(self, why: str, more_bytes: int, budget_bytes: int) -> Infeasible:
         """Return the refusal of a run whose limit is too low.
@@ -184,6 +180,12 @@ def _causes(problem: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(problem))
         yield problem
         problem = problem.__cause__ or problem.__context__
+
+
+def _said_bytes(problem: BaseException) -> int:
+    """Return the bytes that an error says were asked for; 0 if it does not say."""
+    found = _ASKED.search(str(problem))
+    return int(found[1]) if found else 0
 
 
 def _is_refused(problem: BaseException) -> bool:

@@ -52,13 +52,14 @@ def without(states: Any, gone: Container[Hashable]) -> None:
     """Remove states from an optimizer's own mapping whose storages, named by their keys, have no bytes any more."""
     for values in states.values():
         if isinstance(values, dict):
-            for name in [name for name, value in values.items() if _is_of(value, gone)]:  # pyright: ignore[reportUnknownVariableType]
+            for name in [name for name, value in values.items() if _key_of(value) in gone]:  # pyright: ignore[reportUnknownVariableType]
                 del values[name]
 
 
-def _is_of(value: Any, keys: Container[Hashable]) -> bool:
+def _key_of(value: Any) -> Hashable:
+    """Return the key of a tensor's storage; None for anything else."""
     storage = storage_of(value) if type(value) is torch.Tensor else None
-    return storage is not None and storage_key(storage) in keys
+    return None if storage is None else storage_key(storage)
 
 
 def _here(values: Any, lent: Lent) -> Any:
@@ -71,8 +72,7 @@ def _here(values: Any, lent: Lent) -> Any:
 
 
 def _on_host(value: Any, lent: Lent) -> Any:
-    storage = storage_of(value) if type(value) is torch.Tensor else None
-    memory = None if storage is None else lent.get(storage_key(storage))
+    memory = lent.get(_key_of(value))
     if memory is None:
         return value
     found: Any = torch.empty(0, dtype=value.dtype)

@@ -81,13 +81,13 @@ class Learner:
         recomputing: what is known of recomputes.
         layers: what is known of the algorithms of the layers.
         held_to: how the budget follows a hard limit on the process; None without such a limit.
+        most_bytes: returns the most bytes that a caching allocator has held in this run; 0 without one.
 
     Attributes:
         free_bytes: bytes of the device from which an `auto` budget was made; 0 for any other.
         min_size_bytes: smaller storages stay.
         follows: whether `min_size_bytes` follows from the budget.
         frugal: the policy for steps without a plan.
-        held_within: whether a caching allocator has held the budget in all steps so far.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class Learner:
         recomputing: Recomputing,
         layers: LayerChoices,
         held_to: HardRoom | None = None,
+        most_bytes: Callable[[], int] = int,
     ) -> None:
         self.machine = machine
         self.budget_bytes = budget.device_bytes
@@ -116,7 +117,7 @@ class Learner:
         self.layers = layers
         self.kinds = Kinds()
         self.frugal = Frugal()
-        self.held_within: Callable[[], bool] = lambda: False
+        self._most_bytes = most_bytes
         self._unmet: dict[Hashable, Trace] = {}
         self._explored: set[Hashable] = set()
         self._met: set[Hashable] = set()
@@ -444,7 +445,9 @@ class Learner:
         """
         if self._given is not None:
             return False
-        return self.held_within() if self._held_to is None else self._held_to.sets(self.budget_bytes)
+        if self._held_to is not None:
+            return self._held_to.sets(self.budget_bytes)
+        return 0 < self._most_bytes() <= self.limit_bytes
 
     def _hold(self, peak_bytes: int, *, planned: bool) -> None:
         """Set the budget to what a hard limit leaves, after a recorded step in which storages held `peak_bytes`."""

@@ -9,8 +9,7 @@ a model that was made since. Then memory runs out in a step that could do with l
    autograd has stays.
 3. Optimizer states, unless their optimizer steps.
 
-If nothing leaves any more, a limit of the allocator is lifted that lies below an `auto` budget's margin (training.py).
-The rest of the step is swapped whole, and the next such step is observed. So the next plan counts what was missing.
+If nothing leaves any more, a limit of the allocator is lifted that lies below an `auto` budget's margin.
 """
 
 from __future__ import annotations
@@ -20,32 +19,80 @@ from typing import final
 
 from elbowroom.engine.entries import Entry
 from elbowroom.engine.executor import ON_DEVICE, Executor
+from elbowroom.engine.op_retries import OpRetries
 from elbowroom.engine.optimizer_states import OptimizerStates
 from elbowroom.engine.saved_tensors import Handle
 from elbowroom.errors import TierFull
+from elbowroom.run.allocator_limit import AllocatorLimit
+from elbowroom.run.learner import SURE_SHARE, Learner
+from elbowroom.run.step_kinds import StepKind
 from elbowroom.torch_compat.core import holders_of, version_of
+
+SURE_STEPS = 2
+"""Steps of a kind under its plan after which it is sure what they hold, unless they begin with more."""
 
 
 @final
 class MakingRoom:
-    """Moves out what idles: Note: [Out of memory].
+    """Moves out what idles, and says in which steps ops are watched for that: Note: [Out of memory].
 
     Args:
         executor: moves saved storages.
         states: the optimizer states.
+        limit: the limit of the allocator.
+        learner: knows the budget.
+
+    Attributes:
+        retries: runs ops again.
     """
 
-    def __init__(self, executor: Executor, states: OptimizerStates) -> None:
+    def __init__(self, executor: Executor, states: OptimizerStates, limit: AllocatorLimit, learner: Learner) -> None:
         self._executor = executor
         self._states = states
+        self._limit = limit
+        self._learner = learner
         self._handles: dict[Entry, list[weakref.ref[Handle]]] = {}
+        self.retries = OpRetries(executor)
 
-    def begin_step(self) -> None:
-        """Forget the saved storages of the step before."""
+    def begin_step(self, known: StepKind | None) -> None:
+        """Watch the ops of a step of this kind, unless it is sure what it holds."""
+        self._handles.clear()
+        self.retries.turn(on=self._is_unsure(known))
+
+    def end_step(self, known: StepKind | None) -> None:
+        """Watch what runs between two steps, if steps of this kind leave little room for it."""
+        self.retries.turn(on=self._is_tight(known))
+
+    def surprised(self) -> None:
+        """Watch the rest of a step that is not what its plan expects."""
+        self.retries.turn(on=self._executor.residence.refuses)
+
+    def close(self) -> None:
+        """Watch nothing any more, and forget what was saved."""
+        self.retries.turn(on=False)
         self._handles.clear()
 
+    def _is_unsure(self, known: StepKind | None) -> bool:
+        """Return whether a step of this kind may hold more than its plan says, and more than there is."""
+        if known is None or known.shared or known.ran < SURE_STEPS or not self._is_tight(known):
+            return self._is_tight(known)
+        if not known.course.begins_bytes:
+            return False
+        more_bytes = self._executor.residence.allocated_bytes() - known.course.begins_bytes
+        return known.course.peak_bytes + more_bytes > self._learner.limit_bytes
+
+    def _is_tight(self, known: StepKind | None) -> bool:
+        """Return whether a step of this kind takes nearly all that there is, as far as that is known."""
+        if not self._executor.residence.refuses:
+            return False
+        return known is None or known.course.peak_bytes > SURE_SHARE * self._learner.limit_bytes
+
     def handled(self, handle: Handle) -> None:
-        """Note a saved tensor, so that its storage may leave later."""
+        """Note a saved tensor, so that its storage may leave later: behind the work of the stream that saves it."""
+        if not self.retries.on:
+            return
+        if handle.entry.home is None:
+            handle.entry.home = self._executor.stream()
         self._handles.setdefault(handle.entry, []).append(weakref.ref(handle))
 
     def make(self, asked_bytes: int, *, in_optimizer: bool = False) -> bool:
@@ -55,10 +102,12 @@ class MakingRoom:
             asked_bytes: what is asked for.
             in_optimizer: whether an optimizer steps, so that states are in use.
         """
-        if self._executor.writes:
+        if self._executor.is_writing:
             self._executor.settle()
             return True
-        return self._kept_leave(asked_bytes) or (not in_optimizer and self._states.leave_now())
+        if self._kept_leave(asked_bytes) or (not in_optimizer and self._states.leave_now()):
+            return True
+        return self._learner.free_bytes > 0 and self._limit.lift()
 
     def _kept_leave(self, asked_bytes: int) -> bool:
         left_bytes = 0

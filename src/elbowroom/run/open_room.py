@@ -102,7 +102,8 @@ def _opened(
     asked = asked.with_budget(given.plan.budget_bytes if given is not None else resolved.device_bytes)
     recomputing = Recomputing(executor, wanted="recompute" in asked.allow)
     layers = LayerChoices(wanted="algorithm" in asked.allow or (given is not None and bool(given.plan.algorithms)))
-    learner = Learner(machine, resolved, asked, executor.tier.name, given, recomputing, layers, hard_room)
+    most_bytes = executor.residence.most_bytes
+    learner = Learner(machine, resolved, asked, executor.tier.name, given, recomputing, layers, hard_room, most_bytes)
     run = TrainingRun(executor, learner, asked.min_size_bytes)
     run.open()
     return run

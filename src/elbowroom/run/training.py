@@ -41,7 +41,6 @@ from elbowroom.capture.recording.recorder import Recorder, live_ram_bytes
 from elbowroom.engine.conductor import Conductor
 from elbowroom.engine.entries import Entry, Observer
 from elbowroom.engine.executor import Executor, no_room
-from elbowroom.engine.op_retries import OpRetries
 from elbowroom.engine.optimizer_states import OptimizerStates
 from elbowroom.engine.saved_tensors import Director, Handle, Hooks
 from elbowroom.engine.storages import dtype_name
@@ -53,7 +52,7 @@ from elbowroom.run.allocator_limit import AllocatorLimit
 from elbowroom.run.beforehand import Child, Verdict
 from elbowroom.run.hook_sampling import Unhooked
 from elbowroom.run.kind_totals import beyond
-from elbowroom.run.learner import SURE_SHARE, Learner
+from elbowroom.run.learner import Learner
 from elbowroom.run.making_room import MakingRoom
 from elbowroom.run.recompute.in_step import StepRecomputes
 from elbowroom.run.run_figures import RunFigures
@@ -66,8 +65,6 @@ from elbowroom.step.schedule import Action
 from elbowroom.torch_compat.core import in_backward, keywords_of_call, never_compiled
 from elbowroom.units import format_bytes
 
-SURE_STEPS = 2
-"""Steps of a kind under its plan after which it is sure what they hold, unless they begin with more."""
 LOOKS = 64
 """A step without a plan looks at what it holds each time that 1/LOOKS of its budget was saved or read."""
 
@@ -99,12 +96,10 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._left_beyond, self._begins_plan = 0, False
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._states = OptimizerStates(executor, self, min_size_bytes)
-        self._room = MakingRoom(executor, self._states)
-        self._retries = OpRetries(self.device, executor.residence.asked_bytes, self._make_room)
-        executor.make_room = self._make_room
-        learner.held_within = lambda: 0 < executor.residence.most_bytes() <= learner.limit_bytes
         self._following = Following(executor, self._recomputes, self._states.entry_of)
         self._limit = AllocatorLimit(executor.residence, self._surprises)
+        self._room = MakingRoom(executor, self._states, self._limit, learner)
+        executor.make_room = self._make_room
         self._unhooked = Unhooked(self._hooks, executor.residence, lambda: learner.budget_bytes)
         self._root_hook = ModuleHooks(self._on_root)
         self._watch: OptimizerWatch | None = None
@@ -174,7 +169,7 @@ class TrainingRun(RunFigures, Director, Conductor):
                 warn(NO_STEP)
         finally:
             self._running = False
-            self._retries.turn(on=False)
+            self._room.close()
             self._executor.make_room = no_room
             LOGGER.info("elbowroom: a run ended after %d steps; passed: %s", self._steps_ended, dict(self.passed))
             self._limit.lift()
@@ -218,7 +213,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._states.end_step()
         self._limit.lift()
         self._end_ns = time.perf_counter_ns()
-        self._retries.turn(on=self._is_tight(self._current))
+        self._room.end_step(self._current)
         self._await_root()
 
     # Steps
@@ -268,23 +263,25 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._end_step()
 
     def _make_room(self, asked_bytes: int) -> bool:
-        """Move out what idles: memory ran out. Returns whether there is more room now. See Note: [Out of memory]."""
+        """Move out what idles: memory ran out. Returns whether there is more room now. See Note: [Out of memory].
+
+        The rest of the step is swapped whole, and the next such step is observed. So the next plan counts what was
+        missing. What was recorded of this one is void, as it has the first try too.
+        """
         with self.aside():
             made = self._room.make(asked_bytes, in_optimizer=self._in_optimizer)
-        if not made and self._learner.free_bytes:  # the margin of an `auto` budget is there for such a step
-            made = self._limit.lift()
         if made and self._running and not self._optimizer_ran:
             self._states.in_parts = self._learner.in_parts
             if self._current is not None:
                 self.surprised_by(f"memory ran out by up to {format_bytes(asked_bytes)}, so what idled has left")
             elif not self._void:
-                self._void = self._recorder is not None  # it has the first try too
+                self._void = self._recorder is not None
                 self._watch_levels()
         return made
 
     def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
         known = self._learner.expected(key)
-        self._retries.turn(on=False)  # its own work before the step needs none
+        self._room.retries.turn(on=False)  # the run's own work before the step needs none
         self._await_updates(root)
         others = key != self._key or known is not self._last
         self._running, self._key, self._current, self._makes_room = True, key, known, False
@@ -306,7 +303,6 @@ class TrainingRun(RunFigures, Director, Conductor):
         if self._recorder is None:
             self._observing.profile.go_on()
         self._executor.residence.step_begins()
-        self._now_watched()
         chosen = known.chosen if known is not None else {}
         self._learner.layers.begin(root, chosen, recorded=self._recorder is not None)
         self._states.gradients.wanted = self._learner.gradients
@@ -314,34 +310,12 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._states.begin_step()
         if known is not None:
             self._limit.begin(known, self._learner.limit_bytes)
-        self._guards(on=self._is_unsure(known))
+        self._room.begin_step(known)
+        self._now_watched()
         plain = known is not None and known.runs_as_ever and self._recorder is None and self._learner.only(key)
-        plain = plain and not (self._root_hook.installed or self._retries.on)
+        plain = plain and not (self._root_hook.installed or self._room.retries.on)
         self._unhooked.begin(known, details, plain=plain)
         self._begin_ns = time.perf_counter_ns()
-
-    def _is_unsure(self, known: StepKind | None) -> bool:
-        """Return whether a step of this kind may hold more than its plan says, and more than there is."""
-        if not self._is_tight(known):
-            return False
-        if known is None or known.shared or known.ran < SURE_STEPS:
-            return True
-        if not known.course.begins_bytes:
-            return False
-        more_bytes = self._executor.residence.allocated_bytes() - known.course.begins_bytes
-        return known.course.peak_bytes + more_bytes > self._learner.limit_bytes
-
-    def _is_tight(self, known: StepKind | None) -> bool:
-        """Return whether a step of this kind takes nearly all that there is, as far as that is known."""
-        if not self._executor.residence.refuses:
-            return False
-        return known is None or known.course.peak_bytes > SURE_SHARE * self._learner.limit_bytes
-
-    def _guards(self, *, on: bool) -> None:
-        """Say whether ops that get no memory run again from now on, and what saves stay is to be known for that."""
-        self._room.begin_step()
-        self._retries.turn(on=on)
-        self._now_watched()
 
     def _begin_frugal(self, key: Hashable, root: torch.nn.Module | None) -> None:
         """Begin a step without a plan."""
@@ -607,7 +581,7 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def _now_watched(self) -> None:
         self.watched = self._recorder is not None or self._recomputes.records_calls
-        self.observes = self._current is None or self._retries.on
+        self.observes = self._current is None or self._room.retries.on
 
     def aside(self) -> AbstractContextManager[None]:
         """Return a context for our own work, which is not recorded. See Director."""
@@ -647,8 +621,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._watch_levels()
         self._learner.surprised(self._key, tuple(self._saved))
         self._surprises.save(n, expected, self._saved[n])
-        if self._executor.residence.refuses and not in_backward():
-            self._retries.turn(on=True)
+        if not in_backward():
+            self._room.surprised()
             self._now_watched()
 
     def _differs(self) -> None:

@@ -86,18 +86,19 @@ def watcher_of_results() -> OperatorWatcher:
 
     Views are none: torch makes Parameters of them, which fails once Python has seen them (THPVariable_make_subclass).
     """
-    made_by = lambda schema: _is_composed(schema) or schema.is_mutable or _aliases(schema)  # noqa: E731
-    return OperatorWatcher(made_by, "TESTING_ONLY_GenericWrapper", later=False)
+    return OperatorWatcher(_writes_or_views, "TESTING_ONLY_GenericWrapper", later=False)
 
 
 def _is_composed(schema: Any) -> bool:
     return operator(schema.name, len(schema.arguments)) is None
 
 
-def _aliases(schema: Any) -> bool:
-    return any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
+def _writes_or_views(schema: Any) -> bool:
+    aliases = any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
+    return aliases or _is_composed(schema)
 
 
+@cache
 def is_seeded(op: Any) -> bool:
     """Tell whether an op draws from a generator."""
     return torch.Tag.nondeterministic_seeded in op.tags

@@ -354,7 +354,7 @@ class VirtualMode(DispatchMode):
 
     def blas(self, *, lt: bool = False) -> None:
         """Note that an op uses a cuBLAS handle, whose first use makes its workspace; by cuBLASLt if `lt`."""
-        self._blas.asked(self.ledger, in_backward(), lt)
+        self._blas.asked(self.ledger, backward=in_backward(), lt=lt)
 
     def from_engine(self) -> bool:
         """Return whether the present op comes from the autograd engine itself, not from code it runs, as DTensor's."""

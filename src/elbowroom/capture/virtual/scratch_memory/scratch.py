@@ -160,7 +160,7 @@ class BlasWorkspaces:
         self._settings = settings
         self._have: set[tuple[int, int, bool]] = set()
 
-    def asked(self, ledger: Ledger, backward: bool, lt: bool) -> None:
+    def asked(self, ledger: Ledger, *, backward: bool, lt: bool) -> None:
         """Note the use of a handle: of backward's thread if `backward`, and by cuBLASLt if `lt`."""
         handle = min(int(backward), self._settings.cublas_handles - 1), ledger.streams.current()
         self._made(ledger, (*handle, False), self._settings.cublas_bytes)
@@ -233,7 +233,6 @@ def _addmm(call: ScratchCall) -> None:
 def _scaled_mm(call: ScratchCall) -> None:
     """A product of eight-bit numbers: always cuBLASLt's (ScaledBlas.cpp; rig)."""
     call.out(0)
-    call.blas()
     call.lt()
 
 
