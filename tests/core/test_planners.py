@@ -318,7 +318,7 @@ def test_a_small_disk_is_never_overfilled(trace: Trace, disk: int) -> None:
     check(trace, plan(trace, small, least, min_size=1), small)
 
 
-def test_a_large_trace_is_planned_in_seconds() -> None:
+def test_a_large_trace_is_planned_in_a_minute() -> None:
     # given 2 steps of 10,000 ops each, 1,000 storages saved in each, and half of the bytes allowed on a slow link
     build = Build()
     for _ in range(2):
@@ -342,8 +342,8 @@ def test_a_large_trace_is_planned_in_seconds() -> None:
     made = plan(trace, slow, keep_all_peak(trace) // 2, min_size=1)
     seconds = time.process_time() - started
 
-    # then it takes seconds of one core, with room for a slow one, and beats swapping everything
-    assert seconds < 10
+    # then it takes less than a minute of one core (8 s on an idle one), and beats swapping everything
+    assert seconds < 60  # the bound only catches work that grows with the square of the trace
     everything = plan(trace, slow, made.budget_bytes, "swap_all", min_size=1)
     assert simulate(trace, slow, made).step_ns < simulate(trace, slow, everything).step_ns
 
