@@ -27,7 +27,7 @@ from elbowroom.hardware import gpus, ram
 from elbowroom.hardware.gpu_table import LinkKind
 from elbowroom.machine import ASSUMED_LINK, Link, Machine, Tier, link_to_host
 from elbowroom.notices import Once
-from elbowroom.torch_compat.cuda_allocator import allocator_text
+from elbowroom.torch_compat.cuda_allocator import allocator_text, set_allocator
 from elbowroom.units import Budget
 
 
@@ -127,10 +127,12 @@ class CudaResidence(Residence):
     Args:
         device: the device, with its index.
         has_limit: whether the allocator has a limit that must not change: Note: [Managed] in engine/tiers/managed.py.
+        others: other settings that the run may give the allocator.
     """
 
-    def __init__(self, device: torch.device, *, has_limit: bool) -> None:
+    def __init__(self, device: torch.device, *, has_limit: bool, others: tuple[str, ...] = ()) -> None:
         self._device = device
+        self._others = others
         self._has_limit = has_limit
         self._limit_bytes: int | None = None
         self._share = 1.0
@@ -183,6 +185,13 @@ class CudaResidence(Residence):
     def allocated_bytes(self) -> int:
         counted = torch.cuda.memory_stats_as_nested_dict(self._device)
         return counted.get("allocated_bytes", {}).get("all", {}).get("current", 0)
+
+    @property
+    def other_allocators(self) -> tuple[str, ...]:
+        return self._others
+
+    def allocate_by(self, settings: str) -> None:
+        set_allocator(settings)
 
     def limit(self, size_bytes: int | None) -> bool:
         if self._has_limit or size_bytes == self._limit_bytes:

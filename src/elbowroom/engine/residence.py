@@ -184,6 +184,14 @@ class Residence(ABC):
         """Return the bytes in blocks of a caching allocator that are in use; 0 if there is none."""
         return 0
 
+    @property
+    def other_allocators(self) -> tuple[str, ...]:
+        """Settings, as in PYTORCH_ALLOC_CONF, that a run may give a caching allocator in place of those it has."""
+        return ()
+
+    def allocate_by(self, settings: str) -> None:  # noqa: B027 - for devices without a caching allocator
+        """Give the caching allocator one of `other_allocators` for the segments that it makes from now on."""
+
     def limit(self, size_bytes: int | None) -> bool:  # noqa: ARG002 - for devices without a caching allocator
         """Limit what a caching allocator may hold from now on; None restores the earlier limit.
 

@@ -18,7 +18,7 @@ from elbowroom.step.rebuilds import Rebuild
 Judge = Callable[[Recompute], bool]
 Means = Literal["swap", "recompute", "state", "gradient", "algorithm"]
 MEANS: tuple[Means, ...] = ("swap", "recompute", "state", "gradient", "algorithm")
-DEFAULT_MEANS: tuple[Means, ...] = ("swap", "recompute", "state")
+DEFAULT_MEANS: tuple[Means, ...] = ("swap", "recompute", "state", "gradient")
 """Means of plans and of runs by default. They change no numbers."""
 
 __all__ = [

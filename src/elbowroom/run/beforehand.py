@@ -26,6 +26,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, final
 
@@ -68,6 +69,7 @@ class Question:
         allow: what a plan may do, "gradient" included.
         min_size_bytes: smaller storages are kept.
         follows: whether `min_size_bytes` follows the budget.
+        allocators: settings that the allocator may get if no plan meets the budget with the machine's.
         planner: name of the planner; None for that of runs.
         options: options of the planner.
     """
@@ -82,6 +84,7 @@ class Question:
     options: Mapping[str, object]
     free_bytes: int = 0
     follows: bool = False
+    allocators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,7 @@ class Verdict:
         saved: what the first step saves, and what the last one saves.
         course: how to follow the plan; None if there is none.
         trace: the trace that it was made for.
+        allocator: settings of the allocator that it was made for.
     """
 
     why: str
@@ -105,6 +109,7 @@ class Verdict:
     saved: tuple[Saved, ...] = ()
     course: Course | None = None
     trace: Trace | None = None
+    allocator: str = ""
 
     @property
     def refuses(self) -> bool:
@@ -249,15 +254,15 @@ def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
     verdict = Verdict(why="", assumed=assumed, saved=(kinds[0], kinds[-1]))
     shown = restricted(as_run(trace, question.min_size_bytes), question.allow)
     tried = [shown] if without_workspaces(shown) == shown else [shown, without_workspaces(shown)]
-    refused: Infeasible | None = None
-    for each in tried:
-        request = _request(each, machine, question)
+    refused = list[tuple[Infeasible, CourseRequest]]()
+    for each, allocator in product(tried, (machine.allocator, *question.allocators)):
+        request = _request(each, replace(machine, allocator=allocator), question)
         try:
-            return replace(verdict, course=course_within(request), trace=each)
+            return replace(verdict, course=course_within(request), trace=each, allocator=allocator)
         except Infeasible as problem:
-            refused = again(problem)
-    assert refused is not None, "there is a trace"
-    found = remedied(refused, replace(request, trace=without_workspaces(trace)))
+            refused.append((again(problem), request))
+    problem, request = min(refused, key=lambda each: each[0].least_feasible_bytes)
+    found = remedied(problem, replace(request, trace=without_workspaces(trace)))
     return replace(verdict, message=str(found), least_feasible_bytes=found.least_feasible_bytes)
 
 

@@ -174,8 +174,9 @@ class Learner:
             options=asked.options,
         )
 
-    def begin_with(self, trace: Trace, course: Course) -> None:
-        """Follow a plan from the first step on, which was made from a capture of the script."""
+    def begin_with(self, trace: Trace, course: Course, allocator: str) -> None:
+        """Follow a plan from the first step on, which was made from a capture of the script, for these settings."""
+        self.machine = replace(self.machine, allocator=allocator)
         self._captured = replace(known_of(trace, course, self.machine, self.budget_bytes), is_captured=True)
 
     @property

@@ -93,8 +93,8 @@ def _opened(
         amounts = replace(amounts, device=Amount(size_bytes=given.plan.budget_bytes))
     directory = None if spill_dir is None else os.fspath(spill_dir)
     if where.type == "cuda":
-        around.enter_context(expandable_segments(where, allowed=not asked.managed_bytes))
-        executor, machine, resolved, hard_room = _above_host(where, amounts, directory, asked)
+        others = around.enter_context(expandable_segments(where, allowed=not asked.managed_bytes))
+        executor, machine, resolved, hard_room = _above_host(where, amounts, directory, asked, others)
         around.enter_context(managed_memory(where, resolved.device_bytes, asked.managed_bytes))
     else:
         _refuse_of_cuda(asked)
@@ -184,11 +184,13 @@ def _above_disk(device: torch.device, amounts: Budget, directory: str | None) ->
     return RunBasis(executor, replace(machine, outside_bytes=outside_bytes), resolved, hard_room)
 
 
-def _above_host(device: torch.device, amounts: Budget, directory: str | None, asked: PlanRequest) -> RunBasis:
-    """Set up a CUDA device, with host memory and the disk below it."""
+def _above_host(
+    device: torch.device, amounts: Budget, directory: str | None, asked: PlanRequest, others: tuple[str, ...]
+) -> RunBasis:
+    """Set up a CUDA device, with host memory and the disk below it; `others` are settings its allocator may get."""
     machine = cuda_machine(device, directory)
     budget_bytes = amounts.device.resolve(machine.tiers[0].capacity_bytes, free_device_bytes(device))
-    residence = CudaResidence(device, has_limit=bool(asked.managed_bytes))
+    residence = CudaResidence(device, has_limit=bool(asked.managed_bytes), others=others)
     outside_bytes = residence.measure(live_ram_bytes)
     tier = tiers_below(device, amounts, directory, machine.tiers[2].capacity_bytes, gds=asked.gds)
     if tier.skips_host:

@@ -122,13 +122,17 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def ask_beforehand(self, path: str | None, module: str | None, arguments: Sequence[str]) -> Child:
         """Have a child process plan for a script. A confirmed refusal ends the run at once: see Learner.question."""
-        self.beforehand = Child(self._learner.question(path, module, arguments), self.machine)
+        others = self._executor.residence.other_allocators
+        question = replace(self._learner.question(path, module, arguments), allocators=others)
+        self.beforehand = Child(question, self.machine)
         return self.beforehand
 
     def begin_with(self, verdict: Verdict) -> None:
         """Follow a plan that was made beforehand from the first step on."""
         if verdict.course is not None and verdict.trace is not None:
-            self._learner.begin_with(verdict.trace, verdict.course)
+            if verdict.allocator in self._executor.residence.other_allocators:
+                self._executor.residence.allocate_by(verdict.allocator)
+            self._learner.begin_with(verdict.trace, verdict.course, verdict.allocator)
             self._known_by_itself()
 
     def _place(self) -> str:

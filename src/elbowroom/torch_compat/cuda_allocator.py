@@ -18,6 +18,9 @@ from elbowroom.errors import UsageError
 TO_HOST, TO_DEVICE = 2, 1
 """Values of cudaMemcpyKind."""
 
+OF_RUNS = "expandable_segments:False,large_segment_size_mb:20"
+"""Defaults of the allocator's settings that a run changes."""
+
 MemcpyAsync = Callable[[int, int, int, int, int], int]
 """(to address, from address, bytes, kind, stream) -> 0, or a cudaError."""
 
@@ -85,11 +88,13 @@ def allocator_text() -> str:
 def set_allocator(text: str) -> bool:
     """Give CUDA's caching allocator other settings for the segments that it makes from now on.
 
-    All settings that `text` does not name get their defaults. Returns whether this torch can do so.
+    A setting that `text` does not name keeps its value, but those that runs change get their defaults. Returns whether
+    this torch can do so.
     """
     change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     if change is None:
         return False
+    change(OF_RUNS)
     change(text)
     return True
 
