@@ -213,6 +213,16 @@ class Executor:
         """Start the swap back of an entry, unless its bytes are still on the device."""
         self.with_room(lambda: self._bring_back(entry))
 
+    def bring_back_early(self, entry: Entry) -> bool:
+        """Start the swap back of an entry before it is read. Returns whether there was memory for it."""
+        try:
+            self._bring_back(entry)
+        except RuntimeError as problem:
+            if self.residence.asked_bytes(problem) is None:
+                raise
+            return False
+        return True
+
     def with_room(self, work: Callable[[], Result]) -> Result:
         """Do some work, and again each time that it got no memory and something has left. It must bear that."""
         while True:

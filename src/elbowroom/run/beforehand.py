@@ -279,7 +279,8 @@ def _request(trace: Trace, machine: Machine, question: Question) -> CourseReques
     """Return the request for a plan that the first step can follow."""
     budget = below_device(machine, Budget()).on_device(question.budget_bytes)
     budget = replace(budget, free_bytes=question.free_bytes)
-    found = CourseRequest(trace=trace, machine=machine, budget=budget, asked=_asked(question)).without("recompute")
+    found = CourseRequest(trace=trace, machine=machine, budget=budget, asked=_asked(question), from_first=True)
+    found = found.without("recompute")
     return found if trace.parts else found.without("state", "gradient")
 
 

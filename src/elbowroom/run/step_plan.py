@@ -2,11 +2,16 @@
 
 This code runs for each saved storage of a step, so it makes few calls: see docs/benchmarks.md, "What each storage costs
 the host".
+
+Note: [Back later]
+A tick at a save comes while the op's callers still hold its inputs; the simulation frees them with the op. So a swap
+back that is planned there may find no memory. It is tried again at each later tick, until its storage is read: then
+what idles makes room, as for any op.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
@@ -40,11 +45,13 @@ class Following:
         self._state_of = state_of
         self.entries: list[Entry] = []
         self.refused = 0
+        self._later: list[Entry] = []
 
     def begin(self) -> list[Entry]:
         """Begin a step. Returns its list of entries, which grows during the step."""
         self.entries = []
         self.refused = 0
+        self._later = []
         return self.entries
 
     def save(
@@ -81,6 +88,8 @@ class Following:
             executor.settle()
         if action is None:
             executor.writes_done(0)
+            if self._later:
+                self._bring_back(())
             return
         back: list[Entry] = []
         for n in action.back:
@@ -89,7 +98,15 @@ class Following:
                 back.append(entry)
                 executor.want(entry)
         executor.writes_done(action.writes_done)
-        for entry in back:
-            executor.bring_back(entry)
+        if back or self._later:
+            self._bring_back(back)
         if action.rebuild:
             self._recomputes.rebuild(action.rebuild)
+
+    def _bring_back(self, entries: Sequence[Entry]) -> None:
+        """Start swaps back, and those that found no memory before: Note: [Back later]."""
+        due, self._later = [*self._later, *entries], []
+        for place, entry in enumerate(due):
+            if not self._executor.bring_back_early(entry):
+                self._later = due[place:]
+                return

@@ -5,6 +5,11 @@ The blocks that a step leaves in the cache are those that the next one finds. So
 `STEPS` equal steps. The first of them begins with the storages that are live and not away, and with an empty cache. The
 earlier steps of the trace are not replayed: they did not follow the plan, and would leave a cache that it never has.
 
+Note: [The first of all steps]
+A training that begins under a plan has no gradients and no optimizer states yet. Its first step makes the states in
+the middle of its blocks, and those that stay keep the pages that they lie in. So its first step is played with each
+made at its first use, after all that the script allocated and freed before its first forward.
+
 Note: [At the limit]
 An allocator with a limit empties its cache before it fails: it waits for the device, gives every segment without a
 block back to the driver and asks again. So a plan that reserves more than its budget does not fail if the blocks
@@ -14,7 +19,7 @@ themselves fit. It costs the wait and the calls of the driver.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,10 +50,12 @@ class AllocatorUse:
     Attributes:
         settings: as in PYTORCH_ALLOC_CONF.
         limit_bytes: the most that it may reserve; None for no limit.
+        from_first: whether the steps begin with the first of a training: Note: [The first of all steps].
     """
 
     settings: str
     limit_bytes: int | None = None
+    from_first: bool = False
 
 
 class Driven(NamedTuple):
@@ -178,7 +185,8 @@ def played(
         steps: number of steps.
     """
     due = sorted([*_inside(step, moves, away), *_emptied(step)], key=_in_order)
-    events, at, first = _of_steps(step, due, steps, set(listed(step.storage_of(moves.n[moves.wraps]))))
+    wrapping = set(listed(step.storage_of(moves.n[moves.wraps])))
+    events, at, first = _of_steps(step, due, steps, wrapping, from_first=use.from_first)
     done = replay(events, use.settings, allowed_bytes=use.limit_bytes, unlimited=first)
     allocated, reserved = (
         np.concatenate([np.zeros(1, np.int64), values])[at] for values in (done.allocated_bytes, done.reserved_bytes)
@@ -194,24 +202,65 @@ def played(
     )
 
 
-def _of_steps(step: LastStep, due: Sequence[_Due], steps: int, away: set[int]) -> tuple[list[Event], Ints, int]:
+def _of_steps(
+    step: LastStep, due: Sequence[_Due], steps: int, away: set[int], *, from_first: bool
+) -> tuple[list[Event], Ints, int]:
     """Return (events, ends, first) of equal steps.
 
     `ends` counts the events before the last step, and then up to each event that is due in it. `first` counts the
     events before the first step. The storages `away` are not on the device when that begins.
     """
-    events = [event for event in _before(step, everything=False) if event[1] not in away]
+    late = _made_in_steps(step) if from_first else {}
+    before = _set_up(step, late) if from_first else _before(step, everything=False)
+    events = [event for event in before if event[1] not in away]
     blocks = _Blocks(step, events)
     events.append(("empty_cache",))
     first = len(events)
     ends: list[int] = []
-    for _ in range(steps):
+    made = [each for storage, each in late.items() if storage not in away and step.gone[storage] == len(step.level)]
+    for turn in range(steps):
         ends = [len(events)]
-        for each in due:
+        for each in sorted([*made, *due], key=_in_order) if made and turn == 0 else due:
             events += blocks.event(each.event)
             ends.append(len(events))
         events += blocks.next_step()
     return events, np.array(ends, np.int64), first
+
+
+def _made_in_steps(step: LastStep) -> dict[int, _Due]:
+    """Return the storages that lie there as the step begins and that no set-up made, each with where it is used first.
+
+    These are gradients and optimizer states.
+    """
+    trace, first_op = step.trace, step.first_op
+    inside = (e.storage for e in trace.events if 0 <= e.op < first_op and trace.ops[e.op].phase != "forward")
+    found = {storage for storage in inside if step.born[storage] == 0 and step.gone[storage] > 0}
+    late: dict[int, _Due] = {}
+    for op in range(first_op, step.end_op):
+        for storage in found.intersection((*trace.ops[op].reads, *trace.ops[op].writes)).difference(late):
+            event = ("alloc", storage, int(step.storage_bytes[storage]))
+            late[storage] = _Due(int(step.point_of[op - first_op]), COMES, event)
+    return late
+
+
+def _set_up(step: LastStep, late: Collection[int]) -> Iterator[Event]:
+    """Yield the events before the first forward of a training, and those of what lies there later and is not `late`."""
+    trace = step.trace
+    forwards = [
+        next((op for op in range(*each) if trace.ops[op].phase != "forward"), each.end_op) - each.first_op
+        for each in (trace.steps[0], trace.steps[-1])
+    ]
+    end_op = trace.steps[0].first_op + max(0, forwards[0] - forwards[1])
+    on = streams_of(trace)
+    held = set[int]()
+    for op, storage, size in trace.events:
+        stays = op < step.first_op and step.born[storage] == 0 and step.gone[storage] > 0 and storage not in late
+        if size > 0 and (op < end_op or stays):
+            held.add(storage)
+            yield ("alloc", storage, size, *on.get(storage, ()))
+        elif size < 0 and op < step.first_op and storage in held:
+            held.discard(storage)
+            yield ("free", storage)
 
 
 def _in_order(due: _Due) -> tuple[int, int, int]:

@@ -81,6 +81,7 @@ class CourseRequest:
         budget: the budgets of the tiers.
         asked: knobs of the plan.
         judge: tells whether a recompute can be carried out.
+        from_first: whether the plan is followed from the first step of the training on.
     """
 
     trace: Trace
@@ -88,6 +89,11 @@ class CourseRequest:
     budget: ResolvedBudget
     asked: PlanRequest
     judge: Judge = any_recompute
+    from_first: bool = False
+
+    def use(self, limit_bytes: int | None = None) -> AllocatorUse:
+        """Return how the steps use the allocator."""
+        return AllocatorUse(self.machine.allocator, limit_bytes, self.from_first)
 
     def within(self, device_bytes: int) -> CourseRequest:
         """Return the request for another budget of the device."""
@@ -170,7 +176,7 @@ def _course_within(request: CourseRequest) -> Course:
     with suppress(Infeasible):
         if found := _first(of_saves, tried):
             return found
-    last = _at_limit(request.trace, request.machine, _frugalest(request), budget_bytes)
+    last = _at_limit(request.trace, request.use(), _frugalest(request), budget_bytes)
     if last is None and _moves_everything(request.asked):
         raise _refused_reserved(request)
     for way in ways:
@@ -179,7 +185,7 @@ def _course_within(request: CourseRequest) -> Course:
             if found := found or _searched(way, tried):
                 return found
     plans = [made for made in tried.plans if made.swaps or made.recomputes]  # others run without hooks
-    found = _at_limit(request.trace, request.machine, plans, budget_bytes) or last
+    found = _at_limit(request.trace, request.use(), plans, budget_bytes) or last
     if found is None:
         raise _refused_reserved(request, plans)
     return replace(found, plan=replace(found.plan, budget_bytes=budget_bytes))
@@ -245,7 +251,7 @@ def _refused_reserved(request: CourseRequest, tried: Sequence[Plan] = ()) -> Inf
     met_bytes = least_bytes
     while True:
         other = request.following(met_bytes)
-        if other.asked == request.asked or _at_limit(other.trace, other.machine, _frugalest(other), met_bytes):
+        if other.asked == request.asked or _at_limit(other.trace, other.use(), _frugalest(other), met_bytes):
             return found if met_bytes == least_bytes else followed(found, met_bytes)
         request, met_bytes = other, max(met_bytes + 1, _least_budget(other, met_bytes))
 
@@ -261,7 +267,7 @@ class _Tried:
         """Add a plan. Returns its first course within the budget, or None."""
         self.plans.append(made)
         budget_bytes = request.budget.device_bytes
-        for way in _courses(request.trace, request.machine, made):
+        for way in _courses(request.trace, request.machine, made, request.use()):
             self.least_bytes = min(self.least_bytes or way.peak_bytes, way.peak_bytes)
             if way.peak_bytes <= budget_bytes:
                 return replace(way, plan=replace(made, budget_bytes=budget_bytes))
@@ -353,13 +359,14 @@ def course_of(trace: Trace, machine: Machine, made: Plan, budget_bytes: int | No
         made: the plan.
         budget_bytes: budget of the device; None for any course.
     """
-    ways = _courses(trace, machine, made)
+    use = AllocatorUse(machine.allocator)
+    ways = _courses(trace, machine, made, use)
     first = next(ways)
     if budget_bytes is None or first.peak_bytes <= budget_bytes:
         return first
     found = next((way for way in ways if way.peak_bytes <= budget_bytes), None)
     if found is None and (made.swaps or made.recomputes) and machine.allocator != "exact":
-        found = _at_limit(trace, machine, [made], budget_bytes)
+        found = _at_limit(trace, use, [made], budget_bytes)
     return found or first
 
 
@@ -367,10 +374,10 @@ def keeping_bytes(trace: Trace, machine: Machine) -> int:
     """Return the peak of a step that keeps everything, as a budget counts it."""
     nothing = Plan(trace_id=trace.id, planner="keep", budget_bytes=machine.tiers[0].capacity_bytes)
     in_one_go = peak_in_one_go(last_step(trace)) if trace.device != "cpu" else 0  # there each parameter is by itself
-    return max(next(_courses(trace, machine, nothing)).peak_bytes, in_one_go)
+    return max(next(_courses(trace, machine, nothing, AllocatorUse(machine.allocator))).peak_bytes, in_one_go)
 
 
-def _courses(trace: Trace, machine: Machine, made: Plan) -> Iterator[Course]:
+def _courses(trace: Trace, machine: Machine, made: Plan, use: AllocatorUse) -> Iterator[Course]:
     """Yield courses of a plan in which compute waits for copies alone, the one with the least waits first."""
     step = last_step(trace)
     moves = moves_of_plan(step, made)
@@ -380,7 +387,7 @@ def _courses(trace: Trace, machine: Machine, made: Plan) -> Iterator[Course]:
     tiers = tiers_of_plan(step, made, moves)
     for rates, before_idle in ((machine, False), (None, False), (None, True)):
         waiting = early_waits(step, moves, tiers, rates, before_idle=before_idle)
-        held = cycle(step, moves, waiting, AllocatorUse(machine.allocator))
+        held = cycle(step, moves, waiting, use)
         yield Course(plan=made, waiting=waiting, peak_bytes=held.most_reserved, begins_bytes=held.begin_allocated)
 
 
@@ -396,14 +403,14 @@ def page_bytes(settings: str) -> int:
     return given.large_segment_bytes if given.expandable_segments else SEGMENT_BYTES
 
 
-def _at_limit(trace: Trace, machine: Machine, plans: Sequence[Plan], budget_bytes: int) -> Course | None:
+def _at_limit(trace: Trace, use: AllocatorUse, plans: Sequence[Plan], budget_bytes: int) -> Course | None:
     """Return the course of the first plan whose blocks fit below the budget as the allocator's limit."""
-    limit_bytes = budget_bytes - SPARE_PAGES * page_bytes(machine.allocator)
+    limit_bytes = budget_bytes - SPARE_PAGES * page_bytes(use.settings)
+    limited = replace(use, limit_bytes=limit_bytes)
     for made in plans if limit_bytes > 0 else ():
         step, moves, waiting = _frugal(trace, made)
-        use = AllocatorUse(machine.allocator, limit_bytes)
-        if fits(step, moves, waiting, use):
-            begins_bytes = cycle(step, moves, waiting, use).begin_allocated
+        if fits(step, moves, waiting, limited):
+            begins_bytes = cycle(step, moves, waiting, limited).begin_allocated
             return Course(plan=made, waiting=waiting, peak_bytes=limit_bytes, begins_bytes=begins_bytes, at_limit=True)
     return None
 
@@ -431,7 +438,7 @@ def _least_budget(request: CourseRequest, fails: int, tried: Sequence[Plan] = ()
         def works(
             budget_bytes: int, step: LastStep = step, moves: Moves = moves, waiting: dict[int, int] = waiting
         ) -> bool:
-            return budget_bytes > spare and fits(step, moves, waiting, AllocatorUse(settings, budget_bytes - spare))
+            return budget_bytes > spare and fits(step, moves, waiting, request.use(budget_bytes - spare))
 
         if works(met - SEGMENT_BYTES):
             met = lowest(works, fails, met - SEGMENT_BYTES, SEGMENT_BYTES)
