@@ -113,6 +113,10 @@ OF_MATRICES = (torch.nn.Linear, torch.nn.Bilinear, torch.nn.Embedding, torch.nn.
 """Layers of models that multiply matrices. Embeddings count, as the layers after them multiply matrices."""
 
 
+def _multiply(matrix: torch.Tensor) -> None:
+    torch.mm(matrix, matrix)
+
+
 @final
 class CudaResidence(Residence):
     """Memory of the caching allocator: it keeps what is freed, and returns all of it to the driver when a plan begins.
@@ -120,8 +124,9 @@ class CudaResidence(Residence):
     Note: [Segments of their own]
     A storage may be made in the middle of a step, in a segment of the step's large storages, and stay. That segment
     then fits no large storage any more. In ResNet-50 at batch 64, a segment of 196 MiB held the 32 MiB
-    workspace of cuBLAS. So a small product of matrices runs before the first step, if the model has layers that
-    multiply matrices. Nets of convolutions alone never take that memory. Optimizer states that are away when a plan
+    workspace of cuBLAS. So small products of matrices run before the first step, if the model has layers that multiply
+    matrices: one for forward, and one in the thread of backward, which has a handle and a workspace of its own. The
+    first step then finds what the later ones find. Nets of convolutions alone never take that memory. Optimizer states that are away when a plan
     begins come back to an empty cache.
 
     Args:
@@ -167,9 +172,13 @@ class CudaResidence(Residence):
     def training_begins(self, root: torch.nn.Module | None) -> None:
         if root is None or not any(isinstance(module, OF_MATRICES) for module in root.modules()):
             return
-        with torch.no_grad(), torch.autocast("cuda", enabled=False):
+        with torch.enable_grad(), torch.autocast("cuda", enabled=False):
             small = torch.zeros(8, 8, device=self._device)
             torch.mm(small, small)
+            leaf = torch.zeros(1, device=self._device, requires_grad=True)
+            copy = leaf * 1  # saves nothing
+            copy.register_hook(lambda _: _multiply(small))
+            torch.autograd.grad(copy, leaf, torch.ones_like(copy))
 
     def others_come(self, needed_bytes: int, budget_bytes: int) -> bool:
         # Free blocks of other sizes may be useless to the step: they add to what it gets from the driver.

@@ -299,6 +299,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._recomputes.begin(key, known, self._following.begin())
         self._observing.spare_bytes = self._observing.spared_bytes = 0
         self._observing.at_save = self._learner.frugal.leaves_at_save(key)
+        if not self._steps_ended:
+            self._executor.residence.training_begins(root)
         if known is None:
             self._begin_frugal(key, root)
         else:
@@ -324,8 +326,6 @@ class TrainingRun(RunFigures, Director, Conductor):
     def _begin_frugal(self, key: Hashable, root: torch.nn.Module | None) -> None:
         """Begin a step without a plan."""
         self._moving(True)
-        if not self._steps_ended:
-            self._executor.residence.training_begins(root)
         self._observe(key, root)
         recorded = self._recorder is not None or self._recomputes.records_calls
         self._mode = "observe" if recorded else "frugal"
