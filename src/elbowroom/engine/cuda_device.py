@@ -126,8 +126,8 @@ class CudaResidence(Residence):
     then fits no large storage any more. In ResNet-50 at batch 64, a segment of 196 MiB held the 32 MiB
     workspace of cuBLAS. So small products of matrices run before the first step, if the model has layers that multiply
     matrices: one for forward, and one in the thread of backward, which has a handle and a workspace of its own. The
-    first step then finds what the later ones find. Nets of convolutions alone never take that memory. Optimizer states that are away when a plan
-    begins come back to an empty cache.
+    first step then finds what the later ones find. Nets of convolutions alone never take that memory. Optimizer states
+    that are away when a plan begins come back to an empty cache.
 
     Args:
         device: the device, with its index.
