@@ -7,8 +7,9 @@ ever. So does an op that was registered after this was first used. An op that dr
 state from before its first try.
 
 Ops are seen as where calls are recorded: Note: [Where calls are seen] in run/recompute/call_recorder.py. So torch takes
-the same paths as without. What autograd saved for the first try is dropped with it. Each op takes some microseconds
-longer. So ops are watched only in steps of which it is not sure what they hold, and after them until the next step.
+the same paths as without. What autograd saved for the first try stays until the op has run. So the next try finds it
+saved already, as its plan expects. Each op takes some microseconds longer. So ops are watched only in steps of which it
+is not sure what they hold, and after them until the next step.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, final
 import torch
 
 from elbowroom.engine.executor import Executor
+from elbowroom.engine.saved_tensors import Handle
 from elbowroom.torch_compat.op_calls import is_seeded, watcher_of_results
 
 
@@ -34,6 +36,7 @@ class OpRetries:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._thread = 0
+        self._held: list[Handle] = []
 
     @property
     def on(self) -> bool:
@@ -48,9 +51,20 @@ class OpRetries:
         watcher = watcher_of_results()
         watcher.seen = self._called if on else _called
         watcher.turn(on=on)
+        self._held.clear()
         self._thread = here if on else 0
 
+    def handled(self, handle: Handle) -> None:
+        """Hold what autograd saves until the op that it is saved for has run."""
+        self._held.append(handle)
+
     def _called(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return self._tried(op, args, kwargs)
+        finally:
+            self._held.clear()
+
+    def _tried(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with watcher_of_results().unwatched():
             device = self._executor.device
             if device.type == "cuda" and torch.cuda.is_current_stream_capturing():

@@ -91,6 +91,7 @@ class MakingRoom:
         """Note a saved tensor, so that its storage may leave later: behind the work of the stream that saves it."""
         if not self.retries.on:
             return
+        self.retries.handled(handle)
         if handle.entry.home is None:
             handle.entry.home = self._executor.stream()
         self._handles.setdefault(handle.entry, []).append(weakref.ref(handle))

@@ -370,11 +370,12 @@ def course_of(trace: Trace, machine: Machine, made: Plan, budget_bytes: int | No
     return found or first
 
 
-def keeping_bytes(trace: Trace, machine: Machine) -> int:
-    """Return the peak of a step that keeps everything, as a budget counts it."""
+def keeping_bytes(trace: Trace, machine: Machine, *, from_first: bool = False) -> int:
+    """Return the peak of a step that keeps everything, as a budget counts it; `from_first` is that of the request."""
     nothing = Plan(trace_id=trace.id, planner="keep", budget_bytes=machine.tiers[0].capacity_bytes)
     in_one_go = peak_in_one_go(last_step(trace)) if trace.device != "cpu" else 0  # there each parameter is by itself
-    return max(next(_courses(trace, machine, nothing, AllocatorUse(machine.allocator))).peak_bytes, in_one_go)
+    use = AllocatorUse(machine.allocator, from_first=from_first)
+    return max(next(_courses(trace, machine, nothing, use)).peak_bytes, in_one_go)
 
 
 def _courses(trace: Trace, machine: Machine, made: Plan, use: AllocatorUse) -> Iterator[Course]:
@@ -430,8 +431,8 @@ def _least_budget(request: CourseRequest, fails: int, tried: Sequence[Plan] = ()
         fails: a budget that is not enough for any of them.
         tried: plans to consider as well.
     """
-    settings, trace, met = request.machine.allocator, request.trace, keeping_bytes(request.trace, request.machine)
-    spare = SPARE_PAGES * page_bytes(settings)
+    trace, spare = request.trace, SPARE_PAGES * page_bytes(request.machine.allocator)
+    met = keeping_bytes(trace, request.machine, from_first=request.from_first)
     for made in (*_frugalest(request), *tried):
         step, moves, waiting = _frugal(trace, made)
 
