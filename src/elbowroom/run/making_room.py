@@ -27,6 +27,7 @@ from elbowroom.run.allocator_limit import AllocatorLimit
 from elbowroom.run.learner import SURE_SHARE, Learner
 from elbowroom.run.step_kinds import StepKind
 from elbowroom.torch_compat.core import holders_of, version_of
+from elbowroom.torch_compat.op_calls import counting_versions
 
 SURE_STEPS = 2
 """Steps of a kind under its plan after which it is sure what they hold, unless they begin with more."""
@@ -124,8 +125,9 @@ class MakingRoom:
                     self._executor.swap_out(entry)
                 except TierFull:
                     break
-                for handle in handles:
-                    handle.let_go()
+                with counting_versions():  # the op that asks may be one inside another
+                    for handle in handles:
+                        handle.let_go()
                 left_bytes += entry.size_bytes
         return left_bytes > 0
 

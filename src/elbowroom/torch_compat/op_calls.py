@@ -131,6 +131,15 @@ def replaying() -> list[AbstractContextManager[None]]:
     ]
 
 
+def counting_versions() -> AbstractContextManager[None]:
+    """Return a context in which a view shares the version counter of its base, as it does outside of all operators.
+
+    Some operators call others without the dispatch key that sees to it.
+    """
+    without = torch._C._dispatch_tls_local_exclude_set() - torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), without)
+
+
 modes_on: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """Returns the number of dispatch modes that are on in this thread, of the user or of a library."""
 
