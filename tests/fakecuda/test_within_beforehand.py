@@ -115,3 +115,64 @@ def test_a_step_that_is_not_the_captured_one_is_observed_and_planned_again(rig: 
     done = run(rig, tmp_path, script=script, capacity_bytes=round(0.85 * PLAIN_BYTES))
     # then one step is not what its plan expects, and the training goes on
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 9), done.stderr
+
+
+OF_FEW_LARGE = """
+import sys
+import torch
+from tests.fakecuda.within_models import MODELS
+if "elbowroom.run.room" in sys.modules:
+    from tests.fakecuda.within import trust
+    trust()
+train = MODELS["autoencoder"]()
+for step in range(5):
+    train()
+    print(step, any(each["is_expandable"] for each in torch.cuda.memory_snapshot() if each["total_size"] > 2 << 20))
+"""
+
+
+@pytest.mark.timeout(0)
+def test_segments_are_of_the_kind_that_the_plan_needs(rig: Path, tmp_path: Path) -> None:
+    # given a net of a few large storages
+    path = {"PYTHONPATH": f"{SOURCES}:{SOURCES.parent}", "FAKECUDA_CC": "90"}
+    # when it trains on a card where its plans fit in pages, and on one where they only fit in segments of a fixed size
+    ends = [run(rig, tmp_path, script=OF_FEW_LARGE, capacity_bytes=size << 20, variables=path) for size in (230, 122)]
+    # then
+    for end, expandable in zip(ends, (True, False), strict=True):
+        assert (end.returncode, end.stdout.splitlines()) == (0, [f"{n} {expandable}" for n in range(5)]), end.stderr
+
+
+WITHIN = """
+import torch
+import elbowroom as er
+
+def made():
+    kept.append(torch.empty(32 << 20, dtype=torch.uint8, device="cuda"))
+    return kept[-1].untyped_storage().data_ptr()
+
+def is_expandable(address):
+    segments = torch.cuda.memory_snapshot()
+    return next(each["is_expandable"] for each in segments if 0 <= address - each["address"] < each["total_size"])
+
+kept = []
+found = [made()]
+for _ in range(2):
+    with er.within("1GiB"):
+        found.append(made())
+    found.append(made())
+print([is_expandable(address) for address in found])
+"""
+
+
+@pytest.mark.timeout(0)
+def test_segments_that_are_made_after_a_run_are_as_they_were_before(rig: Path, tmp_path: Path) -> None:
+    # given
+    (tmp_path / "train.py").write_text(WITHIN)
+    of_rig = {"FAKECUDA_CAPACITY": str(8 << 30), "FAKECUDA_BACKING": "0", "PYTHONPATH": str(SOURCES)}
+    command = [str(rig / "fake_torch.sh"), "train.py"]
+    # when something is made before, in, between, in and after two rooms
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **of_rig}, cwd=tmp_path
+    )
+    # then
+    assert done.stdout == "[False, True, False, True, False]\n", done.stderr
