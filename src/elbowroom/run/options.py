@@ -26,7 +26,7 @@ class Knobs(TypedDict, total=False):
 
     Attributes:
         allow: what plans may do. "swap" moves saved storages. "recompute" rebuilds them, if swaps make steps wait or
-            are too few. "state" moves optimizer states, if nothing else is enough; "gradient" moves gradients too.
+            are too few. "state" and "gradient" move optimizer states and gradients, if nothing else is enough.
             "algorithm" runs convolutions with other algorithms, which round differently.
         planner: name of the planner, as for `elbowroom.plan`.
         options: options of the planner, such as {"size_bytes": "8MiB"} for "threshold".
