@@ -214,3 +214,24 @@ def test_an_allocator_at_its_limit_gives_back_what_the_next_block_cannot_use() -
     assert cycle(step, moves, {}, AllocatorUse("")).most_reserved == 82 * MIB
     assert fits(step, moves, {}, AllocatorUse("", 52 * MIB))
     assert not fits(step, moves, {}, AllocatorUse("", 51 * MIB))
+
+
+def test_the_first_of_all_steps_makes_its_optimizer_state_among_its_blocks() -> None:
+    # given steps with 30 MiB of activations; the first makes 8 MiB of an optimizer's state after these are free
+    build, state = Build(), -1
+    for turn in range(2):
+        activation = build.op(make=30 * MIB)
+        build.phase = "backward"
+        build.op()
+        build.free(activation)
+        build.phase = "optimizer"
+        if turn == 0:
+            state = build.op(make=8 * MIB, category="optimizer_state")
+        build.op(reads=(state,))
+        build.end_step()
+    step, moves = planned(build.trace(), 10**12, machine())
+    # when it is played with the state there already: that is in a segment of 20 MiB
+    assert cycle(step, moves, {}, AllocatorUse("")).most_reserved == 50 * MIB
+    # then the state takes a part of the free 30 MiB from the first step on, and the next one gets another 30
+    assert cycle(step, moves, {}, AllocatorUse("", from_first=True)).most_reserved == 60 * MIB
+    assert not fits(step, moves, {}, AllocatorUse("", 50 * MIB, from_first=True))

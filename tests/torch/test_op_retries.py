@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from elbowroom.engine.entries import Entry
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.full_device import asked_bytes
 from elbowroom.engine.op_retries import OpRetries
@@ -244,4 +245,43 @@ def test_a_training_whose_ops_are_refused_memory_is_the_same(
     assert any(left)
     assert_equal(found, expected)
     # and each step follows its plan to the end
+    assert not any(each.mismatches for each in room.steps)
+
+
+@pytest.mark.parametrize("allow", [("swap", "state"), ("swap", "state", "gradient")])
+def test_swaps_back_that_find_no_memory_before_they_are_needed_are_put_off(
+    allow: tuple[Means, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a device that refuses every second one of the swaps back that a plan wants early
+    early, bring_back = Executor.bring_back_early, Executor._bring_back  # pyright: ignore[reportPrivateUsage]
+    put_off: list[bool] = []
+    is_early = False
+
+    def bring_back_early(self: Executor, entry: Entry) -> bool:
+        nonlocal is_early
+        is_early = True
+        try:
+            put_off.append(not early(self, entry))
+        finally:
+            is_early = False
+        return not put_off[-1]
+
+    def refused(self: Executor, entry: Entry) -> None:
+        if is_early and len(put_off) % 2:
+            raise torch.OutOfMemoryError(REFUSED)
+        bring_back(self, entry)
+
+    monkeypatch.setattr(Executor, "bring_back_early", bring_back_early)
+    monkeypatch.setattr(Executor, "_bring_back", refused)
+
+    def setup() -> Training:
+        net = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256))
+        return ordinary(net, torch.randn(256, 64))
+
+    # when
+    expected = train(setup, 8)
+    found, room = train_within(setup, 8, 4_900_000, allow=allow)
+    # then
+    assert any(put_off)
+    assert_equal(found, expected)
     assert not any(each.mismatches for each in room.steps)
