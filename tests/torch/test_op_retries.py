@@ -244,8 +244,7 @@ def test_a_training_whose_ops_are_refused_memory_is_the_same(
     assert device.refused == len(left) > 10
     assert any(left)
     assert_equal(found, expected)
-    # and each step follows its plan to the end
-    assert not any(each.mismatches for each in room.steps)
+    assert sum(each.mismatches for each in room.steps) > 0
 
 
 @pytest.mark.parametrize("allow", [("swap", "state"), ("swap", "state", "gradient")])

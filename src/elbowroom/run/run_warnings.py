@@ -77,15 +77,6 @@ class Surprises:
             "more than that may be held. Free them, or give a larger budget",
         )
 
-    def made_room(self, asked_bytes: int) -> None:
-        """Warn that memory ran out in a step that goes on with its plan."""
-        warn_once(
-            self._once,
-            "room",
-            f"elbowroom: memory ran out by up to {format_bytes(asked_bytes)} in a step that follows its plan, so what "
-            "idled has left; such steps take longer. A larger budget makes them faster",
-        )
-
     def memory(self, excess_bytes: int) -> None:
         """Warn that a step that was not checked has held more bytes than the budget allows."""
         self._warn(

@@ -69,10 +69,6 @@ class Seen:
     unchecked: int = 0
 
 
-MOST_MADE_ROOM = 32
-"""Most times that memory runs out in steps of a kind before another plan is made for it."""
-
-
 @dataclass(slots=True, eq=False)
 class StepKind:
     """One kind of step and what to do in it.
@@ -94,7 +90,6 @@ class StepKind:
         turns: what to do with each save.
         begun: whether a step of this kind has begun.
         ran: number of steps that were of this kind, and followed it to their ends.
-        made_room: how often memory ran out in its steps, and something left.
         begins_empty: whether the last one began with an empty cache, as another kind's step came before it.
         shared: whether slightly smaller steps follow its plan: see similar_shapes.py.
         is_captured: whether its trace is a capture of the script: Note: [Beforehand] in beforehand.py.
@@ -116,7 +111,6 @@ class StepKind:
     seen: Seen = field(default_factory=Seen)
     begun: bool = False
     ran: int = 0
-    made_room: int = 0
     begins_empty: bool = False
     shared: bool = False
     is_captured: bool = False
@@ -129,12 +123,6 @@ class StepKind:
     def __post_init__(self) -> None:
         self.tier_of = dict(zip(self.schedule.swapped, self.schedule.tiers, strict=True))
         self.turns = turns_of(self.schedule)
-
-    def bears(self) -> bool:
-        """Count that memory ran out in a step and something left. Returns whether its plan goes on."""
-        self.made_room += 1
-        self.ran = 0  # what its steps hold is not sure
-        return not self.proofs and self.made_room <= MOST_MADE_ROOM
 
     @property
     def plan(self) -> Plan:

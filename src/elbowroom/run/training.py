@@ -269,22 +269,18 @@ class TrainingRun(RunFigures, Director, Conductor):
     def _make_room(self, asked_bytes: int) -> bool:
         """Move out what idles: memory ran out. Returns whether there is more room now. See Note: [Out of memory].
 
-        The step follows its plan to the end. If its kind needs that often, the rest of the step is swapped whole, and
-        the next such step is observed, so that the next plan counts what was missing. What was recorded of this step is
-        void, as it has the first try too.
+        The rest of the step is swapped whole, and the next such step is observed. So the next plan counts what was
+        missing. What was recorded of this one is void, as it has the first try too.
         """
         with self.aside():
             made = self._room.make(asked_bytes, in_optimizer=self._in_optimizer)
         if made and self._running and not self._optimizer_ran:
             self._states.in_parts = self._learner.in_parts
-            void, self._void = self._void, self._recorder is not None
-            if self._current is None:
-                if not void:
-                    self._watch_levels()
-            elif self._current.bears():
-                self._surprises.made_room(asked_bytes)
-            else:
+            if self._current is not None:
                 self.surprised_by(f"memory ran out by up to {format_bytes(asked_bytes)}, so what idled has left")
+            elif not self._void:
+                self._void = self._recorder is not None
+                self._watch_levels()
         return made
 
     def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:

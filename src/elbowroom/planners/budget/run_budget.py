@@ -45,7 +45,7 @@ PLANNER_OF_RECOMPUTES = "optimal" if find_spec("highspy") else "capuchin"
 BUDGETS_TRIED = 5
 """Most plans that are tried for one budget."""
 ROUNDS_OF_RECOMPUTES = 3
-SPARE_PAGES = 1
+SPARE_PAGES = 2
 """Pages of the allocator that a plan at a limit leaves free: for small storages unknown to it, and another layout."""
 TIME_LIMIT_S = 2.0
 """Time limit of each program that a planner solves: training waits for the plan."""
