@@ -311,7 +311,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._executor.residence.step_begins()
         chosen = known.chosen if known is not None else {}
         self._learner.layers.begin(root, chosen, recorded=self._recorder is not None)
-        self._states.gradients.wanted = self._learner.gradients
+        self._states.gradients.wanted = self._learner.gradients and not self._observing.spare_bytes
         self._states.in_parts = self._learner.in_parts if self._current is None else self._current.in_parts
         self._states.begin_step()
         if known is not None:
