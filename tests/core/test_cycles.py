@@ -235,3 +235,21 @@ def test_the_first_of_all_steps_makes_its_optimizer_state_among_its_blocks() -> 
     # then the state takes a part of the free 30 MiB from the first step on, and the next one gets another 30
     assert cycle(step, moves, {}, AllocatorUse("", from_first=True)).most_reserved == 60 * MIB
     assert not fits(step, moves, {}, AllocatorUse("", 50 * MIB, from_first=True))
+
+
+def test_the_first_of_all_steps_has_no_gradient_to_free() -> None:
+    # given steps that free the gradient of the step before after their forward
+    build, gradient = Build(), -1
+    for turn in range(2):
+        build.op(reads=())
+        if turn:
+            build.free(gradient)
+        build.phase = "backward"
+        gradient = build.op(make=30 * MIB, category="gradient")
+        build.end_step()
+    step, moves = planned(build.trace(), 10**12, machine())
+    # then only a later step begins with it
+    later = cycle(step, moves, {}, AllocatorUse(""), steps=1)
+    first = cycle(step, moves, {}, AllocatorUse("", from_first=True), steps=1)
+    assert (later.begin_allocated, first.begin_allocated) == (30 * MIB, 0)
+    assert first.allocated.tolist() == [0, 30 * MIB]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -60,11 +60,12 @@ def run(
     script: str = SCRIPT,
     capacity_bytes: int = 8 << 30,
     variables: Mapping[str, str] | None = None,
+    runs: Sequence[str] = ("-m", "elbowroom", "run"),
 ) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(script)
     of_rig = {"FAKECUDA_CAPACITY": str(capacity_bytes), "FAKECUDA_BACKING": "0", "FAKECUDNN_WORKSPACE": "0"}
     environment = {**os.environ, "PYTHONPATH": str(SOURCES), **of_rig, **(variables or {})}
-    command = [str(rig / "fake_torch.sh"), "-m", "elbowroom", "run", *options, "train.py"]
+    command = [str(rig / "fake_torch.sh"), *runs, *options, "train.py"]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
 
 
@@ -166,13 +167,7 @@ print([is_expandable(address) for address in found])
 
 @pytest.mark.timeout(0)
 def test_segments_that_are_made_after_a_run_are_as_they_were_before(rig: Path, tmp_path: Path) -> None:
-    # given
-    (tmp_path / "train.py").write_text(WITHIN)
-    of_rig = {"FAKECUDA_CAPACITY": str(8 << 30), "FAKECUDA_BACKING": "0", "PYTHONPATH": str(SOURCES)}
-    command = [str(rig / "fake_torch.sh"), "train.py"]
     # when something is made before, in, between, in and after two rooms
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, **of_rig}, cwd=tmp_path
-    )
+    done = run(rig, tmp_path, script=WITHIN, runs=())
     # then
     assert done.stdout == "[False, True, False, True, False]\n", done.stderr

@@ -206,7 +206,6 @@ def test_another_thread_goes_on_when_it_ends() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:elbowroom. memory ran out")
-@pytest.mark.filterwarnings("ignore:elbowroom. an optimizer state")  # its copy is refused memory at the end
 @pytest.mark.parametrize("budget", [1 << 30, 3_900_000])
 @pytest.mark.parametrize("allow", [("swap",), ("swap", "state"), ("swap", "state", "gradient"), ("swap", "recompute")])
 def test_a_training_whose_ops_are_refused_memory_is_the_same(

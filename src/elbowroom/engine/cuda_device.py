@@ -113,10 +113,6 @@ OF_MATRICES = (torch.nn.Linear, torch.nn.Bilinear, torch.nn.Embedding, torch.nn.
 """Layers of models that multiply matrices. Embeddings count, as the layers after them multiply matrices."""
 
 
-def _multiply(matrix: torch.Tensor) -> None:
-    torch.mm(matrix, matrix)
-
-
 @final
 class CudaResidence(Residence):
     """Memory of the caching allocator: it keeps what is freed, and returns all of it to the driver when a plan begins.
@@ -132,12 +128,12 @@ class CudaResidence(Residence):
     Args:
         device: the device, with its index.
         has_limit: whether the allocator has a limit that must not change: Note: [Managed] in engine/tiers/managed.py.
-        others: other settings that the run may give the allocator.
+        others: other settings that the run may give the allocator, as in PYTORCH_ALLOC_CONF.
     """
 
     def __init__(self, device: torch.device, *, has_limit: bool, others: tuple[str, ...] = ()) -> None:
         self._device = device
-        self._others = others
+        self.other_allocators = others
         self._has_limit = has_limit
         self._limit_bytes: int | None = None
         self._share = 1.0
@@ -174,10 +170,14 @@ class CudaResidence(Residence):
             return
         with torch.enable_grad(), torch.autocast("cuda", enabled=False):
             small = torch.zeros(8, 8, device=self._device)
-            torch.mm(small, small)
+
+            def multiply(_: torch.Tensor | None = None) -> None:
+                torch.mm(small, small)
+
+            multiply()
             leaf = torch.zeros(1, device=self._device, requires_grad=True)
             copy = leaf * 1  # saves nothing
-            copy.register_hook(lambda _: _multiply(small))
+            copy.register_hook(multiply)
             torch.autograd.grad(copy, leaf, torch.ones_like(copy))
 
     def others_come(self, needed_bytes: int, budget_bytes: int) -> bool:
@@ -194,10 +194,6 @@ class CudaResidence(Residence):
     def allocated_bytes(self) -> int:
         counted = torch.cuda.memory_stats_as_nested_dict(self._device)
         return counted.get("allocated_bytes", {}).get("all", {}).get("current", 0)
-
-    @property
-    def other_allocators(self) -> tuple[str, ...]:
-        return self._others
 
     def allocate_by(self, settings: str) -> None:
         set_allocator(settings)

@@ -22,8 +22,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from typing import TypeVar, final
 from weakref import ref
 
@@ -154,16 +154,6 @@ class Executor:
     def settle(self) -> None:
         """Wait for every write under way."""
         self.writes_done(self._writes_reaped + len(self._writes))
-
-    @contextmanager
-    def besides(self) -> Iterator[None]:
-        """Context manager around writes that no plan counts. They have ended when it ends; none is under way before."""
-        before = self._writes_reaped
-        try:
-            yield
-        finally:
-            self.settle()
-            self._writes_reaped = before
 
     def stop(self) -> None:
         """End every write under way at once. Writes that are not done are given up, and their errors ignored."""

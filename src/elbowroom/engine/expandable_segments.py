@@ -44,8 +44,8 @@ MAPS_MEMORY = 102
 def expandable_segments(device: torch.device, *, allowed: bool) -> Iterator[tuple[str, ...]]:
     """Context manager in which new segments are expandable, if the device and the user's settings allow it.
 
-    Yields the other settings that the run may give the allocator: Note: [Segments of a fixed size]. None if it has
-    changed nothing. At its end the settings are what they were.
+    Yields the other settings that the run may give the allocator: Note: [Segments of a fixed size]. There are none if
+    it has changed nothing. At its end the settings are what they were.
 
     Args:
         device: a CUDA device, with its index.

@@ -157,8 +157,8 @@ class Gradients:
         warn_once(
             self._once,
             "gradient",
-            f"elbowroom: a gradient {what}: the step may need more than its budget. Leave allow='gradient' out if that "
-            "happens in every step",
+            f"elbowroom: a gradient {what}: the step may need more than its budget. If that happens in every step, "
+            "leave 'gradient' out, by allow=('swap', 'recompute', 'state')",
         )
 
 

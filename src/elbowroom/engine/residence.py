@@ -137,7 +137,13 @@ class SoFar(NamedTuple):
 
 
 class Residence(ABC):
-    """Returns memory that storages left to where it came from: the system or the driver."""
+    """Returns memory that storages left to where it came from: the system or the driver.
+
+    Attributes:
+        other_allocators: other settings that a run may give a caching allocator, as in PYTORCH_ALLOC_CONF.
+    """
+
+    other_allocators: tuple[str, ...] = ()
 
     @abstractmethod
     def measure(self, live_bytes: Callable[[], int]) -> int:
@@ -160,7 +166,7 @@ class Residence(ABC):
         return 0
 
     def training_begins(self, root: torch.nn.Module | None) -> None:  # noqa: B027
-        """Prepare for the first observed step, which begins with a call of this module."""
+        """Prepare for the first step, which begins with a call of this module."""
 
     def others_come(self, needed_bytes: int, budget_bytes: int) -> bool:  # noqa: ARG002 - for devices without a cache
         """Make room for a step of a known kind that holds other storages than the step before.
@@ -183,11 +189,6 @@ class Residence(ABC):
     def allocated_bytes(self) -> int:
         """Return the bytes in blocks of a caching allocator that are in use; 0 if there is none."""
         return 0
-
-    @property
-    def other_allocators(self) -> tuple[str, ...]:
-        """Settings, as in PYTORCH_ALLOC_CONF, that a run may give a caching allocator in place of those it has."""
-        return ()
 
     def allocate_by(self, settings: str) -> None:  # noqa: B027 - for devices without a caching allocator
         """Give the caching allocator one of `other_allocators` for the segments that it makes from now on."""

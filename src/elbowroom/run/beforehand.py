@@ -69,9 +69,9 @@ class Question:
         allow: what a plan may do, "gradient" included.
         min_size_bytes: smaller storages are kept.
         follows: whether `min_size_bytes` follows the budget.
-        allocators: settings that the allocator may get if no plan meets the budget with the machine's.
         planner: name of the planner; None for that of runs.
         options: options of the planner.
+        allocators: settings that the allocator may get if no plan meets the budget with the machine's.
     """
 
     path: str | None

@@ -175,7 +175,7 @@ class Learner:
         )
 
     def begin_with(self, trace: Trace, course: Course, allocator: str) -> None:
-        """Follow a plan from the first step on, which was made from a capture of the script, for these settings."""
+        """Follow a plan of a capture of the script from the first step on, made for these settings of the allocator."""
         self.machine = replace(self.machine, allocator=allocator)
         self._captured = replace(known_of(trace, course, self.machine, self.budget_bytes), is_captured=True)
 

@@ -107,9 +107,8 @@ class MakingRoom:
         if self._executor.is_writing:
             self._executor.settle()
             return True
-        with self._executor.besides():
-            if self._kept_leave(asked_bytes) or (not in_optimizer and self._states.leave_now()):
-                return True
+        if self._kept_leave(asked_bytes) or (not in_optimizer and self._states.leave_now()):
+            return True
         return self._learner.free_bytes > 0 and self._limit.lift()
 
     def _kept_leave(self, asked_bytes: int) -> bool:
@@ -129,6 +128,7 @@ class MakingRoom:
                     for handle in handles:
                         handle.let_go()
                 left_bytes += entry.size_bytes
+        self._executor.settle()
         return left_bytes > 0
 
 

@@ -19,7 +19,7 @@ themselves fit. It costs the wait and the calls of the driver.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -211,13 +211,14 @@ def _of_steps(
     events before the first step. The storages `away` are not on the device when that begins.
     """
     late = _made_in_steps(step) if from_first else {}
-    before = _set_up(step, late) if from_first else _before(step, everything=False)
-    events = [event for event in before if event[1] not in away]
+    set_up_end = _set_up_end(step.trace) if from_first else 0
+    before = _before(step, everything=False, set_up_end=set_up_end)
+    events = [event for event in before if event[1] not in away and event[1] not in late]
     blocks = _Blocks(step, events)
     events.append(("empty_cache",))
     first = len(events)
     ends: list[int] = []
-    made = [each for storage, each in late.items() if storage not in away and step.gone[storage] == len(step.level)]
+    made = [each for storage, each in late.items() if each is not None and storage not in away]
     for turn in range(steps):
         ends = [len(events)]
         for each in sorted([*made, *due], key=_in_order) if made and turn == 0 else due:
@@ -227,40 +228,30 @@ def _of_steps(
     return events, np.array(ends, np.int64), first
 
 
-def _made_in_steps(step: LastStep) -> dict[int, _Due]:
-    """Return the storages that lie there as the step begins and that no set-up made, each with where it is used first.
+def _made_in_steps(step: LastStep) -> dict[int, _Due | None]:
+    """Return the gradients and optimizer states that lie there as the step begins, each with where it is used first.
 
-    These are gradients and optimizer states.
+    That is None for a gradient that the step frees: the first step of all has none to free.
     """
     trace, first_op = step.trace, step.first_op
     inside = (e.storage for e in trace.events if 0 <= e.op < first_op and trace.ops[e.op].phase != "forward")
     found = {storage for storage in inside if step.born[storage] == 0 and step.gone[storage] > 0}
-    late: dict[int, _Due] = {}
+    late: dict[int, _Due | None] = {storage: None for storage in found if step.gone[storage] < len(step.level)}
+    on = streams_of(trace)
     for op in range(first_op, step.end_op):
         for storage in found.intersection((*trace.ops[op].reads, *trace.ops[op].writes)).difference(late):
-            event = ("alloc", storage, int(step.storage_bytes[storage]))
+            event = ("alloc", storage, int(step.storage_bytes[storage]), *on.get(storage, ()))
             late[storage] = _Due(int(step.point_of[op - first_op]), COMES, event)
     return late
 
 
-def _set_up(step: LastStep, late: Collection[int]) -> Iterator[Event]:
-    """Yield the events before the first forward of a training, and those of what lies there later and is not `late`."""
-    trace = step.trace
+def _set_up_end(trace: Trace) -> int:
+    """Return the op at which the first forward of a training begins: the first step has its set-up before it."""
     forwards = [
         next((op for op in range(*each) if trace.ops[op].phase != "forward"), each.end_op) - each.first_op
         for each in (trace.steps[0], trace.steps[-1])
     ]
-    end_op = trace.steps[0].first_op + max(0, forwards[0] - forwards[1])
-    on = streams_of(trace)
-    held = set[int]()
-    for op, storage, size in trace.events:
-        stays = op < step.first_op and step.born[storage] == 0 and step.gone[storage] > 0 and storage not in late
-        if size > 0 and (op < end_op or stays):
-            held.add(storage)
-            yield ("alloc", storage, size, *on.get(storage, ()))
-        elif size < 0 and op < step.first_op and storage in held:
-            held.discard(storage)
-            yield ("free", storage)
+    return trace.steps[0].first_op + max(0, forwards[0] - forwards[1])
 
 
 def _in_order(due: _Due) -> tuple[int, int, int]:
@@ -358,10 +349,10 @@ def streams_of(trace: Trace) -> dict[int, tuple[int]]:
     return {storage: (stream,) for storage, stream in trace.streams}
 
 
-def _before(step: LastStep, *, everything: bool) -> list[Event]:
-    """Return events before the step: all, or those before the first op and those of storages live in the step."""
+def _before(step: LastStep, *, everything: bool, set_up_end: int = 0) -> list[Event]:
+    """Return events before the step: all, or those of storages made before an op and of those live in the step."""
     early = [event for event in step.trace.events if event.op < step.first_op]
-    at_first = {event.storage for event in early if event.op < 0}
+    at_first = {event.storage for event in early if event.op < set_up_end}
     empties = set(step.trace.empties) if everything else set[int]()
     events: list[Event] = []
     on = streams_of(step.trace)

@@ -94,7 +94,7 @@ def set_allocator(text: str) -> bool:
     change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     if change is None:
         return False
-    change(OF_RUNS)
+    change(OF_RUNS)  # by a call of its own, as `allocator_text` returns what was given last
     change(text)
     return True
 
