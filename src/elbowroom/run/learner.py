@@ -329,9 +329,9 @@ class Learner:
             return
         self._reserved_more[key] = tried + 1
         less_bytes = max(1, known.course.peak_bytes - more_bytes)
-        work = partial(smaller_plan, self._question(key, known.trace), less_bytes)
+        work = partial(smaller_plan, self._question(key, known.trace), less_bytes, known)
 
-        def apply(made: Callable[[], StepKind | None]) -> StepKind | None:
+        def apply(made: Callable[[], StepKind]) -> StepKind | None:
             with suppress(NoRoom):
                 return self._follows(key, made())
             return None

@@ -81,12 +81,12 @@ def scaled_plan(question: StepQuestion) -> StepKind | Infeasible:
         return again(problem)
 
 
-def smaller_plan(question: StepQuestion, device_bytes: int) -> StepKind | None:
-    """Return a plan for fewer bytes than the budget has; None if there is none."""
+def smaller_plan(question: StepQuestion, device_bytes: int, known: StepKind) -> StepKind:
+    """Return a plan for fewer bytes than that of a kind; if there is none, that plan below the allocator's limit."""
+    course = replace(known.course, at_limit=True)
     with suppress(Infeasible, InvalidPlan):
         course = _swaps(replace(question, budget=question.budget.on_device(device_bytes)))
-        return replace(_known_of(question, course), refined=True)
-    return None
+    return replace(_known_of(question, course), refined=True)
 
 
 def plan_of_calls(question: StepQuestion, calls: Calls, *, is_needed: bool) -> Planned | None:

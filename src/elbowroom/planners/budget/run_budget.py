@@ -253,7 +253,7 @@ def _refused_reserved(request: CourseRequest, tried: Sequence[Plan] = ()) -> Inf
         other = request.following(met_bytes)
         if other.asked == request.asked or _at_limit(other.trace, other.use(), _frugalest(other), met_bytes):
             return found if met_bytes == least_bytes else followed(found, met_bytes)
-        request, met_bytes = other, max(met_bytes + 1, _least_budget(other, met_bytes))
+        request, met_bytes = other, max(met_bytes + SEGMENT_BYTES, _least_budget(other, met_bytes))
 
 
 @dataclass(slots=True)
@@ -424,7 +424,7 @@ def _frugal(trace: Trace, made: Plan) -> tuple[LastStep, Moves, dict[int, int]]:
 
 
 def _least_budget(request: CourseRequest, fails: int, tried: Sequence[Plan] = ()) -> int:
-    """Return the least budget that one of the plans which need the least keeps within, to SEGMENT_BYTES.
+    """Return the least budget that one of the plans which need the least keeps within, in whole SEGMENT_BYTES.
 
     Args:
         request: the request.
@@ -443,7 +443,7 @@ def _least_budget(request: CourseRequest, fails: int, tried: Sequence[Plan] = ()
 
         if works(met - SEGMENT_BYTES):
             met = lowest(works, fails, met - SEGMENT_BYTES, SEGMENT_BYTES)
-    return met
+    return met + -met % SEGMENT_BYTES  # the next run may hold a few bytes more
 
 
 def simulated(trace: Trace, machine: Machine, course: Course, *, begins_empty: bool = False) -> Timeline:
