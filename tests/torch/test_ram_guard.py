@@ -78,7 +78,7 @@ def test_a_block_that_is_not_left_is_refused_and_smaller_ones_are_not(guard: Ram
     assert isinstance(found, Infeasible)
     assert str(found).startswith("memory: memory cgroup /job allows 512.0 MiB (536870912 bytes).")
     assert "Its last request, 512.0 MiB, goes beyond it." in str(found)
-    assert "Try a limit of 1.00 GiB (1073741824 bytes)" in str(found)  # 512 MiB + 512 MiB
+    assert "Try a limit of at least 1.00 GiB (1073741824 bytes)" in str(found)  # 512 MiB + 512 MiB
     assert found.budget_bytes == 100 * MIB
 
 

@@ -156,7 +156,7 @@ class RamGuard:
         outcome = "The kernel would have killed the process." if limit.kills else "The system refused it."
         return Infeasible(
             f"memory: {limit.name} allows {format_exact_bytes(limit.limit_bytes)}.\n{why} {outcome}\n"
-            f"Try a limit of {format_exact_bytes(limit.limit_bytes + more_bytes)}, or a smaller batch.",
+            f"Try a limit of at least {format_exact_bytes(limit.limit_bytes + more_bytes)}, or a smaller batch.",
             budget_bytes=budget_bytes,
             least_feasible_bytes=budget_bytes + more_bytes,
         )
