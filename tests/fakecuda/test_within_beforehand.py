@@ -171,3 +171,31 @@ def test_segments_that_are_made_after_a_run_are_as_they_were_before(rig: Path, t
     done = run(rig, tmp_path, script=WITHIN, runs=())
     # then
     assert done.stdout == "[False, True, False, True, False]\n", done.stderr
+
+
+EVALUATES = """
+import torch
+from torch import nn
+model = nn.Sequential(*[nn.Sequential(nn.Linear(1024, 1024), nn.GELU()) for _ in range(6)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+with torch.no_grad():
+    best = model(torch.zeros(16384, 1024, device="cuda")).square().mean().item()
+for step in range(4):
+    loss = model(torch.zeros(4096, 1024, device="cuda")).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, loss.item() < best, flush=True)
+"""
+
+
+@pytest.mark.timeout(0)
+def test_an_evaluation_that_finds_no_memory_before_the_first_step_names_what_training_needs(
+    rig: Path, tmp_path: Path
+) -> None:
+    # given a value that decides, so that the capture's refusal waits for the training, and an evaluation before that
+    refused = run(rig, tmp_path, script=EVALUATES, capacity_bytes=120 << 20)
+    # then
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "Memory ran out before the first step." in refused.stderr
+    assert "A capture of the script on a virtual GPU says that its steps need a budget of" in refused.stderr

@@ -24,6 +24,7 @@ from tests.torch.helpers import (
     mlp,
     needs,
     same_within,
+    seeded,
     tight_budget,
     train,
     train_within,
@@ -437,3 +438,22 @@ def test_a_model_that_is_rebuilt_trains_to_the_same_numbers(late: bool) -> None:
 
     assert_equal(inside, plain)
     assert [step.mismatches for step in room.steps[-2:]] == [0, 0]
+
+
+def test_other_shapes_come_after_steps_for_which_no_plan_is_made_any_more() -> None:
+    # given steps that had a plan, which does not hold them after all
+    setup = batches([3000, 3000, 3000, 3000, 2800, 2900])
+    plain = train(setup, 6)
+    budget = tight_budget(batches([3000]))
+    training = seeded(setup)
+    with within(budget) as room:
+        for number in range(4):
+            training.step(number)
+        run = run_of(room)
+        with pytest.warns(RuntimeWarning, match="no plan that was simulated holds steps of Masked"):
+            run._learner._goes_unplanned(run._key, "no plan holds steps")
+        # when steps of other shapes come
+        losses = [training.step(number) for number in (4, 5)]
+    # then they are trained as ever
+    assert [step.mode for step in room.steps][3:] == ["plan", "observe", "observe"]
+    assert [loss.item() for loss in losses] == [loss.item() for loss in plain.losses[4:]]

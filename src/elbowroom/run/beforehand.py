@@ -42,7 +42,7 @@ from elbowroom.planners.request import PlanRequest
 from elbowroom.run.options import asked as checked
 from elbowroom.step.workspaces import without_workspaces
 from elbowroom.trace import Trace
-from elbowroom.units import Budget
+from elbowroom.units import Budget, format_exact_bytes
 
 STEPS = 3
 PATIENCE_S = 180.0
@@ -167,6 +167,19 @@ class Child:
             verdict.message + SAID_BY,
             budget_bytes=self._question.budget_bytes,
             least_feasible_bytes=verdict.least_feasible_bytes,
+        )
+
+    def with_least(self, found: Infeasible) -> Infeasible:
+        """Return the refusal of a training that ran out of memory, with the least budget that the capture names."""
+        verdict = self.verdict()
+        if verdict is None or not verdict.refuses:
+            return found
+        return Infeasible(
+            f"{found}\nA capture of the script on a virtual GPU says that its steps need a budget of "
+            f"{format_exact_bytes(verdict.least_feasible_bytes)}.",
+            budget_bytes=found.budget_bytes,
+            least_feasible_bytes=max(found.least_feasible_bytes, verdict.least_feasible_bytes),
+            counts_reserved=found.counts_reserved,
         )
 
     def close(self) -> None:

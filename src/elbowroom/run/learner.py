@@ -436,6 +436,7 @@ class Learner:
             warn_unplanned(self._once, self.kinds.of(key).inputs, self.budget_bytes)
         self._unplanned.add(key)
         self._known.pop(key, None)
+        self._nearby.forgotten(key)
         self.kinds.of(key).planned_peak_bytes = 0
 
     def _need_no_plan(self) -> bool:

@@ -63,6 +63,11 @@ class Nearby:
         form, sizes = _form_and_sizes(key)
         self._of_form.setdefault(form, {})[sizes] = key
 
+    def forgotten(self, key: Hashable) -> None:
+        """Note that no kind of step of this signature is known any more."""
+        form, sizes = _form_and_sizes(key)
+        self._of_form.get(form, {}).pop(sizes, None)
+
     def made_up(self, target: Target, kind: StepKind) -> None:
         """Note a kind for steps that were not recorded."""
         self._made_up[target] = kind
