@@ -37,7 +37,7 @@ def test_what_the_host_cannot_hold_goes_on_to_the_disk_and_every_budget_is_kept(
     for kind in ("allocated", "reserved"):
         assert abs(last[kind] - simulated[kind]) <= 0.01 * simulated[kind] + MIB  # 1 % + 1 MiB
     assert [figures["mismatches"] for figures in run["figures"]] == [0] * 6
-    assert 0 < run["figures"][-1]["back"] <= run["figures"][-1]["out"] <= run["plan"]["bytes"]
+    assert 0 < run["figures"][-1]["back"] <= run["figures"][-1]["out"] <= last["planned"]
     # and the rates of the disk were measured
     assert ASSUMED_DISK.out_bytes_per_s not in run["links"][1]
     assert ASSUMED_DISK.back_bytes_per_s not in run["links"][1]
@@ -79,7 +79,7 @@ def test_what_goes_to_the_disk_directly_takes_no_host_memory_and_every_budget_is
         assert abs(last[kind] - simulated[kind]) <= 0.01 * simulated[kind] + MIB  # 1 % + 1 MiB
     assert [figures["mismatches"] for figures in run["figures"]] == [0] * 6
     # and nothing moves but what the plan moves; what is wanted back before it has left stays
-    assert 0 < run["figures"][-1]["back"] <= run["figures"][-1]["out"] <= run["plan"]["bytes"]
+    assert 0 < run["figures"][-1]["back"] <= run["figures"][-1]["out"] <= last["planned"]
     # and the rates of the way past the host were measured
     assert ASSUMED_DISK.out_bytes_per_s not in run["links"][1]
     assert ASSUMED_DISK.back_bytes_per_s not in run["links"][1]

@@ -21,6 +21,7 @@ from elbowroom.engine.residence import resident_bytes
 from elbowroom.run import background_planning as beside
 from elbowroom.run.recompute.checksums import Checksums, Samples
 from elbowroom.run.room import run_of
+from elbowroom.run.training import TrainingRun
 from tests.fakecuda import MOVES
 from tests.fakecuda.within_models import MODELS
 from tests.torch.plain_gds import PlainGdsFile
@@ -43,6 +44,12 @@ def plain(step: Callable[[], Any], steps: int = 3) -> tuple[int, int]:
     return peaks()
 
 
+def _planned_bytes(run: TrainingRun) -> int:
+    """What the plan of this step swaps of what is saved; 0 without a plan. A better plan may have been made since."""
+    schedule = None if (known := run.known()) is None else known.schedule
+    return 0 if schedule is None else sum(schedule.saved[n][0] for n in schedule.swapped if n < len(schedule.saved))
+
+
 def within(step: Callable[[], Any], budget: str | int | None, steps: int, **options: Any) -> Figures:
     """What each step did and what is left in the end."""
     found: Figures = {"steps": [], "budget_bytes": 0}
@@ -61,6 +68,7 @@ def within(step: Callable[[], Any], budget: str | int | None, steps: int, **opti
                     "held": tier.held_bytes,
                     "resident": resident_bytes(),
                     "mode": run_of(room)._mode,
+                    "planned": _planned_bytes(run_of(room)),
                 }
             )
         line = room.simulated
