@@ -76,9 +76,12 @@ def _unet3d() -> Step:
 
 
 def _swin_unetr() -> Step:
+    import torch
     from monai.networks.nets import SwinUNETR  # pyright: ignore[reportPrivateImportUsage]
 
-    return _volumes(SwinUNETR(in_channels=1, out_channels=14, feature_size=48), 96)
+    with torch.device("cpu"):  # the rig has no compiler for the kernel of erfinv, which its weights begin with
+        net = SwinUNETR(in_channels=1, out_channels=14, feature_size=48)
+    return _volumes(net, 96)
 
 
 def _densenet121() -> Step:
