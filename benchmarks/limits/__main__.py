@@ -18,7 +18,7 @@ def main() -> None:
     add_options(options)
     options.add_argument("--only", action="append", choices=WORKLOADS, metavar="NAME", help="a workload; repeatable")
     options.add_argument("--way", action="append", choices=rig.WAYS, help="of running elbowroom; repeatable")
-    options.add_argument("--packages", type=Path, help="folder that holds MONAI, einops, transformers, peft, diffusers and TRL")
+    options.add_argument("--packages", type=Path, help="folder with MONAI, einops, transformers, peft, diffusers, TRL")
     options.add_argument("--out", type=Path, help="the result file; today's by default")
     given = options.parse_args()
     if given.table:

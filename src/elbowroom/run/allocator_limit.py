@@ -3,8 +3,9 @@
 Note: [The budget as a limit]
 A plan says what the blocks of a step take. What the allocator reserves for them depends on where they lie. With the
 budget as its limit, it gives free memory back to the driver before it exceeds the budget. Torch counts a whole block
-there, even where pages for most of it are mapped. So the limit is for plans that were simulated to fit at it, and other
-plans need none. Code between steps runs without a limit.
+there, even where pages for most of it are mapped. So the limit is for plans that were simulated to fit at it, and for
+those whose steps held more than the budget and for which no smaller plan was found. Other plans need none. Code between
+steps runs without a limit.
 
 A step may begin with more on the device than its plan was simulated with. That step runs without a limit, with a
 warning, if the plan leaves no room for it. A step that proves recomputes has no limit either. It also copies out what

@@ -320,8 +320,8 @@ class Learner:
     def reserved_more(self, key: Hashable, known: StepKind, more_bytes: int) -> None:
         """Plan again, for `more_bytes` less: a settled step has left that much reserved beyond the budget.
 
-        Storages that stay lie where the steps before the plan put them. So the free space around them differs from the
-        simulated one.
+        Storages that stay lie where the steps before the plan put them, and those of the model in segments that the run
+        did not choose. So the free space around them differs from the simulated one.
         """
         tried = self._reserved_more.get(key, 0)
         is_ours = self._given is None and known.rebuilder is None and not (known.shared or known.chosen)
