@@ -3,8 +3,8 @@
 Note: [Planning thread]
 A plan is made when a step has ended. It mostly takes less time than the step. If it takes longer than `PATIENCE_S`,
 a thread goes on with it, and the training goes on as before. Steps of a kind without a plan are then swapped whole and
-not recorded: they hold what an observed step holds. Steps of other kinds follow the plan that they have. The first step
-of the kind that begins once the plan is made follows it. An error of the planning is raised there.
+not recorded: they hold what an observed step holds. Steps of other kinds follow the plan that they have. The plan is
+applied where the next step of any kind begins, and an error of the planning is raised there.
 
 The thread runs functions of frozen questions (step_planning.py) and returns a value. The training's thread applies it.
 """
@@ -63,6 +63,11 @@ class BackgroundPlanner:
         self._under_way[key] = making, then
         making.join(None if self._apart is not None else PATIENCE_S)
         return self.arrived(key)
+
+    def all_arrived(self) -> None:
+        """Apply all plans that are made by now: steps of their signatures may never come again."""
+        for key in list(self._under_way):
+            self.arrived(key)
 
     def arrived(self, key: Hashable) -> StepKind | None:
         """Apply the plan for steps of this signature, if one is made by now."""

@@ -200,7 +200,7 @@ class Learner:
         Raises:
             Infeasible: the planning thread has found that no plan meets the budget.
         """
-        self._background.arrived(key)
+        self._background.all_arrived()
         known = self._known.get(key)
         if key in self._unplanned:
             return None
@@ -553,7 +553,7 @@ class Learner:
         """Replace what was known of the same kind."""
         kinds = [kind for kind in self._known.get(key, []) if kind.schedule.saved != known.schedule.saved]
         self._known[key] = [*kinds, known]
-        self.kinds.of(key).planned_peak_bytes = known.course.peak_bytes
+        self.kinds.of(key).planned_peak_bytes = known.planned_bytes
         self._nearby.learnt(key)
         wanted = self._wanted.get(key)
         if wanted is not None and wanted.found(known):

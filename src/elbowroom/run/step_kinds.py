@@ -92,6 +92,7 @@ class StepKind:
         ran: number of steps that were of this kind, and followed it to their ends.
         begins_empty: whether the last one began with an empty cache, as another kind's step came before it.
         shared: whether slightly smaller steps follow its plan: see similar_shapes.py.
+        explores: whether it shows how little a step can hold: no plan meets the budget.
         is_captured: whether its trace is a capture of the script: Note: [Beforehand] in beforehand.py.
         keep_all_bytes: bytes that keeping everything takes, if no step was recorded to say it; else 0.
         measured: whether a step of this kind, if it is shared, was recorded.
@@ -113,6 +114,7 @@ class StepKind:
     ran: int = 0
     begins_empty: bool = False
     shared: bool = False
+    explores: bool = False
     is_captured: bool = False
     keep_all_bytes: int = 0
     measured: bool = False
@@ -128,6 +130,11 @@ class StepKind:
     def plan(self) -> Plan:
         """Plan of this kind: what is swapped and what is recomputed."""
         return self.course.plan
+
+    @property
+    def planned_bytes(self) -> int:
+        """The most that its plan holds; 0 if it only explores."""
+        return 0 if self.explores else self.course.peak_bytes
 
     @property
     def moves(self) -> bool:

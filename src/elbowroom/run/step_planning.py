@@ -171,7 +171,9 @@ def _exploring(question: StepQuestion) -> StepKind | None:
     if question.given is not None or not question.may_explore:
         return None
     course = exploring(_request(question))
-    return None if course is None else replace(_known_of(question, course), in_parts=bool(question.trace.parts))
+    if course is None:
+        return None
+    return replace(_known_of(question, course), in_parts=bool(question.trace.parts), explores=True)
 
 
 def _refused(question: StepQuestion, problem: Infeasible | InvalidPlan) -> RefusedPlan:
