@@ -7,8 +7,9 @@ there, even where pages for most of it are mapped. So the limit is for plans tha
 those whose steps held more than the budget and for which no smaller plan was found. Other plans need none. Code between
 steps runs without a limit.
 
-A step may begin with more on the device than its plan was simulated with. That step runs without a limit, with a
-warning, if the plan leaves no room for it. A step that proves recomputes has no limit either. It also copies out what
+The limit is the one that the plan was simulated with. Where memory runs out below it, the budget takes its place. A
+step may begin with more on the device than its plan was simulated with. That step runs without a limit, with a warning,
+if the plan leaves no room for it. A step that proves recomputes has no limit either. It also copies out what
 it drops, and computes checksums, which no plan counts.
 """
 
@@ -34,26 +35,36 @@ class AllocatorLimit:
     def __init__(self, residence: Residence, surprises: Surprises) -> None:
         self._residence = residence
         self._surprises = surprises
+        self._wider_bytes = 0
 
-    def begin(self, known: StepKind, limit_bytes: int) -> None:
+    def begin(self, known: StepKind, most_bytes: int) -> None:
         """Begin a step that follows a plan, once what leaves as it begins has left.
 
         Args:
             known: its kind.
-            limit_bytes: the most that the allocator may reserve.
+            most_bytes: the most that the allocator may reserve.
         """
+        self._wider_bytes = 0
         if known.proofs or not known.course.at_limit:
             return
-        page = page_bytes(known.machine.allocator)
-        more_bytes = self._residence.allocated_bytes() - known.course.begins_bytes
-        if more_bytes > limit_bytes - known.course.peak_bytes + page:
+        more_bytes = max(0, self._residence.allocated_bytes() - known.course.begins_bytes)
+        limit_bytes = known.course.peak_bytes + more_bytes
+        if limit_bytes > most_bytes:
             self._surprises.lies_there(more_bytes)
-        else:
-            self._residence.limit(limit_bytes - page)  # the allocator may exceed it by a part of a page
+            return
+        self._residence.limit(limit_bytes)
+        wider_bytes = most_bytes - page_bytes(known.machine.allocator)  # it may be exceeded by a part of a page
+        self._wider_bytes = wider_bytes if wider_bytes > limit_bytes else 0
+
+    def widen(self) -> bool:
+        """Raise the limit to the budget: memory ran out below it. Returns whether that is more."""
+        wider_bytes, self._wider_bytes = self._wider_bytes, 0
+        return wider_bytes > 0 and self._residence.limit(wider_bytes)
 
     def lift(self) -> bool:
         """Lift the limit: the step has ended, or is not the one that its plan was made for.
 
         Returns whether there was one.
         """
+        self._wider_bytes = 0
         return self._residence.limit(None)

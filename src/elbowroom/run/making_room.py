@@ -9,7 +9,8 @@ a model that was made since. Then memory runs out in a step that could do with l
    autograd has stays.
 3. Optimizer states, unless their optimizer steps.
 
-If nothing leaves any more, a limit of the allocator is lifted that lies below an `auto` budget's margin.
+A limit of the allocator that lies below the budget is raised to it before anything leaves: the plan goes on. If nothing
+leaves any more, the limit is lifted into the margin that an `auto` budget leaves.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ class MakingRoom:
         """Return whether a step of this kind takes nearly all that there is, as far as that is known."""
         if not self._executor.residence.refuses:
             return False
-        return known is None or known.course.peak_bytes > SURE_SHARE * self._learner.limit_bytes
+        if known is None or known.course.at_limit:
+            return True
+        return known.course.peak_bytes > SURE_SHARE * self._learner.limit_bytes
 
     def handled(self, handle: Handle) -> None:
         """Note a saved tensor, so that its storage may leave later: behind the work of the stream that saves it."""

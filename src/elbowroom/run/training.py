@@ -277,6 +277,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         The rest of the step is swapped whole, and the next such step is observed. So the next plan counts what was
         missing. What was recorded of this one is void, as it has the first try too.
         """
+        if self._limit.widen():
+            return True
         with self.aside():
             made = self._room.make(asked_bytes, in_optimizer=self._in_optimizer)
         if made and self._running and not self._optimizer_ran:

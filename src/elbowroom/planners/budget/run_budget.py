@@ -5,8 +5,13 @@ plan is played (elbowroom/simulate/repeated_steps.py). So a plan is made for the
 plans are made for less and less, until one fits. If no plan fits, one may do whose blocks fit below the budget as the
 allocator's limit. There the allocator gives its cache back to the driver, which hands memory out anew.
 
-One plan decides whether a budget is refused: everything is away, and back on demand. Its blocks fit below the budget as
-a limit or they do not. So there is a least budget, which a bisection finds, and every larger one is met.
+One plan decides whether a budget is refused: everything is away, and back on demand.
+
+Note: [The least limit]
+Below a larger limit blocks lie elsewhere, and may fit no more: the steps of a net fit below 142 MiB and not below 160.
+So limits are looked at from the bytes in blocks upwards, whatever the budget is. The first one below which the blocks
+fit is the least limit. A plan whose blocks do not fit below the whole budget runs below its least limit. So there is a
+least budget, and every larger one is met.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from elbowroom.planners import Asking, Judge, Means, any_recompute, asking
 from elbowroom.planners.budget.infeasible import followed, with_reserved
 from elbowroom.planners.budget.least import first_met
 from elbowroom.planners.budget.remedies import Refused, with_remedies
-from elbowroom.planners.budget.reserved_search import Descending, Look, lowest, search
+from elbowroom.planners.budget.reserved_search import Descending, Look, search
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.simulate.repeated_steps import Cycle, cycle, early_waits, fits, waits_at_saves
 from elbowroom.simulate.reserved_curve import AllocatorUse
@@ -47,6 +52,8 @@ BUDGETS_TRIED = 5
 ROUNDS_OF_RECOMPUTES = 3
 SPARE_PAGES = 2
 """Pages of the allocator that a plan at a limit leaves free: for small storages unknown to it, and another layout."""
+LIMIT_SHARE = 100
+"""The next limit that is looked at is larger by one such part, and by a segment at least."""
 TIME_LIMIT_S = 2.0
 """Time limit of each program that a planner solves: training waits for the plan."""
 
@@ -236,7 +243,7 @@ def _frugalest(request: CourseRequest) -> list[Plan]:
 def _refused_reserved(request: CourseRequest, tried: Sequence[Plan] = ()) -> Infeasible:
     """Return the error for a budget of reserved bytes that neither the frugalest plans nor the tried ones meet."""
     budget_bytes = request.budget.device_bytes
-    least_bytes = _least_budget(request, budget_bytes, tried)
+    least_bytes = _least_budget(request, tried)
     try:
         _asking(replace(request, asked=_of_everything(request))).plan(1)
         why = f"budget: given {format_exact_bytes(budget_bytes)} of reserved memory.\nGive more."
@@ -253,7 +260,7 @@ def _refused_reserved(request: CourseRequest, tried: Sequence[Plan] = ()) -> Inf
         other = request.following(met_bytes)
         if other.asked == request.asked or _at_limit(other.trace, other.use(), _frugalest(other), met_bytes):
             return found if met_bytes == least_bytes else followed(found, met_bytes)
-        request, met_bytes = other, max(met_bytes + SEGMENT_BYTES, _least_budget(other, met_bytes))
+        request, met_bytes = other, max(met_bytes + SEGMENT_BYTES, _least_budget(other))
 
 
 @dataclass(slots=True)
@@ -405,15 +412,39 @@ def page_bytes(settings: str) -> int:
 
 
 def _at_limit(trace: Trace, use: AllocatorUse, plans: Sequence[Plan], budget_bytes: int) -> Course | None:
-    """Return the course of the first plan whose blocks fit below the budget as the allocator's limit."""
-    limit_bytes = budget_bytes - SPARE_PAGES * page_bytes(use.settings)
-    limited = replace(use, limit_bytes=limit_bytes)
-    for made in plans if limit_bytes > 0 else ():
+    """Return the course of the first plan within the budget, if need be below a limit of the allocator."""
+    for made in plans:
         step, moves, waiting = _frugal(trace, made)
-        if fits(step, moves, waiting, limited):
-            begins_bytes = cycle(step, moves, waiting, limited).begin_allocated
-            return Course(plan=made, waiting=waiting, peak_bytes=limit_bytes, begins_bytes=begins_bytes, at_limit=True)
+        held = cycle(step, moves, waiting, use)
+        peak_bytes, at_limit = held.most_reserved, False
+        if peak_bytes > budget_bytes:
+            most_bytes, at_limit = budget_bytes - SPARE_PAGES * page_bytes(use.settings), True
+            least_bytes = _least_limit(step, moves, waiting, use, most_bytes)
+            if least_bytes is None:
+                continue
+            is_enough = fits(step, moves, waiting, replace(use, limit_bytes=most_bytes))
+            peak_bytes = most_bytes if is_enough else least_bytes
+            held = cycle(step, moves, waiting, replace(use, limit_bytes=peak_bytes))
+        begins_bytes = held.begin_allocated
+        return Course(plan=made, waiting=waiting, peak_bytes=peak_bytes, begins_bytes=begins_bytes, at_limit=at_limit)
     return None
+
+
+def _least_limit(
+    step: LastStep, moves: Moves, waiting: Mapping[int, int], use: AllocatorUse, most_bytes: int
+) -> int | None:
+    """Return the allocator's least limit for a plan: Note: [The least limit]. None if it is beyond `most_bytes`."""
+    limit_bytes = _whole(int(need(step, moves).max()))
+    while limit_bytes <= most_bytes:
+        if fits(step, moves, waiting, replace(use, limit_bytes=limit_bytes)):
+            return limit_bytes
+        limit_bytes += _whole(limit_bytes // LIMIT_SHARE)
+    return None
+
+
+def _whole(size_bytes: int) -> int:
+    """Return a size in whole segments, at least one."""
+    return max(1, -(-size_bytes // SEGMENT_BYTES)) * SEGMENT_BYTES
 
 
 def _frugal(trace: Trace, made: Plan) -> tuple[LastStep, Moves, dict[int, int]]:
@@ -423,27 +454,21 @@ def _frugal(trace: Trace, made: Plan) -> tuple[LastStep, Moves, dict[int, int]]:
     return step, moves, early_waits(step, moves, tiers_of_plan(step, made, moves), None, before_idle=True)
 
 
-def _least_budget(request: CourseRequest, fails: int, tried: Sequence[Plan] = ()) -> int:
+def _least_budget(request: CourseRequest, tried: Sequence[Plan] = ()) -> int:
     """Return the least budget that one of the plans which need the least keeps within, in whole SEGMENT_BYTES.
 
     Args:
         request: the request.
-        fails: a budget that is not enough for any of them.
         tried: plans to consider as well.
     """
-    trace, spare = request.trace, SPARE_PAGES * page_bytes(request.machine.allocator)
-    met = keeping_bytes(trace, request.machine, from_first=request.from_first)
+    trace, spare_bytes = request.trace, SPARE_PAGES * page_bytes(request.machine.allocator)
+    met_bytes = keeping_bytes(trace, request.machine, from_first=request.from_first)
     for made in (*_frugalest(request), *tried):
         step, moves, waiting = _frugal(trace, made)
-
-        def works(
-            budget_bytes: int, step: LastStep = step, moves: Moves = moves, waiting: dict[int, int] = waiting
-        ) -> bool:
-            return budget_bytes > spare and fits(step, moves, waiting, request.use(budget_bytes - spare))
-
-        if works(met - SEGMENT_BYTES):
-            met = lowest(works, fails, met - SEGMENT_BYTES, SEGMENT_BYTES)
-    return met + -met % SEGMENT_BYTES  # the next run may hold a few bytes more
+        met_bytes = min(met_bytes, cycle(step, moves, waiting, request.use()).most_reserved)
+        limit_bytes = _least_limit(step, moves, waiting, request.use(), met_bytes - spare_bytes)
+        met_bytes = met_bytes if limit_bytes is None else limit_bytes + spare_bytes
+    return _whole(met_bytes)
 
 
 def simulated(trace: Trace, machine: Machine, course: Course, *, begins_empty: bool = False) -> Timeline:
@@ -454,7 +479,7 @@ def simulated(trace: Trace, machine: Machine, course: Course, *, begins_empty: b
     step = last_step(trace)
     moves = moves_of_plan(step, course.plan)
     steps = 1 if begins_empty else 0
-    use = AllocatorUse(machine.allocator, course.plan.budget_bytes if course.at_limit else None)
+    use = AllocatorUse(machine.allocator, course.peak_bytes if course.at_limit else None)
     held: Cycle = cycle(step, moves, course.waiting or {}, use, steps=steps)
     at_ns = tuple(span.start_ns for span in line.spans if span.kind == "op")
     device = [
