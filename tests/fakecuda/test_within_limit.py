@@ -27,7 +27,7 @@ def test_a_limit_holds_the_budget_and_is_gone_where_other_things_run(rig: Path) 
         "kept_bytes": 9 * MIB,
     }
     found = on_the_rig(rig, spec, "limit.py")
-    # then the steps of the plan have the limit that was simulated: the budget less two segments of 2 MiB, and half of one
+    # then the steps of the plan have the limit that was simulated: the budget less two segments, and half of one
     # that is never full
     for step in (found["steps"][-1], found["again"]):
         assert round(step["share"] * CAPACITY_BYTES) == BUDGET_BYTES - 4 * MIB + MIB
