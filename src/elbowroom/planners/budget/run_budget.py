@@ -412,21 +412,17 @@ def page_bytes(settings: str) -> int:
 
 
 def _at_limit(trace: Trace, use: AllocatorUse, plans: Sequence[Plan], budget_bytes: int) -> Course | None:
-    """Return the course of the first plan within the budget, if need be below a limit of the allocator."""
+    """Return the course of the first plan whose blocks fit below a limit of the allocator that is within the budget."""
+    most_bytes = budget_bytes - SPARE_PAGES * page_bytes(use.settings)
     for made in plans:
         step, moves, waiting = _frugal(trace, made)
-        held = cycle(step, moves, waiting, use)
-        peak_bytes, at_limit = held.most_reserved, False
-        if peak_bytes > budget_bytes:
-            most_bytes, at_limit = budget_bytes - SPARE_PAGES * page_bytes(use.settings), True
-            least_bytes = _least_limit(step, moves, waiting, use, most_bytes)
-            if least_bytes is None:
-                continue
-            is_enough = fits(step, moves, waiting, replace(use, limit_bytes=most_bytes))
-            peak_bytes = most_bytes if is_enough else least_bytes
-            held = cycle(step, moves, waiting, replace(use, limit_bytes=peak_bytes))
-        begins_bytes = held.begin_allocated
-        return Course(plan=made, waiting=waiting, peak_bytes=peak_bytes, begins_bytes=begins_bytes, at_limit=at_limit)
+        least_bytes = _least_limit(step, moves, waiting, use, most_bytes)
+        if least_bytes is None:
+            continue
+        is_enough = fits(step, moves, waiting, replace(use, limit_bytes=most_bytes))
+        limit_bytes = most_bytes if is_enough else least_bytes
+        begins_bytes = cycle(step, moves, waiting, replace(use, limit_bytes=limit_bytes)).begin_allocated
+        return Course(plan=made, waiting=waiting, peak_bytes=limit_bytes, begins_bytes=begins_bytes, at_limit=True)
     return None
 
 
@@ -465,7 +461,6 @@ def _least_budget(request: CourseRequest, tried: Sequence[Plan] = ()) -> int:
     met_bytes = keeping_bytes(trace, request.machine, from_first=request.from_first)
     for made in (*_frugalest(request), *tried):
         step, moves, waiting = _frugal(trace, made)
-        met_bytes = min(met_bytes, cycle(step, moves, waiting, request.use()).most_reserved)
         limit_bytes = _least_limit(step, moves, waiting, request.use(), met_bytes - spare_bytes)
         met_bytes = met_bytes if limit_bytes is None else limit_bytes + spare_bytes
     return _whole(met_bytes)
