@@ -31,7 +31,7 @@ from elbowroom.torch_compat.core import holders_of, version_of
 from elbowroom.torch_compat.op_calls import counting_versions
 
 SURE_STEPS = 2
-"""Steps of a kind under its plan after which it is sure what they hold, unless they begin with more."""
+"""Steps of a kind after which it is sure what they hold, unless they begin with more or have a limit."""
 
 
 @final
@@ -78,6 +78,8 @@ class MakingRoom:
         """Return whether a step of this kind may hold more than its plan says, and more than there is."""
         if known is None or known.shared or known.ran < SURE_STEPS or not self._is_tight(known):
             return self._is_tight(known)
+        if known.course.at_limit:  # where blocks lie may change after any number of steps
+            return True
         if not known.course.begins_bytes:
             return False
         more_bytes = self._executor.residence.allocated_bytes() - known.course.begins_bytes
