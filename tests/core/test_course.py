@@ -38,7 +38,7 @@ def test_the_least_that_is_named_does_not_depend_on_how_little_the_device_has(al
     least = least_named(request(20 * MIB, allocator))
     # then it is met, the same is named for each smaller budget, and on a device that has no more than that
     assert course_within(request(least, allocator)).peak_bytes <= least
-    for budget_bytes in (MIB, least // 2, least - 4 * MIB):
+    for budget_bytes in (MIB, least // 2, least - 2 * MIB):
         for capacity_bytes in (budget_bytes, 2**40):
             assert abs(least_named(request(budget_bytes, allocator, capacity_bytes)) - least) <= 2 * MIB
 

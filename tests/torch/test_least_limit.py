@@ -49,7 +49,8 @@ def test_a_plan_may_fit_below_a_limit_and_not_below_a_larger_one(request_of_plan
     moves = moves_of_plan(step, plan)
     waiting = early_waits(step, moves, tiers_of_plan(step, plan, moves), None, before_idle=True)
     low = -(-int(need(step, moves).max()) // SEGMENT_BYTES) * SEGMENT_BYTES
-    played = [fits(step, moves, waiting, made.use(low + more * SEGMENT_BYTES)) for more in range(48)]
+    limits = [low + more * SEGMENT_BYTES for more in range(48)]
+    played = [fits(step, moves, waiting, replace(made.use, limit_bytes=limit_bytes)) for limit_bytes in limits]
     # then one that is enough has a larger one above it that is not
     assert any(played)
     assert not all(played[played.index(True) :])
@@ -62,7 +63,7 @@ def test_each_budget_above_the_least_is_met(request_of_plane_net: CourseRequest)
         course = course_within(made.within(least + more_bytes))
         assert course.peak_bytes <= least + more_bytes
     with pytest.raises(Infeasible):
-        course_within(made.within(least - 4 * MIB))
+        course_within(made.within(least - SEGMENT_BYTES))
 
 
 def least_of(made: CourseRequest) -> int:

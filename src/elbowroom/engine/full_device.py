@@ -76,13 +76,13 @@ class FullDevice:
 
     def _too_little(self, wanted_bytes: int, budget_bytes: int, where: str) -> Infeasible:
         """Return the refusal if nobody else is in the way."""
-        reserved_bytes = torch.cuda.memory_reserved(self._device)  # its cache is empty: torch has given it back
-        between_bytes = reserved_bytes - torch.cuda.memory_allocated(self._device)
-        needed_bytes = reserved_bytes + wanted_bytes
+        own_bytes = self._own_bytes()  # the cache is empty: torch has given it back
+        between_bytes = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        needed_bytes = own_bytes + wanted_bytes
         free_bytes = torch.cuda.mem_get_info(self._device)[0]
         return Infeasible(
             f"device {self._device}: given a budget of {format_bytes(budget_bytes)}. Memory ran out {where}.\n"
-            f"{format_bytes(reserved_bytes)} were held, {format_bytes(between_bytes)} of that between blocks in use. "
+            f"{format_bytes(own_bytes)} were held, {format_bytes(between_bytes)} of that between blocks in use. "
             f"{format_bytes(wanted_bytes)} more were asked for, where {format_bytes(free_bytes)} were left on the "
             f"device.\nAbout {format_bytes(needed_bytes)} are needed: take a smaller batch or input, or a larger "
             "budget or device.",

@@ -38,13 +38,12 @@ class AllocatorLimit:
         self._wider_bytes = 0
 
     def begin(self, known: StepKind, most_bytes: int) -> None:
-        """Begin a step that follows a plan, once what leaves as it begins has left.
+        """Begin a step that follows a plan, once what leaves as it begins has left and the earlier limit is lifted.
 
         Args:
             known: its kind.
             most_bytes: the most that the allocator may reserve.
         """
-        self._wider_bytes = 0
         if known.proofs or not known.course.at_limit:
             return
         more_bytes = max(0, self._residence.allocated_bytes() - known.course.begins_bytes)

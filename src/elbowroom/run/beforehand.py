@@ -174,12 +174,10 @@ class Child:
         verdict = self.verdict()
         if verdict is None or not verdict.refuses:
             return found
-        return Infeasible(
+        return found.reworded(
             f"{found}\nA capture of the script on a virtual GPU says that its steps need a budget of "
             f"{format_exact_bytes(verdict.least_feasible_bytes)}.",
-            budget_bytes=found.budget_bytes,
             least_feasible_bytes=max(found.least_feasible_bytes, verdict.least_feasible_bytes),
-            counts_reserved=found.counts_reserved,
         )
 
     def close(self) -> None:

@@ -225,7 +225,6 @@ class Learner:
                 self._scaled[target] = None
                 work = partial(scaled_plan, self._question(target, trace))
                 self._background.make(target, work, partial(self._made_up, target, trace), (trace,))
-            self._background.arrived(target)
             if target in self._scaled and not isinstance(self._scaled[target], Infeasible):
                 return self._nearby.of(key)  # or it is being planned
         return None

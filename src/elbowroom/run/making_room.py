@@ -9,8 +9,8 @@ a model that was made since. Then memory runs out in a step that could do with l
    autograd has stays.
 3. Optimizer states, unless their optimizer steps.
 
-A limit of the allocator that lies below the budget is raised to it before anything leaves: the plan goes on. If nothing
-leaves any more, the limit is lifted into the margin that an `auto` budget leaves.
+Before anything leaves, a limit of the allocator that lies below the budget is raised to it (training.py): the plan goes
+on. If nothing leaves any more, the limit is lifted into the margin that an `auto` budget leaves.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ class MakingRoom:
 
     def _is_unsure(self, known: StepKind | None) -> bool:
         """Return whether a step of this kind may hold more than its plan says, and more than there is."""
-        if known is None or known.shared or known.ran < SURE_STEPS or not self._is_tight(known):
-            return self._is_tight(known)
+        is_tight = self._is_tight(known)
+        if known is None or known.shared or known.ran < SURE_STEPS or not is_tight:
+            return is_tight
         if known.course.at_limit:  # where blocks lie may change after any number of steps
             return True
         if not known.course.begins_bytes:

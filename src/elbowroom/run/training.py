@@ -274,10 +274,12 @@ class TrainingRun(RunFigures, Director, Conductor):
     def _make_room(self, asked_bytes: int) -> bool:
         """Move out what idles: memory ran out. Returns whether there is more room now. See Note: [Out of memory].
 
-        The rest of the step is swapped whole, and the next such step is observed. So the next plan counts what was
-        missing. What was recorded of this one is void, as it has the first try too.
+        A limit of the allocator is raised first, and the plan goes on. Otherwise the rest of the step is swapped whole,
+        and the next such step is observed. So the next plan counts what was missing. What was recorded of this one is
+        void, as it has the first try too.
         """
         if self._limit.widen():
+            self._void = self._recorder is not None
             return True
         with self.aside():
             made = self._room.make(asked_bytes, in_optimizer=self._in_optimizer)

@@ -98,9 +98,10 @@ class CourseRequest:
     judge: Judge = any_recompute
     from_first: bool = False
 
-    def use(self, limit_bytes: int | None = None) -> AllocatorUse:
-        """Return how the steps use the allocator."""
-        return AllocatorUse(self.machine.allocator, limit_bytes, self.from_first)
+    @property
+    def use(self) -> AllocatorUse:
+        """How the steps use the allocator, without a limit."""
+        return AllocatorUse(self.machine.allocator, from_first=self.from_first)
 
     def within(self, device_bytes: int) -> CourseRequest:
         """Return the request for another budget of the device."""
@@ -183,7 +184,7 @@ def _course_within(request: CourseRequest) -> Course:
     with suppress(Infeasible):
         if found := _first(of_saves, tried):
             return found
-    last = _at_limit(request.trace, request.use(), _frugalest(request), budget_bytes)
+    last = _at_limit(request.trace, request.use, _frugalest(request), budget_bytes)
     if last is None and _moves_everything(request.asked):
         raise _refused_reserved(request)
     for way in ways:
@@ -192,7 +193,7 @@ def _course_within(request: CourseRequest) -> Course:
             if found := found or _searched(way, tried):
                 return found
     plans = [made for made in tried.plans if made.swaps or made.recomputes]  # others run without hooks
-    found = _at_limit(request.trace, request.use(), plans, budget_bytes) or last
+    found = _at_limit(request.trace, request.use, plans, budget_bytes) or last
     if found is None:
         raise _refused_reserved(request, plans)
     return replace(found, plan=replace(found.plan, budget_bytes=budget_bytes))
@@ -258,7 +259,7 @@ def _refused_reserved(request: CourseRequest, tried: Sequence[Plan] = ()) -> Inf
     met_bytes = least_bytes
     while True:
         other = request.following(met_bytes)
-        if other.asked == request.asked or _at_limit(other.trace, other.use(), _frugalest(other), met_bytes):
+        if other.asked == request.asked or _at_limit(other.trace, other.use, _frugalest(other), met_bytes):
             return found if met_bytes == least_bytes else followed(found, met_bytes)
         request, met_bytes = other, max(met_bytes + SEGMENT_BYTES, _least_budget(other))
 
@@ -274,7 +275,7 @@ class _Tried:
         """Add a plan. Returns its first course within the budget, or None."""
         self.plans.append(made)
         budget_bytes = request.budget.device_bytes
-        for way in _courses(request.trace, request.machine, made, request.use()):
+        for way in _courses(request.trace, request.machine, made, request.use):
             self.least_bytes = min(self.least_bytes or way.peak_bytes, way.peak_bytes)
             if way.peak_bytes <= budget_bytes:
                 return replace(way, plan=replace(made, budget_bytes=budget_bytes))
@@ -461,7 +462,7 @@ def _least_budget(request: CourseRequest, tried: Sequence[Plan] = ()) -> int:
     met_bytes = keeping_bytes(trace, request.machine, from_first=request.from_first)
     for made in (*_frugalest(request), *tried):
         step, moves, waiting = _frugal(trace, made)
-        limit_bytes = _least_limit(step, moves, waiting, request.use(), met_bytes - spare_bytes)
+        limit_bytes = _least_limit(step, moves, waiting, request.use, met_bytes - spare_bytes)
         met_bytes = met_bytes if limit_bytes is None else limit_bytes + spare_bytes
     return _whole(met_bytes)
 
