@@ -164,3 +164,25 @@ def test_the_next_step_can_be_measured_at_any_time() -> None:
     # then
     assert room.measured is not None
     assert room.measured.swapped_out_bytes > 0
+
+
+def test_the_measured_timeline_is_of_the_kind_of_step_that_ran_last() -> None:
+    model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def train(rows: int) -> None:
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.ones(rows, 256)).square().mean().backward()
+            optimizer.step()
+
+    with er.within("1GiB", measure=True) as room:
+        train(64)
+        assert room.measured is not None
+        train(96)
+        assert room.measured is None
+        room.measure_next_step()
+        train(96)
+        assert room.measured is not None
+        assert room.trace is not None
+        assert room.measured.trace_id == room.trace.id

@@ -14,6 +14,7 @@ from elbowroom.cli import output
 from elbowroom.cli.answer_types import DemoAnswer, TrialFigures
 from elbowroom.demo import main
 from elbowroom.demo.limited_run import LimitedTrial
+from elbowroom.demo.trainer import RECORDS
 
 DESCRIPTION = (
     "Trains MONAI's 3D U-Net to take noise off the whole brain MRI volume that nibabel ships, three times: plain "
@@ -102,9 +103,7 @@ def _records(folder: Path, outcome: main.DemoOutcome) -> str:
     from elbowroom.timeline import Timeline
     from elbowroom.trace import Trace
 
-    names = [
-        name for name in ("trace", "machine", "plan", "simulated", "measured") if (folder / f"{name}.json").exists()
-    ]
+    names = [name for name in RECORDS if (folder / f"{name}.json").exists()]
     report(
         *(load(folder / f"{name}.json", Trace, Machine, Plan, Timeline) for name in names), out=folder / "report.html"
     )

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from elbowroom.demo import limited_run
 from elbowroom.demo.limited_run import LimitedTrial, Watcher
 from elbowroom.demo.limits import CommandLimit, Kind, available_kind, hard_limit
-from elbowroom.demo.trainer import TrainingOrder
+from elbowroom.demo.trainer import RECORDS, TrainingOrder
 from elbowroom.errors import ElbowroomError, UsageError
 from elbowroom.units import format_bytes
 
@@ -129,6 +129,8 @@ def run(settings: DemoSettings, audience: Audience) -> DemoOutcome:
     """
     check_packages()
     settings.folder.mkdir(parents=True, exist_ok=True)
+    for name in RECORDS:  # of an earlier demo
+        (settings.folder / f"{name}.json").unlink(missing_ok=True)
     kind = available_kind()
     plain = _trial("plain", _order(settings, mode="plain"), None, audience)
     _require(plain, "plain PyTorch without a limit", not plain.failed)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from elbowroom.run.room import Room
 
 Mode = Literal["plain", "within"]
+RECORDS = ("trace", "machine", "plan", "simulated", "measured")
+"""Records of a room that are saved, each as a file of this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ def _surroundings(order: TrainingOrder) -> Iterator[Room | None]:
 
 
 def _save(room: Room, folder: Path) -> None:
-    for name in ("trace", "machine", "plan", "simulated", "measured"):
+    for name in RECORDS:
         record = getattr(room, name)
         if record is not None:
             record.save(folder / f"{name}.json")

@@ -8,6 +8,7 @@ what lay outside storages, in the step and after it. A budget that was given is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, final
 
@@ -45,9 +46,8 @@ class HardRoom:
             return step_read(recorder.stop(), tier)
         found: StepRead | None = None
         try:
-            found = forked(lambda: replace(step_read(recorder.stop(), tier), happenings=()), self._guard)
-        except NoRoom:
-            self.is_short("what was recorded of a step cannot be read")
+            with suppress(NoRoom):
+                found = forked(lambda: replace(step_read(recorder.stop(), tier), happenings=()), self._guard)
         finally:
             happenings = recorder.drop()
         return None if found is None else replace(found, happenings=happenings)

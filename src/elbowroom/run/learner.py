@@ -128,6 +128,7 @@ class Learner:
         self._scaled: dict[Target, StepKind | Infeasible | None] = {}
         self._background = BackgroundPlanner(None if held_to is None else held_to.apart)
         self._unplanned: set[Hashable] = set()
+        self._had_no_room: set[Hashable] = set()
         self._refusals = Refusals()
         self._observations: Counter[Hashable] = Counter()
         self._wanted: dict[Hashable, UnknownKind] = {}
@@ -278,7 +279,7 @@ class Learner:
             return partial(step_read, recorder.stop(), self._tier)
         found = self._held_to.read(recorder, self._tier)
         if found is None:
-            self._unplanned.add(key)
+            self._has_no_room(key, "what was recorded of a step cannot be read")
             return None
         return lambda: found
 
@@ -406,7 +407,10 @@ class Learner:
         trace = self.layers.offered(held)
 
         def apply(found: Callable[[], Answer]) -> StepKind | None:
-            known = self._made(key, self._answer(key, found), None, may_wait=first)
+            try:
+                known = self._made(key, found(), None, may_wait=first)
+            except NoRoom:
+                return self._has_no_room(key, "steps cannot be planned")
             if known is None:
                 if not first and key not in self._unplanned:
                     self._unmet[key] = trace
@@ -419,13 +423,14 @@ class Learner:
         work = partial(first_plan, self._question(key, trace))
         return self._background.make(key, work, apply, (trace,))
 
-    def _answer(self, key: Hashable, found: Callable[[], Answer]) -> Answer | None:
-        """Return what planning has found; None if a hard limit has no room for planning."""
-        try:
-            return found()
-        except NoRoom:
-            self._goes_unplanned(key, "steps cannot be planned")
-            return None
+    def _has_no_room(self, key: Hashable, what: str) -> None:
+        """Go on without a plan for steps of this signature, if a hard limit leaves no room for one a second time.
+
+        The first time something else may hold the room for a moment, such as files that wait to be written.
+        """
+        if key in self._had_no_room:
+            self._goes_unplanned(key, what)
+        self._had_no_room.add(key)
 
     def _goes_unplanned(self, key: Hashable, why: str) -> None:
         """Follow no plan in steps of this signature from now on: they can do with what the first one had."""
@@ -482,14 +487,12 @@ class Learner:
             return False
         return key not in self._explored and len(self._explored - self._met) < MAX_EXPLORED
 
-    def _made(
-        self, key: Hashable, answer: Answer | None, before: StepKind | None, *, may_wait: bool
-    ) -> StepKind | None:
+    def _made(self, key: Hashable, answer: Answer, before: StepKind | None, *, may_wait: bool) -> StepKind | None:
         """Apply the answer of planning.
 
         Args:
             key: the signature of the step.
-            answer: the answer to its question; None if there is no room for one.
+            answer: the answer to its question.
             before: what steps of the kind do until now; None if they are observed.
             may_wait: whether another step may be observed before a refusal is raised.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
+from dataclasses import replace
 
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.lost_device import loss_of
@@ -33,7 +34,6 @@ class RunFigures:
         device: the device whose storages move.
         min_size_bytes: smaller storages stay there.
         trace, plan: those of the step that ran last; None before the first plan.
-        measured: timeline of the last step that was recorded under its plan.
         steps: figures of the steps that have ended; a long training keeps those of the last few thousand.
         passed: counts of large saved tensors that stayed where they were. Keys are subclasses that nothing says how to
             rebuild, and other devices.
@@ -44,12 +44,13 @@ class RunFigures:
         self.device = executor.device
         self.min_size_bytes = learner.min_size_bytes
         self._first_budget_bytes = learner.budget_bytes
-        self.measured: Timeline | None = None
         self.steps: list[StepFigures] = []
         self.passed: Counter[str] = Counter()
         self._executor = executor
         self._learner = learner
         self._last: StepKind | None = None
+        self._last_key: Hashable = None
+        self._measured: tuple[Hashable, StepKind, Timeline] | None = None
         self._measure_next = False
         self._steps_ended = 0
         self.beyond_bytes = 0
@@ -147,6 +148,15 @@ class RunFigures:
         """Simulated timeline of the last step's plan."""
         last = self._last
         return simulated(last.trace, last.machine, last.course, begins_empty=last.begins_empty) if last else None
+
+    @property
+    def measured(self) -> Timeline | None:
+        """Timeline of the last step that was recorded under this plan; None if there was none yet."""
+        if self._last is None or self._measured is None:
+            return None
+        key, followed, line = self._measured
+        same = key == self._last_key and self._last.does_as(followed)
+        return replace(line, trace_id=self._last.trace.id) if same else None
 
     def measure_next_step(self) -> None:
         """Record the next planned step; its timeline is in `measured` once it has ended."""

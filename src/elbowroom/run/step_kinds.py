@@ -174,6 +174,12 @@ class StepKind:
             self._for_nearby = replace(self, refined=True, wants_calls=False, seen=Seen(), begun=False, shared=True)
         return self._for_nearby
 
+    def does_as(self, other: StepKind) -> bool:
+        """Whether steps of this kind save what those of another do, and move the same."""
+        ours, theirs = self.plan, other.plan
+        does = self.schedule.saved, ours.swaps, ours.recomputes, ours.algorithms
+        return does == (other.schedule.saved, theirs.swaps, theirs.recomputes, theirs.algorithms)
+
     def agrees(self, saved: Saved) -> bool:
         """Whether a step with these saves so far may be of this kind."""
         return saved == self.schedule.saved[: len(saved)]

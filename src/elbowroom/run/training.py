@@ -479,7 +479,8 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._surprises.rebuilt(wrong)
         if recording is not None and whole:
             self._learn_from(recording())
-        self._last = self._current or self._last
+        if self._current is not None:
+            self._last, self._last_key = self._current, self._key
         if self._current is not None and self._current.course.peak_bytes <= self.budget_bytes:
             self._known_by_itself()
 
@@ -489,10 +490,10 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._executor.residence.measure(live_ram_bytes)
             self._current = self._learner.observed(self._key, step, first=self._steps_ended == 1)
         elif self._current is not None:
-            refined = self._current.refined
-            self._current, line = self._learner.ran(self._key, self._current, step)
+            followed, refined = self._current, self._current.refined
+            self._current, line = self._learner.ran(self._key, followed, step)
             if refined and not self._current.shared:
-                self.measured, self._measure_next = line, False
+                self._measured, self._measure_next = (self._key, followed, line), False
 
     def _stop_recording(self) -> Callable[[], StepRead] | None:
         """End a recording, if one is on, and read it."""
