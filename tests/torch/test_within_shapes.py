@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from elbowroom import Infeasible, within
 from elbowroom.capture.recording.recorder import live_ram_bytes
 from elbowroom.engine.residence import RamResidence, SoFar
-from elbowroom.run.learner import OBSERVED_AT_FIRST
+from elbowroom.run.met_kinds import OBSERVED_AT_FIRST
 from elbowroom.run.room import Room, run_of
 from tests.torch.helpers import (
     Setup,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -25,15 +24,16 @@ from elbowroom.run.forked import NoRoom
 from elbowroom.run.frugal import Frugal
 from elbowroom.run.given_plan import GivenPlan, warn_of_peak
 from elbowroom.run.hard_room import HardRoom
-from elbowroom.run.kind_totals import Kinds, beyond
+from elbowroom.run.kind_totals import beyond
+from elbowroom.run.met_kinds import MetKinds
 from elbowroom.run.options import live_modules
 from elbowroom.run.recompute.call_recorder import Calls
 from elbowroom.run.recompute.controller import Recomputing
 from elbowroom.run.recompute.planning import Planned
 from elbowroom.run.refusals import Refusals
 from elbowroom.run.run_warnings import warn_unplanned
-from elbowroom.run.similar_shapes import Nearby, Target
-from elbowroom.run.step_kinds import Saved, StepKind, UnknownKind, known_of
+from elbowroom.run.similar_shapes import Target
+from elbowroom.run.step_kinds import StepKind, known_of
 from elbowroom.run.step_planning import (
     Before,
     better_plan,
@@ -53,13 +53,6 @@ MAX_EXPLORED = 2
 """Most kinds of steps without a plan that may each run one more step with everything away, to learn more.
 
 If shapes change each time, no step of the kind may come again, and the training would go on beyond its budget."""
-
-MAX_OBSERVATIONS = 8
-"""Most times that a kind of step is observed when its steps keep differing; after that their rest is swapped."""
-
-OBSERVED_AT_FIRST = 8
-OBSERVED_SHARE = 4
-"""The first `OBSERVED_AT_FIRST` steps may all be observed, then one in `OBSERVED_SHARE`. Recording takes longer."""
 
 MOST_CORRECTIONS = 2
 """Most times that a kind of step is planned again because it reserved more than its budget."""
@@ -115,27 +108,21 @@ class Learner:
         self._held_to = held_to
         self._once = Once()
         self.layers = layers
-        self.kinds = Kinds()
+        self.met_kinds = MetKinds(asked.min_size_bytes)
         self.frugal = Frugal()
         self._most_bytes = most_bytes
         self._unmet: dict[Hashable, Trace] = {}
         self._explored: set[Hashable] = set()
         self._met: set[Hashable] = set()
-        self._known: dict[Hashable, list[StepKind]] = {}
-        self._nearby = Nearby(self._known, asked.min_size_bytes)
-        self._measured = self._frugal_bytes = 0
+        self._nearby = self.met_kinds.nearby
+        self._frugal_bytes = 0
         self._hopeless: set[Hashable] = set()
         self._scaled: dict[Target, StepKind | Infeasible | None] = {}
         self._background = BackgroundPlanner(None if held_to is None else held_to.apart)
         self._unplanned: set[Hashable] = set()
         self._had_no_room: set[Hashable] = set()
         self._refusals = Refusals()
-        self._observations: Counter[Hashable] = Counter()
-        self._wanted: dict[Hashable, UnknownKind] = {}
         self._reserved_more: dict[Hashable, int] = {}
-        self._after: dict[Saved, Saved] = {}
-        self._previous: Saved = ()
-        self._optimizer_steps: dict[Hashable, int] = {}
         self._captured: StepKind | None = None
 
     def question(self, path: str | None, module: str | None, arguments: Sequence[str]) -> Question:
@@ -202,21 +189,16 @@ class Learner:
             Infeasible: the planning thread has found that no plan meets the budget.
         """
         self._background.all_arrived()
-        known = self._known.get(key)
-        if key in self._unplanned:
+        if key in self._unplanned or self.met_kinds.awaits(key):
             return None
-        if key in self._wanted and (not known or self._observations[key] < MAX_OBSERVATIONS):
-            return None
-        if not known:
-            return self._nearby.of(key) or self._of_scaled(key) or self._begins(key)
-        next_saved = self._after.get(self._previous)
-        return next((kind for kind in known if kind.schedule.saved == next_saved), known[-1])
+        known = self.met_kinds.expected(key)
+        return known or self._nearby.of(key) or self._of_scaled(key) or self._begins(key)
 
     def _begins(self, key: Hashable) -> StepKind | None:
         """Return the kind that a capture of the script has shown, for the first step that may be of it."""
         known, self._captured = self._captured, None
         if known is not None:
-            self._learnt(key, known)
+            self.met_kinds.learnt(key, known)
         return known
 
     def _of_scaled(self, key: Hashable) -> StepKind | None:
@@ -247,15 +229,11 @@ class Learner:
         """
         targets = list(self._nearby.targets(key))
         is_too_large = bool(targets) and isinstance(self._scaled.get(targets[-1]), Infeasible)
-        if is_too_large and self._given is None and not self.kinds.of(key).steps:
+        if is_too_large and self._given is None and not self.met_kinds.totals.of(key).steps:
             return False
         if self._background.under_way(key) or any(map(self._background.under_way, targets)):
             return False
-        return self._records_few()
-
-    def _records_few(self) -> bool:
-        count = self._measured + sum(self._observations.values())
-        return count < OBSERVED_AT_FIRST or count * OBSERVED_SHARE <= self.kinds.steps
+        return self.met_kinds.records_few()
 
     def is_to_measure(self, known: StepKind) -> bool:
         """Whether to record a step of a kind that was made up: what it holds was never measured.
@@ -263,7 +241,7 @@ class Learner:
         Below a hard limit the records would take what is left for storages.
         """
         is_new = known.keep_all_bytes > 0 and not known.measured
-        return is_new and self._held_to is None and self._records_few()
+        return is_new and self._held_to is None and self.met_kinds.records_few()
 
     def is_unplanned(self, key: Hashable) -> bool:
         """Whether no plan for steps of this signature will be made: a hard limit has no room for planning."""
@@ -282,40 +260,6 @@ class Learner:
             self._has_no_room(key, "what was recorded of a step cannot be read")
             return None
         return lambda: found
-
-    def only(self, key: Hashable) -> bool:
-        """Whether all steps of this signature were of one kind so far."""
-        return len(self._known.get(key, ())) == 1 and key not in self._wanted
-
-    def ended(self, key: Hashable, was: StepKind | None, saved: Saved) -> StepKind | None:
-        """Return the kind of a step that has ended, now that all its saves are known; None if it is an unknown kind.
-
-        Args:
-            key: its signature.
-            was: the kind that it was taken for; None if it was observed.
-            saved: all that it saved.
-        """
-        self._after[self._previous] = saved
-        self._previous = saved
-        if was is None or was.was(saved):
-            return was
-        found = next((kind for kind in self._known.get(key, []) if kind.schedule.saved == saved), None)
-        if found is None:
-            self._wanted[key] = UnknownKind(saved, whole=True)
-        return found
-
-    def other(self, key: Hashable, saved: Saved) -> StepKind | None:
-        """Return a known kind of this signature that begins with these saves; None if there is no such kind."""
-        return next((known for known in reversed(self._known.get(key, [])) if known.agrees(saved)), None)
-
-    def surprised(self, key: Hashable, saved: Saved) -> None:
-        """Note a step of unknown kind that began with these saves: observe until a step of its kind was recorded."""
-        self._wanted[key] = UnknownKind(saved, whole=False)
-
-    def held_more(self, key: Hashable, known: StepKind | None, saved: Saved) -> None:
-        """Note a step that held more than the budget. If it followed another kind's plan, its kind gets its own."""
-        if known is not None and known.shared:
-            self._wanted[key] = UnknownKind(saved, whole=True)
 
     def reserved_more(self, key: Hashable, known: StepKind, more_bytes: int) -> None:
         """Plan again, for `more_bytes` less: a settled step has left that much reserved beyond the budget.
@@ -355,22 +299,12 @@ class Learner:
         least_bytes = max(least_bytes, held_bytes)
         return Infeasible(
             f"budget: given {format_exact_bytes(self.budget_bytes)}.\n"
-            f"A step of {self.kinds.of(key).inputs}, which is new, holds {format_exact_bytes(held_bytes)},\n"
+            f"A step of {self.met_kinds.totals.of(key).inputs}, which is new, holds {format_exact_bytes(held_bytes)},\n"
             "although all that it saves leaves at once.\n"
             f"Give at least {format_exact_bytes(least_bytes)}, or make the largest inputs smaller.",
             budget_bytes=self.budget_bytes,
             least_feasible_bytes=least_bytes,
         )
-
-    def optimizer_steps(self, key: Hashable) -> int:
-        """Return how many optimizers step in a step of this signature; 1 until one has been seen."""
-        return self._optimizer_steps.get(key, 1)
-
-    def optimizers_stepped(self, key: Hashable, count: int) -> bool:
-        """Note how many optimizers stepped. Returns whether a recording up to the expected last one is whole."""
-        whole = count <= self.optimizer_steps(key)
-        self._optimizer_steps[key] = max(count, 1)
-        return whole
 
     def observed(self, key: Hashable, step: StepRead, *, first: bool) -> StepKind | None:
         """Learn from a step that was swapped whole.
@@ -417,7 +351,7 @@ class Learner:
                 return None
             sure = known.course.peak_bytes < SURE_SHARE * self.budget_bytes and not known.plan.swaps
             known.refined = sure and not self.layers.wanted
-            self._learnt(key, known)
+            self.met_kinds.learnt(key, known)
             return known
 
         work = partial(first_plan, self._question(key, trace))
@@ -437,11 +371,9 @@ class Learner:
         if self._held_to is not None:
             self._held_to.is_short(why)
         else:
-            warn_unplanned(self._once, self.kinds.of(key).inputs, self.budget_bytes)
+            warn_unplanned(self._once, self.met_kinds.totals.of(key).inputs, self.budget_bytes)
         self._unplanned.add(key)
-        self._known.pop(key, None)
-        self._nearby.forgotten(key)
-        self.kinds.of(key).planned_peak_bytes = 0
+        self.met_kinds.forget(key)
 
     def _need_no_plan(self) -> bool:
         """Whether steps that no plan holds go on without one, and are not refused.
@@ -520,7 +452,7 @@ class Learner:
             case RefusedPlan():
                 return self._refuse(key, answer, may_wait=may_wait)
             case Next.OBSERVE_STATES if before is not None:
-                self._wanted[key] = UnknownKind(before.schedule.saved, whole=True)
+                self.met_kinds.wants(key, before.schedule.saved)
         return before
 
     def _refuse(self, key: Hashable, refused: RefusedPlan, *, may_wait: bool) -> None:
@@ -548,18 +480,8 @@ class Learner:
         """Learn from an observed step what needs no plan: modules, rates, memory."""
         self._seen(step)
         self.machine = with_rates_of(self.machine, step.happenings)
-        self.kinds.recorded(key, step.peak_bytes, keeping_bytes(trace, self.machine))
-        self._observations[key] += 1
-
-    def _learnt(self, key: Hashable, known: StepKind) -> None:
-        """Replace what was known of the same kind."""
-        kinds = [kind for kind in self._known.get(key, []) if kind.schedule.saved != known.schedule.saved]
-        self._known[key] = [*kinds, known]
-        self.kinds.of(key).planned_peak_bytes = known.planned_bytes
-        self._nearby.learnt(key)
-        wanted = self._wanted.get(key)
-        if wanted is not None and wanted.found(known):
-            del self._wanted[key]
+        self.met_kinds.totals.recorded(key, step.peak_bytes, keeping_bytes(trace, self.machine))
+        self.met_kinds.observed(key)
 
     def ran(self, key: Hashable, known: StepKind, step: StepRead) -> tuple[StepKind, Timeline]:
         """Learn from a step that ran under a plan: it is steady, and has the durations of a planned step.
@@ -577,21 +499,21 @@ class Learner:
         """
         self._seen(step)
         line = replace(step.line, trace_id=known.trace.id, outside_bytes=self.machine.outside_bytes)
-        self.kinds.recorded(key, line.peak_allocated_bytes, 0)
+        self.met_kinds.totals.recorded(key, line.peak_allocated_bytes, 0)
         if known.shared:
-            self._measured, known.measured = self._measured + 1, True
+            self.met_kinds.measured(known)
             if beyond(line.peak_allocated_bytes, self.budget_bytes):
-                self.held_more(key, known, known.schedule.saved)
+                self.met_kinds.held_more(key, known, known.schedule.saved)
             return known, line
         if known.refined and (known.plan.swaps or known.plan.recomputes or known.plan.algorithms):
             return known, line
         self.machine = with_rates_of(self.machine, step.happenings)
         trace = (with_idle_of_capture if known.is_captured else with_idle_of)(step.trace, known.trace)
-        self.kinds.of(key).keep_all_bytes = keeping_bytes(trace or step.trace, self.machine)
+        self.met_kinds.totals.of(key).keep_all_bytes = keeping_bytes(trace or step.trace, self.machine)
         was_refined, known.refined = known.refined, True
         if trace is None and not was_refined:
             if not known.is_captured:
-                self.surprised(key, known.schedule.saved)
+                self.met_kinds.surprised(key, known.schedule.saved)
             return known, line
         if not self._background.under_way(key):
             # without moves it does not matter from when on a storage is idle
@@ -608,7 +530,7 @@ class Learner:
             except NoRoom:  # the plan that the step followed is good enough
                 return known
             if better is not known and better is not None:
-                self._learnt(key, better)
+                self.met_kinds.learnt(key, better)
             return better
 
         before = Before(
@@ -657,7 +579,7 @@ class Learner:
         """Follow a new plan from now on, in place of what was known of the kind."""
         known = self._recomputing.carried_out(found) if isinstance(found, Planned) else found
         if known is not None:
-            self._learnt(key, known)
+            self.met_kinds.learnt(key, known)
         return known
 
     def proven(self, key: Hashable, known: StepKind, wrong: set[int]) -> StepKind:
@@ -688,12 +610,13 @@ class Learner:
     def no_recomputes(self) -> None:
         """Plan all kinds of steps without recomputes from now on."""
         self._recomputing.stop()
-        for key, kinds in self._known.items():
-            for known in [each for each in kinds if each.rebuilder is not None]:
-                kinds.remove(known)
-                with suppress(Infeasible):  # raised where the next step was observed
-                    question = self._question(key, self.layers.offered(known.trace))
-                    kinds.append(replace(plan_of(question), refined=True))
+        for key, known in self.met_kinds:
+            if known.rebuilder is None:
+                continue
+            self.met_kinds.forget(key, known)
+            with suppress(Infeasible):  # raised where the next step was observed
+                question = self._question(key, self.layers.offered(known.trace))
+                self.met_kinds.learnt(key, replace(plan_of(question), refined=True))
 
     def close(self) -> None:
         """Wait for plans under way, and make no more."""

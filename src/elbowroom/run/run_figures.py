@@ -60,7 +60,7 @@ class RunFigures:
     def _keep(self, step: StepFigures, key: Hashable, followed: StepKind | None, *, settled: bool) -> None:
         """Keep the figures of a step that has ended. A `settled` one followed the last plan of its kind."""
         self._settled = settled
-        self._learner.kinds.ended(key, followed)
+        self._learner.met_kinds.totals.ended(key, followed)
         self.steps.append(step)
         self._steps_ended += 1
         if len(self.steps) > 2 * STEPS_KEPT:
@@ -89,7 +89,7 @@ class RunFigures:
     @property
     def kinds(self) -> Kinds:
         """What each kind of step holds."""
-        return self._learner.kinds
+        return self._learner.met_kinds.totals
 
     @property
     def planned_peak_bytes(self) -> int:

@@ -327,8 +327,8 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._limit.begin(known, self._learner.limit_bytes)
         self._room.begin_step(known)
         self._now_watched()
-        plain = known is not None and known.runs_as_ever and self._recorder is None and self._learner.only(key)
-        plain = plain and not (self._root_hook.installed or self._room.retries.on)
+        unseen = self._recorder is None and not (self._root_hook.installed or self._room.retries.on)
+        plain = unseen and known is not None and known.runs_as_ever and self._learner.met_kinds.only(key)
         self._unhooked.begin(known, details, plain=plain)
         self._begin_ns = time.perf_counter_ns()
 
@@ -431,7 +431,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         optimizer_ended(self._recorder, optimizer)
         self._in_optimizer = self._updates.active = False
         self._optimizer_steps += 1
-        if self._optimizer_steps >= self._learner.optimizer_steps(self._key):
+        if self._optimizer_steps >= self._learner.met_kinds.optimizer_steps(self._key):
             self.end_step()
         elif self._running:
             self._mark_end()
@@ -450,13 +450,13 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._mismatches += self._following.refused
         without, was = self._unhooked.without, self._current
         saved = was.schedule.saved if without and was is not None else tuple(self._saved)
-        self._current = self._learner.ended(self._key, was, saved)
+        self._current = self._learner.met_kinds.ended(self._key, was, saved)
         if was is not None and was is self._current:
             was.ran += 1
         if excess_bytes := self._unhooked.ended(self._current):
             self._mismatches += 1
             self._surprises.memory(excess_bytes)
-            self._learner.held_more(self._key, was, saved)
+            self._learner.met_kinds.held_more(self._key, was, saved)
         step_ns, counters = self._end_ns - self._begin_ns, self._executor.counters
         step = figures.of_step(self._mode, step_ns, counters, self._mismatches, checked=not without)
         self._keep(step, self._key, was, settled=was is not None and was.refined)
@@ -467,9 +467,9 @@ class TrainingRun(RunFigures, Director, Conductor):
     def _learn(self) -> None:
         if self._levels is not None:
             held_bytes = self._levels.sure_bytes(self.budget_bytes)
-            self._learner.kinds.recorded(self._key, held_bytes, self._levels.keep_all_bytes)
+            self._learner.met_kinds.totals.recorded(self._key, held_bytes, self._levels.keep_all_bytes)
             self._levels = None
-        whole = self._learner.optimizers_stepped(self._key, self._optimizer_steps)
+        whole = self._learner.met_kinds.optimizers_stepped(self._key, self._optimizer_steps)
         recording = self._recording or self._stop_recording()
         self._recording = None
         self._current, wrong = self._recomputes.ended(self._key, self._current)
@@ -620,20 +620,20 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._mismatches += 1
         self._void = self._recorder is not None  # the profiler cannot end in backward, nor while an op runs
         self._watch_levels()
-        self._learner.surprised(self._key, tuple(self._saved))
+        self._learner.met_kinds.surprised(self._key, tuple(self._saved))
         self._surprises.differs(what)
 
     def _surprised(self, n: int) -> None:
         """Handle an n-th saved storage that is not the expected one: see Note: [Steps]."""
         expected = self._current.schedule.saved[n : n + 1] if self._current else ()
-        self._current = self._learner.other(self._key, tuple(self._saved))
+        self._current = self._learner.met_kinds.other(self._key, tuple(self._saved))
         self._differs()
         if self._current is not None:
             return
         self._mismatches += 1
         self._drop_recording()
         self._watch_levels()
-        self._learner.surprised(self._key, tuple(self._saved))
+        self._learner.met_kinds.surprised(self._key, tuple(self._saved))
         self._surprises.save(n, expected, self._saved[n])
         if not in_backward():
             self._room.surprised()
