@@ -15,7 +15,7 @@ from elbowroom.errors import Infeasible
 from elbowroom.planners import any_recompute, asking
 from elbowroom.planners.budget.budgets import below_device
 from elbowroom.planners.budget.remedies import restricted
-from elbowroom.planners.budget.run_budget import CourseRequest, course_within
+from elbowroom.planners.budget.run_budget import CourseRequest, course_within, page_bytes
 from elbowroom.run.options import asked
 from elbowroom.simulate.repeated_steps import early_waits, fits
 from elbowroom.step.last_step import last_step
@@ -70,3 +70,16 @@ def least_of(made: CourseRequest) -> int:
     with pytest.raises(Infeasible) as refused:
         course_within(made)
     return refused.value.least_feasible_bytes
+
+
+def test_a_plan_that_a_training_begins_with_leaves_two_pages_free(request_of_plane_net: CourseRequest) -> None:
+    settings = "expandable_segments:True,large_segment_size_mb:12"
+    made = replace(request_of_plane_net, machine=replace(request_of_plane_net.machine, allocator=settings))
+    most_bytes = 300 * MIB - 2 * page_bytes(settings)
+    # when a later step is planned, whose workspaces were measured
+    later = course_within(replace(made.within(300 * MIB), from_first=False))
+    assert most_bytes < later.peak_bytes <= 300 * MIB
+    # then it may take them
+    begun = course_within(made.within(300 * MIB))
+    assert begun.plan.swaps
+    assert begun.peak_bytes <= most_bytes

@@ -393,15 +393,16 @@ class TrainingRun(RunFigures, Director, Conductor):
         if self._see_what_lies_there():
             residence.empty()
         self._limit.lift()
-        self._begins_plan = known is not None and known.moves and not known.begun
+        self._begins_plan = False
         if known is None:
             residence.empty()
             return
         is_new, known.begun = not known.begun, True
-        made_states = known.is_captured and self._steps_ended == 1
-        if known.in_parts and known.moves and known.machine.allocator != "exact" and (is_new or made_states):
+        begins = is_new or (known.is_captured and self._steps_ended == 1)  # the first step of all has made states
+        self._begins_plan = begins and known.moves
+        if known.in_parts and self._begins_plan and known.machine.allocator != "exact":
             self._states.leave_now()  # its plan was simulated with them side by side
-        if is_new or made_states:
+        if begins:
             residence.empty()
         else:
             needed_bytes = known.course.peak_bytes

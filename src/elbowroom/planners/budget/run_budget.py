@@ -51,7 +51,9 @@ BUDGETS_TRIED = 5
 """Most plans that are tried for one budget."""
 ROUNDS_OF_RECOMPUTES = 3
 SPARE_PAGES = 2
-"""Pages of the allocator that a plan at a limit leaves free: for small storages unknown to it, and another layout."""
+"""Pages of the allocator that a plan at a limit leaves free: for small storages unknown to it, and another layout.
+
+So does a plan that a training begins with. It knows the workspaces of libraries from a model alone."""
 LIMIT_SHARE = 100
 """The next limit that is looked at is larger by one such part, and by a segment at least."""
 TIME_LIMIT_S = 2.0
@@ -275,9 +277,11 @@ class _Tried:
         """Add a plan. Returns its first course within the budget, or None."""
         self.plans.append(made)
         budget_bytes = request.budget.device_bytes
+        is_sure = not (request.from_first and (made.swaps or made.recomputes))
+        spare_bytes = 0 if is_sure else SPARE_PAGES * page_bytes(request.machine.allocator)
         for way in _courses(request.trace, request.machine, made, request.use):
             self.least_bytes = min(self.least_bytes or way.peak_bytes, way.peak_bytes)
-            if way.peak_bytes <= budget_bytes:
+            if way.peak_bytes + spare_bytes <= budget_bytes:
                 return replace(way, plan=replace(made, budget_bytes=budget_bytes))
         return None
 
