@@ -11,8 +11,11 @@ import pytest
 import torch
 
 import elbowroom as er
+from elbowroom.capture.script import capture_script
+from elbowroom.capture.steady import as_run
 from elbowroom.run.beforehand import Child, Question, Verdict, verdict_of
 from elbowroom.run.room import run_of
+from elbowroom.step.last_step import last_step
 from elbowroom.trace import Remark
 from tests.fakecuda.within_models import MODELS
 
@@ -170,3 +173,25 @@ def test_who_wants_no_answer_any_more_leaves_nothing_behind(tmp_path: Path) -> N
     # then
     assert time.monotonic() - began_s < 100
     assert child.verdict() is None
+
+
+def test_a_script_that_ends_with_its_last_step_is_planned_as_one_that_goes_on(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch\n"
+        "def main():\n"
+        "    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]).cuda()\n"
+        "    optimizer = torch.optim.AdamW(model.parameters())\n"
+        "    for _ in range(int(sys.argv[1])):\n"
+        "        optimizer.zero_grad()\n"
+        "        model(torch.ones(256, 512, device='cuda')).square().mean().backward()\n"
+        "        optimizer.step()\n"
+        "main()\n"
+    )
+    held = []
+    for steps in ("3", "7"):
+        trace = as_run(capture_script(script, [steps], machine="h100-sxm", steps=3), 4096)
+        level = last_step(trace).level
+        held.append((int(level[0]), int(level.max()), int(level[-1])))
+    assert held[0] == held[1]
+    assert held[0][2] > 12 << 20  # the weights and their states

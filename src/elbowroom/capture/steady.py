@@ -10,6 +10,7 @@ observed step showed that. So did a capture of the script on a virtual GPU, whic
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from elbowroom.trace import Category, Event, Save, Storage, Trace
@@ -74,13 +75,29 @@ def with_idle_of(trace: Trace, observed: Trace) -> Trace | None:
 
 
 def as_run(trace: Trace, min_size_bytes: int) -> Trace:
-    """Return a captured trace with the saves that a run notices: those of storages from a least size on.
+    """Return a captured trace as a run sees its steps: with the saves of storages from a least size on.
 
-    What is saved right where the last step ends belongs to a step after it.
+    What is saved right where the last step ends belongs to a step after it. What is freed there, and was not where the
+    step before ended, is freed as the script ends: a step after it would find that.
     """
     end_op = trace.steps[-1].end_op
     large = (save for save in trace.saves if trace.storages[save.storage].size_bytes >= min_size_bytes)
-    return replace(trace, saves=tuple(save for save in large if save.saved_at < end_op))
+    saves = tuple(save for save in large if save.saved_at < end_op)
+    if len(trace.steps) < 2:
+        return replace(trace, saves=saves)
+    usual = Counter(_freed(trace, event) for event in trace.events if event.op == trace.steps[-2].end_op - 1)
+    events: list[Event] = []
+    for event in trace.events:
+        if event.size_bytes < 0 and event.op >= end_op - 1:
+            usual[_freed(trace, event)] -= 1
+            if usual[_freed(trace, event)] < 0:
+                continue
+        events.append(event)
+    return replace(trace, saves=saves, events=tuple(events))
+
+
+def _freed(trace: Trace, event: Event) -> tuple[int, Category]:
+    return event.size_bytes, trace.storages[event.storage].category
 
 
 def with_idle_of_capture(trace: Trace, captured: Trace) -> Trace | None:
