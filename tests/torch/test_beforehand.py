@@ -195,3 +195,19 @@ def test_a_script_that_ends_with_its_last_step_is_planned_as_one_that_goes_on(tm
         held.append((int(level[0]), int(level.max()), int(level[-1])))
     assert held[0] == held[1]
     assert held[0][2] > 12 << 20  # the weights and their states
+
+
+def test_where_only_keeping_everything_fits_into_the_margin_of_the_device_it_is_kept() -> None:
+    # given a training that swaps hardly lower, and `auto` of a device on which it fits as it is
+    trace = trace_of("adversarial nets")
+    refused = verdict_of(trace, GPU, QUESTION)
+    assert refused.refuses
+    # when the least budget lies between what `auto` may take and what is free
+    for free_bytes, is_kept in ((refused.least_feasible_bytes + 5 * MIB, True), (256 * MIB, False), (0, False)):
+        asked = replace(QUESTION, budget_bytes=256 * MIB, free_bytes=free_bytes)
+        verdict = verdict_of(trace, GPU, asked)
+        # then
+        assert verdict.refuses is not is_kept
+        if verdict.course is not None:
+            assert verdict.course.plan.planner == "keep"
+            assert verdict.course.peak_bytes <= free_bytes

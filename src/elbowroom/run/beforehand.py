@@ -9,7 +9,8 @@ types of what autograd saves. If a step saves something else, the rest of it is 
 How much workspace cuDNN takes is a model in a capture. If no plan meets the budget with it, plans are made without it:
 torch takes an algorithm that needs less where there is no room (Conv_v8.cpp).
 
-If no plan meets the budget then, and the capture assumed nothing, the run is refused before the script starts. If it
+If no plan meets an `auto` budget, and the device has room to keep everything, all is kept: so the script may train as
+without a budget. If it has none, and the capture assumed nothing, the run is refused before the script starts. If it
 assumed something, the first forward has to save what the capture saved, one storage after the other. A failure in the
 child is no answer: the training starts, and is planned from its own steps.
 """
@@ -37,7 +38,7 @@ from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.planners.budget.budgets import below_device
 from elbowroom.planners.budget.remedies import restricted
-from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_within, remedied
+from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_within, keeping_within, remedied
 from elbowroom.planners.request import PlanRequest
 from elbowroom.run.options import asked as checked
 from elbowroom.step.workspaces import without_workspaces
@@ -272,6 +273,10 @@ def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
             return replace(verdict, course=course_within(request), trace=each, allocator=allocator)
         except Infeasible as problem:
             refused.append((again(problem), request))
+    for _, request in refused:
+        kept = keeping_within(request.trace, request.machine, question.free_bytes)
+        if kept is not None:  # as without a budget, in the margin that `auto` leaves
+            return replace(verdict, course=kept, trace=request.trace, allocator=request.machine.allocator)
     problem, request = min(refused, key=lambda each: each[0].least_feasible_bytes)
     found = remedied(problem, replace(request, trace=without_workspaces(trace)))
     return replace(verdict, message=str(found), least_feasible_bytes=found.least_feasible_bytes)

@@ -390,6 +390,23 @@ def keeping_bytes(trace: Trace, machine: Machine, *, from_first: bool = False) -
     return max(next(_courses(trace, machine, nothing, use)).peak_bytes, in_one_go)
 
 
+def keeping_within(trace: Trace, machine: Machine, most_bytes: int) -> Course | None:
+    """Return the course that keeps everything from the first step on; None if its blocks do not fit on the device.
+
+    Args:
+        trace: the trace of the step.
+        machine: the machine that it runs on.
+        most_bytes: what the device has: the allocator empties its cache before it fails there. A page is left.
+    """
+    nothing = Plan(trace_id=trace.id, planner="keep", budget_bytes=most_bytes)
+    step, limit_bytes = last_step(trace), most_bytes - page_bytes(machine.allocator)
+    moves, use = moves_of_plan(step, nothing), AllocatorUse(machine.allocator, limit_bytes, from_first=True)
+    if peak_in_one_go(step) > limit_bytes or not fits(step, moves, {}, use):
+        return None
+    held = cycle(step, moves, {}, use)
+    return Course(plan=nothing, waiting={}, peak_bytes=held.most_reserved, begins_bytes=held.begin_allocated)
+
+
 def _courses(trace: Trace, machine: Machine, made: Plan, use: AllocatorUse) -> Iterator[Course]:
     """Yield courses of a plan in which compute waits for copies alone, the one with the least waits first."""
     step = last_step(trace)
