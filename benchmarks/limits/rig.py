@@ -96,6 +96,8 @@ def point(rig: Path, packages: list[Path], name: str, way: str, capacity_bytes: 
                 timeout=PATIENCE_S,
             )
             ended = _outcome(done, json.loads(answer.read_text()) if answer.exists() else {})
+            if WAYS[way][0] == "explicit" and sweeps.beyond(ended, capacity_bytes - LESS_BYTES):
+                ended["outcome"] = sweeps.OVER
         except subprocess.TimeoutExpired:
             ended = {"outcome": "hangs", "steps": 0}
         took_s = round(time.monotonic() - started, 1)
@@ -117,7 +119,7 @@ def _outcome(done: subprocess.CompletedProcess[str], answer: Result) -> Result:
     said_last = (done.stderr.strip().splitlines() or [""])[-1]
     message = str(error.get("message") or said_last)
     kind = next((kind for kind in KINDS if kind in f"{error.get('type')} {message}"), "")
-    found["outcome"] = kind or ("over its budget" if done.returncode == 3 else str(error.get("type") or "other"))
+    found["outcome"] = kind or (sweeps.OVER if done.returncode == 3 else str(error.get("type") or "other"))
     if error.get("least_feasible_bytes"):
         found["least_named"] = error["least_feasible_bytes"]
     return {**found, "message": message[:300]}

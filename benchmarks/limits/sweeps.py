@@ -12,6 +12,7 @@ FURTHER = 0.85
 CLOSE = 1.03
 """The search for the least limit ends where a failure is within this factor of it."""
 TRAINED = "trained"
+OVER = "over its budget"
 Point = dict[str, Any]
 
 
@@ -53,6 +54,11 @@ def failed(point: Point) -> bool:
 def out_of_memory(points: Iterable[Point]) -> list[Point]:
     """The points that ended in anything but a refusal: each is a promise that was not kept."""
     return [point for point in points if failed(point) and point["outcome"] != "Infeasible"]
+
+
+def beyond(point: Point, budget_bytes: int) -> bool:
+    """Whether a training held more than its budget and 1 % of it in any step, whatever it said itself."""
+    return point["outcome"] == TRAINED and point["reserved"] > budget_bytes + budget_bytes // 100
 
 
 def steps_lost(points: Iterable[Point]) -> Iterator[Point]:

@@ -49,3 +49,9 @@ def test_the_search_halves_between_a_failure_and_the_least_limit_until_they_are_
 
 def test_nothing_is_searched_for_where_no_limit_is_met() -> None:
     assert sweeps.next_limit([point(400, "Infeasible")]) is None
+
+
+def test_a_training_that_held_more_than_its_budget_did_not_end_well_whatever_it_said() -> None:
+    # 1 % of 400 MiB is 4 MiB
+    assert not sweeps.beyond({**point(500), "reserved": 404 * MIB}, 400 * MIB)
+    assert sweeps.beyond({**point(500), "reserved": 405 * MIB}, 400 * MIB)

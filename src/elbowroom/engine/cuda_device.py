@@ -162,8 +162,9 @@ class CudaResidence(Residence):
         return self._most_bytes
 
     def beyond(self, budget_bytes: int) -> int:
-        reserved = torch.cuda.memory_stats_as_nested_dict(self._device)["reserved_bytes"]["all"]["current"]
-        return max(0, reserved - held_bytes() - budget_bytes)
+        ours_bytes = self._reserved("current") - held_bytes()
+        self._most_bytes = max(self._most_bytes, ours_bytes)  # the user may reset the peak
+        return max(0, ours_bytes - budget_bytes)
 
     def training_begins(self, root: torch.nn.Module | None) -> None:
         if root is None or not any(isinstance(module, OF_MATRICES) for module in root.modules()):
