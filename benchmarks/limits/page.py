@@ -70,10 +70,12 @@ def _failures(result: Result, ways: list[str]) -> Iterator[str]:
         for way in ways:
             failures = sorted(sweeps.failures_above(_of(found, way)), key=lambda each: each["limit_bytes"])
             if failures:
-                said = (
-                    f"{_mib(each['limit_bytes'])} ({each['outcome']}, step {each['steps'] + 1})" for each in failures
-                )
-                yield f"- {WORKLOADS[name]}, {way}: failed at {', '.join(said)}."
+                yield f"- {WORKLOADS[name]}, {way}: failed at {', '.join(map(_said, failures))}."
+
+
+def _said(point: Result) -> str:
+    ended = point["outcome"] if point["outcome"] == sweeps.OVER else f"{point['outcome']}, step {point['steps'] + 1}"
+    return f"{_mib(point['limit_bytes'])} ({ended})"
 
 
 def _mib(size_bytes: int | None) -> str:
