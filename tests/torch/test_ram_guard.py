@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import elbowroom as er
-from elbowroom.engine.ram_guard import KEPT_BYTES, RamGuard, data_bytes
+from elbowroom.engine.ram_guard import KEPT_BYTES, RESERVED_BYTES, RamGuard, data_bytes
 from elbowroom.engine.residence import RamResidence, most_ever_bytes, most_resident_bytes, resident_bytes, trim
 from elbowroom.errors import Infeasible, TierFull
 from elbowroom.hardware import ram
@@ -274,3 +274,13 @@ def test_what_a_step_took_of_the_bytes_that_stay_free_is_counted(guard: RamGuard
     limit.left = KEPT_BYTES + 256 * MIB
     assert residence.short_bytes() == 0
     assert most_ever_bytes() >= resident_bytes()
+
+
+def test_memory_for_the_error_is_mapped_and_goes_back_as_it_is_explained(limit: FakeLimit) -> None:
+    before_bytes = data_bytes()
+    guard = RamGuard([limit])
+    held_bytes = data_bytes() - before_bytes
+    assert held_bytes >= RESERVED_BYTES
+    # when a run ends with an error
+    assert guard.refusal(MemoryError(), 64 * MIB) is not None
+    assert data_bytes() - before_bytes <= held_bytes - RESERVED_BYTES

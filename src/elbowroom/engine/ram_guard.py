@@ -8,11 +8,14 @@ blocks must not lie in the heap: its holes are mapped, and not resident. residen
 
 What is left changes as other processes take memory, and as the heap's free pages go back. The guard follows it where a
 run has control. A forked child gets back the limit that was there.
+
+To say what happened takes memory too. A few MiB are mapped for that beforehand, and go back as an error ends the run.
 """
 
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import re
 import resource
@@ -31,6 +34,8 @@ KEPT_BYTES = 16 << 20
 """Bytes below a limit that no large block may take: small ones may, and the kernel's page tables."""
 LEAST_LEFT_BYTES = 4 << 20
 """If less is left, small blocks have taken the rest, and the run is refused where it has control."""
+RESERVED_BYTES = 4 << 20
+"""Bytes that are mapped, and never touched, until an error is to be explained."""
 COPIED_BYTES = 32 << 20
 """Bytes of its parent's memory that a child writes to, so that the system copies them."""
 REFUSED = (
@@ -76,6 +81,9 @@ class RamGuard:
         self._killing = [limit for limit in limits if limit.kills]
         self.kills = bool(self._killing)
         self._before: tuple[int, int] | None = None
+        self._reserved: mmap.mmap | None = None
+        with suppress(OSError):
+            self._reserved = mmap.mmap(-1, RESERVED_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._looked_ns = 0
 
     @property
@@ -119,12 +127,18 @@ class RamGuard:
 
     def lift(self) -> None:
         """End to guard: set the limit that was there before."""
+        self._free_reserved()
         if self._before is not None:
             soft_bytes, hard_bytes = self._before
             self._before = None
             with suppress(ValueError):
                 _on.remove(self)
             _set_soft(soft_bytes, hard_bytes)
+
+    def _free_reserved(self) -> None:
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
 
     def asked_bytes(self, problem: BaseException) -> int | None:
         """Return the bytes that were asked for, if this error says that they were refused; None for any other error."""
@@ -137,6 +151,7 @@ class RamGuard:
             problem: the error that ended the training.
             budget_bytes: the budget of the run.
         """
+        self._free_reserved()
         cause = next((each for each in _causes(problem) if _is_refused(each)), None)
         if cause is None:
             return None
