@@ -125,8 +125,7 @@ def test_auto_keeps_to_a_limit_of_the_process_itself(script: Path, tmp_path: Pat
     assert (inside.returncode, inside.stdout) == (0, plain.stdout), inside.stderr
 
 
-# with less, torch's own imports run out of memory, and may say something else
-@pytest.mark.parametrize("limit_bytes", [1100 * MIB, 1500 * MIB])
+@pytest.mark.parametrize("limit_bytes", [900 * MIB, 1500 * MIB])
 def test_a_limit_of_address_space_ends_in_the_same_numbers_or_in_figures(
     script: Path, tmp_path: Path, limit_bytes: int
 ) -> None:

@@ -127,7 +127,8 @@ def memory() -> dict[str, int]:
             found[fields[name]] = int(value.split()[0]) * 1024
     from elbowroom.engine.residence import most_ever_bytes
 
-    found["peak_rss_bytes"] = most_ever_bytes()  # the system's own count begins anew in each step under a limit
+    # The system's own count begins anew in each step under a limit.
+    found["peak_rss_bytes"] = max(found.get("peak_rss_bytes", 0), most_ever_bytes())
     return found
 
 

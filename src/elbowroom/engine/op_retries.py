@@ -8,8 +8,8 @@ state from before its first try.
 
 Ops are seen as where calls are recorded: Note: [Where calls are seen] in run/recompute/call_recorder.py. So torch takes
 the same paths as without. What autograd saved for the first try stays until the op has run. So the next try finds it
-saved already, as its plan expects. Each op takes 10 to 20 microseconds longer. So ops are watched only in steps that
-may hold more than planned, and after them until the next step.
+saved already, as its plan expects. Each op takes some microseconds longer. So ops are watched only in steps that may
+hold more than planned, and after them until the next step.
 """
 
 from __future__ import annotations

@@ -152,12 +152,18 @@ class RamGuard:
             budget_bytes: the budget of the run.
         """
         self._free_reserved()
-        cause = next((each for each in _causes(problem) if _is_refused(each)), None)
+        cause = next((each for each in _causes(problem) if _is_refused(each) or self._has_hidden(each)), None)
         if cause is None:
             return None
         said_bytes = _said_bytes(cause)
         last = f"Its last request, {format_bytes(said_bytes)}, goes beyond it." if said_bytes else "Nothing was left."
         return self.refused(f"The training asked for more. {last}", said_bytes, budget_bytes)
+
+    def _has_hidden(self, problem: BaseException) -> bool:
+        """Return whether an error came up as nothing was left: linecache takes a MemoryError for an empty file."""
+        if not isinstance(problem, OSError) or problem.errno is not None:
+            return False
+        return min(limit.left_bytes() for limit in self._limits) < LEAST_LEFT_BYTES + RESERVED_BYTES
 
     def refused(self, why: str, more_bytes: int, budget_bytes: int) -> Infeasible:
         """Return the refusal of a run whose limit is too low.

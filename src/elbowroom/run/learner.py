@@ -344,7 +344,8 @@ class Learner:
             try:
                 known = self._made(key, found(), None, may_wait=first)
             except NoRoom:
-                return self._has_no_room(key, "steps cannot be planned")
+                self._has_no_room(key, "steps cannot be planned")
+                return None
             if known is None:
                 if not first and key not in self._unplanned:
                     self._unmet[key] = trace

@@ -60,7 +60,7 @@ class RunFigures:
     def _keep(self, step: StepFigures, key: Hashable, followed: StepKind | None, *, settled: bool) -> None:
         """Keep the figures of a step that has ended. A `settled` one followed the last plan of its kind."""
         self._settled = settled
-        self._learner.met_kinds.totals.ended(key, followed)
+        self.kinds.ended(key, followed)
         self.steps.append(step)
         self._steps_ended += 1
         if len(self.steps) > 2 * STEPS_KEPT:

@@ -468,7 +468,7 @@ class TrainingRun(RunFigures, Director, Conductor):
     def _learn(self) -> None:
         if self._levels is not None:
             held_bytes = self._levels.sure_bytes(self.budget_bytes)
-            self._learner.met_kinds.totals.recorded(self._key, held_bytes, self._levels.keep_all_bytes)
+            self.kinds.recorded(self._key, held_bytes, self._levels.keep_all_bytes)
             self._levels = None
         whole = self._learner.met_kinds.optimizers_stepped(self._key, self._optimizer_steps)
         recording = self._recording or self._stop_recording()

@@ -277,8 +277,8 @@ class _Tried:
         """Add a plan. Returns its first course within the budget, or None."""
         self.plans.append(made)
         budget_bytes = request.budget.device_bytes
-        is_sure = not (request.from_first and (made.swaps or made.recomputes))
-        spare_bytes = 0 if is_sure else SPARE_PAGES * page_bytes(request.machine.allocator)
+        leaves_pages = request.from_first and (made.swaps or made.recomputes)
+        spare_bytes = _spare_bytes(request.machine.allocator) if leaves_pages else 0
         for way in _courses(request.trace, request.machine, made, request.use):
             self.least_bytes = min(self.least_bytes or way.peak_bytes, way.peak_bytes)
             if way.peak_bytes + spare_bytes <= budget_bytes:
@@ -384,10 +384,15 @@ def course_of(trace: Trace, machine: Machine, made: Plan, budget_bytes: int | No
 
 def keeping_bytes(trace: Trace, machine: Machine, *, from_first: bool = False) -> int:
     """Return the peak of a step that keeps everything, as a budget counts it; `from_first` is that of the request."""
-    nothing = Plan(trace_id=trace.id, planner="keep", budget_bytes=machine.tiers[0].capacity_bytes)
+    nothing = _of_nothing(trace, machine.tiers[0].capacity_bytes)
     in_one_go = peak_in_one_go(last_step(trace)) if trace.device != "cpu" else 0  # there each parameter is by itself
     use = AllocatorUse(machine.allocator, from_first=from_first)
     return max(next(_courses(trace, machine, nothing, use)).peak_bytes, in_one_go)
+
+
+def _of_nothing(trace: Trace, budget_bytes: int) -> Plan:
+    """Return the plan that keeps everything."""
+    return Plan(trace_id=trace.id, planner="keep", budget_bytes=budget_bytes)
 
 
 def keeping_within(trace: Trace, machine: Machine, most_bytes: int) -> Course | None:
@@ -398,10 +403,10 @@ def keeping_within(trace: Trace, machine: Machine, most_bytes: int) -> Course | 
         machine: the machine that it runs on.
         most_bytes: what the device has: the allocator empties its cache before it fails there. A page is left.
     """
-    nothing = Plan(trace_id=trace.id, planner="keep", budget_bytes=most_bytes)
+    nothing = _of_nothing(trace, most_bytes)
     step, limit_bytes = last_step(trace), most_bytes - page_bytes(machine.allocator)
     moves, use = moves_of_plan(step, nothing), AllocatorUse(machine.allocator, limit_bytes, from_first=True)
-    if peak_in_one_go(step) > limit_bytes or not fits(step, moves, {}, use):
+    if max(peak_in_one_go(step), int(need(step, moves).max())) > limit_bytes or not fits(step, moves, {}, use):
         return None
     held = cycle(step, moves, {}, use)
     return Course(plan=nothing, waiting={}, peak_bytes=held.most_reserved, begins_bytes=held.begin_allocated)
@@ -433,9 +438,14 @@ def page_bytes(settings: str) -> int:
     return given.large_segment_bytes if given.expandable_segments else SEGMENT_BYTES
 
 
+def _spare_bytes(settings: str) -> int:
+    """Return what a plan leaves free that may lie otherwise than simulated; `settings` are those of the allocator."""
+    return SPARE_PAGES * page_bytes(settings)
+
+
 def _at_limit(trace: Trace, use: AllocatorUse, plans: Sequence[Plan], budget_bytes: int) -> Course | None:
     """Return the course of the first plan whose blocks fit below a limit of the allocator that is within the budget."""
-    most_bytes = budget_bytes - SPARE_PAGES * page_bytes(use.settings)
+    most_bytes = budget_bytes - _spare_bytes(use.settings)
     for made in plans:
         step, moves, waiting = _frugal(trace, made)
         least_bytes = _least_limit(step, moves, waiting, use, most_bytes)
@@ -479,7 +489,7 @@ def _least_budget(request: CourseRequest, tried: Sequence[Plan] = ()) -> int:
         request: the request.
         tried: plans to consider as well.
     """
-    trace, spare_bytes = request.trace, SPARE_PAGES * page_bytes(request.machine.allocator)
+    trace, spare_bytes = request.trace, _spare_bytes(request.machine.allocator)
     met_bytes = keeping_bytes(trace, request.machine, from_first=request.from_first)
     for made in (*_frugalest(request), *tried):
         step, moves, waiting = _frugal(trace, made)
