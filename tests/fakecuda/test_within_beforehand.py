@@ -118,6 +118,30 @@ def test_a_step_that_is_not_the_captured_one_is_observed_and_planned_again(rig: 
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 9), done.stderr
 
 
+IN_MICRO_BATCHES = """
+import torch
+from torch import nn
+model = nn.Sequential(*[nn.Sequential(nn.Linear(1024, 1024), nn.GELU()) for _ in range(6)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+batch = torch.zeros(4096, 1024, device="cuda")
+for step in range(5):
+    for _ in range(3):
+        (model(batch).square().mean() / 3).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(step, flush=True)
+"""
+
+
+@pytest.mark.timeout(0)
+def test_a_batch_that_each_micro_batch_saves_is_expected_from_the_first_step_on(rig: Path, tmp_path: Path) -> None:
+    # when
+    done = run(rig, tmp_path, script=IN_MICRO_BATCHES, capacity_bytes=round(0.7 * PLAIN_BYTES))
+    # then the first step is the captured one
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 5), done.stderr
+    assert "(5 steps, 0 mismatches)" in done.stderr
+
+
 OF_FEW_LARGE = """
 import sys
 import torch

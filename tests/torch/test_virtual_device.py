@@ -274,6 +274,33 @@ def test_a_trace_has_steps_categories_modules_and_saves() -> None:
     assert saved[64 * 256 * 4].idle_from is None
 
 
+@pytest.mark.parametrize("together", [True, False], ids=["in one graph", "in two graphs, one after the other"])
+def test_a_storage_is_saved_once_as_long_as_a_graph_has_it(together: bool) -> None:
+    # given a batch that two products save, read back in one backward or in two
+    def setup() -> Callable[[], None]:
+        weight = torch.zeros(256, 8, device="cuda", requires_grad=True)
+        batch = torch.zeros(64, 256, device="cuda")
+        optimizer = torch.optim.SGD([weight])
+
+        def step() -> None:
+            if together:
+                ((batch @ weight).sum() + (batch @ weight).sum()).backward()
+            else:
+                (batch @ weight).sum().backward()
+                (batch @ weight).sum().backward()
+            optimizer.step()
+
+        return step
+
+    # when
+    trace = capture(setup, machine=H100, steps=2)
+
+    # then it is one save with two reads, or two saves with one read each, as in a run
+    of_batch = [save for save in trace.saves if trace.storages[save.storage].size_bytes == 64 * 256 * 4]
+    reads = [len(save.read_at) for save in of_batch]
+    assert reads == ([2] if together else [1, 1]) * 2
+
+
 def totals(trace: Trace) -> dict[str, int]:
     """Bytes of each category, of storages that are never freed or of the trace's only ones."""
     freed = {event.storage for event in trace.events if event.size_bytes < 0}

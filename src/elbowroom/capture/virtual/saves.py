@@ -1,4 +1,8 @@
-"""Saves: what autograd saves on a virtual device, with reads back and the time from which only autograd holds it."""
+"""Saves: what autograd saves on a virtual device, with reads back and the time from which only autograd holds it.
+
+A save of a storage lasts as long as a graph has a saved tensor on it. A batch that two graphs save one after the other,
+as micro-batches do with a mask, is saved twice, as in a run.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,8 @@ class Saves:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._by_storage: dict[int, SaveDraft] = {}
-        self._watched: dict[int, list[weakref.ref[torch.Tensor]]] = {}
+        self._packed: dict[int, list[weakref.ref[torch.Tensor]]] = {}
+        self._watched: set[int] = set()
 
     def hooks(self) -> AbstractContextManager[Any]:
         """Return a context in which saves are noted."""
@@ -63,14 +68,18 @@ class Saves:
         line = self._ledger.storages[number]
         if line.category == "temporary":
             line.category = "activation"
-        saved = self._by_storage.get(number)
-        if saved is None:
-            saved = self._by_storage[number] = SaveDraft(number, len(self._ledger.ops))
-            self._ledger.saves.append(saved)
+        if all(reference() is None for reference in self._packed.get(number, ())):
+            self._begin(number)
         packed = alias(tensor)
-        if saved.idle_from is None:
-            self._watched.setdefault(number, []).append(weakref.ref(packed))
+        self._packed[number].append(weakref.ref(packed))
         return packed
+
+    def _begin(self, number: int) -> None:
+        """Begin a save of a storage of which no graph has a saved tensor."""
+        self._by_storage[number] = saved = SaveDraft(number, len(self._ledger.ops))
+        self._ledger.saves.append(saved)
+        self._packed[number] = []
+        self._watched.add(number)
 
     def _pack_part(self, part: torch.Tensor) -> Any:
         """Pack a tensor inside another. Offsets stay the same object: torch identifies jagged sizes by them."""
@@ -90,16 +99,16 @@ class Saves:
         """Forget what was read back: a storage that stays, such as a batch, is saved anew in the next step."""
         for number, saved in list(self._by_storage.items()):
             if saved.read_at:
-                del self._by_storage[number]
-                self._watched.pop(number, None)
+                del self._by_storage[number], self._packed[number]
+                self._watched.discard(number)
 
     def tick(self) -> None:
         """Find before an op the storages that only autograd holds by now."""
-        for number, references in list(self._watched.items()):
-            held = [packed for reference in references if (packed := reference()) is not None]
+        for number in list(self._watched):
+            held = [packed for reference in self._packed[number] if (packed := reference()) is not None]
             if not held:
-                del self._watched[number]
+                self._watched.discard(number)
             elif storage_holders(held[0]) <= len(held):
                 self._by_storage[number].idle_from = len(self._ledger.ops)
-                del self._watched[number]
+                self._watched.discard(number)
             del held
