@@ -49,11 +49,11 @@ def _of(found: Result, way: str) -> list[Result]:
 
 def _rows(result: Result, ways: list[str]) -> Iterator[str]:
     heads = [f"{way}: least, failures above" for way in ways]
-    yield f"| workload | {' | '.join([*PEERS, *heads])} | least / best peer |"
-    yield "|---" * (2 + len(PEERS) + len(heads)) + "|"
+    yield f"| workload | one op | {' | '.join([*PEERS, *heads])} | least / best peer |"
+    yield "|---" * (3 + len(PEERS) + len(heads)) + "|"
     for name, found in result["workloads"].items():
         least = peers_of(found)
-        cells = [_mib(least.get(peer)) for peer in PEERS]
+        cells = [_mib(found.get("one_op_bytes")), *(_mib(least.get(peer)) for peer in PEERS)]
         ours = [sweeps.least_of(_of(found, way)) for way in ways]
         for way, size_bytes in zip(ways, ours, strict=True):
             points = _of(found, way)

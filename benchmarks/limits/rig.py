@@ -3,7 +3,8 @@
 The capacity of the rig's device is the limit: past it an allocation fails, as on a card. Each workload trains under
 `elbowroom run` at 12 capacities and more, from below the best peer's least to what plain training needs. Budgets are
 `auto`, or the capacity less 20 MiB; the allocator is torch's own, or has expandable segments. Peers are searched
-for their least capacity. A point that was run at the same commit of the sources is not run again.
+for their least capacity. What one op holds is looked up in a capture. A point that was run at the same commit of the
+sources is not run again.
 """
 
 from __future__ import annotations
@@ -146,6 +147,11 @@ def peer(rig: Path, packages: list[Path], name: str, way: str, allocator: str) -
     return {"peer": way, "allocator": allocator, **found}
 
 
+def one_op_bytes(rig: Path, packages: list[Path], name: str) -> int:
+    """What one op of a workload holds at least: see floor.py."""
+    return said(rig, "-m", "benchmarks.limits.floor", spec={"workload": name}, packages=packages, variables=RIG)
+
+
 def peers_of(found: Result) -> dict[str, int]:
     """The least capacity of each peer, over both allocators."""
     least: dict[str, int] = {}
@@ -220,5 +226,8 @@ def run(rig: Path, packages: list[Path], names: list[str], ways: list[str], out:
                 show(name, each)
     others = [(way, allocator) for allocator in ("expandable", "native") for way in PEERS]
     for name in names:
-        for each in run_peers(rig, packages, name, result["workloads"][name], others):
+        found = result["workloads"][name]
+        found["one_op_bytes"] = found.get("one_op_bytes") or one_op_bytes(rig, packages, name)
+        for each in run_peers(rig, packages, name, found, others):
             show(name, each)
+    keep()

@@ -132,6 +132,16 @@ class Plan(Filed):
     algorithms: tuple[Algorithm, ...] = ()
     bound: Bound | None = None
 
+    @property
+    def moves(self) -> bool:
+        """Whether any storage leaves the device."""
+        return bool(self.swaps or self.recomputes)
+
+    @property
+    def decides(self) -> bool:
+        """Whether it decides anything but to keep what is saved and to run ops as they were recorded."""
+        return self.moves or bool(self.algorithms)
+
     def __repr__(self) -> str:
         decided = f"{len(self.swaps)} swaps, {len(self.recomputes)} recomputes, {len(self.algorithms)} algorithms"
         return f"<Plan by {self.planner} within {format_bytes(self.budget_bytes)}: {decided}>"

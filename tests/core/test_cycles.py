@@ -216,6 +216,19 @@ def test_an_allocator_at_its_limit_gives_back_what_the_next_block_cannot_use() -
     assert not fits(step, moves, {}, AllocatorUse("", 51 * MIB))
 
 
+def test_what_lies_there_as_the_steps_begin_may_not_be_beyond_the_limit() -> None:
+    # given 3 MiB of parameters, which lie in a segment of 20, and steps that find room for 2 MiB there
+    build = Build()
+    parameter = build.storage(3 * MIB, "parameter")
+    build.op(temporary=2 * MIB)
+    build.save(parameter, idle=False)
+    step = last_step(build.trace())
+    moves = moves_on_demand(step, np.zeros(0, np.int64))
+    # then nothing is asked of the driver, and yet a limit of less than the segment is not met
+    assert fits(step, moves, {}, AllocatorUse("", 20 * MIB))
+    assert not fits(step, moves, {}, AllocatorUse("", 19 * MIB))
+
+
 def test_the_first_of_all_steps_makes_its_optimizer_state_among_its_blocks() -> None:
     # given steps with 30 MiB of activations; the first makes 8 MiB of an optimizer's state after these are free
     build, state = Build(), -1

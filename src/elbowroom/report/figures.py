@@ -157,7 +157,7 @@ def decisions(subject: Subject) -> str:
     if plan is None:
         return ""
     head = f"planner {plan.planner}, budget {format_bytes(plan.budget_bytes)}: "
-    if not (plan.swaps or plan.recomputes or plan.algorithms):
+    if not plan.decides:
         return head + "every storage is kept"
     if trace is None:
         recomputed = sum(len(each.storages) for each in plan.recomputes)

@@ -98,7 +98,7 @@ def _with_kept(subject: Subject) -> Subject:
     if subject.trace is None or subject.machine is None:
         return subject
     plan = subject.plan
-    decides = bool(plan and (plan.swaps or plan.recomputes or plan.algorithms))
+    decides = plan is not None and plan.decides
     if subject.simulated is not None and not decides and not subject.simulated.swapped_out_bytes:
         return subject
     return replace(subject, kept=simulate(subject.trace, subject.machine))

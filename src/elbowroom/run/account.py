@@ -89,7 +89,7 @@ def summary(head: str, kinds: Kinds, known: StepKind, steps: Sequence[StepFigure
     """
     last, plan = steps[-1], known.plan
     head = f"{head}, planned peak {format_bytes(kinds.planned_peak_bytes)}"
-    if not any(step.mode == "plan" for step in steps) and not (plan.swaps or plan.recomputes or plan.algorithms):
+    if not any(step.mode == "plan" for step in steps) and not plan.decides:
         fits = "it fits, nothing is moved" if kinds.fit(plan.budget_bytes) else "no plan moves anything"
         unplanned = sum(step.mode == "frugal" for step in steps)
         more = f", of which {unplanned} had no plan" if unplanned else ""

@@ -95,7 +95,7 @@ def moved_to(trace: Trace, given: Plan) -> Plan:
     Raises:
         InvalidPlan: no shift brings the plan's storages or ops to those of this trace.
     """
-    if given.trace_id == trace.id or not (given.swaps or given.recomputes or given.algorithms):
+    if given.trace_id == trace.id or not given.decides:
         return replace(given, trace_id=trace.id)
     shift = _shift(trace, given)
     swaps = tuple(

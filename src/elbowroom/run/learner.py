@@ -374,7 +374,7 @@ class Learner:
         else:
             warn_unplanned(self._once, self.met_kinds.totals.of(key).inputs, self.budget_bytes)
         self._unplanned.add(key)
-        self.met_kinds.forget(key)
+        self.met_kinds.forget_all(key)
 
     def _need_no_plan(self) -> bool:
         """Whether steps that no plan holds go on without one, and are not refused.
@@ -506,7 +506,7 @@ class Learner:
             if beyond(line.peak_allocated_bytes, self.budget_bytes):
                 self.met_kinds.held_more(key, known, known.schedule.saved)
             return known, line
-        if known.refined and (known.plan.swaps or known.plan.recomputes or known.plan.algorithms):
+        if known.refined and known.plan.decides:
             return known, line
         self.machine = with_rates_of(self.machine, step.happenings)
         trace = (with_idle_of_capture if known.is_captured else with_idle_of)(step.trace, known.trace)

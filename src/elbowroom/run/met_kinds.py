@@ -105,11 +105,12 @@ class MetKinds:
         if wanted is not None and wanted.found(known):
             del self._wanted[key]
 
-    def forget(self, key: Hashable, known: StepKind | None = None) -> None:
-        """Forget one kind, or all kinds of a signature: its steps follow no plan from now on."""
-        if known is not None:
-            self._known[key].remove(known)
-            return
+    def forget(self, key: Hashable, known: StepKind) -> None:
+        """Forget one kind."""
+        self._known[key].remove(known)
+
+    def forget_all(self, key: Hashable) -> None:
+        """Forget all kinds of a signature: its steps follow no plan from now on."""
         self._known.pop(key, None)
         self.nearby.forgotten(key)
         self.totals.of(key).planned_peak_bytes = 0

@@ -179,6 +179,6 @@ class RunFigures:
 
     def _may_move(self) -> list[str]:
         """Return a line on the least size of storages that move, if some move and the user gave no `min_size`."""
-        moves = self._last is not None and bool(self._last.plan.swaps or self._last.plan.recomputes)
+        moves = self._last is not None and self._last.plan.moves
         line = said(self.min_size_bytes) if moves and self._learner.follows else ""
         return [f"  {line}"] if line else []

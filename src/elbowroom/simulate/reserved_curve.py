@@ -112,7 +112,7 @@ class Played:
     Attributes:
         allocated, reserved: bytes per point, after all events there.
         most_reserved: the most bytes reserved in any of the steps.
-        failed: whether an allocation did not fit.
+        failed: whether an allocation did not fit, or what lies there as the steps begin is beyond the limit.
     """
 
     allocated: Ints
@@ -191,11 +191,12 @@ def played(
     allocated, reserved = (
         np.concatenate([np.zeros(1, np.int64), values])[at] for values in (done.allocated_bytes, done.reserved_bytes)
     )
+    begins_beyond = use.limit_bytes is not None and int(done.reserved_bytes[first - 1]) > use.limit_bytes
     return Played(
         allocated=_per_point(step, due, allocated),
         reserved=_per_point(step, due, reserved),
         most_reserved=int(done.reserved_bytes[first:].max(initial=0)),
-        failed=bool(done.out_of_memory.any()),
+        failed=begins_beyond or bool(done.out_of_memory.any()),
         _due=due,
         _levels=reserved,
         _driven=tuple(_driven(done, due, at)),

@@ -85,7 +85,7 @@ def _played(
     """
     if machine.allocator == "exact":
         return play(step, moves, machine, tiers), None, {}
-    as_recorded = not (plan.swaps or plan.recomputes or plan.algorithms)
+    as_recorded = not plan.decides
     delays: dict[int, int] = {}
     turns = MOST_PLAYS
     while True:

@@ -194,7 +194,7 @@ def _course_within(request: CourseRequest) -> Course:
             found = None if way is of_saves else _first(way, tried)
             if found := found or _searched(way, tried):
                 return found
-    plans = [made for made in tried.plans if made.swaps or made.recomputes]  # others run without hooks
+    plans = [made for made in tried.plans if made.moves]  # others run without hooks
     found = _at_limit(request.trace, request.use, plans, budget_bytes) or last
     if found is None:
         raise _refused_reserved(request, plans)
@@ -240,7 +240,7 @@ def _frugalest(request: CourseRequest) -> list[Plan]:
     if asked.planner is not None or "recompute" in asked.allow:
         with suppress(Infeasible):
             plans.append(_asking(request).plan(least_allocated(request)))
-    return [made for made in plans if made.swaps or made.recomputes]
+    return [made for made in plans if made.moves]
 
 
 def _refused_reserved(request: CourseRequest, tried: Sequence[Plan] = ()) -> Infeasible:
@@ -277,7 +277,7 @@ class _Tried:
         """Add a plan. Returns its first course within the budget, or None."""
         self.plans.append(made)
         budget_bytes = request.budget.device_bytes
-        leaves_pages = request.from_first and (made.swaps or made.recomputes)
+        leaves_pages = request.from_first and made.moves
         spare_bytes = _spare_bytes(request.machine.allocator) if leaves_pages else 0
         for way in _courses(request.trace, request.machine, made, request.use):
             self.least_bytes = min(self.least_bytes or way.peak_bytes, way.peak_bytes)
@@ -377,7 +377,7 @@ def course_of(trace: Trace, machine: Machine, made: Plan, budget_bytes: int | No
     if budget_bytes is None or first.peak_bytes <= budget_bytes:
         return first
     found = next((way for way in ways if way.peak_bytes <= budget_bytes), None)
-    if found is None and (made.swaps or made.recomputes) and machine.allocator != "exact":
+    if found is None and made.moves and machine.allocator != "exact":
         found = _at_limit(trace, use, [made], budget_bytes)
     return found or first
 

@@ -10,11 +10,12 @@ recipe's inputs may be away too, and the bytes that it holds meanwhile.
 Cost: a column per recipe, a row per storage and per input.
 
 Note: [What any recipe runs]
-A recipe allocates what the events of its ops allocate. So to rebuild a storage it runs the op that made it. What that
-op reads must be on the device, or the recipe makes it too. A recipe for a storage runs after the storage is idle. What
-the step has freed by then is gone in every plan, and must be made again inside the recipe. So its op runs too, and so
-on. The program counts the time of these ops once for all storages whose recipes run them. Any plan spends at least
-that.
+A recipe allocates what the events of its ops allocate. So to rebuild a storage it runs the op that made it, and all ops
+that wrote it since, such as relu_. What an op of the recipe writes, the recipe makes. What it reads must be on the
+device as it was, or the recipe makes it too. A recipe for a storage runs after the storage is idle. What the step has
+freed or overwritten by then is gone in every plan. So the ops that wrote it before that read run too, and so on: these
+are the rules of step/recipes/rules.py. A storage for which one of these ops may not run again is not on offer. The
+program counts the time of these ops once for all storages whose recipes run them. Any plan spends at least that.
 """
 
 from __future__ import annotations
@@ -82,10 +83,12 @@ def makers_on_offer(step: LastStep, min_size_bytes: int) -> Recomputes:
     """Return every storage that some recipe might rebuild, with the ops that any such recipe runs."""
     known = history(step)
     large = np.nonzero((step.size >= max(1, min_size_bytes)) & step.returns & (step.used_op == step.end_op))[0]
-    large = large[large < len(step.saves)]
-    n = np.array([i for i in large.tolist() if _may_be_made(step, i, known.maker)], np.int64)
-    idle = zip(listed(step.storage_of(n)), listed(step.points(step.idle_from[n])), strict=True)
-    pairs = [(r, op) for r, (storage, point) in enumerate(idle) for op in _made_again(known, storage, point)]
+    large = listed(large[large < len(step.saves)])
+    droppable = [n for n in large if why_kept(step, n) is None]
+    runs = {n: _made_again(known, step.saves[n].storage, int(step.idle_from[n])) for n in droppable}
+    offered = [n for n in droppable if runs[n]]
+    n = np.array(offered, np.int64)
+    pairs = [(r, op) for r, each in enumerate(offered) for op in runs[each]]
     every = np.arange(len(n), dtype=np.int64)
     none = np.zeros(0, np.int64)
     nothing = np.zeros(len(n), np.int64)
@@ -103,20 +106,32 @@ def makers_on_offer(step: LastStep, min_size_bytes: int) -> Recomputes:
     )
 
 
-def _made_again(known: History, storage: int, point: int) -> list[int]:
-    """Return the ops of any recipe for a storage that is idle from a point: see Note: [What any recipe runs]."""
-    found, left = set[int](), [storage]
+def _made_again(known: History, storage: int, position: int) -> list[int]:
+    """Return ops of any recipe for a storage that is idle from a position; none if there is no such recipe.
+
+    See Note: [What any recipe runs].
+    """
+    found, left, met = set[int](), [(storage, position)], set[tuple[int, int]]()
     while left:
-        op = known.maker.get(left.pop())
-        if op is not None and op not in found:
+        made, before = left.pop()
+        if made not in known.maker:
+            return []
+        if (made, before) in met:
+            continue
+        met.add((made, before))
+        for op in {known.maker[made], *known.writers_before(made, before)} - found:
+            if known.refused[op - known.first_op]:
+                return []
             found.add(op)
-            left += [each for each in known.reads[op - known.first_op] if known.gone[each] <= point]
+            read, written = known.reads[op - known.first_op], known.writes[op - known.first_op]
+            left += [(each, op) for each in read if not _is_there(known, each, op, position)]
+            left += [(each, op) for each in written]
     return sorted(found)
 
 
-def _may_be_made(step: LastStep, n: int, maker_of: dict[int, int]) -> bool:
-    op = maker_of.get(step.saves[n].storage)
-    return op is not None and step.trace.ops[op].phase == "forward" and why_kept(step, n) is None
+def _is_there(known: History, storage: int, op: int, position: int) -> bool:
+    """Whether what an op has read is on the device before `position`, as it was then, if every storage is kept."""
+    return known.alive(storage, position) and known.written(storage, op, position) is None
 
 
 def _windows(step: LastStep, which: Ints, n: Ints, before: Ints) -> tuple[Ints, Ints, Ints]:

@@ -24,7 +24,7 @@ from elbowroom.planners.optimal.rough_trials import NAME, Found
 from elbowroom.planners.optimal.trial import Trial
 from elbowroom.planners.problem import peak_of
 from elbowroom.simulate.curves import away_points
-from elbowroom.simulate.reserved_curve import AllocatorUse, played, reserved_at
+from elbowroom.simulate.reserved_curve import AllocatorUse, Played, played, reserved_at
 from elbowroom.step.last_step import LastStep
 
 ALLOCATED_BUDGETS = 5
@@ -58,12 +58,20 @@ def _step_of(trial: Trial) -> LastStep:
 
 def is_free(trial: Trial, limit_bytes: int) -> bool:
     """Tell whether an allocator with a limit has room, without turning to the driver in every step."""
-    step, moves, problem = _step_of(trial), trial.played, trial.basis.asked
     if _keeps_all(trial):
         return reserved_bytes(trial) <= limit_bytes
-    away = away_points(step, moves, trial.done)
-    found = played(step, moves, away, AllocatorUse(problem.machine.allocator, limit_bytes))
-    return not found.failed and not found.heights(step, moves).driven
+    found = _played_within(trial, limit_bytes)
+    return found is not None and not found.heights(_step_of(trial), trial.played).driven
+
+
+def _played_within(trial: Trial, limit_bytes: int) -> Played | None:
+    """Play some equal steps with an allocator that has a limit; None if they do not stay within it.
+
+    Pages may go beyond it by a part of one: see `page_bytes` in planners/budget/run_budget.py.
+    """
+    step, moves, settings = _step_of(trial), trial.played, trial.basis.asked.machine.allocator
+    found = played(step, moves, away_points(step, moves, trial.done), AllocatorUse(settings, limit_bytes))
+    return None if found.failed or found.most_reserved > limit_bytes else found
 
 
 def _keeps_all(trial: Trial) -> bool:
@@ -109,13 +117,12 @@ def held_within(found: Found, budget_bytes: int) -> FittingTrial | None:
 def limit_of_trial(found: Found) -> int:
     """Return a limit that a trial fits, close to the least one."""
     trial, _ = found
-    step, moves, settings = _step_of(trial), trial.played, trial.basis.asked.machine.allocator
-    away = away_points(step, moves, trial.done)
 
     def works(limit_bytes: int) -> bool:
-        return not played(step, moves, away, AllocatorUse(settings, limit_bytes)).failed
+        return _played_within(trial, limit_bytes) is not None
 
-    fits = lowest(works, peak_of(step, moves) - 1, reserved_bytes(trial), 1, LIMIT_SHARE)
+    least_bytes = peak_of(_step_of(trial), trial.played)
+    fits = lowest(works, least_bytes - 1, reserved_bytes(trial), 1, LIMIT_SHARE)
     # With waits for the driver, storages may leave at other ticks. Then a little more is needed.
     while held_within(found, fits) is None:
         fits += max(1, int(LIMIT_SHARE * fits))
@@ -150,11 +157,8 @@ def frugalest(frugal: Sequence[Found], rough: Rough, near: Near) -> tuple[Found,
 
 def _is_lower(trial: Trial, limit_bytes: int) -> bool:
     """Tell whether a trial has room within clearly less than a limit."""
-    step, moves, lower = _step_of(trial), trial.played, int((1 - 2 * LIMIT_SHARE) * limit_bytes)
-    if peak_of(step, moves) > lower:
-        return False
-    away, settings = away_points(step, moves, trial.done), trial.basis.asked.machine.allocator
-    return not played(step, moves, away, AllocatorUse(settings, lower)).failed
+    lower = int((1 - 2 * LIMIT_SHARE) * limit_bytes)
+    return peak_of(_step_of(trial), trial.played) <= lower and _played_within(trial, lower) is not None
 
 
 def fastest_within(budget_bytes: int, least_bytes: int, rough: Rough, enough_ns: int) -> FittingTrial | None:
