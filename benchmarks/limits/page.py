@@ -51,8 +51,8 @@ def _of_aim(result: Result) -> str:
     missed = [found for found in known if _least(found) > AIM * min(peers_of(found).values())]
     alone = sum(found.get("one_op_bytes", 0) > AIM * min(peers_of(found).values()) for found in missed)
     return (
-        f"{len(known) - len(missed)} of {len(known)} reach {AIM} of the best peer's least limit; in {alone} of the others "
-        "one op alone takes more than that."
+        f"{len(known) - len(missed)} of {len(known)} reach {AIM} of the best peer's least limit; in {alone} of the "
+        "others one op alone takes more than that."
     )
 
 
