@@ -21,6 +21,10 @@ EventsDone = Literal["at once", "at synchronize"]
 """When the work of other streams on a freed block is done: before the next allocation, or not before a synchronize."""
 
 
+LOOK = 256
+"""Events after which `fits` looks for a failure."""
+
+
 def replay(
     events: Iterable[Event],
     settings: str | AllocatorSettings = "",
@@ -62,6 +66,23 @@ def replay(
         device.allowed_bytes = min(device.allowed_bytes, allowed_bytes)
     run(device, events)
     return Replay.of(device)
+
+
+def fits(events: Iterable[Event], settings: str | AllocatorSettings, allowed_bytes: int, unlimited: int = 0) -> bool:
+    """Return whether no allocation fails: see `replay`. Ends at the first one that does.
+
+    False too if the events without a limit reserve more than `allowed_bytes`.
+    """
+    device, events = DeviceAllocator(as_settings(settings), None, wait_for_synchronize=False), iter(events)
+    run(device, islice(events, unlimited))
+    if device.reserved_bytes > allowed_bytes:
+        return False
+    device.allowed_bytes = min(device.allowed_bytes, allowed_bytes)
+    while some := tuple(islice(events, LOOK)):
+        run(device, some)
+        if device.log.failed:
+            return False
+    return True
 
 
 def run(device: DeviceAllocator, events: Iterable[Event]) -> None:

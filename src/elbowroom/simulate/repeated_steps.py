@@ -11,14 +11,14 @@ Cost: `STEPS` replays of the step, or `STEPS_LIMITED` below a limit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from elbowroom.machine import Machine, TierName
 from elbowroom.simulate.lanes import LATE, Play, play
-from elbowroom.simulate.reserved_curve import STEPS, AllocatorUse, Away, played
+from elbowroom.simulate.reserved_curve import STEPS, AllocatorUse, Away, fitting, played
 from elbowroom.step.last_step import Ints, LastStep, listed
 from elbowroom.step.moves import Moves, need, ticks_of, waits
 from elbowroom.step.rebuilds import beats
@@ -162,8 +162,8 @@ def cycle(
     )
 
 
-def fits(step: LastStep, moves: Moves, waiting: Mapping[int, int], use: AllocatorUse) -> bool:
-    """Return whether the steps of a plan never run out of memory below the limit of the allocator.
+def limits(step: LastStep, moves: Moves, waiting: Mapping[int, int], use: AllocatorUse) -> Callable[[int], bool]:
+    """Return a function of a limit of the allocator: whether the steps of a plan never run out of memory below it.
 
     At its limit the allocator gives its cache back to the driver and asks again. So blocks that lie in the way cost
     time there, and the training goes on as long as the blocks in use and the pages that they share fit.
@@ -172,9 +172,9 @@ def fits(step: LastStep, moves: Moves, waiting: Mapping[int, int], use: Allocato
         step: the last step of a trace.
         moves: the swaps of the plan.
         waiting: by position of a tick, how many writes must have ended there.
-        use: how the allocator is used, with its limit.
+        use: how the allocator is used; its own limit is ignored.
     """
-    return not played(step, moves, away_while_waiting(step, moves, waiting), use, steps=STEPS_LIMITED).failed
+    return fitting(step, moves, away_while_waiting(step, moves, waiting), use, steps=STEPS_LIMITED)
 
 
 def _per_op(step: LastStep, level: Ints) -> Ints:

@@ -19,13 +19,14 @@ themselves fit. It costs the wait and the calls of the driver.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from elbowroom.allocator.replay import Event, Replay, replay
+from elbowroom.allocator.replay import Event, Replay, fits, replay
+from elbowroom.allocator.settings import parse_settings
 from elbowroom.step.last_step import Ints, LastStep, listed
 from elbowroom.step.moves import Moves, in_order_of_need
 from elbowroom.step.rebuilds import Beat
@@ -184,9 +185,7 @@ def played(
         use: how the allocator is used.
         steps: number of steps.
     """
-    due = sorted([*_inside(step, moves, away), *_emptied(step)], key=_in_order)
-    wrapping = set(listed(step.storage_of(moves.n[moves.wraps])))
-    events, at, first = _of_steps(step, due, steps, wrapping, from_first=use.from_first)
+    events, at, first, due = _equal_steps(step, moves, away, use, steps)
     done = replay(events, use.settings, allowed_bytes=use.limit_bytes, unlimited=first)
     allocated, reserved = (
         np.concatenate([np.zeros(1, np.int64), values])[at] for values in (done.allocated_bytes, done.reserved_bytes)
@@ -201,6 +200,32 @@ def played(
         _levels=reserved,
         _driven=tuple(_driven(done, due, at)),
     )
+
+
+def fitting(
+    step: LastStep, moves: Moves, away: Away, use: AllocatorUse, *, steps: int = STEPS
+) -> Callable[[int], bool]:
+    """Return a function of a limit: whether equal steps fit below it, as `played` would find.
+
+    Args:
+        step: the last step.
+        moves: what is swapped and rebuilt.
+        away: where the bytes of the moves are not on the device.
+        use: how the allocator is used; its own limit is ignored.
+        steps: number of steps.
+    """
+    events, _, first, _ = _equal_steps(step, moves, away, use, steps)
+    settings = parse_settings(use.settings)
+    return lambda limit_bytes: fits(events, settings, limit_bytes, first)
+
+
+def _equal_steps(
+    step: LastStep, moves: Moves, away: Away, use: AllocatorUse, steps: int
+) -> tuple[list[Event], Ints, int, list[_Due]]:
+    """Return (events, ends, first) of `_of_steps`, and what is due in each step."""
+    due = sorted([*_inside(step, moves, away), *_emptied(step)], key=_in_order)
+    wrapping = set(listed(step.storage_of(moves.n[moves.wraps])))
+    return *_of_steps(step, due, steps, wrapping, from_first=use.from_first), due
 
 
 def _of_steps(

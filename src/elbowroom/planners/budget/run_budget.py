@@ -16,7 +16,7 @@ least budget, and every larger one is met.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -33,7 +33,7 @@ from elbowroom.planners.budget.least import first_met
 from elbowroom.planners.budget.remedies import Refused, with_remedies
 from elbowroom.planners.budget.reserved_search import Descending, Look, search
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
-from elbowroom.simulate.repeated_steps import Cycle, cycle, early_waits, fits, waits_at_saves
+from elbowroom.simulate.repeated_steps import Cycle, cycle, early_waits, limits, waits_at_saves
 from elbowroom.simulate.reserved_curve import AllocatorUse
 from elbowroom.simulate.simulate import simulate
 from elbowroom.step.last_step import LastStep, last_step, listed
@@ -406,7 +406,8 @@ def keeping_within(trace: Trace, machine: Machine, most_bytes: int) -> Course | 
     nothing = _of_nothing(trace, most_bytes)
     step, limit_bytes = last_step(trace), most_bytes - page_bytes(machine.allocator)
     moves, use = moves_of_plan(step, nothing), AllocatorUse(machine.allocator, limit_bytes, from_first=True)
-    if max(peak_in_one_go(step), int(need(step, moves).max())) > limit_bytes or not fits(step, moves, {}, use):
+    least_bytes = max(peak_in_one_go(step), int(need(step, moves).max()))
+    if least_bytes > limit_bytes or not limits(step, moves, {}, use)(limit_bytes):
         return None
     held = cycle(step, moves, {}, use)
     return Course(plan=nothing, waiting={}, peak_bytes=held.most_reserved, begins_bytes=held.begin_allocated)
@@ -448,23 +449,21 @@ def _at_limit(trace: Trace, use: AllocatorUse, plans: Sequence[Plan], budget_byt
     most_bytes = budget_bytes - _spare_bytes(use.settings)
     for made in plans:
         step, moves, waiting = _frugal(trace, made)
-        least_bytes = _least_limit(step, moves, waiting, use, most_bytes)
+        is_enough = limits(step, moves, waiting, use)
+        least_bytes = _least_limit(step, moves, is_enough, most_bytes)
         if least_bytes is None:
             continue
-        is_enough = fits(step, moves, waiting, replace(use, limit_bytes=most_bytes))
-        limit_bytes = most_bytes if is_enough else least_bytes
+        limit_bytes = most_bytes if is_enough(most_bytes) else least_bytes
         begins_bytes = cycle(step, moves, waiting, replace(use, limit_bytes=limit_bytes)).begin_allocated
         return Course(plan=made, waiting=waiting, peak_bytes=limit_bytes, begins_bytes=begins_bytes, at_limit=True)
     return None
 
 
-def _least_limit(
-    step: LastStep, moves: Moves, waiting: Mapping[int, int], use: AllocatorUse, most_bytes: int
-) -> int | None:
+def _least_limit(step: LastStep, moves: Moves, is_enough: Callable[[int], bool], most_bytes: int) -> int | None:
     """Return the allocator's least limit for a plan: Note: [The least limit]. None if it is beyond `most_bytes`."""
     limit_bytes = _whole(int(need(step, moves).max()))
     while limit_bytes <= most_bytes:
-        if fits(step, moves, waiting, replace(use, limit_bytes=limit_bytes)):
+        if is_enough(limit_bytes):
             return limit_bytes
         limit_bytes += _whole(limit_bytes // LIMIT_SHARE)
     return None
@@ -493,7 +492,8 @@ def _least_budget(request: CourseRequest, tried: Sequence[Plan] = ()) -> int:
     met_bytes = keeping_bytes(trace, request.machine, from_first=request.from_first)
     for made in (*_frugalest(request), *tried):
         step, moves, waiting = _frugal(trace, made)
-        limit_bytes = _least_limit(step, moves, waiting, request.use, met_bytes - spare_bytes)
+        is_enough = limits(step, moves, waiting, request.use)
+        limit_bytes = _least_limit(step, moves, is_enough, met_bytes - spare_bytes)
         met_bytes = met_bytes if limit_bytes is None else limit_bytes + spare_bytes
     return _whole(met_bytes)
 
