@@ -22,7 +22,7 @@ EventsDone = Literal["at once", "at synchronize"]
 
 
 LOOK = 256
-"""Events after which `fits` looks for a failure."""
+"""Events after which `replay_within` looks for a failure."""
 
 
 def replay(
@@ -68,21 +68,23 @@ def replay(
     return Replay.of(device)
 
 
-def fits(events: Iterable[Event], settings: str | AllocatorSettings, allowed_bytes: int, unlimited: int = 0) -> bool:
-    """Return whether no allocation fails: see `replay`. Ends at the first one that does.
+def replay_within(
+    events: Iterable[Event], settings: str | AllocatorSettings, allowed_bytes: int, *, unlimited: int = 0
+) -> Replay | None:
+    """Do as `replay`, up to the first allocation that runs out of memory: None if there is one.
 
-    False too if the events without a limit reserve more than `allowed_bytes`.
+    None too if the events without a limit reserve more than `allowed_bytes`.
     """
     device, events = DeviceAllocator(as_settings(settings), None, wait_for_synchronize=False), iter(events)
     run(device, islice(events, unlimited))
     if device.reserved_bytes > allowed_bytes:
-        return False
+        return None
     device.allowed_bytes = min(device.allowed_bytes, allowed_bytes)
     while some := tuple(islice(events, LOOK)):
         run(device, some)
         if device.log.failed:
-            return False
-    return True
+            return None
+    return Replay.of(device)
 
 
 def run(device: DeviceAllocator, events: Iterable[Event]) -> None:

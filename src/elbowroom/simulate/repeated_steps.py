@@ -18,7 +18,7 @@ import numpy as np
 
 from elbowroom.machine import Machine, TierName
 from elbowroom.simulate.lanes import LATE, Play, play
-from elbowroom.simulate.reserved_curve import STEPS, AllocatorUse, Away, fitting, played
+from elbowroom.simulate.reserved_curve import STEPS, AllocatorUse, Away, equal_steps
 from elbowroom.step.last_step import Ints, LastStep, listed
 from elbowroom.step.moves import Moves, need, ticks_of, waits
 from elbowroom.step.rebuilds import beats
@@ -149,7 +149,7 @@ def cycle(
     """
     steps = steps or (STEPS if use.limit_bytes is None else STEPS_LIMITED)
     away = away_while_waiting(step, moves, waiting)
-    done = played(step, moves, away, use, steps=steps)
+    done = equal_steps(step, moves, away, use, steps).played(use.limit_bytes)
     allocated = _per_op(step, done.allocated)
     for beat in beats(step, moves.rebuilds, done.allocated):
         place = min(moves.rebuilds[beat.rebuild].position, step.end_op - 1) - step.first_op
@@ -174,7 +174,7 @@ def limits(step: LastStep, moves: Moves, waiting: Mapping[int, int], use: Alloca
         waiting: by position of a tick, how many writes must have ended there.
         use: how the allocator is used; its own limit is ignored.
     """
-    return fitting(step, moves, away_while_waiting(step, moves, waiting), use, steps=STEPS_LIMITED)
+    return equal_steps(step, moves, away_while_waiting(step, moves, waiting), use, STEPS_LIMITED).fit
 
 
 def _per_op(step: LastStep, level: Ints) -> Ints:

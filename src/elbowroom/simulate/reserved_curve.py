@@ -19,14 +19,14 @@ themselves fit. It costs the wait and the calls of the driver.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from elbowroom.allocator.replay import Event, Replay, fits, replay
-from elbowroom.allocator.settings import parse_settings
+from elbowroom.allocator.replay import Event, Replay, replay, replay_within
+from elbowroom.allocator.settings import AllocatorSettings, parse_settings
 from elbowroom.step.last_step import Ints, LastStep, listed
 from elbowroom.step.moves import Moves, in_order_of_need
 from elbowroom.step.rebuilds import Beat
@@ -50,7 +50,7 @@ class AllocatorUse:
 
     Attributes:
         settings: as in PYTORCH_ALLOC_CONF.
-        limit_bytes: the most that it may reserve; None for no limit.
+        limit_bytes: the most that it may reserve; None for no limit. `equal_steps` leaves it to be given later.
         from_first: whether the steps begin with the first of a training: Note: [The first of all steps].
     """
 
@@ -113,13 +113,11 @@ class Played:
     Attributes:
         allocated, reserved: bytes per point, after all events there.
         most_reserved: the most bytes reserved in any of the steps.
-        failed: whether an allocation did not fit, or what lies there as the steps begin is beyond the limit.
     """
 
     allocated: Ints
     reserved: Ints
     most_reserved: int
-    failed: bool
     _due: list[_Due]
     _levels: Ints
     _driven: tuple[Driven, ...]
@@ -146,16 +144,13 @@ def reserved_at(
         limit_bytes: the most that the allocator may reserve; None for no limit. If the blocks do not fit there, the
             result is that without a limit.
     """
-    found = (
-        _recorded(step, moves, settings)
-        if as_recorded
-        else played(step, moves, away, AllocatorUse(settings)).heights(step, moves)
-    )
+    steps = equal_steps(step, moves, away, AllocatorUse(settings))
+    found = _recorded(step, moves, settings) if as_recorded else steps.played().heights(step, moves)
     most = max([int(found.level.max()), *(beat.most for beat in found.beats)])
     if limit_bytes is None or most <= limit_bytes:
         return found
-    limited = played(step, moves, away, AllocatorUse(settings, limit_bytes))
-    return found if limited.failed else limited.heights(step, moves)
+    limited = steps.within(limit_bytes)
+    return found if limited is None else limited.heights(step, moves)
 
 
 def _recorded(step: LastStep, moves: Moves, settings: str) -> ReservedCurve:
@@ -168,15 +163,59 @@ def _recorded(step: LastStep, moves: Moves, settings: str) -> ReservedCurve:
     return ReservedCurve(_per_point(step, due, levels), [], [])
 
 
-def played(
-    step: LastStep,
-    moves: Moves,
-    away: Away,
-    use: AllocatorUse,
-    *,
-    steps: int = STEPS,
-) -> Played:
-    """Replay equal steps under moves and return the last of them: see Note: [Steps of a plan].
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EqualSteps:
+    """Equal steps under moves, as the allocator meets them: see Note: [Steps of a plan].
+
+    Attributes:
+        step: the last step of the trace.
+        settings: settings of the allocator.
+        events: all events.
+        ends: the number of events before the last step, and then up to each event that is due in it.
+        first: number of events before the first step.
+        due: what is due in each step.
+    """
+
+    step: LastStep
+    settings: AllocatorSettings
+    events: list[Event]
+    ends: Ints
+    first: int
+    due: list[_Due]
+
+    def played(self, limit_bytes: int | None = None) -> Played:
+        """Return the last of the steps; where an allocation does not fit, the step goes on without it."""
+        return self._read(replay(self.events, self.settings, allowed_bytes=limit_bytes, unlimited=self.first))
+
+    def within(self, limit_bytes: int) -> Played | None:
+        """Return the last of the steps; None if they do not fit below a limit of the allocator."""
+        done = self._replayed(limit_bytes)
+        return None if done is None else self._read(done)
+
+    def fit(self, limit_bytes: int) -> bool:
+        """Whether the steps fit below a limit of the allocator."""
+        return self._replayed(limit_bytes) is not None
+
+    def _replayed(self, limit_bytes: int) -> Replay | None:
+        return replay_within(self.events, self.settings, limit_bytes, unlimited=self.first)
+
+    def _read(self, done: Replay) -> Played:
+        allocated, reserved = (
+            np.concatenate([np.zeros(1, np.int64), values])[self.ends]
+            for values in (done.allocated_bytes, done.reserved_bytes)
+        )
+        return Played(
+            allocated=_per_point(self.step, self.due, allocated),
+            reserved=_per_point(self.step, self.due, reserved),
+            most_reserved=int(done.reserved_bytes[self.first :].max(initial=0)),
+            _due=self.due,
+            _levels=reserved,
+            _driven=tuple(_driven(done, self.due, self.ends)),
+        )
+
+
+def equal_steps(step: LastStep, moves: Moves, away: Away, use: AllocatorUse, steps: int = STEPS) -> EqualSteps:
+    """Return equal steps under moves.
 
     Args:
         step: the last step.
@@ -185,47 +224,10 @@ def played(
         use: how the allocator is used.
         steps: number of steps.
     """
-    events, at, first, due = _equal_steps(step, moves, away, use, steps)
-    done = replay(events, use.settings, allowed_bytes=use.limit_bytes, unlimited=first)
-    allocated, reserved = (
-        np.concatenate([np.zeros(1, np.int64), values])[at] for values in (done.allocated_bytes, done.reserved_bytes)
-    )
-    begins_beyond = use.limit_bytes is not None and int(done.reserved_bytes[first - 1]) > use.limit_bytes
-    return Played(
-        allocated=_per_point(step, due, allocated),
-        reserved=_per_point(step, due, reserved),
-        most_reserved=int(done.reserved_bytes[first:].max(initial=0)),
-        failed=begins_beyond or bool(done.out_of_memory.any()),
-        _due=due,
-        _levels=reserved,
-        _driven=tuple(_driven(done, due, at)),
-    )
-
-
-def fitting(
-    step: LastStep, moves: Moves, away: Away, use: AllocatorUse, *, steps: int = STEPS
-) -> Callable[[int], bool]:
-    """Return a function of a limit: whether equal steps fit below it, as `played` would find.
-
-    Args:
-        step: the last step.
-        moves: what is swapped and rebuilt.
-        away: where the bytes of the moves are not on the device.
-        use: how the allocator is used; its own limit is ignored.
-        steps: number of steps.
-    """
-    events, _, first, _ = _equal_steps(step, moves, away, use, steps)
-    settings = parse_settings(use.settings)
-    return lambda limit_bytes: fits(events, settings, limit_bytes, first)
-
-
-def _equal_steps(
-    step: LastStep, moves: Moves, away: Away, use: AllocatorUse, steps: int
-) -> tuple[list[Event], Ints, int, list[_Due]]:
-    """Return (events, ends, first) of `_of_steps`, and what is due in each step."""
     due = sorted([*_inside(step, moves, away), *_emptied(step)], key=_in_order)
     wrapping = set(listed(step.storage_of(moves.n[moves.wraps])))
-    return *_of_steps(step, due, steps, wrapping, from_first=use.from_first), due
+    events, ends, first = _of_steps(step, due, steps, wrapping, from_first=use.from_first)
+    return EqualSteps(step=step, settings=parse_settings(use.settings), events=events, ends=ends, first=first, due=due)
 
 
 def _of_steps(

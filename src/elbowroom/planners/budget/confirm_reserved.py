@@ -94,10 +94,25 @@ def confirmed(problem: Problem, planner: str, make: Callable[[Problem], Plan], m
     Raises:
         Infeasible: no plan that was tried is within the budget.
     """
+    found, least_bytes = within_reserved(problem, make, made)
+    if found is not None:
+        return found
+    frugal = make(replace(problem, budget_bytes=least_bytes))  # the same plan for any budget that is refused
+    raise reserves_more(problem, planner, limit_of_plan(problem.step.trace, problem.machine, frugal))
+
+
+def within_reserved(
+    problem: Problem, make: Callable[[Problem], Plan], made: Plan | None = None
+) -> tuple[Plan | None, int]:
+    """Return the plan of `confirmed`, or None, and the least allocated bytes that the planner can plan for.
+
+    Raises:
+        Infeasible: the planner itself refuses the budget.
+    """
     trace, machine, budget_bytes = problem.step.trace, problem.machine, problem.budget_bytes
     looked = [replayed(trace, machine, make(problem) if made is None else made, budget_bytes)]
     if looked[0].is_free:
-        return looked[0].plan
+        return looked[0].plan, 0
 
     def look(allowed_bytes: int) -> Look:
         looked.append(replayed(trace, machine, make(replace(problem, budget_bytes=allowed_bytes)), budget_bytes))
@@ -109,10 +124,7 @@ def confirmed(problem: Problem, planner: str, make: Callable[[Problem], Plan], m
         if least_bytes <= budget_bytes and not any(each.fits for each in looked):  # try the least allocated bytes
             look(least_bytes)
     fit = [each for each in looked if each.fits]
-    if fit:
-        return min(fit, key=lambda each: each.step_ns).plan
-    frugal = make(replace(problem, budget_bytes=least_bytes))  # the same plan for any budget that is refused
-    raise reserves_more(problem, planner, limit_of_plan(trace, machine, frugal))
+    return (min(fit, key=lambda each: each.step_ns).plan if fit else None), least_bytes
 
 
 def _least_bytes(problem: Problem, make: Callable[[Problem], Plan]) -> int:

@@ -23,7 +23,7 @@ from elbowroom.planners.baselines.swap_states import swap_states
 from elbowroom.planners.baselines.tflms import tflms
 from elbowroom.planners.baselines.threshold import threshold
 from elbowroom.planners.baselines.vdnn import vdnn
-from elbowroom.planners.budget.confirm_reserved import confirmed
+from elbowroom.planners.budget.confirm_reserved import within_reserved
 from elbowroom.planners.optimal.refine import Pool
 from elbowroom.planners.optimal.state_choice import deciding
 from elbowroom.planners.optimal.trial import Trial, tried
@@ -71,10 +71,10 @@ def seeds_in_reserved(problem: Problem) -> Iterator[Plan]:
     many = len(problem.step.saves) > MOST_SAVES
     for baseline in (each for each in BASELINES[1:] if not (many and each in QUADRATIC)):
         try:
-            made = confirmed(problem, baseline.__name__, baseline)
+            made, _ = within_reserved(problem, baseline)
         except Infeasible:
             continue
-        if _is_allowed(problem, made):
+        if made is not None and _is_allowed(problem, made):
             yield made
 
 

@@ -24,7 +24,7 @@ from elbowroom.planners.optimal.rough_trials import NAME, Found
 from elbowroom.planners.optimal.trial import Trial
 from elbowroom.planners.problem import peak_of
 from elbowroom.simulate.curves import away_points
-from elbowroom.simulate.reserved_curve import AllocatorUse, Played, played, reserved_at
+from elbowroom.simulate.reserved_curve import AllocatorUse, EqualSteps, Played, equal_steps, reserved_at
 from elbowroom.step.last_step import LastStep
 
 ALLOCATED_BUDGETS = 5
@@ -69,9 +69,13 @@ def _played_within(trial: Trial, limit_bytes: int) -> Played | None:
 
     Pages may go beyond it by a part of one: see `page_bytes` in planners/budget/run_budget.py.
     """
+    found = _steps_of(trial).within(limit_bytes)
+    return None if found is None or found.most_reserved > limit_bytes else found
+
+
+def _steps_of(trial: Trial) -> EqualSteps:
     step, moves, settings = _step_of(trial), trial.played, trial.basis.asked.machine.allocator
-    found = played(step, moves, away_points(step, moves, trial.done), AllocatorUse(settings, limit_bytes))
-    return None if found.failed or found.most_reserved > limit_bytes else found
+    return equal_steps(step, moves, away_points(step, moves, trial.done), AllocatorUse(settings))
 
 
 def _keeps_all(trial: Trial) -> bool:
@@ -80,11 +84,11 @@ def _keeps_all(trial: Trial) -> bool:
 
 def reserved_bytes(trial: Trial) -> int:
     """Return what an allocator without a limit reserves in some equal steps."""
-    step, moves, problem = _step_of(trial), trial.played, trial.basis.asked
-    away, settings = away_points(step, moves, trial.done), problem.machine.allocator
-    if _keeps_all(trial):
-        return int(reserved_at(step, moves, away, settings, as_recorded=True).level.max())
-    return int(played(step, moves, away, AllocatorUse(settings)).reserved.max())
+    if not _keeps_all(trial):
+        return int(_steps_of(trial).played().reserved.max())
+    step, moves, settings = _step_of(trial), trial.played, trial.basis.asked.machine.allocator
+    away = away_points(step, moves, trial.done)
+    return int(reserved_at(step, moves, away, settings, as_recorded=True).level.max())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
