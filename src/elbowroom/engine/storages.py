@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, final
@@ -10,6 +9,7 @@ from typing import Any, final
 import torch
 from torch.nn.parameter import is_lazy
 
+from elbowroom.torch_compat import live_objects
 from elbowroom.torch_compat.subclasses import made_by_a_transform, stands_for_zeros, transform_now
 
 CPU = torch.device("cpu")
@@ -18,16 +18,13 @@ PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 def alive_of(*types: type[Any]) -> list[Any]:
-    """Return all objects of these types that the garbage collector tracks. Takes tens of milliseconds.
-
-    The collector tracks some hundred thousand objects, so the check is cheap. `isinstance` would wake lazy objects.
-    """
+    """Return all objects of these types and of those under them. Takes tens of milliseconds."""
     kinds, found = set(types), list(types)
     while found:
         under = [kind for kind in type.__subclasses__(found.pop()) if kind not in kinds]
         kinds.update(under)
         found.extend(under)
-    return [each for each in gc.get_objects() if type(each) in kinds]
+    return live_objects.of_types(kinds)
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+
+from elbowroom.torch_compat import live_objects
 
 
 def profiler_running() -> bool:
@@ -74,7 +75,7 @@ def user_profile() -> Any:
     Torch has no list of them, so all objects of the garbage collector are searched.
     """
     profile = torch.autograd.profiler.profile
-    found = [each for each in gc.get_objects() if type(each) is profile and each.enabled and each.entered]
+    found = [each for each in live_objects.of_types([profile]) if each.enabled and each.entered]
     began = [each for each in found if each.profiling_start_time_ns > each.profiling_end_time_ns]
     return began[0] if len(began) == 1 and profiler_running() else None
 
@@ -115,7 +116,7 @@ def prepare_again() -> None:
 
     A recording within the warm-up would be empty. With a profile that was never started, torch ends the process.
     """
-    planned = [each for each in gc.get_objects() if type(each) is torch.profiler.profile]
+    planned = live_objects.of_types([torch.profiler.profile])
     warming = [each.profiler for each in planned if each.current_action is torch.profiler.ProfilerAction.WARMUP]
     for each in warming:
         if type(each) is torch.autograd.profiler.profile:
@@ -143,6 +144,6 @@ def _end_ranges() -> None:
     Ending a range twice does nothing.
     """
     named = torch.autograd.profiler.record_function
-    for each in gc.get_objects():
-        if type(each) is named and getattr(each, "record", None) is not None:
+    for each in live_objects.of_types([named]):
+        if getattr(each, "record", None) is not None:
             torch.ops.profiler._record_function_exit._RecordFunction(each.record)
