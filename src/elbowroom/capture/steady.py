@@ -11,9 +11,10 @@ observed step showed that. So did a capture of the script on a virtual GPU, whic
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from elbowroom.trace import Category, Event, Save, Storage, Trace
+from elbowroom.trace import Category, Event, Op, Save, Storage, Trace
 
 PERSISTENT: tuple[Category, ...] = ("parameter", "buffer", "gradient", "optimizer_state")
 
@@ -103,8 +104,8 @@ def _freed(trace: Trace, event: Event) -> tuple[int, Category]:
 def with_idle_of_capture(trace: Trace, captured: Trace) -> Trace | None:
     """Return the trace of a step under a plan, with `idle_from` of a capture; None if the two differ.
 
-    A capture has ops that a recording leaves out, such as views. So the ops of the recording are found among those of
-    the capture's last step, one after the other. They have to be there up to the last read back.
+    Each has ops that the other leaves out, such as views. So the ops of the recording that read or write a storage are
+    found among those of the capture's last step, one after the other. They have to be there up to the last read back.
 
     Args:
         trace: the recorded step.
@@ -114,12 +115,9 @@ def with_idle_of_capture(trace: Trace, captured: Trace) -> Trace | None:
     theirs = [save for save in captured.saves if first_op <= save.saved_at <= end_op]
     if [_what(trace, save) for save in trace.saves] != [_what(captured, save) for save in theirs]:
         return None
+    matched = _matched(trace.ops, captured.ops[first_op:end_op])
     last_read = max((position for save in trace.saves for position in save.read_at), default=0)
-    names, matched = [op.name for op in trace.ops], [0]
-    for op in captured.ops[first_op:end_op]:
-        done = matched[-1]
-        matched.append(done + (done < len(names) and names[done] == op.name))
-    if matched[-1] < last_read:
+    if any(map(_touches, trace.ops[matched[-1] : last_read])):
         return None
     saves: list[Save] = []
     for own, other in zip(trace.saves, theirs, strict=True):
@@ -128,6 +126,22 @@ def with_idle_of_capture(trace: Trace, captured: Trace) -> Trace | None:
             shown.append(max(own.saved_at, matched[min(other.idle_from, end_op) - first_op]))
         saves.append(replace(own, idle_from=min(shown, default=None)))
     return replace(trace, saves=tuple(saves))
+
+
+def _matched(ops: Sequence[Op], captured: Iterable[Op]) -> list[int]:
+    """Return, for the number of captured ops that were run, how many ops of a recording were run by then."""
+    matched = [0]
+    for op in captured:
+        at = matched[-1]
+        while at < len(ops) and ops[at].name != op.name and not _touches(ops[at]):
+            at += 1
+        found = at < len(ops) and ops[at].name == op.name
+        matched.append(at + 1 if found else matched[-1])
+    return matched
+
+
+def _touches(op: Op) -> bool:
+    return bool(op.reads or op.writes)
 
 
 def _what(trace: Trace, save: Save) -> tuple[int, str]:
