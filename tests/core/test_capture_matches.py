@@ -55,6 +55,16 @@ def test_views_that_only_the_recording_has_do_not_matter() -> None:
     assert found.saves[0].idle_from == 4
 
 
+def test_an_op_counts_under_the_name_of_the_one_that_calls_it() -> None:
+    # given that torch records what index_put_ calls
+    step, capture = recorded("aten.mm", "aten.mul", "aten.mul_backward"), captured()
+    called, calls = "aten._index_put_impl_", "aten.index_put_"
+    step = replace(step, ops=(step.ops[0], replace(step.ops[1], name=called), step.ops[2]))
+    capture = replace(capture, ops=(*capture.ops[:2], replace(capture.ops[2], name=calls), capture.ops[3]))
+    # then they match
+    assert with_idle_of_capture(step, capture) is not None
+
+
 def test_another_op_that_touches_a_storage_means_another_step() -> None:
     # given an op between that reads the storage
     step = recorded("aten.mm", "aten.mul", "aten.mul_backward")

@@ -16,6 +16,8 @@ from dataclasses import replace
 
 from elbowroom.trace import Category, Event, Op, Save, Storage, Trace
 
+CALLED_BY = {"aten._index_put_impl_": "aten.index_put_"}
+"""Op of a recording -> the op that calls it, which a capture has in its place."""
 PERSISTENT: tuple[Category, ...] = ("parameter", "buffer", "gradient", "optimizer_state")
 
 
@@ -130,12 +132,12 @@ def with_idle_of_capture(trace: Trace, captured: Trace) -> Trace | None:
 
 def _matched(ops: Sequence[Op], captured: Iterable[Op]) -> list[int]:
     """Return, for the number of captured ops that were run, how many ops of a recording were run by then."""
-    matched = [0]
+    matched, names = [0], [CALLED_BY.get(op.name, op.name) for op in ops]
     for op in captured:
         at = matched[-1]
-        while at < len(ops) and ops[at].name != op.name and not _touches(ops[at]):
+        while at < len(ops) and names[at] != op.name and not _touches(ops[at]):
             at += 1
-        found = at < len(ops) and ops[at].name == op.name
+        found = at < len(ops) and names[at] == op.name
         matched.append(at + 1 if found else matched[-1])
     return matched
 
