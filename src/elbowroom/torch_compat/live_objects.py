@@ -3,7 +3,7 @@
 Note: [One call]
 The list of all objects has the tuples that other threads are about to fill. If such a thread goes on while the list
 exists, its tuple counts as shared, and Python raises SystemError there: "bad argument to internal function"
-(https://github.com/python/cpython/issues/59313, mended in Python 3.14). A data loader of the user's may be that thread.
+(https://github.com/python/cpython/issues/59313). A data loader of the user's may be that thread.
 Python changes threads between calls. So the list is made, searched and dropped within one call into C, that of `list`.
 It runs no code of Python: types are compared by their addresses, and the collector rests meanwhile. What holds the
 list is made after it, or lets go of it at the end: the list has all older iterators in it.
