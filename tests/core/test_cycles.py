@@ -12,7 +12,7 @@ from elbowroom.errors import Infeasible
 from elbowroom.machine import Link, Machine, Tier, TierName
 from elbowroom.planners import plan
 from elbowroom.planners.problem import moves_on_demand
-from elbowroom.simulate.repeated_steps import away_while_waiting, cycle, early_waits, limits, waits_at_saves
+from elbowroom.simulate.repeated_steps import away_while_waiting, cycle, early_waits, fits_below, waits_at_saves
 from elbowroom.simulate.reserved_curve import AllocatorUse
 from elbowroom.step.last_step import LastStep, last_step
 from elbowroom.step.moves import Moves, moves_of_plan, need, waits
@@ -188,8 +188,8 @@ def test_a_block_that_stays_in_a_large_hole_is_in_the_way_even_at_a_limit() -> N
     step, moves = large_hole()
     assert cycle(step, moves, {}, AllocatorUse("")).reserved.max() == 72 * MIB
     # then the segment with the 12 MiB cannot go back at a limit of 70
-    assert limits(step, moves, {}, AllocatorUse(""))(72 * MIB)
-    assert not limits(step, moves, {}, AllocatorUse(""))(70 * MIB)
+    assert fits_below(step, moves, {}, AllocatorUse(""))(72 * MIB)
+    assert not fits_below(step, moves, {}, AllocatorUse(""))(70 * MIB)
 
 
 def test_pages_of_expandable_segments_serve_what_is_around_a_block_that_stays() -> None:
@@ -197,8 +197,8 @@ def test_pages_of_expandable_segments_serve_what_is_around_a_block_that_stays() 
     step, moves = large_hole()
     assert cycle(step, moves, {}, AllocatorUse("expandable_segments:True")).most_reserved == 60 * MIB
     # then at a limit torch counts the 30 beside the page of the 12, and then takes whole pages
-    assert limits(step, moves, {}, AllocatorUse("expandable_segments:True"))(50 * MIB)
-    assert not limits(step, moves, {}, AllocatorUse("expandable_segments:True"))(49 * MIB)
+    assert fits_below(step, moves, {}, AllocatorUse("expandable_segments:True"))(50 * MIB)
+    assert not fits_below(step, moves, {}, AllocatorUse("expandable_segments:True"))(49 * MIB)
 
 
 def test_an_allocator_at_its_limit_gives_back_what_the_next_block_cannot_use() -> None:
@@ -212,8 +212,8 @@ def test_an_allocator_at_its_limit_gives_back_what_the_next_block_cannot_use() -
     moves = moves_on_demand(step, np.zeros(0, np.int64))
     # then each has a segment of its own, and at a limit one after the other
     assert cycle(step, moves, {}, AllocatorUse("")).most_reserved == 82 * MIB
-    assert limits(step, moves, {}, AllocatorUse(""))(52 * MIB)
-    assert not limits(step, moves, {}, AllocatorUse(""))(51 * MIB)
+    assert fits_below(step, moves, {}, AllocatorUse(""))(52 * MIB)
+    assert not fits_below(step, moves, {}, AllocatorUse(""))(51 * MIB)
 
 
 def test_what_lies_there_as_the_steps_begin_may_not_be_beyond_the_limit() -> None:
@@ -225,8 +225,8 @@ def test_what_lies_there_as_the_steps_begin_may_not_be_beyond_the_limit() -> Non
     step = last_step(build.trace())
     moves = moves_on_demand(step, np.zeros(0, np.int64))
     # then nothing is asked of the driver, and yet a limit of less than the segment is not met
-    assert limits(step, moves, {}, AllocatorUse(""))(20 * MIB)
-    assert not limits(step, moves, {}, AllocatorUse(""))(19 * MIB)
+    assert fits_below(step, moves, {}, AllocatorUse(""))(20 * MIB)
+    assert not fits_below(step, moves, {}, AllocatorUse(""))(19 * MIB)
 
 
 def test_the_first_of_all_steps_makes_its_optimizer_state_among_its_blocks() -> None:
@@ -247,7 +247,7 @@ def test_the_first_of_all_steps_makes_its_optimizer_state_among_its_blocks() -> 
     assert cycle(step, moves, {}, AllocatorUse("")).most_reserved == 50 * MIB
     # then the state takes a part of the free 30 MiB from the first step on, and the next one gets another 30
     assert cycle(step, moves, {}, AllocatorUse("", from_first=True)).most_reserved == 60 * MIB
-    assert not limits(step, moves, {}, AllocatorUse("", from_first=True))(50 * MIB)
+    assert not fits_below(step, moves, {}, AllocatorUse("", from_first=True))(50 * MIB)
 
 
 def test_the_first_of_all_steps_has_no_gradient_to_free() -> None:

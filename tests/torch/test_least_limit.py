@@ -17,7 +17,7 @@ from elbowroom.planners.budget.budgets import below_device
 from elbowroom.planners.budget.remedies import restricted
 from elbowroom.planners.budget.run_budget import CourseRequest, course_within, page_bytes
 from elbowroom.run.options import asked
-from elbowroom.simulate.repeated_steps import early_waits, limits
+from elbowroom.simulate.repeated_steps import early_waits, fits_below
 from elbowroom.step.last_step import last_step
 from elbowroom.step.moves import moves_of_plan, need, tiers_of_plan
 from elbowroom.units import Budget
@@ -49,7 +49,7 @@ def test_a_plan_may_fit_below_a_limit_and_not_below_a_larger_one(request_of_plan
     moves = moves_of_plan(step, plan)
     waiting = early_waits(step, moves, tiers_of_plan(step, plan, moves), None, before_idle=True)
     low = -(-int(need(step, moves).max()) // SEGMENT_BYTES) * SEGMENT_BYTES
-    is_enough = limits(step, moves, waiting, made.use)
+    is_enough = fits_below(step, moves, waiting, made.use)
     played = [is_enough(low + more * SEGMENT_BYTES) for more in range(48)]
     # then one that is enough has a larger one above it that is not
     assert any(played)

@@ -162,7 +162,7 @@ def cycle(
     )
 
 
-def limits(step: LastStep, moves: Moves, waiting: Mapping[int, int], use: AllocatorUse) -> Callable[[int], bool]:
+def fits_below(step: LastStep, moves: Moves, waiting: Mapping[int, int], use: AllocatorUse) -> Callable[[int], bool]:
     """Return a function of a limit of the allocator: whether the steps of a plan never run out of memory below it.
 
     At its limit the allocator gives its cache back to the driver and asks again. So blocks that lie in the way cost

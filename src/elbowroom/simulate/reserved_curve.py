@@ -144,6 +144,8 @@ def reserved_at(
         limit_bytes: the most that the allocator may reserve; None for no limit. If the blocks do not fit there, the
             result is that without a limit.
     """
+    if as_recorded and limit_bytes is None:
+        return _recorded(step, moves, settings)
     steps = equal_steps(step, moves, away, AllocatorUse(settings))
     found = _recorded(step, moves, settings) if as_recorded else steps.played().heights(step, moves)
     most = max([int(found.level.max()), *(beat.most for beat in found.beats)])

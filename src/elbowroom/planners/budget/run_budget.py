@@ -33,7 +33,7 @@ from elbowroom.planners.budget.least import first_met
 from elbowroom.planners.budget.remedies import Refused, with_remedies
 from elbowroom.planners.budget.reserved_search import Descending, Look, search
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
-from elbowroom.simulate.repeated_steps import Cycle, cycle, early_waits, limits, waits_at_saves
+from elbowroom.simulate.repeated_steps import Cycle, cycle, early_waits, fits_below, waits_at_saves
 from elbowroom.simulate.reserved_curve import AllocatorUse
 from elbowroom.simulate.simulate import simulate
 from elbowroom.step.last_step import LastStep, last_step, listed
@@ -407,7 +407,7 @@ def keeping_within(trace: Trace, machine: Machine, most_bytes: int) -> Course | 
     step, limit_bytes = last_step(trace), most_bytes - page_bytes(machine.allocator)
     moves, use = moves_of_plan(step, nothing), AllocatorUse(machine.allocator, limit_bytes, from_first=True)
     least_bytes = max(peak_in_one_go(step), int(need(step, moves).max()))
-    if least_bytes > limit_bytes or not limits(step, moves, {}, use)(limit_bytes):
+    if least_bytes > limit_bytes or not fits_below(step, moves, {}, use)(limit_bytes):
         return None
     held = cycle(step, moves, {}, use)
     return Course(plan=nothing, waiting={}, peak_bytes=held.most_reserved, begins_bytes=held.begin_allocated)
@@ -449,7 +449,7 @@ def _at_limit(trace: Trace, use: AllocatorUse, plans: Sequence[Plan], budget_byt
     most_bytes = budget_bytes - _spare_bytes(use.settings)
     for made in plans:
         step, moves, waiting = _frugal(trace, made)
-        is_enough = limits(step, moves, waiting, use)
+        is_enough = fits_below(step, moves, waiting, use)
         least_bytes = _least_limit(step, moves, is_enough, most_bytes)
         if least_bytes is None:
             continue
@@ -492,7 +492,7 @@ def _least_budget(request: CourseRequest, tried: Sequence[Plan] = ()) -> int:
     met_bytes = keeping_bytes(trace, request.machine, from_first=request.from_first)
     for made in (*_frugalest(request), *tried):
         step, moves, waiting = _frugal(trace, made)
-        is_enough = limits(step, moves, waiting, request.use)
+        is_enough = fits_below(step, moves, waiting, request.use)
         limit_bytes = _least_limit(step, moves, is_enough, met_bytes - spare_bytes)
         met_bytes = met_bytes if limit_bytes is None else limit_bytes + spare_bytes
     return _whole(met_bytes)
