@@ -14,6 +14,8 @@ from elbowroom.simulate.simulate import simulate
 from elbowroom.trace import Trace
 from tests.core.build import Build, machine
 from tests.fuzz.brute import every_plan, fastest_ns
+from tests.fuzz.cases import case
+from tests.fuzz.properties import examine
 
 DATA = Path(__file__).parents[1] / "data" / "fuzz"
 
@@ -153,3 +155,15 @@ def test_where_the_tiers_below_hold_next_to_nothing_a_least_budget_is_named_and_
     made = planned(trace, on, least)
     # then
     assert simulate(trace, on, made).peak_allocated_bytes <= least
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(140, id="what lies there before the steps is beyond the limit"),
+        pytest.param(367, id="a part of a page is beyond the limit"),
+        pytest.param(1813, id="a baseline has a recipe that is not on offer"),
+    ],
+)
+def test_what_was_broken_for_a_seed_holds(seed: int) -> None:
+    examine(case(seed))

@@ -6,7 +6,7 @@ recipes on offer; all algorithms.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 from math import prod
@@ -29,11 +29,11 @@ def plan_count(trace: Trace, machine: Machine) -> int:
     return prod(len(each) for each in (*swaps, *algorithms)) * len(recipes)
 
 
-def every_plan(trace: Trace, machine: Machine, budget_bytes: int) -> Iterator[Plan]:
-    """All plans that may run on a machine within a budget of allocated bytes."""
+def every_plan(trace: Trace, machine: Machine, budget_bytes: int, others: Sequence[Recompute] = ()) -> Iterator[Plan]:
+    """All plans that may run on a machine within a budget of allocated bytes; with `others` beside recipes on offer."""
     step = last_step(trace)
     windows, ops = _swaps(trace, machine), _algorithms(step)
-    for recomputes in _recipes(step):
+    for recomputes in _recipes(step, others):
         dropped = {storage for each in recomputes for storage in each.storages}
         if len(dropped) < sum(len(each.storages) for each in recomputes):
             continue
@@ -54,10 +54,11 @@ def every_plan(trace: Trace, machine: Machine, budget_bytes: int) -> Iterator[Pl
                     yield made
 
 
-def fastest_ns(trace: Trace, machine: Machine, budget_bytes: int) -> int | None:
-    """The step of the fastest of all plans within a budget; None where there is none."""
+def fastest_ns(trace: Trace, machine: Machine, budget_bytes: int, others: Sequence[Recompute] = ()) -> int | None:
+    """The step of the fastest of `every_plan`; None where there is none."""
     exact = replace(machine, allocator="exact")
-    return min((simulate(trace, exact, made).step_ns for made in every_plan(trace, exact, budget_bytes)), default=None)
+    every = every_plan(trace, exact, budget_bytes, others)
+    return min((simulate(trace, exact, made).step_ns for made in every), default=None)
 
 
 def _swaps(trace: Trace, machine: Machine) -> Choices:
@@ -75,9 +76,9 @@ def _swaps(trace: Trace, machine: Machine) -> Choices:
     return found
 
 
-def _recipes(step: LastStep) -> list[tuple[Recompute, ...]]:
-    """All sets of the recipes on offer."""
-    on_offer = [option.recompute for option in options(step, 1)]
+def _recipes(step: LastStep, others: Sequence[Recompute] = ()) -> list[tuple[Recompute, ...]]:
+    """All sets of the recipes on offer, and of others such as a baseline's for a whole block."""
+    on_offer = list(dict.fromkeys([*(option.recompute for option in options(step, 1)), *others]))
     return [chosen for count in range(len(on_offer) + 1) for chosen in combinations(on_offer, count)]
 
 

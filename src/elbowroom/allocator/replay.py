@@ -20,7 +20,6 @@ Event = tuple[Any, ...]
 EventsDone = Literal["at once", "at synchronize"]
 """When the work of other streams on a freed block is done: before the next allocation, or not before a synchronize."""
 
-
 LOOK = 256
 """Events after which `replay_within` looks for a failure."""
 

@@ -137,6 +137,7 @@ def cycle(
     waiting: Mapping[int, int],
     use: AllocatorUse,
     steps: int = 0,
+    limit_bytes: int | None = None,
 ) -> Cycle:
     """Play equal steps under a plan and return the last of them.
 
@@ -146,10 +147,11 @@ def cycle(
         waiting: by position of a tick, how many writes must have ended there.
         use: how the allocator is used.
         steps: number of steps; 0 for as many as it takes until reserved bytes grow no more.
+        limit_bytes: the most that the allocator may reserve; None for no limit.
     """
-    steps = steps or (STEPS if use.limit_bytes is None else STEPS_LIMITED)
+    steps = steps or (STEPS if limit_bytes is None else STEPS_LIMITED)
     away = away_while_waiting(step, moves, waiting)
-    done = equal_steps(step, moves, away, use, steps).played(use.limit_bytes)
+    done = equal_steps(step, moves, away, use, steps).played(limit_bytes)
     allocated = _per_op(step, done.allocated)
     for beat in beats(step, moves.rebuilds, done.allocated):
         place = min(moves.rebuilds[beat.rebuild].position, step.end_op - 1) - step.first_op
@@ -172,7 +174,7 @@ def fits_below(step: LastStep, moves: Moves, waiting: Mapping[int, int], use: Al
         step: the last step of a trace.
         moves: the swaps of the plan.
         waiting: by position of a tick, how many writes must have ended there.
-        use: how the allocator is used; its own limit is ignored.
+        use: how the allocator is used.
     """
     return equal_steps(step, moves, away_while_waiting(step, moves, waiting), use, STEPS_LIMITED).fit
 

@@ -50,12 +50,10 @@ class AllocatorUse:
 
     Attributes:
         settings: as in PYTORCH_ALLOC_CONF.
-        limit_bytes: the most that it may reserve; None for no limit. `equal_steps` leaves it to be given later.
         from_first: whether the steps begin with the first of a training: Note: [The first of all steps].
     """
 
     settings: str
-    limit_bytes: int | None = None
     from_first: bool = False
 
 

@@ -102,7 +102,7 @@ class CourseRequest:
 
     @property
     def use(self) -> AllocatorUse:
-        """How the steps use the allocator, without a limit."""
+        """How the steps use the allocator."""
         return AllocatorUse(self.machine.allocator, from_first=self.from_first)
 
     def within(self, device_bytes: int) -> CourseRequest:
@@ -405,11 +405,11 @@ def keeping_within(trace: Trace, machine: Machine, most_bytes: int) -> Course | 
     """
     nothing = _of_nothing(trace, most_bytes)
     step, limit_bytes = last_step(trace), most_bytes - page_bytes(machine.allocator)
-    moves, use = moves_of_plan(step, nothing), AllocatorUse(machine.allocator, limit_bytes, from_first=True)
+    moves, use = moves_of_plan(step, nothing), AllocatorUse(machine.allocator, from_first=True)
     least_bytes = max(peak_in_one_go(step), int(need(step, moves).max()))
     if least_bytes > limit_bytes or not fits_below(step, moves, {}, use)(limit_bytes):
         return None
-    held = cycle(step, moves, {}, use)
+    held = cycle(step, moves, {}, use, limit_bytes=limit_bytes)
     return Course(plan=nothing, waiting={}, peak_bytes=held.most_reserved, begins_bytes=held.begin_allocated)
 
 
@@ -454,7 +454,7 @@ def _at_limit(trace: Trace, use: AllocatorUse, plans: Sequence[Plan], budget_byt
         if least_bytes is None:
             continue
         limit_bytes = most_bytes if is_enough(most_bytes) else least_bytes
-        begins_bytes = cycle(step, moves, waiting, replace(use, limit_bytes=limit_bytes)).begin_allocated
+        begins_bytes = cycle(step, moves, waiting, use, limit_bytes=limit_bytes).begin_allocated
         return Course(plan=made, waiting=waiting, peak_bytes=limit_bytes, begins_bytes=begins_bytes, at_limit=True)
     return None
 
@@ -506,8 +506,8 @@ def simulated(trace: Trace, machine: Machine, course: Course, *, begins_empty: b
     step = last_step(trace)
     moves = moves_of_plan(step, course.plan)
     steps = 1 if begins_empty else 0
-    use = AllocatorUse(machine.allocator, course.peak_bytes if course.at_limit else None)
-    held: Cycle = cycle(step, moves, course.waiting or {}, use, steps=steps)
+    limit_bytes, use = course.peak_bytes if course.at_limit else None, AllocatorUse(machine.allocator)
+    held: Cycle = cycle(step, moves, course.waiting or {}, use, steps, limit_bytes)
     at_ns = tuple(span.start_ns for span in line.spans if span.kind == "op")
     device = [
         Curve(tier="device", kind="allocated", at_ns=at_ns, size_bytes=tuple(listed(held.allocated))),

@@ -60,16 +60,16 @@ def is_free(trial: Trial, limit_bytes: int) -> bool:
     """Tell whether an allocator with a limit has room, without turning to the driver in every step."""
     if _keeps_all(trial):
         return reserved_bytes(trial) <= limit_bytes
-    found = _played_within(trial, limit_bytes)
+    found = _within(_steps_of(trial), limit_bytes)
     return found is not None and not found.heights(_step_of(trial), trial.played).driven
 
 
-def _played_within(trial: Trial, limit_bytes: int) -> Played | None:
-    """Play some equal steps with an allocator that has a limit; None if they do not stay within it.
+def _within(steps: EqualSteps, limit_bytes: int) -> Played | None:
+    """Play equal steps with an allocator that has a limit; None if they do not stay within it.
 
     Pages may go beyond it by a part of one: see `page_bytes` in planners/budget/run_budget.py.
     """
-    found = _steps_of(trial).within(limit_bytes)
+    found = steps.within(limit_bytes)
     return None if found is None or found.most_reserved > limit_bytes else found
 
 
@@ -121,11 +121,11 @@ def held_within(found: Found, budget_bytes: int) -> FittingTrial | None:
 def limit_of_trial(found: Found) -> int:
     """Return a limit that a trial fits, close to the least one."""
     trial, _ = found
+    steps, least_bytes = _steps_of(trial), peak_of(_step_of(trial), trial.played)
 
     def works(limit_bytes: int) -> bool:
-        return _played_within(trial, limit_bytes) is not None
+        return _within(steps, limit_bytes) is not None
 
-    least_bytes = peak_of(_step_of(trial), trial.played)
     fits = lowest(works, least_bytes - 1, reserved_bytes(trial), 1, LIMIT_SHARE)
     # With waits for the driver, storages may leave at other ticks. Then a little more is needed.
     while held_within(found, fits) is None:
@@ -162,7 +162,7 @@ def frugalest(frugal: Sequence[Found], rough: Rough, near: Near) -> tuple[Found,
 def _is_lower(trial: Trial, limit_bytes: int) -> bool:
     """Tell whether a trial has room within clearly less than a limit."""
     lower = int((1 - 2 * LIMIT_SHARE) * limit_bytes)
-    return peak_of(_step_of(trial), trial.played) <= lower and _played_within(trial, lower) is not None
+    return peak_of(_step_of(trial), trial.played) <= lower and _within(_steps_of(trial), lower) is not None
 
 
 def fastest_within(budget_bytes: int, least_bytes: int, rough: Rough, enough_ns: int) -> FittingTrial | None:
