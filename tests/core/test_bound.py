@@ -10,7 +10,7 @@ from tests.core.build import Build, machine
 
 
 def within_200(build: Build, saved: int) -> Plan:
-    """The plan for 200 bytes: an op needs them all before the saved storage is read, which takes the link 100,000 ns."""
+    """The plan for 200 bytes: an op needs them all before the storage is read; the link takes 100,000 ns."""
     build.op(temporary=200)
     build.phase = "backward"
     build.read(saved)
