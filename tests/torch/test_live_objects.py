@@ -3,15 +3,44 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 
 import pytest
 
 from elbowroom.torch_compat.live_objects import of_types
 
-SEARCHES = 40
+FILLS = """
+import sys, threading
+import torch  # many objects
+from elbowroom.torch_compat.live_objects import of_types
+
+sys.setswitchinterval(1e-6)  # threads change as often as they can
+if "hooked" in sys.argv:
+    sys.addaudithook(lambda *_: None)
+ends, problems = threading.Event(), []
+
+def rows():
+    yield from ([0] for _ in range(200))
+
+def builds():
+    try:
+        while not ends.is_set():
+            assert len(tuple(map(list, rows()))) == 200  # a tuple whose length is not known beforehand
+    except SystemError as problem:
+        problems.append(problem)
+
+threads = [threading.Thread(target=builds) for _ in range(3)]
+for each in threads:
+    each.start()
+for _ in range(40):
+    of_types([threading.Event])
+ends.set()
+for each in threads:
+    each.join()
+print(problems)
+"""
+"""What a process runs that searches all objects while its threads build tuples."""
 
 
 class Sought:
@@ -43,39 +72,12 @@ def test_objects_of_exactly_these_types_are_found_and_not_kept() -> None:
     assert gc.isenabled()
 
 
-@pytest.fixture
-def restless() -> Iterator[None]:
-    """Python changes threads as often as it can."""
-    usual_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(usual_s)
-
-
 @pytest.mark.timeout(120)
-@pytest.mark.usefixtures("restless")
-def test_a_thread_that_fills_a_tuple_meanwhile_goes_on() -> None:
-    # given threads that build tuples whose length is not known beforehand
-    ends, problems = threading.Event(), list[SystemError]()
-
-    def rows() -> Iterator[list[int]]:
-        yield from ([0] for _ in range(200))
-
-    def builds() -> None:
-        try:
-            while not ends.is_set():
-                assert len(tuple(map(list, rows()))) == 200
-        except SystemError as problem:
-            problems.append(problem)
-
-    threads = [threading.Thread(target=builds) for _ in range(3)]
-    for each in threads:
-        each.start()
-    # when all objects are searched again and again
-    for _ in range(SEARCHES):
-        of_types([Sought])
-    ends.set()
-    for each in threads:
-        each.join()
-    # then no tuple counts as shared
-    assert not problems
+@pytest.mark.parametrize("hooks", [(), ("hooked",)], ids=["without hooks", "with an audit hook"])
+def test_a_thread_that_fills_a_tuple_meanwhile_goes_on(hooks: tuple[str, ...]) -> None:
+    # given a process whose threads build tuples, and perhaps a hook, which stays as long as its process
+    searches = [sys.executable, "-c", FILLS, *hooks]
+    # when it searches all objects again and again
+    ended = subprocess.run(searches, capture_output=True, text=True, check=True)
+    # then no tuple counted as shared
+    assert ended.stdout == "[]\n", ended
