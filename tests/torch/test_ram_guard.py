@@ -97,7 +97,7 @@ def test_almost_nothing_left_is_refused_where_the_run_has_control(guard: RamGuar
     with pytest.raises(MemoryError) as refused:
         guard.follow(now=True)
 
-    assert "Nothing was left." in str(guard.refusal(refused.value, 1))
+    assert "whose size is not known, goes beyond it" in str(guard.refusal(refused.value, 1))
 
 
 def test_lifting_it_restores_the_limit_that_was_there(limit: FakeLimit) -> None:

@@ -60,7 +60,7 @@ class Screen:
                 state = f"step {len(done)} of {self._steps}, {format_ns(event['step_ns'])}, loss {event['loss']:.4f}"
                 self._say(name, state)
             elif event["event"] == "trained":
-                self._say(name, "measures one more step", advance=0)
+                self._say(name, "measures the memory of a step", advance=0)
 
         return event_came
 

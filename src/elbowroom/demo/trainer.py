@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Mode = Literal["plain", "within"]
 RECORDS = ("trace", "machine", "plan", "simulated", "measured")
 """Records of a room that are saved, each as a file of this name."""
+MOST_EXTRA = 6
+"""Steps after the trained ones, of which one is to be measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +73,27 @@ def _events(order: TrainingOrder) -> Iterator[dict[str, Any]]:
             yield {"event": "step", "loss": loss, "step_ns": step_ns}
         yield {"event": "trained", "weights_sha256": job.weights_sha256(training), **memory()}
         if room is not None:
-            room.measure_next_step()
-            yield from ({"event": "extra"} for _ in job.train(training, 1, order.steps))
+            for _ in _measured(room, job.train(training, MOST_EXTRA, order.steps)):
+                yield {"event": "extra"}
         elif order.measure:
             yield {"event": "measured", "peak_allocated_bytes": job.peak_allocated_bytes(training, order.steps)}
     if room is not None:
         _save(room, Path(order.folder))
         yield {"event": "measured", **_figures(room, order.steps)}
+
+
+def _measured(room: Room, steps: Iterator[object]) -> Iterator[object]:
+    """Yield further steps until one was measured under the plan that lasts: a step may show that it needs another.
+
+    What was measured of a step is known once the next one has begun. The last one is not measured, so nothing changes.
+    """
+    room.measure_next_step()
+    for number, each in enumerate(steps, start=1):
+        yield each
+        if number % 2 == 0:
+            if room.measured is not None:
+                return
+            room.measure_next_step()
 
 
 @contextmanager

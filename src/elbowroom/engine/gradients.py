@@ -27,6 +27,7 @@ from elbowroom.engine.optimizer_parts import Found, Portion
 from elbowroom.engine.storages import dtype_name, reachable_parameters, storage_of
 from elbowroom.errors import TierFull
 from elbowroom.notices import Once, warn_once
+from elbowroom.step.schedule import StateSlot
 from elbowroom.units import NONE, format_bytes
 
 
@@ -80,7 +81,7 @@ class Gradients:
         known, recorder = self._conductor.known(), self._conductor.recorder()
         if found is None:
             return
-        if known is None and found.held:
+        if found.held and (known is None or not self._is_next(known, found)):
             self._stay[id(parameter)] = weakref.ref(parameter)
             return
         if recorder is not None:
@@ -94,11 +95,19 @@ class Gradients:
                 self._follow(known, parameter, found)
         self._written += 1
 
+    def _slot(self, known: StepPlan) -> StateSlot | None:
+        slots = known.schedule.gradients
+        return slots[self._written] if self._written < len(slots) else None
+
+    def _is_next(self, known: StepPlan, found: Found) -> bool:
+        """Whether a gradient is like the one that the plan expects now. Gradients that stay are in no plan."""
+        slot = self._slot(known)
+        return slot is not None and (slot.size_bytes, slot.dtype) == (found.size_bytes, dtype_name(found.dtype))
+
     def _follow(self, known: StepPlan, parameter: nn.Parameter, found: Found) -> None:
         """Carry out the plan for a gradient that has just been written."""
-        slots = known.schedule.gradients
-        slot = slots[self._written] if self._written < len(slots) else None
-        if slot is not None and (slot.size_bytes, slot.dtype) != (found.size_bytes, dtype_name(found.dtype)):
+        slot = self._slot(known)
+        if slot is not None and not self._is_next(known, found):
             what = f"the gradient that backward writes as number {self._written} is not the one its plan expects"
             self._conductor.surprised_by(what)
             return

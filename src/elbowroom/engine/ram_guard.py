@@ -156,8 +156,9 @@ class RamGuard:
         if cause is None:
             return None
         said_bytes = _said_bytes(cause)
-        last = f"Its last request, {format_bytes(said_bytes)}, goes beyond it." if said_bytes else "Nothing was left."
-        return self.refused(f"The training asked for more. {last}", said_bytes, budget_bytes)
+        asked = format_bytes(said_bytes) if said_bytes else "whose size is not known"
+        why = f"The training asked for more. Its last request, {asked}, goes beyond it."
+        return self.refused(why, said_bytes, budget_bytes)
 
     def _has_hidden(self, problem: BaseException) -> bool:
         """Return whether an error came up as nothing was left: linecache takes a MemoryError for an empty file."""
