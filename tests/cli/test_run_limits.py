@@ -18,6 +18,7 @@ pytestmark = pytest.mark.timeout(240)
 
 SOURCES = Path(__file__).parents[2] / "src"
 MIB = 2**20
+Ended = subprocess.CompletedProcess[str]
 
 # 16 sines of 32 MiB, each of which saves its input: 512 MiB. The process without them holds about 320 MiB, and a step
 # with all of them away three or four: 96 to 128 MiB.
@@ -57,13 +58,13 @@ def python(*words: str) -> list[str]:
     return [sys.executable, *words]
 
 
-def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], folder: Path) -> Ended:
     environment = {**os.environ, "PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
     environment = {name: value for name, value in environment.items() if not name.startswith("ELBOWROOM_")}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
 
 
-def run_in_group(command: list[str], folder: Path, limit_bytes: int) -> subprocess.CompletedProcess[str]:
+def run_in_group(command: list[str], folder: Path, limit_bytes: int) -> Ended:
     kind = available_kind()
     if kind == "RLIMIT_DATA":
         pytest.skip("this process may make no memory cgroup with a limit")
@@ -152,38 +153,53 @@ def test_a_limit_of_the_process_that_is_too_low_is_refused_with_figures(script: 
     assert "Traceback" not in refused.stderr
 
 
-LOWERED = """
-    if n == 3:
-        open(os.environ["LIMIT_FILE"], "w").write(os.environ["LOWERED_TO"])
+LOWERED = """    if n == 3: open(os.environ["LIMIT_FILE"], "w").write(os.environ["LOWERED_TO"])
 """
+EIGHT = SCRIPT.replace("for _ in range(4):", "for n in range(8):")
+BETWEEN = EIGHT + LOWERED
+# Steps that fit run without hooks after a while.
+MANY = SCRIPT.replace("for _ in range(4):", "for n in range(16):")
+IN_FORWARD = LOWERED.replace("    ", " " * 12, 1).replace("n == 3", "n == 14")
+WITHIN = MANY.replace("            x = x.sin()\n", f"            x = x.sin()\n{IN_FORWARD}")
 
 
-@pytest.mark.parametrize(("lowered_bytes", "goes_on"), [(1100 * MIB, True), (560 * MIB, False)])
-def test_a_limit_that_is_lowered_in_the_middle_is_kept_or_refused_and_never_kills(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowered_bytes: int, goes_on: bool
-) -> None:
-    # given: eight steps, which begin with plenty, and a limit that is lowered after three of them
-    script = tmp_path / "train.py"
-    script.write_text("import os\n" + SCRIPT.replace("for _ in range(4):", "for n in range(8):") + LOWERED)
+def lowered(folder: Path, patch: pytest.MonkeyPatch, script: str, lowered_bytes: int) -> tuple[Ended, Ended]:
+    """Run steps, which begin with plenty, by themselves and under a limit that is lowered in the middle."""
+    (folder / "train.py").write_text("import os\n" + script)
     kind = available_kind()
     if kind == "RLIMIT_DATA":
         pytest.skip("this process may make no memory cgroup with a limit")
-    monkeypatch.setenv("LIMIT_FILE", os.devnull)
-    monkeypatch.setenv("LOWERED_TO", str(lowered_bytes))
-    plain = run(python(str(script)), tmp_path)
-    # when
+    patch.setenv("LIMIT_FILE", os.devnull)
+    patch.setenv("LOWERED_TO", str(lowered_bytes))
+    plain = run(python("train.py"), folder)
     with hard_limit(2048 * MIB, kind) as limit:
         assert isinstance(limit, GroupLimit)
         name = "memory.limit_in_bytes" if "v1" in kind else "memory.max"
-        monkeypatch.setenv("LIMIT_FILE", str(limit.folder / name))
-        inside = run(limit.wrap(python("-m", "elbowroom", "run", str(script))), tmp_path)
-    # then
-    if goes_on:
-        assert (inside.returncode, inside.stdout) == (0, plain.stdout), inside.stderr
-    else:
-        assert inside.returncode == 1, inside.stderr
-        assert plain.stdout.startswith(inside.stdout)
-        assert f"allows {lowered_bytes // MIB}.0 MiB" in inside.stderr
-        assert "Traceback" not in inside.stderr
-    left = {each.name for each in tmp_path.iterdir()}
+        patch.setenv("LIMIT_FILE", str(limit.folder / name))
+        inside = run(limit.wrap(python("-m", "elbowroom", "run", "train.py")), folder)
+    left = {each.name for each in folder.iterdir()}
     assert {name for name in left if not name.startswith("torchinductor")} == {"train.py"}  # torch's own folder
+    return plain, inside
+
+
+@pytest.mark.parametrize("lowered_bytes", [1100 * MIB, 800 * MIB, 580 * MIB])
+def test_a_training_goes_on_below_a_limit_that_is_lowered_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowered_bytes: int
+) -> None:
+    plain, inside = lowered(tmp_path, monkeypatch, BETWEEN, lowered_bytes)
+
+    assert (inside.returncode, inside.stdout) == (0, plain.stdout), inside.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "lowered_bytes"), [(BETWEEN, 360 * MIB), (WITHIN, 560 * MIB)], ids=["between steps", "within a step"]
+)
+def test_a_limit_that_is_lowered_too_far_is_refused_and_never_kills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, lowered_bytes: int
+) -> None:
+    plain, inside = lowered(tmp_path, monkeypatch, script, lowered_bytes)
+
+    assert inside.returncode == 1, inside.stderr
+    assert plain.stdout.startswith(inside.stdout)
+    assert f"allows {lowered_bytes // MIB}.0 MiB" in inside.stderr
+    assert "Traceback" not in inside.stderr

@@ -7,7 +7,8 @@ raises an error, and the run refuses with figures. Data is counted when it is ma
 blocks must not lie in the heap: its holes are mapped, and not resident. residence.py sees to that.
 
 What is left changes as other processes take memory, and as the heap's free pages go back. The guard follows it where a
-run has control. A forked child gets back the limit that was there.
+run has control. A thread looks at the limit itself, which may be lowered while an op computes. A forked child gets back
+the RLIMIT_DATA that was there.
 
 To say what happened takes memory too. A few MiB are mapped for that beforehand, and go back as an error ends the run.
 """
@@ -19,6 +20,7 @@ import mmap
 import os
 import re
 import resource
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -30,6 +32,8 @@ from elbowroom.units import format_bytes, format_exact_bytes
 
 FOLLOW_NS = 20_000_000
 """Least time between two looks at what is left. A look takes about a tenth of a millisecond."""
+WATCH_S = 0.01
+"""Time between two looks at the limit itself. A look takes some hundredths of a millisecond."""
 KEPT_BYTES = 16 << 20
 """Bytes below a limit that no large block may take: small ones may, and the kernel's page tables."""
 LEAST_LEFT_BYTES = 4 << 20
@@ -85,6 +89,18 @@ class RamGuard:
         with suppress(OSError):
             self._reserved = mmap.mmap(-1, RESERVED_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._looked_ns = 0
+        self._watch: threading.Thread | None = None
+        self._ends = threading.Event()
+        self._met_bytes = self.allowed_bytes()
+
+    def allowed_bytes(self) -> int:
+        """Return the least that the limits allow now."""
+        return min((limit.now_bytes() for limit in self._limits), default=0)
+
+    def was_lowered(self) -> bool:
+        """Return whether less is allowed now than when this was asked last."""
+        before_bytes, self._met_bytes = self._met_bytes, self.allowed_bytes()
+        return self._met_bytes < before_bytes
 
     @property
     def limit(self) -> HardLimit:
@@ -100,7 +116,24 @@ class RamGuard:
         if self.kills and self._before is None:
             self._before = resource.getrlimit(resource.RLIMIT_DATA)
             _on.append(self)
+            self._ends.clear()
+            self._watch = threading.Thread(target=self._watches, name="elbowroom limit", daemon=True)
+            self._watch.start()
         self.follow(now=True)
+
+    def _watches(self) -> None:
+        """Follow the limit from the time that it is lowered until the run has control again.
+
+        A block that an op has asked for and not yet filled counts as held and as left. So the least of all looks holds.
+        """
+        allowed_bytes, lowered_ns = self.allowed_bytes(), 0
+        while not self._ends.wait(WATCH_S):
+            before_bytes, allowed_bytes = allowed_bytes, self.allowed_bytes()
+            if allowed_bytes < before_bytes:
+                lowered_ns = time.perf_counter_ns()
+            if lowered_ns > self._looked_ns:
+                with suppress(MemoryError):  # the training is told so too
+                    self._allow(min(limit.left_bytes() for limit in self._killing), at_most=_soft())
 
     def follow(self, *, now: bool = False) -> None:
         """Follow what is left, unless that was done a moment ago."""
@@ -114,9 +147,15 @@ class RamGuard:
         left_bytes = limit.left_bytes()
         if left_bytes < LEAST_LEFT_BYTES:
             raise _TooLittleLeft(limit.name)
+        self._allow(left_bytes)
+
+    def _allow(self, left_bytes: int, at_most: int = 2**62) -> None:
+        """Set the RLIMIT_DATA to what is held and what is left."""
+        if self._before is None:
+            return
         hard_bytes = self._before[1]
         allowed = [each for each in self._before if each != resource.RLIM_INFINITY]
-        _set_soft(min(data_bytes() + max(0, left_bytes - KEPT_BYTES), *allowed, 2**62), hard_bytes)
+        _set_soft(min(data_bytes() + max(0, left_bytes - KEPT_BYTES), *allowed, at_most), hard_bytes)
 
     def stand_in_child(self) -> None:
         """Guard a child of the process, which holds what that held: it may take what is left now and no more."""
@@ -133,6 +172,10 @@ class RamGuard:
             self._before = None
             with suppress(ValueError):
                 _on.remove(self)
+            self._ends.set()
+            if self._watch is not None and self._watch.is_alive():
+                self._watch.join()
+            self._watch = None
             _set_soft(soft_bytes, hard_bytes)
 
     def _free_reserved(self) -> None:
@@ -188,6 +231,11 @@ def data_bytes() -> int:
     """Return the bytes that RLIMIT_DATA counts: writable private mappings, touched or not."""
     with open("/proc/self/statm", "rb", buffering=0) as statm:
         return int(statm.read(200).split()[5]) * resource.getpagesize()
+
+
+def _soft() -> int:
+    soft_bytes = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    return 2**62 if soft_bytes == resource.RLIM_INFINITY else soft_bytes
 
 
 def _set_soft(soft_bytes: int, hard_bytes: int) -> None:

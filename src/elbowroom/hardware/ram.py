@@ -64,6 +64,10 @@ class HardLimit(ABC):
         self.name = name
         self.limit_bytes = limit_bytes
 
+    def now_bytes(self) -> int:
+        """Return the most bytes that it allows now."""
+        return self.limit_bytes
+
     @abstractmethod
     def left_bytes(self) -> int:
         """Return the bytes that may still be taken now; below 0 if the limit is passed."""
@@ -84,10 +88,15 @@ class CgroupLimit(HardLimit):
         super().__init__(name, limit_bytes)
         self._folder, self._files = folder, files
 
+    def now_bytes(self) -> int:
+        """See HardLimit."""
+        self.limit_bytes = _first_int(self._folder / self._files.limit) or self.limit_bytes
+        return self.limit_bytes
+
     def left_bytes(self) -> int:
         """See HardLimit. Page cache that the kernel gives up first counts as left."""
         folder, files = self._folder, self._files
-        self.limit_bytes = _first_int(folder / files.limit) or self.limit_bytes
+        self.now_bytes()
         used_bytes = _first_int(folder / files.usage) or 0
         idle_bytes = _counts_in(folder / files.stat).get(files.idle, 0)
         return self.limit_bytes - max(0, used_bytes - idle_bytes)

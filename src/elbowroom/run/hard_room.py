@@ -56,6 +56,10 @@ class HardRoom:
         """Return what planning finds in a child. See `forked`."""
         return forked(work, self._guard, shared) if CAN_FORK else work()
 
+    def was_lowered(self) -> bool:
+        """Return whether the limit is lower than when this was asked last."""
+        return self._guard.was_lowered()
+
     def is_short(self, what: str) -> None:
         """Warn once that steps of a kind follow no plan."""
         warn_once(

@@ -182,6 +182,17 @@ class Learner:
         """Whether gradients leave in observed steps, so that plans may move them, the given one included."""
         return self._asked.gradients or (self._given is not None and self.in_parts)
 
+    def starts_anew(self) -> bool:
+        """Forget all plans if a hard limit was lowered: the next step shows what it leaves. Returns whether it was."""
+        if self._held_to is None or not self._held_to.was_lowered() or self._given is not None:
+            return False
+        self._background.all_arrived()
+        self.met_kinds.start_anew()
+        self._scaled.clear()
+        self._had_no_room.clear()
+        self._frugal_bytes = 0
+        return True
+
     def expected(self, key: Hashable) -> StepKind | None:
         """Return the kind that a step of this signature will most likely be; None: observe it.
 

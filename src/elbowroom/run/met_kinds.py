@@ -115,6 +115,13 @@ class MetKinds:
         self.nearby.forgotten(key)
         self.totals.of(key).planned_peak_bytes = 0
 
+    def start_anew(self) -> None:
+        """Forget all kinds: the budget is another one from now on."""
+        for key in list(self._known):
+            self.forget_all(key)
+        self._observations.clear()
+        self._measured = 0
+
     def observed(self, key: Hashable) -> None:
         """Count a step that was observed."""
         self._observations[key] += 1

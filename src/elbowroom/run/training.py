@@ -293,6 +293,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         return made
 
     def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
+        if self._learner.starts_anew():
+            self._states.leave_now()
         known = self._learner.expected(key)
         self._room.retries.turn(on=False)  # the run's own work before the step needs none
         self._await_updates(root)
