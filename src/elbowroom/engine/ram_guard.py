@@ -132,7 +132,7 @@ class RamGuard:
             if allowed_bytes < before_bytes:
                 lowered_ns = time.perf_counter_ns()
             if lowered_ns > self._looked_ns:
-                with suppress(MemoryError):  # the training is told so too
+                with suppress(MemoryError):  # the training meets it too
                     self._allow(min(limit.left_bytes() for limit in self._killing), at_most=_soft())
 
     def follow(self, *, now: bool = False) -> None:
