@@ -31,6 +31,8 @@ from tests.torch.helpers import (
 
 LAYERS = 6
 IN_USE = "torch's profiler is in use"
+NO_RECOMPUTES = ("swap", "state", "gradient")
+"""Means of plans here: ops of a recompute count in a profile, and whether there are any depends on rates."""
 
 
 def net() -> nn.Sequential:
@@ -70,7 +72,7 @@ def plain() -> Training:
 
 
 def within_tight(setup: Setup, steps: int) -> tuple[Outcome, Room]:
-    return train_within(setup, steps, tight_budget(plain))
+    return train_within(setup, steps, tight_budget(plain), allow=NO_RECOMPUTES)
 
 
 def counted(profile: Any, name: str) -> int:
@@ -108,7 +110,7 @@ def test_a_profile_that_began_before_and_ends_after_the_run_goes_on_when_the_run
     with torch.autograd.profiler.profile() as profile:
         # when
         with pytest.warns(RuntimeWarning, match=IN_USE):
-            train_within(plain, budget=budget)
+            train_within(plain, budget=budget, allow=NO_RECOMPUTES)
         net()(torch.randn(8, 32))
     # then the fourth and the fifth are missing, and what came after is there
     assert counted(profile, "aten::addmm") == (3 + 1) * LAYERS
