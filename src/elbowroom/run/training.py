@@ -20,8 +20,8 @@ Several optimizers may step in one step. How many do is learnt from the first st
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, final
 
@@ -332,6 +332,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         unseen = self._recorder is None and not (self._root_hook.installed or self._room.retries.on)
         plain = unseen and known is not None and known.runs_as_ever and self._learner.met_kinds.only(key)
         self._unhooked.begin(known, details, plain=plain)
+        self._recomputes.follow()
         self._begin_ns = time.perf_counter_ns()
 
     def _begin_frugal(self, key: Hashable, root: torch.nn.Module | None) -> None:
@@ -597,12 +598,19 @@ class TrainingRun(RunFigures, Director, Conductor):
             self._following.read(self._current, entry)
 
     def _now_watched(self) -> None:
-        self.watched = self._recorder is not None or self._recomputes.records_calls
+        self.watched = self._recorder is not None or self._recomputes.sees_calls
         self.observes = self._current is None or self._room.retries.on
 
     def aside(self) -> AbstractContextManager[None]:
         """Return a context for our own work, which is not recorded. See Director."""
-        return self._recomputes.paused() if self._recorder is None else self._recorder.paused()
+        if self._recorder is None:
+            return self._recomputes.paused()
+        return self._apart(self._recorder) if self._recomputes.sees_calls else self._recorder.paused()
+
+    @contextmanager
+    def _apart(self, recorder: Recorder) -> Iterator[None]:
+        with recorder.paused(), self._recomputes.paused():
+            yield
 
     def known(self) -> StepKind | None:
         """Return the kind of this step; None if it is observed. See Conductor."""

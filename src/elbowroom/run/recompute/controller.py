@@ -14,12 +14,9 @@ from elbowroom.engine.executor import Executor
 from elbowroom.errors import InvalidPlan, UsageError
 from elbowroom.plan import Plan
 from elbowroom.run.recompute.planning import Planned
-from elbowroom.run.recompute.recompute_run import Rebuilder
+from elbowroom.run.recompute.recompute_run import PROOFS, Rebuilder
 from elbowroom.run.step_kinds import StepKind
 from elbowroom.torch_compat.cuda_allocator import compiler_graphs
-
-PROOFS = 2
-"""Number of first steps under a plan with recomputes that compare every bit."""
 
 
 @final
@@ -82,7 +79,6 @@ class Recomputing:
     def carried_out(self, planned: Planned) -> StepKind:
         """Return the planned kind of step, with a rebuilder for its recomputes."""
         known, programs, calls = planned.known, planned.programs, planned.calls
-        nodes = {n: calls.saved[n].node for program in programs for n in program.makes}
         known.refined, known.calls = True, calls
-        known.rebuilder, known.proofs = Rebuilder(self._executor, programs, nodes), PROOFS
+        known.rebuilder, known.proofs = Rebuilder(self._executor, programs, calls), PROOFS
         return known

@@ -43,6 +43,11 @@ class StepRecomputes:
         """Whether this step records its calls."""
         return self._calls is not None
 
+    @property
+    def sees_calls(self) -> bool:
+        """Whether this step records its calls, or follows those that recipes make again."""
+        return self._calls is not None or self._rebuilder is not None
+
     def begin(self, key: Hashable, known: StepKind | None, entries: Sequence[Entry]) -> None:
         """Begin a step.
 
@@ -60,9 +65,14 @@ class StepRecomputes:
         if self._calls is not None:
             self._calls.start()
 
+    def follow(self) -> None:
+        """Follow the calls of the step from now on, if recipes make them again."""
+        if self._rebuilder is not None:
+            self._rebuilder.own_calls.start()
+
     def paused(self) -> AbstractContextManager[None]:
         """Return a context for the run's own work, which is not part of the step."""
-        return NOTHING if self._calls is None else self._calls.paused()
+        return CallRecorder.paused() if self.sees_calls else NOTHING
 
     def saves(self, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
         """Note the n-th saved storage of the step, if calls are recorded."""
@@ -77,6 +87,9 @@ class StepRecomputes:
         """
         fine = self._rebuilder is not None and self._rebuilder.saved(entry, storage, tensor)
         if fine or entry.n not in known.schedule.dropped:
+            self.has_own_writes = self.has_own_writes or (
+                self._rebuilder is not None and self._rebuilder.proves(entry.n)
+            )
             return True
         self.has_own_writes = True
         self._executor.swap_out(entry)
@@ -94,9 +107,11 @@ class StepRecomputes:
         self._calls = self._rebuilder = None
 
     def forward_ends(self) -> None:
-        """Stop recording calls: forward is over."""
+        """Stop recording and following calls: forward is over."""
         if self._calls is not None:
             self._calls.stop()
+        if self._rebuilder is not None:
+            self._rebuilder.own_calls.stop()
 
     def verify(self) -> None:
         """Check that what was rebuilt in this step was right. Raises RecomputeFailed."""
@@ -121,7 +136,9 @@ class StepRecomputes:
         self._calls = self._rebuilder = None
         if calls is not None:
             return self._learner.called(key, known, calls.stop()), 0
-        if known is None or rebuilder is None or not known.proofs or known.rebuilder is not rebuilder:
+        if known is None or rebuilder is None or known.rebuilder is not rebuilder:
             return known, 0
         wrong = rebuilder.wrong()
+        if not (known.proofs or wrong):
+            return known, 0
         return self._learner.proven(key, known, wrong), len(wrong)

@@ -1,12 +1,12 @@
 """Rebuilding: drops saved storages as a plan says, and runs its recipes when they are read back.
 
 Note: [Trust, but verify]
-A step may differ from its trace in ways that sizes and types do not show: a number that changes from step to step, or
-another branch of the same shapes. So three things keep a storage from being dropped: the autograd node of its saved
-tensor is another one, settings changed, or an input of its recipe is out of reach.
+A step may differ from its trace in ways that sizes and types do not show, such as another branch of the same shapes. So
+four things keep a storage from being dropped: the step has called something else (own_calls.py), the autograd node of
+its saved tensor is another one, settings changed, or an input of its recipe is out of reach.
 
-In the first steps every dropped storage is swapped out too. What its recipe makes is compared with it in every bit. If
-they differ, backward gets the original, and that storage is never dropped again. Later steps compare a sample of each.
+Twice each dropped storage is swapped out too. What its recipe makes is compared with it in every bit. If they differ,
+backward gets the original, and that storage is never dropped again. Later steps compare a sample of each.
 The parameters and buffers that a recipe reads must not have been written since forward. All this is checked before an
 optimizer steps.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import final
 
@@ -24,14 +25,17 @@ import torch
 from elbowroom.engine.entries import Entry, Happening, Remake
 from elbowroom.engine.executor import Executor
 from elbowroom.errors import RecomputeFailed
-from elbowroom.run.recompute.call_recorder import flags_now, node_of
+from elbowroom.run.recompute.call_recorder import Calls, flags_now, node_of
 from elbowroom.run.recompute.checksums import Checksums, Samples
+from elbowroom.run.recompute.own_calls import OwnCalls
 from elbowroom.run.recompute.recompute_programs import Program
 from elbowroom.run.recompute.replay_calls import Storages, generator_state, replay
 from elbowroom.torch_compat.core import version_of
 from elbowroom.torch_compat.op_calls import modes_on
 from elbowroom.units import NONE
 
+PROOFS = 2
+"""How often every bit of a storage is compared before it is dropped without a copy."""
 INSTEAD = "train with within(..., allow=('swap',)), which recomputes nothing"
 
 
@@ -59,11 +63,16 @@ class Run(Remake):
         program: the calls of the recipe.
         step: the step that it belongs to.
         versions: versions of the parameters and buffers that it reads.
+
+    Attributes:
+        dropped: the storages that it rebuilds.
+        until: how many calls the step had made when the last of them was dropped.
     """
 
     def __init__(self, program: Program, step: StepRuns, versions: list[int]) -> None:
         self.program = program
         self.dropped: list[Entry] = []
+        self.until = 0
         self._step = step
         self._versions = versions
         self._holds: dict[int, Hold] = {}
@@ -86,11 +95,11 @@ class Run(Remake):
             self.dropped, self._holds = [], {}
 
     def _try(self, missing: list[Entry]) -> None:
-        """Rebuild. In a step that proves, a failure is no error: the bytes are on the lower tier too."""
+        """Rebuild. A failure in what is proven is no error: its bytes are on the lower tier too."""
         try:
             self._rebuild(missing)
         except Exception:
-            if not self._step.proving:
+            if not all(self._step.proves(entry.n) for entry in missing):
                 raise
             self._step.wrong.update(entry.n for entry in missing)
 
@@ -100,8 +109,9 @@ class Run(Remake):
         tell = self._step.executor.observer.recomputes or _nobody
         tell(True)
         try:
-            self._check_owners()
-            replay(self.program, self._input, self._step.states, self._step.executor.device, made, clock.began)
+            self._check_inputs()
+            step = self._step
+            replay(self.program, self._input, step.states, step.executor.device, made, clock.began, step.own)
             clock.ended()
             for entry in missing:
                 self._step.rebuilt(self.program, entry, made.pop(self.program.makes[entry.n]))
@@ -109,7 +119,12 @@ class Run(Remake):
             made.clear()  # a traceback would keep all of it alive
             tell(False)
 
-    def _check_owners(self) -> None:
+    def _check_inputs(self) -> None:
+        if not self._step.calls.alike(self.program, self.until):
+            raise RecomputeFailed(
+                f"recompute: {self.program.label} has read another storage in this step than the one that was saved; "
+                f"what it makes again would be another result; {INSTEAD}"
+            )
         found = [None if (tensor := owner()) is None else version_of(tensor) for owner in self.program.owners]
         if found != self._versions:
             raise RecomputeFailed(
@@ -166,35 +181,41 @@ class StepRuns:
     Args:
         executor: moves the storages.
         entries: the saved storages of the step, by n; the list grows during the step.
+        calls: follows the calls of the step.
         samples: samples of the dropped storages, reused by each step of the kind.
         rows: n -> its row of the samples.
-        proving: whether every bit is compared: what is dropped is then swapped out too.
+        proven: how often each storage was rebuilt with the same bits. What was not rebuilt so `PROOFS` times is swapped
+            out too when it is dropped, and every bit is compared.
+        proving: whether that is done with every storage.
     """
 
     def __init__(
         self,
         executor: Executor,
         entries: Sequence[Entry],
+        calls: OwnCalls,
         samples: Samples,
         rows: Mapping[int, int],
+        proven: Counter[int],
         *,
         proving: bool,
     ) -> None:
         self.executor = executor
         self.entries = entries
+        self.calls, self.own = calls, calls.own
         self.lock = threading.RLock()
         self.states: dict[int, torch.Tensor] = {}
         self.runs: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
         self.wrong: set[int] = set()
         self._proofs: dict[int, torch.Tensor] = {}
-        self._checksums = Checksums(executor.device) if proving else None
+        self._proven, self._proving = proven, proving
+        self._checksums: Checksums | None = None
         self._samples = samples
         self._rows = rows
 
-    @property
-    def proving(self) -> bool:
-        """Whether what is dropped is swapped out too, to compare every bit."""
-        return self._checksums is not None
+    def proves(self, n: int) -> bool:
+        """Whether the n-th saved storage was swapped out when it was dropped, to compare every bit."""
+        return n in self._proofs
 
     def noted(self, n: int) -> None:
         """Note the generator's state at the tick of a save, or at the beginning of the step."""
@@ -203,13 +224,15 @@ class StepRuns:
     def drop(self, run: Run, entry: Entry, storage: torch.UntypedStorage) -> None:
         """Drop a storage that a recipe will rebuild."""
         run.dropped.append(entry)
-        if self._checksums is None:
-            self._samples.take(self._rows[entry.n], storage)
-            self.executor.drop(entry, run)
-        else:
+        run.until = self.calls.now
+        if self._proving or self._proven[entry.n] < PROOFS:
+            self._checksums = self._checksums or Checksums(self.executor.device)
             self._proofs[entry.n] = self._checksums.of(storage)
             self.executor.swap_out(entry)
             entry.remake = run
+        else:
+            self._samples.take(self._rows[entry.n], storage)
+            self.executor.drop(entry, run)
 
     def rebuilt(self, program: Program, entry: Entry, storage: torch.UntypedStorage) -> None:
         """Take the storage that a recipe has made. If its bits differ from the dropped ones, keep the original."""
@@ -218,10 +241,11 @@ class StepRuns:
                 f"recompute: {program.label} made {storage.nbytes()} bytes again where {entry.size_bytes} were saved; "
                 f"{INSTEAD}"
             )
-        if self._checksums is None:
+        if self._checksums is None or entry.n not in self._proofs:
             self._samples.compare(self._rows[entry.n], storage)
             self.executor.rebuilt(entry, storage)
         elif torch.equal(self._proofs[entry.n], self._checksums.of(storage)):
+            self._proven[entry.n] += 1
             self.executor.rebuilt(entry, storage)
         else:
             self.wrong.add(entry.n)
@@ -234,12 +258,13 @@ class Rebuilder:
     Args:
         executor: moves the storages.
         programs: by index in the plan.
-        nodes: n -> the autograd node that its saved tensor must have.
+        calls: the calls of the recorded step.
     """
 
-    def __init__(self, executor: Executor, programs: Sequence[Program], nodes: Mapping[int, str]) -> None:
+    def __init__(self, executor: Executor, programs: Sequence[Program], calls: Calls) -> None:
         self._executor = executor
-        self._nodes = nodes
+        self._nodes = {n: calls.saved[n].node for program in programs for n in program.makes}
+        self.own_calls = OwnCalls(executor.device, calls, programs)
         self._program_of = {n: program for program in programs for n in program.makes}
         self._rows = {n: row for row, n in enumerate(sorted(self._program_of))}
         self._noted = {n for program in programs for n in program.states.values()}
@@ -248,12 +273,15 @@ class Rebuilder:
             for n in program.entries:
                 self._readers.setdefault(n, []).append(program.index)
         self._samples = Samples(len(self._rows), executor.device)
+        self._proven = Counter[int]()
         self._step: StepRuns | None = None
 
     def begin(self, entries: Sequence[Entry], *, proving: bool) -> None:
         """Begin a step."""
         self._samples.begin()
-        self._step = StepRuns(self._executor, entries, self._samples, self._rows, proving=proving)
+        self.own_calls.begin(entries)
+        rows, proven = self._rows, self._proven
+        self._step = StepRuns(self._executor, entries, self.own_calls, self._samples, rows, proven, proving=proving)
         if NONE in self._noted:
             self._step.noted(NONE)
 
@@ -272,6 +300,7 @@ class Rebuilder:
         assert step is not None, "a step has begun"
         if n in self._noted:
             step.noted(n)
+        self.own_calls.saved(n, storage)
         program = self._program_of.get(n)
         fine = program is None or self._drops(step, program, entry, storage, tensor)
         for index in self._readers.get(n, ()):
@@ -282,7 +311,7 @@ class Rebuilder:
     def _drops(
         self, step: StepRuns, program: Program, entry: Entry, storage: torch.UntypedStorage, tensor: torch.Tensor
     ) -> bool:
-        if node_of(tensor) != self._nodes[entry.n] or modes_on():
+        if node_of(tensor) != self._nodes[entry.n] or modes_on() or not step.calls.fits(program, entry.n):
             return False
         run = step.runs.get(program.index) or self._new_run(step, program)
         if run is None:
@@ -310,6 +339,10 @@ class Rebuilder:
         if run is not None:
             run.run()
 
+    def proves(self, n: int) -> bool:
+        """Whether the n-th saved storage of this step was swapped out too, although the plan drops it."""
+        return self._step is not None and self._step.proves(n)
+
     def wrong(self) -> set[int]:
         """Return the saves of this step that were not rebuilt with the same bits; backward got the originals."""
         return self._step.wrong if self._step is not None else set()
@@ -317,7 +350,7 @@ class Rebuilder:
     def verify(self) -> None:
         """Compare the samples of this step. Raises RecomputeFailed if one differs."""
         step = self._step
-        if step is None or step.proving:
+        if step is None:
             return
         rows = self._samples.differing()
         if rows:

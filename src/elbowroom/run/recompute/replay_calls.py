@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from elbowroom.engine.storages import tensors_of
-from elbowroom.run.recompute.call_recorder import CallStorage, View, flags_now
+from elbowroom.run.recompute.call_recorder import CallStorage, OpCall, View, flags_now
+from elbowroom.run.recompute.own_calls import Own
 from elbowroom.run.recompute.recompute_programs import Program
 from elbowroom.torch_compat.core import set_storage
 from elbowroom.torch_compat.op_calls import replaying
@@ -30,6 +31,7 @@ def replay(
     device: torch.device,
     made: Storages,
     began: Callable[[int], None],
+    own: Mapping[OpCall, Own] | None = None,
 ) -> None:
     """Make the calls of a program.
 
@@ -40,6 +42,7 @@ def replay(
         device: the device to run on.
         made: filled with what the program rebuilds.
         began: called with the number of each call before it is made.
+        own: for calls that get other arguments than the recorded ones, these: see own_calls.py.
     """
     with _as_recorded(program, device):
         for at, call in enumerate(program.calls):
@@ -48,7 +51,8 @@ def replay(
                 set_generator_state(device, states[program.states[at]])
             with torch.set_grad_enabled(call.with_grad):
                 given = (_Form if call.of_form else _Given)(program, entry, device, made)
-                result = call.op(*given.value(call.args), **given.named(call.kwargs))
+                args, kwargs = (own or {}).get(call) or (call.args, call.kwargs)
+                result = call.op(*given.value(args), **given.named(kwargs))
                 for place, tensor in enumerate(tensors_of(result)):
                     if place in call.results:
                         made[call.results[place]] = tensor.untyped_storage()
