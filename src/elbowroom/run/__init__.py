@@ -50,7 +50,7 @@ def within(
 
     Raises:
         Infeasible: no plan meets the budget; raised at the start of the step after the observed ones.
-        RecomputeFailed: steps differ in a way that only their numbers show, so recomputes do not give the same bits.
+        RecomputeFailed: steps differ in a way that no call shows, so recomputes do not give the same bits.
         InvalidPlan: `plan` is not for this step.
         UsageError: an argument is not allowed.
         TierFull, TierFailed: a lower tier has no room, or failed.

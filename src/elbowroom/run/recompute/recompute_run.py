@@ -357,6 +357,6 @@ class Rebuilder:
             n = sorted(self._program_of)[rows[0]]
             raise RecomputeFailed(
                 f"recompute: {self._program_of[n].label} did not give again what it gave in forward (saved storage {n} "
-                "of the step), so gradients are wrong, and no optimizer has stepped with them; the step does something "
-                f"that changes from step to step; {INSTEAD}"
+                "of the step), so gradients are wrong, and no optimizer has stepped with them; the step depends on "
+                f"something that no call shows, such as a tensor that NumPy writes; {INSTEAD}"
             )
