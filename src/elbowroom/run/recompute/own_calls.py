@@ -7,7 +7,7 @@ values of a recipe's calls are taken from the step that drops. Their tensors mus
 will read, with the same layout. Where the step calls another op, or reads another tensor, nothing more is dropped. It
 is swapped then. Only what no call shows is left to the samples (Note: [Trust, but verify] in recompute_run.py).
 
-No tensor is kept alive. Measured on a CPU, an op takes four microseconds longer, and one of a recipe about thirty. After
+No tensor is kept alive. Measured on a CPU, an op takes four microseconds longer, one of a recipe about thirty. After
 the last call that a recipe has, nothing is followed.
 """
 
