@@ -223,6 +223,12 @@ def test_a_child_reports_over_its_pipe_and_its_death_is_seen(monkeypatch: pytest
     assert done.peak_rss_bytes > MIB
 
 
+def test_what_elbowroom_warned_of_is_found_in_the_output() -> None:
+    told = ended(output="a.py:3: RuntimeWarning: elbowroom: no plan\n  x = 1\nUserWarning: other\n")
+
+    assert told.warnings() == ["a.py:3: RuntimeWarning: elbowroom: no plan"]
+
+
 def test_a_process_knows_what_it_holds() -> None:
     held = memory()
 
@@ -256,6 +262,7 @@ def test_the_small_demo_works(
     need = answer["plain"]["peak_rss_bytes"] - answer["bare_bytes"]
     assert answer["limit_bytes"] - answer["bare_bytes"] <= 0.4 * need
     measured, simulated = answer["within"]["peak_allocated_bytes"], answer["within"]["simulated_peak_allocated_bytes"]
+    assert measured is not None, captured.err
     assert abs(measured - simulated) <= 0.01 * simulated + MIB
     assert measured <= answer["budget_bytes"]
     names = {path.name for path in tmp_path.iterdir()}

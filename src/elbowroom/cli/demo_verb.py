@@ -43,6 +43,8 @@ def execute(arguments: argparse.Namespace) -> int:
     screen = show.Screen(output.console(errors=True), settings.size.steps)
     with _unwinding_at_signals(), screen.shown():
         outcome = main.run(settings, screen)
+    for line in outcome.within.warnings():
+        print(line, file=sys.stderr)
     written = _records(settings.folder, outcome)
     if arguments.json:
         output.write_answer(figures(outcome), output.STDOUT)

@@ -77,6 +77,10 @@ class LimitedTrial:
         found = self.all_of(of)
         return found[-1].get(name) if found else None
 
+    def warnings(self) -> list[str]:
+        """Return what elbowroom warned of."""
+        return [line for line in self.output.splitlines() if "Warning: elbowroom: " in line]
+
     def ending(self) -> str:
         """Say how it ended, in words."""
         if not self.failed:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -64,6 +65,7 @@ def main(argument: str) -> None:
 def _events(order: TrainingOrder) -> Iterator[dict[str, Any]]:
     if order.mode == "within":
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+        warnings.filterwarnings("default", message="elbowroom: ")  # the others are left out of the demo
     from elbowroom.demo import job
 
     training = job.build(order.seed, order.shape_XYZ)
