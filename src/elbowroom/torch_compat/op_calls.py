@@ -40,7 +40,7 @@ class OperatorWatcher:
         self._key = torch._C._dispatch_key_parse(key)
         self._libraries: dict[str, Any] = {"_": torch.library.Library("_", "IMPL")}
         self._libraries["_"].fallback(self._called if later else torch.library.fallthrough_kernel, key)
-        self.seen: Any = None
+        self.seen: Any = self.plainly
         for schema in torch._C._jit_get_all_schemas():
             name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
             if not schema.name.startswith("prim") and torch._C._dispatch_has_kernel(name):
@@ -64,6 +64,11 @@ class OperatorWatcher:
     def unwatched(self) -> AbstractContextManager[None]:
         """Return a context in which operators run unwatched."""
         return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(self._key))
+
+    def plainly(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op as ever: a thread may still be watched when nobody looks any more."""
+        with self.unwatched():
+            return op(*args, **kwargs)
 
     def _kernel(self, schema: Any) -> Callable[..., Any]:
         """Return a kernel for one operator, which is looked up once it is called: that takes long for all of them."""

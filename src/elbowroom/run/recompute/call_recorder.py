@@ -53,6 +53,7 @@ class CallStorage:
         owner: the parameter or buffer that it belongs to.
         saved: n, if it is the n-th saved storage of the step.
         node: name of the autograd node of the saved tensor.
+        after: how many calls had begun when it was saved.
     """
 
     size_bytes: int
@@ -62,6 +63,7 @@ class CallStorage:
     owner: Owner | None = None
     saved: int | None = None
     node: str = ""
+    after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ class CallRecorder:
         self._owners = _owners()
         self._open: Group | None = None
         self._running: OpCall | None = None
+        self._count = 0
         self._apart: BackwardApart | None = None
 
     def start(self) -> None:
@@ -168,13 +171,13 @@ class CallRecorder:
             self._apart.close()
             self._apart = None
             watcher_of_calls().turn(on=False)
-            watcher_of_calls().seen = None
+            watcher_of_calls().seen = watcher_of_calls().plainly
         return Calls(self._groups, self._saved)
 
     def saves(self, n: int, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
         """Note the n-th saved storage of the step."""
         source = self._saved[n] = self._source(storage)
-        source.saved, source.node = n, node_of(tensor)
+        source.saved, source.node, source.after = n, node_of(tensor), self._count
 
     def _called(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = schema_of(op).name.replace("::", ".")
@@ -202,6 +205,7 @@ class CallRecorder:
         call = OpCall(op, name, with_grad=torch.is_grad_enabled(), flags=flags_now())
         assert self._open is not None, "a call is part of a group"
         self._open.calls.append(call)
+        self._count += 1
         with watcher_of_calls().unwatched():
             call.args = tuple(self._kept(call, each) for each in args)
             call.kwargs = {name: self._kept(call, each) for name, each in kwargs.items()}

@@ -36,6 +36,7 @@ class StepRecomputes:
         self._learner = learner
         self._calls: CallRecorder | None = None
         self._rebuilder: Rebuilder | None = None
+        self._dropping: Rebuilder | None = None
         self.has_own_writes = False
 
     @property
@@ -57,17 +58,17 @@ class StepRecomputes:
             entries: the saved storages of the step, by n; the list grows during the step.
         """
         self._calls = CallRecorder(self._executor.device) if self._learner.wants_calls(key, known) else None
-        self._rebuilder = known.rebuilder if known is not None else None
+        self._rebuilder, self._dropping = (known.rebuilder if known is not None else None), None
         proving = known is not None and known.proofs > 0
         self.has_own_writes = proving
         if self._rebuilder is not None:
             self._rebuilder.begin(entries, proving=proving)
-        if self._calls is not None:
-            self._calls.start()
 
     def follow(self) -> None:
-        """Follow the calls of the step from now on, if recipes make them again."""
-        if self._rebuilder is not None:
+        """See the calls of the step from now on: to record them, or as recipes make them again."""
+        if self._calls is not None:
+            self._calls.start()
+        elif self._rebuilder is not None:
             self._rebuilder.own_calls.start()
 
     def paused(self) -> AbstractContextManager[None]:
@@ -104,7 +105,8 @@ class StepRecomputes:
     def differs(self) -> None:
         """Drop nothing more in a step that is not the expected one."""
         self.forward_ends()
-        self._calls = self._rebuilder = None
+        self._dropping, self._rebuilder = self._dropping or self._rebuilder, None
+        self._calls = None
 
     def forward_ends(self) -> None:
         """Stop recording and following calls: forward is over."""
@@ -115,9 +117,10 @@ class StepRecomputes:
 
     def verify(self) -> None:
         """Check that what was rebuilt in this step was right. Raises RecomputeFailed."""
-        if self._rebuilder is not None:
+        rebuilder = self._rebuilder or self._dropping
+        if rebuilder is not None:
             try:
-                self._rebuilder.verify()
+                rebuilder.verify()
             except RecomputeFailed:
                 self._learner.no_recomputes()
                 raise

@@ -5,7 +5,8 @@ A recipe is made of the calls of one recorded step. A later step may call the sa
 rate that is lowered, a factor that grows. So each step that drops storages follows its own calls, in order. The plain
 values of a recipe's calls are taken from the step that drops. Their tensors must lie on the storages that the recipe
 will read, with the same layout. Where the step calls another op, or reads another tensor, nothing more is dropped. It
-is swapped then. Only what no call shows is left to the samples (Note: [Trust, but verify] in recompute_run.py).
+is swapped then. So is a storage that is not what its recipe's call has made, or is saved after more calls or fewer.
+Only what no call shows is left to the samples (Note: [Trust, but verify] in recompute_run.py).
 
 No tensor is kept alive. Measured on a CPU, an op takes four microseconds longer, one of a recipe about thirty. After
 the last call that a recipe has, nothing is followed.
@@ -13,16 +14,19 @@ the last call that a recipe has, nothing is followed.
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple, final
 
 import torch
 
 from elbowroom.engine.entries import Entry
 from elbowroom.engine.storages import is_plain, storage_of, tensors_of
-from elbowroom.run.recompute.call_recorder import APART, VALUES, Calls, CallStorage, OpCall, View, views_of
-from elbowroom.run.recompute.recompute_programs import Program
+from elbowroom.run.recompute.call_recorder import APART, VALUES, Calls, CallStorage, OpCall, View, flags_now, views_of
+from elbowroom.run.recompute.recompute_programs import Program, written
+from elbowroom.step.recipes.tables import STATISTICS
 from elbowroom.torch_compat.core import schema_of
 from elbowroom.torch_compat.op_calls import (
     BackwardApart,
@@ -47,6 +51,55 @@ class Own(NamedTuple):
 
 
 @final
+class StepCalls:
+    """What was found in the calls of one step.
+
+    Args:
+        entries: its saved storages; the list grows during the step.
+        place: call -> its place in the recorded step.
+
+    Attributes:
+        made: how many calls it has made.
+        left: whether it made another call than the recorded one.
+        own: for each call of a program, what this step gave to it, where that is not what was recorded.
+        other: calls that read other tensors than the recorded ones.
+        later: n -> calls that read a storage which is to be the n-th saved one, and that storage.
+        wrong: saved storages that are not what the recorded call made.
+        results: what the calls of programs made.
+        sources: the same, by `id` of the storage.
+    """
+
+    def __init__(self, entries: Sequence[Entry], place: Mapping[OpCall, int]) -> None:
+        self.entries = entries
+        self._place = place
+        self.made = 0
+        self.left = False
+        self.own: dict[OpCall, Own] = {}
+        self.other: set[OpCall] = set()
+        self.later: dict[int, list[tuple[OpCall, Ref]]] = {}
+        self.wrong: set[int] = set()
+        self.results: dict[CallStorage, Ref] = {}
+        self.sources: dict[int, CallStorage] = {}
+
+    def alike(self, program: Program, until: int) -> bool:
+        """Whether those calls of a program that are among the first `until` read what the recipe will read."""
+        ran = {call for call in program.calls if self._place[call] < until}
+        return self.other.isdisjoint(ran) and self.wrong.isdisjoint(program.entries)
+
+    def is_known(self, program: Program) -> bool:
+        """Whether all that the calls of a program have read is saved by now."""
+        return not any(call in program.calls for calls in self.later.values() for call, _ in calls)
+
+    def saved(self, n: int, source: CallStorage | None, storage: torch.UntypedStorage) -> None:
+        """Note the n-th saved storage, and the one that was it in the recorded step."""
+        for call, ref in self.later.pop(n, ()):
+            if ref() is not storage:
+                self.other.add(call)
+        if source in self.results and self.results[source]() is not storage:
+            self.wrong.add(n)
+
+
+@final
 class OwnCalls:
     """Follows the calls of each step from `start` to `stop`, outside of backward: Note: [Own arguments].
 
@@ -56,29 +109,27 @@ class OwnCalls:
         programs: what runs again.
 
     Attributes:
-        own: for each call of a program, what this step gave to it, where that is not what was recorded.
+        step: what was found in the step that runs now.
     """
 
-    def __init__(self, device: torch.device, calls: Calls, programs: Iterable[Program]) -> None:
+    def __init__(self, device: torch.device, calls: Calls, programs: Sequence[Program]) -> None:
         self._device = device
+        self._saved = calls.saved
         self._recorded = [call for group in calls.groups for call in group.calls]
         self._place = {call: at for at, call in enumerate(self._recorded)}
         self._wanted = {call for program in programs for call in program.calls}
-        self._end = 1 + max((self._place[call] for call in self._wanted), default=-1)
-        self._entries: Sequence[Entry] = ()
+        ends = [1 + self._place[call] for call in self._wanted]
+        self._end = max([*ends, *(made.after for program in programs for made in program.makes.values())], default=0)
+        self._writes = {call: {view.source for view in written(call)} for call in self._recorded[: self._end]}
         self._apart: BackwardApart | None = None
-        self._at = 0
-        self.own: dict[OpCall, Own] = {}
-        self._made: dict[CallStorage, Ref] = {}
-        self._later: dict[int, list[tuple[OpCall, Ref]]] = {}
-        self._same = True
-        self._other: set[OpCall] = set()
+        self._same = self._followed = True
+        self.step = StepCalls((), self._place)
 
     def begin(self, entries: Sequence[Entry]) -> None:
         """Forget the step before. `entries` are the saved storages of this one; the list grows during the step."""
         self.stop()
-        self._entries, self._at = entries, 0
-        self.own, self._made, self._later, self._other = {}, {}, {}, set()
+        self._followed = False
+        self.step = StepCalls(entries, self._place)
 
     def start(self) -> None:
         """Follow the calls of this thread from now on. Not while a dispatch mode is on."""
@@ -87,64 +138,88 @@ class OwnCalls:
         watcher = watcher_of_calls()
         watcher.seen = self._called
         self._apart = BackwardApart(lambda: watcher.turn(on=False), self._goes_on)
+        self._followed = True
+        if "torch._dynamo" in sys.modules:
+            _followed.add(self)
+            _leave_where_compiled()
         watcher.turn(on=True)
 
     def _goes_on(self, before: bool) -> None:
         watcher_of_calls().turn(on=before and self._apart is not None)
 
     def stop(self) -> None:
-        """Follow no more calls of the step. May be called again."""
+        """Follow no more calls of the step. May be called again: contexts of torch restore the thread's keys."""
+        watcher = watcher_of_calls()
         if self._apart is not None:
             self._apart.close()
             self._apart = None
-            watcher_of_calls().turn(on=False)
-            watcher_of_calls().seen = _unseen
+            watcher.seen = watcher.plainly
+            _followed.discard(self)
+        if self._followed:
+            watcher.turn(on=False)
 
-    @property
-    def now(self) -> int:
-        """How many recorded calls the step has made by now."""
-        return self._at
+    def leave(self) -> None:
+        """Follow no more calls, and drop nothing more: the step is not the recorded one."""
+        self.step.left = True
+        self.stop()
 
-    def fits(self, program: Program, n: int) -> bool:
-        """Whether this step has made its n-th saved storage by the calls of a program, as far as these have run."""
-        maker = program.makes[n].maker
-        return maker is not None and self._place[maker] < self._at and self.alike(program, self._at)
-
-    def alike(self, program: Program, until: int) -> bool:
-        """Whether those calls of a program that are among the first `until` read what the recipe will read."""
-        return not any(call in self._other for call in program.calls if self._place[call] < until)
+    def fits(self, program: Program, n: int, storage: torch.UntypedStorage) -> bool:
+        """Whether this step has made its n-th saved storage by the calls of a program."""
+        step, source = self.step, program.makes[n]
+        if step.left or source.maker is None or step.made != source.after:
+            return False
+        made = step.results.get(source)
+        # autograd saves a result before the call has returned it
+        is_it = self._place[source.maker] == step.made - 1 if made is None else made() is storage
+        return is_it and step.alike(program, step.made)
 
     def saved(self, n: int, storage: torch.UntypedStorage) -> None:
-        """Note that the n-th saved storage of this step is known now: calls have read it before."""
-        for call, ref in self._later.pop(n, ()):
-            if ref() is not storage:
-                self._other.add(call)
+        """Note the n-th saved storage of this step."""
+        self.step.saved(n, self._saved.get(n), storage)
 
     def _called(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._apart is None or schema_of(op).name.replace("::", ".").startswith(APART):
-            with watcher_of_calls().unwatched():
-                return op(*args, **kwargs)
+            return watcher_of_calls().plainly(op, args, kwargs)
         if casts_first(op, self._device.type):
             return call_with_autocast(op, self._device.type, args, kwargs)
         with watcher_of_calls().unwatched():
             call = self._next(op)
-            if call is None or call not in self._wanted:
+            if call is None:
                 return op(*args, **kwargs)
-            self._compare(call, args, kwargs)
+            wanted = call in self._wanted
+            if wanted:
+                self._compare(call, args, kwargs)
+            elif self._writes[call] and self._writes_to_others(call, args, kwargs):
+                self.leave()
             result = op(*args, **kwargs)
-            for place, tensor in enumerate(tensors_of(result)):
+            for place, tensor in enumerate(tensors_of(result) if wanted else ()):
                 if place in call.results and (storage := storage_of(tensor)) is not None:
-                    self._made[call.results[place]] = weakref.ref(storage)
+                    self.step.results[call.results[place]] = weakref.ref(storage)
+                    self.step.sources[id(storage)] = call.results[place]
             return result
 
     def _next(self, op: Any) -> OpCall | None:
         """Return the recorded call that is made now; None if the step has left the recorded one, or none is needed."""
-        at = self._at
-        if at >= self._end or self._recorded[at].op is not op:
+        at = self.step.made
+        if at >= self._end:
             self.stop()
             return None
-        self._at = at + 1
+        if self._recorded[at].op is not op:
+            self.leave()
+            return None
+        self.step.made = at + 1
         return self._recorded[at]
+
+    def _writes_to_others(self, call: OpCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call of no program is given what a program has made, where the recorded one was not."""
+        recorded = {view.source for view in views_of((call.args, call.kwargs))}
+        results, sources = self.step.results, self.step.sources
+        for tensor in tensors_of([*args, *kwargs.values()]):
+            storage = storage_of(tensor)
+            source = sources.get(id(storage))
+            if source is not None and source not in recorded and results[source]() is storage:
+                return True
+        return False
 
     def _compare(self, call: OpCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the plain values of a call, and check its tensors."""
@@ -152,17 +227,19 @@ class OwnCalls:
         left_out = [call.args[len(args) :], [kept for name, kept in call.kwargs.items() if name not in kwargs]]
         kept = [*call.args, *[None] * (len(args) - len(call.args))]
         try:
-            if torch.is_grad_enabled() != call.with_grad or any(views_of(left_out)):
+            if (torch.is_grad_enabled(), flags_now()) != (call.with_grad, call.flags) or any(views_of(left_out)):
                 raise Differs
             own = Own(
                 tuple(self._taken(call, *each) for each in zip(kept, args, strict=False)),
                 {name: self._taken(call, call.kwargs.get(name), value) for name, value in kwargs.items()},
             )
+            if call.name in STATISTICS and not self._same:
+                raise Differs
         except Differs:
-            self._other.add(call)
+            self.step.other.add(call)
             return
         if not self._same:
-            self.own[call] = own
+            self.step.own[call] = own
 
     def _taken(self, call: OpCall, kept: Any, value: Any) -> Any:
         """Return an argument of this step as it is recorded. `kept` is the recorded one; None if it was left out."""
@@ -192,28 +269,38 @@ class OwnCalls:
         source, storage = kept.source, storage_of(tensor)
         if call.of_form:
             return
-        if storage is None:
+        if storage is None or not self._is_read(call, source, storage):
             raise Differs
-        if source in self._made:
-            is_it = self._made[source]() is storage
-        elif source.saved is not None and source.saved < len(self._entries):
-            is_it = self._entries[source.saved].alive() is storage
-        elif source.saved is not None:
-            self._later.setdefault(source.saved, []).append((call, weakref.ref(storage)))
-            is_it = True
-        else:
+
+    def _is_read(self, call: OpCall, source: CallStorage, storage: torch.UntypedStorage) -> bool:
+        """Whether a recipe will read this storage in place of a recorded one."""
+        entries, results = self.step.entries, self.step.results
+        if source in results:
+            return results[source]() is storage
+        if source.saved is None:
             owner = source.owner() if source.owner is not None else None
-            is_it = owner is not None and owner.untyped_storage() is storage
-        if not is_it:
-            raise Differs
+            return owner is not None and owner.untyped_storage() is storage
+        if source.saved < len(entries):
+            return entries[source.saved].alive() is storage
+        self.step.later.setdefault(source.saved, []).append((call, weakref.ref(storage)))
+        return True
+
+
+@cache
+def _leave_where_compiled() -> None:
+    """Have torch.compile end all following before it traces: it cannot trace in a thread that is watched."""
+    dynamo: Any = sys.modules["torch._dynamo"]
+
+    def leave(*_: Any) -> None:
+        for each in list(_followed):
+            each.leave()
+
+    dynamo.callback.on_compile_start(leave)
+
+
+_followed = weakref.WeakSet["OwnCalls"]()
 
 
 def _is(kept: Any, value: Any) -> bool:
     """Whether two plain values are the same to an op: 1 and 1.0 are not, nor 0.0 and -0.0."""
     return type(kept) is type(value) and repr(kept) == repr(value)
-
-
-def _unseen(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op as ever: another thread may still be watched when this ends."""
-    with watcher_of_calls().unwatched():
-        return op(*args, **kwargs)

@@ -165,8 +165,7 @@ def check_filled(calls: Sequence[OpCall], needed: set[CallStorage]) -> None:
     """Check that a call wrote all that is read. Python writes too, as in `torch.tensor([1, 2])`. Raises Impossible."""
     unfilled: set[CallStorage] = set()
     for call in calls:
-        written = {view.source for view in _written(call)}
-        unfilled -= written
+        unfilled -= {view.source for view in written(call)}
         if any(view.source in unfilled for view in call.used()):
             raise Impossible(f"{call.name} reads what no call has written")
         if call.name.removeprefix("aten.") in UNFILLED:
@@ -175,7 +174,7 @@ def check_filled(calls: Sequence[OpCall], needed: set[CallStorage]) -> None:
         raise Impossible("it makes what no call has written")
 
 
-def _written(call: OpCall) -> list[View]:
+def written(call: OpCall) -> list[View]:
     """Return the arguments that a call changes."""
     arguments = schema_of(call.op).arguments
     given = dict(zip((argument.name for argument in arguments), call.args, strict=False)) | call.kwargs

@@ -111,7 +111,7 @@ class Run(Remake):
         try:
             self._check_inputs()
             step = self._step
-            replay(self.program, self._input, step.states, step.executor.device, made, clock.began, step.own)
+            replay(self.program, self._input, step.states, step.executor.device, made, clock.began, step.calls.own)
             clock.ended()
             for entry in missing:
                 self._step.rebuilt(self.program, entry, made.pop(self.program.makes[entry.n]))
@@ -120,7 +120,8 @@ class Run(Remake):
             tell(False)
 
     def _check_inputs(self) -> None:
-        if not self._step.calls.alike(self.program, self.until):
+        calls = self._step.calls
+        if not (calls.alike(self.program, self.until) and calls.is_known(self.program)):
             raise RecomputeFailed(
                 f"recompute: {self.program.label} has read another storage in this step than the one that was saved; "
                 f"what it makes again would be another result; {INSTEAD}"
@@ -202,7 +203,7 @@ class StepRuns:
     ) -> None:
         self.executor = executor
         self.entries = entries
-        self.calls, self.own = calls, calls.own
+        self.calls = calls.step
         self.lock = threading.RLock()
         self.states: dict[int, torch.Tensor] = {}
         self.runs: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
@@ -224,7 +225,7 @@ class StepRuns:
     def drop(self, run: Run, entry: Entry, storage: torch.UntypedStorage) -> None:
         """Drop a storage that a recipe will rebuild."""
         run.dropped.append(entry)
-        run.until = self.calls.now
+        run.until = self.calls.made
         if self._proving or self._proven[entry.n] < PROOFS:
             self._checksums = self._checksums or Checksums(self.executor.device)
             self._proofs[entry.n] = self._checksums.of(storage)
@@ -311,7 +312,7 @@ class Rebuilder:
     def _drops(
         self, step: StepRuns, program: Program, entry: Entry, storage: torch.UntypedStorage, tensor: torch.Tensor
     ) -> bool:
-        if node_of(tensor) != self._nodes[entry.n] or modes_on() or not step.calls.fits(program, entry.n):
+        if node_of(tensor) != self._nodes[entry.n] or modes_on() or not self.own_calls.fits(program, entry.n, storage):
             return False
         run = step.runs.get(program.index) or self._new_run(step, program)
         if run is None:
