@@ -7,6 +7,8 @@ sees every operator first, and calls it again without that key.
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache, partial
@@ -143,6 +145,27 @@ def counting_versions() -> AbstractContextManager[None]:
     """
     without = torch._C._dispatch_tls_local_exclude_set() - torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), without)
+
+
+def before_compiling(leave: Callable[[], None] | None) -> None:
+    """Have torch.compile watch no calls of a thread where it begins to trace, and call the method `leave` first.
+
+    It makes fake tensors, which Python must not have seen before (THPVariable_make_subclass).
+    """
+    _leave[0] = None if leave is None else weakref.WeakMethod(leave)
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    if dynamo is not None and _compiling not in dynamo.callback.callback_handler.start_callbacks:  # a reset drops it
+        dynamo.callback.on_compile_start(_compiling)
+
+
+def _compiling(*_: Any) -> None:
+    leave = _leave[0] and _leave[0]()
+    if leave is not None:
+        leave()
+    watcher_of_calls().turn(on=False)
+
+
+_leave: list[weakref.WeakMethod[Callable[[], None]] | None] = [None]
 
 
 modes_on: Callable[[], int] = torch._C._len_torch_dispatch_stack

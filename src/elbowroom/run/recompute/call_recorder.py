@@ -25,6 +25,7 @@ from elbowroom.engine.storages import alive_of, is_plain, storage_of, tensors_of
 from elbowroom.torch_compat.core import schema_of, storage_key
 from elbowroom.torch_compat.op_calls import (
     BackwardApart,
+    before_compiling,
     call_with_autocast,
     casts_first,
     modes_on,
@@ -157,6 +158,7 @@ class CallRecorder:
             return
         watcher = watcher_of_calls()
         watcher.seen = self._called
+        before_compiling(None)
         self._apart = BackwardApart(lambda: watcher.turn(on=False), lambda before: watcher.turn(on=before))
         watcher.turn(on=True)
 

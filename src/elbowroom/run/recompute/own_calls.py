@@ -14,10 +14,8 @@ the last call that a recipe has, nothing is followed.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple, final
 
 import torch
@@ -30,6 +28,7 @@ from elbowroom.step.recipes.tables import STATISTICS
 from elbowroom.torch_compat.core import schema_of
 from elbowroom.torch_compat.op_calls import (
     BackwardApart,
+    before_compiling,
     call_with_autocast,
     casts_first,
     modes_on,
@@ -139,9 +138,7 @@ class OwnCalls:
         watcher.seen = self._called
         self._apart = BackwardApart(lambda: watcher.turn(on=False), self._goes_on)
         self._followed = True
-        if "torch._dynamo" in sys.modules:
-            _followed.add(self)
-            _leave_where_compiled()
+        before_compiling(self.leave)
         watcher.turn(on=True)
 
     def _goes_on(self, before: bool) -> None:
@@ -154,7 +151,6 @@ class OwnCalls:
             self._apart.close()
             self._apart = None
             watcher.seen = watcher.plainly
-            _followed.discard(self)
         if self._followed:
             watcher.turn(on=False)
 
@@ -284,21 +280,6 @@ class OwnCalls:
             return entries[source.saved].alive() is storage
         self.step.later.setdefault(source.saved, []).append((call, weakref.ref(storage)))
         return True
-
-
-@cache
-def _leave_where_compiled() -> None:
-    """Have torch.compile end all following before it traces: it cannot trace in a thread that is watched."""
-    dynamo: Any = sys.modules["torch._dynamo"]
-
-    def leave(*_: Any) -> None:
-        for each in list(_followed):
-            each.leave()
-
-    dynamo.callback.on_compile_start(leave)
-
-
-_followed = weakref.WeakSet["OwnCalls"]()
 
 
 def _is(kept: Any, value: Any) -> bool:
