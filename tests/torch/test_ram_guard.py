@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any, final
 
@@ -291,3 +293,13 @@ def test_memory_for_the_error_is_mapped_and_goes_back_as_it_is_explained(limit: 
     # when a run ends with an error
     assert guard.refusal(MemoryError(), 64 * MIB) is not None
     assert data_bytes() - before_bytes <= held_bytes - RESERVED_BYTES
+
+
+def test_the_most_that_was_resident_is_not_that_of_the_process_that_started_this_one() -> None:
+    # given a parent that holds more than a child takes
+    held = bytearray(b"x") * (resident_bytes() + 256 * MIB)
+    asks = "from elbowroom.engine.residence import most_resident_bytes; print(most_resident_bytes())"
+    # when
+    found = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
+    # then
+    assert int(found.stdout) < len(held) - 128 * MIB

@@ -17,10 +17,12 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
+import re
 import resource
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple, final
 
 import torch
@@ -44,6 +46,7 @@ CODE_BYTES = 8 << 20
 LEAST_SPARE_BYTES = 24 << 20
 SPARE_SHARE = 12
 """Below a hard limit, 1/SPARE_SHARE of the room for storages stays free, or LEAST_SPARE_BYTES if that is more."""
+_MOST = re.compile(rb"VmHWM:\s+(\d+) kB")
 SYSTEM_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -80,7 +83,14 @@ def slack_bytes(budget_bytes: int) -> int:
 
 
 def most_resident_bytes() -> int:
-    """Return the most that was resident since the last `forget_most`, or else since the process began."""
+    """Return the most that was resident since the last `forget_most`, or else since the process began.
+
+    ru_maxrss is no answer on Linux: a process takes over that of the one that started it, and nothing resets it.
+    """
+    with suppress(OSError), open("/proc/self/status", "rb", buffering=0) as status:
+        found = _MOST.search(status.read(4096))
+        if found is not None:
+            return int(found[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
