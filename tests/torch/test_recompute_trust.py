@@ -269,6 +269,14 @@ def written_instead_of_another(x: Tensor, later: bool) -> Tensor:
     return torch.sin(made)
 
 
+def added_the_other_way(x: Tensor, later: bool) -> Tensor:
+    one, two = x * 2.0, x * 3.0
+    first, second = (two, one) if later else (one, two)
+    with torch.no_grad():
+        first.add_(second)
+    return torch.sin(one) + torch.cos(two) * 0.5
+
+
 def other_data(x: Tensor, later: bool) -> Tensor:
     made, other = x.clamp(max=9.0), x.clamp(max=1.0)
     if later:
@@ -295,6 +303,7 @@ LATER = (
     written_in_between,
     not_clamped_any_more,
     written_instead_of_another,
+    added_the_other_way,
     other_data,
     a_metric_in_inference_mode,
     other_settings,

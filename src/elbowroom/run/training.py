@@ -293,9 +293,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         return made
 
     def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
-        if self._learner.starts_anew():
-            self._states.leave_now()
-        known = self._learner.expected(key)
+        known = self._expected(key)
         self._room.retries.turn(on=False)  # the run's own work before the step needs none
         self._await_updates(root)
         others = key != self._key or known is not self._last
@@ -334,6 +332,12 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._unhooked.begin(known, details, plain=plain)
         self._recomputes.follow()
         self._begin_ns = time.perf_counter_ns()
+
+    def _expected(self, key: Hashable) -> StepKind | None:
+        """Return the kind that a step will most likely be; None: observe it, as where a hard limit was lowered."""
+        if self._learner.starts_anew():
+            self._states.leave_now()
+        return self._learner.expected(key)
 
     def _begin_frugal(self, key: Hashable, root: torch.nn.Module | None) -> None:
         """Begin a step without a plan."""

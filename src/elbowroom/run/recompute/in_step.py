@@ -59,10 +59,9 @@ class StepRecomputes:
         """
         self._calls = CallRecorder(self._executor.device) if self._learner.wants_calls(key, known) else None
         self._rebuilder, self._dropping = (known.rebuilder if known is not None else None), None
-        proving = known is not None and known.proofs > 0
-        self.has_own_writes = proving
+        self.has_own_writes = False
         if self._rebuilder is not None:
-            self._rebuilder.begin(entries, proving=proving)
+            self._rebuilder.begin(entries)
 
     def follow(self) -> None:
         """See the calls of the step from now on: to record them, or as recipes make them again."""

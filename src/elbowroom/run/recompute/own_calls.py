@@ -23,7 +23,7 @@ import torch
 from elbowroom.engine.entries import Entry
 from elbowroom.engine.storages import is_plain, storage_of, tensors_of
 from elbowroom.run.recompute.call_recorder import APART, VALUES, Calls, CallStorage, OpCall, View, flags_now, views_of
-from elbowroom.run.recompute.recompute_programs import Program, written
+from elbowroom.run.recompute.recompute_programs import Program, changed, written
 from elbowroom.step.recipes.tables import STATISTICS
 from elbowroom.torch_compat.core import schema_of
 from elbowroom.torch_compat.op_calls import (
@@ -119,7 +119,7 @@ class OwnCalls:
         self._wanted = {call for program in programs for call in program.calls}
         ends = [1 + self._place[call] for call in self._wanted]
         self._end = max([*ends, *(made.after for program in programs for made in program.makes.values())], default=0)
-        self._writes = {call: {view.source for view in written(call)} for call in self._recorded[: self._end]}
+        self._writes = {call: [view.source for view in written(call)] for call in self._recorded[: self._end]}
         self._apart: BackwardApart | None = None
         self._same = self._followed = True
         self.step = StepCalls((), self._place)
@@ -207,15 +207,12 @@ class OwnCalls:
         return self._recorded[at]
 
     def _writes_to_others(self, call: OpCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call of no program is given what a program has made, where the recorded one was not."""
-        recorded = {view.source for view in views_of((call.args, call.kwargs))}
+        """Whether a call of no program changes other results of programs than the recorded call did."""
         results, sources = self.step.results, self.step.sources
-        for tensor in tensors_of([*args, *kwargs.values()]):
-            storage = storage_of(tensor)
-            source = sources.get(id(storage))
-            if source is not None and source not in recorded and results[source]() is storage:
-                return True
-        return False
+        found = [storage_of(tensor) for tensor in tensors_of(changed(call.op, args, kwargs))]
+        met = [(sources[id(each)], each) for each in found if id(each) in sources]
+        now = [source for source, storage in met if results[source]() is storage]
+        return now != [source for source in self._writes[call] if source in results]
 
     def _compare(self, call: OpCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the plain values of a call, and check its tensors."""

@@ -176,10 +176,15 @@ def check_filled(calls: Sequence[OpCall], needed: set[CallStorage]) -> None:
 
 def written(call: OpCall) -> list[View]:
     """Return the arguments that a call changes."""
-    arguments = schema_of(call.op).arguments
-    given = dict(zip((argument.name for argument in arguments), call.args, strict=False)) | call.kwargs
-    changed = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-    return list(views_of([given.get(name) for name in changed]))
+    return list(views_of(changed(call.op, call.args, call.kwargs)))
+
+
+def changed(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return those arguments of an op, recorded or not, that it changes; None for those that were left out."""
+    arguments = schema_of(op).arguments
+    given = dict(zip((argument.name for argument in arguments), args, strict=False)) | {**kwargs}
+    names = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [given.get(name) for name in names]
 
 
 def _inputs(calls: Sequence[OpCall]) -> tuple[list[CallStorage], list[CallStorage]]:

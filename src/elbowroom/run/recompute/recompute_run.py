@@ -187,7 +187,6 @@ class StepRuns:
         rows: n -> its row of the samples.
         proven: how often each storage was rebuilt with the same bits. What was not rebuilt so `PROOFS` times is swapped
             out too when it is dropped, and every bit is compared.
-        proving: whether that is done with every storage.
     """
 
     def __init__(
@@ -198,8 +197,6 @@ class StepRuns:
         samples: Samples,
         rows: Mapping[int, int],
         proven: Counter[int],
-        *,
-        proving: bool,
     ) -> None:
         self.executor = executor
         self.entries = entries
@@ -209,7 +206,7 @@ class StepRuns:
         self.runs: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
         self.wrong: set[int] = set()
         self._proofs: dict[int, torch.Tensor] = {}
-        self._proven, self._proving = proven, proving
+        self._proven = proven
         self._checksums: Checksums | None = None
         self._samples = samples
         self._rows = rows
@@ -226,7 +223,7 @@ class StepRuns:
         """Drop a storage that a recipe will rebuild."""
         run.dropped.append(entry)
         run.until = self.calls.made
-        if self._proving or self._proven[entry.n] < PROOFS:
+        if self._proven[entry.n] < PROOFS:
             self._checksums = self._checksums or Checksums(self.executor.device)
             self._proofs[entry.n] = self._checksums.of(storage)
             self.executor.swap_out(entry)
@@ -277,12 +274,12 @@ class Rebuilder:
         self._proven = Counter[int]()
         self._step: StepRuns | None = None
 
-    def begin(self, entries: Sequence[Entry], *, proving: bool) -> None:
+    def begin(self, entries: Sequence[Entry]) -> None:
         """Begin a step."""
         self._samples.begin()
         self.own_calls.begin(entries)
         rows, proven = self._rows, self._proven
-        self._step = StepRuns(self._executor, entries, self.own_calls, self._samples, rows, proven, proving=proving)
+        self._step = StepRuns(self._executor, entries, self.own_calls, self._samples, rows, proven)
         if NONE in self._noted:
             self._step.noted(NONE)
 
