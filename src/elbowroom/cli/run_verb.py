@@ -17,7 +17,7 @@ from elbowroom.hardware.ram import hard_limits
 from elbowroom.plan import Plan
 from elbowroom.report import ENDINGS
 from elbowroom.trace import Trace
-from elbowroom.units import format_bytes
+from elbowroom.units import format_bytes, parse_budget
 
 if TYPE_CHECKING:
     from elbowroom.run.beforehand import Verdict
@@ -52,8 +52,9 @@ def add(verbs: Any) -> None:
     parser.add_argument(
         "--check",
         action=argparse.BooleanOptionalAction,
-        help="plan before the script starts, from a capture on a virtual GPU as estimate makes it (CUDA; the default "
-        "for one process); --check says why there is none; --no-check: observe the first steps instead",
+        help="plan before the script starts, from a capture without its numbers as estimate makes it (the default for "
+        "one process on a GPU, and on the CPU with a budget or below a container's limit); --check says why there is "
+        "none; --no-check: observe the first steps instead",
     )
     parser.add_argument(
         "--json",
@@ -80,7 +81,7 @@ def execute(arguments: argparse.Namespace) -> int:
     with launch.as_python_would(command) as outcome, room as inside:
         outcome.room = inside
         _run_of(inside).ends_process = True
-        _check(inside, command, arguments.check)
+        _check(inside, command, arguments.check, may_be_short=_may_be_short(inside, settings.budget))
         launch.execute(command, outcome)
     children.close()
     code = outcome.exit_code()
@@ -123,15 +124,21 @@ def _room(arguments: argparse.Namespace, settings: RunSettings) -> AbstractConte
     )
 
 
-def _check(room: Room, command: launch.Command, asked: bool | None) -> None:
+def _check(room: Room, command: launch.Command, asked: bool | None, *, may_be_short: bool) -> None:
     """Have a child plan for the script before it starts.
+
+    Args:
+        room: the room in which it will run.
+        command: the script.
+        asked: whether that is requested; None does it in one process whose memory may be short.
+        may_be_short: whether it may: where `auto` is a computer's whole RAM, such a plan costs more than it gains.
 
     Raises:
         Infeasible: the budget cannot be met, for certain.
         UsageError: this is requested, and cannot be done for this run.
     """
     of_many = int(os.environ.get("WORLD_SIZE", "1") or 1) > 1
-    if asked is False or (asked is None and (of_many or _run_of(room).device.type != "cuda")):
+    if asked is False or (asked is None and (of_many or not may_be_short)):
         return
     path, module = (None, command.target) if command.is_module else (command.target, None)
     try:
@@ -142,10 +149,15 @@ def _check(room: Room, command: launch.Command, asked: bool | None) -> None:
         return
     verdict = child.wait(patient=bool(asked))
     _run_of(room).begin_with(verdict)
-    if verdict.refuses and not verdict.assumed:
+    if verdict.refuses and verdict.sure:
         raise child.refusal(verdict)
     if asked or verdict.refuses:
         _say(verdict)
+
+
+def _may_be_short(room: Room, budget: str) -> bool:
+    is_given = not parse_budget(budget).device.is_auto
+    return _run_of(room).device.type == "cuda" or is_given or bool(hard_limits())
 
 
 def _say(verdict: Verdict) -> None:
@@ -155,9 +167,9 @@ def _say(verdict: Verdict) -> None:
         line = f"check: the script starts with a plan that holds {format_bytes(verdict.course.peak_bytes)}"
     if verdict.refuses:
         line = (
-            f"check: too small a budget, if the script does what it did on a virtual GPU, where {len(verdict.assumed)} "
-            f"kinds of values were assumed ({', '.join(verdict.assumed[:3])}); it ends in its first step if that does. "
-            f"{verdict.message}"
+            f"check: too small a budget, if the script does what it did without its numbers, where "
+            f"{len(verdict.assumed)} kinds of values were assumed ({', '.join(verdict.assumed[:3]) or 'none'}); it ends "
+            f"in its first step if that does. {verdict.message}"
         )
     print(f"elbowroom: {line}", file=sys.stderr)
 

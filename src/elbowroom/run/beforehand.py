@@ -9,6 +9,10 @@ types of what autograd saves. If a step saves something else, the rest of it is 
 How much workspace cuDNN takes is a model in a capture. If no plan meets the budget with it, plans are made without it:
 torch takes an algorithm that needs less where there is no room (Conv_v8.cpp).
 
+Where the training is on the CPU, RAM is the device that is captured: Note: [RAM as the device] in
+capture/virtual/ops/ram.py. What ops take there besides their results is a bound. Below a hard limit the first step
+measures it, and follows no plan. So the limit only refuses what the storages alone do not fit into.
+
 If no plan meets an `auto` budget, and the device has room to keep everything, all is kept: so the script may train as
 without a budget. If it has none, and the capture assumed nothing, the run is refused before the script starts. If it
 assumed something, the first forward has to save what the capture saved, one storage after the other. A failure in the
@@ -24,16 +28,18 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, final
 
-from elbowroom.capture.script import capture_script
+from elbowroom.capture.script.script import capture_in_ram, capture_script
 from elbowroom.capture.steady import as_run
+from elbowroom.engine.ram_guard import RamGuard
 from elbowroom.errors import ElbowroomError, Infeasible, again
+from elbowroom.hardware.ram import hard_limits
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.planners.budget.budgets import below_device
@@ -52,7 +58,7 @@ BEHIND = 10
 """Niceness that a child gets when the training no longer waits for it."""
 FIRST_KILLED = "1000"
 """Value of oom_score_adj: if memory is short, the system ends the child, and not the training."""
-SAID_BY = "\nSo says a capture of the script on a virtual GPU, before the training has shown it."
+SAID_BY = "\nSo says a capture of the script without its numbers, before the training has shown it."
 
 Saved = tuple[tuple[int, str], ...]
 
@@ -97,6 +103,7 @@ class Verdict:
         message: text of the refusal.
         least_feasible_bytes: a budget that is enough, if this one is refused.
         assumed: what was assumed for the script; if anything was, a run has to confirm the answer.
+        sure: whether a refusal holds without a step that confirms it.
         saved: what the first step saves, and what the last one saves.
         course: how to follow the plan; None if there is none.
         trace: the trace that it was made for.
@@ -107,6 +114,7 @@ class Verdict:
     message: str = ""
     least_feasible_bytes: int = 0
     assumed: tuple[str, ...] = ()
+    sure: bool = False
     saved: tuple[Saved, ...] = ()
     course: Course | None = None
     trace: Trace | None = None
@@ -118,12 +126,25 @@ class Verdict:
         return not self.why and self.course is None
 
 
+def _as_it_is(found: Infeasible) -> Infeasible:
+    return found
+
+
 @final
 class Child:
-    """Process that looks for an answer, from its creation until `close`."""
+    """Process that looks for an answer, from its creation until `close`.
 
-    def __init__(self, question: Question, machine: Machine) -> None:
+    Args:
+        question: the question.
+        machine: this computer.
+        explained: adds to a refusal what the run knows of its limits.
+    """
+
+    def __init__(
+        self, question: Question, machine: Machine, explained: Callable[[Infeasible], Infeasible] = _as_it_is
+    ) -> None:
         self._question = question
+        self._explained = explained
         self._folder = tempfile.TemporaryDirectory(prefix="elbowroom-check-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
         machine.save(folder / "machine.json")
@@ -164,11 +185,12 @@ class Child:
 
     def refusal(self, verdict: Verdict) -> Infeasible:
         """Return the error to raise."""
-        return Infeasible(
+        found = Infeasible(
             verdict.message + SAID_BY,
             budget_bytes=self._question.budget_bytes,
             least_feasible_bytes=verdict.least_feasible_bytes,
         )
+        return self._explained(found)
 
     def with_least(self, found: Infeasible) -> Infeasible:
         """Return the refusal of a training that ran out of memory, with the least budget that the capture names."""
@@ -176,7 +198,7 @@ class Child:
         if verdict is None or not verdict.refuses:
             return found
         return found.reworded(
-            f"{found}\nA capture of the script on a virtual GPU says that its steps need a budget of "
+            f"{found}\nA capture of the script without its numbers says that its steps need a budget of "
             f"{format_exact_bytes(verdict.least_feasible_bytes)}.",
             least_feasible_bytes=max(found.least_feasible_bytes, verdict.least_feasible_bytes),
         )
@@ -241,6 +263,10 @@ def _end_with_input(folder: str) -> None:
 
 
 def _answer(question: Question, machine: Machine) -> Verdict:
+    if not machine.compute_capability:
+        RamGuard(hard_limits()).stand()
+        how = {"machine": machine, "module": question.module, "steps": STEPS, "min_size": question.min_size_bytes}
+        return verdict_of(capture_in_ram(question.path, question.arguments, **how), machine, question)
     trace = capture_script(
         question.path,
         question.arguments,
@@ -263,17 +289,21 @@ def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
     assumed = tuple(
         each.name for each in trace.remarks if each.kind not in ("not_compared", "workspace_model", "compiled")
     )
-    verdict = Verdict(why="", assumed=assumed, saved=(kinds[0], kinds[-1]))
+    sure = not assumed and bool(machine.compute_capability)  # each op was compared with those of a GPU
+    verdict = Verdict(why="", assumed=assumed, sure=sure, saved=(kinds[0], kinds[-1]))
     shown = restricted(as_run(trace, question.min_size_bytes), question.allow)
     tried = [shown] if without_workspaces(shown) == shown else [shown, without_workspaces(shown)]
     refused = list[tuple[Infeasible, CourseRequest]]()
     for each, allocator in product(tried, (machine.allocator, *question.allocators)):
         request = _request(each, replace(machine, allocator=allocator), question)
         try:
-            return replace(verdict, course=course_within(request), trace=each, allocator=allocator)
+            course = course_within(request)
+            if refused and allocator == "exact":
+                return Verdict(why="what its ops need besides their results may not fit, which a step has to show")
+            return replace(verdict, course=course, trace=each, allocator=allocator)
         except Infeasible as problem:
             refused.append((again(problem), request))
-    for _, request in refused:
+    for _, request in refused if question.free_bytes else ():
         kept = keeping_within(request.trace, request.machine, question.free_bytes)
         if kept is not None:  # as without a budget, in the margin that `auto` leaves
             return replace(verdict, course=kept, trace=request.trace, allocator=request.machine.allocator)
@@ -295,7 +325,8 @@ def _request(trace: Trace, machine: Machine, question: Question) -> CourseReques
     """Return the request for a plan that the first step can follow."""
     budget = below_device(machine, Budget()).on_device(question.budget_bytes)
     budget = replace(budget, free_bytes=question.free_bytes)
-    found = CourseRequest(trace=trace, machine=machine, budget=budget, asked=_asked(question), from_first=True)
+    on_gpu = machine.allocator != "exact"
+    found = CourseRequest(trace=trace, machine=machine, budget=budget, asked=_asked(question), from_first=on_gpu)
     found = found.without("recompute")
     return found if trace.parts else found.without("state", "gradient")
 

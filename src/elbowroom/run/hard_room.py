@@ -74,6 +74,11 @@ class HardRoom:
         """Return whether the limit has set this budget, and not the user."""
         return budget_bytes == self._room_bytes
 
+    def most_bytes(self) -> int:
+        """Return the most that storages may come to hold, before a step has shown what else is needed."""
+        most_bytes = self._guard.left_bytes() + live_ram_bytes()
+        return most_bytes if self._given_bytes is None else min(most_bytes, self._given_bytes)
+
     def budget_bytes(self, peak_bytes: int) -> int:
         """Return the budget from now on, after a recorded step in which storages held `peak_bytes` at most."""
         room_bytes = self._residence.room_bytes(live_ram_bytes, peak_bytes)
@@ -101,6 +106,16 @@ class HardRoom:
     def refusal(self, problem: BaseException, budget_bytes: int) -> Infeasible | None:
         """Return what to raise for an error that a refused request for memory caused; None for any other error."""
         return self._guard.refusal(problem, budget_bytes)
+
+    def refused_beforehand(self, problem: Infeasible) -> Infeasible:
+        """Return the refusal of a capture, which knows of storages alone."""
+        if problem.budget_bytes == self._given_bytes:
+            return problem
+        limit, more_bytes = self._guard.limit, problem.least_feasible_bytes - problem.budget_bytes
+        return problem.reworded(
+            f"{problem}\nThe budget is what {limit.name} leaves of its {format_exact_bytes(limit.limit_bytes)}.\n"
+            f"A limit of {format_exact_bytes(limit.limit_bytes + more_bytes)} is the least that may do."
+        )
 
     def explained(self, problem: Infeasible | InvalidPlan) -> Infeasible | InvalidPlan:
         """Return a refusal that names the limit, if the limit set the budget."""

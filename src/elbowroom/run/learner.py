@@ -138,22 +138,22 @@ class Learner:
         """
         asked = self._asked
         unknown = {
-            "RAM as the device": self.machine.allocator == "exact",
+            "another allocator": self.machine.allocator == "exact" and bool(self.machine.compute_capability),
             "a plan": self._given is not None,
             "include or exclude": bool(asked.include or asked.exclude),
             "managed memory": bool(asked.managed_bytes),
         }
         if found := [what for what, is_so in unknown.items() if is_so]:
             raise UsageError(
-                f"run: given {found[0]} and --check; allowed is a CUDA device with torch's own allocator and a plan "
-                f"that the run makes of all modules; leave --check out: a budget that is too small is then refused "
-                "after two steps"
+                f"run: given {found[0]} and --check; allowed is a CUDA device with torch's own allocator, or the CPU, "
+                "and a plan that the run makes of all modules; leave --check out: a budget that is too small is then "
+                "refused after two steps"
             )
         return Question(
             path=path,
             module=module,
             arguments=tuple(arguments),
-            budget_bytes=self.budget_bytes,
+            budget_bytes=self.budget_bytes if self._held_to is None else self._held_to.most_bytes(),
             free_bytes=self.free_bytes,
             allow=asked.allow,
             min_size_bytes=asked.min_size_bytes,
@@ -163,9 +163,18 @@ class Learner:
         )
 
     def begin_with(self, trace: Trace, course: Course, allocator: str) -> None:
-        """Follow a plan of a capture of the script from the first step on, made for these settings of the allocator."""
+        """Follow a plan of a capture of the script from the first step on, made for these settings of the allocator.
+
+        Below a hard limit on this process the first step measures what ops take besides storages, and follows none.
+        """
+        if self._held_to is not None:
+            return
         self.machine = replace(self.machine, allocator=allocator)
         self._captured = replace(known_of(trace, course, self.machine, self.budget_bytes), is_captured=True)
+
+    def refused_beforehand(self, found: Infeasible) -> Infeasible:
+        """Return the refusal of a capture, with the hard limit that is too low named."""
+        return found if self._held_to is None else self._held_to.refused_beforehand(found)
 
     @property
     def limit_bytes(self) -> int:

@@ -124,7 +124,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         """Have a child process plan for a script. A confirmed refusal ends the run at once: see Learner.question."""
         others = self._executor.residence.other_allocators
         question = replace(self._learner.question(path, module, arguments), allocators=others)
-        self.beforehand = Child(question, self.machine)
+        self.beforehand = Child(question, self.machine, self._learner.refused_beforehand)
         return self.beforehand
 
     def begin_with(self, verdict: Verdict) -> None:

@@ -502,3 +502,19 @@ def uninitialized_changes(functions: list[Any]) -> list[tuple[Any, str, Any]]:
 def variable_functions() -> Any:
     """Return the module in which torch.nn looks up recurrent networks; torch has other functions of these names."""
     return torch._VF
+
+
+def conv_backend(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> str:
+    """Name the kernels that torch takes for a convolution of real tensors, such as "_ConvBackend.Mkldnn"."""
+    settings = (list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
+    return str(torch._C._select_conv_backend(input, weight, bias, *settings))

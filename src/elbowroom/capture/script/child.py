@@ -27,7 +27,9 @@ from elbowroom.capture.script.on_cpu import hint
 from elbowroom.capture.script.order import COMPILING, WRITING, ScriptOrder
 from elbowroom.capture.script.overlay import SYSTEM, Overlay
 from elbowroom.capture.script.phases import phase_of
+from elbowroom.engine.ram_guard import RamGuard
 from elbowroom.errors import UsageError
+from elbowroom.hardware.ram import hard_limits
 from elbowroom.machine import Machine
 
 if TYPE_CHECKING:
@@ -66,8 +68,11 @@ def _capture(order: ScriptOrder, folder: Path, asked: set[str], over: int) -> fa
     from elbowroom.capture.virtual import VirtualDevice
 
     target = Machine.load(folder / "machine.json")
+    if target.compute_capability:
+        smi.install(folder, target)
+    else:
+        RamGuard(hard_limits()).stand()  # beside a training: the kernel must have no reason to kill
     device = VirtualDevice(target, steps=order.steps, min_size_bytes=order.min_size_bytes)
-    smi.install(folder, target)
     overlay = Overlay(str(folder), _caches(order))
     files.install(overlay, savers.install(overlay))
     written_modules.install(overlay)
@@ -135,7 +140,7 @@ def _no_steps(device: VirtualDevice, order: ScriptOrder) -> faults.Fault:
     if device.host_steps:
         seen = faults.on_cpu(device.host_steps, device.host_tensors)
         return faults.Fault(f"{order.script}: {seen}; {hint(order.script, order.arguments)}")
-    if not device.ledger.peak_bytes:
+    if not device.ledger.peak_bytes and not device.settings.ram:
         return faults.nothing_on_cuda(order.script, hint(order.script, order.arguments))
     return faults.no_steps(order.script)
 

@@ -131,6 +131,36 @@ def capture_script(
     return _captured(order, _gpu(machine), environment or {}, ChildProgress.of(listeners))
 
 
+def capture_in_ram(
+    path: str | None,
+    argv: Sequence[str],
+    *,
+    machine: Machine,
+    module: str | None,
+    steps: int,
+    min_size: int,
+) -> Trace:
+    """Run a training script without numbers as it would train on the CPU: see `capture_script`.
+
+    Args:
+        path, argv, module, steps: as for `capture_script`.
+        machine: this computer, with RAM as the device.
+        min_size: smaller optimizer states stay.
+    """
+    order = ScriptOrder(
+        script=_script_file(path, module),
+        arguments=tuple(argv),
+        steps=steps,
+        constants={},
+        timeout_s=TIMEOUT_S,
+        module=module or "",
+        min_size_bytes=min_size,
+        network=False,
+        compiled=False,
+    )
+    return _captured(order, machine, {}, ChildProgress.of({}))
+
+
 def _captured(
     order: ScriptOrder,
     target: Machine,

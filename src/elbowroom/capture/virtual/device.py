@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Self, final
 
 import torch
@@ -131,12 +131,13 @@ class VirtualDevice:
 
     def __enter__(self) -> Self:
         import_dynamo()
-        allow_cuda_device()
-        stack = self._stack
+        stack, ram = self._stack, self.settings.ram
+        if not ram:
+            allow_cuda_device()
+            stack.enter_context(autocast_asked_of_all())
         stack.callback(lift_on_cpu, lift_on_cpu(True))
-        stack.enter_context(patched([*changes(self.settings, self.ledger), *routing.changes()]))
+        stack.enter_context(patched([*changes(self.settings, self.ledger), *routing.changes(self.settings)]))
         stack.enter_context(routing.installed(self._mode))
-        stack.enter_context(autocast_asked_of_all())
         self._paths = paths = ModulePaths(self._root, self._moved)
         paths.start()
         stack.callback(paths.stop)
@@ -150,11 +151,11 @@ class VirtualDevice:
         routing.calibrate(self._mode)
         stack.enter_context(patched(self._updates.changes(self._backward_begins)))
         self._mode.updates = self._updates
-        self._mode.saves = saves = Saves(self.ledger)
+        self._mode.saves = saves = Saves(self.ledger, ram=ram)
         stack.enter_context(patched([*saves.changes(), *self.repeats.changes()]))
         stack.enter_context(patched([*self.compiled.changes(), *self.started.changes()]))
         stack.enter_context(saves.hooks())
-        libraries = (Kernels(self._mode), BuiltKernels(self._mode), Paged(self.ledger))
+        libraries = () if ram else (Kernels(self._mode), BuiltKernels(self._mode), Paged(self.ledger))
         changed_once_there({name: by for each in libraries for name, by in each.changes().items()}, stack, patched)
         stack.enter_context(patched(threads.changes(self._other_thread, Enough)))
         return self
@@ -171,7 +172,7 @@ class VirtualDevice:
             inherit()
             push_mode(self._mode)
             try:
-                with self._mode.saves.hooks(), autocast_asked_of_all():
+                with self._mode.saves.hooks(), nullcontext() if self.settings.ram else autocast_asked_of_all():
                     yield
             finally:
                 pop_mode()
@@ -257,6 +258,8 @@ class VirtualDevice:
         number = id(module)
         if number not in self._roots:
             self._roots[number] = weakref.ref(module, lambda _: self._roots.pop(number, None))
+            if self.settings.ram:
+                self.ledger.met([*module.parameters(), *module.buffers()])
             self.ledger.classify("parameter", module.parameters())
             self.ledger.classify("buffer", module.buffers())
             if self._accumulations is not None:
@@ -296,7 +299,9 @@ class VirtualDevice:
     def _optimizer_ends(self, optimizer: Any) -> None:
         self._mode.optimizing = False
         # A backward on the CPU makes some constants on the device: C++ cannot distinguish them from meta tensors.
-        if not any(op.phase == "forward" and (op.reads or op.writes) for op in self.ledger.ops):
+        if not self.settings.ram and not any(
+            op.phase == "forward" and (op.reads or op.writes) for op in self.ledger.ops
+        ):
             self._host_step_ends(optimizer)
             return
         self._updates.optimizer_stepped()

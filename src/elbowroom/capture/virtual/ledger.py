@@ -131,6 +131,11 @@ class Ledger:
         self.adopt(storage, number)
         return number
 
+    def met(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note the storages of tensors that were made before the device was looked at, or elsewhere."""
+        for tensor in tensors:
+            self.alloc(tensor)
+
     def adopt(self, storage: torch.UntypedStorage, number: int) -> None:
         """Note the end of a storage that was noted under this number."""
         watch = _StorageWatch(storage, self._died)

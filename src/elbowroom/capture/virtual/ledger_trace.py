@@ -27,7 +27,7 @@ def assemble(ledger: Ledger, step_ends: list[int], machine: Machine) -> Trace:
     workspaces, lines, texts = _workspaces(ledger), _source_lines(ledger), ledger.source_lines.texts
     ops = tuple(_op(line, ledger.storages, workspaces.get(i, 0), machine) for i, line in enumerate(ledger.ops))
     return Trace(
-        device="cuda:0",
+        device="cuda:0" if machine.compute_capability else "cpu",
         torch_version=str(torch.__version__),
         ops=ops,
         storages=tuple(

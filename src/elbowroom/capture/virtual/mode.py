@@ -135,7 +135,7 @@ class VirtualMode(DispatchMode):
         self._backward_code = backward_code()
         self._nothing_back = in_place_list_ops()
         self._shapes = Shapes()
-        self._kernels = kernels.of(settings.cudnn)
+        self._kernels = kernels.of(settings)
         self._settled = views()
         self._blas = scratch.BlasWorkspaces(settings)
         self._compared = Compared()
@@ -207,10 +207,10 @@ class VirtualMode(DispatchMode):
         wanted = kwargs.get("device") or _among(args)
         if wanted is not None and wanted.type == "meta" and META_ASKED.depth:
             return META if any(map(is_virtual, tensors_in(args, kwargs))) else None
-        if wanted is not None and wanted.type == "meta" and not self.ledger.peak_bytes:
+        if wanted is not None and wanted.type == "meta" and (self.settings.ram or not self.ledger.peak_bytes):
             return CPU  # C++ refers to the device of a virtual tensor, and no tensor has been on cuda so far
         if wanted is not None and wanted.type != "cpu":
-            return CUDA
+            return None if self.settings.ram else CUDA  # where there is none, torch says so
         homes = {home for tensor in tensors_in(args, kwargs) if (home := home_of(tensor)) is not None}
         if homes:
             return CPU if wanted is not None or CUDA not in homes else CUDA
@@ -280,7 +280,9 @@ class VirtualMode(DispatchMode):
         backward = in_backward()
         ledger.streams.op(backward)
         path = self._path(backward)
-        given = [tensor for tensor in tensors_in(args, kwargs) if is_virtual(tensor)]
+        given = [tensor for tensor in tensors_in(args, kwargs) if self.settings.ram or is_virtual(tensor)]
+        if self.settings.ram:
+            ledger.met(given)
         effects = effects_of(func)
         reads = () if effects.views or not reads_bytes(_name(func)) else ledger.numbers_of(given)
         results = [made] if isinstance(made, torch.Tensor) else list(tensors_in((made,), {}))

@@ -27,10 +27,12 @@ class Saves:
 
     Args:
         ledger: where saves are noted.
+        ram: whether the device is RAM: tensors with bytes are on it too.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, *, ram: bool) -> None:
         self._ledger = ledger
+        self._ram = ram
         self._by_storage: dict[int, SaveDraft] = {}
         self._packed: dict[int, list[weakref.ref[torch.Tensor]]] = {}
         self._watched: set[int] = set()
@@ -56,8 +58,10 @@ class Saves:
         return [(torch.autograd.graph, "disable_saved_tensors_hooks", disable)]
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        if not is_virtual(tensor) or (tensor.is_leaf and tensor.requires_grad):
+        if not (self._ram or is_virtual(tensor)) or (tensor.is_leaf and tensor.requires_grad):
             return tensor
+        if self._ram:
+            self._ledger.met((tensor,))
         apart = taken_apart(tensor) if is_wrapper(tensor) else None
         if apart is not None:
             parts, rebuild = apart
@@ -70,7 +74,7 @@ class Saves:
             line.category = "activation"
         if all(reference() is None for reference in self._packed.get(number, ())):
             self._begin(number)
-        packed = alias(tensor)
+        packed = alias(tensor) if is_virtual(tensor) else tensor.detach()
         self._packed[number].append(weakref.ref(packed))
         return packed
 
@@ -89,7 +93,7 @@ class Saves:
         if type(packed) is tuple:
             rebuild, parts = packed
             return rebuild({name: self._unpack(part) for name, part in parts.items()})
-        number = self._ledger.number_of(packed) if is_virtual(packed) else None
+        number = self._ledger.number_of(packed) if self._ram or is_virtual(packed) else None
         saved = None if number is None else self._by_storage.get(number)
         if saved is not None and (not saved.read_at or saved.read_at[-1] != len(self._ledger.ops)):
             saved.read_at.append(len(self._ledger.ops))

@@ -30,7 +30,7 @@ def _item(mode: VirtualMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if not is_virtual(tensor):
         return func(*args)
     certain = mode.values.is_certain(tensor)
-    if tensor.is_cuda and not certain:
+    if not certain and (tensor.is_cuda or mode.settings.ram):
         mode.ledger.remark("assumed_value", "aten.item")
     known = mode.values.read(tensor)
     value = func(torch.zeros((), dtype=tensor.dtype, device=CPU) if known is None else known)

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from elbowroom.capture.virtual.ops import ctc, grouped, recurrent, sparse
+from elbowroom.capture.virtual.ops import ctc, grouped, ram, recurrent, sparse
 from elbowroom.capture.virtual.ops.layouts import convolution_layout
 from elbowroom.capture.virtual.tensor import CPU, META, virtual
-from elbowroom.capture.virtual.torch_cuda.library_settings import CudnnModel
+from elbowroom.capture.virtual.torch_cuda.library_settings import ModelledDevice
 
 aten: Any = torch.ops.aten
 
@@ -151,8 +151,11 @@ def _flash_attention(
     return out, saved, None, None, rows, key.shape[2], state, offset, none
 
 
-def of(cudnn: CudnnModel) -> dict[Any, Callable[..., Any]]:
-    """Return all kernels, with those that need a model of cuDNN."""
+def of(settings: ModelledDevice) -> dict[Any, Callable[..., Any]]:
+    """Return all kernels of a device, with those that need a model of cuDNN."""
+    if settings.ram:
+        return {**LOSSES, **ram.KERNELS}
+    cudnn = settings.cudnn
     return {
         **KERNELS,
         **recurrent.KERNELS,
@@ -188,10 +191,14 @@ def _pointwise_loss(input: torch.Tensor, target: torch.Tensor, reduction: int = 
     return made.as_strided((), ()) if reduction else made
 
 
-KERNELS: dict[Any, Callable[..., Any]] = {
+LOSSES: dict[Any, Callable[..., Any]] = {
     aten.mse_loss.default: _pointwise_loss,
     aten.smooth_l1_loss.default: _pointwise_loss,
     aten.huber_loss.default: _pointwise_loss,
+}
+
+KERNELS: dict[Any, Callable[..., Any]] = {
+    **LOSSES,
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,

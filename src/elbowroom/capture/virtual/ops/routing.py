@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elbowroom.capture.virtual.compilers import scripted
-from elbowroom.capture.virtual.ops import attention, casting, collectives, ctc, recurrent
+from elbowroom.capture.virtual.ops import attention, casting, collectives, ctc, ram, recurrent
 from elbowroom.capture.virtual.ops.layouts import layout_of
-from elbowroom.capture.virtual.tensor import CUDA, home_of, is_real_host
+from elbowroom.capture.virtual.ops.linear import linear
+from elbowroom.capture.virtual.tensor import CPU, CUDA, home_of, is_real_host
 from elbowroom.capture.virtual.torch_cuda.factories import META_ASKED
 from elbowroom.torch_compat.core import OpOverrides, below_autograd
 from elbowroom.torch_compat.subclasses import have_dtensor_draw
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.mode import VirtualMode
+    from elbowroom.capture.virtual.torch_cuda.library_settings import ModelledDevice
     from elbowroom.capture.virtual.torch_cuda.patches import Change
 
 aten: Any = torch.ops.aten
@@ -100,18 +102,6 @@ def _log_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None
     if input.dtype is torch.float16 and dtype is torch.float32:
         return aten._log_softmax(input, dim, True)
     return aten._log_softmax(input if dtype is None else input.to(dtype), dim, False)
-
-
-def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Add the bias in place, except for tensors of a subclass (Linear.cpp)."""
-    if bias is None:
-        return aten.matmul(input, weight.t())
-    if input.dim() == 2:
-        return aten.addmm(bias, input, weight.t())
-    if input.dim() > 2 and input.is_contiguous():
-        flat = aten.addmm(bias, input.reshape(-1, input.shape[-1]), weight.t())
-        return flat.view(*input.shape[:-1], weight.shape[0])
-    return aten.add_(aten.matmul(input, weight.t()), bias)
 
 
 def _rms_norm(
@@ -217,7 +207,7 @@ ROUTES: dict[Any, Callable[..., Any]] = {
     **MOVES,
     aten.batch_norm.default: _batch_norm,
     aten.dropout.default: _dropout,
-    aten.linear.default: _linear,
+    aten.linear.default: linear,
     aten.softmax.int: _softmax,
     aten.log_softmax.int: _log_softmax,
     aten.rms_norm.default: _rms_norm,
@@ -247,14 +237,18 @@ def _of_wrappers(op: Any) -> Callable[..., Any]:
     return run
 
 
-def changes() -> list[Change]:
+def changes(settings: ModelledDevice) -> list[Change]:
     """Return the patches of Python."""
-    return [(torch, "clear_autocast_cache", casting.clear_cache), *attention.changes()]
+    return [] if settings.ram else [(torch, "clear_autocast_cache", casting.clear_cache), *attention.changes()]
 
 
 @contextmanager
 def installed(mode: VirtualMode) -> Iterator[None]:
     """Install the kernels."""
+    if mode.settings.ram:
+        with ram.installed():
+            yield
+        return
     attention.CAPABILITY = mode.settings.facts.compute_capability
     have_dtensor_draw(type(mode), collectives.drawn)
     overrides = OpOverrides()
@@ -289,7 +283,7 @@ def calibrate(mode: VirtualMode) -> None:
 
     mode.watch_adds = watch
     with torch.enable_grad():
-        leaf = torch.empty(4, device=CUDA, requires_grad=True)
+        leaf = torch.nn.Parameter(torch.empty(4, device=CPU if mode.settings.ram else CUDA))
         middle = leaf * 2.0
         (middle * 3.0 + middle * 5.0).sum().backward()
     mode.watch_adds = None

@@ -18,6 +18,7 @@ from elbowroom.capture.virtual.scratch_memory import (
     attention_scratch,
     convolution_scratch,
     layer_scratch,
+    ram_scratch,
     reductions,
     sorting_scratch,
 )
@@ -175,6 +176,9 @@ class BlasWorkspaces:
 
 def allocate(mode: VirtualMode, func: Any, args: Any, kwargs: Any, results: Results) -> None:
     """Note everything that one op allocates and frees."""
+    if mode.settings.ram:
+        ram_scratch.allocate(mode.ledger, func, args, results)
+        return
     rule = RULES.get(func)
     if rule is None:
         for result in results:

@@ -83,6 +83,7 @@ class ModelledDevice:
         cudnn: model of the bytes that cuDNN needs.
         cublas_handles: number of handles with a workspace: one of forward's thread, one of backward's.
         fake_host: whether parameters and large float tensors made on the CPU have no bytes either.
+        ram: whether the device is RAM, and not a GPU.
     """
 
     facts: Facts = field(default_factory=Facts)
@@ -92,6 +93,7 @@ class ModelledDevice:
     cudnn: CudnnModel = field(default_factory=CudnnModel)
     cublas_handles: int = 2
     fake_host: bool = True
+    ram: bool = False
 
     @property
     def cublas_bytes(self) -> int:
@@ -100,7 +102,7 @@ class ModelledDevice:
 
     @classmethod
     def of(cls, machine: Machine, cudnn: CudnnModel, fake_host: bool, cublas_handles: int = 2) -> ModelledDevice:
-        """Make the settings for a machine."""
+        """Make the settings for the device of a machine."""
         return cls(
             facts=Facts.of(machine),
             total_bytes=machine.tiers[0].capacity_bytes,
@@ -109,4 +111,5 @@ class ModelledDevice:
             cudnn=cudnn,
             fake_host=fake_host,
             cublas_handles=cublas_handles,
+            ram=not machine.compute_capability,
         )

@@ -141,13 +141,28 @@ def _profiling() -> Callable[..., None]:
     return init
 
 
-def changes(settings: ModelledDevice, ledger: Ledger) -> list[Change]:
-    """Return all changes while the device is on."""
+def _of_tensors(ledger: Ledger) -> list[Change]:
+    """Return the changes of what Python asks of tensors without bytes, whatever device they are on."""
+    return [
+        *attributes.changes(),
+        *wrappers.changes(),
+        *dlpack.changes(),
+        *storage_methods.changes(ledger),
+        *factories.changes(),
+        *grouping_changes(_grouped),
+        *pickling.changes(ledger),
+        *scripted.changes(ledger),
+        *unmanaged.changes(ledger),
+        *processes.changes(ledger),
+        *_loading(),
+    ]
+
+
+def _of_cuda(settings: ModelledDevice, ledger: Ledger) -> list[Change]:
+    """Return the changes of torch.cuda and of what works for tensors on cuda alone."""
     from torch.backends.cudnn import rnn
 
-    found: list[Change] = [*cuda_build.changes(settings, ledger), *cuda_streams.changes(), *_loading()]
-    if settings.fake_host:
-        found += [*_parameters(), *_recurrent()]
+    found: list[Change] = [*cuda_build.changes(settings, ledger), *cuda_streams.changes()]
     cudnn: dict[str, Any] = {"is_acceptable": _flattens, "is_available": say(True), "version": say(91900)}
     found += [(torch.backends.cudnn, name, value) for name, value in cudnn.items()]
     modes = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
@@ -156,19 +171,15 @@ def changes(settings: ModelledDevice, ledger: Ledger) -> list[Change]:
     found += [*replicas.changes(ledger), *flex.changes(ledger)]
     found.append((torch, "_use_cudnn_rnn_flatten_weight", say(True)))
     found.append((torch.autograd.profiler.profile, "__init__", _profiling()))
-    found += [*generators.changes(), *processes.changes(ledger)]
-    found += [
-        *attributes.changes(),
-        *types.changes(),
-        *wrappers.changes(),
-        *nested.changes(),
-        *dlpack.changes(),
-        *graphs.changes(ledger),
-        *storage_methods.changes(ledger),
-        *factories.changes(),
-        *grouping_changes(_grouped),
-    ]
+    found += [*generators.changes(), *types.changes(), *nested.changes(), *graphs.changes(ledger)]
     found.append((torch, "sparse_coo_tensor", sparse.on_device(torch.sparse_coo_tensor)))
     found += compressed.changes()
-    found += [*pickling.changes(ledger), *scripted.changes(ledger), *unmanaged.changes(ledger)]
     return found
+
+
+def changes(settings: ModelledDevice, ledger: Ledger) -> list[Change]:
+    """Return all changes while the device is on."""
+    found = _of_tensors(ledger)
+    if settings.fake_host:
+        found += [*_parameters(), *_recurrent()]
+    return found if settings.ram else [*found, *_of_cuda(settings, ledger)]

@@ -1,0 +1,101 @@
+"""Scratch of the CPU's kernels: what they allocate in RAM in addition to their results, through torch.
+
+How much oneDNN takes depends on the processor. So these are bounds, as workspaces are: a plan leaves room for the most,
+and no budget is refused because of them. Memory that libraries take past torch is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+
+from elbowroom.capture.virtual.ledger import Ledger
+from elbowroom.capture.virtual.ops.ram import workspace_bytes
+from elbowroom.capture.virtual.tensor import CPU
+from elbowroom.torch_compat.core import conv_backend
+
+aten: Any = torch.ops.aten
+CHANNELS = 16
+"""Channels of a block in oneDNN's layouts; fewer are padded."""
+COPIES = 2
+"""Most copies that an op makes of its largest tensor where it is not in order."""
+
+
+def allocate(ledger: Ledger, func: Any, args: Any, results: list[torch.Tensor]) -> None:
+    """Note everything that one op allocates and frees."""
+    rule = RULES.get(func)
+    most_bytes = 0 if rule is None else rule(args, results)
+    if most_bytes:
+        number = ledger.scratch(most_bytes, "workspace")
+        ledger.bounds[number] = (0, most_bytes)
+        ledger.remark("workspace_model", str(func))
+    for result in results:
+        ledger.alloc(result)
+    if most_bytes:
+        ledger.release(number)
+
+
+def _convolution(args: Any, results: list[torch.Tensor]) -> int:
+    """Columns of the input, or copies of input, weight and result in blocks of channels."""
+    input, weight, bias = args[:3]
+    return _of_passes(input, weight, results[0], _backend(input, weight, bias, args[3:9]), copies=1)
+
+
+def _convolution_backward(args: Any, _results: list[torch.Tensor]) -> int:
+    grad, input, weight = args[:3]
+    return _of_passes(input, weight, grad, _backend(input, weight, None, args[4:10]), copies=COPIES)
+
+
+def _of_passes(input: torch.Tensor, weight: torch.Tensor, output: torch.Tensor, backend: str, *, copies: int) -> int:
+    size = input.element_size()
+    if "Slow" in backend:
+        return prod(weight.shape[1:]) * input.shape[0] * prod(output.shape[2:]) * size
+    return (_in_blocks(input) + copies * _in_blocks(output) + COPIES * _in_blocks(weight)) * size
+
+
+def _in_blocks(tensor: torch.Tensor) -> int:
+    """Return the elements of a tensor [N, C, ...] whose channels are padded to whole blocks."""
+    batch, channels, *rest = tensor.shape
+    return batch * -(-channels // CHANNELS) * CHANNELS * prod(rest)
+
+
+def _backend(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, settings: Any) -> str:
+    """Name what torch takes for a convolution of these settings: it looks at shapes and types alone."""
+    alike = [None if each is None else _alike(each) for each in (input, weight, bias)]
+    return conv_backend(*alike, *settings)
+
+
+def _alike(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty((), dtype=tensor.dtype, device=CPU).expand(tensor.shape)
+
+
+def _copies(args: Any, _results: list[torch.Tensor]) -> int:
+    tensors = [each for each in args if isinstance(each, torch.Tensor)]
+    return COPIES * max(each.numel() * each.element_size() for each in tensors)
+
+
+def _gates(args: Any, _results: list[torch.Tensor]) -> int:
+    """Gates of all steps, and gradients of weights in oneDNN's layout."""
+    steps, batch, width = args[0].shape
+    hidden = args[2].shape[1]
+    weights = sum(each.numel() * each.element_size() for each in args[1:5])
+    return workspace_bytes(steps, batch, width, hidden) // 2 + COPIES * weights
+
+
+RULES: dict[Any, Callable[[Any, list[torch.Tensor]], int]] = {
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+    aten.mkldnn_rnn_layer.default: _gates,
+    aten.mkldnn_rnn_layer_backward.default: _gates,
+    aten.native_batch_norm_backward.default: _copies,
+    aten.native_layer_norm.default: _copies,
+    aten.native_layer_norm_backward.default: _copies,
+    aten.native_group_norm_backward.default: _copies,
+    aten.roll.default: _copies,
+    aten.binary_cross_entropy_with_logits.default: _copies,
+}
+"""Most bytes of scratch, by op. torch/aten/src/ATen/native: ConvolutionMM2d.cpp, ConvolutionMM3d.cpp, mkldnn/Conv.cpp,
+mkldnn/RNN.cpp, Normalization.cpp, layer_norm.cpp, group_norm.cpp, TensorTransformations.cpp, Loss.cpp."""
