@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from elbowroom.run.room import Room
     from elbowroom.run.training import TrainingRun
 
+CAPTURE_BYTES = 400 << 20
+"""Memory that a small script takes to be captured beside its training: 390 MiB, mostly torch's."""
 HELD_MORE = 3
 """Exit code of a run whose script ended well but exceeded its budget, or trained outside of it."""
 USAGE = "elbowroom run [--budget BUDGET] [options] [-m] script.py [ARGS]"
@@ -131,7 +133,7 @@ def _check(room: Room, command: launch.Command, asked: bool | None, *, may_be_sh
         room: the room in which it will run.
         command: the script.
         asked: whether that is requested; None does it in one process whose memory may be short.
-        may_be_short: whether it may: where `auto` is a computer's whole RAM, such a plan costs more than it gains.
+        may_be_short: whether that may be: where `auto` is a computer's whole RAM, a plan costs more than it gains.
 
     Raises:
         Infeasible: the budget cannot be met, for certain.
@@ -156,8 +158,12 @@ def _check(room: Room, command: launch.Command, asked: bool | None, *, may_be_sh
 
 
 def _may_be_short(room: Room, budget: str) -> bool:
-    is_given = not parse_budget(budget).device.is_auto
-    return _run_of(room).device.type == "cuda" or is_given or bool(hard_limits())
+    limits = hard_limits()
+    if _run_of(room).device.type == "cuda":
+        return True
+    if limits:
+        return min(limit.left_bytes() for limit in limits) >= CAPTURE_BYTES
+    return not parse_budget(budget).device.is_auto
 
 
 def _say(verdict: Verdict) -> None:

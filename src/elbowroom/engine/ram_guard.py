@@ -111,13 +111,18 @@ class RamGuard:
         """Return the bytes that may still be taken now; 0 if there are none."""
         return max(0, min(limit.left_bytes() for limit in self._limits) - KEPT_BYTES)
 
-    def stand(self) -> None:
-        """Begin to guard. Where no limit kills there is nothing to do, as requests fail by themselves."""
+    def stand(self, *, alone: bool = False) -> None:
+        """Begin to guard. Where no limit kills there is nothing to do, as requests fail by themselves.
+
+        Args:
+            alone: whether no run has control in this process: the guard follows what is left by itself.
+        """
         if self.kills and self._before is None:
             self._before = resource.getrlimit(resource.RLIMIT_DATA)
             _on.append(self)
             self._ends.clear()
-            self._watch = threading.Thread(target=self._watches, name="elbowroom limit", daemon=True)
+            watches = self._follows if alone else self._watches
+            self._watch = threading.Thread(target=watches, name="elbowroom limit", daemon=True)
             self._watch.start()
         self.follow(now=True)
 
@@ -134,6 +139,12 @@ class RamGuard:
             if lowered_ns > self._looked_ns:
                 with suppress(MemoryError):  # the training meets it too
                     self._allow(min(limit.left_bytes() for limit in self._killing), at_most=_soft())
+
+    def _follows(self) -> None:
+        """Follow what is left all the time."""
+        while not self._ends.wait(WATCH_S):
+            with suppress(MemoryError):
+                self.follow()
 
     def follow(self, *, now: bool = False) -> None:
         """Follow what is left, unless that was done a moment ago."""

@@ -128,7 +128,8 @@ def _read(path: Path) -> bytes:
     if what := why_no_file(path):
         raise FormatError(f"it is {what}; allowed is the path of a file; check the path")
     with path.open("rb") as file:
-        data = file.read(MAX_FILE_BYTES + 1)
+        known_bytes = os.fstat(file.fileno()).st_size  # 0 of a pipe; a read asks for as much memory as it may fill
+        data = file.read(min(known_bytes or MAX_FILE_BYTES, MAX_FILE_BYTES) + 1)
     if len(data) > MAX_FILE_BYTES:
         raise FormatError(f"larger than the {MAX_FILE_BYTES} bytes that are allowed; record fewer steps")
     return data

@@ -79,6 +79,7 @@ class Question:
         planner: name of the planner; None for that of runs.
         options: options of the planner.
         allocators: settings that the allocator may get if no plan meets the budget with the machine's.
+        measures_first: whether the first step measures what is left, and so follows no plan.
     """
 
     path: str | None
@@ -92,6 +93,7 @@ class Question:
     free_bytes: int = 0
     follows: bool = False
     allocators: tuple[str, ...] = ()
+    measures_first: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +266,7 @@ def _end_with_input(folder: str) -> None:
 
 def _answer(question: Question, machine: Machine) -> Verdict:
     if not machine.compute_capability:
-        RamGuard(hard_limits()).stand()
+        RamGuard(hard_limits()).stand(alone=True)
         how = {"machine": machine, "module": question.module, "steps": STEPS, "min_size": question.min_size_bytes}
         return verdict_of(capture_in_ram(question.path, question.arguments, **how), machine, question)
     trace = capture_script(
@@ -298,6 +300,8 @@ def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
         request = _request(each, replace(machine, allocator=allocator), question)
         try:
             course = course_within(request)
+            if question.measures_first:
+                return Verdict(why="its first step measures what the limit leaves, and follows no plan")
             if refused and allocator == "exact":
                 return Verdict(why="what its ops need besides their results may not fit, which a step has to show")
             return replace(verdict, course=course, trace=each, allocator=allocator)

@@ -160,15 +160,11 @@ class Learner:
             follows=asked.follows,
             planner=asked.planner,
             options=asked.options,
+            measures_first=self._held_to is not None,
         )
 
     def begin_with(self, trace: Trace, course: Course, allocator: str) -> None:
-        """Follow a plan of a capture of the script from the first step on, made for these settings of the allocator.
-
-        Below a hard limit on this process the first step measures what ops take besides storages, and follows none.
-        """
-        if self._held_to is not None:
-            return
+        """Follow a plan of a capture of the script from the first step on, made for these settings of the allocator."""
         self.machine = replace(self.machine, allocator=allocator)
         self._captured = replace(known_of(trace, course, self.machine, self.budget_bytes), is_captured=True)
 

@@ -110,8 +110,14 @@ class CourseRequest:
         return replace(self, budget=self.budget.on_device(device_bytes))
 
     def following(self, device_bytes: int) -> CourseRequest:
-        """Return the request for another budget of the device, with the least size that follows it."""
-        return replace(self.within(device_bytes), asked=self.asked.with_budget(device_bytes))
+        """Return the request for another budget of the device, with the least size that follows it.
+
+        A budget that this machine does not have is planned for on one that has it.
+        """
+        device, *lower = self.machine.tiers
+        device = replace(device, capacity_bytes=max(device.capacity_bytes, device_bytes))
+        machine = replace(self.machine, tiers=(device, *lower))
+        return replace(self.within(device_bytes), machine=machine, asked=self.asked.with_budget(device_bytes))
 
     def without(self, *means: Means) -> CourseRequest:
         """Return the request without some means."""
@@ -178,10 +184,10 @@ def remedied(problem: Infeasible, request: CourseRequest) -> Infeasible:
 
 
 def _course_within(request: CourseRequest) -> Course:
-    of_saves = request.without("state", "gradient")
-    ways = [of_saves] if of_saves.asked == request.asked else [of_saves, request]
+    ways = _ways(request)
+    of_saves = ways[0]
     if request.machine.allocator == "exact":
-        return _exact_within(request, ways)
+        return _exact_within(request)
     tried, budget_bytes = _Tried(), request.budget.device_bytes
     with suppress(Infeasible):
         if found := _first(of_saves, tried):
@@ -201,26 +207,46 @@ def _course_within(request: CourseRequest) -> Course:
     return replace(found, plan=replace(found.plan, budget_bytes=budget_bytes))
 
 
-def _exact_within(request: CourseRequest, ways: Sequence[CourseRequest]) -> Course:
+def _ways(request: CourseRequest) -> list[CourseRequest]:
+    """Return the requests to try: optimizer states and gradients stay in the first one."""
+    of_saves = request.without("state", "gradient")
+    return [of_saves] if of_saves.asked == request.asked else [of_saves, request]
+
+
+def _exact_within(request: CourseRequest) -> Course:
     """Return a course where allocated bytes are what the device holds. Raises Infeasible."""
+    try:
+        return _exact_course(request)
+    except Infeasible as problem:  # keep the text alone: the error would keep the frames of the training alive
+        refused = str(problem), problem.least_feasible_bytes
+    raise _refused_exact(request, *refused)
+
+
+def _exact_course(request: CourseRequest) -> Course:
+    """Return such a course, or raise the refusal of the last way, which does not look for what larger budgets allow."""
     refused = "", 0
-    for way in ways:
+    for way in _ways(request):
         try:
             tried = _Tried()
             if found := _first(way, tried) or _searched(way, tried):
                 return found
-        except Infeasible as problem:  # keep the text alone: the error would keep the frames of the training alive
+        except Infeasible as problem:
             refused = str(problem), problem.least_feasible_bytes
-    raise _refused_exact(request, *refused)
+    raise _refused(request, *refused)
+
+
+def _refused(request: CourseRequest, why: str, least_bytes: int) -> Infeasible:
+    """Return the error for a budget of allocated bytes: one that its own frame keeps would keep a training alive."""
+    return Infeasible(why, budget_bytes=request.budget.device_bytes, least_feasible_bytes=least_bytes)
 
 
 def _refused_exact(request: CourseRequest, why: str, least_bytes: int) -> Infeasible:
-    """Return the error for a budget of allocated bytes: one that its own frame keeps would keep a training alive."""
-    found = Infeasible(why, budget_bytes=request.budget.device_bytes, least_feasible_bytes=least_bytes)
+    """Return that error with the least budget that is met where the least size of what moves follows the budget."""
+    found = _refused(request, why, least_bytes)
     if request.asked.with_budget(least_bytes) == request.asked:
         return found
     most_bytes = keeping_bytes(request.trace, request.machine)
-    met_bytes = first_met(least_bytes, lambda size: _course_within(request.following(size)), most_bytes)
+    met_bytes = first_met(least_bytes, lambda size: _exact_course(request.following(size)), most_bytes)
     return found if met_bytes == least_bytes else followed(found, met_bytes)
 
 
