@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from elbowroom.run.training import TrainingRun
 
 CAPTURE_BYTES = 400 << 20
-"""Memory that a small script takes to be captured beside its training: 390 MiB, mostly torch's."""
+"""Memory that the capture of a small script takes while its training waits: 390 MiB, mostly torch's."""
 HELD_MORE = 3
 """Exit code of a run whose script ended well but exceeded its budget, or trained outside of it."""
 USAGE = "elbowroom run [--budget BUDGET] [options] [-m] script.py [ARGS]"

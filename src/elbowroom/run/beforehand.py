@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
@@ -128,25 +128,12 @@ class Verdict:
         return not self.why and self.course is None
 
 
-def _as_it_is(found: Infeasible) -> Infeasible:
-    return found
-
-
 @final
 class Child:
-    """Process that looks for an answer, from its creation until `close`.
+    """Process that looks for an answer, from its creation until `close`."""
 
-    Args:
-        question: the question.
-        machine: this computer.
-        explained: adds to a refusal what the run knows of its limits.
-    """
-
-    def __init__(
-        self, question: Question, machine: Machine, explained: Callable[[Infeasible], Infeasible] = _as_it_is
-    ) -> None:
+    def __init__(self, question: Question, machine: Machine) -> None:
         self._question = question
-        self._explained = explained
         self._folder = tempfile.TemporaryDirectory(prefix="elbowroom-check-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
         machine.save(folder / "machine.json")
@@ -187,12 +174,11 @@ class Child:
 
     def refusal(self, verdict: Verdict) -> Infeasible:
         """Return the error to raise."""
-        found = Infeasible(
+        return Infeasible(
             verdict.message + SAID_BY,
             budget_bytes=self._question.budget_bytes,
             least_feasible_bytes=verdict.least_feasible_bytes,
         )
-        return self._explained(found)
 
     def with_least(self, found: Infeasible) -> Infeasible:
         """Return the refusal of a training that ran out of memory, with the least budget that the capture names."""
@@ -226,7 +212,8 @@ def _read(folder: Path) -> Verdict:
     verdict = Verdict(**{**found, "assumed": tuple(found["assumed"]), "saved": saved})
     if followed is None:
         return verdict
-    waiting = {int(position): count for position, count in followed.pop("waiting").items()}
+    waits = followed.pop("waiting")
+    waiting = None if waits is None else {int(position): count for position, count in waits.items()}
     course = Course(plan=Plan.load(folder / "plan.json"), waiting=waiting, **followed)
     return replace(verdict, course=course, trace=Trace.load(folder / "trace.json"))
 
@@ -240,7 +227,8 @@ def _write(folder: Path, verdict: Verdict) -> None:
         course.plan.save(folder / "plan.json")
         trace.save(folder / "trace.json")
         followed = ("peak_bytes", "begins_bytes", "at_limit")
-        found["course"] = {"waiting": dict(course.waiting or {}), **{name: getattr(course, name) for name in followed}}
+        waiting = None if course.waiting is None else dict(course.waiting)
+        found["course"] = {"waiting": waiting, **{name: getattr(course, name) for name in followed}}
     (folder / "verdict.json").write_text(json.dumps(found), encoding="utf-8")
 
 

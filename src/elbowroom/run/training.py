@@ -124,7 +124,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         """Have a child process plan for a script. A confirmed refusal ends the run at once: see Learner.question."""
         others = self._executor.residence.other_allocators
         question = replace(self._learner.question(path, module, arguments), allocators=others)
-        self.beforehand = Child(question, self.machine, self._learner.refused_beforehand)
+        self.beforehand = Child(question, self.machine)
         return self.beforehand
 
     def begin_with(self, verdict: Verdict) -> None:
@@ -589,11 +589,19 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._observing.handled(handle)
         self._room.handled(handle)
 
+    def _confirm(self) -> None:
+        """Raise the refusal of a capture that this step confirms."""
+        if self.beforehand is None:
+            return
+        try:
+            self.beforehand.confirm(self._saved)
+        except Infeasible as found:
+            raise self._learner.refused_beforehand(found) from None
+
     def before_read(self, entry: Entry) -> None:
         """Act as planned before this saved tensor is read."""
         self._look(entry.size_bytes)
-        if self.beforehand is not None:
-            self.beforehand.confirm(self._saved)
+        self._confirm()
         if self._observing.held:
             self._observing.tick()
         if self._recorder is not None:

@@ -71,7 +71,7 @@ def _capture(order: ScriptOrder, folder: Path, asked: set[str], over: int) -> fa
     if target.compute_capability:
         smi.install(folder, target)
     else:
-        RamGuard(hard_limits()).stand(alone=True)  # beside a training: the kernel must have no reason to kill
+        RamGuard(hard_limits()).stand(alone=True)  # a training waits: the kernel must have no reason to kill
     device = VirtualDevice(target, steps=order.steps, min_size_bytes=order.min_size_bytes)
     overlay = Overlay(str(folder), _caches(order))
     files.install(overlay, savers.install(overlay))

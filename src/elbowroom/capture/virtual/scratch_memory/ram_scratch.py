@@ -20,6 +20,8 @@ from elbowroom.torch_compat.core import conv_backend
 aten: Any = torch.ops.aten
 CHANNELS = 16
 """Channels of a block in oneDNN's layouts; fewer are padded."""
+SPARE_PART = 16
+"""So large a part of the copies is added: each thread has some scratch of its own."""
 COPIES = 2
 """Most copies that an op makes of its largest tensor where it is not in order."""
 
@@ -39,21 +41,29 @@ def allocate(ledger: Ledger, func: Any, args: Any, results: list[torch.Tensor]) 
 
 
 def _convolution(args: Any, results: list[torch.Tensor]) -> int:
-    """Columns of the input, or copies of input, weight and result in blocks of channels."""
+    """Columns of the input, or copies of input and result in blocks of channels; a transposed one copies its result."""
     input, weight, bias = args[:3]
-    return _of_passes(input, weight, results[0], _backend(input, weight, bias, args[3:9]), copies=1)
+    x, y = _in_blocks(input), _in_blocks(results[0])
+    copies = max(x + y, COPIES * y) if args[6] else x + y
+    return _of_convolution(input, weight, results[0], _backend(input, weight, bias, args[3:9]), copies)
 
 
 def _convolution_backward(args: Any, _results: list[torch.Tensor]) -> int:
     grad, input, weight = args[:3]
-    return _of_passes(input, weight, grad, _backend(input, weight, None, args[4:10]), copies=COPIES)
+    x, y = _in_blocks(input), _in_blocks(grad)
+    return _of_convolution(
+        input, weight, grad, _backend(input, weight, None, args[4:10]), max(x + COPIES * y, COPIES * x)
+    )
 
 
-def _of_passes(input: torch.Tensor, weight: torch.Tensor, output: torch.Tensor, backend: str, *, copies: int) -> int:
+def _of_convolution(
+    input: torch.Tensor, weight: torch.Tensor, output: torch.Tensor, backend: str, copies: int
+) -> int:
+    """Return the bytes of columns, or of so many elements in copies of tensors, and of the weight's copies."""
     size = input.element_size()
     if "Slow" in backend:
         return prod(weight.shape[1:]) * input.shape[0] * prod(output.shape[2:]) * size
-    return (_in_blocks(input) + copies * _in_blocks(output) + COPIES * _in_blocks(weight)) * size
+    return (copies + copies // SPARE_PART + COPIES * _in_blocks(weight)) * size
 
 
 def _in_blocks(tensor: torch.Tensor) -> int:
@@ -72,9 +82,12 @@ def _alike(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty((), dtype=tensor.dtype, device=CPU).expand(tensor.shape)
 
 
-def _copies(args: Any, _results: list[torch.Tensor]) -> int:
-    tensors = [each for each in args if isinstance(each, torch.Tensor)]
-    return COPIES * max(each.numel() * each.element_size() for each in tensors)
+def _copy(args: Any, _results: list[torch.Tensor]) -> int:
+    return max(each.numel() * each.element_size() for each in args if isinstance(each, torch.Tensor))
+
+
+def _copies(args: Any, results: list[torch.Tensor]) -> int:
+    return COPIES * _copy(args, results)
 
 
 def _gates(args: Any, _results: list[torch.Tensor]) -> int:
@@ -90,10 +103,10 @@ RULES: dict[Any, Callable[[Any, list[torch.Tensor]], int]] = {
     aten.convolution_backward.default: _convolution_backward,
     aten.mkldnn_rnn_layer.default: _gates,
     aten.mkldnn_rnn_layer_backward.default: _gates,
-    aten.native_batch_norm_backward.default: _copies,
-    aten.native_layer_norm.default: _copies,
+    aten.native_batch_norm_backward.default: _copy,
+    aten.native_layer_norm.default: _copy,
     aten.native_layer_norm_backward.default: _copies,
-    aten.native_group_norm_backward.default: _copies,
+    aten.native_group_norm_backward.default: _copy,
     aten.roll.default: _copies,
     aten.binary_cross_entropy_with_logits.default: _copies,
 }
