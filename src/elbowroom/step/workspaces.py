@@ -1,4 +1,4 @@
-"""Workspaces of convolutions: memory whose size cuDNN decides, and that a training can do without."""
+"""Workspaces that a training can do without: those of convolutions, whose size cuDNN decides, and bounds from 0 on."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from elbowroom.trace import Trace
 
 
 def conv_workspaces(trace: Trace) -> frozenset[int]:
-    """Return the storages that a convolution allocates and frees itself: the workspaces whose size cuDNN decides.
+    """Return the workspaces that an op allocates and frees itself, and of which it may need less or nothing.
 
-    They do not make a training fail: if there is no room, torch takes an algorithm with less (Conv_v8.cpp).
+    Those of convolutions do not make a training fail: if there is no room, torch takes an algorithm with less
+    (Conv_v8.cpp). What a capture of the CPU's kernels names is the most that they may take.
     """
     made: dict[int, int] = {}
     found: set[int] = set()
+    at_most = {each.storage for each in trace.workspaces if not each.least_bytes}
     for op, storage, size_bytes in trace.events:
-        if op < 0 or trace.storages[storage].category != "workspace" or "conv" not in trace.ops[op].name:
+        if op < 0 or trace.storages[storage].category != "workspace":
+            continue
+        if storage not in at_most and "conv" not in trace.ops[op].name:
             continue
         if size_bytes > 0:
             made[storage] = op
@@ -26,7 +30,7 @@ def conv_workspaces(trace: Trace) -> frozenset[int]:
 
 
 def without_workspaces(trace: Trace) -> Trace:
-    """Return the trace without the workspaces of convolutions."""
+    """Return the trace without such workspaces."""
     spared = conv_workspaces(trace)
     if not spared:
         return trace

@@ -286,9 +286,21 @@ def tensor_uses(tensor: torch.Tensor) -> int:
     return tensor._use_count()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def without_autocast() -> AbstractContextManager[None]:
-    """Skip autocast for tensors on cuda, as autocast's own kernels do before they call the op."""
-    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA))
+def without_autocast(device: str) -> AbstractContextManager[None]:
+    """Skip autocast for tensors on "cuda" or the "cpu", as autocast's own kernels do before they call the op."""
+    key = torch._C.DispatchKey.AutocastCPU if device == "cpu" else torch._C.DispatchKey.AutocastCUDA
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key))
+
+
+def autocast_ops_of_cpu() -> list[Any]:
+    """Return the ops that autocast("cpu") changes; no public query exists."""
+    found: list[Any] = []
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU"):
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if op is not None:
+            found.append(op)
+    return found
 
 
 def autocast_asked_of_all() -> AbstractContextManager[None]:

@@ -423,8 +423,8 @@ def _settings() -> Hashable:
     cudnn: Any = torch.backends.cudnn
     return (
         torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cuda"),
-        torch.get_autocast_dtype("cuda"),
+        torch.is_autocast_enabled(casting.KIND),
+        torch.get_autocast_dtype(casting.KIND),
         torch.is_autocast_cache_enabled(),
         torch.get_default_dtype(),
         torch.get_float32_matmul_precision(),

@@ -1,6 +1,6 @@
-"""Casting: autocast("cuda") on virtual tensors.
+"""Casting: autocast("cuda"), or autocast("cpu") where RAM is the device, on virtual tensors.
 
-torch's own autocast kernels skip tensors that are not on cuda for C++. The kernels here do the same as those. They have
+torch's own autocast kernels skip tensors that are not on that device for C++. The kernels here do the same as those. They have
 the same lists of ops (autocast_mode.h), and cast arguments from the last to the first. 16-bit copies of parameters are
 kept until the outermost context ends.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from elbowroom.capture.virtual.ops.recurrent import flat_buffer
-from elbowroom.torch_compat.core import is_view, without_autocast
+from elbowroom.torch_compat.core import autocast_ops_of_cpu, is_view, without_autocast
 
 aten: Any = torch.ops.aten
 LOWER = (
@@ -42,6 +42,15 @@ FULL_DTYPE = (
 )
 HALVES = (torch.float16, torch.bfloat16)
 WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
+LOWER_ON_CPU = (
+    "conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding bmm mm linalg_vecdot baddbmm addmm addbmm "
+    "linear _convolution.deprecated matmul conv_tbc mkldnn_rnn_layer conv_transpose1d conv_transpose2d.input "
+    "conv_transpose3d.input prelu scaled_dot_product_attention _native_multi_head_attention _addmm_activation"
+)
+WIDEST_ON_CPU = "stack cat index_copy"
+"""All other ops that autocast changes on the CPU are carried out in float32 (autocast_mode.cpp)."""
+KIND = "cuda"
+"""Type of the device that is on."""
 _cache: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
 _clear_torchs = torch.clear_autocast_cache
 
@@ -52,6 +61,14 @@ def kernels() -> Iterator[tuple[Any, Callable[..., Any]]]:
     for names, policy in ((LOWER, _lower), (FULL, _full), (FULL_DTYPE, _full_dtype), (WIDEST, _widest)):
         for op in _ops(names):
             yield op, policy(op)
+
+
+def kernels_on_cpu() -> Iterator[tuple[Any, Callable[..., Any]]]:
+    """Yield the ops that autocast changes on the CPU, each with its kernel."""
+    lower, widest = set(_ops(LOWER_ON_CPU)), set(_ops(WIDEST_ON_CPU))
+    for op in autocast_ops_of_cpu():
+        policy = _lower if op in lower else _widest if op in widest else _full
+        yield op, policy(op)
 
 
 def in_float32() -> Iterator[Any]:
@@ -84,8 +101,8 @@ class _FlatWeights(torch.autograd.Function):
 
 def _recurrent(*args: Any) -> Any:
     """Cast weights, states and input to the lower precision."""
-    dtype = torch.get_autocast_dtype("cuda")
-    with without_autocast():
+    dtype = torch.get_autocast_dtype(KIND)
+    with without_autocast(KIND):
         input, weights, stride, _, hx, cx, *others = args
         if weights[0].dtype is torch.float32:
             weights = list(_FlatWeights.apply(dtype, *weights))  # pyright: ignore[reportArgumentType]
@@ -117,8 +134,8 @@ def keep(parameter: torch.Tensor, cast: torch.Tensor) -> None:
 
 def _lower(op: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with without_autocast():
-            cast, others = _all_to(torch.get_autocast_dtype("cuda"), args, kwargs)
+        with without_autocast(KIND):
+            cast, others = _all_to(torch.get_autocast_dtype(KIND), args, kwargs)
             return op(*cast, **others)
 
     return kernel
@@ -126,7 +143,7 @@ def _lower(op: Any) -> Callable[..., Any]:
 
 def _full(op: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with without_autocast():
+        with without_autocast(KIND):
             cast, others = _all_to(torch.float32, args, kwargs)
             return op(*cast, **others)
 
@@ -137,9 +154,9 @@ def _full_dtype(op: Any) -> Callable[..., Any]:
     """Have the op itself make its result in float32, unless the caller names a dtype."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with without_autocast():
+        with without_autocast(KIND):
             given = args[0]
-            halves = isinstance(given, torch.Tensor) and given.is_cuda and given.dtype in HALVES
+            halves = isinstance(given, torch.Tensor) and _is_there(given) and given.dtype in HALVES
             named = any(isinstance(each, torch.dtype) for each in (*args[1:], *kwargs.values()))
             if halves and not named:
                 if op is aten.softmax.int or op is aten.log_softmax.int:
@@ -152,18 +169,22 @@ def _full_dtype(op: Any) -> Callable[..., Any]:
 
 def _widest(op: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with without_autocast():
+        with without_autocast(KIND):
             wide = any(each.dtype is torch.float32 for each in _floats(args))
-            cast, others = _all_to(torch.float32 if wide else torch.get_autocast_dtype("cuda"), args, kwargs)
+            cast, others = _all_to(torch.float32 if wide else torch.get_autocast_dtype(KIND), args, kwargs)
             return op(*cast, **others)
 
     return kernel
 
 
+def _is_there(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == KIND
+
+
 def _floats(args: Any) -> Iterator[torch.Tensor]:
     for each in args:
         if isinstance(each, torch.Tensor):
-            if each.is_cuda and each.is_floating_point():
+            if _is_there(each) and each.is_floating_point():
                 yield each
         elif isinstance(each, list | tuple):
             yield from _floats(each)
@@ -178,13 +199,13 @@ def _all_to(dtype: torch.dtype, args: Any, kwargs: dict[str, Any]) -> tuple[list
 def _to(dtype: torch.dtype, value: Any) -> Any:
     if isinstance(value, list | tuple) and any(isinstance(each, torch.Tensor) for each in value):
         return [_to(dtype, each) for each in value]
-    if not isinstance(value, torch.Tensor) or not value.is_cuda or not value.is_floating_point():
+    if not isinstance(value, torch.Tensor) or not _is_there(value) or not value.is_floating_point():
         return value
     if value.dtype is dtype or value.dtype is torch.float64:
         return value
     kept = (
         torch.is_autocast_cache_enabled()
-        and dtype is torch.get_autocast_dtype("cuda")
+        and dtype is torch.get_autocast_dtype(KIND)
         and value.dtype is torch.float32
         and value.requires_grad
         and value.is_leaf

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from elbowroom.capture.virtual.ops import casting
 from elbowroom.capture.virtual.ops.linear import linear
 from elbowroom.capture.virtual.tensor import CPU, is_virtual
 from elbowroom.torch_compat.core import OpOverrides
@@ -98,7 +99,7 @@ def _lstm(
             n = layer * directions + direction
             weights = list(params[n * each : (n + 1) * each])
             if not has_biases:
-                weights += [torch.zeros_like(weights[0]) for _ in range(2)]
+                weights += [torch.zeros_like(weight) for weight in weights]
             shape = (LSTM, cells.shape[-1], num_layers, has_biases, bidirectional, batch_first, train)
             output, state, cell, _ = aten.mkldnn_rnn_layer(
                 below, *weights, states[n], cells[n], direction > 0, [], *shape
@@ -172,6 +173,9 @@ def installed() -> Iterator[None]:
     try:
         for op, route in ROUTES.items():
             overrides.put(op, "AutogradCPU", route)
+        for op, kernel in casting.kernels_on_cpu():
+            overrides.put(op, "AutocastCPU", kernel)
         yield
     finally:
         overrides.close()
+        casting.forget()

@@ -239,12 +239,14 @@ def _of_wrappers(op: Any) -> Callable[..., Any]:
 
 def changes(settings: ModelledDevice) -> list[Change]:
     """Return the patches of Python."""
-    return [] if settings.ram else [(torch, "clear_autocast_cache", casting.clear_cache), *attention.changes()]
+    found: list[Change] = [(torch, "clear_autocast_cache", casting.clear_cache)]
+    return found if settings.ram else [*found, *attention.changes()]
 
 
 @contextmanager
 def installed(mode: VirtualMode) -> Iterator[None]:
     """Install the kernels."""
+    casting.KIND = "cpu" if mode.settings.ram else "cuda"
     if mode.settings.ram:
         with ram.installed():
             yield

@@ -1,0 +1,188 @@
+"""RAM as the device that is captured: what a training on the CPU saves and holds, without its numbers."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import elbowroom as er
+from elbowroom.capture.virtual import VirtualDevice
+from elbowroom.capture.virtual.ops.ram import workspace_bytes
+from elbowroom.step.workspaces import without_workspaces
+from elbowroom.trace import Trace
+
+KIB = 2**10
+LEAST_BYTES = 16 * KIB
+RAM = er.Machine.here(device="cpu")
+
+
+class Attention(nn.Module):
+    """Attention of four heads, [B, L, 64] to the same."""
+
+    def __init__(self, *, causal: bool = False, masked: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.project, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+        self.causal, self.masked, self.dropout = causal, masked, dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (4, 16)).transpose(1, 2) for part in self.project(x).chunk(3, -1))
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril() if self.masked else None
+        made = nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=self.dropout, is_causal=self.causal
+        )
+        return self.out(made.transpose(1, 2).flatten(2))
+
+
+class Last(nn.Module):
+    """A recurrent layer, of which the outputs go on."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]
+
+
+class Autocast(nn.Module):
+    """A module under autocast in bfloat16."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.module(x).float()
+
+
+class Checkpointed(Autocast):
+    """A module whose forward runs again in backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(self.module, x, use_reentrant=False)
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 24, 3, stride=2, padding=1, groups=8),
+        nn.Dropout(0.1),
+        nn.GELU(),
+        nn.ConvTranspose2d(24, 8, 2, stride=2),
+        nn.MaxPool2d(2),
+        nn.SiLU(),
+    )
+
+
+def volumes() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv3d(3, 8, 3, padding=1), nn.InstanceNorm3d(8), nn.ReLU(), nn.Conv3d(8, 8, 1), nn.ConvTranspose3d(8, 4, 2, 2)
+    )
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.LayerNorm(256), nn.Dropout(0.2), nn.Linear(256, 64))
+
+
+SEQUENCES, IMAGES, VOLUMES = (8, 48, 64), (4, 3, 32, 32), (1, 3, 16, 16, 16)
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "perceptron": (perceptron, SEQUENCES),
+    "convolutions": (convolutions, IMAGES),
+    "volumes": (volumes, VOLUMES),
+    "attention": (Attention, SEQUENCES),
+    "causal attention": (lambda: Attention(causal=True), SEQUENCES),
+    "attention with a mask": (lambda: Attention(masked=True), SEQUENCES),
+    "attention with dropout": (lambda: Attention(dropout=0.1), SEQUENCES),
+    "encoder layer": (lambda: nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), SEQUENCES),
+    "LSTM": (lambda: Last(nn.LSTM(64, 40, num_layers=2, dropout=0.2)), SEQUENCES),
+    "LSTM of both directions": (lambda: Last(nn.LSTM(64, 40, bidirectional=True, batch_first=True)), SEQUENCES),
+    "LSTM without biases": (lambda: Last(nn.LSTM(64, 40, bias=False)), SEQUENCES),
+    "GRU": (lambda: Last(nn.GRU(64, 40)), SEQUENCES),
+    "autocast": (lambda: Autocast(perceptron()), SEQUENCES),
+    "checkpoint": (lambda: Checkpointed(perceptron()), SEQUENCES),
+}
+
+
+def train(model: nn.Module, x: Tensor, steps: int) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        loss.item()
+
+
+def captured(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> Trace:
+    with VirtualDevice(RAM, steps=3, min_size_bytes=LEAST_BYTES) as device:
+        train(make(), torch.randn(shape), 9)
+    return device.trace()
+
+
+def observed(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> Trace:
+    gc.collect()  # what tests before have left would count
+    with er.within("8GiB", min_size=LEAST_BYTES) as room:
+        train(make(), torch.randn(shape), 4)
+    assert room.trace is not None
+    return room.trace
+
+
+def saved(trace: Trace) -> list[tuple[int, str]]:
+    first_op, end_op = trace.steps[-1]
+    storages = [trace.storages[save.storage] for save in trace.saves if first_op <= save.saved_at < end_op]
+    return [(each.size_bytes, each.dtype) for each in storages if each.size_bytes >= LEAST_BYTES]
+
+
+def peak_bytes(trace: Trace) -> int:
+    held = most = 0
+    for event in trace.events:
+        held += event.size_bytes
+        most = max(most, held if event.op >= trace.steps[-1].first_op else 0)
+    return most
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_captured_step_saves_and_holds_what_a_step_on_the_cpu_does(name: str) -> None:
+    # given
+    found, real = captured(*MODELS[name]), observed(*MODELS[name])
+    # then
+    assert found.device == "cpu"
+    assert saved(found) == saved(real)
+    # and what it holds lies between its storages alone, and these with the most that ops may take besides
+    # (an observed step is rounded up: it counts the gradients of the step before, and an input that only a copy reads)
+    others = [each.size_bytes for each in real.storages if each.category in ("gradient", "input")]
+    spare_bytes = 64 * KIB + sum(others)
+    assert peak_bytes(without_workspaces(found)) <= peak_bytes(real) + spare_bytes
+    assert peak_bytes(real) <= peak_bytes(found) + spare_bytes
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "width", "hidden"),
+    [(1, 1, 16, 16), (10, 4, 32, 16), (10, 4, 16, 32), (7, 3, 5, 9), (50, 7, 513, 255), (129, 11, 40, 90)],
+)
+def test_the_workspace_of_an_lstm_is_that_of_onednn(steps: int, batch: int, width: int, hidden: int) -> None:
+    weights = [torch.zeros(4 * hidden, width), torch.zeros(4 * hidden, hidden), *torch.zeros(2, 4 * hidden)]
+    states = torch.zeros(2, batch, hidden)
+    settings = (False, [], 2, hidden, 1, True, False, False, True)
+    made = torch.ops.aten.mkldnn_rnn_layer(torch.zeros(steps, batch, width), *weights, *states, *settings)
+    assert workspace_bytes(steps, batch, width, hidden) == made[3].nbytes
+
+
+def test_nothing_of_a_capture_stays_behind() -> None:
+    before = torch.nn.Parameter.__new__, torch.Tensor.device, torch.load
+    captured(perceptron, SEQUENCES)
+    assert before == (torch.nn.Parameter.__new__, torch.Tensor.device, torch.load)
+    # and the same training runs with its numbers again
+    train(perceptron(), torch.randn(SEQUENCES), 1)
+
+
+def test_a_device_that_is_not_there_is_refused_as_by_torch() -> None:
+    with pytest.raises((RuntimeError, AssertionError)), VirtualDevice(RAM):
+        nn.Linear(4, 4).to("cuda")
