@@ -20,6 +20,9 @@ from elbowroom.torch_compat.core import overload_of
 from elbowroom.torch_compat.operators import operator
 
 
+MAKE_SUBCLASSES = ("aten::alias", "aten::detach")
+
+
 class OperatorWatcher:
     """Calls `seen(op, args, kwargs)` in place of each operator that is not composed of others, while it is `on`.
 
@@ -83,8 +86,11 @@ class OperatorWatcher:
 
 @cache
 def watcher_of_calls() -> OperatorWatcher:
-    """Return the watcher of all operators."""
-    return OperatorWatcher(_is_composed)
+    """Return the watcher of all operators, without those whose results torch makes a Parameter or a subclass of.
+
+    That fails once Python has seen a result (THPVariable_make_subclass, THPVariable_as_subclass). They make no storage.
+    """
+    return OperatorWatcher(lambda schema: schema.name in MAKE_SUBCLASSES or _is_composed(schema))
 
 
 @cache
