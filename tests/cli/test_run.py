@@ -78,7 +78,7 @@ def test_a_script_trains_inside_a_budget_with_the_same_numbers(folder: Path) -> 
         ["Sequential(4096x256)"],
     )
     assert held.startswith("  keeping everything takes ")
-    assert [step["mode"] for step in figures["steps"]] == ["observe", "plan", "plan", "plan", "plan"]
+    assert [step["mode"] for step in figures["steps"]] == ["plan"] * 5, "a capture has shown its steps beforehand"
     assert all(step["swapped_out_bytes"] > 0 for step in figures["steps"])
     assert "measured" in (folder / "page.html").read_text("utf-8")
     assert sorted(path.name for path in folder.iterdir()) == ["figures.json", "page.html", "train.py"]
@@ -99,7 +99,7 @@ def test_a_budget_no_plan_can_meet_is_one_message_and_exit_code_1(folder: Path) 
 
     assert done.returncode == 1
     assert done.stderr.startswith("elbowroom: budget: given 1.0 MiB")
-    assert len(done.stdout.splitlines()) == 2, "it is known after two steps"
+    assert done.stdout == "", "it is known in the first backward"
     assert "Traceback" not in done.stderr
 
 
@@ -284,7 +284,11 @@ def test_a_budget_that_no_plan_meets_is_an_error_in_json_with_the_least(folder: 
     found = checked((folder / "figures.json").read_text())
     assert (done.returncode, found["exit_code"], found["error"]["type"]) == (1, 1, "Infeasible")
     assert found["error"]["least_feasible_bytes"] > found["error"]["budget_bytes"] == 2**20
-    assert len(done.stdout.splitlines()) == 2, "the script's own lines stay there, as the object has a file"
+    assert done.stdout == "", "it ends in its first backward, before the script has said anything"
+    assert "So says a capture of the script without its numbers" in found["error"]["message"]
+    # and where no capture is wanted, after the steps that have shown it
+    seen = python(folder, "-m", "elbowroom", "run", "--no-check", *options, "train.py")
+    assert (seen.returncode, len(seen.stdout.splitlines())) == (1, 2)
 
 
 def test_the_code_of_a_script_that_leaves_by_itself_is_in_its_answer(folder: Path) -> None:

@@ -153,7 +153,7 @@ def _check(room: Room, command: launch.Command, asked: bool | None, *, may_be_sh
     _run_of(room).begin_with(verdict)
     if verdict.refuses and verdict.sure:
         raise child.refusal(verdict)
-    if asked or verdict.refuses:
+    if asked or (verdict.refuses and _run_of(room).device.type == "cuda"):
         _say(verdict)
 
 

@@ -295,6 +295,8 @@ def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
             return replace(verdict, course=course, trace=each, allocator=allocator)
         except Infeasible as problem:
             refused.append((again(problem), request))
+    if "recompute" in question.allow and "swap" not in question.allow:
+        return Verdict(why="what its recomputes save is known after a step has shown its calls")
     for _, request in refused if question.free_bytes else ():
         kept = keeping_within(request.trace, request.machine, question.free_bytes)
         if kept is not None:  # as without a budget, in the margin that `auto` leaves
