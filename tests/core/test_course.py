@@ -61,3 +61,14 @@ def _is_met(made: CourseRequest) -> bool:
         return course_within(made).peak_bytes <= made.budget.device_bytes
     except Infeasible:
         return False
+
+
+def test_a_refusal_on_a_device_with_less_than_the_least_looks_for_no_budget_byte_by_byte() -> None:
+    # given a least size of what moves that follows the budget, on a device of a container's RAM
+    made = request(20 * MIB, "exact", 24 * MIB)
+    made = replace(made, asked=replace(made.asked, follows=True, min_size_bytes=20 * MIB // 4096))
+    # when
+    least = least_named(made)
+    # then the least is beyond what the device has, and what larger devices name too
+    assert least > 24 * MIB
+    assert least == least_named(replace(made, machine=request(MIB, "exact").machine))

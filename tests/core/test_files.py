@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import threading
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -359,6 +360,18 @@ def test_a_huge_file_is_refused_before_it_is_parsed(tmp_path: Path, monkeypatch:
         FormatError, match=rf"larger than the {len(GOOD) - 1} bytes that are allowed; record fewer steps$"
     ):
         Plan.load(path)
+
+
+def test_reading_a_small_file_takes_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    TRACE.save(path)
+    tracemalloc.start()
+    try:
+        Trace.load(path)
+        most_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 2**22, "below a container's limit a request for the largest file may fail"
 
 
 def test_a_device_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,68 @@ def test_gradients_count_as_movable_only_where_they_may_move() -> None:
     assert kept.least_feasible_bytes > moved.least_feasible_bytes + 32 * MIB
 
 
+# On the CPU: eight layers save an input of 4 MiB each, and their weights have 2 MiB together.
+ON_CPU = """
+import torch
+from torch import nn
+model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for step in range(9):
+    optimizer.zero_grad()
+    loss = model(torch.randn(4096, 256)).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(loss.item())
+"""
+RAM = er.Machine.here(device="cpu")
+
+
+def answered_in_ram(folder: Path, budget_bytes: int, **asked: Any) -> Verdict:
+    path = folder / "train.py"
+    path.write_text(ON_CPU)
+    how: dict[str, Any] = {"path": str(path), "budget_bytes": budget_bytes, "min_size_bytes": 2**16, **asked}
+    child = Child(replace(QUESTION, **how), RAM)
+    try:
+        return child.wait()
+    finally:
+        child.close()
+
+
+def test_a_training_on_the_cpu_is_planned_without_its_numbers(tmp_path: Path) -> None:
+    # when
+    verdict = answered_in_ram(tmp_path, 32 * MIB)
+    # then
+    assert verdict.course is not None, verdict.why
+    assert verdict.trace is not None
+    assert verdict.trace.device == "cpu"
+    assert 0 < verdict.course.peak_bytes <= 32 * MIB
+    assert verdict.course.plan.swaps
+    assert verdict.course.waiting is None, "writes are waited for where room is needed"
+    # and what a first step saves is known: the batch, and eight outputs
+    assert verdict.saved[0] == ((4 * MIB, "float32"),) * 9
+
+
+def test_a_budget_that_is_too_small_on_the_cpu_is_refused_by_a_step_that_confirms_it(tmp_path: Path) -> None:
+    verdict = answered_in_ram(tmp_path, 8 * MIB)
+    assert verdict.refuses
+    assert not verdict.sure
+    assert 8 * MIB < verdict.least_feasible_bytes < 32 * MIB
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"measures_first": True}, "its first step measures what the limit leaves, and follows no plan"),
+        ({"allow": ("recompute",), "budget_bytes": 20 * MIB}, "what its recomputes save is known after a step"),
+    ],
+)
+def test_what_only_a_step_can_show_is_no_plan_and_no_refusal(tmp_path: Path, asked: dict[str, Any], why: str) -> None:
+    verdict = answered_in_ram(tmp_path, **({"budget_bytes": 32 * MIB} | asked))
+    assert not verdict.refuses
+    assert verdict.course is None
+    assert why in verdict.why
+
+
 class Answered:
     """In place of a child: what it has said."""
 

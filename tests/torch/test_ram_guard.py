@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, final
 
@@ -303,3 +304,21 @@ def test_the_most_that_was_resident_is_not_that_of_the_process_that_started_this
     found = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
     # then
     assert int(found.stdout) < len(held) - 128 * MIB
+
+
+def test_a_guard_that_stands_alone_follows_what_is_left_by_itself() -> None:
+    # given a limit that leaves more once another process has ended
+    limit = FakeLimit(64 * MIB)
+    guard = RamGuard([limit])
+    guard.stand(alone=True)
+    try:
+        before = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        # when
+        limit.left = 512 * MIB
+        # then
+        until = time.monotonic() + 30
+        while resource.getrlimit(resource.RLIMIT_DATA)[0] < before + 400 * MIB and time.monotonic() < until:
+            time.sleep(0.01)
+        assert resource.getrlimit(resource.RLIMIT_DATA)[0] >= before + 400 * MIB
+    finally:
+        guard.lift()

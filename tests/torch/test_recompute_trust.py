@@ -95,6 +95,32 @@ def checkpointed(x: Tensor) -> Tensor:
     return checkpoint(lambda y: torch.tanh(F.dropout(y, 0.3)) * y.exp().clamp(max=3), x, use_reentrant=False)
 
 
+class Tagged(torch.Tensor):
+    """A subclass of no behaviour, as libraries have for tensors with metadata."""
+
+
+def test_a_watched_result_may_become_a_subclass_or_a_parameter() -> None:
+    # given
+    watcher, seen = watcher_of_calls(), list[Any]()
+
+    def note(op: Any, args: Any, kwargs: Any) -> Any:
+        seen.append(op)
+        return watcher.plainly(op, args, kwargs)
+
+    watcher.seen = note
+    was_on = watcher.turn(on=True)
+    try:
+        # when
+        made = torch.tanh(torch.ones(4)).as_subclass(Tagged)
+        weight = nn.Parameter(torch.tanh(torch.ones(4)).detach())
+    finally:
+        watcher.turn(on=was_on)
+        watcher.seen = watcher.plainly
+    # then
+    assert (type(made), type(weight)) == (Tagged, nn.Parameter)
+    assert seen.count(torch.ops.aten.tanh.default) == 2
+
+
 BETWEEN: dict[str, Callable[[Tensor], Tensor]] = {
     "in-place ops": in_place,
     "views with offsets": with_views,
