@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import elbowroom as er
 from elbowroom.capture.virtual import VirtualDevice
@@ -64,7 +65,7 @@ class Checkpointed(Autocast):
     """A module whose forward runs again in backward."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.utils.checkpoint.checkpoint(self.module, x, use_reentrant=False)
+        return checkpoint(self.module, x, use_reentrant=False)
 
 
 def convolutions() -> nn.Module:
@@ -83,7 +84,11 @@ def convolutions() -> nn.Module:
 
 def volumes() -> nn.Module:
     return nn.Sequential(
-        nn.Conv3d(3, 8, 3, padding=1), nn.InstanceNorm3d(8), nn.ReLU(), nn.Conv3d(8, 8, 1), nn.ConvTranspose3d(8, 4, 2, 2)
+        nn.Conv3d(3, 8, 3, padding=1),
+        nn.InstanceNorm3d(8),
+        nn.ReLU(),
+        nn.Conv3d(8, 8, 1),
+        nn.ConvTranspose3d(8, 4, 2, 2),
     )
 
 

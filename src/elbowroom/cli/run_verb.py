@@ -172,10 +172,11 @@ def _say(verdict: Verdict) -> None:
     if verdict.course is not None:
         line = f"check: the script starts with a plan that holds {format_bytes(verdict.course.peak_bytes)}"
     if verdict.refuses:
+        assumed = ", ".join(verdict.assumed[:3])
+        where = f", where {len(verdict.assumed)} kinds of values were assumed ({assumed})" if assumed else ""
         line = (
-            f"check: too small a budget, if the script does what it did without its numbers, where "
-            f"{len(verdict.assumed)} kinds of values were assumed ({', '.join(verdict.assumed[:3]) or 'none'}); it ends "
-            f"in its first step if that does. {verdict.message}"
+            f"check: too small a budget, if the script does what it did without its numbers{where}; it ends in its first "
+            f"step if that does. {verdict.message}"
         )
     print(f"elbowroom: {line}", file=sys.stderr)
 

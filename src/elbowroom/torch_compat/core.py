@@ -516,17 +516,12 @@ def variable_functions() -> Any:
     return torch._VF
 
 
-def conv_backend(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-) -> str:
-    """Name the kernels that torch takes for a convolution of real tensors, such as "_ConvBackend.Mkldnn"."""
-    settings = (list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
-    return str(torch._C._select_conv_backend(input, weight, bias, *settings))
+def conv_backend(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> str:
+    """Name the kernels that torch takes for a convolution of real tensors, such as "_ConvBackend.Mkldnn".
+
+    Args:
+        x, weight, bias: the tensors.
+        settings: stride, padding, dilation, transposed, output padding and groups.
+    """
+    lists = [list(each) if isinstance(each, list | tuple) else each for each in settings]
+    return str(torch._C._select_conv_backend(x, weight, bias, *lists))

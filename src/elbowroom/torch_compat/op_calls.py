@@ -19,7 +19,6 @@ import torch
 from elbowroom.torch_compat.core import overload_of
 from elbowroom.torch_compat.operators import operator
 
-
 MAKE_SUBCLASSES = ("aten::alias", "aten::detach")
 
 

@@ -143,8 +143,11 @@ def capture_in_ram(
     """Run a training script without numbers as it would train on the CPU: see `capture_script`.
 
     Args:
-        path, argv, module, steps: as for `capture_script`.
+        path: the script.
+        argv: its arguments.
         machine: this computer, with RAM as the device.
+        module: instead of a path, a dotted name.
+        steps: optimizer steps to record.
         min_size: smaller optimizer states stay.
     """
     order = ScriptOrder(

@@ -1,8 +1,8 @@
 """Casting: autocast("cuda"), or autocast("cpu") where RAM is the device, on virtual tensors.
 
-torch's own autocast kernels skip tensors that are not on that device for C++. The kernels here do the same as those. They have
-the same lists of ops (autocast_mode.h), and cast arguments from the last to the first. 16-bit copies of parameters are
-kept until the outermost context ends.
+torch's own autocast kernels skip tensors that are not on that device for C++. The kernels here do the same as those.
+They have the same lists of ops (autocast_mode.h), and cast arguments from the last to the first. 16-bit copies of
+parameters are kept until the outermost context ends.
 """
 
 from __future__ import annotations

@@ -56,9 +56,7 @@ def _convolution_backward(args: Any, _results: list[torch.Tensor]) -> int:
     )
 
 
-def _of_convolution(
-    input: torch.Tensor, weight: torch.Tensor, output: torch.Tensor, backend: str, copies: int
-) -> int:
+def _of_convolution(input: torch.Tensor, weight: torch.Tensor, output: torch.Tensor, backend: str, copies: int) -> int:
     """Return the bytes of columns, or of so many elements in copies of tensors, and of the weight's copies."""
     size = input.element_size()
     if "Slow" in backend:
@@ -74,8 +72,7 @@ def _in_blocks(tensor: torch.Tensor) -> int:
 
 def _backend(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, settings: Any) -> str:
     """Name what torch takes for a convolution of these settings: it looks at shapes and types alone."""
-    alike = [None if each is None else _alike(each) for each in (input, weight, bias)]
-    return conv_backend(*alike, *settings)
+    return conv_backend(_alike(input), _alike(weight), None if bias is None else _alike(bias), *settings)
 
 
 def _alike(tensor: torch.Tensor) -> torch.Tensor:
