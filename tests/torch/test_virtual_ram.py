@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import elbowroom as er
 from elbowroom.capture.virtual import VirtualDevice
-from elbowroom.capture.virtual.ops.ram import workspace_bytes
+from elbowroom.capture.virtual.ops.ram_ops import workspace_bytes
 from elbowroom.step.workspaces import without_workspaces
 from elbowroom.trace import Trace
 

@@ -175,8 +175,8 @@ def _say(verdict: Verdict) -> None:
         assumed = ", ".join(verdict.assumed[:3])
         where = f", where {len(verdict.assumed)} kinds of values were assumed ({assumed})" if assumed else ""
         line = (
-            f"check: too small a budget, if the script does what it did without its numbers{where}; it ends in its first "
-            f"step if that does. {verdict.message}"
+            f"check: too small a budget, if the script does what it did without its numbers{where}; it ends in its "
+            f"first step if that does. {verdict.message}"
         )
     print(f"elbowroom: {line}", file=sys.stderr)
 

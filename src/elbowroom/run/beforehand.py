@@ -10,7 +10,7 @@ How much workspace cuDNN takes is a model in a capture. If no plan meets the bud
 torch takes an algorithm that needs less where there is no room (Conv_v8.cpp).
 
 Where the training is on the CPU, RAM is the device that is captured: Note: [RAM as the device] in
-capture/virtual/ops/ram.py. What ops take there besides their results is a bound. Below a hard limit the first step
+capture/virtual/ops/ram_ops.py. What ops take there besides their results is a bound. Below a hard limit the first step
 measures it, and follows no plan. So the limit only refuses what the storages alone do not fit into.
 
 If no plan meets an `auto` budget, and the device has room to keep everything, all is kept: so the script may train as

@@ -520,7 +520,9 @@ def conv_backend(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     """Name the kernels that torch takes for a convolution of real tensors, such as "_ConvBackend.Mkldnn".
 
     Args:
-        x, weight, bias: the tensors.
+        x: its input.
+        weight: its weight.
+        bias: its bias, if any.
         settings: stride, padding, dilation, transposed, output padding and groups.
     """
     lists = [list(each) if isinstance(each, list | tuple) else each for each in settings]

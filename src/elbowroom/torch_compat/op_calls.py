@@ -19,8 +19,6 @@ import torch
 from elbowroom.torch_compat.core import overload_of
 from elbowroom.torch_compat.operators import operator
 
-MAKE_SUBCLASSES = ("aten::alias", "aten::detach")
-
 
 class OperatorWatcher:
     """Calls `seen(op, args, kwargs)` in place of each operator that is not composed of others, while it is `on`.
@@ -85,11 +83,11 @@ class OperatorWatcher:
 
 @cache
 def watcher_of_calls() -> OperatorWatcher:
-    """Return the watcher of all operators, without those whose results torch makes a Parameter or a subclass of.
+    """Return the watcher of all operators but that of `as_subclass`.
 
-    That fails once Python has seen a result (THPVariable_make_subclass, THPVariable_as_subclass). They make no storage.
+    A result that Python has seen becomes no subclass any more (THPVariable_as_subclass). This op makes no storage.
     """
-    return OperatorWatcher(lambda schema: schema.name in MAKE_SUBCLASSES or _is_composed(schema))
+    return OperatorWatcher(lambda schema: schema.name == "aten::alias" or _is_composed(schema))
 
 
 @cache

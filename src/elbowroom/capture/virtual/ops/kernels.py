@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from elbowroom.capture.virtual.ops import ctc, grouped, ram, recurrent, sparse
+from elbowroom.capture.virtual.ops import ctc, grouped, ram_ops, recurrent, sparse
 from elbowroom.capture.virtual.ops.layouts import convolution_layout
 from elbowroom.capture.virtual.tensor import CPU, META, virtual
 from elbowroom.capture.virtual.torch_cuda.library_settings import ModelledDevice
@@ -154,7 +154,7 @@ def _flash_attention(
 def of(settings: ModelledDevice) -> dict[Any, Callable[..., Any]]:
     """Return all kernels of a device, with those that need a model of cuDNN."""
     if settings.ram:
-        return {**LOSSES, **ram.KERNELS}
+        return {**LOSSES, **ram_ops.KERNELS}
     cudnn = settings.cudnn
     return {
         **KERNELS,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elbowroom.capture.virtual.compilers import scripted
-from elbowroom.capture.virtual.ops import attention, casting, collectives, ctc, ram, recurrent
+from elbowroom.capture.virtual.ops import attention, casting, collectives, ctc, ram_ops, recurrent
 from elbowroom.capture.virtual.ops.layouts import layout_of
 from elbowroom.capture.virtual.ops.linear import linear
 from elbowroom.capture.virtual.tensor import CPU, CUDA, home_of, is_real_host
@@ -248,7 +248,7 @@ def installed(mode: VirtualMode) -> Iterator[None]:
     """Install the kernels."""
     casting.KIND = "cpu" if mode.settings.ram else "cuda"
     if mode.settings.ram:
-        with ram.installed():
+        with ram_ops.installed():
             yield
         return
     attention.CAPABILITY = mode.settings.facts.compute_capability

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from elbowroom.capture.virtual.ledger import Ledger
-from elbowroom.capture.virtual.ops.ram import workspace_bytes
+from elbowroom.capture.virtual.ops.ram_ops import workspace_bytes
 from elbowroom.capture.virtual.tensor import CPU
 from elbowroom.torch_compat.core import conv_backend
 
@@ -57,7 +57,7 @@ def _convolution_backward(args: Any, _results: list[torch.Tensor]) -> int:
 
 
 def _of_convolution(input: torch.Tensor, weight: torch.Tensor, output: torch.Tensor, backend: str, copies: int) -> int:
-    """Return the bytes of columns, or of so many elements in copies of tensors, and of the weight's copies."""
+    """Return the bytes of columns, or of copies with this number of elements, and of the weight's copies."""
     size = input.element_size()
     if "Slow" in backend:
         return prod(weight.shape[1:]) * input.shape[0] * prod(output.shape[2:]) * size

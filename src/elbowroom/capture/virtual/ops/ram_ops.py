@@ -29,7 +29,7 @@ PAGE_BYTES = 4096
 LINE_FLOATS = 16
 """Floats of a cache line."""
 WAYS_FLOATS = 256
-"""A row of a multiple of so many floats gets another line: rows would share the same sets of the cache."""
+"""A row of a multiple of this number of floats gets another line: rows would share the same sets of the cache."""
 
 
 # Attention
