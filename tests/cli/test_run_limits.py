@@ -98,6 +98,35 @@ def test_a_limit_that_is_too_low_is_refused_with_figures_before_the_kernel_kills
     assert "Traceback" not in refused.stderr
 
 
+# A weight of 256 MiB, its gradient and its momentum: the optimizer's step needs all three.
+HEAVY = """
+import torch
+
+torch.set_num_threads(1)
+layer = torch.nn.Linear(8192, 8192, bias=False)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+for _ in range(4):
+    optimizer.zero_grad()
+    layer(torch.randn(256, 8192)).square().mean().backward()
+    optimizer.step()
+    print("step", flush=True)
+"""
+
+
+def test_storages_that_fit_into_no_limit_are_refused_in_the_first_backward(tmp_path: Path) -> None:
+    # given a limit that leaves room for a capture, and less than the storages of one op
+    script = tmp_path / "train.py"
+    script.write_text(HEAVY)
+    # when
+    refused = run_in_group(python("-m", "elbowroom", "run", str(script)), tmp_path, 760 * MIB)
+    # then
+    assert (refused.returncode, refused.stdout) == (1, ""), refused.stderr
+    assert "So says a capture of the script without its numbers" in refused.stderr
+    assert "leaves of its 760.0 MiB" in refused.stderr
+    assert "is the least that may do" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
 # 600 layers of 1 MiB each: reading what was recorded of a step takes more memory than training with all of them away.
 DEEP = SCRIPT.replace("for _ in range(16):", "for _ in range(600):").replace("16 * 1024, 512", "512, 512")
 
