@@ -252,4 +252,4 @@ def test_an_evaluation_that_finds_no_memory_before_the_first_step_names_what_tra
     # then
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "Memory ran out before the first step." in refused.stderr
-    assert "A capture of the script on a virtual GPU says that its steps need a budget of" in refused.stderr
+    assert "A capture of the script without its numbers says that its steps need a budget of" in refused.stderr
