@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,17 @@ class Answered:
 
     def close(self) -> None:
         self.closed = True
+
+
+@pytest.mark.parametrize(("count", "refuses"), [(1, False), (2, False), (3, True), (4, True), (5, False)])
+def test_a_refusal_is_confirmed_by_a_whole_forward(count: int, refuses: bool) -> None:
+    # given a capture that saves three storages before it reads one back, and another one after that
+    saved = ((MIB, "float32"),) * 4
+    child: Any = Answered((saved,))
+    child.verdict = lambda: Verdict(why="", message="too small.", saved=(saved,), in_forward=(3,))
+    # then
+    with pytest.raises(er.Infeasible) if refuses else nullcontext():
+        child.confirm([(MIB, "float32")] * count)
 
 
 def steps_within(saved: tuple[tuple[tuple[int, str], ...], ...], budget: str) -> tuple[int, Answered]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import elbowroom as er
 from elbowroom.capture.virtual import VirtualDevice
+from elbowroom.capture.virtual.mapped_files import of_file
 from elbowroom.capture.virtual.ops.ram_ops import workspace_bytes
 from elbowroom.step.workspaces import without_workspaces
 from elbowroom.trace import Trace
@@ -191,3 +194,38 @@ def test_nothing_of_a_capture_stays_behind() -> None:
 def test_a_device_that_is_not_there_is_refused_as_by_torch() -> None:
     with pytest.raises((RuntimeError, AssertionError)), VirtualDevice(RAM):
         nn.Linear(4, 4).to("cuda")
+
+
+def between(*, evaluates: bool) -> Trace:
+    """The trace of a training of a batch that is made anew for each step, with an evaluation of much more after it."""
+    with VirtualDevice(RAM, steps=3) as device:
+        model = perceptron()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(9):
+            raw = torch.randn(64, *SEQUENCES) if evaluates else torch.randn(1, *SEQUENCES)
+            x = raw.sin()[0] + raw.cos()[0]
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            del raw, x
+            if evaluates:
+                with torch.no_grad():
+                    model(torch.randn(64 * SEQUENCES[0], *SEQUENCES[1:])).mean().item()
+    return device.trace()
+
+
+def test_what_runs_between_steps_is_in_no_trace_as_in_no_plan() -> None:
+    assert peak_bytes(between(evaluates=True)) <= peak_bytes(between(evaluates=False)) + 64 * KIB
+
+
+def test_a_lazy_module_runs_as_ever() -> None:
+    with VirtualDevice(RAM):
+        model = nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(8))
+        assert model(torch.randn(4, 4)).shape == (4, 8)
+
+
+def test_files_that_are_mapped_into_memory_are_no_memory(tmp_path: Path) -> None:
+    rows = numpy.memmap(tmp_path / "rows", dtype="float32", mode="w+", shape=(1024, 1024))
+    assert of_file(torch.from_numpy(rows)[4:8])
+    assert not of_file(torch.zeros(1024, 1024))
+    assert not of_file(torch.zeros(1024, 1024).share_memory_())

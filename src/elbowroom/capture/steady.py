@@ -11,9 +11,11 @@ observed step showed that. So did a capture of the script on a virtual GPU, whic
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 
+from elbowroom.step.workspaces import without_storages
 from elbowroom.trace import Category, Event, Op, Save, Storage, Trace
 
 CALLED_BY = {"aten._index_put_impl_": "aten.index_put_"}
@@ -60,6 +62,45 @@ def with_inputs(trace: Trace) -> Trace:
     made = [n in inputs and known.category in ("activation", "temporary") for n, known in enumerate(trace.storages)]
     storages = zip(trace.storages, made, strict=True)
     return replace(trace, storages=tuple(replace(s, category="input") if is_input else s for s, is_input in storages))
+
+
+def without_gaps(trace: Trace, forwards: Sequence[int]) -> Trace:
+    """Return the trace without what happens between steps, such as an evaluation or the making of a batch.
+
+    A run does not plan it, and begins a step after it. So what is made and freed there is left out. What is freed there
+    is freed as the step before ends, and what is made there as the forward begins.
+
+    Args:
+        trace: the trace.
+        forwards: the number of ops before each call of an outermost module that records gradients.
+    """
+    ops, events, spared = list(trace.ops), list[Event](), set[int]()
+    saved = {save.storage for save in trace.saves}
+    of_op: dict[int, range] = {}
+    for gap in _gaps(trace, forwards):
+        of_op.update(dict.fromkeys(gap, gap))
+        ops[gap.start : gap.stop] = [replace(op, reads=(), writes=()) for op in ops[gap.start : gap.stop]]
+    for gap, each in groupby(trace.events, lambda event: of_op.get(event.op)):
+        found = list(each)
+        if gap is None:
+            events += found
+            continue
+        made = {event.storage for event in found if event.size_bytes > 0}
+        spared |= {event.storage for event in found if event.size_bytes < 0} & made - saved
+        freed = [event for event in found if event.size_bytes < 0 and event.storage not in made]
+        events += [event._replace(op=gap.start) for event in freed]
+        events += [event._replace(op=gap.stop - 1) for event in found if event not in freed]
+    return without_storages(replace(trace, ops=tuple(ops), events=tuple(events)), spared)
+
+
+def _gaps(trace: Trace, forwards: Sequence[int]) -> Iterator[range]:
+    """Yield the ops from the end of each step to the forward of the next one."""
+    for first_op, end_op in trace.steps:
+        calls = (op for op in forwards if first_op <= op < end_op)
+        saves = (save.saved_at for save in trace.saves if first_op <= save.saved_at < end_op)
+        begin = min(next(calls, end_op), next(saves, end_op))
+        if first_op < begin < end_op:
+            yield range(first_op, begin)
 
 
 def with_idle_of(trace: Trace, observed: Trace) -> Trace | None:

@@ -44,7 +44,14 @@ from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.planners.budget.budgets import below_device
 from elbowroom.planners.budget.remedies import restricted
-from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_within, keeping_within, remedied
+from elbowroom.planners.budget.run_budget import (
+    Course,
+    CourseRequest,
+    course_within,
+    keeping_within,
+    least_allocated,
+    remedied,
+)
 from elbowroom.planners.request import PlanRequest
 from elbowroom.run.options import asked as checked
 from elbowroom.step.workspaces import without_workspaces
@@ -107,6 +114,7 @@ class Verdict:
         assumed: what was assumed for the script; if anything was, a run has to confirm the answer.
         sure: whether a refusal holds without a step that confirms it.
         saved: what the first step saves, and what the last one saves.
+        in_forward: how many of these are saved before the first read back.
         course: how to follow the plan; None if there is none.
         trace: the trace that it was made for.
         allocator: settings of the allocator that it was made for.
@@ -118,6 +126,7 @@ class Verdict:
     assumed: tuple[str, ...] = ()
     sure: bool = False
     saved: tuple[Saved, ...] = ()
+    in_forward: tuple[int, ...] = ()
     course: Course | None = None
     trace: Trace | None = None
     allocator: str = ""
@@ -169,7 +178,11 @@ class Child:
         verdict = self.verdict()
         if verdict is None or not verdict.refuses:
             return
-        if saved and any(each[: len(saved)] == tuple(saved) for each in verdict.saved):
+        counts = verdict.in_forward or (0,) * len(verdict.saved)
+        if saved and any(
+            len(saved) >= count and each[: len(saved)] == tuple(saved)
+            for count, each in zip(counts, verdict.saved, strict=True)
+        ):
             raise self.refusal(verdict)
 
     def refusal(self, verdict: Verdict) -> Infeasible:
@@ -208,8 +221,9 @@ def _read(folder: Path) -> Verdict:
     except (OSError, ValueError):
         return Verdict(why="its process ended without a word")
     saved = tuple(tuple((int(size), str(dtype)) for size, dtype in each) for each in found.pop("saved"))
+    in_forward = tuple(found.pop("in_forward"))
     followed = found.pop("course")
-    verdict = Verdict(**{**found, "assumed": tuple(found["assumed"]), "saved": saved})
+    verdict = Verdict(**{**found, "assumed": tuple(found["assumed"]), "saved": saved, "in_forward": in_forward})
     if followed is None:
         return verdict
     waits = followed.pop("waiting")
@@ -255,8 +269,16 @@ def _end_with_input(folder: str) -> None:
 def _answer(question: Question, machine: Machine) -> Verdict:
     if not machine.compute_capability:
         RamGuard(hard_limits()).stand(alone=True)
-        how = {"machine": machine, "module": question.module, "steps": STEPS, "min_size": question.min_size_bytes}
-        return verdict_of(capture_in_ram(question.path, question.arguments, **how), machine, question)
+        trace = capture_in_ram(
+            question.path,
+            question.arguments,
+            machine=machine,
+            module=question.module,
+            steps=STEPS,
+            min_size=question.min_size_bytes,
+            counts_files=not question.measures_first,
+        )
+        return verdict_of(trace, machine, question)
     trace = capture_script(
         question.path,
         question.arguments,
@@ -280,17 +302,24 @@ def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
         each.name for each in trace.remarks if each.kind not in ("not_compared", "workspace_model", "compiled")
     )
     sure = not assumed and bool(machine.compute_capability)  # each op was compared with those of a GPU
-    verdict = Verdict(why="", assumed=assumed, sure=sure, saved=(kinds[0], kinds[-1]))
+    in_forward = _saved_in_forwards(trace, question.min_size_bytes)
+    verdict = Verdict(
+        why="",
+        assumed=assumed,
+        sure=sure,
+        saved=(kinds[0], kinds[-1]),
+        in_forward=(in_forward[0], in_forward[-1]),
+    )
     shown = restricted(as_run(trace, question.min_size_bytes), question.allow)
     tried = [shown] if without_workspaces(shown) == shown else [shown, without_workspaces(shown)]
+    if question.measures_first and least_allocated(_request(tried[-1], machine, question)) <= question.budget_bytes:
+        return Verdict(why="its first step measures what the limit leaves, and follows no plan")
     refused = list[tuple[Infeasible, CourseRequest]]()
     for each, allocator in product(tried, (machine.allocator, *question.allocators)):
         request = _request(each, replace(machine, allocator=allocator), question)
         try:
             course = course_within(request)
-            if question.measures_first:
-                return Verdict(why="its first step measures what the limit leaves, and follows no plan")
-            if refused and allocator == "exact":
+            if question.measures_first or (refused and allocator == "exact"):
                 return Verdict(why="what its ops need besides their results may not fit, which a step has to show")
             return replace(verdict, course=course, trace=each, allocator=allocator)
         except Infeasible as problem:
@@ -312,6 +341,17 @@ def _saved_in_steps(trace: Trace, min_size_bytes: int) -> list[Saved]:
     for step in trace.steps:
         storages = (trace.storages[s.storage] for s in trace.saves if step.first_op <= s.saved_at < step.end_op)
         found.append(tuple((each.size_bytes, each.dtype) for each in storages if each.size_bytes >= min_size_bytes))
+    return found
+
+
+def _saved_in_forwards(trace: Trace, min_size_bytes: int) -> list[int]:
+    """Return how many of these storages each step saves before it reads the first one back."""
+    found: list[int] = []
+    for step in trace.steps:
+        large = [s for s in trace.saves if trace.storages[s.storage].size_bytes >= min_size_bytes]
+        saves = [save for save in large if step.first_op <= save.saved_at < step.end_op]
+        read_at = min((save.read_at[0] for save in saves if save.read_at), default=step.end_op)
+        found.append(sum(save.saved_at < read_at for save in saves))
     return found
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Collection
 from dataclasses import replace
 
-from elbowroom.trace import Trace
+from elbowroom.trace import Op, Trace
 
 
 def conv_workspaces(trace: Trace) -> frozenset[int]:
@@ -31,13 +32,25 @@ def conv_workspaces(trace: Trace) -> frozenset[int]:
 
 def without_workspaces(trace: Trace) -> Trace:
     """Return the trace without such workspaces."""
-    spared = conv_workspaces(trace)
+    return without_storages(trace, conv_workspaces(trace))
+
+
+def without_storages(trace: Trace, spared: Collection[int]) -> Trace:
+    """Return the trace without some storages that autograd does not save: no op reads or writes them either."""
     if not spared:
         return trace
     kept = [place for place, event in enumerate(trace.events) if event.storage not in spared]
     return replace(
         trace,
+        ops=tuple(_without(op, spared) for op in trace.ops),
         events=tuple(trace.events[place] for place in kept),
         empties=tuple(sorted({bisect_left(kept, place) for place in trace.empties})),
         workspaces=tuple(each for each in trace.workspaces if each.storage not in spared),
     )
+
+
+def _without(op: Op, spared: Collection[int]) -> Op:
+    if not any(each in spared for each in (*op.reads, *op.writes)):
+        return op
+    reads, writes = (tuple(each for each in given if each not in spared) for given in (op.reads, op.writes))
+    return replace(op, reads=reads, writes=writes)

@@ -73,6 +73,7 @@ def _capture(order: ScriptOrder, folder: Path, asked: set[str], over: int) -> fa
     else:
         RamGuard(hard_limits()).stand(alone=True)  # a training waits: the kernel must have no reason to kill
     device = VirtualDevice(target, steps=order.steps, min_size_bytes=order.min_size_bytes)
+    device.ledger.counts_files = order.counts_files
     overlay = Overlay(str(folder), _caches(order))
     files.install(overlay, savers.install(overlay))
     written_modules.install(overlay)

@@ -25,6 +25,7 @@ class ScriptOrder:
         min_size_bytes: as for the virtual device.
         network: whether it may use the network.
         compiled: whether to report what torch.compile saves for backward.
+        counts_files: whether files that are mapped into memory count, where RAM is the device.
     """
 
     script: str
@@ -36,6 +37,7 @@ class ScriptOrder:
     min_size_bytes: int | None = None
     network: bool = False
     compiled: bool = False
+    counts_files: bool = True
 
     @property
     def label(self) -> str:

@@ -139,6 +139,7 @@ def capture_in_ram(
     module: str | None,
     steps: int,
     min_size: int,
+    counts_files: bool,
 ) -> Trace:
     """Run a training script without numbers as it would train on the CPU: see `capture_script`.
 
@@ -149,6 +150,7 @@ def capture_in_ram(
         module: instead of a path, a dotted name.
         steps: optimizer steps to record.
         min_size: smaller optimizer states stay.
+        counts_files: whether files that are mapped into memory count.
     """
     order = ScriptOrder(
         script=_script_file(path, module),
@@ -158,8 +160,7 @@ def capture_in_ram(
         timeout_s=TIMEOUT_S,
         module=module or "",
         min_size_bytes=min_size,
-        network=False,
-        compiled=False,
+        counts_files=counts_files,
     )
     return _captured(order, machine, {}, ChildProgress.of({}))
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any, final
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.tensor import gradient_of
@@ -39,6 +40,8 @@ class Accumulations:
         Asked.gradient = self._asked
         for parameter in parameters:
             known = self._handles.get(id(parameter))
+            if isinstance(parameter, UninitializedTensorMixin):  # a lazy module's; it is watched from its next call on
+                continue
             if parameter.requires_grad and (known is None or known[0]() is not parameter):
                 handles = [parameter.register_hook(self._arrives(parameter))]
                 handles.append(parameter.register_post_accumulate_grad_hook(self._written))

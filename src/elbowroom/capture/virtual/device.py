@@ -13,7 +13,7 @@ from elbowroom.capture.arrivals import changed_once_there
 from elbowroom.capture.in_parts import PartsWatch
 from elbowroom.capture.recording.modules import ModulePaths
 from elbowroom.capture.recording.observing_director import OptimizerWatch
-from elbowroom.capture.steady import with_inputs
+from elbowroom.capture.steady import with_inputs, without_gaps
 from elbowroom.capture.virtual.accumulations import Accumulations
 from elbowroom.capture.virtual.compilers.built_kernels import BuiltKernels
 from elbowroom.capture.virtual.compilers.compiled import Compiled
@@ -111,6 +111,7 @@ class VirtualDevice:
         self.compiled = Compiled(self.ledger)
         self._counts: dict[int, int] = {}
         self._ends: list[tuple[int, int]] = []
+        self._forwards: list[int] = []
         self._updates = BackwardUpdates(self.ledger)
         self._evaluations = 0
         self.evaluating = 0
@@ -199,7 +200,8 @@ class VirtualDevice:
                 "virtual device: given a run without a training step on cuda; allowed is a training loop; move the "
                 "model to cuda and let an optimizer step, or change its parameters after a backward"
             )
-        return with_inputs(assemble(self.ledger, self.step_ends(), self._machine))
+        trace = with_inputs(assemble(self.ledger, self.step_ends(), self._machine))
+        return without_gaps(trace, self._forwards) if self.settings.ram else trace
 
     def step_ends(self) -> list[int]:
         """Return the number of ops up to the end of each step: its last optimizer, or its last change by hand."""
@@ -222,6 +224,8 @@ class VirtualDevice:
     def _root(self, module: torch.nn.Module) -> None:
         self._classify(module)
         self._updates.settle()
+        if torch.is_grad_enabled():
+            self._forwards.append(len(self.ledger.ops))
         self.evaluating = 0 if torch.is_grad_enabled() else self.evaluating + 1
         if not self._is_over():
             return

@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[repor
 
 from elbowroom.capture.drafts import SaveDraft
 from elbowroom.capture.source_lines import SourceLines
+from elbowroom.capture.virtual.mapped_files import of_file
 from elbowroom.capture.virtual.ops import sparse
 from elbowroom.capture.virtual.torch_cuda.cuda_streams import VirtualStreams
 from elbowroom.capture.virtual.wrappers import is_wrapper, parts_of
@@ -89,6 +90,8 @@ class Ledger:
         asked: values of the GPU that the script read other than its `Facts`, such as "name".
         begins: called before the first storage.
         replayed: called when a CUDA graph is replayed.
+        counts_files: whether files that are mapped into memory count, where RAM is the device. They are no memory of
+            the process: the kernel reads them again.
         allocated_bytes: bytes of live blocks, rounded up as the allocator does.
         peak_bytes: the most of them so far.
     """
@@ -108,6 +111,7 @@ class Ledger:
         self.asked: set[str] = set()
         self.begins: Callable[[], None] | None = None
         self.replayed: Callable[[], None] | None = None
+        self.counts_files = True
         self.allocated_bytes = 0
         self.peak_bytes = 0
         self._lock = threading.RLock()  # a free may come while an allocation is noted, in the same thread too
@@ -134,6 +138,8 @@ class Ledger:
     def met(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note the storages of tensors that were made before the device was looked at, or elsewhere."""
         for tensor in tensors:
+            if isinstance(tensor, UninitializedTensorMixin) or (not self.counts_files and of_file(tensor)):
+                continue
             self.alloc(tensor)
 
     def adopt(self, storage: torch.UntypedStorage, number: int) -> None:
