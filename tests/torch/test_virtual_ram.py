@@ -152,7 +152,7 @@ def peak_bytes(trace: Trace) -> int:
     held = most = 0
     for event in trace.events:
         held += event.size_bytes
-        most = max(most, held if event.op >= trace.steps[-1].first_op else 0)
+        most = max(most, held if event.op in range(*trace.steps[-1]) else 0)
     return most
 
 
