@@ -204,10 +204,11 @@ def between(*, evaluates: bool) -> Trace:
         for _ in range(9):
             raw = torch.randn(64, *SEQUENCES) if evaluates else torch.randn(1, *SEQUENCES)
             x = raw.sin()[0] + raw.cos()[0]
+            del raw
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
-            del raw, x
+            del x
             if evaluates:
                 with torch.no_grad():
                     model(torch.randn(64 * SEQUENCES[0], *SEQUENCES[1:])).mean().item()
