@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy
@@ -22,6 +22,15 @@ from elbowroom.trace import Trace
 KIB = 2**10
 LEAST_BYTES = 16 * KIB
 RAM = er.Machine.here(device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Kernels take some scratch for each thread, which no bound of a small model has room for."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
 
 
 class Attention(nn.Module):
