@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from elbowroom.step.workspaces import without_storages
-from elbowroom.trace import Category, Event, Op, Save, Storage, Trace
+from elbowroom.trace import Category, Event, Op, Save, Step, Storage, Trace
 
 CALLED_BY = {"aten._index_put_impl_": "aten.index_put_"}
 """Op of a recording -> the op that calls it, which a capture has in its place."""
@@ -53,15 +53,20 @@ def with_inputs(trace: Trace) -> Trace:
     """
     inputs: set[int] = set()
     for step in trace.steps:
-        calls = (op for op in range(*step) if trace.ops[op].module)
-        saves = (save.saved_at for save in trace.saves if step.first_op <= save.saved_at < step.end_op)
-        begin = min(next(calls, step.end_op), next(saves, step.end_op))
+        begin = _begin(trace, step, (op for op in range(*step) if trace.ops[op].module))
         before = [event for event in trace.events if step.first_op <= event.op < begin]
         gone = {event.storage for event in before if event.size_bytes < 0}
         inputs |= {event.storage for event in before if event.size_bytes > 0} - gone
     made = [n in inputs and known.category in ("activation", "temporary") for n, known in enumerate(trace.storages)]
     storages = zip(trace.storages, made, strict=True)
     return replace(trace, storages=tuple(replace(s, category="input") if is_input else s for s, is_input in storages))
+
+
+def _begin(trace: Trace, step: Step, calls: Iterable[int]) -> int:
+    """Return the first op of a step's model: at the first of these calls, or the first storage that is saved."""
+    called = (op for op in calls if step.first_op <= op < step.end_op)
+    saves = (save.saved_at for save in trace.saves if step.first_op <= save.saved_at < step.end_op)
+    return min(next(called, step.end_op), next(saves, step.end_op))
 
 
 def without_gaps(trace: Trace, forwards: Sequence[int]) -> Trace:
@@ -87,20 +92,17 @@ def without_gaps(trace: Trace, forwards: Sequence[int]) -> Trace:
             continue
         made = {event.storage for event in found if event.size_bytes > 0}
         spared |= {event.storage for event in found if event.size_bytes < 0} & made - saved
-        freed = [event for event in found if event.size_bytes < 0 and event.storage not in made]
-        events += [event._replace(op=gap.start) for event in freed]
-        events += [event._replace(op=gap.stop - 1) for event in found if event not in freed]
+        events += [event._replace(op=gap.start) for event in found if event.storage not in made]
+        events += [event._replace(op=gap.stop - 1) for event in found if event.storage in made]
     return without_storages(replace(trace, ops=tuple(ops), events=tuple(events)), spared)
 
 
 def _gaps(trace: Trace, forwards: Sequence[int]) -> Iterator[range]:
     """Yield the ops from the end of each step to the forward of the next one."""
-    for first_op, end_op in trace.steps:
-        calls = (op for op in forwards if first_op <= op < end_op)
-        saves = (save.saved_at for save in trace.saves if first_op <= save.saved_at < end_op)
-        begin = min(next(calls, end_op), next(saves, end_op))
-        if first_op < begin < end_op:
-            yield range(first_op, begin)
+    for step in trace.steps:
+        begin = _begin(trace, step, forwards)
+        if step.first_op < begin < step.end_op:
+            yield range(step.first_op, begin)
 
 
 def with_idle_of(trace: Trace, observed: Trace) -> Trace | None:

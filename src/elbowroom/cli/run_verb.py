@@ -158,10 +158,9 @@ def _check(room: Room, command: launch.Command, asked: bool | None, *, may_be_sh
 
 
 def _may_be_short(room: Room, budget: str) -> bool:
-    limits = hard_limits()
     if _run_of(room).device.type == "cuda":
         return True
-    if limits:
+    if limits := hard_limits():
         return min(limit.left_bytes() for limit in limits) >= CAPTURE_BYTES
     return not parse_budget(budget).device.is_auto
 

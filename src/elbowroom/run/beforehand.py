@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
@@ -55,7 +55,7 @@ from elbowroom.planners.budget.run_budget import (
 from elbowroom.planners.request import PlanRequest
 from elbowroom.run.options import asked as checked
 from elbowroom.step.workspaces import without_workspaces
-from elbowroom.trace import Trace
+from elbowroom.trace import Save, Trace
 from elbowroom.units import Budget, format_exact_bytes
 
 STEPS = 3
@@ -169,21 +169,22 @@ class Child:
             return Verdict(why=f"its capture takes more than {PATIENCE_S:.0f} s")
         return self.verdict() or Verdict(why="its process was ended")
 
-    def confirm(self, saved: Sequence[tuple[int, str]]) -> None:
+    def confirm(
+        self, saved: Sequence[tuple[int, str]], explained: Callable[[Infeasible], Infeasible] | None = None
+    ) -> None:
         """Raise Infeasible if the budget is refused and the step has saved so far what the capture saved.
 
         Args:
-            saved: (bytes, dtype) of each saved storage, at least those of a forward.
+            saved: (bytes, dtype) of each saved storage, those of a whole forward at least.
+            explained: adds to the refusal what the run knows of its limits.
         """
         verdict = self.verdict()
         if verdict is None or not verdict.refuses:
             return
-        counts = verdict.in_forward or (0,) * len(verdict.saved)
-        if saved and any(
-            len(saved) >= count and each[: len(saved)] == tuple(saved)
-            for count, each in zip(counts, verdict.saved, strict=True)
-        ):
-            raise self.refusal(verdict)
+        for count, expected in zip(verdict.in_forward, verdict.saved, strict=True):
+            if saved and len(saved) >= count and expected[: len(saved)] == tuple(saved):
+                found = self.refusal(verdict)
+                raise found if explained is None else explained(found)
 
     def refusal(self, verdict: Verdict) -> Infeasible:
         """Return the error to raise."""
@@ -267,33 +268,19 @@ def _end_with_input(folder: str) -> None:
 
 
 def _answer(question: Question, machine: Machine) -> Verdict:
-    if not machine.compute_capability:
+    how: Any = {"machine": machine, "module": question.module, "steps": STEPS, "min_size": question.min_size_bytes}
+    if machine.compute_capability:
+        trace = capture_script(question.path, question.arguments, in_parts=True, **how)
+    else:
         RamGuard(hard_limits()).stand(alone=True)
-        trace = capture_in_ram(
-            question.path,
-            question.arguments,
-            machine=machine,
-            module=question.module,
-            steps=STEPS,
-            min_size=question.min_size_bytes,
-            counts_files=not question.measures_first,
-        )
-        return verdict_of(trace, machine, question)
-    trace = capture_script(
-        question.path,
-        question.arguments,
-        machine=machine,
-        module=question.module,
-        steps=STEPS,
-        in_parts=True,
-        min_size=question.min_size_bytes,
-    )
+        trace = capture_in_ram(question.path, question.arguments, counts_files=not question.measures_first, **how)
     return verdict_of(trace, machine, question)
 
 
 def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
     """Plan a captured trace for the budget; refuse the budget if no plan meets it."""
-    kinds = _saved_in_steps(trace, question.min_size_bytes)
+    steps = _large_saves(trace, question.min_size_bytes)
+    kinds = [_sizes(trace, saves) for saves in steps]
     if len(kinds) < STEPS:
         return Verdict(why=f"the script ended after {len(kinds)} steps")
     if len(set(kinds[1:])) > 1:
@@ -301,15 +288,18 @@ def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
     assumed = tuple(
         each.name for each in trace.remarks if each.kind not in ("not_compared", "workspace_model", "compiled")
     )
-    sure = not assumed and bool(machine.compute_capability)  # each op was compared with those of a GPU
-    in_forward = _saved_in_forwards(trace, question.min_size_bytes)
     verdict = Verdict(
         why="",
         assumed=assumed,
-        sure=sure,
+        sure=not assumed and bool(machine.compute_capability),  # each op was compared with those of a GPU
         saved=(kinds[0], kinds[-1]),
-        in_forward=(in_forward[0], in_forward[-1]),
+        in_forward=(_saved_in_forward(steps[0]), _saved_in_forward(steps[-1])),
     )
+    return _planned(verdict, trace, machine, question)
+
+
+def _planned(verdict: Verdict, trace: Trace, machine: Machine, question: Question) -> Verdict:
+    """Return the verdict on a trace with a plan, a refusal, or the reason that there is neither."""
     shown = restricted(as_run(trace, question.min_size_bytes), question.allow)
     tried = [shown] if without_workspaces(shown) == shown else [shown, without_workspaces(shown)]
     if question.measures_first and least_allocated(_request(tried[-1], machine, question)) <= question.budget_bytes:
@@ -335,24 +325,21 @@ def verdict_of(trace: Trace, machine: Machine, question: Question) -> Verdict:
     return replace(verdict, message=str(found), least_feasible_bytes=found.least_feasible_bytes)
 
 
-def _saved_in_steps(trace: Trace, min_size_bytes: int) -> list[Saved]:
+def _large_saves(trace: Trace, min_size_bytes: int) -> list[list[Save]]:
     """Return what each step saves, without the storages that are too small for a run to look at."""
-    found: list[Saved] = []
-    for step in trace.steps:
-        storages = (trace.storages[s.storage] for s in trace.saves if step.first_op <= s.saved_at < step.end_op)
-        found.append(tuple((each.size_bytes, each.dtype) for each in storages if each.size_bytes >= min_size_bytes))
-    return found
+    large = [save for save in trace.saves if trace.storages[save.storage].size_bytes >= min_size_bytes]
+    return [[save for save in large if step.first_op <= save.saved_at < step.end_op] for step in trace.steps]
 
 
-def _saved_in_forwards(trace: Trace, min_size_bytes: int) -> list[int]:
-    """Return how many of these storages each step saves before it reads the first one back."""
-    found: list[int] = []
-    for step in trace.steps:
-        large = [s for s in trace.saves if trace.storages[s.storage].size_bytes >= min_size_bytes]
-        saves = [save for save in large if step.first_op <= save.saved_at < step.end_op]
-        read_at = min((save.read_at[0] for save in saves if save.read_at), default=step.end_op)
-        found.append(sum(save.saved_at < read_at for save in saves))
-    return found
+def _sizes(trace: Trace, saves: Sequence[Save]) -> Saved:
+    storages = [trace.storages[save.storage] for save in saves]
+    return tuple((each.size_bytes, each.dtype) for each in storages)
+
+
+def _saved_in_forward(saves: Sequence[Save]) -> int:
+    """Return how many of a step's storages are saved before the first one is read back."""
+    read_at = min((save.read_at[0] for save in saves if save.read_at), default=None)
+    return sum(read_at is None or save.saved_at < read_at for save in saves)
 
 
 def _request(trace: Trace, machine: Machine, question: Question) -> CourseRequest:

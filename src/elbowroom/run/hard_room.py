@@ -111,20 +111,21 @@ class HardRoom:
         """Return the refusal of a capture, which knows of storages alone."""
         if problem.budget_bytes == self._given_bytes:
             return problem
-        limit, more_bytes = self._guard.limit, problem.least_feasible_bytes - problem.budget_bytes
-        return problem.reworded(
-            f"{problem}\nThe budget is what {limit.name} leaves of its {format_exact_bytes(limit.limit_bytes)}.\n"
-            f"A limit of {format_exact_bytes(limit.limit_bytes + more_bytes)} is the least that may do."
-        )
+        said, needed_bytes = self._of_limit(problem)
+        return problem.reworded(f"{said}\nA limit of {format_exact_bytes(needed_bytes)} is the least that may do.")
 
     def explained(self, problem: Infeasible | InvalidPlan) -> Infeasible | InvalidPlan:
         """Return a refusal that names the limit, if the limit set the budget."""
         if not isinstance(problem, Infeasible) or problem.budget_bytes != self._room_bytes:
             return problem
-        limit = self._guard.limit
-        needed_bytes = limit.limit_bytes + problem.least_feasible_bytes - problem.budget_bytes
+        said, needed_bytes = self._of_limit(problem)
         return problem.reworded(
-            f"{problem}\nThe budget is what {limit.name} leaves of its {format_exact_bytes(limit.limit_bytes)}.\n"
-            f"The rest is what the process holds besides storages.\n"
+            f"{said}\nThe rest is what the process holds besides storages.\n"
             f"A limit of {format_exact_bytes(needed_bytes)} would do."
         )
+
+    def _of_limit(self, problem: Infeasible) -> tuple[str, int]:
+        """Return a refusal's text with the limit named, and the limit in bytes that its least budget needs."""
+        limit = self._guard.limit
+        said = f"{problem}\nThe budget is what {limit.name} leaves of its {format_exact_bytes(limit.limit_bytes)}."
+        return said, limit.limit_bytes + problem.least_feasible_bytes - problem.budget_bytes

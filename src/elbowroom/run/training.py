@@ -589,19 +589,11 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._observing.handled(handle)
         self._room.handled(handle)
 
-    def _confirm(self) -> None:
-        """Raise the refusal of a capture that this step confirms."""
-        if self.beforehand is None:
-            return
-        try:
-            self.beforehand.confirm(self._saved)
-        except Infeasible as found:
-            raise self._learner.refused_beforehand(found) from None
-
     def before_read(self, entry: Entry) -> None:
         """Act as planned before this saved tensor is read."""
         self._look(entry.size_bytes)
-        self._confirm()
+        if self.beforehand is not None:
+            self.beforehand.confirm(self._saved, self._learner.refused_beforehand)
         if self._observing.held:
             self._observing.tick()
         if self._recorder is not None:

@@ -65,15 +65,7 @@ def _capture(order: ScriptOrder, folder: Path, asked: set[str], over: int) -> fa
     code = _code(order)
     if isinstance(code, faults.Fault):
         return code
-    from elbowroom.capture.virtual import VirtualDevice
-
-    target = Machine.load(folder / "machine.json")
-    if target.compute_capability:
-        smi.install(folder, target)
-    else:
-        RamGuard(hard_limits()).stand(alone=True)  # a training waits: the kernel must have no reason to kill
-    device = VirtualDevice(target, steps=order.steps, min_size_bytes=order.min_size_bytes)
-    device.ledger.counts_files = order.counts_files
+    device = _device(order, folder)
     overlay = Overlay(str(folder), _caches(order))
     files.install(overlay, savers.install(overlay))
     written_modules.install(overlay)
@@ -101,6 +93,20 @@ def _capture(order: ScriptOrder, folder: Path, asked: set[str], over: int) -> fa
         return _no_steps(device, order)
     _record(device, order, folder)
     return None
+
+
+def _device(order: ScriptOrder, folder: Path) -> VirtualDevice:
+    """Make the virtual device, a GPU or RAM, and prepare this process for it."""
+    from elbowroom.capture.virtual import VirtualDevice
+
+    target = Machine.load(folder / "machine.json")
+    if target.compute_capability:
+        smi.install(folder, target)
+    else:
+        RamGuard(hard_limits()).stand(alone=True)  # a training waits: the kernel must have no reason to kill
+    device = VirtualDevice(target, steps=order.steps, min_size_bytes=order.min_size_bytes)
+    device.ledger.counts_files = order.counts_files
+    return device
 
 
 def _record(device: VirtualDevice, order: ScriptOrder, folder: Path) -> None:

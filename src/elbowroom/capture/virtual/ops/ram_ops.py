@@ -10,7 +10,6 @@ look at the device. The ops that do are routed here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,9 +17,10 @@ import torch
 from elbowroom.capture.virtual.ops import casting
 from elbowroom.capture.virtual.ops.linear import linear
 from elbowroom.capture.virtual.tensor import CPU, is_virtual
-from elbowroom.torch_compat.core import OpOverrides
 
 aten: Any = torch.ops.aten
+Route = tuple[Any, str, Callable[..., Any]]
+"""An op, a dispatch key, and the kernel that runs there."""
 FLASH = 1
 """Number of the flash kernel in the answer of `_fused_sdp_choice` (sdp_utils_cpp.h)."""
 LSTM = 2
@@ -40,28 +40,24 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    *how: Any,
+    **more: Any,
 ) -> torch.Tensor:
     """Run the flash kernel where torch does (attention.cpp); else what it is made of."""
     given = [each for each in (query, key, value, attn_mask) if each is not None]
-    plain = aten.scaled_dot_product_attention.default.decompose
-    if not any(map(is_virtual, given)):
-        return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    alike = [None if each is None else _alike(each) for each in (query, key, value, attn_mask)]
-    choice = aten._fused_sdp_choice(*alike, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if choice != FLASH:
-        return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    chosen = None
+    if any(map(is_virtual, given)):
+        same = [None if each is None else alike(each) for each in (query, key, value, attn_mask)]
+        chosen = aten._fused_sdp_choice(*same, *how, **more)
+    if chosen != FLASH:
+        return aten.scaled_dot_product_attention.default.decompose(query, key, value, attn_mask, *how, **more)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
     kernel = aten._scaled_dot_product_flash_attention_for_cpu
-    return kernel(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    return kernel(query, key, value, *how, attn_mask=attn_mask, scale=more.get("scale"))[0]
 
 
-def _alike(tensor: torch.Tensor) -> torch.Tensor:
+def alike(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the same shape with the bytes of one row, of which C++ can be asked what it would do."""
     row = tensor.shape[-1:] if tensor.dim() and tensor.stride(-1) == 1 else ()
     made = torch.empty(row, dtype=tensor.dtype, device=CPU).expand(tensor.shape)
@@ -72,22 +68,14 @@ def _alike(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _lstm(
-    input: torch.Tensor,
-    hx: Sequence[torch.Tensor],
-    params: Sequence[torch.Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
+    input: torch.Tensor, hx: Sequence[torch.Tensor], params: Sequence[torch.Tensor], *settings: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Run oneDNN's layers, one after the other (mkldnn/RNN.cpp)."""
-    given = (input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    has_biases, num_layers, dropout, train, bidirectional, batch_first = settings
     projected = hx[0].shape[-1] != hx[1].shape[-1]
     known = torch.backends.mkldnn.enabled and input.dtype is torch.float32 and input.numel() and not projected
     if not known or not any(map(is_virtual, (input, *hx, *params))):
-        return aten.lstm.input.decompose(*given)
+        return aten.lstm.input.decompose(input, hx, params, *settings)
     below = (input.transpose(0, 1) if batch_first else input).contiguous()
     states, cells = [state.contiguous() for state in hx]
     directions, each = 2 if bidirectional else 1, 4 if has_biases else 2
@@ -166,16 +154,9 @@ ROUTES: dict[Any, Callable[..., Any]] = {
 }
 
 
-@contextmanager
-def installed() -> Iterator[None]:
-    """Install the routes, for tensors with bytes too, which have the same keys."""
-    overrides = OpOverrides()
-    try:
-        for op, route in ROUTES.items():
-            overrides.put(op, "AutogradCPU", route)
-        for op, kernel in casting.kernels_on_cpu():
-            overrides.put(op, "AutocastCPU", kernel)
-        yield
-    finally:
-        overrides.close()
-        casting.forget()
+def routes() -> Iterator[Route]:
+    """Yield the kernels that are replaced, for tensors with bytes too, which have the same keys."""
+    for op, route in ROUTES.items():
+        yield op, "AutogradCPU", route
+    for op, kernel in casting.kernels_on_cpu():
+        yield op, "AutocastCPU", kernel

@@ -247,29 +247,30 @@ def changes(settings: ModelledDevice) -> list[Change]:
 def installed(mode: VirtualMode) -> Iterator[None]:
     """Install the kernels."""
     casting.KIND = "cpu" if mode.settings.ram else "cuda"
-    if mode.settings.ram:
-        with ram_ops.installed():
-            yield
-        return
-    attention.CAPABILITY = mode.settings.facts.compute_capability
-    have_dtensor_draw(type(mode), collectives.drawn)
     overrides = OpOverrides()
     try:
-        for op, route in (ROUTES | WHOLE).items():
-            overrides.put(op, "AutogradCUDA", route)
-        for op, route in MOVES.items():
-            overrides.put(op, "AutogradCPU", route)
-            overrides.put(op, "AutogradMeta", route)
-            overrides.put(op, "AutogradNestedTensor", route)
-        for op in OF_WRAPPERS:
-            overrides.put(op, "AutogradMeta", _of_wrappers(op))
-        overrides.put(aten._local_scalar_dense.default, "CUDA", mode.item)
-        for op, kernel in casting.kernels():
-            overrides.put(op, "AutocastCUDA", kernel)
+        for op, key, kernel in ram_ops.routes() if mode.settings.ram else _of_cuda(mode):
+            overrides.put(op, key, kernel)
         yield
     finally:
         overrides.close()
         casting.forget()
+
+
+def _of_cuda(mode: VirtualMode) -> Iterator[ram_ops.Route]:
+    """Yield the kernels that are replaced while a GPU is the device."""
+    attention.CAPABILITY = mode.settings.facts.compute_capability
+    have_dtensor_draw(type(mode), collectives.drawn)
+    for op, route in (ROUTES | WHOLE).items():
+        yield op, "AutogradCUDA", route
+    for op, route in MOVES.items():
+        for key in ("AutogradCPU", "AutogradMeta", "AutogradNestedTensor"):
+            yield op, key, route
+    for op in OF_WRAPPERS:
+        yield op, "AutogradMeta", _of_wrappers(op)
+    yield aten._local_scalar_dense.default, "CUDA", mode.item
+    for op, kernel in casting.kernels():
+        yield op, "AutocastCUDA", kernel
 
 
 def calibrate(mode: VirtualMode) -> None:

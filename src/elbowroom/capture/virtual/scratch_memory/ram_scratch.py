@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from elbowroom.capture.virtual.ledger import Ledger
-from elbowroom.capture.virtual.ops.ram_ops import workspace_bytes
-from elbowroom.capture.virtual.tensor import CPU
+from elbowroom.capture.virtual.ops.ram_ops import alike, workspace_bytes
 from elbowroom.torch_compat.core import conv_backend
 
 aten: Any = torch.ops.aten
@@ -72,11 +71,7 @@ def _in_blocks(tensor: torch.Tensor) -> int:
 
 def _backend(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, settings: Any) -> str:
     """Name what torch takes for a convolution of these settings: it looks at shapes and types alone."""
-    return conv_backend(_alike(input), _alike(weight), None if bias is None else _alike(bias), *settings)
-
-
-def _alike(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty((), dtype=tensor.dtype, device=CPU).expand(tensor.shape)
+    return conv_backend(alike(input), alike(weight), None if bias is None else alike(bias), *settings)
 
 
 def _copy(args: Any, _results: list[torch.Tensor]) -> int:
