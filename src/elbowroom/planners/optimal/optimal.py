@@ -8,7 +8,7 @@ the effort is spent.
 Reference: pipe.py names it; improving by exchanges is local search (Papadimitriou and Steiglitz, "Combinatorial
 Optimization", 1982, chapter 19). Optimal: if it meets the bound, or if there are few options, as then all of them are
 played (exhaustive.py). Never slower, simulated, than any baseline that meets the same budget of allocated bytes
-(baseline_trials.py). For reserved bytes, baselines are asked only if the plan is far from the bound (REFINED_UP_TO).
+(baseline_trials.py). For reserved bytes, baselines are asked only if annealing found no plan without waits.
 Ignores: what the simulator ignores. Cost: the program's, then plays of n log n each, fewer of them the larger n is.
 """
 
@@ -31,7 +31,7 @@ from elbowroom.planners.optimal.algorithm_choice import (
     optimistic,
     smallest,
 )
-from elbowroom.planners.optimal.baseline_trials import seeds_in_reserved, trial_of
+from elbowroom.planners.optimal.baseline_trials import BASELINES, seeds_in_reserved, trial_of
 from elbowroom.planners.optimal.exhaustive import are_few, fastest_of_all, least_of_all
 from elbowroom.planners.optimal.pipe_bound import bound_ns
 from elbowroom.planners.optimal.refine import (
@@ -55,14 +55,14 @@ from elbowroom.planners.optimal.reserved_trials import (
 )
 from elbowroom.planners.optimal.rough_trials import GAP_SHARE, NAME, Found, Search, pool_of
 from elbowroom.planners.optimal.state_choice import all_away, for_free, states_near
-from elbowroom.planners.optimal.swaps_after_recomputes import agreeing, families
+from elbowroom.planners.optimal.swaps_after_recomputes import Basis
 from elbowroom.planners.optimal.trial import Trial, arranged, tried
 from elbowroom.planners.problem import Problem, as_plan, movable, peak_of, with_disk, without_disk
 
+STAYING_OPS = (5, 20, 60, 200, 1000)
+"""Numbers of ops up to which what recipes make on their way stays, where all that may be dropped is."""
 MOST_FRUGAL = 3
 """Number of choices that allocate least that are replayed to see what the allocator needs."""
-REFINED_UP_TO = 1.05
-"""If the best takes more than this factor of the bound, the baselines are asked too, each for reserved bytes."""
 SHARE = 3
 """If every improvement is replayed, the number of trials is divided by this."""
 
@@ -98,7 +98,7 @@ def _allocating(problem: Problem, bound: int, enough_ns: int) -> Plan:
     Raises:
         Infeasible: there is no such plan.
     """
-    found = Search(problem)(problem.budget_bytes)
+    found = Search(problem).annealed(problem.budget_bytes, enough_ns, BASELINES)
     best = _refined(problem, (found or [_least(problem)])[0], bound, enough_ns)
     return _bounded(problem, best.plan(NAME), best.cost[0], bound)
 
@@ -130,16 +130,15 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
     bases = sorted(_bases(problem), key=lambda each: (each[0], each[1][0].cost))
     bases = [each for k, each in enumerate(bases) if not k or each[1][0].cost != bases[k - 1][1][0].cost]
     frugal = [found for _, found in bases[:MOST_FRUGAL]]
-    held = next(filter(None, (held_within(found, budget_bytes) for found in frugal)), None)
+    best = fastest_within(budget_bytes, bases[0][0], Search(problem).annealed_within, enough_ns)
+    held = best or next(filter(None, (held_within(found, budget_bytes) for found in frugal)), None)
     if held is None:
         at_least = replace(problem, budget_bytes=bases[0][0])
-        found, limit_bytes = frugalest(frugal, Search(at_least), partial(_near, at_least))
+        found, limit_bytes = frugalest(frugal, Search(at_least).rough, partial(_near, at_least))
         held = held_within(found, budget_bytes)
         if held is None:
             raise _over_reserved(problem, bases[0][0], max(limit_bytes, budget_bytes + 1))
-    best = fastest_within(budget_bytes, bases[0][0], Search(problem), enough_ns)
-    held = best if best is not None and best.step_ns < held.step_ns else held
-    if held.step_ns > REFINED_UP_TO * bound:
+    if best is None or best.is_driven:
         held = _or_baseline(problem, held)
     within = AcceptedTrials(held, budget_bytes)
     _refined(problem, held.found, bound, enough_ns, within, SHARE)
@@ -192,7 +191,7 @@ def _bases(problem: Problem) -> list[tuple[int, Found]]:
     """
     ways = {way.algorithms: way for way in (smallest(problem), fastest(problem))}
     pools = [pool_of(way) for way in (*ways.values(), all_away(smallest(problem)))]
-    bases = [(pool.basis(agreeing(recipes)), pool) for pool in pools for recipes in ((), *families(pool.options))]
+    bases = [(basis, pool) for pool in pools for basis in _dropping(pool)]
     moves = [(basis, pool, basis.on_demand(basis.n)) for basis, pool in bases]
     moves += [(basis, pool, basis.on_demand(basis.n[:0])) for basis, pool in bases if not basis.options]
     return [
@@ -200,6 +199,13 @@ def _bases(problem: Problem) -> list[tuple[int, Found]]:
         for basis, pool, each in moves
         if not len(each.n) or basis.asked.holds(each)
     ]
+
+
+def _dropping(pool: Pool) -> Iterator[Basis]:
+    """Yield the recomputes of nothing, and of all that may be dropped, more or less of which stays once it is made."""
+    yield pool.basis(())
+    for most_ops in STAYING_OPS if pool.recipes.droppable else ():
+        yield pool.basis([recipe.option for recipe in pool.recipes.of(pool.recipes.droppable, most_ops, None)])
 
 
 def _least(problem: Problem) -> Found:

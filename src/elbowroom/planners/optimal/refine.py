@@ -11,16 +11,16 @@ about EFFORT / n of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, combinations, product
 
 import numpy as np
 
-from elbowroom.plan import Recompute
 from elbowroom.planners.baselines.covering import candidates, cover
-from elbowroom.planners.optimal.swaps_after_recomputes import Basis, agreeing, basis_of, families
+from elbowroom.planners.optimal.closed_recipes import ANY_OPS, ClosedRecipes
+from elbowroom.planners.optimal.swaps_after_recomputes import Basis, agreeing, basis_of
 from elbowroom.planners.optimal.trial import Trial, arranged, tried, waited_for, without
 from elbowroom.planners.problem import Problem
 from elbowroom.step.last_step import Ints, LastStep, listed
@@ -40,24 +40,27 @@ WORST = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pool:
-    """Choices on offer: saves that may be swapped, and recomputes."""
+    """Choices on offer.
+
+    Attributes:
+        problem: what is planned.
+        n: saves that may be swapped.
+        recipes: recomputes of whatever may be dropped.
+        options: recomputes to choose from one by one, if there are few; else empty.
+    """
 
     problem: Problem
     n: Ints
-    options: tuple[RecomputeOption, ...]
+    recipes: ClosedRecipes
+    options: tuple[RecomputeOption, ...] = ()
 
-    def basis(self, options: tuple[RecomputeOption, ...] | list[RecomputeOption]) -> Basis:
+    def basis(self, options: Sequence[RecomputeOption]) -> Basis:
         """Return the basis of some of the recomputes."""
         return basis_of(self.problem, self.n, options)
 
     def within(self, budget_bytes: int) -> Pool:
         """Return the same pool for another budget."""
         return replace(self, problem=replace(self.problem, budget_bytes=budget_bytes))
-
-    def like(self, used: set[Recompute]) -> Pool:
-        """Return the same pool with only one family of recomputes: the one with most of those used."""
-        alike = max(families(self.options), key=lambda them: sum(o.recompute in used for o in them), default=())
-        return replace(self, options=alike)
 
 
 Accept = Callable[[Trial], bool]
@@ -121,7 +124,7 @@ def ticks_for(step: LastStep, n: int) -> Ints:
 
 def choice_count(pool: Pool) -> int:
     """Return an upper bound on the number of choices, counted to a little above ALL_PLAYED."""
-    count = 2 ** min(len(pool.options), 20)
+    count = 2 ** min(max(len(pool.options), len(pool.recipes.droppable)), 20)
     for i in listed(pool.n):
         count *= 1 + len(ticks_for(pool.problem.step, i))
         if count > ALL_PLAYED:
@@ -163,7 +166,7 @@ def neighbours(pool: Pool, best: Trial) -> Iterator[Trial]:
     )
     seen: set[tuple[int, ...]] = {tuple(listed(chosen))}
     swaps = (arranged(basis, n) for n in sets if _is_new(n, seen) and basis.fits(n))
-    return in_turn(swaps, _other_recomputes(pool, best, worst), _other_ticks(best, worst))
+    return in_turn(swaps, _fewer_recomputes(pool, best), _other_ticks(best, worst))
 
 
 def in_turn(*kinds: Iterator[Trial]) -> Iterator[Trial]:
@@ -199,26 +202,15 @@ def _others(basis: Basis, chosen: Ints, save: int) -> Iterator[Ints]:
         yield cover(basis.problem, rest, order)
 
 
-def _other_recomputes(pool: Pool, best: Trial, worst: list[int]) -> Iterator[Trial]:
-    """Yield trials with one recompute more, first for what compute waits for, or with one less; the swaps follow."""
-    chosen, storages = best.basis.options, {pool.problem.step.saves[w].storage for w in worst}
-    more = [option for option in pool.options if option not in chosen]
-    more.sort(key=lambda option: (not storages.intersection(option.recompute.storages), _price(option)))
-    fewer = sorted(chosen, key=lambda option: -option.duration_ns)
-    changed = (
-        *((option, *chosen) for option in more if storages.intersection(option.recompute.storages)),
-        *(tuple(other for other in chosen if other is not option) for option in fewer),
-        *((option, *chosen) for option in more if not storages.intersection(option.recompute.storages)),
-    )
-    for options in changed:
-        trial = covered(pool.basis(agreeing(options)), best.moves.n)
+def _fewer_recomputes(pool: Pool, best: Trial) -> Iterator[Trial]:
+    """Yield trials with one storage less that is dropped, those that take longest first; the swaps follow."""
+    chosen = sorted(best.basis.options, key=lambda option: -option.duration_ns)
+    dropped = {storage for option in chosen for storage in option.recompute.storages}
+    for storage in (storage for option in chosen for storage in option.recompute.storages):
+        recipes = pool.recipes.of(dropped - {storage}, ANY_OPS, None)
+        trial = covered(pool.basis([recipe.option for recipe in recipes]), best.moves.n)
         if trial is not None:
             yield trial
-
-
-def _price(option: RecomputeOption) -> float:
-    """Return the time per byte that a recompute saves."""
-    return option.duration_ns / max(1, option.saved_bytes)
 
 
 def covered(basis: Basis, preferred: Ints) -> Trial | None:

@@ -18,28 +18,29 @@ from itertools import islice
 from typing import final
 
 from elbowroom.planners.budget.confirm_reserved import replayed
-from elbowroom.planners.budget.reserved_search import Look, Narrowing, lowest, search
+from elbowroom.planners.budget.reserved_search import lowest
+from elbowroom.planners.optimal.annealing import Over
 from elbowroom.planners.optimal.refine import Pool
-from elbowroom.planners.optimal.rough_trials import NAME, Found
+from elbowroom.planners.optimal.rough_trials import NAME, Chained, Found
 from elbowroom.planners.optimal.trial import Trial
 from elbowroom.planners.problem import peak_of
 from elbowroom.simulate.curves import away_points
 from elbowroom.simulate.reserved_curve import AllocatorUse, EqualSteps, Played, equal_steps, reserved_at
 from elbowroom.step.last_step import LastStep
 
-ALLOCATED_BUDGETS = 5
-"""Number of budgets of allocated bytes that are tried."""
 LOOKS = 8
-"""Number of trials for each budget that are replayed, the fastest first."""
-SAME_BUDGET_SHARE = 0.01
-"""Share of the budget: budgets of allocated bytes that are this close count as one."""
+"""Number of trials that are looked at for the least limit, the fastest first."""
 LIMIT_SHARE = 0.005
 """Share to which the least limit is found."""
-MOST_DRIVEN = 2
-"""Trials of each round that are played with waits for the driver, if all have such waits."""
+MOST_DRIVEN = 8
+"""Trials that are played with waits for the driver, if all have such waits."""
 MOST_ASKED = 30
 """Most exchanges that are played with waits for the driver, if the best trial has such waits."""
 
+LEAST_OVER = 100
+"""A trial that is not free reserves at least one such part above the limit, as far as a search is concerned."""
+GUIDING_STEPS = 2
+"""Equal steps that are played to see about what a trial reserves."""
 ABOVE = (1.0, 1.2)
 """Factors on the least allocated bytes at which the least limit is searched for."""
 MOST_LOWERED = 40
@@ -49,6 +50,8 @@ Near = Callable[[Trial, Pool], Iterator[Trial]]
 """Yields trials that differ from one in one thing."""
 Rough = Callable[[int], Sequence[Found]]
 """Returns trials within a number of allocated bytes, the fastest first."""
+Ladder = Callable[[int, int, Over, int], Sequence[Chained]]
+"""Looks for trials within some reserved bytes: see `Search.annealed_within`."""
 
 
 def _step_of(trial: Trial) -> LastStep:
@@ -62,6 +65,16 @@ def is_free(trial: Trial, limit_bytes: int) -> bool:
         return reserved_bytes(trial) <= limit_bytes
     found = _within(_steps_of(trial), limit_bytes)
     return found is not None and not found.heights(_step_of(trial), trial.played).driven
+
+
+def over_bytes(trial: Trial, limit_bytes: int) -> int:
+    """Return about how many bytes a trial reserves above a limit; 0 only if `is_free`."""
+    if is_free(trial, limit_bytes):
+        return 0
+    step, moves, settings = _step_of(trial), trial.played, trial.basis.asked.machine.allocator
+    away = away_points(step, moves, trial.done)
+    few = equal_steps(step, moves, away, AllocatorUse(settings), steps=GUIDING_STEPS)
+    return max(limit_bytes // LEAST_OVER, few.played().most_reserved - limit_bytes)
 
 
 def _within(steps: EqualSteps, limit_bytes: int) -> Played | None:
@@ -165,42 +178,25 @@ def _is_lower(trial: Trial, limit_bytes: int) -> bool:
     return peak_of(_step_of(trial), trial.played) <= lower and _within(_steps_of(trial), lower) is not None
 
 
-def fastest_within(budget_bytes: int, least_bytes: int, rough: Rough, enough_ns: int) -> FittingTrial | None:
-    """Return the fastest rough trial found that meets a budget; None if no trial does.
+def fastest_within(budget_bytes: int, least_bytes: int, ladder: Ladder, enough_ns: int) -> FittingTrial | None:
+    """Return the fastest trial found that meets a budget; None if no trial does.
 
     Args:
         budget_bytes: budget of reserved bytes.
         least_bytes: the least allocated bytes that can be planned for.
-        rough: makes trials.
+        ladder: looks for trials.
         enough_ns: a step this fast ends the search.
     """
-    best: FittingTrial | None = None
-
-    def look(allowed_bytes: int) -> Look:
-        nonlocal best
-        found, over_bytes = _look(rough(allowed_bytes), budget_bytes, best)
-        best = found or best
-        is_enough = best is not None and best.step_ns <= enough_ns
-        return Look(fits=found is not None and not found.is_driven, over_bytes=over_bytes, is_enough=is_enough)
-
-    search(Narrowing(budget_bytes, least_bytes, int(SAME_BUDGET_SHARE * budget_bytes)), look, ALLOCATED_BUDGETS)
-    return best
+    found = ladder(budget_bytes, least_bytes, lambda trial: over_bytes(trial, budget_bytes), enough_ns)
+    free = [FittingTrial(found=(t, pool), step_ns=t.cost[0], is_driven=False) for t, pool, over in found if not over]
+    if free:
+        return min(free, key=_step_ns)
+    held = (held_within((trial, pool), budget_bytes) for trial, pool, _ in found[:MOST_DRIVEN])
+    return min((each for each in held if each is not None), key=_step_ns, default=None)
 
 
-def _look(found: Sequence[Found], budget_bytes: int, best: FittingTrial | None) -> tuple[FittingTrial | None, int]:
-    """Pick the first trial that is faster than `best` without waits for the driver.
-
-    Failing that, pick the fastest one that beats it with such waits. Also returns by how many reserved bytes the
-    fastest trial exceeds the budget without a limit.
-    """
-    faster = [each for each in found[:LOOKS] if best is None or each[0].cost[0] < best.step_ns]
-    for each in faster:
-        if is_free(each[0], budget_bytes):
-            return FittingTrial(found=each, step_ns=each[0].cost[0], is_driven=False), 0
-    held = [held_within(each, budget_bytes) for each in faster[:MOST_DRIVEN]]
-    driven = [each for each in held if each is not None and (best is None or each.step_ns < best.step_ns)]
-    over = max(0, reserved_bytes(faster[0][0]) - budget_bytes) if faster else 0
-    return min(driven, key=lambda each: each.step_ns, default=None), over
+def _step_ns(trial: FittingTrial) -> int:
+    return trial.step_ns
 
 
 @final

@@ -1,209 +1,192 @@
-"""searching: rough trials for one budget of allocated bytes after the other, for `optimal` to refine.
+"""searching: trials for one budget of allocated bytes after the other, for `optimal` to refine.
 
-Computes: the baselines' plans, and the pipe program's choices, rounded to whole storages. The program runs without
-recomputes and with those of each size of block, on a few steps (algorithms and states decided). The first budget gets
-all of that; later ones only what served best for the first. Reference: optimal.py. Optimal: never by itself. Ignores:
-what the simulator ignores.
-Cost: a program and about six plays per kind of recomputes and step; all baselines.
+Computes: the baselines' plans, and the pipe program's choices (program_starts.py), from which annealing goes on. All of
+it for a few steps: with algorithms decided, and with more or fewer optimizer states away. Reference: optimal.py.
+Optimal: never by itself. Ignores: what the simulator ignores.
+Cost: a few linear programs per step, then the effort of annealing once; all baselines, if they are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from heapq import nsmallest
 from itertools import chain
 from typing import final
 
-import numpy as np
-
-from elbowroom.errors import Infeasible
-from elbowroom.planners.baselines.covering import candidates, cover
-from elbowroom.planners.baselines.swap_all import swap_all
 from elbowroom.planners.optimal.algorithm_choice import deciding_algorithms, fastest, frugal
-from elbowroom.planners.optimal.baseline_trials import BASELINES, seeds, trial_of
-from elbowroom.planners.optimal.pipe import Effort
-from elbowroom.planners.optimal.pipe_bound import choice_of
-from elbowroom.planners.optimal.pipe_recomputes import options_on_offer
+from elbowroom.planners.optimal.annealing import Chain, Choice, Over, Scale, Weighed, annealed, first_chains
+from elbowroom.planners.optimal.baseline_trials import seeds, trial_of
+from elbowroom.planners.optimal.closed_recipes import ClosedRecipes
+from elbowroom.planners.optimal.program_starts import choices_of_programs
 from elbowroom.planners.optimal.refine import Pool
-from elbowroom.planners.optimal.solver import Reals
 from elbowroom.planners.optimal.state_choice import sets_of
-from elbowroom.planners.optimal.swaps_after_recomputes import Basis, agreeing, families, needed_by
-from elbowroom.planners.optimal.trial import Trial, arranged, tried
-from elbowroom.planners.problem import Planner, Problem, movable, moves_on_demand, without_disk
-from elbowroom.step.last_step import Ints, LastStep, listed
-from elbowroom.step.moves import moves_of_plan
-from elbowroom.step.recipes import RecomputeOption, options
+from elbowroom.planners.optimal.trial import Trial
+from elbowroom.planners.problem import Planner, Problem, movable, without_disk
+from elbowroom.step.last_step import listed
+from elbowroom.step.recipes import options
 
 NAME = "optimal"
 GAP_SHARE = 1e-3
 """A plan is good enough if it exceeds the bound by at most this share of the keep-all step."""
-TREE_COLUMNS, TREE_NODES = 60, 500
-"""Up to TREE_COLUMNS swaps and recomputes get a tree of TREE_NODES nodes; for more, the relaxation is rounded."""
-DIVE_SHARE = 0.2
-"""Share of the open recomputes that are rounded at a time: a small share finds better ones, as a rule."""
-MARGINS = (1.0, 0.0, 0.5)
-"""Factors on the largest movable storage, which moves whole in the play: the program's budget is lowered by each."""
-FEWEST_BLOCKS = 4
-"""Blocks of recomputes of one size are tried if there are at least this many."""
-MOST_RECIPES = 2000
-"""Most recomputes on offer, those that save most bytes: a program with more takes minutes."""
 MOST_WITH_STATES = 1000
 """With more saves than this, states move only if nothing else meets the budget, or in exchanges."""
-MOST_OPTIONS = 500
-"""Up to this number, all recomputes are tried together too."""
-MOST_POOLS, MOST_BASELINES = 2, 3
-"""Pools and baselines tried for later budgets: the fastest for the first budget."""
+MOST_DROPPABLE = 12
+"""With more storages that may be dropped, recomputes are chosen by annealing alone."""
+BROUGHT = 40
+"""Most choices per step and budget that are brought within it; the others are estimated only."""
+
+RUNG_SHARE, MOST_RUNGS = 0.9, 12
+"""Of two rungs of the ladder of allocated bytes, the lower one as a share of the other; and the most rungs."""
+LOOKS, MOST_LOOKS = 6, 24
+"""Trials of each rung whose reserved bytes are counted: rough ones, and annealed ones."""
+FAR = 1.25
+"""A trial that takes this factor longer than one of the first rung is far from the best: all rungs are gone on from."""
+EFFORT_WITHIN = 0.5
+"""Factor on the number of changes if reserved bytes are counted, which takes longer than a play."""
 
 Found = tuple[Trial, Pool]
+Start = tuple[Scale, Weighed]
+Chained = tuple[Trial, Pool, int]
+"""A trial, its pool, and the reserved bytes above the budget."""
 
 
 @final
 class Search:
-    """Search for trials of a problem; it narrows its choices once the first budget is done."""
+    """Search for trials of a problem.
+
+    Args:
+        problem: the problem; frugal algorithms are those for its budget.
+    """
 
     def __init__(self, problem: Problem) -> None:
         kept = (problem,) if int(problem.step.level.max()) <= problem.budget_bytes else ()
         ways = {way.algorithms: way for way in (fastest(problem), frugal(problem), *kept)}
+        away = sets_of(frugal(problem)) if len(problem.step.saves) <= MOST_WITH_STATES else iter(())
         self._asked = problem
-        self._pools = [pool_of(way) for way in ways.values()]
-        self._away = list[Pool]()
-        if len(self._pools[0].n) <= MOST_WITH_STATES:
-            self._away = [pool_of(way) for way in sets_of(frugal(problem))]
-        self._baselines = BASELINES
-        self._is_first = True
+        self._pools = [pool_of(way) for way in (*ways.values(), *away)]
 
-    def __call__(self, budget_bytes: int) -> list[Found]:
-        """Return the trials found within a number of allocated bytes, the fastest first."""
-        less = replace(self._asked, budget_bytes=budget_bytes)
-        found = self._all(less) if self._is_first else self._again(less)
-        found.sort(key=lambda each: each[0].cost)
+    def rough(self, budget_bytes: int) -> list[Found]:
+        """Return trials within a number of allocated bytes that take little time to find, the fastest first."""
+        return _sorted(_trials(self._starts(budget_bytes)))
+
+    def annealed(self, budget_bytes: int, enough_ns: int, baselines: Sequence[Planner]) -> list[Found]:
+        """Return the best trials found within a number of allocated bytes, the fastest first.
+
+        Args:
+            budget_bytes: allocated bytes.
+            enough_ns: a step this fast ends the search.
+            baselines: planners whose plans are looked at too.
+        """
+        of_baselines = list(_of_baselines(replace(self._asked, budget_bytes=budget_bytes), baselines))
+        starts = [*self._starts(budget_bytes), *map(_start, of_baselines)]
+        return _sorted([*_best(annealed(first_chains(starts), enough_ns)), *of_baselines])
+
+    def annealed_within(self, budget_bytes: int, least_bytes: int, over: Over, enough_ns: int) -> list[Chained]:
+        """Return the best trials found whose reserved bytes are within the budget, and those found on the way.
+
+        A ladder of allocated bytes is looked at, from the budget down to the first rung that fits. Annealing goes on
+        from the last rungs; first for allocated bytes alone, where only the best trials are counted, then for both.
+
+        Args:
+            budget_bytes: reserved bytes.
+            least_bytes: the least allocated bytes that can be planned for.
+            over: counts the reserved bytes above the budget.
+            enough_ns: a step this fast ends the search.
+        """
+        rungs, rung = list[list[Start]](), budget_bytes
+        while rung >= least_bytes and len(rungs) < MOST_RUNGS:
+            rungs.append(self._counted(self._starts(rung, few=True), over, LOOKS))
+            if _fits(rungs[-1], rungs[0]):
+                break
+            rung = int(rung * RUNG_SHARE)
+        else:
+            return _ends(annealed(first_chains(chain(*rungs)), enough_ns))
+        starts = list[Start]()
+        for rung in rungs[-2:]:
+            plain = annealed(first_chains((scale.without_over, each) for scale, each in rung), enough_ns, EFFORT_WITHIN)
+            met = ((each.scale, weighed) for each in plain for weighed in each.met)
+            starts += self._counted(met, over, MOST_LOOKS)
+        return _ends(annealed(first_chains([*chain(*rungs), *starts]), enough_ns, EFFORT_WITHIN))
+
+    def _counted(self, starts: Iterable[Start], over: Over, most: int) -> list[Start]:
+        """Count the bytes that trials reserve above the budget, the fastest first, up to the first one within it."""
+        played = {_cost(start): start for start in starts if start[1].trial is not None}
+        scales = {id(scale): Scale(scale.pool, over) for scale, _ in played.values()}
+        found = list[Start]()
+        for scale, each in nsmallest(most, played.values(), key=_cost):
+            found.append((scales[id(scale)], scales[id(scale)].counted(each)))
+            if not found[-1][1].over_bytes:
+                break
         return found
 
-    def _all(self, less: Problem) -> list[Found]:
-        """Make all trials, and note what served best."""
-        pools = [pool.within(less.budget_bytes) for pool in self._pools]
-        of_baselines = list(_of_baselines(less, pools, self._baselines))
-        found = [found for _, found in of_baselines]
-        found += [(trial, pool) for pool in pools for trial in _first_trials(pool)]
-        away = [pool.within(less.budget_bytes) for pool in self._away]
-        if found:
-            used = set(min(found, key=_cost)[0].basis.recomputes)
-            away = [pool.like(used) if used else pool for pool in away]
-        found += [(trial, pool) for pool in away for trial in _first_trials(pool)]
-        if found:
-            self._narrow(found, [*pools, *away])
-            of_baselines.sort(key=lambda each: _cost(each[1]))
-            self._baselines = tuple(planner for planner, _ in of_baselines[:MOST_BASELINES])
+    def _starts(self, budget_bytes: int, *, few: bool = False) -> list[Start]:
+        """Return the choices of the programs, estimated, and the best of them brought within the budget."""
+        found = list[Start]()
+        for k, pool in enumerate(self._pools):
+            scale = Scale(pool.within(budget_bytes))
+            weighed = [scale.estimated(choice) for choice in choices_of_programs(scale.pool, few=few or k > 0)]
+            best = nsmallest(BROUGHT, weighed[1:], key=lambda each: each.cost_ns)
+            found += [(scale, each) for each in (*weighed, *map(scale.brought_within, (weighed[0], *best)))]
         return found
-
-    def _narrow(self, found: list[Found], pools: list[Pool]) -> None:
-        """Keep the pools that served best, each with recomputes like its best."""
-        best: dict[int, Found] = {}
-        for each in sorted(found, key=_cost):
-            best.setdefault(id(each[1]), each)
-        some = [best[id(pool)] for pool in pools if id(pool) in best]
-        some.sort(key=_cost)
-        some = some[:MOST_POOLS]
-        self._pools = [pool.like(used) if (used := trial.basis.recomputes) else pool for trial, pool in some]
-        self._is_first = False
-
-    def _again(self, less: Problem) -> list[Found]:
-        pools = [pool.within(less.budget_bytes) for pool in self._pools]
-        found = [found for _, found in _of_baselines(less, pools, self._baselines)]
-        return found + [(trial, pool) for pool in pools for trial in _first_trials(pool)]
-
-
-def _cost(found: Found) -> tuple[int, int]:
-    return found[0].cost
 
 
 def pool_of(problem: Problem) -> Pool:
-    """Return the choices on offer, once algorithms are decided."""
-    recipes = options(problem.step, max(1, problem.min_size_bytes)) if "recompute" in problem.allow else ()
-    window_of = problem.step.window_of
-    recipes = [o for o in recipes if problem.judge(o.recompute)]
-    recipes = [o for o in recipes if all(_is_idle_before(problem.step, window_of[s], o) for s in o.recompute.storages)]
-    recipes = tuple(sorted(recipes, key=lambda option: -option.saved_bytes)[:MOST_RECIPES])
-    return Pool(problem=problem, n=movable(problem), options=recipes)
+    """Return the choices on offer, once algorithms are decided; recomputes only if there are few."""
+    recipes = ClosedRecipes(problem)
+    few = bool(recipes.droppable) and len(recipes.droppable) <= MOST_DROPPABLE
+    found = options(problem.step, max(1, problem.min_size_bytes)) if few else ()
+    window_of, idle_from = problem.step.window_of, problem.step.idle_from
+    offered = tuple(
+        option
+        for option in found
+        if problem.judge(option.recompute)
+        and all(int(idle_from[window_of[s]]) < option.recompute.before_op for s in option.recompute.storages)
+    )
+    return Pool(problem=problem, n=movable(problem), recipes=recipes, options=offered)
 
 
-def _is_idle_before(step: LastStep, n: int, option: RecomputeOption) -> bool:
-    """Tell whether a save is away for a time before a recipe rebuilds it; one that is read back at once is not."""
-    return int(step.idle_from[n]) < option.recompute.before_op
-
-
-def _of_baselines(problem: Problem, pools: list[Pool], baselines: Sequence[Planner]) -> Iterator[tuple[Planner, Found]]:
+def _of_baselines(problem: Problem, baselines: Sequence[Planner]) -> Iterator[Found]:
     """Yield the baselines' plans, each with the pool of its algorithms."""
-    recorded = {pool.problem.algorithms: pool for pool in pools if pool.problem.states is None}
-    for baseline, made in seeds(without_disk(problem), baselines):
-        pool = recorded.get(made.algorithms) or pool_of(deciding_algorithms(problem, made.algorithms))
-        recorded[made.algorithms] = pool
+    pools: dict[object, Pool] = {}
+    for _, made in seeds(without_disk(problem), baselines) if baselines else ():
+        pool = pools.get(made.algorithms) or pool_of(deciding_algorithms(problem, made.algorithms))
+        pools[made.algorithms] = pool
         found = trial_of(pool, made)
         if found is not None:
-            yield baseline, found
+            yield found
 
 
-def _first_trials(pool: Pool) -> Iterator[Trial]:
-    """Yield the program's choices without recomputes and with them; to keep everything, if that fits."""
-    problem, plain = pool.problem, pool.basis(())
-    if int(problem.step.level.max()) <= problem.budget_bytes:
-        yield tried(plain, moves_on_demand(problem.step, pool.n[:0]))
-        return
-    if plain.fits(pool.n) and (problem.states is not None or problem.algorithms):
-        with suppress(Infeasible):  # all may fit only with the disk, which swap_all does not know
-            yield tried(plain, moves_of_plan(problem.step, swap_all(replace(problem, states=None))))
-    for margin in MARGINS[:2]:
-        yield from _of_program(pool, (), margin)
-    if pool.options:
-        yield from _with_recomputes(pool)
+def _start(found: Found) -> Start:
+    """Return a trial as a choice to begin with."""
+    trial, pool = found
+    scale = Scale(pool)
+    dropped = {storage for recompute in trial.basis.recomputes for storage in recompute.storages}
+    choice = Choice(frozenset(dropped).intersection(scale.droppable), frozenset(listed(trial.moves.n)), margin=None)
+    return scale, scale.estimated(choice)
 
 
-def _with_recomputes(pool: Pool) -> Iterator[Trial]:
-    """Yield the program's choices from recomputes of each size, and from all; other margins take the best of these."""
-    sets = [family for family in families(pool.options) if _block_count(family) >= FEWEST_BLOCKS]
-    if (len(pool.options) <= MOST_OPTIONS and len(sets) > 1) or not sets:
-        sets.append(pool.options)
-    found = [(recipes, list(_of_program(pool, recipes, MARGINS[0]))) for recipes in dict.fromkeys(sets)]
-    yield from chain.from_iterable(trials for _, trials in found)
-    ranked = sorted((min(trial.cost for trial in trials), k) for k, (_, trials) in enumerate(found) if trials)
-    again = found[ranked[0][1]][0] if ranked else pool.options
-    for margin in MARGINS[1:]:
-        yield from _of_program(pool, again, margin)
+def _cost(start: Start) -> float:
+    return start[1].cost_ns
 
 
-def _block_count(recipes: tuple[RecomputeOption, ...]) -> int:
-    return sum(option.kind == "block" for option in recipes)
+def _fits(rung: Sequence[Start], first: Sequence[Start]) -> bool:
+    """Tell whether a trial of a rung is within the reserved bytes, and not far slower than those of the first one."""
+    within = [each.cost_ns for _, each in rung if not each.over_bytes]
+    return bool(within) and min(within) <= FAR * min(each.trial.cost[0] for _, each in first if each.trial)
 
 
-def _of_program(pool: Pool, recipes: tuple[RecomputeOption, ...], margin: float) -> Iterator[Trial]:
-    """Yield the program's choice for the budget less a margin, rounded to whole storages."""
-    problem, n = pool.problem, pool.n
-    budget_bytes = problem.budget_bytes - int(margin * int(problem.step.size[n].max(initial=0)))
-    early = needed_by(problem.step, recipes, n)
-    offered = options_on_offer(problem.step, recipes)
-    choice = choice_of(problem, n, early, offered, budget_bytes, _effort(problem, len(n) + len(early) + len(recipes)))
-    if choice.found:
-        preferred = listed(np.argsort(-choice.recomputed, kind="stable").astype(np.int64))
-        basis = pool.basis(agreeing([recipes[r] for r in preferred if choice.recomputed[r] > 0.5]))
-        weight: Reals = np.zeros(len(problem.step.saves), np.float64)
-        np.add.at(weight, np.append(n, np.array([i for i, _ in early], np.int64)), choice.swapped)
-        yield from (arranged(basis, each) for each in _whole(basis, weight) if basis.fits(each))
+def _ends(chains: Sequence[Chain]) -> list[Chained]:
+    return [(each.trial, of.scale.pool, each.over_bytes) for of in chains for each in of.ends if each.trial]
 
 
-def _effort(problem: Problem, columns: int) -> Effort:
-    """Return how to solve a program with `columns` swaps and recomputes."""
-    seconds = problem.time_limit_s / 4
-    if columns > TREE_COLUMNS:
-        return Effort(kind="dive", seconds=seconds, share=DIVE_SHARE)
-    return Effort(kind="tree", seconds=seconds, gap_ns=GAP_SHARE * float(problem.step.at_ns[-1]), nodes=TREE_NODES)
+def _best(chains: Sequence[Chain]) -> list[Found]:
+    return [(each.best.trial, each.scale.pool) for each in chains if each.best and each.best.trial]
 
 
-def _whole(basis: Basis, weight: Reals) -> Iterator[Ints]:
-    """Yield sets of swaps from the share of each to swap: those with more than half, and just enough of the largest."""
-    most = basis.n[weight[basis.n] > 0.5]
-    yield most
-    among = candidates(basis.problem, basis.n)
-    enough = cover(basis.problem, among, np.lexsort((among.n, -weight[among.n])))
-    if not np.array_equal(most, enough):
-        yield enough
+def _trials(starts: Sequence[Start]) -> list[Found]:
+    return [(each.trial, scale.pool) for scale, each in starts if each.trial is not None]
+
+
+def _sorted(found: list[Found]) -> list[Found]:
+    return sorted(found, key=lambda each: each[0].cost)

@@ -58,35 +58,53 @@ class Basis:
         return not len(n) or self.asked.holds(moves)
 
 
-def basis_of(
-    problem: Problem, n: Ints, options: Sequence[RecomputeOption] = (), by_storage: dict[int, int] | None = None
-) -> Basis:
+def basis_of(problem: Problem, n: Ints, options: Sequence[RecomputeOption] = ()) -> Basis:
     """Return the basis that recomputes leave.
 
     Args:
         problem: the original problem.
         n: the saves that may be swapped without recomputes.
-        options: the recomputes; no two drop the same storage.
-        by_storage: storage -> its save; None derives it.
+        options: the recomputes; no two drop the same storage. Those of one position run in the order given.
+    """
+    save_of = {save.storage: i for i, save in enumerate(problem.step.saves)} if options else {}
+    ordered = sorted(options, key=lambda option: option.recompute.before_op)
+    rebuilds = [rebuild_of(problem.step, option.recompute, save_of) for option in ordered]
+    return basis_with(problem, n, ordered, rebuilds, save_of)
+
+
+def basis_with(
+    problem: Problem, n: Ints, options: Sequence[RecomputeOption], rebuilds: Sequence[Rebuild], save_of: dict[int, int]
+) -> Basis:
+    """Return the basis that recomputes leave, given what they do to the step.
+
+    Args:
+        problem: the original problem.
+        n: the saves that may be swapped without recomputes.
+        options: the recomputes, in the order they run.
+        rebuilds: what each does to the step.
+        save_of: storage -> its save.
     """
     step = problem.step
     if not options:
         return Basis(asked=problem, options=(), rebuilds=(), problem=problem, n=n)
-    save_of = by_storage or {save.storage: i for i, save in enumerate(step.saves)}
-    ordered = tuple(sorted(options, key=lambda o: (o.recompute.before_op, o.recompute.storages)))
-    rebuilds = tuple(rebuild_of(step, option.recompute, save_of) for option in ordered)
     first_read, extra_ns = step.first_read.copy(), np.zeros(len(step.at_ns), np.int64)
-    for option, rebuild in zip(ordered, rebuilds, strict=True):
+    for option, rebuild in zip(options, rebuilds, strict=True):
         inputs = np.array([save_of[s] for s in rebuild.inputs if s in save_of], np.int64)
         first_read[inputs] = np.minimum(first_read[inputs], rebuild.position)
         extra_ns[rebuild.position - step.first_op] += option.duration_ns
-    empty = moves_of(step, n[:0], n[:0], rebuilds=rebuilds)
+    empty = moves_of(step, n[:0], n[:0], rebuilds=tuple(rebuilds))
     left = replace(step, slot_peak=need(step, empty), first_read=first_read, at_ns=step.at_ns + np.cumsum(extra_ns))
     # What the step never reads again cannot come back for a recipe either.
     lost = np.nonzero((first_read < step.first_read) & ~step.returns)[0]
     held = np.concatenate([lost, *(rebuild.n for rebuild in rebuilds)])
     free = n[~np.isin(n, held) & (first_read[n] > step.idle_from[n])]
-    return Basis(asked=problem, options=ordered, rebuilds=rebuilds, problem=replace(problem, step=left), n=free)
+    return Basis(
+        asked=problem,
+        options=tuple(options),
+        rebuilds=tuple(rebuilds),
+        problem=replace(problem, step=left),
+        n=free,
+    )
 
 
 def agreeing(options: Sequence[RecomputeOption]) -> list[RecomputeOption]:
@@ -118,12 +136,3 @@ def needed_by(step: LastStep, options: Sequence[RecomputeOption], n: Ints) -> li
     }
     early = ((i, before) for i, before in found if int(step.idle_from[i]) < before < int(step.first_read[i]))
     return sorted((i, before) for i, before in early if step.returns[i])
-
-
-def families(options: Sequence[RecomputeOption]) -> list[tuple[RecomputeOption, ...]]:
-    """Return sets of recomputes: those of one storage, with blocks of about one size that do not overlap."""
-    singles = [option for option in options if option.kind == "single"]
-    blocks = sorted((o for o in options if o.kind == "block"), key=lambda o: (-o.saved_bytes, o.recompute.storages))
-    sizes = sorted({len(block.recompute.storages).bit_length() for block in blocks})
-    found = (agreeing([b for b in blocks if len(b.recompute.storages).bit_length() == size]) for size in sizes)
-    return [(*singles, *family) for family in found]

@@ -16,13 +16,13 @@ Cost: O(depth of modules * log saves) passes over the forward ops; a recipe is l
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from typing import Literal
 
 from elbowroom.plan import Recompute
 from elbowroom.step.last_step import LastStep
+from elbowroom.step.recipes.closure import closure
 from elbowroom.step.recipes.history import History, history
 from elbowroom.step.recipes.rules import check_recipe, inputs_of, not_droppable
 from elbowroom.step.recipes.segments import ForwardSegment, segments
@@ -168,11 +168,11 @@ def _last_forward_reads(step: LastStep) -> dict[int, int]:
 
 def _single(step: LastStep, known: History, storage: int) -> RecomputeOption | None:
     before_op = int(step.first_read[known.save_of[storage]])
-    recipe = _closure(step, known, (storage,), before_op, MOST_OPS_OF_SINGLE)
-    if isinstance(recipe, str):
+    recipe = closure(known, (storage,), before_op, most_ops=MOST_OPS_OF_SINGLE).recipe
+    if not recipe:
         return None
     name = step.trace.ops[known.maker[storage]].module
-    return _option(step, "single", name, Recompute(storages=(storage,), recipe=recipe, before_op=before_op))
+    return option_of(step, "single", name, Recompute(storages=(storage,), recipe=recipe, before_op=before_op))
 
 
 def _together(step: LastStep, known: History, storages: list[int]) -> tuple[int, ...]:
@@ -187,10 +187,11 @@ def _block(
 ) -> RecomputeOption | None:
     """Return the option that rebuilds all of some storages at once, before the first of them is read."""
     before_op = min(int(step.first_read[known.save_of[storage]]) for storage in storages)
-    recipe = _closure(step, known, storages, before_op, segment.end - segment.first + MOST_OPS_BEFORE_BLOCK)
-    if isinstance(recipe, str):
+    most_ops = segment.end - segment.first + MOST_OPS_BEFORE_BLOCK
+    recipe = closure(known, storages, before_op, most_ops=most_ops).recipe
+    if not recipe:
         return None
-    return _option(step, "block", segment.name, Recompute(storages=storages, recipe=recipe, before_op=before_op))
+    return option_of(step, "block", segment.name, Recompute(storages=storages, recipe=recipe, before_op=before_op))
 
 
 def recompute_for(step: LastStep, storages: Iterable[int]) -> Recompute | None:
@@ -199,14 +200,14 @@ def recompute_for(step: LastStep, storages: Iterable[int]) -> Recompute | None:
     if any(storage not in known.maker or storage not in known.save_of for storage in dropped):
         return None
     before_op = min(int(step.first_read[known.save_of[storage]]) for storage in dropped)
-    recipe = _closure(step, known, dropped, before_op, step.end_op - step.first_op)
-    if isinstance(recipe, str):
+    recipe = closure(known, dropped, before_op).recipe
+    if not recipe:
         return None
     found = Recompute(storages=dropped, recipe=recipe, before_op=before_op)
     return found if check_recipe(step, found) is None else None
 
 
-def _option(
+def option_of(
     step: LastStep, kind: Literal["single", "block"], name: str, recompute: Recompute
 ) -> RecomputeOption | None:
     if check_recipe(step, recompute) is not None:
@@ -220,49 +221,3 @@ def _option(
         duration_ns=sum(step.trace.ops[i].duration_ns for i in recompute.recipe),
         peak_bytes=peak_of_recipe(step, recompute),
     )
-
-
-def _closure(
-    step: LastStep, known: History, storages: Iterable[int], before_op: int, most_ops: int
-) -> tuple[int, ...] | str:
-    """Return the fewest ops that rebuild storages from those present; a clause if there are none, or too many.
-
-    Ops are visited from the last to the first. So all later readers of an op's results are known when it is visited.
-    """
-    remade = dict.fromkeys(storages, before_op)
-    chosen: set[int] = set()
-    pending: list[int] = []
-
-    def remake(storage: int, before: int) -> None:
-        remade[storage] = max(before, remade.get(storage, 0))
-        for writer in known.writers_before(storage, before):
-            if writer not in chosen:
-                chosen.add(writer)
-                heappush(pending, -writer)
-
-    for storage in tuple(remade):
-        remake(storage, before_op)
-    while pending:
-        i = -heappop(pending)
-        if problem := known.refused[i - step.first_op]:
-            return f"op {i} {step.trace.ops[i].name}, which it needs, {problem}"
-        if len(chosen) > most_ops:
-            return f"its recipe needs more than {most_ops} ops"
-        for storage, before in _to_remake(known, i, remade, before_op):
-            remake(storage, before)
-    return tuple(sorted(chosen)) or "no op of the step writes it"
-
-
-def _to_remake(known: History, i: int, remade: dict[int, int], before_op: int) -> Iterator[tuple[int, int]]:
-    """Yield (storage, op): op i runs again, so the storage must be made again as it is before that op.
-
-    These are the storages that op i writes. Those that it reads are added if they are not present unchanged when the
-    recipe runs.
-    """
-    writes = known.writes[i - known.first_op]
-    yield from ((storage, i + 1) for storage in writes)
-    for storage in known.reads[i - known.first_op]:
-        if storage in writes:
-            continue
-        if storage in remade or not known.alive(storage, before_op) or known.written(storage, i, before_op) is not None:
-            yield storage, i
