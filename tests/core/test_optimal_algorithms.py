@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import chain as joined
+from itertools import combinations, product
 from math import prod
 
 import pytest
@@ -19,8 +20,10 @@ from elbowroom.planners import MEANS, PLANNERS, check
 from elbowroom.planners import plan as plan_with
 from elbowroom.planners.optimal.algorithm_choice import every, frugal, optimistic
 from elbowroom.planners.optimal.baseline_trials import BASELINES
+from elbowroom.planners.optimal.closed_recipes import ClosedRecipes
 from elbowroom.planners.optimal.optimal import optimal
-from elbowroom.planners.optimal.refine import Pool, choice_count, ticks_for
+from elbowroom.planners.optimal.refine import choice_count, ticks_for
+from elbowroom.planners.optimal.rough_trials import pool_of
 from elbowroom.planners.problem import Means, Problem, movable
 from elbowroom.simulate.simulate import simulate
 from elbowroom.step.last_step import last_step
@@ -114,7 +117,7 @@ def test_on_small_steps_no_plan_of_any_algorithms_is_faster(trace: Trace, out: i
     on = machine(out, back)
     count = prod(max(1, len(op.choices)) for op in trace.ops)
     problem = problem_of(trace, on, 0)
-    pool = Pool(problem=problem, n=movable(problem), options=options(problem.step, 1))
+    pool = replace(pool_of(problem), options=options(problem.step, 1))
     assume(count > 1 and count * choice_count(pool) <= 400)
     peak = int(problem.step.level.max())
     try:
@@ -139,8 +142,9 @@ def times_of_all(problem: Problem, budget: int) -> Iterator[int]:
     for way in every(problem):
         step, on_offer = problem.step, options(way.step, 1)
         index = {save.storage: n for n, save in enumerate(step.saves)}
-        for chosen in product((False, True), repeat=len(on_offer)):
-            taken = [option.recompute for option, is_taken in zip(on_offer, chosen, strict=True) if is_taken]
+        sets = (combinations(on_offer, count) for count in range(len(on_offer) + 1))
+        for chosen in joined(joined.from_iterable(sets), ClosedRecipes(way).every()):
+            taken = [option.recompute for option in chosen]
             dropped = [index[s] for recompute in taken for s in recompute.storages]
             if len(set(dropped)) < len(dropped):
                 continue

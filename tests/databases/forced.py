@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 import elbowroom as er
+from elbowroom.planners.optimal.closed_recipes import ClosedRecipes
+from elbowroom.planners.problem import Problem
 from elbowroom.run.recompute import planning
 from elbowroom.run.recompute.call_recorder import Calls
 from elbowroom.run.recompute.recompute_programs import matched, why_impossible
@@ -24,7 +26,6 @@ from elbowroom.run.room import Room, run_of
 from elbowroom.run.step_question import StepQuestion
 from elbowroom.step.check import check
 from elbowroom.step.last_step import last_step
-from elbowroom.step.recipes import options
 from tests.torch.helpers import SEED, Outcome, Setup, Training, assert_equal, finish, same_bits, seeded, train
 
 STEPS = 3
@@ -32,6 +33,9 @@ STEPS = 3
 
 STEPS_OF_RECOMPUTES = 6
 """Two observed, one that records its calls, two that prove, one that drops."""
+
+SOON_OPS = 2
+"""What a recipe makes on its way and is dropped too stays if it is read at most this number of ops later."""
 
 MIN_SIZE_BYTES = 1
 FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
@@ -111,7 +115,7 @@ def train_recomputing_all(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> Reco
     monkeypatch.setattr(planning, "following", following)
     plain = _plain(setup, STEPS_OF_RECOMPUTES)
     trace, machine = _traced(setup)
-    plan = _recomputing_all(trace, machine.tiers[0].capacity_bytes)
+    plan = _recomputing_all(trace, machine)
     room = _followed(setup, plan, plain, STEPS_OF_RECOMPUTES)
     dropped = [storage for each in (room.plan or plan).recomputes for storage in each.storages]
     return Recomputed(
@@ -122,12 +126,21 @@ def train_recomputing_all(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> Reco
     )
 
 
-def _recomputing_all(trace: er.Trace, budget_bytes: int) -> er.Plan:
-    """Every recipe for one storage that goes with those before it."""
-    made = er.Plan(trace_id=trace.id, planner="by hand", budget_bytes=budget_bytes)
-    for option in options(last_step(trace), MIN_SIZE_BYTES):
+def _recomputing_all(trace: er.Trace, machine: er.Machine) -> er.Plan:
+    """All that may be dropped is; recipes make again what others drop, unless it is read soon."""
+    problem = Problem(
+        step=last_step(trace),
+        machine=machine,
+        tier=None,
+        tier_bytes=0,
+        budget_bytes=machine.tiers[0].capacity_bytes,
+        min_size_bytes=MIN_SIZE_BYTES,
+    )
+    recipes = ClosedRecipes(problem)
+    made = er.Plan(trace_id=trace.id, planner="by hand", budget_bytes=problem.budget_bytes)
+    for recipe in recipes.of(recipes.droppable, SOON_OPS, None):
         with suppress(er.InvalidPlan, er.InvalidRecord):
-            longer = replace(made, recomputes=(*made.recomputes, option.recompute))
+            longer = replace(made, recomputes=(*made.recomputes, recipe.option.recompute))
             check(trace, longer)
             made = longer
     return made

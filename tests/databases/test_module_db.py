@@ -26,6 +26,7 @@ NOT_MADE_AGAIN = {
         ("nn.CosineEmbeddingLoss", "nn.MarginRankingLoss", "nn.HingeEmbeddingLoss", "nn.GRUCell", "nn.GRU"),
         "an op that works in place: autograd copies what it needs of it before, which is no call",
     ),
+    "nn.GaussianNLLLoss": "a recipe reads what Python keeps and autograd does not save",
     "nn.CTCLoss": "Python fills tensors with its lengths, which is no call",
 }
 """Modules of which a storage has a recipe, and the calls that a run records cannot carry it out."""

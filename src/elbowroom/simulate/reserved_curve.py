@@ -19,8 +19,9 @@ themselves fit. It costs the wait and the calls of the driver.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -173,6 +174,7 @@ class EqualSteps:
         events: all events.
         ends: the number of events before the last step, and then up to each event that is due in it.
         first: number of events before the first step.
+        turns: the number of events up to the end of each step.
         due: what is due in each step.
     """
 
@@ -181,7 +183,13 @@ class EqualSteps:
     events: list[Event]
     ends: Ints
     first: int
+    turns: list[int]
     due: list[_Due]
+
+    def most_reserved(self, steps: int) -> int:
+        """Return the most bytes reserved in some of the steps, without a limit."""
+        done = replay(self.events[: self.turns[steps - 1]], self.settings, unlimited=self.first)
+        return int(done.reserved_bytes[self.first :].max(initial=0))
 
     def played(self, limit_bytes: int | None = None) -> Played:
         """Return the last of the steps; where an allocation does not fit, the step goes on without it."""
@@ -226,17 +234,25 @@ def equal_steps(step: LastStep, moves: Moves, away: Away, use: AllocatorUse, ste
     """
     due = sorted([*_inside(step, moves, away), *_emptied(step)], key=_in_order)
     wrapping = set(listed(step.storage_of(moves.n[moves.wraps])))
-    events, ends, first = _of_steps(step, due, steps, wrapping, from_first=use.from_first)
-    return EqualSteps(step=step, settings=parse_settings(use.settings), events=events, ends=ends, first=first, due=due)
+    events, ends, turns = _of_steps(step, due, steps, wrapping, from_first=use.from_first)
+    return EqualSteps(
+        step=step,
+        settings=parse_settings(use.settings),
+        events=events,
+        ends=ends,
+        first=turns[0],
+        turns=turns[1:],
+        due=due,
+    )
 
 
 def _of_steps(
     step: LastStep, due: Sequence[_Due], steps: int, away: set[int], *, from_first: bool
-) -> tuple[list[Event], Ints, int]:
-    """Return (events, ends, first) of equal steps.
+) -> tuple[list[Event], Ints, list[int]]:
+    """Return (events, ends, turns) of equal steps.
 
-    `ends` counts the events before the last step, and then up to each event that is due in it. `first` counts the
-    events before the first step. The storages `away` are not on the device when that begins.
+    `ends` counts the events before the last step, and then up to each event that is due in it. `turns` counts the
+    events before the first step, and up to the end of each. The storages `away` are not on the device when that begins.
     """
     late = _made_in_steps(step) if from_first else {}
     set_up_end = _set_up_end(step.trace) if from_first else 0
@@ -244,16 +260,15 @@ def _of_steps(
     events = [event for event in before if event[1] not in away and event[1] not in late]
     blocks = _Blocks(step, events)
     events.append(("empty_cache",))
-    first = len(events)
-    ends: list[int] = []
+    ends, turns = list[int](), [len(events)]
     made = [each for storage, each in late.items() if each is not None and storage not in away]
+    template = _Template(due)
+    first_template = _Template(sorted([*made, *due], key=_in_order)) if made else template
     for turn in range(steps):
-        ends = [len(events)]
-        for each in sorted([*made, *due], key=_in_order) if made and turn == 0 else due:
-            events += blocks.event(each.event)
-            ends.append(len(events))
+        ends = [len(events), *blocks.play(template if turn else first_template, events)]
         events += blocks.next_step()
-    return events, np.array(ends, np.int64), first
+        turns.append(len(events))
+    return events, np.array(ends, np.int64), turns
 
 
 def _made_in_steps(step: LastStep) -> dict[int, _Due | None]:
@@ -307,6 +322,10 @@ def _driven(done: Replay, due: Sequence[_Due], at: Ints) -> Iterator[Driven]:
         yield Driven(each.point, asked, freed, count, bool(retried[end - 1]))
 
 
+VERBATIM, ALLOC, FREE, FREE_EARLIER = range(4)
+"""Kinds of events of a template: as it is; a block of the step is allocated, freed; one from before it is freed."""
+
+
 class _Blocks:
     """Names of blocks over equal steps: the blocks that one step leaves are found by the next, if their sizes agree.
 
@@ -329,18 +348,25 @@ class _Blocks:
             else:
                 self._held.pop(storage, None)
 
-    def event(self, event: Event) -> list[Event]:
-        """Return the events with the block's name in this step; scratch memory and recipes have names of their own."""
-        if len(event) == 1:
-            return [event]
-        what, key, *size = event
-        if isinstance(key, tuple):
-            return [event]
-        if what == "alloc":
-            name = self._held[key] = key + self._number * len(self._sizes)
-            return [("alloc", name, *size)]
-        name = self._held.pop(key, None)
-        return [] if name is None else [("free", name)]
+    def play(self, template: _Template, events: list[Event]) -> list[int]:
+        """Append the events of one step. Returns the number of events up to each one of the template.
+
+        Scratch memory and the blocks of recipes have names of their own in each step.
+        """
+        held, shift, ends = self._held, self._number * len(self._sizes), list[int]()
+        append, note = events.append, ends.append
+        for kind, key, event in template.entries:
+            if kind == ALLOC:
+                append(("alloc", key + shift, *event[2:]))
+            elif kind == FREE:
+                append(("free", key + shift))
+            elif kind == VERBATIM:
+                append(event)
+            elif (name := held.pop(key, None)) is not None:
+                append(("free", name))
+            note(len(events))
+        held.update((key, key + shift) for key in template.left)
+        return ends
 
     def next_step(self) -> list[Event]:
         """Pass blocks on to the next step; return events that free those that no later step would free."""
@@ -355,6 +381,30 @@ class _Blocks:
                 self._held[storage] = same.pop(0)
         self._number += 1
         return [("free", name) for names in by_size.values() for name in names]
+
+
+class _Template:
+    """Events that are due in a step, sorted once for all equal steps.
+
+    Attributes:
+        entries: kind, storage (0 if the event has none) and event.
+        left: storages whose blocks, allocated in the step, it does not free.
+    """
+
+    def __init__(self, due: Iterable[_Due]) -> None:
+        self.entries: list[tuple[int, int, Event]] = []
+        own = dict[int, None]()
+        for each in due:
+            event = each.event
+            if len(event) == 1 or not isinstance(key := event[1], int):
+                self.entries.append((VERBATIM, 0, event))
+            elif event[0] == "alloc":
+                own[key] = None
+                self.entries.append((ALLOC, key, event))
+            else:
+                self.entries.append((FREE if key in own else FREE_EARLIER, key, event))
+                own.pop(key, None)
+        self.left = tuple(own)
 
 
 def _runs(step: LastStep, moves: Moves, due: list[_Due], levels: Ints) -> tuple[list[int], list[Beat]]:
@@ -377,7 +427,8 @@ def streams_of(trace: Trace) -> dict[int, tuple[int]]:
     return {storage: (stream,) for storage, stream in trace.streams}
 
 
-def _before(step: LastStep, *, everything: bool, set_up_end: int = 0) -> list[Event]:
+@lru_cache(maxsize=8)
+def _before(step: LastStep, *, everything: bool, set_up_end: int = 0) -> Sequence[Event]:
     """Return events before the step: all, or those of storages made before an op and of those live in the step."""
     early = [event for event in step.trace.events if event.op < step.first_op]
     at_first = {event.storage for event in early if event.op < set_up_end}
@@ -419,19 +470,26 @@ def _inside(step: LastStep, moves: Moves, left: Away) -> Iterator[_Due]:
                     event = ("alloc", storage, int(step.storage_bytes[storage]), *on.get(storage, ()))
                     yield _Due(end, COMES, event, place=place)
     yield from _recipes(step, moves)
-    yield from (due for op in range(step.first_op, step.end_op) for due in _of_op(step, op, away, on))
+    yield from (due for due, freed in _own(step) if freed not in away)
 
 
-def _of_op(step: LastStep, op: int, away: set[int], on: dict[int, tuple[int]]) -> Iterator[_Due]:
-    """Yield what an op of the step allocates and frees, except frees of storages that are away then."""
+@lru_cache(maxsize=8)
+def _own(step: LastStep) -> list[tuple[_Due, int]]:
+    """Return what the ops of a step allocate and free, each with the storage that it frees, or NONE."""
+    on = streams_of(step.trace)
+    return [each for op in range(step.first_op, step.end_op) for each in _of_op(step, op, on)]
+
+
+def _of_op(step: LastStep, op: int, on: dict[int, tuple[int]]) -> Iterator[tuple[_Due, int]]:
+    """Yield what an op of the step allocates and frees, each with the storage that it frees, or NONE."""
     for storage, size in step.events_of(op):
         if storage == NONE:
             event: Event = ("alloc", (NONE, op), size) if size > 0 else ("free", (NONE, op))
-            yield _Due(int(step.point_of[op - step.first_op]) + step.scratch[op][0], COMES, event)
+            yield _Due(int(step.point_of[op - step.first_op]) + step.scratch[op][0], COMES, event), NONE
         elif size > 0:
-            yield _Due(int(step.born[storage]), COMES, ("alloc", storage, size, *on.get(storage, ())))
-        elif storage not in away:
-            yield _Due(int(step.gone[storage]), COMES, ("free", storage))
+            yield _Due(int(step.born[storage]), COMES, ("alloc", storage, size, *on.get(storage, ()))), NONE
+        else:
+            yield _Due(int(step.gone[storage]), COMES, ("free", storage)), storage
 
 
 def _recipes(step: LastStep, moves: Moves) -> Iterator[_Due]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
 
@@ -130,15 +131,7 @@ class LastStep:
 
     def events_of(self, op: int) -> list[tuple[int, int]]:
         """Return (storage, bytes) of the events of an op, bytes < 0 for a free; scratch memory has storage NONE."""
-        k = op - self.first_op
-        begin, end = int(self.point_of[k]) - k, int(self.point_of[k + 1]) - k - 1
-        happens = self.trace.events[self.first_event + begin : self.first_event + end]
-        found = [(s, int(self.storage_bytes[s]) * (1 if size > 0 else -1)) for _, s, size in happens]
-        found = [(storage, size_bytes) for storage, size_bytes in found if size_bytes]
-        if op in self.scratch:
-            at, size_bytes = self.scratch[op]
-            found[at:at] = [(NONE, size_bytes), (NONE, -size_bytes)]
-        return found
+        return _events_by_op(self)[op - self.first_op]
 
     def op_ns(self, op: int) -> int:
         """Return the time of one op."""
@@ -153,6 +146,21 @@ class LastStep:
         """Return the op during which (or directly after which) a point lies; the last op for the end of the step."""
         at = int(np.searchsorted(self.point_of, point, side="right")) - 1
         return min(self.first_op + at, self.end_op - 1)
+
+
+@lru_cache(maxsize=8)
+def _events_by_op(step: LastStep) -> list[list[tuple[int, int]]]:
+    """Return the events of each op of a step: see `LastStep.events_of`."""
+    found: list[list[tuple[int, int]]] = []
+    sizes, points = listed(step.storage_bytes), listed(step.point_of)
+    for k in range(step.end_op - step.first_op):
+        happens = step.trace.events[step.first_event + points[k] - k : step.first_event + points[k + 1] - k - 1]
+        own = [(s, sizes[s] if size > 0 else -sizes[s]) for _, s, size in happens if sizes[s]]
+        if step.first_op + k in step.scratch:
+            at, size_bytes = step.scratch[step.first_op + k]
+            own[at:at] = [(NONE, size_bytes), (NONE, -size_bytes)]
+        found.append(own)
+    return found
 
 
 def listed(values: Ints) -> list[int]:

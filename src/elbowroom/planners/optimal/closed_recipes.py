@@ -12,6 +12,7 @@ Cost: linear in the storages, and in the recipes whose surroundings were not met
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import chain, combinations, product
 from typing import NamedTuple, final
 
 from elbowroom.plan import Recompute
@@ -19,7 +20,6 @@ from elbowroom.planners.problem import Problem
 from elbowroom.step.last_step import Ints, listed
 from elbowroom.step.rebuilds import Rebuild, rebuild_of
 from elbowroom.step.recipes import Closure, RecomputeOption, closure, history, not_droppable, option_of
-
 
 ANY_OPS = 2**62
 """Number of ops up to which all that recipes make on their way stays."""
@@ -78,6 +78,19 @@ class ClosedRecipes:
             if wrong is None:
                 return found
             kept.add(wrong)
+
+    def every(self) -> Iterator[tuple[RecomputeOption, ...]]:
+        """Yield the recomputes of every set of droppable storages, whatever stays once it is made; for few of them."""
+        reads = [self._read[storage] for storage in self.droppable]
+        gaps = sorted({abs(one - other) for one, other in combinations(reads, 2)} | {0})
+        seen = set[tuple[Recompute, ...]]()
+        sets = (combinations(self.droppable, count) for count in range(1, len(self.droppable) + 1))
+        for dropped, most_ops in product(chain.from_iterable(sets), [-1, *gaps]):
+            found = tuple(recipe.option for recipe in self.of(dropped, most_ops, None))
+            recomputes = tuple(option.recompute for option in found)
+            if recomputes not in seen:
+                seen.add(recomputes)
+                yield found
 
     def _making(self, storage: int) -> tuple[int, int]:
         return self._known.maker[storage], storage

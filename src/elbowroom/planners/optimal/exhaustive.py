@@ -20,6 +20,7 @@ from elbowroom.files.field_rules import MAX_INT
 from elbowroom.machine import TierName
 from elbowroom.plan import Algorithm, Plan, Recompute, Swap
 from elbowroom.planners.optimal.algorithm_choice import offered
+from elbowroom.planners.optimal.closed_recipes import ClosedRecipes
 from elbowroom.planners.problem import Problem, peak_of
 from elbowroom.simulate.lanes import moved_bytes, play
 from elbowroom.step.algorithms import with_algorithms
@@ -140,10 +141,10 @@ def _plan(
 
 
 def _recipes(problem: Problem) -> list[tuple[RecomputeOption, ...]]:
-    """Return the sets of recipes on offer that can be carried out together."""
+    """Return the sets of recipes on offer that can be carried out together, and those that are closed together."""
     on_offer = _on_offer(problem)
     sets = (chosen for count in range(len(on_offer) + 1) for chosen in combinations(on_offer, count))
-    return [chosen for chosen in sets if _are_apart(chosen)]
+    return list(dict.fromkeys([*(chosen for chosen in sets if _are_apart(chosen)), *ClosedRecipes(problem).every()]))
 
 
 def _are_apart(recipes: tuple[RecomputeOption, ...]) -> bool:

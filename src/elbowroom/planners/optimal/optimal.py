@@ -61,6 +61,8 @@ from elbowroom.planners.problem import Problem, as_plan, movable, peak_of, with_
 
 STAYING_OPS = (5, 20, 60, 200, 1000)
 """Numbers of ops up to which what recipes make on their way stays, where all that may be dropped is."""
+MOST_REMADE = 200
+"""Those below one such part of the step's ops are left out: recipes would make most of it again and again."""
 MOST_FRUGAL = 3
 """Number of choices that allocate least that are replayed to see what the allocator needs."""
 SHARE = 3
@@ -204,7 +206,8 @@ def _bases(problem: Problem) -> list[tuple[int, Found]]:
 def _dropping(pool: Pool) -> Iterator[Basis]:
     """Yield the recomputes of nothing, and of all that may be dropped, more or less of which stays once it is made."""
     yield pool.basis(())
-    for most_ops in STAYING_OPS if pool.recipes.droppable else ():
+    least = (pool.problem.step.end_op - pool.problem.step.first_op) // MOST_REMADE
+    for most_ops in (each for each in STAYING_OPS if each >= least and pool.recipes.droppable):
         yield pool.basis([recipe.option for recipe in pool.recipes.of(pool.recipes.droppable, most_ops, None)])
 
 

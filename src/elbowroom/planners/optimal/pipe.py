@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -200,25 +199,6 @@ NOTHING_SAVED = PipeChoice(swapped=np.zeros(0), recomputed=np.zeros(0), bound_ns
 """Choice for a step in which autograd saves nothing, so that there are no ticks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
-    """Effort of solving the program.
-
-    Attributes:
-        kind: "bound" solves the relaxation alone, "dive" rounds its recomputes, "tree" searches.
-        seconds: time limit of each solve.
-        gap_ns: a tree search ends when values and bound are this close.
-        nodes: the most nodes of a tree.
-        share: share of the open recomputes that a dive rounds up at a time.
-    """
-
-    kind: Literal["bound", "dive", "tree"]
-    seconds: float
-    gap_ns: float = 0.0
-    nodes: int = 0
-    share: float = 0.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Offer:
     """Input of the program. `budget_bytes` is what the device may hold."""
@@ -265,13 +245,13 @@ class Columns:
     b: Ints
 
 
-def choose(offer: Offer, effort: Effort) -> PipeChoice:
-    """Solve the program."""
+def choose(offer: Offer, seconds: float) -> PipeChoice:
+    """Solve the relaxation of the program, in at most a number of seconds."""
     model, count = Model(), len(offer.marks.tick)
     price = TIE_SHARE * UNITS / max(1.0, float(offer.size.sum()))
     at = Columns(
-        x=model.columns(len(offer.size), cost=price * offer.size, upper=1.0, integer=True),
-        y=model.columns(len(offer.recomputes.tick), upper=1.0, integer=True),
+        x=model.columns(len(offer.size), cost=price * offer.size, upper=1.0),
+        y=model.columns(len(offer.recomputes.tick), upper=1.0),
         q=model.columns(count, cost=1.0),
         o=model.columns(count),
         b=model.columns(count),
@@ -281,12 +261,7 @@ def choose(offer: Offer, effort: Effort) -> PipeChoice:
     once(model, offer.swaps.n, at.x, offer.recomputes, at.y)
     taken_time(model, offer.marks.tick, at.q, offer.recomputes, at.y, offer.step, offer.ns)
     inputs_there(model, offer.swaps.n, offer.swaps.read, at.x, offer.recomputes, at.y)
-    if effort.kind == "tree":
-        answer = model.solve(effort.gap_ns * offer.ns, effort.seconds, effort.nodes)
-    else:
-        answer = (
-            model.dive(effort.seconds, at.y, effort.share) if effort.kind == "dive" else model.relax(effort.seconds)
-        )
+    answer = model.solve(seconds)
     bound_ns = max(0.0, answer.bound - TIE_SHARE * UNITS) / offer.ns
     found = len(answer.values) > 0
     values = answer.values if found else np.zeros(model.column_count)

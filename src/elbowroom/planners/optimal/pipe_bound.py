@@ -12,7 +12,6 @@ import numpy as np
 
 from elbowroom.planners.optimal.pipe import (
     NOTHING_SAVED,
-    Effort,
     Offer,
     Pipe,
     PipeChoice,
@@ -37,8 +36,7 @@ def bound_ns(problem: Problem, n: Ints) -> int:
     """Return the least time beyond the ops of every plan, in whole ns: see Note: [Why the pipe is a lower bound]."""
     recomputes = "recompute" in problem.allow
     makers = makers_on_offer(problem.step, problem.min_size_bytes if recomputes else 2**63 - 1)
-    effort = Effort(kind="bound", seconds=problem.time_limit_s)
-    least_ns = choice_of(problem, n, (), makers, problem.budget_bytes, effort).bound_ns
+    least_ns = choice_of(problem, n, (), makers, problem.budget_bytes, MOST_MARKS).bound_ns
     return max(0, ceil(least_ns - TOLERANCE * float(problem.step.at_ns[-1])))
 
 
@@ -48,9 +46,9 @@ def choice_of(
     early: list[tuple[int, int]] | tuple[()],
     recomputes: Recomputes,
     budget_bytes: int,
-    effort: Effort,
+    most_marks: int = FEWER_MARKS,
 ) -> PipeChoice:
-    """Return the choice of the pipe program for a budget."""
+    """Return the choice of the pipe program for a budget. `most_marks` of each kind are looked at."""
     step, swaps = problem.step, swaps_on_offer(problem.step, n, early)
     if not len(step.ticks):
         return NOTHING_SAVED
@@ -58,11 +56,11 @@ def choice_of(
         step=step,
         swaps=swaps,
         recomputes=recomputes,
-        marks=marks_of(step, swaps, budget_bytes, MOST_MARKS if effort.kind == "bound" else FEWER_MARKS, recomputes),
+        marks=marks_of(step, swaps, budget_bytes, most_marks, recomputes),
         pipe=_pipe(problem, n),
         budget_bytes=budget_bytes,
     )
-    return choose(offer, effort)
+    return choose(offer, problem.time_limit_s)
 
 
 def _pipe(problem: Problem, n: Ints) -> Pipe:

@@ -1,8 +1,8 @@
 """starting: choices that the pipe program makes, rounded, for annealing to begin with.
 
 Computes: what to drop and what to swap. The relaxation of the program is solved for the budget and for a few smaller
-ones, as it knows neither whole storages nor the bytes that recipes hold. It is solved with makers, which leave a recipe's
-inputs open, and with the recipes of single storages, which need theirs on the device. What is above a threshold goes.
+ones, as it knows neither whole storages nor the bytes that recipes hold. It is solved with makers, which leave the
+inputs of recipes open, and with recipes of single storages, which need theirs. What is above a threshold goes.
 Reference: pipe.py, pipe_recomputes.py. Optimal: never by itself. Ignores: see above. Cost: a few linear programs.
 """
 
@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from elbowroom.planners.optimal.annealing import NOTHING, Choice
 from elbowroom.planners.optimal.closed_recipes import ANY_OPS
-from elbowroom.planners.optimal.pipe import Effort
+from elbowroom.planners.optimal.leaving import NOTHING, Leaving
 from elbowroom.planners.optimal.pipe_bound import choice_of
 from elbowroom.planners.optimal.pipe_recomputes import makers_on_offer, options_on_offer
 from elbowroom.planners.optimal.refine import Pool
@@ -36,7 +35,7 @@ COLUMNS = 1500
 """With more swaps and recomputes on offer, fewer programs are solved and fewer choices made of each."""
 
 
-def choices_of_programs(pool: Pool, *, few: bool = False) -> Iterator[Choice]:
+def choices_of_programs(pool: Pool, *, few: bool = False) -> Iterator[Leaving]:
     """Yield different choices for the budget of a pool, the first of which is to keep everything.
 
     Args:
@@ -48,7 +47,7 @@ def choices_of_programs(pool: Pool, *, few: bool = False) -> Iterator[Choice]:
     yield NOTHING
     for dropped, swapped in _rounded(pool, stride):
         for most_ops, margin in STAYING[::stride] if dropped else STAYING[:1]:
-            choice = Choice(dropped, swapped, most_ops, margin)
+            choice = Leaving(dropped, swapped, most_ops, margin)
             if choice not in seen:
                 seen.add(choice)
                 yield choice
@@ -61,16 +60,13 @@ def _rounded(pool: Pool, stride: int) -> Iterator[tuple[frozenset[int], frozense
     yield from _with_makers(pool, SHARES[::stride])
 
 
-def _with_makers(
-    pool: Pool, shares: Sequence[float]
-) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
+def _with_makers(pool: Pool, shares: Sequence[float]) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
     problem, recipes, step = pool.problem, pool.recipes, pool.problem.step
     makers = makers_on_offer(step, problem.min_size_bytes if recipes.droppable else 2**63 - 1)
     stored = listed(step.storage_of(makers.n))
     for share in shares:
         budget_bytes = int(share * problem.budget_bytes)
-        effort = Effort(kind="bound", seconds=problem.time_limit_s / 4)
-        choice = choice_of(problem, pool.n, (), makers, budget_bytes, effort)
+        choice = choice_of(problem, pool.n, (), makers, budget_bytes)
         if not choice.found:
             return
         for threshold in THRESHOLDS:
@@ -80,17 +76,14 @@ def _with_makers(
             yield frozenset(dropped).intersection(recipes.droppable), frozenset(swapped)
 
 
-def _with_singles(
-    pool: Pool, shares: Sequence[float]
-) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
+def _with_singles(pool: Pool, shares: Sequence[float]) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
     problem, recipes, step = pool.problem, pool.recipes, pool.problem.step
     singles = [recipes.single(storage) for storage in recipes.droppable]
     early, offered = needed_by(step, singles, pool.n), options_on_offer(step, singles)
     entries = np.append(pool.n, np.array([n for n, _ in early], np.int64))
     for share in shares:
         budget_bytes = int(share * problem.budget_bytes)
-        effort = Effort(kind="bound", seconds=problem.time_limit_s / 4)
-        choice = choice_of(problem, pool.n, early, offered, budget_bytes, effort)
+        choice = choice_of(problem, pool.n, early, offered, budget_bytes)
         if not choice.found:
             return
         weight: Reals = np.zeros(len(step.saves), np.float64)

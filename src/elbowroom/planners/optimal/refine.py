@@ -124,7 +124,8 @@ def ticks_for(step: LastStep, n: int) -> Ints:
 
 def choice_count(pool: Pool) -> int:
     """Return an upper bound on the number of choices, counted to a little above ALL_PLAYED."""
-    count = 2 ** min(max(len(pool.options), len(pool.recipes.droppable)), 20)
+    droppable = len(pool.recipes.droppable)
+    count = 2 ** min(max(len(pool.options), droppable), 20) * max(1, droppable)
     for i in listed(pool.n):
         count *= 1 + len(ticks_for(pool.problem.step, i))
         if count > ALL_PLAYED:
@@ -135,10 +136,10 @@ def choice_count(pool: Pool) -> int:
 def best_of_all(pool: Pool, best: Trial, bound_ns: int, accept: Accept | None) -> Trial:
     """Play every choice that meets the budgets. Returns the fastest, or the given trial if it is as fast."""
     sets = chain.from_iterable(combinations(pool.options, k) for k in range(len(pool.options) + 1))
-    for options in sets:
-        if len(agreeing(options)) == len(options):
-            for trial in _every(pool.basis(options), best, bound_ns):
-                best = trial if trial.cost < best.cost and (not accept or accept(trial)) else best
+    alone = (options for options in sets if len(agreeing(options)) == len(options))
+    for options in dict.fromkeys([*alone, *pool.recipes.every()]):
+        for trial in _every(pool.basis(options), best, bound_ns):
+            best = trial if trial.cost < best.cost and (not accept or accept(trial)) else best
     return best
 
 

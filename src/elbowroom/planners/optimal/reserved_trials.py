@@ -19,7 +19,7 @@ from typing import final
 
 from elbowroom.planners.budget.confirm_reserved import replayed
 from elbowroom.planners.budget.reserved_search import lowest
-from elbowroom.planners.optimal.annealing import Over
+from elbowroom.planners.optimal.leaving import Over
 from elbowroom.planners.optimal.refine import Pool
 from elbowroom.planners.optimal.rough_trials import NAME, Chained, Found
 from elbowroom.planners.optimal.trial import Trial
@@ -37,8 +37,6 @@ MOST_DRIVEN = 8
 MOST_ASKED = 30
 """Most exchanges that are played with waits for the driver, if the best trial has such waits."""
 
-LEAST_OVER = 100
-"""A trial that is not free reserves at least one such part above the limit, as far as a search is concerned."""
 GUIDING_STEPS = 2
 """Equal steps that are played to see about what a trial reserves."""
 ABOVE = (1.0, 1.2)
@@ -63,18 +61,22 @@ def is_free(trial: Trial, limit_bytes: int) -> bool:
     """Tell whether an allocator with a limit has room, without turning to the driver in every step."""
     if _keeps_all(trial):
         return reserved_bytes(trial) <= limit_bytes
-    found = _within(_steps_of(trial), limit_bytes)
-    return found is not None and not found.heights(_step_of(trial), trial.played).driven
+    return _is_free(trial, _steps_of(trial), limit_bytes)
 
 
 def over_bytes(trial: Trial, limit_bytes: int) -> int:
     """Return about how many bytes a trial reserves above a limit; 0 only if `is_free`."""
-    if is_free(trial, limit_bytes):
+    if _keeps_all(trial):
+        return max(0, reserved_bytes(trial) - limit_bytes)
+    steps = _steps_of(trial)
+    if _is_free(trial, steps, limit_bytes):
         return 0
-    step, moves, settings = _step_of(trial), trial.played, trial.basis.asked.machine.allocator
-    away = away_points(step, moves, trial.done)
-    few = equal_steps(step, moves, away, AllocatorUse(settings), steps=GUIDING_STEPS)
-    return max(limit_bytes // LEAST_OVER, few.played().most_reserved - limit_bytes)
+    return max(1, steps.most_reserved(GUIDING_STEPS) - limit_bytes)
+
+
+def _is_free(trial: Trial, steps: EqualSteps, limit_bytes: int) -> bool:
+    found = _within(steps, limit_bytes)
+    return found is not None and not found.heights(_step_of(trial), trial.played).driven
 
 
 def _within(steps: EqualSteps, limit_bytes: int) -> Played | None:

@@ -15,9 +15,10 @@ from itertools import chain
 from typing import final
 
 from elbowroom.planners.optimal.algorithm_choice import deciding_algorithms, fastest, frugal
-from elbowroom.planners.optimal.annealing import Chain, Choice, Over, Scale, Weighed, annealed, first_chains
+from elbowroom.planners.optimal.annealing import Chain, annealed, ease, first_chains
 from elbowroom.planners.optimal.baseline_trials import seeds, trial_of
 from elbowroom.planners.optimal.closed_recipes import ClosedRecipes
+from elbowroom.planners.optimal.leaving import Leaving, Over, Scale, WeighedLeaving
 from elbowroom.planners.optimal.program_starts import choices_of_programs
 from elbowroom.planners.optimal.refine import Pool
 from elbowroom.planners.optimal.state_choice import sets_of
@@ -38,15 +39,15 @@ BROUGHT = 40
 
 RUNG_SHARE, MOST_RUNGS = 0.9, 12
 """Of two rungs of the ladder of allocated bytes, the lower one as a share of the other; and the most rungs."""
-LOOKS, MOST_LOOKS = 6, 24
-"""Trials of each rung whose reserved bytes are counted: rough ones, and annealed ones."""
+LOOKS, MOST_LOOKS, FEWEST_LOOKS = 6, 24, 3
+"""Trials of each rung whose reserved bytes are counted: rough ones, annealed ones, and of large steps."""
 FAR = 1.25
 """A trial that takes this factor longer than one of the first rung is far from the best: all rungs are gone on from."""
 EFFORT_WITHIN = 0.5
 """Factor on the number of changes if reserved bytes are counted, which takes longer than a play."""
 
 Found = tuple[Trial, Pool]
-Start = tuple[Scale, Weighed]
+Start = tuple[Scale, WeighedLeaving]
 Chained = tuple[Trial, Pool, int]
 """A trial, its pool, and the reserved bytes above the budget."""
 
@@ -101,7 +102,8 @@ class Search:
                 break
             rung = int(rung * RUNG_SHARE)
         else:
-            return _ends(annealed(first_chains(chain(*rungs)), enough_ns))
+            chains = annealed(first_chains(chain(*rungs)), enough_ns)
+            return _ends(chains if _any_within(chains) else annealed(chains, enough_ns))
         starts = list[Start]()
         for rung in rungs[-2:]:
             plain = annealed(first_chains((scale.without_over, each) for scale, each in rung), enough_ns, EFFORT_WITHIN)
@@ -114,7 +116,8 @@ class Search:
         played = {_cost(start): start for start in starts if start[1].trial is not None}
         scales = {id(scale): Scale(scale.pool, over) for scale, _ in played.values()}
         found = list[Start]()
-        for scale, each in nsmallest(most, played.values(), key=_cost):
+        factor = min((ease(scale) for scale in scales.values()), default=1.0)
+        for scale, each in nsmallest(max(FEWEST_LOOKS, int(factor * most)), played.values(), key=_cost):
             found.append((scales[id(scale)], scales[id(scale)].counted(each)))
             if not found[-1][1].over_bytes:
                 break
@@ -162,7 +165,7 @@ def _start(found: Found) -> Start:
     trial, pool = found
     scale = Scale(pool)
     dropped = {storage for recompute in trial.basis.recomputes for storage in recompute.storages}
-    choice = Choice(frozenset(dropped).intersection(scale.droppable), frozenset(listed(trial.moves.n)), margin=None)
+    choice = Leaving(frozenset(dropped).intersection(scale.droppable), frozenset(listed(trial.moves.n)), margin=None)
     return scale, scale.estimated(choice)
 
 
@@ -174,6 +177,10 @@ def _fits(rung: Sequence[Start], first: Sequence[Start]) -> bool:
     """Tell whether a trial of a rung is within the reserved bytes, and not far slower than those of the first one."""
     within = [each.cost_ns for _, each in rung if not each.over_bytes]
     return bool(within) and min(within) <= FAR * min(each.trial.cost[0] for _, each in first if each.trial)
+
+
+def _any_within(chains: Sequence[Chain]) -> bool:
+    return any(each.best for each in chains)
 
 
 def _ends(chains: Sequence[Chain]) -> list[Chained]:

@@ -45,36 +45,51 @@ def closure(
         away: storages that are not on the device then, though the step itself has not freed them.
         most_ops: a recipe with more ops is not looked for.
     """
-    remade = dict.fromkeys(storages, before_op)
-    chosen: set[int] = set()
-    asked: set[int] = set()
-    pending: list[int] = []
+    search = _RecipeSearch(known, before_op, away)
+    for storage in storages:
+        search.remake(storage, before_op)
+    while search.pending:
+        op = -heappop(search.pending)
+        if known.refused[op - known.first_op] or len(search.chosen) > most_ops:
+            return Closure(recipe=(), remade=frozenset(), asked=frozenset(search.asked))
+        search.remake_around(op)
+    recipe = tuple(sorted(search.chosen))
+    return Closure(recipe=recipe, remade=frozenset(search.remade), asked=frozenset(search.asked))
 
-    def remake(storage: int, before: int) -> None:
-        remade[storage] = max(before, remade.get(storage, 0))
-        for writer in known.writers_before(storage, before):
-            if writer not in chosen:
-                chosen.add(writer)
-                heappush(pending, -writer)
 
-    def is_there(storage: int, op: int) -> bool:
-        if storage in remade or not known.alive(storage, before_op):
-            return False
-        if known.written(storage, op, before_op) is not None:
-            return False
-        asked.add(storage)
-        return storage not in away
+class _RecipeSearch:
+    """What a recipe makes so far, and the ops that are still to be looked at, the last one first."""
 
-    for storage in tuple(remade):
-        remake(storage, before_op)
-    while pending:
-        op = -heappop(pending)
-        if known.refused[op - known.first_op] or len(chosen) > most_ops:
-            return Closure(recipe=(), remade=frozenset(), asked=frozenset(asked))
-        writes = known.writes[op - known.first_op]
+    def __init__(self, known: History, before_op: int, away: AbstractSet[int]) -> None:
+        self._known, self._before_op, self._away = known, before_op, away
+        self.remade: dict[int, int] = {}
+        self.chosen: set[int] = set()
+        self.asked: set[int] = set()
+        self.pending: list[int] = []
+
+    def remake(self, storage: int, before: int) -> None:
+        """Make a storage again as it is before an op."""
+        self.remade[storage] = max(before, self.remade.get(storage, 0))
+        for writer in self._known.writers_before(storage, before):
+            if writer not in self.chosen:
+                self.chosen.add(writer)
+                heappush(self.pending, -writer)
+
+    def remake_around(self, op: int) -> None:
+        """Make again what an op writes, and of what it reads all that is not there."""
+        writes = self._known.writes[op - self._known.first_op]
         for storage in writes:
-            remake(storage, op + 1)
-        for storage in known.reads[op - known.first_op]:
-            if storage not in writes and not is_there(storage, op):
-                remake(storage, op)
-    return Closure(recipe=tuple(sorted(chosen)), remade=frozenset(remade), asked=frozenset(asked))
+            self.remake(storage, op + 1)
+        for storage in self._known.reads[op - self._known.first_op]:
+            if storage not in writes and not self._is_there(storage, op):
+                self.remake(storage, op)
+
+    def _is_there(self, storage: int, op: int) -> bool:
+        """Tell whether a storage is on the device before the recipe, as it was before an op."""
+        known = self._known
+        if storage in self.remade or not known.alive(storage, self._before_op):
+            return False
+        if known.written(storage, op, self._before_op) is not None:
+            return False
+        self.asked.add(storage)
+        return storage not in self._away

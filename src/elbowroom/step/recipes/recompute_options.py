@@ -210,6 +210,7 @@ def recompute_for(step: LastStep, storages: Iterable[int]) -> Recompute | None:
 def option_of(
     step: LastStep, kind: Literal["single", "block"], name: str, recompute: Recompute
 ) -> RecomputeOption | None:
+    """Return a recompute with what it saves and costs; None if it would not give the same bits."""
     if check_recipe(step, recompute) is not None:
         return None
     return RecomputeOption(
