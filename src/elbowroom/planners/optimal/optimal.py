@@ -8,7 +8,8 @@ the effort is spent.
 Reference: pipe.py names it; improving by exchanges is local search (Papadimitriou and Steiglitz, "Combinatorial
 Optimization", 1982, chapter 19). Optimal: if it meets the bound, or if there are few options, as then all of them are
 played (exhaustive.py). Never slower, simulated, than any baseline that meets the same budget of allocated bytes
-(baseline_trials.py). For reserved bytes, baselines are asked only if annealing found no plan without waits.
+(baseline_trials.py). For reserved bytes, baselines are asked only if annealing found no plan without waits, or if the
+step is a small one.
 Ignores: what the simulator ignores. Cost: the program's, then plays of n log n each, fewer of them the larger n is.
 """
 
@@ -59,6 +60,8 @@ from elbowroom.planners.optimal.swaps_after_recomputes import Basis
 from elbowroom.planners.optimal.trial import Trial, arranged, tried
 from elbowroom.planners.problem import Problem, as_plan, movable, peak_of, with_disk, without_disk
 
+FEW_SAVES = 100
+"""With fewer saves than this, the baselines are asked for reserved bytes too: it takes little time."""
 STAYING_OPS = (5, 20, 60, 200, 1000)
 """Numbers of ops up to which what recipes make on their way stays, where all that may be dropped is."""
 MOST_REMADE = 200
@@ -140,7 +143,8 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
         held = held_within(found, budget_bytes)
         if held is None:
             raise _over_reserved(problem, bases[0][0], max(limit_bytes, budget_bytes + 1))
-    if best is None or best.is_driven:
+    is_small = len(problem.step.saves) <= FEW_SAVES and held.step_ns > enough_ns
+    if best is None or best.is_driven or is_small:
         held = _or_baseline(problem, held)
     within = AcceptedTrials(held, budget_bytes)
     _refined(problem, held.found, bound, enough_ns, within, SHARE)
