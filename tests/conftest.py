@@ -18,6 +18,8 @@ settings.register_profile(
 )
 settings.load_profile("elbowroom")
 
+os.environ["ELBOWROOM_KEEPS_PLANS"] = "0"  # no test follows a plan of another one, or of the user
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the tests marked `gpu` without a device. Asks torch only when such a test was collected."""

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from elbowroom.cli import (
+    cache_verb,
     completion,
     demo_verb,
     estimate_verb,
@@ -29,7 +30,7 @@ from elbowroom.version import installed_version
 
 __all__ = ["main"]
 
-VERBS = (estimate_verb, largest_verb, plan_verb, run_verb, report_verb, machine_verb, demo_verb)
+VERBS = (estimate_verb, largest_verb, plan_verb, run_verb, report_verb, machine_verb, cache_verb, demo_verb)
 
 WITH_SCRIPT_ARGUMENTS = ("estimate", "largest", "plan")
 """Verbs that take a script's own words after --."""

@@ -428,6 +428,38 @@ class MachineListAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPlan:
+    """One plan that a run has kept.
+
+    Attributes:
+        name: name of its file.
+        budget_bytes: the budget that it was made for.
+        size_bytes: bytes of the file.
+        used_s: when it was made or used last, in seconds since 1970.
+    """
+
+    name: str
+    budget_bytes: int
+    size_bytes: int
+    used_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheAnswer:
+    """What `elbowroom cache --json` prints.
+
+    Attributes:
+        folder: folder of the cache.
+        deleted: number of plans that were deleted.
+        plans: what is kept, the one used last first.
+    """
+
+    folder: str
+    deleted: int
+    plans: tuple[KeptPlan, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFigures:
     """One training of the demo.
 
@@ -536,6 +568,7 @@ SCHEMAS: Mapping[type, Schema] = {
     ReportAnswer: Schema("report", 1),
     MachineAnswer: Schema("machine", 1),
     MachineListAnswer: Schema("machine-list", 1),
+    CacheAnswer: Schema("cache", 1),
     DemoAnswer: Schema("demo", 1),
     ErrorAnswer: Schema("error", 1),
 }

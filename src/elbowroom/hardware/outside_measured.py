@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
-VARIABLE = "ELBOWROOM_CACHE_DIR"
+from elbowroom.files.cache_folder import cache_folder
+
 LOADING_VARIABLE = "CUDA_MODULE_LOADING"
 _MAGIC, _VERSION = "elbowroom.outside", 1
 _MAX_BYTES = 2**20
@@ -45,11 +45,7 @@ def loading() -> Literal["lazy", "eager"]:
 
 def path() -> Path:
     """Return the path of the file."""
-    named = os.environ.get(VARIABLE)
-    if named:
-        return Path(named) / "outside.json"
-    base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "elbowroom" / "outside.json"
+    return cache_folder() / "outside.json"
 
 
 def of(gpu: str) -> MeasuredOutside | None:

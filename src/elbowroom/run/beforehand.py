@@ -43,11 +43,11 @@ from elbowroom.hardware.ram import hard_limits
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.planners.budget.budgets import below_device
+from elbowroom.planners.budget.kept_courses import kept_or_planned
 from elbowroom.planners.budget.remedies import restricted
 from elbowroom.planners.budget.run_budget import (
     Course,
     CourseRequest,
-    course_within,
     keeping_within,
     least_allocated,
     remedied,
@@ -308,7 +308,7 @@ def _planned(verdict: Verdict, trace: Trace, machine: Machine, question: Questio
     for each, allocator in product(tried, (machine.allocator, *question.allocators)):
         request = _request(each, replace(machine, allocator=allocator), question)
         try:
-            course = course_within(request)
+            course = kept_or_planned(request)
             if question.measures_first or (refused and allocator == "exact"):
                 return Verdict(why="what its ops need besides their results may not fit, which a step has to show")
             return replace(verdict, course=course, trace=each, allocator=allocator)

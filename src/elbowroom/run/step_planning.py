@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from elbowroom.errors import Infeasible, InvalidPlan, again
 from elbowroom.plan import Plan
 from elbowroom.planners import check
+from elbowroom.planners.budget.kept_courses import kept_or_planned
 from elbowroom.planners.budget.run_budget import (
     Course,
     CourseRequest,
     course_of,
-    course_within,
     exploring,
     without,
 )
@@ -131,7 +131,7 @@ def _swaps(question: StepQuestion) -> Course:
     """Return a course without recomputes. Optimizer states move only if the trace has the parts of optimizer steps."""
     asked = _request(question).without("recompute")
     with naming_compiled_backward(question.compiled_backward):
-        return course_within(asked if question.trace.parts else asked.without("state", "gradient"))
+        return kept_or_planned(asked if question.trace.parts else asked.without("state", "gradient"))
 
 
 def _request(question: StepQuestion) -> CourseRequest:

@@ -153,7 +153,10 @@ def _are_apart(recipes: tuple[RecomputeOption, ...]) -> bool:
 
 
 def _on_offer(problem: Problem) -> tuple[RecomputeOption, ...]:
-    return options(problem.step, max(1, problem.min_size_bytes)) if "recompute" in problem.allow else ()
+    if "recompute" not in problem.allow:
+        return ()
+    found = options(problem.step, max(1, problem.min_size_bytes))
+    return tuple(option for option in found if problem.judge(option.recompute))
 
 
 def _algorithms(problem: Problem) -> list[list[Algorithm | None]]:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from elbowroom.errors import Infeasible, InvalidPlan
 from elbowroom.plan import Plan, Recompute
 from elbowroom.planners import check
-from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_of, course_within, without
+from elbowroom.planners.budget.kept_courses import kept_or_planned
+from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_of, without
 from elbowroom.run.recompute.call_recorder import Calls
 from elbowroom.run.recompute.checksums import sample_bytes
 from elbowroom.run.recompute.recompute_programs import Matched, Program, matched, programs_of, why_impossible
@@ -138,6 +139,6 @@ def _course(question: StepQuestion, found: Matched | None) -> Course | None:
     taken_bytes = sample_bytes(large, caching=machine.allocator != "exact")
     budget = question.budget.on_device(max(0, question.budget.device_bytes - taken_bytes))
     try:
-        return course_within(CourseRequest(trace=trace, machine=machine, budget=budget, asked=asked, judge=may))
+        return kept_or_planned(CourseRequest(trace=trace, machine=machine, budget=budget, asked=asked, judge=may))
     except Infeasible:
         return None

@@ -1,0 +1,75 @@
+"""`elbowroom cache`: the plans that runs have kept for their next start."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from elbowroom.cli import output
+from elbowroom.cli.answer_types import CacheAnswer, KeptPlan
+from elbowroom.files.cache_folder import cache_folder
+from elbowroom.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from elbowroom.planners.budget.kept_courses import KeptCourse
+
+
+def add(verbs: Any) -> None:
+    """Add this verb to the parser."""
+    parser = verbs.add_parser("cache", help="the plans that runs keep for their next start")
+    parser.add_argument("--clear", action="store_true", help="delete them")
+    parser.add_argument("--json", action="store_true", help="answer in JSON")
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """List what is kept, or delete it."""
+    from elbowroom.planners.budget.kept_courses import clear, kept_courses
+
+    found = kept_courses()
+    deleted = clear() if arguments.clear else 0
+    if arguments.json:
+        output.write_answer(_answer(found, deleted, is_cleared=arguments.clear), output.STDOUT)
+        return 0
+    console = output.console()
+    if arguments.clear:
+        console.print(f"deleted {deleted} plans in {cache_folder()}")
+    elif not found:
+        console.print(f"no plans are kept in {cache_folder()}")
+    else:
+        console.print(_table(found))
+        console.print(f"in {cache_folder()}; `elbowroom cache --clear` deletes them")
+    return 0
+
+
+def _answer(found: list[KeptCourse], deleted: int, *, is_cleared: bool) -> CacheAnswer:
+    return CacheAnswer(
+        folder=str(cache_folder()),
+        deleted=deleted,
+        plans=() if is_cleared else tuple(map(_kept, found)),
+    )
+
+
+def _kept(each: KeptCourse) -> KeptPlan:
+    return KeptPlan(
+        name=each.path.name,
+        budget_bytes=each.budget_bytes,
+        size_bytes=each.size_bytes,
+        used_s=int(each.used_s),
+    )
+
+
+def _table(found: list[KeptCourse]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("plan", "budget", "file", "last used"):
+        table.add_column(name, justify="left" if name == "plan" else "right")
+    for each in found:
+        used = datetime.fromtimestamp(each.used_s).astimezone()
+        row = each.path.name.partition("-")[0], format_bytes(each.budget_bytes), format_bytes(each.size_bytes)
+        table.add_row(*row, f"{used:%Y-%m-%d %H:%M}")
+    return table

@@ -1,0 +1,19 @@
+"""Cache folder: where elbowroom keeps what it may measure or plan again."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+VARIABLE = "ELBOWROOM_CACHE_DIR"
+"""Environment variable that names the folder."""
+
+
+def cache_folder() -> Path:
+    """Return ELBOWROOM_CACHE_DIR, or else "elbowroom" in XDG_CACHE_HOME, LOCALAPPDATA or ~/.cache."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named)
+    base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "elbowroom"

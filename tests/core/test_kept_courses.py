@@ -1,0 +1,144 @@
+"""Plans that a run keeps for the next start of the same training."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elbowroom.errors import Infeasible
+from elbowroom.machine import Machine
+from elbowroom.planners.budget import kept_courses
+from elbowroom.planners.budget.kept_courses import MOST_FILES, clear, kept_or_planned
+from elbowroom.planners.budget.run_budget import Course, CourseRequest
+from elbowroom.planners.request import PlanRequest, ResolvedBudget
+from elbowroom.trace import Trace
+from tests.core.build import chain, machine
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own, which is used."""
+    monkeypatch.setenv("ELBOWROOM_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("ELBOWROOM_KEEPS_PLANS")
+    return tmp_path / "plans"
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[CourseRequest]:
+    """The requests that were planned, and not found."""
+    found: list[CourseRequest] = []
+    plan = kept_courses.course_within
+
+    def course_within(request: CourseRequest) -> Course:
+        found.append(request)
+        return plan(request)
+
+    monkeypatch.setattr(kept_courses, "course_within", course_within)
+    return found
+
+
+def request_of(
+    budget_bytes: int = 200, trace: Trace | None = None, on: Machine | None = None, disk_bytes: int = 10**12
+) -> CourseRequest:
+    return CourseRequest(
+        trace=trace or chain([100, 100, 100]),
+        machine=on or machine(),
+        budget=ResolvedBudget(device_bytes=budget_bytes, disk_bytes=disk_bytes),
+        asked=PlanRequest(allow=("swap",), min_size_bytes=1),
+    )
+
+
+def test_the_next_start_of_a_training_plans_nothing(planned: list[CourseRequest]) -> None:
+    # given a plan of a first start
+    first = kept_or_planned(request_of())
+
+    # when the same steps took another time in the next one
+    again = request_of(trace=chain([100, 100, 100], ns=25))
+    second = kept_or_planned(again)
+
+    # then it follows the same plan, of its own trace, and makes none
+    assert len(planned) == 1
+    assert second.plan == replace(first.plan, trace_id=again.trace.id)
+    assert (second.waiting, second.peak_bytes) == (first.waiting, first.peak_bytes)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        request_of(trace=chain([100, 100, 101])),
+        request_of(trace=chain([100, 100, 100, 100])),
+        request_of(on=replace(machine(), name="another")),
+        request_of(on=replace(machine(), allocator="")),
+        replace(request_of(), asked=PlanRequest(allow=("swap",), min_size_bytes=2)),
+        request_of(budget_bytes=199),
+        request_of(budget_bytes=300),
+    ],
+)
+def test_what_differs_in_anything_that_a_plan_depends_on_is_planned(
+    other: CourseRequest, planned: list[CourseRequest]
+) -> None:
+    kept_or_planned(request_of())
+    with suppress(Infeasible):
+        kept_or_planned(other)
+    assert len(planned) == 2
+
+
+def test_a_budget_that_is_a_little_larger_takes_the_plan(planned: list[CourseRequest]) -> None:
+    kept_or_planned(request_of(200))
+    found = kept_or_planned(request_of(204))
+    assert (len(planned), found.plan.budget_bytes, found.peak_bytes) == (1, 204, 200)
+
+
+def test_a_plan_that_the_tiers_have_no_room_for_is_made_anew(planned: list[CourseRequest]) -> None:
+    # given a plan that swaps 100 bytes or more, and a disk of 10 in the next start
+    kept_or_planned(request_of())
+    with pytest.raises(Infeasible):
+        kept_or_planned(request_of(disk_bytes=10))
+    assert len(planned) == 2
+
+
+def test_a_recompute_that_may_not_be_carried_out_now_is_planned_anew(planned: list[CourseRequest]) -> None:
+    # given a plan of recomputes alone
+    asked = PlanRequest(allow=("recompute",), min_size_bytes=1)
+    assert kept_or_planned(replace(request_of(), asked=asked)).plan.recomputes
+
+    # when the calls of the next start cannot carry them out
+    with pytest.raises(Infeasible):
+        kept_or_planned(replace(request_of(), asked=asked, judge=lambda _: False))
+    assert len(planned) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"plan": {}, "waiting": null}', "null", '{"plan": null}'])
+def test_a_damaged_file_counts_as_nothing(text: str, folder: Path, planned: list[CourseRequest]) -> None:
+    first = kept_or_planned(request_of())
+    (file,) = folder.iterdir()
+    file.write_text(text)
+    assert kept_or_planned(request_of()) == first
+    assert len(planned) == 2
+    assert kept_or_planned(request_of()).plan == first.plan  # it was replaced
+    assert len(planned) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ELBOWROOM_CACHE_DIR", str(tmp_path / "file"))
+    assert kept_or_planned(request_of()).plan.swaps
+    assert kept_courses.kept_courses() == []
+
+
+def test_plans_that_were_used_longest_ago_are_deleted_and_all_on_demand(folder: Path) -> None:
+    # given as many files as may be kept
+    folder.mkdir()
+    for number in range(MOST_FILES):
+        (folder / f"{number:024x}-100.course.json").write_text("{}")
+
+    kept_or_planned(request_of())
+
+    # then one of them made room
+    assert len(kept_courses.kept_courses()) == MOST_FILES
+    assert kept_courses.kept_courses()[0].budget_bytes == 200
+    assert clear() == MOST_FILES
+    assert list(folder.iterdir()) == []
