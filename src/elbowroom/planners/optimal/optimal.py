@@ -54,7 +54,7 @@ from elbowroom.planners.optimal.reserved_trials import (
     frugalest,
     held_within,
 )
-from elbowroom.planners.optimal.rough_trials import GAP_SHARE, NAME, Found, Search, pool_of
+from elbowroom.planners.optimal.rough_trials import GAP_SHARE, NAME, Found, Search, effort_of, pool_of
 from elbowroom.planners.optimal.state_choice import all_away, for_free, states_near
 from elbowroom.planners.optimal.swaps_after_recomputes import Basis
 from elbowroom.planners.optimal.trial import Trial, arranged, tried
@@ -104,7 +104,7 @@ def _allocating(problem: Problem, bound: int, enough_ns: int) -> Plan:
         Infeasible: there is no such plan.
     """
     found = Search(problem).annealed(problem.budget_bytes, enough_ns, BASELINES)
-    best = _refined(problem, (found or [_least(problem)])[0], bound, enough_ns)
+    best = _refined(problem, (found or [_least(problem)])[0], bound, enough_ns, share=round(1 / effort_of(problem)))
     return _bounded(problem, best.plan(NAME), best.cost[0], bound)
 
 

@@ -43,6 +43,8 @@ LOOKS, MOST_LOOKS, FEWEST_LOOKS = 6, 24, 3
 """Trials of each rung whose reserved bytes are counted: rough ones, annealed ones, and of large steps."""
 FAR = 1.25
 """A trial that takes this factor longer than one of the first rung is far from the best: all rungs are gone on from."""
+WHOLE_EFFORT_S = 10.0
+"""With a time limit of less, fewer changes are made: a run waits for its plan, and asks for several."""
 EFFORT_WITHIN = 0.5
 """Factor on the number of changes if reserved bytes are counted, which takes longer than a play."""
 
@@ -81,7 +83,8 @@ class Search:
         """
         of_baselines = list(_of_baselines(replace(self._asked, budget_bytes=budget_bytes), baselines))
         starts = [*self._starts(budget_bytes), *map(_start, of_baselines)]
-        return _sorted([*_best(annealed(first_chains(starts), enough_ns)), *of_baselines])
+        chains = annealed(first_chains(starts), enough_ns, effort_of(self._asked))
+        return _sorted([*_best(chains), *of_baselines])
 
     def annealed_within(self, budget_bytes: int, least_bytes: int, over: Over, enough_ns: int) -> list[Chained]:
         """Return the best trials found whose reserved bytes are within the budget, and those found on the way.
@@ -132,6 +135,11 @@ class Search:
             best = nsmallest(BROUGHT, weighed[1:], key=lambda each: each.cost_ns)
             found += [(scale, each) for each in (*weighed, *map(scale.brought_within, (weighed[0], *best)))]
         return found
+
+
+def effort_of(problem: Problem) -> float:
+    """Return the factor on the number of changes: a short time limit asks for a plan soon."""
+    return min(1.0, problem.time_limit_s / WHOLE_EFFORT_S)
 
 
 def pool_of(problem: Problem) -> Pool:
