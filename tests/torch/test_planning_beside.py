@@ -48,14 +48,14 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
         self._open = threading.Event()
-        made = swaps.course_within
+        made = swaps.kept_or_planned
 
         def through(*args: Any, **more: Any) -> Any:
             assert self._open.wait(60)
             return made(*args, **more)
 
         for module in (swaps, recomputes):
-            monkeypatch.setattr(module, "course_within", through)
+            monkeypatch.setattr(module, "kept_or_planned", through)
         self.open()
 
     def close(self) -> None:

@@ -185,7 +185,7 @@ class OwnCalls:
             wanted = call in self._wanted
             if wanted:
                 self._compare(call, args, kwargs)
-            elif self._writes[call] and self._writes_to_others(call, args, kwargs):
+            if self._writes[call] and self._writes_to_others(call, args, kwargs):
                 self.leave()
             result = op(*args, **kwargs)
             for place, tensor in enumerate(tensors_of(result) if wanted else ()):
@@ -207,7 +207,10 @@ class OwnCalls:
         return self._recorded[at]
 
     def _writes_to_others(self, call: OpCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call of no program changes other results of programs than the recorded call did."""
+        """Whether a call changes other results of programs than the recorded call did.
+
+        A call of one program may change what another one makes.
+        """
         results, sources = self.step.results, self.step.sources
         found = [storage_of(tensor) for tensor in tensors_of(changed(call.op, args, kwargs))]
         met = [(sources[id(each)], each) for each in found if id(each) in sources]
