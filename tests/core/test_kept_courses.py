@@ -129,6 +129,19 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch
     assert kept_courses.kept_courses() == []
 
 
+def test_a_user_without_a_home_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("ELBOWROOM_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+
+    assert kept_or_planned(request_of()).plan.swaps
+    with pytest.raises(FileNotFoundError, match="set ELBOWROOM_CACHE_DIR to a folder"):
+        clear()
+
+
 def test_plans_that_were_used_longest_ago_are_deleted_and_all_on_demand(folder: Path) -> None:
     # given as many files as may be kept
     folder.mkdir()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from elbowroom.cli import output
 from elbowroom.cli.answer_types import CacheAnswer, KeptPlan
+from elbowroom.errors import UsageError
 from elbowroom.files.cache_folder import cache_folder
 from elbowroom.units import format_bytes
 
@@ -29,10 +30,12 @@ def execute(arguments: argparse.Namespace) -> int:
     """List what is kept, or delete it."""
     from elbowroom.planners.budget.kept_courses import clear, kept_courses
 
-    found = kept_courses()
-    deleted = clear() if arguments.clear else 0
+    try:
+        deleted, found = clear() if arguments.clear else 0, kept_courses()
+    except OSError as problem:
+        raise UsageError(f"cache: {problem}") from problem
     if arguments.json:
-        output.write_answer(_answer(found, deleted, is_cleared=arguments.clear), output.STDOUT)
+        output.write_answer(_answer(found, deleted), output.STDOUT)
         return 0
     console = output.console()
     if arguments.clear:
@@ -45,12 +48,8 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _answer(found: list[KeptCourse], deleted: int, *, is_cleared: bool) -> CacheAnswer:
-    return CacheAnswer(
-        folder=str(cache_folder()),
-        deleted=deleted,
-        plans=() if is_cleared else tuple(map(_kept, found)),
-    )
+def _answer(found: list[KeptCourse], deleted: int) -> CacheAnswer:
+    return CacheAnswer(folder=str(cache_folder()), deleted=deleted, plans=tuple(map(_kept, found)))
 
 
 def _kept(each: KeptCourse) -> KeptPlan:

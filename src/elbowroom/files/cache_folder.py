@@ -11,9 +11,16 @@ VARIABLE = "ELBOWROOM_CACHE_DIR"
 
 
 def cache_folder() -> Path:
-    """Return ELBOWROOM_CACHE_DIR, or else "elbowroom" in XDG_CACHE_HOME, LOCALAPPDATA or ~/.cache."""
+    """Return ELBOWROOM_CACHE_DIR, or else "elbowroom" in XDG_CACHE_HOME, LOCALAPPDATA or ~/.cache.
+
+    Raises:
+        FileNotFoundError: these are not set, and this user has no home.
+    """
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named)
     base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "elbowroom"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "elbowroom"
+    except RuntimeError:
+        raise FileNotFoundError(f"no cache folder, as this user has no home; set {VARIABLE} to a folder") from None

@@ -51,7 +51,7 @@ def save(record: object, path: str | os.PathLike[str]) -> None:
             f"{MAX_FILE_BYTES}: record fewer steps"
         )
     try:
-        _write(data, Path(path))
+        write_whole(data, Path(path))
     except OSError as problem:
         raise FormatError(f"{os.fspath(path)}: cannot be written: {problem.strerror}; name another path") from problem
 
@@ -188,7 +188,7 @@ def _checked_version(version: object, kind: type) -> int:
     return version
 
 
-def _write(data: bytes, path: Path) -> None:
+def write_whole(data: bytes, path: Path) -> None:
     """Write to a new file in the path's folder, then rename it; a pipe or a terminal is written to directly."""
     if path.exists() and not path.is_dir() and not stat.S_ISREG(path.stat().st_mode):
         path.write_bytes(data)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
 from elbowroom.files.cache_folder import cache_folder
+from elbowroom.files.record_files import write_whole
 
 LOADING_VARIABLE = "CUDA_MODULE_LOADING"
 _MAGIC, _VERSION = "elbowroom.outside", 1
@@ -63,9 +64,8 @@ def keep(gpu: str, measured: MeasuredOutside) -> Path:
     rows = [{"gpu": name, "loading": when, **each._asdict()} for (name, when), each in sorted(known.items())]
     file = path()
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f"{file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps({"magic": _MAGIC, "version": _VERSION, "measured": rows}, indent=1) + "\n", "utf-8")
-    temporary.replace(file)
+    text = json.dumps({"magic": _MAGIC, "version": _VERSION, "measured": rows}, indent=1) + "\n"
+    write_whole(text.encode(), file)
     return file
 
 
@@ -73,7 +73,7 @@ def _read() -> dict[Key, MeasuredOutside]:
     try:
         with path().open("rb") as file:
             content: object = json.loads(file.read(_MAX_BYTES))
-    except (OSError, ValueError, RecursionError, RuntimeError):  # RuntimeError: no home
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(content, dict):
         return {}

@@ -427,7 +427,7 @@ def streams_of(trace: Trace) -> dict[int, tuple[int]]:
     return {storage: (stream,) for storage, stream in trace.streams}
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=4)
 def _before(step: LastStep, *, everything: bool, set_up_end: int = 0) -> Sequence[Event]:
     """Return events before the step: all, or those of storages made before an op and of those live in the step."""
     early = [event for event in step.trace.events if event.op < step.first_op]
@@ -473,7 +473,7 @@ def _inside(step: LastStep, moves: Moves, left: Away) -> Iterator[_Due]:
     yield from (due for due, freed in _own(step) if freed not in away)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=4)
 def _own(step: LastStep) -> list[tuple[_Due, int]]:
     """Return what the ops of a step allocate and free, each with the storage that it frees, or NONE."""
     on = streams_of(step.trace)

@@ -148,7 +148,7 @@ class LastStep:
         return min(self.first_op + at, self.end_op - 1)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=4)
 def _events_by_op(step: LastStep) -> list[list[tuple[int, int]]]:
     """Return the events of each op of a step: see `LastStep.events_of`."""
     found: list[list[tuple[int, int]]] = []

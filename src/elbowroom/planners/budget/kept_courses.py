@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from elbowroom.errors import ElbowroomError
 from elbowroom.files.cache_folder import cache_folder
-from elbowroom.files.record_files import decode, encode
+from elbowroom.files.record_files import decode, encode, write_whole
 from elbowroom.plan import Plan
 from elbowroom.planners.budget.budgets import held_to
 from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_within
@@ -73,21 +73,32 @@ def kept_or_planned(request: CourseRequest) -> Course:
 
 
 def kept_courses() -> list[KeptCourse]:
-    """Return what is kept, the one used last first."""
-    found = [each for each in map(_entry, _folder().glob(f"*{SUFFIX}")) if each is not None]
-    return sorted(found, key=lambda each: -each.used_s)
+    """Return what is kept, the one used last first.
+
+    Raises:
+        OSError: there is no cache folder.
+    """
+    return sorted(_entries("*"), key=lambda each: -each.used_s)
 
 
 def clear() -> int:
-    """Delete all kept plans. Returns their number."""
-    found = kept_courses()
-    for each in found:
-        each.path.unlink(missing_ok=True)
+    """Delete all kept plans. Returns their number.
+
+    Raises:
+        OSError: there is no cache folder, or files in it cannot be deleted.
+    """
+    found = _entries("*")
+    _delete(found)
     return len(found)
 
 
 def _folder() -> Path:
     return cache_folder() / "plans"
+
+
+def _entries(pattern: str) -> list[KeptCourse]:
+    """Return what is kept under names of a pattern."""
+    return [each for each in map(_entry, _folder().glob(f"{pattern}{SUFFIX}")) if each is not None]
 
 
 def _entry(path: Path) -> KeptCourse | None:
@@ -138,8 +149,9 @@ def _structure(trace: Trace) -> Iterator[object]:
 
 def _find(key: str, request: CourseRequest) -> Course | None:
     """Return a kept course that may run within the budget, that of the largest budget first."""
-    most_bytes = request.budget.device_bytes
-    entries = [each for each in map(_entry, _folder().glob(f"{key}-*{SUFFIX}")) if each is not None]
+    most_bytes, entries = request.budget.device_bytes, list[KeptCourse]()
+    with suppress(OSError):
+        entries = _entries(f"{key}-*")
     near = [each for each in entries if NEAR_SHARE * most_bytes <= each.budget_bytes <= most_bytes]
     for each in sorted(near, key=lambda entry: -entry.budget_bytes):
         found = _read(each.path, request)
@@ -172,7 +184,6 @@ def _read(path: Path, request: CourseRequest) -> Course | None:
 
 def _keep(key: str, request: CourseRequest, course: Course) -> None:
     """Write a course to the cache folder, and delete what was used longest ago."""
-    path = _folder() / f"{key}-{request.budget.device_bytes}{SUFFIX}"
     content = {
         "plan": json.loads(encode(course.plan)),
         "waiting": None if course.waiting is None else {str(at): count for at, count in course.waiting.items()},
@@ -181,9 +192,12 @@ def _keep(key: str, request: CourseRequest, course: Course) -> None:
         "at_limit": course.at_limit,
     }
     with suppress(OSError):
+        path = _folder() / f"{key}-{request.budget.device_bytes}{SUFFIX}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(content), encoding="utf-8")
-        temporary.replace(path)
-        for each in kept_courses()[MOST_FILES:]:
-            each.path.unlink(missing_ok=True)
+        write_whole(json.dumps(content).encode(), path)
+        _delete(kept_courses()[MOST_FILES:])
+
+
+def _delete(entries: Sequence[KeptCourse]) -> None:
+    for each in entries:
+        each.path.unlink(missing_ok=True)

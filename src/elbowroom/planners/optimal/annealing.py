@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import final
 
-from elbowroom.planners.optimal.leaving import MARGINS, Leaving, Scale, WeighedLeaving
+from elbowroom.planners.optimal.leaving import MARGINS, Leaving, Over, Scale, WeighedLeaving
+from elbowroom.step.last_step import LastStep
 
 ROUNDS = ((6, 150), (3, 150), (1, 400))
 """Per round, how many chains go on, and how many changes each makes."""
@@ -31,7 +32,7 @@ FEWEST_CHANGES = 10
 CHANGES_EACH = 8
 """Most changes of a chain in one round, for each save that may be dropped or swapped."""
 DEARER = 16.0
-"""Factor by which these bytes cost more at the end of a round, for a chain that has not met the budget."""
+"""Factor by which bytes above the budget cost more at the end of a round, for a chain that has not met it."""
 FEASIBLE = 2
 """Least number of first chains that begin within the budget, if as many do."""
 APART_SHARE = 1e-4
@@ -50,18 +51,25 @@ class Chain:
     Args:
         scale: weighs them.
         first: the first one.
+        over: counts reserved bytes; None if the budget counts allocated ones alone.
     """
 
-    def __init__(self, scale: Scale, first: WeighedLeaving) -> None:
-        self.scale = scale
+    def __init__(self, scale: Scale, first: WeighedLeaving, over: Over | None = None) -> None:
+        self.scale, self._over = scale, over
         self.met: list[WeighedLeaving] = []
         self.best: WeighedLeaving | None = None
+        self._dearer = 1.0
         self._now = self._noted(first)
+
+    @property
+    def counts_reserved(self) -> bool:
+        """Whether reserved bytes are counted, which is a replay of each trial."""
+        return self._over is not None
 
     @property
     def rank(self) -> tuple[bool, float]:
         """Key of an order in which the best chain comes first."""
-        return self.best is None, (self.best or self._now).cost_ns
+        return self.best is None, self._cost_ns(self.best or self._now)
 
     @property
     def ends(self) -> list[WeighedLeaving]:
@@ -79,31 +87,33 @@ class Chain:
             enough_ns: a step this fast ends it.
         """
         self._now = self.best or self._now
-        self.scale.dearer = 1.0
         for i in range(changes):
-            if self.best is not None and self.best.cost_ns <= enough_ns:
+            if self.best is not None and self.best.step_ns <= enough_ns:
                 return
+            # Bytes above the budget cost more and more, for as long as no choice was within it.
+            self._dearer = 1.0 if self.best else DEARER ** ((i + 1) / changes)
             uphill_ns = first_ns * (last_ns / first_ns) ** (i / changes)
-            self._raise_price(DEARER ** (1 / changes))
             weighed = self.scale.estimated(changed(self.scale, self._now, random))
-            limit_ns = self._now.cost_ns - uphill_ns * math.log(max(1e-12, random.random()))
-            most_ns = max(limit_ns, self.best.cost_ns if self.best else math.inf)
-            if weighed.cost_ns <= most_ns:
+            limit_ns = self._cost_ns(self._now) - uphill_ns * math.log(max(1e-12, random.random()))
+            most_ns = max(limit_ns, self.best.step_ns if self.best else math.inf)
+            if self._cost_ns(weighed) <= most_ns:
                 weighed = self._noted(weighed, most_ns)
-                self._now = weighed if weighed.cost_ns <= limit_ns else self._now
+                self._now = weighed if self._cost_ns(weighed) <= limit_ns else self._now
 
-    def _raise_price(self, factor: float) -> None:
-        """Let bytes above the budget cost more for as long as no choice was within it."""
-        self.scale.dearer = 1.0 if self.best else self.scale.dearer * factor
-        self._now = self.scale.priced(self._now)
+    def _cost_ns(self, weighed: WeighedLeaving) -> float:
+        return weighed.step_ns + self._dearer * weighed.charge_ns
 
     def _noted(self, weighed: WeighedLeaving, most_ns: float = math.inf) -> WeighedLeaving:
         """Play a choice, and note it if it is the best of those that take at most some time."""
-        weighed = self.scale.played(weighed, most_ns)
-        is_within = weighed.trial is not None and not weighed.over_bytes and weighed.cost_ns <= most_ns
-        self.met += [weighed] if is_within else []
-        if is_within and (self.best is None or weighed.cost_ns < self.best.cost_ns):
-            self.best = weighed
+        is_new = weighed.trial is None
+        weighed = self.scale.played(weighed)
+        if weighed.trial is None or weighed.step_ns > most_ns:
+            return weighed
+        if self._over is not None and is_new:
+            weighed = self.scale.counted(weighed, self._over)
+        if not weighed.over_bytes:
+            self.met.append(weighed)
+            self.best = weighed if self.best is None or weighed.step_ns < self.best.step_ns else self.best
         return weighed
 
 
@@ -215,12 +225,12 @@ class _LeavingChange:
         return self._scale.step.saves[n].storage
 
 
-def ease(scale: Scale) -> float:
-    """Return a factor on the number of changes and of replays: large steps get fewer."""
+def ease(step: LastStep, *, counts_reserved: bool) -> float:
+    """Return a factor on the number of changes: large steps get fewer, and fewer still if each trial is replayed."""
     changes = sum(count * each for count, each in ROUNDS)
-    factor = EFFORT / (changes * max(1, len(scale.step.saves)))
-    if scale.replays:
-        factor = min(factor, REPLAY_EFFORT / (changes * max(1, len(scale.step.level))))
+    factor = EFFORT / (changes * max(1, len(step.saves)))
+    if counts_reserved:
+        factor = min(factor, REPLAY_EFFORT / (changes * max(1, len(step.level))))
     return min(1.0, factor)
 
 
@@ -235,9 +245,11 @@ def annealed(chains: Sequence[Chain], enough_ns: int, effort: float = 1.0) -> li
     random, left = Random(0), sorted(chains, key=_rank)
     for turn, (count, changes) in enumerate(ROUNDS):
         for chain in left[:count]:
-            most = max(FEWEST_CHANGES, min(int(effort * changes), int(effort * changes * ease(chain.scale))))
-            first_ns, last_ns = (share * chain.scale.step_ns for share in UPHILL[turn : turn + 2])
-            chain.go_on(min(most, CHANGES_EACH * len(chain.scale.saves)), first_ns, last_ns, random, enough_ns)
+            scale = chain.scale
+            factor = effort * ease(scale.step, counts_reserved=chain.counts_reserved)
+            most = min(max(FEWEST_CHANGES, int(factor * changes)), CHANGES_EACH * len(scale.saves))
+            first_ns, last_ns = (share * scale.step_ns for share in UPHILL[turn : turn + 2])
+            chain.go_on(most, first_ns, last_ns, random, enough_ns)
         left.sort(key=_rank)
     return left
 
@@ -246,12 +258,17 @@ def _rank(chain: Chain) -> tuple[bool, float]:
     return chain.rank
 
 
-def first_chains(weighed: Iterable[tuple[Scale, WeighedLeaving]]) -> list[Chain]:
-    """Return chains that begin with the best of some choices: different ones, and some within the budget."""
+def first_chains(weighed: Iterable[tuple[Scale, WeighedLeaving]], over: Over | None = None) -> list[Chain]:
+    """Return chains that begin with the best of some choices: different ones, and some within the budget.
+
+    Args:
+        weighed: the choices.
+        over: as for `Chain`.
+    """
     found: list[tuple[Scale, WeighedLeaving]] = []
     for scale, each in sorted(weighed, key=lambda pair: pair[1].cost_ns):
         if all(abs(each.cost_ns - other.cost_ns) > APART_SHARE * scale.step_ns for _, other in found):
             found.append((scale, each))
     within = [pair for pair in found if not pair[1].over_bytes][:FEASIBLE]
     others = [pair for pair in found if pair not in within][: ROUNDS[0][0] - len(within)]
-    return [Chain(scale, each) for scale, each in (*within, *others)]
+    return [Chain(scale, each, over) for scale, each in (*within, *others)]

@@ -123,8 +123,7 @@ class ClosedRecipes:
     ) -> Iterator[int]:
         """Yield dropped storages that a recipe makes whole on its way and that stay, those read first."""
         before, again = self._read[storage], set(closed.recipe)
-        others = closed.remade & left if len(closed.remade) < len(left) else left & closed.remade
-        for other in sorted(others, key=lambda each: (self._read[each], -each)):
+        for other in sorted(closed.remade & left, key=lambda each: (self._read[each], -each)):
             if self._read[other] - before > most_ops:
                 return
             if other == storage or not self._idle[other] < before:

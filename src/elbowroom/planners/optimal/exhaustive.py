@@ -103,7 +103,9 @@ def _every(problem: Problem) -> Iterator[Plan]:
 
 
 def _count(problem: Problem) -> int:
-    return prod(map(len, (*_swaps(problem), *_algorithms(problem)))) * len(_recipes(problem))
+    """Return the number of plans; more than MOST_PLANS if already each storage, dropped or not, gives more."""
+    count, droppable = prod(map(len, (*_swaps(problem), *_algorithms(problem)))), ClosedRecipes(problem).droppable
+    return count * 2 ** len(droppable) if count * 2 ** len(droppable) > MOST_PLANS else count * len(_recipes(problem))
 
 
 def _swaps(problem: Problem) -> list[list[Swap | None]]:

@@ -8,7 +8,6 @@ Reference: penalty methods (Courant, "Variational Methods for the Solution of Pr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, final
@@ -59,21 +58,26 @@ class WeighedLeaving:
         choice: the choice.
         basis: its recomputes.
         n: the saves that it swaps.
-        cost_ns: time of the step, and what bytes above the budget are charged with.
+        step_ns: time of the step.
+        charge_ns: what its bytes above the budget are charged with.
         over_bytes: allocated or reserved bytes above the budget.
         slot: where the most bytes are held.
         trial: the choice as it was played; None if it was estimated only.
-        dearer: factor on what bytes above the budget are charged with.
     """
 
     choice: Leaving
     basis: Basis
     n: Ints
-    cost_ns: float
+    step_ns: float
+    charge_ns: float
     over_bytes: int
     slot: int
     trial: Trial | None = None
-    dearer: float = 1.0
+
+    @property
+    def cost_ns(self) -> float:
+        """Time of the step and the charge."""
+        return self.step_ns + self.charge_ns
 
 
 Over = Callable[[Trial], int]
@@ -84,16 +88,11 @@ Over = Callable[[Trial], int]
 class Scale:
     """Weighs the choices of one pool.
 
-    Attributes:
-        dearer: factor on what bytes above the budget cost.
-
     Args:
         pool: swaps and recomputes to choose from, within its problem's budget of allocated bytes.
-        over: counts reserved bytes; None if the budget counts allocated ones alone.
     """
 
-    def __init__(self, pool: Pool, over: Over | None = None) -> None:
-        self._over, self.dearer = over, 1.0
+    def __init__(self, pool: Pool) -> None:
         step, recipes = pool.problem.step, pool.recipes
         self.pool, self.recipes, self.step = pool, recipes, step
         self.swappable, self.droppable = listed(pool.n), frozenset(recipes.droppable)
@@ -116,74 +115,54 @@ class Scale:
         basis = self._basis(choice)
         n = np.array(sorted(choice.swapped.intersection(listed(basis.n))), np.int64)
         found = quick_estimate(basis, n, self._slot_op)
-        cost_ns = self.step_ns + found.extra_ns + self._charge_ns(found.over_bytes)
         return WeighedLeaving(
             choice=choice,
             basis=basis,
             n=n,
-            cost_ns=cost_ns,
+            step_ns=self.step_ns + found.extra_ns,
+            charge_ns=self._charge_ns(found.over_bytes),
             over_bytes=found.over_bytes,
             slot=found.slot,
-            dearer=self.dearer,
         )
 
-    def played(self, weighed: WeighedLeaving, most_ns: float = math.inf) -> WeighedLeaving:
-        """Play a choice; more is swapped where it is not quite within the budget.
-
-        Args:
-            weighed: the choice.
-            most_ns: reserved bytes are counted only if the step takes at most this time.
-        """
+    def played(self, weighed: WeighedLeaving) -> WeighedLeaving:
+        """Play a choice; more is swapped where it is not quite within the budget."""
         if weighed.over_bytes > self._largest or weighed.trial is not None:
             return weighed
         trial = arranged(weighed.basis, weighed.n) if weighed.basis.fits(weighed.n) else None
         trial = trial or covered(weighed.basis, weighed.n)
-        return weighed if trial is None else self._of_trial(weighed, trial, most_ns)
+        return weighed if trial is None else self._of_trial(weighed, trial)
 
     def brought_within(self, weighed: WeighedLeaving) -> WeighedLeaving:
         """Swap more until a choice is within the budget, if that is possible, and play it."""
-        return self._of_trial(weighed, covered(weighed.basis, weighed.n))
+        trial = covered(weighed.basis, weighed.n)
+        return weighed if trial is None else self._of_trial(weighed, trial)
 
-    def priced(self, weighed: WeighedLeaving) -> WeighedLeaving:
-        """Return a choice with the present price of its bytes above the budget."""
-        if not weighed.over_bytes or weighed.dearer == self.dearer:
-            return weighed
-        charge_ns = self._charge_ns(weighed.over_bytes)
-        cost_ns = weighed.cost_ns + (1 - weighed.dearer / self.dearer) * charge_ns
-        return replace(weighed, cost_ns=cost_ns, dearer=self.dearer)
+    def counted(self, weighed: WeighedLeaving, over: Over) -> WeighedLeaving:
+        """Count the reserved bytes of a choice that was played."""
+        over_bytes = 0 if weighed.trial is None else over(weighed.trial)
+        return replace(weighed, over_bytes=over_bytes, charge_ns=self._charge_ns(over_bytes))
 
     def _charge_ns(self, over_bytes: int) -> float:
         """Return what bytes above the budget cost: at least that of a part of it, so that the last ones go too."""
-        least = self.pool.problem.budget_bytes // LEAST_OVER
-        return self.dearer * self._price * max(over_bytes, least) if over_bytes else 0.0
+        least_bytes = self.pool.problem.budget_bytes // LEAST_OVER
+        return self._price * max(over_bytes, least_bytes) if over_bytes else 0.0
 
-    def counted(self, weighed: WeighedLeaving) -> WeighedLeaving:
-        """Count the reserved bytes of a choice that was played."""
-        return self._of_trial(weighed, weighed.trial)
-
-    def _of_trial(self, weighed: WeighedLeaving, trial: Trial | None, most_ns: float = math.inf) -> WeighedLeaving:
-        if trial is None:
-            return replace(weighed, over_bytes=max(1, weighed.over_bytes), cost_ns=weighed.cost_ns + self.step_ns)
-        choice = weighed.choice._replace(swapped=frozenset(listed(trial.moves.n)))
-        over_bytes = self._over(trial) if self._over and trial.cost[0] <= most_ns else 0
-        cost_ns = trial.cost[0] + self._charge_ns(over_bytes)
-        changes = {"choice": choice, "n": trial.moves.n, "cost_ns": cost_ns, "over_bytes": over_bytes, "trial": trial}
-        return replace(weighed, **changes, dearer=self.dearer)
+    def _of_trial(self, weighed: WeighedLeaving, trial: Trial) -> WeighedLeaving:
+        return replace(
+            weighed,
+            choice=weighed.choice._replace(swapped=frozenset(listed(trial.moves.n))),
+            n=trial.moves.n,
+            step_ns=float(trial.cost[0]),
+            charge_ns=0.0,
+            over_bytes=0,
+            trial=trial,
+        )
 
     def _weights(self, saves: Sequence[int]) -> list[float]:
         """Return running sums of how often each save is drawn: large ones more often."""
         sizes: Reals = np.sqrt(self.step.size[np.array(saves, np.int64)])
         return np.cumsum(sizes).tolist()
-
-    @property
-    def without_over(self) -> Scale:
-        """The same scale, for allocated bytes alone."""
-        return Scale(self.pool)
-
-    @property
-    def replays(self) -> bool:
-        """Whether reserved bytes are counted, which is a replay of each trial."""
-        return self._over is not None
 
     def ways_of(self, n: int) -> list[Literal["drop", "swap"]]:
         """Return the ways in which a save may leave."""

@@ -2,9 +2,8 @@
 
 Computes: what to keep, what to swap, what to recompute, and the algorithm of each op (algorithm_choice.py). The pipe
 program (pipe.py) says which storages should go if links moved bytes as pipes move water. It also bounds what any plan
-can reach. Its choice is rounded to whole storages, arranged and played, for a few margins of the budget. So are the
-other planners' plans. The fastest is improved by exchanges, each of them played (refine.py), until the bound is met or
-the effort is spent.
+can reach. Its choices and the other planners' plans are where annealing begins (rough_trials.py). The fastest trial is
+improved by exchanges, each of them played (refine.py), until the bound is met or the effort is spent.
 Reference: pipe.py names it; improving by exchanges is local search (Papadimitriou and Steiglitz, "Combinatorial
 Optimization", 1982, chapter 19). Optimal: if it meets the bound, or if there are few options, as then all of them are
 played (exhaustive.py). Never slower, simulated, than any baseline that meets the same budget of allocated bytes
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
+from elbowroom.allocator.blocks import SMALL_BYTES
 from elbowroom.errors import Infeasible
 from elbowroom.plan import Bound, Plan
 from elbowroom.planners.budget.confirm_reserved import replayed
@@ -66,6 +66,8 @@ STAYING_OPS = (5, 20, 60, 200, 1000)
 """Numbers of ops up to which what recipes make on their way stays, where all that may be dropped is."""
 MOST_REMADE = 200
 """Those below one such part of the step's ops are left out: recipes would make most of it again and again."""
+SMALL_PARTS = 1000
+"""Storages in small segments stay if they are smaller than one such part of a budget of reserved bytes."""
 MOST_FRUGAL = 3
 """Number of choices that allocate least that are replayed to see what the allocator needs."""
 SHARE = 3
@@ -135,7 +137,7 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
     bases = sorted(_bases(problem), key=lambda each: (each[0], each[1][0].cost))
     bases = [each for k, each in enumerate(bases) if not k or each[1][0].cost != bases[k - 1][1][0].cost]
     frugal = [found for _, found in bases[:MOST_FRUGAL]]
-    best = fastest_within(budget_bytes, bases[0][0], Search(problem).annealed_within, enough_ns)
+    best = fastest_within(budget_bytes, bases[0][0], Search(_of_large(problem)).annealed_within, enough_ns)
     held = best or next(filter(None, (held_within(found, budget_bytes) for found in frugal)), None)
     if held is None:
         at_least = replace(problem, budget_bytes=bases[0][0])
@@ -149,6 +151,12 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
     within = AcceptedTrials(held, budget_bytes)
     _refined(problem, held.found, bound, enough_ns, within, SHARE)
     return within.best
+
+
+def _of_large(problem: Problem) -> Problem:
+    """Return the problem without storages whose blocks share small segments: what leaves these frees no other."""
+    least_bytes = min(SMALL_BYTES, problem.budget_bytes // SMALL_PARTS)
+    return replace(problem, min_size_bytes=max(problem.min_size_bytes, least_bytes))
 
 
 def _or_baseline(problem: Problem, held: FittingTrial) -> FittingTrial:

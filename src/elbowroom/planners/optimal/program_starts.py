@@ -70,9 +70,9 @@ def _with_makers(pool: Pool, shares: Sequence[float]) -> Iterator[tuple[frozense
         if not choice.found:
             return
         for threshold in THRESHOLDS:
-            dropped = [s for s, share in zip(stored, choice.recomputed.tolist(), strict=True) if share > threshold]
+            dropped = [s for s, part in zip(stored, choice.recomputed.tolist(), strict=True) if part > threshold]
             most = max(0.5, 1 - threshold)
-            swapped = [n for n, share in zip(listed(pool.n), choice.swapped.tolist(), strict=True) if share >= most]
+            swapped = [n for n, part in zip(listed(pool.n), choice.swapped.tolist(), strict=True) if part >= most]
             yield frozenset(dropped).intersection(recipes.droppable), frozenset(swapped)
 
 
@@ -88,5 +88,5 @@ def _with_singles(pool: Pool, shares: Sequence[float]) -> Iterator[tuple[frozens
             return
         weight: Reals = np.zeros(len(step.saves), np.float64)
         np.add.at(weight, entries, choice.swapped)
-        dropped = [s for s, share in zip(recipes.droppable, choice.recomputed.tolist(), strict=True) if share > 0.5]
+        dropped = [s for s, part in zip(recipes.droppable, choice.recomputed.tolist(), strict=True) if part > 0.5]
         yield frozenset(dropped), frozenset(np.nonzero(weight > 0.5)[0].tolist())

@@ -1,13 +1,13 @@
 """reserving: trials for `optimal` that an allocator with the budget as its limit has room for.
 
-Computes: for a machine with a caching allocator, the fastest rough trial found, waits for the driver counted (Note: [At
-the limit] in simulate/reserved_curve.py). What the allocator holds follows from the order and the sizes of all blocks.
-No bound of it is known that is easy to plan with. So trials are made for fewer allocated bytes until one stays within
-the budget without such waits, and then for more. The least budget is that of the trials that allocate least, for any
-requested budget. So a budget that a refusal names can be met.
-Reference: bisection; the replay is elbowroom.allocator. Optimal: never provably, as reserved bytes need not grow with
-allocated ones. Ignores: what the simulation ignores. Cost: ALLOCATED_BUDGETS times that of rough trials, plus replays
-of a few equal steps for each trial looked at.
+Computes: for a machine with a caching allocator, the fastest trial found, waits for the driver counted (Note: [At the
+limit] in simulate/reserved_curve.py). What the allocator holds follows from the order and the sizes of all blocks. No
+bound of it is known that is easy to plan with. So trials are replayed, and annealing is charged for what they reserve
+above the budget. The least budget is that of the trials that allocate least, for any requested budget. So a budget that
+a refusal names can be met.
+Reference: rough_trials.py and annealing.py; the replay is elbowroom.allocator. Optimal: never provably, as reserved
+bytes need not grow with allocated ones. Ignores: what the simulation ignores. Cost: that of annealing on a few rungs,
+plus replays of a few equal steps for each trial that is fast enough.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ BROUGHT = 40
 
 RUNG_SHARE, MOST_RUNGS = 0.9, 12
 """Of two rungs of the ladder of allocated bytes, the lower one as a share of the other; and the most rungs."""
-LOOKS, MOST_LOOKS, FEWEST_LOOKS = 6, 24, 3
-"""Trials of each rung whose reserved bytes are counted: rough ones, annealed ones, and of large steps."""
+LOOKS, MOST_LOOKS = 6, 24
+"""Trials of each rung whose reserved bytes are counted: rough ones, and annealed ones (fewer for large steps)."""
 FAR = 1.25
 """A trial that takes this factor longer than one of the first rung is far from the best: all rungs are gone on from."""
 WHOLE_EFFORT_S = 10.0
@@ -82,7 +82,8 @@ class Search:
             baselines: planners whose plans are looked at too.
         """
         of_baselines = list(_of_baselines(replace(self._asked, budget_bytes=budget_bytes), baselines))
-        starts = [*self._starts(budget_bytes), *map(_start, of_baselines)]
+        scales = {id(pool): Scale(pool) for _, pool in of_baselines}
+        starts = self._starts(budget_bytes) + [_start(scales[id(pool)], trial) for trial, pool in of_baselines]
         chains = annealed(first_chains(starts), enough_ns, effort_of(self._asked))
         return _sorted([*_best(chains), *of_baselines])
 
@@ -98,33 +99,23 @@ class Search:
             over: counts the reserved bytes above the budget.
             enough_ns: a step this fast ends the search.
         """
-        rungs, rung = list[list[Start]](), budget_bytes
-        while rung >= least_bytes and len(rungs) < MOST_RUNGS:
-            rungs.append(self._counted(self._starts(rung, few=True), over, LOOKS))
-            if _fits(rungs[-1], rungs[0]):
+        counted, rough, rung = list[list[Start]](), list[list[Start]](), budget_bytes
+        while rung >= least_bytes and len(rough) < MOST_RUNGS:
+            rough.append(_played(self._starts(rung, few=True), LOOKS))
+            counted.append(_counted(rough[-1], over))
+            if _fits(counted[-1], rough[0]):
                 break
             rung = int(rung * RUNG_SHARE)
         else:
-            chains = annealed(first_chains(chain(*rungs)), enough_ns)
+            chains = annealed(first_chains(chain(*counted), over), enough_ns)
             return _ends(chains if _any_within(chains) else annealed(chains, enough_ns))
-        starts = list[Start]()
-        for rung in rungs[-2:]:
-            plain = annealed(first_chains((scale.without_over, each) for scale, each in rung), enough_ns, EFFORT_WITHIN)
-            met = ((each.scale, weighed) for each in plain for weighed in each.met)
-            starts += self._counted(met, over, MOST_LOOKS)
-        return _ends(annealed(first_chains([*chain(*rungs), *starts]), enough_ns, EFFORT_WITHIN))
-
-    def _counted(self, starts: Iterable[Start], over: Over, most: int) -> list[Start]:
-        """Count the bytes that trials reserve above the budget, the fastest first, up to the first one within it."""
-        played = {_cost(start): start for start in starts if start[1].trial is not None}
-        scales = {id(scale): Scale(scale.pool, over) for scale, _ in played.values()}
-        found = list[Start]()
-        factor = min((ease(scale) for scale in scales.values()), default=1.0)
-        for scale, each in nsmallest(max(FEWEST_LOOKS, int(factor * most)), played.values(), key=_cost):
-            found.append((scales[id(scale)], scales[id(scale)].counted(each)))
-            if not found[-1][1].over_bytes:
-                break
-        return found
+        starts = list(chain(*counted))
+        looks = int(MOST_LOOKS * ease(self._asked.step, counts_reserved=True))
+        for each in rough[-2:]:
+            plain = annealed(first_chains(each), enough_ns, EFFORT_WITHIN)
+            met = [(of.scale, weighed) for of in plain for weighed in of.met]
+            starts += _counted(_played(met, max(LOOKS, looks)), over)
+        return _ends(annealed(first_chains(starts, over), enough_ns, EFFORT_WITHIN))
 
     def _starts(self, budget_bytes: int, *, few: bool = False) -> list[Start]:
         """Return the choices of the programs, estimated, and the best of them brought within the budget."""
@@ -168,13 +159,27 @@ def _of_baselines(problem: Problem, baselines: Sequence[Planner]) -> Iterator[Fo
             yield found
 
 
-def _start(found: Found) -> Start:
+def _start(scale: Scale, trial: Trial) -> Start:
     """Return a trial as a choice to begin with."""
-    trial, pool = found
-    scale = Scale(pool)
     dropped = {storage for recompute in trial.basis.recomputes for storage in recompute.storages}
-    choice = Leaving(frozenset(dropped).intersection(scale.droppable), frozenset(listed(trial.moves.n)), margin=None)
+    choice = Leaving(scale.droppable.intersection(dropped), frozenset(listed(trial.moves.n)), margin=None)
     return scale, scale.estimated(choice)
+
+
+def _played(starts: Iterable[Start], most: int) -> list[Start]:
+    """Return some of the trials among choices, the fastest first, none twice."""
+    different = {_cost(start): start for start in starts if start[1].trial is not None}
+    return nsmallest(most, different.values(), key=_cost)
+
+
+def _counted(trials: Iterable[Start], over: Over) -> list[Start]:
+    """Count the bytes that trials reserve above the budget, up to the first one within it."""
+    found = list[Start]()
+    for scale, each in trials:
+        found.append((scale, scale.counted(each, over)))
+        if not found[-1][1].over_bytes:
+            break
+    return found
 
 
 def _cost(start: Start) -> float:
@@ -183,8 +188,8 @@ def _cost(start: Start) -> float:
 
 def _fits(rung: Sequence[Start], first: Sequence[Start]) -> bool:
     """Tell whether a trial of a rung is within the reserved bytes, and not far slower than those of the first one."""
-    within = [each.cost_ns for _, each in rung if not each.over_bytes]
-    return bool(within) and min(within) <= FAR * min(each.trial.cost[0] for _, each in first if each.trial)
+    within = [each.step_ns for _, each in rung if not each.over_bytes]
+    return bool(within) and min(within) <= FAR * min((each.step_ns for _, each in first), default=min(within))
 
 
 def _any_within(chains: Sequence[Chain]) -> bool:
