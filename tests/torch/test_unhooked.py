@@ -14,9 +14,9 @@ from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved
 
 import elbowroom as er
 from elbowroom.engine.residence import RamResidence, SoFar
-from elbowroom.run.hook_sampling import SURE, UNCHECKED
+from elbowroom.run.hook_sampling import SURE
 from elbowroom.run.room import Room
-from elbowroom.run.step_kinds import details
+from elbowroom.run.step_kinds import LEAST_UNCHECKED, details
 from elbowroom.torch_compat.core import top_hooks
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
@@ -68,10 +68,10 @@ def checked(room: Room) -> list[bool]:
 
 
 def test_after_a_few_steps_that_were_alike_one_of_many_is_checked() -> None:
-    room = in_plenty(lambda: ordinary(mlp(), INPUT), steps=SEEN + 2 * (UNCHECKED + 1))
+    room = in_plenty(lambda: ordinary(mlp(), INPUT), steps=SEEN + 3 * LEAST_UNCHECKED + 3)
 
-    # then: one observed and three checked steps, and of the others each sixteenth
-    assert checked(room) == [True] * 4 + ([False] * 15 + [True]) * 2
+    # then: one observed and three checked steps, and one more after 15 others, and after 30 others
+    assert checked(room) == [True] * 4 + [False] * 15 + [True] + [False] * 30 + [True, False]
     assert {step.mode for step in room.steps[1:]} == {"keep"}
     assert sum(step.mismatches for step in room.steps) == 0
 

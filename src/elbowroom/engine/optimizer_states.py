@@ -78,6 +78,18 @@ class OptimizerStates:
             others = [each for each in self._met if each[0]() not in (None, optimizer)]
             self._met = [*others, (weakref.ref(optimizer), self._executor.stream())]
 
+    def rest(self) -> None:
+        """Take all hooks out of the optimizers, until `wake`. No state is away then."""
+        self.bring_back(None)
+        if self._stepping is not None:
+            self._stepping.close()
+            self._stepping = None
+
+    def wake(self) -> None:
+        """Install the hooks again."""
+        if self._stepping is None:
+            self.open()
+
     # Steps of optimizers
 
     def plan_begins(self, known: StepPlan) -> None:

@@ -3,7 +3,8 @@
 Note: [Steps without hooks]
 Hooks in Python cost microseconds for each tensor that autograd saves. If everything is kept, they only check that the
 step is the expected one. So once `SURE` steps in a row were equal, the hooks are removed at the beginning of a step.
-They are put back when its optimizer has stepped. After `UNCHECKED` such steps one is checked again.
+They are put back when its optimizer has stepped. After 15 such steps one is checked again; if it was alike, after twice
+as many, up to `MOST_UNCHECKED`. Most of these steps are those of a rest, with fewer looks still (resting.py).
 
 Before a step, its signature and the details of step_kinds.py say that it will be the same. Afterwards two counts say
 whether it was: the nodes of autograd's graph and, on CUDA, the bytes that the allocator was asked for. If it was not,
@@ -18,12 +19,12 @@ from typing import final
 
 from elbowroom.engine.residence import Residence, SoFar
 from elbowroom.engine.saved_tensors import Hooks
-from elbowroom.run.step_kinds import StepKind
+from elbowroom.run.step_kinds import LEAST_UNCHECKED, StepKind
 from elbowroom.torch_compat.core import next_node_number
 
 SURE = 3
 """Checked steps in a row that have to be alike before one runs unchecked."""
-UNCHECKED = 15
+MOST_UNCHECKED = 1000
 """Most unchecked steps in a row."""
 
 
@@ -38,6 +39,7 @@ class Unhooked:
 
     Attributes:
         without: whether this step runs without hooks.
+        in_a_row: number of steps without hooks in a row that have ended as expected.
     """
 
     def __init__(self, hooks: Hooks, residence: Residence, budget_bytes: Callable[[], int]) -> None:
@@ -51,6 +53,7 @@ class Unhooked:
         self._made: tuple[int, int] | None = None
         self._excess_bytes = 0
         self.without = False
+        self.in_a_row = 0
 
     def begin(self, known: StepKind | None, details: Hashable, *, plain: bool) -> None:
         """Begin a step.
@@ -67,7 +70,7 @@ class Unhooked:
         if self._known is None:
             return
         seen = self._known.seen
-        sure = may and seen.alike >= SURE and seen.unchecked < UNCHECKED and seen.details == details
+        sure = may and seen.alike >= SURE and seen.unchecked < seen.most_unchecked and seen.details == details
         self.without = sure and self._hooks.take_out()
         self._before, self._node = self._residence.so_far(self._budget_bytes()), next_node_number()
 
@@ -89,6 +92,7 @@ class Unhooked:
             Bytes over budget, for a step that ran unchecked or under the plan of a larger step; else 0.
         """
         mine, self._known = self._known, None
+        self.in_a_row = self.in_a_row + 1 if self.without else 0
         if mine is None or self._made is None:
             return 0
         if mine.shared:
@@ -98,7 +102,10 @@ class Unhooked:
         if self.without:
             seen.unchecked += 1
             seen.alike = seen.alike if alike else 0
+            self.in_a_row = self.in_a_row if alike and not self._excess_bytes else 0
             return self._excess_bytes
+        went_on = seen.alike >= SURE and alike and known is mine and seen.unchecked > 0
+        seen.most_unchecked = min(2 * seen.most_unchecked, MOST_UNCHECKED) if went_on else LEAST_UNCHECKED
         seen.alike = 0 if known is not mine else seen.alike + 1 if alike else 1
         seen.made, seen.details, seen.unchecked = self._made, self._details, 0
         return 0

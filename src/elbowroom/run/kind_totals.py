@@ -53,7 +53,10 @@ class Kinds:
 
     def of(self, key: Hashable) -> Kind:
         """Return the kind of a signature."""
-        return self._by_key.setdefault(key, Kind(inputs=_inputs(key)))
+        found = self._by_key.get(key)
+        if found is None:
+            found = self._by_key[key] = Kind(inputs=_inputs(key))
+        return found
 
     def recorded(self, key: Hashable, held_bytes: int, keep_all_bytes: int) -> None:
         """Note what a recorded step held, and what it would have held with everything kept."""

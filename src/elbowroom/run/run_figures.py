@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import replace
 
+from elbowroom.engine.entries import Counters
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.lost_device import loss_of
 from elbowroom.errors import DeviceLost, Infeasible
@@ -34,7 +35,6 @@ class RunFigures:
         device: the device whose storages move.
         min_size_bytes: smaller storages stay there.
         trace, plan: those of the step that ran last; None before the first plan.
-        steps: figures of the steps that have ended; a long training keeps those of the last few thousand.
         passed: counts of large saved tensors that stayed where they were. Keys are subclasses that nothing says how to
             rebuild, and other devices.
         beyond_bytes: most bytes beyond the budget that a CUDA device held when a step began.
@@ -44,7 +44,6 @@ class RunFigures:
         self.device = executor.device
         self.min_size_bytes = learner.min_size_bytes
         self._first_budget_bytes = learner.budget_bytes
-        self.steps: list[StepFigures] = []
         self.passed: Counter[str] = Counter()
         self._executor = executor
         self._learner = learner
@@ -52,19 +51,39 @@ class RunFigures:
         self._last_key: Hashable = None
         self._measured: tuple[Hashable, StepKind, Timeline] | None = None
         self._measure_next = False
-        self._steps_ended = 0
+        self._figures: list[StepFigures] = []
+        self._kept = 0
+        self._rested_ns: list[int] = []
         self.beyond_bytes = 0
         self._settled = False
         self._once = Once()
 
+    @property
+    def steps(self) -> list[StepFigures]:
+        """Figures of the steps that have ended; a long training keeps those of the last few thousand."""
+        self._keep_rested()
+        return self._figures
+
+    @property
+    def _steps_ended(self) -> int:
+        """How many steps have ended."""
+        return self._kept + len(self._rested_ns)
+
     def _keep(self, step: StepFigures, key: Hashable, followed: StepKind | None, *, settled: bool) -> None:
         """Keep the figures of a step that has ended. A `settled` one followed the last plan of its kind."""
         self._settled = settled
-        self.kinds.ended(key, followed)
-        self.steps.append(step)
-        self._steps_ended += 1
-        if len(self.steps) > 2 * STEPS_KEPT:
-            del self.steps[:STEPS_KEPT]
+        self._learner.met_kinds.totals.ended(key, followed)
+        self._figures.append(step)
+        self._kept += 1
+        if len(self._figures) > 2 * STEPS_KEPT:
+            del self._figures[:STEPS_KEPT]
+
+    def _keep_rested(self) -> None:
+        """Keep the figures of the steps of a rest, of which only the times were noted: it must take no time."""
+        rested_ns, self._rested_ns = self._rested_ns, []
+        for step_ns in rested_ns:
+            step = figures.of_step("keep", step_ns, Counters(), 0, checked=False)
+            self._keep(step, self._last_key, self._last, settled=True)
 
     def _see_what_lies_there(self) -> bool:
         """Look at the start of a step whether the device holds more than the budget, from code between steps."""
@@ -89,6 +108,7 @@ class RunFigures:
     @property
     def kinds(self) -> Kinds:
         """What each kind of step holds."""
+        self._keep_rested()
         return self._learner.met_kinds.totals
 
     @property

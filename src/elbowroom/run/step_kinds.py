@@ -28,6 +28,8 @@ ALIKE_SHARE = 0.8
 """Smallest allowed ratio of input sizes of a step to those of the step whose plan it follows: see similar_shapes.py."""
 _ALIKE_BYTES_SHARE = ALIKE_SHARE**4
 """Smallest allowed ratio of saved bytes. An attention map has height² · width² of an image: four sizes in all."""
+LEAST_UNCHECKED = 15
+"""Unchecked steps in a row at first."""
 PATIENCE = 3
 """Observed steps in which a kind that was met once is waited for. A step that broke off never comes again."""
 _UNKNOWN = object()
@@ -61,12 +63,14 @@ class Seen:
         made: nodes of autograd's graph that it made, and bytes that it asked the allocator for.
         alike: number of checked steps in a row that were equal in these.
         unchecked: number of steps since then that were not checked.
+        most_unchecked: number of such steps after which one is checked.
     """
 
     details: Hashable = None
     made: tuple[int, int] = (0, 0)
     alike: int = 0
     unchecked: int = 0
+    most_unchecked: int = LEAST_UNCHECKED
 
 
 @dataclass(slots=True, eq=False)
@@ -258,9 +262,14 @@ def details(args: Any, keywords: Any) -> Hashable:
         args: positional arguments of the outermost module.
         keywords: its keyword arguments; None if they are not known.
     """
-    settings = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
-    found = (settings, *_details(args), *_details(keywords)) if keywords is not None else (_UNKNOWN,)
+    found = (autocast_settings(), *_details(args), *_details(keywords)) if keywords is not None else (_UNKNOWN,)
     return None if _UNKNOWN in found else found
+
+
+def autocast_settings() -> Hashable:
+    """Return the type of autocast for each kind of device; None where it is off."""
+    on, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+    return dtype("cpu") if on("cpu") else None, dtype("cuda") if on("cuda") else None
 
 
 def _details(value: Any) -> Iterator[Hashable]:

@@ -20,6 +20,7 @@ Several optimizers may step in one step. How many do is learnt from the first st
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
@@ -55,6 +56,7 @@ from elbowroom.run.kind_totals import beyond
 from elbowroom.run.learner import Learner
 from elbowroom.run.making_room import MakingRoom
 from elbowroom.run.recompute.in_step import StepRecomputes
+from elbowroom.run.resting import BEFORE_REST, Resting, no_module
 from elbowroom.run.run_figures import RunFigures
 from elbowroom.run.run_warnings import NO_STEP, Surprises
 from elbowroom.run.step_ends import ParameterUpdates
@@ -101,6 +103,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._room = MakingRoom(executor, self._states, self._limit, learner)
         executor.make_room = self._make_room
         self._unhooked = Unhooked(self._hooks, executor.residence, lambda: learner.budget_bytes)
+        self._rest = Resting(self._hooks, self._states, executor.residence, lambda: learner.budget_bytes)
+        self._root: Callable[[], torch.nn.Module | None] = no_module
         self._root_hook = ModuleHooks(self._on_root)
         self._watch: OptimizerWatch | None = None
         self._updates = ParameterUpdates()
@@ -154,6 +158,8 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def close(self, *, failed: bool) -> None:
         """Remove the hooks, and end the last step. Saved tensors that still exist can be read back afterwards."""
+        if self._rest.on:
+            self._wake()
         self._hooks.close()
         self._known_by_itself()
         if self._watch is not None:
@@ -201,6 +207,8 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def end_step(self) -> None:
         """End a step of the training here. For trainings without a torch.optim.Optimizer."""
+        if self._rest.on:
+            self._wake()
         if self._running:
             self._updates.active = False
             self._ends_here()
@@ -234,6 +242,13 @@ class TrainingRun(RunFigures, Director, Conductor):
     @never_compiled
     def _on_root(self, module: torch.nn.Module, args: Any) -> None:
         """Begin a step at the first call of an outermost module that trains."""
+        if self._rest.on:
+            if self._rest.in_step or not torch.is_grad_enabled():
+                return
+            if not self._measure_next and self._rest.meets(module, args, keywords_of_call()):
+                self._root_hook.hide()
+                return
+            self._wake()
         if self._optimizer_ran:
             self._end_step()
         elif torch.is_grad_enabled() and self._updated():
@@ -330,6 +345,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         unseen = self._recorder is None and not (self._root_hook.installed or self._room.retries.on)
         plain = unseen and known is not None and known.runs_as_ever and self._learner.met_kinds.only(key)
         self._unhooked.begin(known, details, plain=plain)
+        self._root = no_module if root is None else weakref.ref(root)
         self._recomputes.follow()
         self._begin_ns = time.perf_counter_ns()
 
@@ -425,6 +441,8 @@ class TrainingRun(RunFigures, Director, Conductor):
             (self._executor.residence.begin if moving else self._executor.residence.end)()
 
     def _optimizer_begins(self, optimizer: Any) -> None:
+        if self._rest.on:
+            return
         self._in_optimizer = True
         self._states.meets(optimizer)
         if self._running:
@@ -436,13 +454,49 @@ class TrainingRun(RunFigures, Director, Conductor):
             optimizer_began(self._recorder)
 
     def _optimizer_ends(self, optimizer: Any) -> None:
+        if self._rest.on:
+            self._ends_in_rest()
+            return
         optimizer_ended(self._recorder, optimizer)
         self._in_optimizer = self._updates.active = False
         self._optimizer_steps += 1
         if self._optimizer_steps >= self._learner.met_kinds.optimizer_steps(self._key):
             self.end_step()
+            self._may_rest()
         elif self._running:
             self._mark_end()
+
+    def _may_rest(self) -> None:
+        """Let the training rest, if its last steps ran without hooks and as expected: see Note: [Rest]."""
+        kind, root = self._current, self._root()
+        unsure = self._optimizer_steps > 1 or self._room.retries.on or self.beforehand is not None
+        if not self._unhooked.without or kind is None or root is None or unsure:
+            return
+        self._end_step()
+        if self._current is kind and self._unhooked.in_a_row >= BEFORE_REST and kind.seen.alike:
+            self._rest.begin(kind, self._key, root)
+
+    def _ends_in_rest(self) -> None:
+        """End a step of a rest, as its optimizer has stepped."""
+        rest = self._rest
+        if not rest.in_step:  # an optimizer that steps by itself
+            self._wake()
+            return
+        self._rested_ns.append(rest.ends())
+        if rest.excess_bytes:
+            self.steps[-1] = replace(self.steps[-1], mismatches=1)
+            self._surprises.memory(rest.excess_bytes)
+        if rest.goes_on:
+            self._root_hook.show()
+        else:
+            self._wake()
+
+    def _wake(self) -> None:
+        """End a rest: the next step is seen whole."""
+        self._keep_rested()
+        self._rest.end()
+        self._root_hook.remove()
+        self._root_hook.install()
 
     def _settle(self) -> None:
         """Wait for all writes, unless optimizer states leave at the step's end: those writes go on in the next step."""

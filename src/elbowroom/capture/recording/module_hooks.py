@@ -59,7 +59,9 @@ class ModuleHooks:
             self.hide()
 
     def show(self) -> None:
-        """Register the hooks with torch."""
+        """Register the hooks with torch, if they are not."""
+        if self._handles:
+            return
         self._handles = [register_module_forward_pre_hook(self._before)]
         if self._after is not None:
             self._handles.append(register_module_forward_hook(self._after, always_call=True))
