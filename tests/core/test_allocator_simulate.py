@@ -183,6 +183,8 @@ def test_compute_waits_where_the_driver_is_asked_in_every_step() -> None:
     assert delays_of(step, [driven], done, "") == {1: 5 + 3 * CALL_NS}
     # and with expandable segments a call for each page of 20 MiB, 5 in 110 MiB and one for what is left over
     assert delays_of(step, [driven], done, "expandable_segments:True") == {1: 5 + 6 * PAGE_NS}
+    # and a second time at the same op the copy has ended while compute waited
+    assert delays_of(step, [driven, driven], done, "") == {1: 5 + 6 * CALL_NS}
     # and a new segment alone is one call
     assert delays_of(step, [Driven(point, 40 * MIB, 0, 0, empties=False)], done, "") == {1: CALL_NS}
     assert delayed(step, {1: 5}).at_ns.tolist() == [0, 10**7, 2 * 10**7 + 5, 3 * 10**7 + 5, 4 * 10**7 + 5]

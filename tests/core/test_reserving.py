@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elbowroom.planners import plan
-from elbowroom.planners.optimal.reserved_trials import reserved_bytes
+from elbowroom.planners.budget.confirm_reserved import replayed
+from elbowroom.planners.optimal.reserved_trials import is_free, reserved_bytes, reserving
 from elbowroom.planners.optimal.rough_trials import pool_of
 from elbowroom.planners.optimal.trial import tried
+from elbowroom.planners.problem import peak_of
 from elbowroom.simulate.simulate import simulate
 from tests.core.build import chain, machine
 from tests.core.test_optimal import infeasible_at, problem_of
@@ -26,6 +28,41 @@ def test_what_a_trial_reserves_is_what_its_simulation_says() -> None:
     for trial in trials:
         line = simulate(trace, caching, replace(trial.plan("optimal"), budget_bytes=2**40))
         assert reserved_bytes(trial) == line.peak_reserved_bytes > 0
+
+
+def test_a_trial_waits_for_the_driver_below_a_limit_where_its_simulation_does() -> None:
+    trace = chain(
+        [mib * 2**20 for mib in (72, 160, 148, 44, 104, 132, 160, 28, 12, 132)], base=2**20, temporary=9 * 2**20
+    )
+    caching = replace(machine(), allocator="expandable_segments:True")
+    pool = pool_of(problem_of(trace, caching, 2**50))
+    trials = [tried(basis, basis.on_demand(n)) for basis in (pool.basis(()),) for n in (basis.n[::2], basis.n[::3])]
+
+    met = list[tuple[bool, bool]]()
+    for trial in trials:
+        peak_bytes, most_bytes = peak_of(pool.problem.step, trial.played), reserved_bytes(trial)
+        for limit_bytes in range(peak_bytes, most_bytes + 2**20, 2**23):
+            found = reserving(trial, limit_bytes)
+            played = replayed(trace, caching, trial.plan("optimal"), limit_bytes)
+            assert (found.over_bytes == 0, found.waits_ns > 0) == (played.fits, played.fits and played.is_driven)
+            assert is_free(trial, limit_bytes) == played.is_free
+            met.append((played.fits, played.is_driven))
+
+    # then there were limits of each kind: too low, with waits, and without
+    assert {(True, True), (True, False)} <= set(met)
+    assert any(not fits for fits, _ in met)
+
+
+def test_a_plan_with_waits_for_the_driver_is_found_where_none_is_without() -> None:
+    trace = chain([mib * 2**20 for mib in (40, 3, 30, 8, 14, 25)], base=2**20, temporary=9 * 2**20)
+    caching = replace(machine(), allocator="")
+    least = infeasible_at(trace, caching, 0)
+
+    for budget_bytes in (least, least + 2**21):
+        made = plan(trace, caching, budget_bytes, "optimal")
+        played = replayed(trace, caching, made, budget_bytes)
+        assert made.bound is not None
+        assert (played.fits, played.step_ns) == (True, made.bound.step_ns)
 
 
 def test_the_least_budget_named_is_the_same_whatever_was_asked_for() -> None:

@@ -39,6 +39,7 @@ def delays_of(step: LastStep, driven: Sequence[Driven], done: Play, settings: st
     """
     allowed = parse_settings(settings)
     found: dict[int, int] = {}
+    waits = list[tuple[int, int]]()
     for each in driven:
         op = step.op_at(each.point)
         if allowed.expandable_segments:
@@ -47,8 +48,16 @@ def delays_of(step: LastStep, driven: Sequence[Driven], done: Play, settings: st
         else:
             call_ns = (1 + each.freed_segments) * CALL_NS
         arrives_ns = int(done.position_ns[op - step.first_op])
-        until_ns = max((c.end_ns for c in done.copies if c.start_ns <= arrives_ns), default=0) if each.empties else 0
-        found[op] = max(found.get(op, 0), until_ns - arrives_ns, 0) + call_ns
+        waits_ns = call_ns
+        if each.empties:  # a copy goes on while compute waits, so the waits since its start have brought it on
+            ends_ns = (
+                copy.end_ns - sum(ns for at_ns, ns in waits if at_ns >= copy.start_ns)
+                for copy in done.copies
+                if copy.start_ns <= arrives_ns
+            )
+            waits_ns += max(0, max(ends_ns, default=0) - arrives_ns)
+        waits.append((arrives_ns, waits_ns))
+        found[op] = found.get(op, 0) + waits_ns
     return found
 
 

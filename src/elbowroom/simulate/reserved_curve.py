@@ -143,15 +143,15 @@ def reserved_at(
         limit_bytes: the most that the allocator may reserve; None for no limit. If the blocks do not fit there, the
             result is that without a limit.
     """
-    if as_recorded and limit_bytes is None:
-        return _recorded(step, moves, settings)
+    if as_recorded:
+        found = _recorded(step, moves, settings)
+        if limit_bytes is None or max([int(found.level.max()), *(beat.most for beat in found.beats)]) <= limit_bytes:
+            return found
     steps = equal_steps(step, moves, away, AllocatorUse(settings))
-    found = _recorded(step, moves, settings) if as_recorded else steps.played().heights(step, moves)
-    most = max([int(found.level.max()), *(beat.most for beat in found.beats)])
-    if limit_bytes is None or most <= limit_bytes:
-        return found
-    limited = steps.within(limit_bytes)
-    return found if limited is None else limited.heights(step, moves)
+    limited = None if limit_bytes is None else steps.within(limit_bytes)
+    if limited is not None:
+        return limited.heights(step, moves)
+    return _recorded(step, moves, settings) if as_recorded else steps.played().heights(step, moves)
 
 
 def _recorded(step: LastStep, moves: Moves, settings: str) -> ReservedCurve:

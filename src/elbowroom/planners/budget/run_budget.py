@@ -28,6 +28,7 @@ from elbowroom.errors import Infeasible
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
 from elbowroom.planners import Asking, Judge, Means, any_recompute, asking
+from elbowroom.planners.budget.confirm_reserved import replayed
 from elbowroom.planners.budget.infeasible import followed, with_reserved
 from elbowroom.planners.budget.least import first_met
 from elbowroom.planners.budget.remedies import Refused, with_remedies
@@ -58,6 +59,9 @@ LIMIT_SHARE = 100
 """The next limit that is looked at is larger by one such part, and by a segment at least."""
 TIME_LIMIT_S = 2.0
 """Time limit of each program that a planner solves: training waits for the plan."""
+SLOW = 1.05
+"""If a course is slower by this factor than the fastest plan for allocated bytes, a longer search is worth it: the
+training has a safe plan meanwhile, and the better one lasts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,16 +199,57 @@ def _course_within(request: CourseRequest) -> Course:
     last = _at_limit(request.trace, request.use, _frugalest(request), budget_bytes)
     if last is None and _moves_everything(request.asked):
         raise _refused_reserved(request)
+    found = _less_allocated(ways, tried) or _fastest_at_limit(request, tried.plans)
+    found = _of_reserved(request, tried, found) or found or last
+    if found is None:
+        raise _refused_reserved(request, [made for made in tried.plans if made.moves])
+    return replace(found, plan=replace(found.plan, budget_bytes=budget_bytes))
+
+
+def _less_allocated(ways: Sequence[CourseRequest], tried: _Tried) -> Course | None:
+    """Return the first course found within the budget, of plans for fewer allocated bytes; the first way was begun."""
     for way in ways:
         with suppress(Infeasible):
-            found = None if way is of_saves else _first(way, tried)
+            found = None if way is ways[0] else _first(way, tried)
             if found := found or _searched(way, tried):
                 return found
-    plans = [made for made in tried.plans if made.moves]  # others run without hooks
-    found = _at_limit(request.trace, request.use, plans, budget_bytes) or last
-    if found is None:
-        raise _refused_reserved(request, plans)
-    return replace(found, plan=replace(found.plan, budget_bytes=budget_bytes))
+    return None
+
+
+def _fastest_at_limit(request: CourseRequest, tried: Sequence[Plan]) -> Course | None:
+    """Return the course at a limit of the allocator that is the fastest, waits for the driver included.
+
+    Plans that move nothing are left out: their steps run without hooks, so nothing could hold them to a limit.
+    """
+    budget_bytes = request.budget.device_bytes
+    found = [_at_limit(request.trace, request.use, [made], budget_bytes) for made in tried if made.moves]
+    return min(filter(None, found), key=lambda each: _step_ns(request, each), default=None)
+
+
+def _step_ns(request: CourseRequest, course: Course) -> int:
+    """Return the time of a step along a course, waits for the driver included."""
+    return replayed(request.trace, request.machine, course.plan, course.peak_bytes).step_ns
+
+
+def _of_reserved(request: CourseRequest, tried: _Tried, found: Course | None) -> Course | None:
+    """Return a faster course than the one found, of the planner that counts reserved bytes and waits for the driver.
+
+    It is asked if the course is much slower than the fastest plan for allocated bytes. None if there is no such
+    planner, or no faster course.
+    """
+    if request.asked.planner is not None or _planner(request.asked.allow) != "optimal":
+        return None
+    within_ns = 2**62 if found is None else _step_ns(request, found)
+    exact = replace(request.machine, allocator="exact")
+    if within_ns <= SLOW * min((simulate(request.trace, exact, made).step_ns for made in tried.plans), default=0):
+        return None
+    allowed_bytes = request.budget.device_bytes - _spare_bytes(request.machine.allocator)
+    asked, way = replace(request.asked, planner=PLANNER_OF_RECOMPUTES, follows=False), request.within(allowed_bytes)
+    with suppress(Infeasible):
+        made = asking(way.trace, way.machine, way.budget, asked, judge=way.judge).plan(allowed_bytes)
+        other = tried.add(request, made) or _fastest_at_limit(request, [made])
+        return other if other is not None and _step_ns(request, other) < within_ns else None
+    return None
 
 
 def _ways(request: CourseRequest) -> list[CourseRequest]:

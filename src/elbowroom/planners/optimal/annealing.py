@@ -58,6 +58,7 @@ class Chain:
         self.scale, self._over = scale, over
         self.met: list[WeighedLeaving] = []
         self.best: WeighedLeaving | None = None
+        self._nearest: WeighedLeaving | None = None
         self._dearer = 1.0
         self._now = self._noted(first)
 
@@ -73,8 +74,8 @@ class Chain:
 
     @property
     def ends(self) -> list[WeighedLeaving]:
-        """The best choice, if any was within the budget, and the last one."""
-        return [self._now] if self.best is None or self.best is self._now else [self.best, self._now]
+        """Choices that were played: the best one within the budget, and the one that was nearest to it."""
+        return [each for each in dict.fromkeys((self.best, self._nearest)) if each is not None]
 
     def go_on(self, changes: int, first_ns: float, last_ns: float, random: Random, enough_ns: int) -> None:
         """Make a number of changes, from the best choice on.
@@ -111,6 +112,8 @@ class Chain:
             return weighed
         if self._over is not None and is_new:
             weighed = self.scale.counted(weighed, self._over)
+        if self._nearest is None or weighed.over_bytes < self._nearest.over_bytes:
+            self._nearest = weighed
         if not weighed.over_bytes:
             self.met.append(weighed)
             self.best = weighed if self.best is None or weighed.step_ns < self.best.step_ns else self.best
@@ -252,6 +255,22 @@ def annealed(chains: Sequence[Chain], enough_ns: int, effort: float = 1.0) -> li
             chain.go_on(most, first_ns, last_ns, random, enough_ns)
         left.sort(key=_rank)
     return left
+
+
+def gone_on(scale: Scale, first: WeighedLeaving, over: Over, changes: int, enough_ns: int) -> WeighedLeaving | None:
+    """Return the best choice within the budget of one chain that begins with a choice; None if there was none.
+
+    Args:
+        scale: weighs the choices.
+        first: the choice.
+        over: counts reserved bytes.
+        changes: number of changes, at most.
+        enough_ns: a step this fast ends it.
+    """
+    chain = Chain(scale, scale.counted(first, over), over)
+    first_ns, last_ns = (share * scale.step_ns for share in UPHILL[-2:])
+    chain.go_on(changes, first_ns, last_ns, Random(0), enough_ns)
+    return chain.best
 
 
 def _rank(chain: Chain) -> tuple[bool, float]:

@@ -58,11 +58,12 @@ class WeighedLeaving:
         choice: the choice.
         basis: its recomputes.
         n: the saves that it swaps.
-        step_ns: time of the step.
+        step_ns: time of the step; with waits for the driver, if reserved bytes were counted.
         charge_ns: what its bytes above the budget are charged with.
         over_bytes: allocated or reserved bytes above the budget.
         slot: where the most bytes are held.
         trial: the choice as it was played; None if it was estimated only.
+        is_driven: whether compute waits for the driver.
     """
 
     choice: Leaving
@@ -73,6 +74,7 @@ class WeighedLeaving:
     over_bytes: int
     slot: int
     trial: Trial | None = None
+    is_driven: bool = False
 
     @property
     def cost_ns(self) -> float:
@@ -80,8 +82,20 @@ class WeighedLeaving:
         return self.step_ns + self.charge_ns
 
 
-Over = Callable[[Trial], int]
-"""Returns the bytes that a trial reserves above the budget."""
+class Reserving(NamedTuple):
+    """What it takes an allocator to stay within a budget of reserved bytes.
+
+    Attributes:
+        over_bytes: about how many bytes are reserved above the budget.
+        waits_ns: time for which compute waits for the driver, if nothing is above the budget.
+    """
+
+    over_bytes: int
+    waits_ns: int
+
+
+Over = Callable[[Trial], Reserving]
+"""Replays a trial through an allocator that has the budget as its limit."""
 
 
 @final
@@ -139,9 +153,17 @@ class Scale:
         return weighed if trial is None else self._of_trial(weighed, trial)
 
     def counted(self, weighed: WeighedLeaving, over: Over) -> WeighedLeaving:
-        """Count the reserved bytes of a choice that was played."""
-        over_bytes = 0 if weighed.trial is None else over(weighed.trial)
-        return replace(weighed, over_bytes=over_bytes, charge_ns=self._charge_ns(over_bytes))
+        """Count the reserved bytes of a choice that was played, and its waits for the driver."""
+        if weighed.trial is None:
+            return weighed
+        over_bytes, waits_ns = over(weighed.trial)
+        return replace(
+            weighed,
+            step_ns=float(weighed.trial.cost[0] + waits_ns),
+            over_bytes=over_bytes,
+            charge_ns=self._charge_ns(over_bytes),
+            is_driven=waits_ns > 0,
+        )
 
     def _charge_ns(self, over_bytes: int) -> float:
         """Return what bytes above the budget cost: at least that of a part of it, so that the last ones go too."""

@@ -7,9 +7,9 @@ improved by exchanges, each of them played (refine.py), until the bound is met o
 Reference: pipe.py names it; improving by exchanges is local search (Papadimitriou and Steiglitz, "Combinatorial
 Optimization", 1982, chapter 19). Optimal: if it meets the bound, or if there are few options, as then all of them are
 played (exhaustive.py). Never slower, simulated, than any baseline that meets the same budget of allocated bytes
-(baseline_trials.py). For reserved bytes, baselines are asked only if annealing found no plan without waits, or if the
-step is a small one.
-Ignores: what the simulator ignores. Cost: the program's, then plays of n log n each, fewer of them the larger n is.
+(baseline_trials.py). For reserved bytes, baselines are asked only if annealing found no plan, or if the step is a
+small one. Ignores: what the simulator ignores. Cost: the program's, then plays of n log n each, fewer of them the
+larger n is.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
         if held is None:
             raise _over_reserved(problem, bases[0][0], max(limit_bytes, budget_bytes + 1))
     is_small = len(problem.step.saves) <= FEW_SAVES and held.step_ns > enough_ns
-    if best is None or best.is_driven or is_small:
+    if best is None or is_small:
         held = _or_baseline(problem, held)
     within = AcceptedTrials(held, budget_bytes)
     _refined(problem, held.found, bound, enough_ns, within, SHARE)

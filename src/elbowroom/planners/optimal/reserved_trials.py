@@ -19,12 +19,14 @@ from typing import final
 
 from elbowroom.planners.budget.confirm_reserved import replayed
 from elbowroom.planners.budget.reserved_search import lowest
-from elbowroom.planners.optimal.leaving import Over
+from elbowroom.planners.optimal.annealing import ease, gone_on
+from elbowroom.planners.optimal.leaving import Over, Reserving
 from elbowroom.planners.optimal.refine import Pool
-from elbowroom.planners.optimal.rough_trials import NAME, Chained, Found
+from elbowroom.planners.optimal.rough_trials import NAME, Found, Start, effort_of
 from elbowroom.planners.optimal.trial import Trial
 from elbowroom.planners.problem import peak_of
 from elbowroom.simulate.curves import away_points
+from elbowroom.simulate.driver_waits import delays_of
 from elbowroom.simulate.reserved_curve import AllocatorUse, EqualSteps, Played, equal_steps, reserved_at
 from elbowroom.step.last_step import LastStep
 
@@ -33,7 +35,9 @@ LOOKS = 8
 LIMIT_SHARE = 0.005
 """Share to which the least limit is found."""
 MOST_DRIVEN = 8
-"""Trials that are played with waits for the driver, if all have such waits."""
+"""Trials that are played with waits for the driver, if they may be faster than those without."""
+DRIVEN_CHANGES = 100
+"""Changes to the best of these."""
 MOST_ASKED = 30
 """Most exchanges that are played with waits for the driver, if the best trial has such waits."""
 
@@ -48,7 +52,7 @@ Near = Callable[[Trial, Pool], Iterator[Trial]]
 """Yields trials that differ from one in one thing."""
 Rough = Callable[[int], Sequence[Found]]
 """Returns trials within a number of allocated bytes, the fastest first."""
-Ladder = Callable[[int, int, Over, int], Sequence[Chained]]
+Ladder = Callable[[int, int, Over, int], Sequence[Start]]
 """Looks for trials within some reserved bytes: see `Search.annealed_within`."""
 
 
@@ -59,24 +63,20 @@ def _step_of(trial: Trial) -> LastStep:
 
 def is_free(trial: Trial, limit_bytes: int) -> bool:
     """Tell whether an allocator with a limit has room, without turning to the driver in every step."""
-    if _keeps_all(trial):
-        return reserved_bytes(trial) <= limit_bytes
-    return _is_free(trial, _steps_of(trial), limit_bytes)
+    return reserving(trial, limit_bytes) == (0, 0)
 
 
-def over_bytes(trial: Trial, limit_bytes: int) -> int:
-    """Return about how many bytes a trial reserves above a limit; 0 only if `is_free`."""
+def reserving(trial: Trial, limit_bytes: int) -> Reserving:
+    """Replay a trial through an allocator with a limit."""
     if _keeps_all(trial):
-        return max(0, reserved_bytes(trial) - limit_bytes)
+        return Reserving(max(0, reserved_bytes(trial) - limit_bytes), 0)
     steps = _steps_of(trial)
-    if _is_free(trial, steps, limit_bytes):
-        return 0
-    return max(1, steps.most_reserved(GUIDING_STEPS) - limit_bytes)
-
-
-def _is_free(trial: Trial, steps: EqualSteps, limit_bytes: int) -> bool:
     found = _within(steps, limit_bytes)
-    return found is not None and not found.heights(_step_of(trial), trial.played).driven
+    if found is None:
+        return Reserving(max(1, steps.most_reserved(GUIDING_STEPS) - limit_bytes), 0)
+    step, settings = _step_of(trial), trial.basis.asked.machine.allocator
+    driven = found.heights(step, trial.played).driven
+    return Reserving(0, sum(delays_of(step, driven, trial.done, settings).values()) if driven else 0)
 
 
 def _within(steps: EqualSteps, limit_bytes: int) -> Played | None:
@@ -189,16 +189,39 @@ def fastest_within(budget_bytes: int, least_bytes: int, ladder: Ladder, enough_n
         ladder: looks for trials.
         enough_ns: a step this fast ends the search.
     """
-    found = ladder(budget_bytes, least_bytes, lambda trial: over_bytes(trial, budget_bytes), enough_ns)
-    free = [FittingTrial(found=(t, pool), step_ns=t.cost[0], is_driven=False) for t, pool, over in found if not over]
-    if free:
-        return min(free, key=_step_ns)
-    held = (held_within((trial, pool), budget_bytes) for trial, pool, _ in found[:MOST_DRIVEN])
-    return min((each for each in held if each is not None), key=_step_ns, default=None)
+    found = ladder(budget_bytes, least_bytes, lambda trial: reserving(trial, budget_bytes), enough_ns)
+    best, driven = None, list[tuple[FittingTrial, Start]]()
+    for scale, each in sorted(found, key=_rank):
+        if each.trial is None:
+            continue
+        if not (each.over_bytes or each.is_driven):  # those that follow are slower, or above the budget
+            best = FittingTrial(found=(each.trial, scale.pool), step_ns=each.trial.cost[0], is_driven=False)
+            break
+        if len(driven) < MOST_DRIVEN and (met := held_within((each.trial, scale.pool), budget_bytes)):
+            driven.append((met, (scale, each)))
+    if driven:
+        met, start = min(driven, key=lambda pair: pair[0].step_ns)
+        if best is None or met.step_ns < best.step_ns:
+            best = _driven_less(met, start, budget_bytes, enough_ns)
+    return best
 
 
-def _step_ns(trial: FittingTrial) -> int:
-    return trial.step_ns
+def _rank(start: Start) -> tuple[int, float]:
+    return start[1].over_bytes, start[1].step_ns
+
+
+def _driven_less(held: FittingTrial, start: Start, budget_bytes: int, enough_ns: int) -> FittingTrial:
+    """Anneal a trial with waits for the driver. Each change is played with these waits, so there are few."""
+    scale, weighed = start
+
+    def over(trial: Trial) -> Reserving:
+        met = held_within((trial, scale.pool), budget_bytes)
+        return reserving(trial, budget_bytes) if met is None else Reserving(0, met.step_ns - trial.cost[0])
+
+    changes = int(DRIVEN_CHANGES * effort_of(scale.pool.problem) * ease(scale.step, counts_reserved=True))
+    best = gone_on(scale, weighed, over, changes, enough_ns)
+    met = held_within((best.trial, scale.pool), budget_bytes) if best is not None and best.trial is not None else None
+    return met if met is not None and met.step_ns < held.step_ns else held
 
 
 @final

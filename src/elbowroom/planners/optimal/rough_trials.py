@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from heapq import nsmallest
-from itertools import chain
 from typing import final
 
 from elbowroom.planners.optimal.algorithm_choice import deciding_algorithms, fastest, frugal
@@ -37,21 +36,18 @@ MOST_DROPPABLE = 12
 BROUGHT = 40
 """Most choices per step and budget that are brought within it; the others are estimated only."""
 
-RUNG_SHARE, MOST_RUNGS = 0.9, 12
+RUNG_SHARE, MOST_RUNGS = 0.93, 16
 """Of two rungs of the ladder of allocated bytes, the lower one as a share of the other; and the most rungs."""
 LOOKS, MOST_LOOKS = 6, 24
-"""Trials of each rung whose reserved bytes are counted: rough ones, and annealed ones (fewer for large steps)."""
-FAR = 1.25
-"""A trial that takes this factor longer than one of the first rung is far from the best: all rungs are gone on from."""
+"""Trials of each rung whose reserved bytes are counted: at least, and where steps are small."""
 WHOLE_EFFORT_S = 10.0
 """With a time limit of less, fewer changes are made: a run waits for its plan, and asks for several."""
+EFFORT_RUNG = 0.33
 EFFORT_WITHIN = 0.5
-"""Factor on the number of changes if reserved bytes are counted, which takes longer than a play."""
+"""Factors on the number of changes if reserved bytes are counted: for each rung, and for all of them together."""
 
 Found = tuple[Trial, Pool]
 Start = tuple[Scale, WeighedLeaving]
-Chained = tuple[Trial, Pool, int]
-"""A trial, its pool, and the reserved bytes above the budget."""
 
 
 @final
@@ -87,11 +83,12 @@ class Search:
         chains = annealed(first_chains(starts), enough_ns, effort_of(self._asked))
         return _sorted([*_best(chains), *of_baselines])
 
-    def annealed_within(self, budget_bytes: int, least_bytes: int, over: Over, enough_ns: int) -> list[Chained]:
+    def annealed_within(self, budget_bytes: int, least_bytes: int, over: Over, enough_ns: int) -> list[Start]:
         """Return the best trials found whose reserved bytes are within the budget, and those found on the way.
 
-        A ladder of allocated bytes is looked at, from the budget down to the first rung that fits. Annealing goes on
-        from the last rungs; first for allocated bytes alone, where only the best trials are counted, then for both.
+        A ladder of allocated bytes is gone down, from the budget to the first rung where the allocator has room without
+        waits. On each rung trials are annealed for allocated bytes alone, and only the best are counted. From all of
+        these annealing goes on for both.
 
         Args:
             budget_bytes: reserved bytes.
@@ -99,23 +96,18 @@ class Search:
             over: counts the reserved bytes above the budget.
             enough_ns: a step this fast ends the search.
         """
-        counted, rough, rung = list[list[Start]](), list[list[Start]](), budget_bytes
-        while rung >= least_bytes and len(rough) < MOST_RUNGS:
-            rough.append(_played(self._starts(rung, few=True), LOOKS))
-            counted.append(_counted(rough[-1], over))
-            if _fits(counted[-1], rough[0]):
-                break
-            rung = int(rung * RUNG_SHARE)
-        else:
-            chains = annealed(first_chains(chain(*counted), over), enough_ns)
-            return _ends(chains if _any_within(chains) else annealed(chains, enough_ns))
-        starts = list(chain(*counted))
-        looks = int(MOST_LOOKS * ease(self._asked.step, counts_reserved=True))
-        for each in rough[-2:]:
-            plain = annealed(first_chains(each), enough_ns, EFFORT_WITHIN)
+        counted, effort = list[Start](), effort_of(self._asked)
+        looks = max(LOOKS, int(MOST_LOOKS * ease(self._asked.step, counts_reserved=True)))
+        for rung in _rungs(budget_bytes, least_bytes):
+            rough = self._starts(rung, few=True)
+            plain = annealed(first_chains(_played(rough, LOOKS) or rough), enough_ns, effort * EFFORT_RUNG)
             met = [(of.scale, weighed) for of in plain for weighed in of.met]
-            starts += _counted(_played(met, max(LOOKS, looks)), over)
-        return _ends(annealed(first_chains(starts, over), enough_ns, EFFORT_WITHIN))
+            found = _counted(_played([*rough, *met], looks), over)
+            counted += found
+            if any(not (each.over_bytes or each.is_driven) for _, each in found):
+                break
+        chains = annealed(first_chains(counted, over), enough_ns, effort * EFFORT_WITHIN)
+        return _ends(chains if _any_within(chains) else annealed(chains, enough_ns, effort * EFFORT_WITHIN))
 
     def _starts(self, budget_bytes: int, *, few: bool = False) -> list[Start]:
         """Return the choices of the programs, estimated, and the best of them brought within the budget."""
@@ -166,6 +158,17 @@ def _start(scale: Scale, trial: Trial) -> Start:
     return scale, scale.estimated(choice)
 
 
+def _rungs(budget_bytes: int, least_bytes: int) -> Iterator[int]:
+    """Yield numbers of allocated bytes to plan for, from the budget down to the least."""
+    rung = budget_bytes
+    for _ in range(MOST_RUNGS):
+        if rung >= least_bytes:
+            yield rung
+        if rung <= least_bytes:
+            return
+        rung = max(least_bytes, int(rung * RUNG_SHARE))
+
+
 def _played(starts: Iterable[Start], most: int) -> list[Start]:
     """Return some of the trials among choices, the fastest first, none twice."""
     different = {_cost(start): start for start in starts if start[1].trial is not None}
@@ -173,11 +176,12 @@ def _played(starts: Iterable[Start], most: int) -> list[Start]:
 
 
 def _counted(trials: Iterable[Start], over: Over) -> list[Start]:
-    """Count the bytes that trials reserve above the budget, up to the first one within it."""
+    """Count the bytes that trials reserve above the budget, up to the first one within it that waits for no driver."""
     found = list[Start]()
     for scale, each in trials:
-        found.append((scale, scale.counted(each, over)))
-        if not found[-1][1].over_bytes:
+        counted = scale.counted(each, over)
+        found.append((scale, counted))
+        if not (counted.over_bytes or counted.is_driven):
             break
     return found
 
@@ -186,18 +190,12 @@ def _cost(start: Start) -> float:
     return start[1].cost_ns
 
 
-def _fits(rung: Sequence[Start], first: Sequence[Start]) -> bool:
-    """Tell whether a trial of a rung is within the reserved bytes, and not far slower than those of the first one."""
-    within = [each.step_ns for _, each in rung if not each.over_bytes]
-    return bool(within) and min(within) <= FAR * min((each.step_ns for _, each in first), default=min(within))
-
-
 def _any_within(chains: Sequence[Chain]) -> bool:
     return any(each.best for each in chains)
 
 
-def _ends(chains: Sequence[Chain]) -> list[Chained]:
-    return [(each.trial, of.scale.pool, each.over_bytes) for of in chains for each in of.ends if each.trial]
+def _ends(chains: Sequence[Chain]) -> list[Start]:
+    return [(of.scale, each) for of in chains for each in of.ends]
 
 
 def _best(chains: Sequence[Chain]) -> list[Found]:
