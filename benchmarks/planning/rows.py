@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from elbowroom.engine.expandable_segments import ON, SMALL_PAGES
 from elbowroom.errors import Infeasible
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
@@ -19,8 +20,13 @@ from elbowroom.trace import Trace
 from elbowroom.units import Budget
 
 Row = dict[str, Any]
-SHARES = (0.75, 0.5, 0.25)
+SHARES = (0.75, 0.5, 0.35, 0.25)
 """Budgets, as shares of what the step reserves when everything is kept."""
+
+CHECKPOINT = "recompute_blocks"
+"""The planner that does as torch.utils.checkpoint on the blocks."""
+ALLOCATOR = f"{ON},{SMALL_PAGES}"
+"""Settings that a run gives the caching allocator."""
 
 PLANNERS: dict[str, tuple[str, dict[str, object]]] = {
     "optimal": ("optimal", {}),
@@ -34,16 +40,19 @@ PLANNERS: dict[str, tuple[str, dict[str, object]]] = {
     "capuchin": ("capuchin", {}),
     "threshold": ("threshold", {}),
     "lms": ("lms", {}),
-    "recompute_blocks": ("recompute_blocks", {}),
+    CHECKPOINT: (CHECKPOINT, {}),
 }
 """Label of a row: (planner, its options)."""
 
 
 def roomy(name: str) -> Machine:
-    """A GPU by name whose device holds anything, so that the budget alone decides; links and rates are its own."""
+    """A GPU by name whose device holds anything, so that the budget alone decides; links and rates are its own.
+
+    Its allocator has the settings of a run.
+    """
     machine = Machine.of(name)
     device, *lower = machine.tiers
-    return replace(machine, tiers=(replace(device, capacity_bytes=2**50), *lower))
+    return replace(machine, tiers=(replace(device, capacity_bytes=2**50), *lower), allocator=ALLOCATOR)
 
 
 def kept(trace: Trace, machine: Machine) -> Row:
@@ -54,14 +63,15 @@ def kept(trace: Trace, machine: Machine) -> Row:
 def budgets(
     trace: Trace, machine: Machine, kept_bytes: int, limit_s: float, refused: Mapping[str, Row]
 ) -> Iterator[tuple[str, int]]:
-    """(label, bytes) of every budget: shares of the keep-all peak, and the least that `optimal` can meet.
+    """(label, bytes) of every budget: shares of the keep-all peak, and the least of checkpoints and of `optimal`.
 
     What a planner names does not depend on the budget: once `refused` has a row of `optimal`, that one's is taken.
     """
     for share in SHARES:
         yield f"{share:.0%}", int(share * kept_bytes)
-    known = refused.get("optimal")
-    yield "least", known["least_feasible_bytes"] if known else least_bytes(trace, machine, limit_s)
+    for label, planner in (("checkpoint's", CHECKPOINT), ("least", "optimal")):
+        known = refused.get(planner)
+        yield label, known["least_feasible_bytes"] if known else least_bytes(trace, machine, limit_s, planner)
 
 
 def again(refused: Mapping[str, Row], planner: str, budget_bytes: int) -> Row | None:
@@ -71,10 +81,10 @@ def again(refused: Mapping[str, Row], planner: str, budget_bytes: int) -> Row | 
     return {**known, "budget_bytes": budget_bytes} if known is not None and is_less else None
 
 
-def least_bytes(trace: Trace, machine: Machine, limit_s: float) -> int:
-    """The least that the allocator must be able to reserve under any plan of `optimal`."""
+def least_bytes(trace: Trace, machine: Machine, limit_s: float, planner: str = "optimal") -> int:
+    """The least that the allocator must be able to reserve under any plan of a planner."""
     try:
-        _ask(trace, machine, "optimal", {}, limit_s).plan(1)
+        _ask(trace, machine, planner, {}, limit_s).plan(1)
     except Infeasible as infeasible:
         return infeasible.least_feasible_bytes
     return 1
