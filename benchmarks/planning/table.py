@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planning.rows import best_of
+from benchmarks.planning.rows import CHECKPOINT, best_of
 from benchmarks.results import RESULTS, ROOT, newest_results, replace_between
 from elbowroom.units import format_bytes, format_ns
 
@@ -16,7 +16,10 @@ START = "<!-- planning: made by python -m benchmarks.planning.table, do not edit
 END = "<!-- planning end -->"
 HEADLINES_START, HEADLINES_END = START.replace("planning:", "headlines:"), END.replace("planning", "headlines")
 OPTIMAL_START, OPTIMAL_END = START.replace("planning:", "optimal:"), END.replace("planning", "optimal")
-HEADING = "| model and GPU | kept: reserved, step | budget | optimal: step | bound | moved | busy | best other: step |"
+HEADING = (
+    "| model and GPU | kept: reserved, step | budget | optimal: step | bound | moved | busy | checkpoints: step "
+    "| best other: step |"
+)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -24,16 +27,18 @@ def table(result: dict[str, Any]) -> str:
     lines = [HEADING, f"|{'---|' * (HEADING.count('|') - 1)}"]
     for pair, entry in result["pairs"].items():
         keep = entry["kept"]
+        held = f"{format_bytes(keep['peak_reserved_bytes'])}, {format_ns(keep['step_ns'])}"
         name = f"{pair}: {entry['words']} ({entry['commit']})"
         for label in dict.fromkeys(row["budget"] for row in entry["rows"]):
             rows = [row for row in entry["rows"] if row["budget"] == label]
             ours = next((row for row in rows if row["planner"] == "optimal"), None)
             if ours is None:
                 continue
-            held = f"{format_bytes(keep['peak_reserved_bytes'])}, {format_ns(keep['step_ns'])}"
             budget = f"{label}: {format_bytes(ours['budget_bytes'])}"
-            lines.append(f"| {name} | {held} | {budget} | {_ours(ours, keep)} | {_others(rows)} |")
-            name = ""
+            lines.append(
+                f"| {name} | {held} | {budget} | {_ours(ours, keep)} | {_checkpoints(rows)} | {_others(rows)} |"
+            )
+            name = held = ""
     commits = dict.fromkeys(entry["commit"] for entry in result["pairs"].values())
     return "\n".join(
         [
@@ -51,6 +56,10 @@ def _ours(row: dict[str, Any], keep: dict[str, Any]) -> str:
     bound = f"{row['lower_bound_ns'] / keep['step_ns']:.3f}" if "lower_bound_ns" in row else ""
     moved = format_bytes(row["swapped_out_bytes"] + row["swapped_back_bytes"])
     return f"{row['slowdown']:.3f} | {bound} | {moved} | {row['utilisation']:.0%}"
+
+
+def _checkpoints(rows: list[dict[str, Any]]) -> str:
+    return next((f"{row['slowdown']:.3f}" for row in rows if row["planner"] == CHECKPOINT and "slowdown" in row), "")
 
 
 def _others(rows: list[dict[str, Any]]) -> str:
