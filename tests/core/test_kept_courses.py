@@ -62,6 +62,7 @@ def test_the_next_start_of_a_training_plans_nothing(planned: list[CourseRequest]
     # then it follows the same plan, of its own trace, and makes none
     assert len(planned) == 1
     assert second.plan == replace(first.plan, trace_id=again.trace.id)
+    assert (first.is_kept, second.is_kept) == (False, True)
     assert (second.waiting, second.peak_bytes) == (first.waiting, first.peak_bytes)
 
 

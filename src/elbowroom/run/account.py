@@ -100,6 +100,7 @@ def summary(head: str, kinds: Kinds, known: StepKind, steps: Sequence[StepFigure
         f"{head} ({count} steps, {sum(step.mismatches for step in steps)} mismatches)",
         *_table(rows),
         f"  the last step took {format_ns(last.step_ns)}: {', '.join(_in_step(found, last))}",
+        *(["  the plan is that of an earlier start of this training (`elbowroom cache`)"] if known.course.is_kept else []),
     ]
 
 

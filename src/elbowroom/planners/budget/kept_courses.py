@@ -174,6 +174,7 @@ def _read(path: Path, request: CourseRequest) -> Course | None:
             peak_bytes=int(content["peak_bytes"]),
             begins_bytes=int(content["begins_bytes"]),
             at_limit=bool(content["at_limit"]),
+            is_kept=True,
         )
         check(request.trace, found.plan, held_to(request.machine, request.budget))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ElbowroomError):

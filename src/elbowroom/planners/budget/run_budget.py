@@ -75,6 +75,7 @@ class Course:
         begins_bytes: bytes in blocks where its steps begin; 0 without a caching allocator.
         at_limit: whether it keeps within the budget only as the allocator gives its cache back at a limit: Note: [At
             the limit] in simulate/reserved_curve.py.
+        is_kept: whether an earlier start of the training made it: see kept_courses.py.
     """
 
     plan: Plan
@@ -82,6 +83,7 @@ class Course:
     peak_bytes: int
     begins_bytes: int = 0
     at_limit: bool = False
+    is_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
