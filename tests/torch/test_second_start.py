@@ -1,38 +1,33 @@
-"""The second start of a training: its plan is that of the first one, and the summary says so."""
+"""The second start of a training: where its plan is that of the first one, the summary says so."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
 
-from elbowroom.run.room import Room
-from tests.torch.helpers import Setup, Training, assert_equal, mlp, ordinary, tight_budget, train, train_within
+from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_within
+from elbowroom.run import step_planning
+from tests.torch.helpers import Training, mlp, ordinary, train_within
 
 INPUT = torch.linspace(-1, 1, 64 * 64).view(64, 64)
 SAID = "the plan is that of an earlier start of this training (`elbowroom cache`)"
 
 
-def started(setup: Setup, budget_bytes: int) -> Room:
-    """A training within a budget, with the numbers of the plain one."""
-    outcome, room = train_within(setup, 6, budget_bytes, allow=("swap",))
-    assert_equal(train(setup, 6), outcome)
-    return room
+def setup() -> Training:
+    return ordinary(mlp(), INPUT)
 
 
-def test_the_summary_says_that_a_plan_is_of_an_earlier_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("ELBOWROOM_CACHE_DIR", str(tmp_path))
-    monkeypatch.delenv("ELBOWROOM_KEEPS_PLANS", raising=False)
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_the_summary_says_that_a_plan_is_of_an_earlier_start(is_kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept_or_planned(request: CourseRequest) -> Course:
+        return replace(course_within(request), is_kept=is_kept)
 
-    def setup() -> Training:
-        return ordinary(mlp(), INPUT)
+    monkeypatch.setattr(step_planning, "kept_or_planned", kept_or_planned)
 
-    budget_bytes = tight_budget(setup)
-    first, second = started(setup, budget_bytes), started(setup, budget_bytes)
+    _, room = train_within(setup, 6, allow=("swap",))
 
-    assert SAID not in first.summary()
-    assert SAID in second.summary()
-    assert second.plan is not None
-    assert first.plan is not None
-    assert second.plan.swaps == first.plan.swaps
+    assert room.plan is not None
+    assert room.plan.swaps
+    assert (SAID in room.summary()) == is_kept
