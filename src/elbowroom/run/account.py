@@ -96,11 +96,12 @@ def summary(head: str, kinds: Kinds, known: StepKind, steps: Sequence[StepFigure
         return [f"{head}: {fits} ({count} steps{more})"]
     found = decided(known.trace, plan)
     rows = [("", "storages", "size"), *((s.what, str(s.storages), format_bytes(s.size_bytes)) for s in found.shares)]
+    kept = "  the plan is that of an earlier start of this training (`elbowroom cache`)"
     return [
         f"{head} ({count} steps, {sum(step.mismatches for step in steps)} mismatches)",
         *_table(rows),
         f"  the last step took {format_ns(last.step_ns)}: {', '.join(_in_step(found, last))}",
-        *(["  the plan is that of an earlier start of this training (`elbowroom cache`)"] if known.course.is_kept else []),
+        *([kept] if known.course.is_kept else []),
     ]
 
 
