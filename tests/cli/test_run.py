@@ -40,6 +40,7 @@ sys.exit(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
 def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(SOURCES), "OMP_WAIT_POLICY": "PASSIVE"}
     environment = {name: value for name, value in environment.items() if not name.startswith("ELBOWROOM_")}
+    environment["ELBOWROOM_KEEPS_PLANS"] = "0"
     command = [sys.executable, *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
 

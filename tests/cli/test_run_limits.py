@@ -61,6 +61,7 @@ def python(*words: str) -> list[str]:
 def run(command: list[str], folder: Path) -> Ended:
     environment = {**os.environ, "PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
     environment = {name: value for name, value in environment.items() if not name.startswith("ELBOWROOM_")}
+    environment["ELBOWROOM_KEEPS_PLANS"] = "0"
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
 
 

@@ -94,6 +94,7 @@ for _ in range(6):
 def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
     environment = {name: value for name, value in environment.items() if not name.startswith("ELBOWROOM_")}
+    environment["ELBOWROOM_KEEPS_PLANS"] = "0"
     command = [sys.executable, *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
 
