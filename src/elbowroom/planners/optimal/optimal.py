@@ -7,9 +7,9 @@ improved by exchanges, each of them played (refine.py), until the bound is met o
 Reference: pipe.py names it; improving by exchanges is local search (Papadimitriou and Steiglitz, "Combinatorial
 Optimization", 1982, chapter 19). Optimal: if it meets the bound, or if there are few options, as then all of them are
 played (exhaustive.py). Never slower, simulated, than any baseline that meets the same budget of allocated bytes
-(baseline_trials.py). For reserved bytes, baselines are asked only if annealing found no plan, or if the step is a
-small one. Ignores: what the simulator ignores. Cost: the program's, then plays of n log n each, fewer of them the
-larger n is.
+(baseline_trials.py). For reserved bytes, baselines are asked only if annealing found nothing near the bound, or if the
+step is a small one. Ignores: what the simulator ignores. Cost: the program's, then plays of n log n each, fewer of them
+the larger n is.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ from elbowroom.planners.problem import Problem, as_plan, movable, peak_of, with_
 
 FEW_SAVES = 100
 """With fewer saves than this, the baselines are asked for reserved bytes too: it takes little time."""
+FAR = 1.1
+"""If the best trial is above the bound by this factor, the baselines are asked for reserved bytes too."""
 STAYING_OPS = (5, 20, 60, 200, 1000)
 """Numbers of ops up to which what recipes make on their way stays, where all that may be dropped is."""
 MOST_REMADE = 200
@@ -146,7 +148,7 @@ def _reserving(problem: Problem, bound: int, enough_ns: int) -> FittingTrial:
         if held is None:
             raise _over_reserved(problem, bases[0][0], max(limit_bytes, budget_bytes + 1))
     is_small = len(problem.step.saves) <= FEW_SAVES and held.step_ns > enough_ns
-    if best is None or is_small:
+    if best is None or is_small or held.step_ns > FAR * bound:
         held = _or_baseline(problem, held)
     within = AcceptedTrials(held, budget_bytes)
     _refined(problem, held.found, bound, enough_ns, within, SHARE)
