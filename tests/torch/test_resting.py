@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,45 +11,19 @@ import elbowroom as er
 from elbowroom.engine.residence import RamResidence, SoFar
 from elbowroom.run.hook_sampling import SURE
 from elbowroom.run.resting import BEFORE_REST, LOOKED_AT
-from elbowroom.run.room import Room
 from elbowroom.torch_compat.core import top_hooks
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
-    Setup,
     Training,
     by_loss,
     mean_square,
     mlp,
     ordinary,
-    same_within,
 )
+from tests.torch.plenty import INPUT, PLENTY, checked, in_plenty, of_rows, with_forward
 
-PLENTY = 8 << 30
 AWAKE = 1 + SURE + BEFORE_REST
 """The observed step, the checked ones, and those without hooks; then a rest begins."""
-INPUT = torch.linspace(-1, 1, 64 * 64).view(64, 64)
-
-
-def in_plenty(setup: Setup, steps: int) -> Room:
-    """Plain and within a budget that is never reached; the numbers must be the same."""
-    room = same_within(setup, steps, PLENTY)
-    assert len(room.steps) == steps
-    return room
-
-
-def checked(room: Room) -> list[bool]:
-    return [step.checked for step in room.steps]
-
-
-def of_steps(forward: Callable[[nn.Module, int], Tensor]) -> Setup:
-    """A training whose forward pass of each step is given."""
-
-    def setup() -> Training:
-        model = mlp()
-        optimizer = torch.optim.AdamW(model.parameters())
-        return by_loss(lambda number: mean_square(forward(model, number)), model, optimizer)
-
-    return setup
 
 
 def test_in_a_rest_torch_has_nothing_of_ours_while_a_step_goes_on() -> None:
@@ -75,42 +47,24 @@ def test_in_a_rest_torch_has_nothing_of_ours_while_a_step_goes_on() -> None:
 
 
 def test_a_forward_pass_without_gradients_between_steps_does_not_end_a_rest() -> None:
-    def forward(model: nn.Module, number: int) -> Tensor:
+    def forward(model: nn.Module, x: Tensor, number: int) -> Tensor:
         if number > AWAKE:
             model.eval()
             with torch.no_grad():
                 model(INPUT[:3])
             model.train()
-        return model(INPUT)
+        return model(x)
 
-    room = in_plenty(of_steps(forward), steps=AWAKE + 6)
+    room = in_plenty(with_forward(forward), steps=AWAKE + 6)
 
     assert checked(room)[AWAKE:] == [False] * 6
 
 
 @pytest.mark.parametrize("keyword", [False, True])
 def test_another_shape_is_observed_before_it_runs(keyword: bool) -> None:
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = mlp()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layers(x)
-
     rows = [64] * (AWAKE + 3) + [32] + [64] * 8
 
-    def setup() -> Training:
-        model = Named()
-        optimizer = torch.optim.AdamW(model.parameters())
-
-        def loss(number: int) -> Tensor:
-            x = INPUT[: rows[number]]
-            return mean_square(model(x=x) if keyword else model(x))
-
-        return by_loss(loss, model, optimizer)
-
-    room = in_plenty(setup, steps=len(rows))
+    room = in_plenty(of_rows(rows, keyword=keyword), steps=len(rows))
 
     assert [step.mode for step in room.steps[AWAKE : AWAKE + 4]] == ["keep"] * 3 + ["observe"]
     assert sum(step.mismatches for step in room.steps) == 0
@@ -141,12 +95,12 @@ def test_what_is_known_before_a_step_ends_a_rest_before_it(change: str) -> None:
 
 
 def test_an_op_more_is_seen_when_the_step_ends_and_the_next_one_is_checked() -> None:
-    def forward(model: nn.Module, number: int) -> Tensor:
-        found = model(INPUT)
+    def forward(model: nn.Module, x: Tensor, number: int) -> Tensor:
+        found = model(x)
         return found.sin().cos() if number > AWAKE else found
 
     with pytest.warns(RuntimeWarning, match="saved storage"):
-        room = in_plenty(of_steps(forward), steps=AWAKE + 6)
+        room = in_plenty(with_forward(forward), steps=AWAKE + 6)
 
     assert checked(room)[AWAKE : AWAKE + 3] == [False, False, True]
     assert room.steps[AWAKE + 2].mismatches > 0
@@ -207,12 +161,12 @@ def test_memory_is_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> No
     steps = [0]
     monkeypatch.setattr(RamResidence, "so_far", lambda *_: SoFar(0, (3 << 20) * (steps[0] > AWAKE + 2)))
 
-    def forward(model: nn.Module, number: int) -> Tensor:
+    def forward(model: nn.Module, x: Tensor, number: int) -> Tensor:
         steps[0] = number
-        return model(INPUT)
+        return model(x)
 
     with pytest.warns(RuntimeWarning, match=r"held 3\.0 MiB more than the budget allows"):
-        room = in_plenty(of_steps(forward), steps=AWAKE + 2 * LOOKED_AT)
+        room = in_plenty(with_forward(forward), steps=AWAKE + 2 * LOOKED_AT)
 
     assert sum(step.mismatches for step in room.steps) == 1
 

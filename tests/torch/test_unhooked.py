@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,27 +15,20 @@ from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved
 import elbowroom as er
 from elbowroom.engine.residence import RamResidence, SoFar
 from elbowroom.run.hook_sampling import SURE
-from elbowroom.run.room import Room
 from elbowroom.run.step_kinds import LEAST_UNCHECKED, details
 from elbowroom.torch_compat.core import top_hooks
 from tests.torch.helpers import (
     MIN_SIZE_BYTES,
-    Setup,
     Training,
-    by_loss,
     mean_square,
     mlp,
     ordinary,
-    same_within,
     train_within,
 )
+from tests.torch.plenty import INPUT, PLENTY, checked, in_plenty, of_rows, with_forward
 
-PLENTY = 8 << 30
 SEEN = 1 + SURE
 """The observed step, and the checked ones after it."""
-INPUT = torch.linspace(-1, 1, 64 * 64).view(64, 64)
-
-Forward = Callable[[nn.Module, Tensor, int], Tensor]
 
 
 @pytest.fixture(autouse=True)
@@ -43,28 +36,6 @@ def no_hooks_stay() -> Iterator[None]:
     assert top_hooks() is None
     yield
     assert top_hooks() is None
-
-
-def with_forward(forward: Forward) -> Setup:
-    """A training whose forward pass of each step is given."""
-
-    def setup() -> Training:
-        model = mlp()
-        optimizer = torch.optim.AdamW(model.parameters())
-        return by_loss(lambda number: mean_square(forward(model, INPUT, number)), model, optimizer)
-
-    return setup
-
-
-def in_plenty(setup: Setup, steps: int) -> Room:
-    """Plain and within a budget that is never reached; the numbers must be the same."""
-    room = same_within(setup, steps, PLENTY)
-    assert len(room.steps) == steps
-    return room
-
-
-def checked(room: Room) -> list[bool]:
-    return [step.checked for step in room.steps]
 
 
 def test_after_a_few_steps_that_were_alike_one_of_many_is_checked() -> None:
@@ -209,22 +180,9 @@ def test_an_error_that_leaves_the_room_in_a_step_without_hooks_leaves_none_behin
 
 
 def test_shapes_of_keyword_arguments_are_told_before_a_step_runs_without_hooks() -> None:
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = mlp()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layers(x)
-
     rows = [64] * (SEEN + 2) + [32] + [64] * 4
 
-    def setup() -> Training:
-        inner = Named()
-        optimizer = torch.optim.AdamW(inner.parameters())
-        return by_loss(lambda number: mean_square(inner(x=INPUT[: rows[number]])), inner, optimizer)
-
-    room = in_plenty(setup, steps=len(rows))
+    room = in_plenty(of_rows(rows, keyword=True), steps=len(rows))
 
     assert checked(room)[SEEN : SEEN + 3] == [False, False, True]
     assert room.steps[SEEN + 2].mode == "observe"

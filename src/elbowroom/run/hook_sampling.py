@@ -3,8 +3,9 @@
 Note: [Steps without hooks]
 Hooks in Python cost microseconds for each tensor that autograd saves. If everything is kept, they only check that the
 step is the expected one. So once `SURE` steps in a row were equal, the hooks are removed at the beginning of a step.
-They are put back when its optimizer has stepped. After 15 such steps one is checked again; if it was alike, after twice
-as many, up to `MOST_UNCHECKED`. Most of these steps are those of a rest, with fewer looks still (resting.py).
+They are put back when its optimizer has stepped. After `LEAST_UNCHECKED` such steps one is checked again; if it was
+alike, after twice as many, up to `MOST_UNCHECKED`. Most of these steps are those of a rest, with fewer looks still
+(resting.py).
 
 Before a step, its signature and the details of step_kinds.py say that it will be the same. Afterwards two counts say
 whether it was: the nodes of autograd's graph and, on CUDA, the bytes that the allocator was asked for. If it was not,
@@ -14,8 +15,11 @@ expected may exceed the budget. This is counted, and a warning says so.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable
 from typing import final
+
+import torch
 
 from elbowroom.engine.residence import Residence, SoFar
 from elbowroom.engine.saved_tensors import Hooks
@@ -40,6 +44,7 @@ class Unhooked:
     Attributes:
         without: whether this step runs without hooks.
         in_a_row: number of steps without hooks in a row that have ended as expected.
+        root: returns the outermost module of this step; None if there is none, or if it is gone.
     """
 
     def __init__(self, hooks: Hooks, residence: Residence, budget_bytes: Callable[[], int]) -> None:
@@ -54,16 +59,21 @@ class Unhooked:
         self._excess_bytes = 0
         self.without = False
         self.in_a_row = 0
+        self.root: Callable[[], torch.nn.Module | None] = no_module
 
-    def begin(self, known: StepKind | None, details: Hashable, *, plain: bool) -> None:
+    def begin(
+        self, known: StepKind | None, details: Hashable, root: torch.nn.Module | None = None, *, plain: bool
+    ) -> None:
         """Begin a step.
 
         Args:
             known: the kind that it should be; None if it is observed.
             details: its details, see step_kinds.py.
+            root: its outermost module.
             plain: whether it may run without hooks.
         """
         self._hooks.put_back()
+        self.root = no_module if root is None else weakref.ref(root)
         may = plain and details is not None
         self._known, self._details = known if known is not None and (may or known.shared) else None, details
         self._made, self._excess_bytes, self.without = None, 0, False
@@ -109,3 +119,7 @@ class Unhooked:
         seen.alike = 0 if known is not mine else seen.alike + 1 if alike else 1
         seen.made, seen.details, seen.unchecked = self._made, self._details, 0
         return 0
+
+
+def no_module() -> None:
+    """Stand in for a weak reference to a module that is gone."""

@@ -19,16 +19,18 @@ from typing import Any, final
 
 import torch
 
+from elbowroom.capture.recording.module_hooks import ModuleHooks
 from elbowroom.engine.optimizer_states import OptimizerStates
 from elbowroom.engine.residence import Residence, SoFar
 from elbowroom.engine.saved_tensors import Hooks
+from elbowroom.run.hook_sampling import no_module
 from elbowroom.run.step_kinds import StepKind, autocast_settings, details, signature
 from elbowroom.torch_compat.core import next_node_number
 
 BEFORE_REST = 2
 """Steps without hooks in a row, of one kind, after which a training rests."""
 LOOKED_AT = 16
-"""At one step of this number in a rest, memory is looked at: a look takes tens of microseconds."""
+"""Steps of a rest for each look at memory, which takes tens of microseconds."""
 
 
 @final
@@ -37,6 +39,7 @@ class Resting:
 
     Args:
         hooks: the hooks of the run.
+        root_hook: its hook for the call that begins a step; out of torch while a step of a rest goes on.
         states: the optimizer states of the run; none is away during a rest.
         residence: knows how many bytes the device was asked for.
         budget_bytes: returns the budget of the device.
@@ -49,34 +52,41 @@ class Resting:
     """
 
     def __init__(
-        self, hooks: Hooks, states: OptimizerStates, residence: Residence, budget_bytes: Callable[[], int]
+        self,
+        hooks: Hooks,
+        root_hook: ModuleHooks,
+        states: OptimizerStates,
+        residence: Residence,
+        budget_bytes: Callable[[], int],
     ) -> None:
-        self._hooks, self._states, self._residence = hooks, states, residence
+        self._hooks, self._root_hook, self._states, self._residence = hooks, root_hook, states, residence
         self._budget_bytes = budget_bytes
         self._root: Callable[[], torch.nn.Module | None] = no_module
         self._key: Hashable = None
         self._kind: StepKind | None = None
         self._quick: Hashable = None
         self._begin_ns = self._node = 0
-        self._before, self._last = SoFar(0, 0), SoFar(0, 0)
+        self._before: SoFar | None = None
+        self._last = SoFar(0, 0)
         self.on = self.in_step = self.goes_on = False
         self.excess_bytes = 0
 
-    def begin(self, kind: StepKind, key: Hashable, root: torch.nn.Module) -> bool:
-        """Begin a rest, in which all steps should be of this kind. Returns whether one begins."""
+    def begin(self, kind: StepKind, key: Hashable, root: torch.nn.Module) -> None:
+        """Begin a rest, in which all steps should be of this kind, unless hooks of the user prevent it."""
         if not self._hooks.take_out():
-            return False
+            return
         self._states.rest()
         self._kind, self._key, self._root, self._quick = kind, key, weakref.ref(root), None
         self._last = self._residence.so_far(self._budget_bytes())
         self.on, self.in_step, self.excess_bytes = True, False, 0
-        return True
 
     def end(self) -> None:
         """End the rest."""
         self.on = self.in_step = False
         self._states.wake()
         self._hooks.put_back()
+        self._root_hook.remove()
+        self._root_hook.install()
 
     def meets(self, module: torch.nn.Module, args: Any, keywords: Any) -> bool:
         """Begin a step at the call of its outermost module. False if it is not the expected one."""
@@ -88,9 +98,10 @@ class Resting:
             if (signature(module, args, keywords), details(args, keywords)) != (self._key, seen.details):
                 return False
             self._quick = (module.training, quick)
-        if seen.made[1] and not seen.unchecked % LOOKED_AT:
-            self._before = self._residence.so_far(self._budget_bytes())
+        counts = seen.made[1] and not seen.unchecked % LOOKED_AT
+        self._before = self._residence.so_far(self._budget_bytes()) if counts else None
         self.in_step = True
+        self._root_hook.hide()
         self._node, self._begin_ns = next_node_number(), time.perf_counter_ns()
         return True
 
@@ -103,13 +114,14 @@ class Resting:
         alike = next_node_number() - self._node == seen.made[0]
         if not seen.unchecked % LOOKED_AT or seen.unchecked + 1 == seen.most_unchecked:
             after = self._residence.so_far(self._budget_bytes())
-            asked_bytes = after.asked_bytes - self._before.asked_bytes
-            alike = alike and (seen.unchecked % LOOKED_AT > 0 or not seen.made[1] or asked_bytes == seen.made[1])
+            if self._before is not None:
+                alike = alike and after.asked_bytes - self._before.asked_bytes == seen.made[1]
             self.excess_bytes, self._last = after.excess_since(self._last), after
         seen.unchecked += 1
         kind.ran += 1
         seen.alike = seen.alike if alike else 0
         self.goes_on = alike and not self.excess_bytes and seen.unchecked < seen.most_unchecked
+        self._root_hook.show()
         return step_ns
 
 
@@ -123,7 +135,3 @@ def _quick(args: Any, keywords: Any) -> Hashable:
             return None
         found += (each.shape, each.dtype, each.requires_grad, each.device)
     return tuple(found)
-
-
-def no_module() -> None:
-    """Stand in for a weak reference to a module that is gone."""

@@ -20,7 +20,6 @@ Several optimizers may step in one step. How many do is learnt from the first st
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
@@ -56,7 +55,7 @@ from elbowroom.run.kind_totals import beyond
 from elbowroom.run.learner import Learner
 from elbowroom.run.making_room import MakingRoom
 from elbowroom.run.recompute.in_step import StepRecomputes
-from elbowroom.run.resting import BEFORE_REST, Resting, no_module
+from elbowroom.run.resting import BEFORE_REST, Resting
 from elbowroom.run.run_figures import RunFigures
 from elbowroom.run.run_warnings import NO_STEP, Surprises
 from elbowroom.run.step_ends import ParameterUpdates
@@ -103,9 +102,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._room = MakingRoom(executor, self._states, self._limit, learner)
         executor.make_room = self._make_room
         self._unhooked = Unhooked(self._hooks, executor.residence, lambda: learner.budget_bytes)
-        self._rest = Resting(self._hooks, self._states, executor.residence, lambda: learner.budget_bytes)
-        self._root: Callable[[], torch.nn.Module | None] = no_module
-        self._root_hook = ModuleHooks(self._on_root)
+        self._root_hook, residence = ModuleHooks(self._on_root), executor.residence
+        self._rest = Resting(self._hooks, self._root_hook, self._states, residence, lambda: learner.budget_bytes)
         self._watch: OptimizerWatch | None = None
         self._updates = ParameterUpdates()
         self._in_optimizer = self._just_stopped = self._void = False
@@ -246,7 +244,6 @@ class TrainingRun(RunFigures, Director, Conductor):
             if self._rest.in_step or not torch.is_grad_enabled():
                 return
             if not self._measure_next and self._rest.meets(module, args, keywords_of_call()):
-                self._root_hook.hide()
                 return
             self._wake()
         if self._optimizer_ran:
@@ -344,8 +341,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._now_watched()
         unseen = self._recorder is None and not (self._root_hook.installed or self._room.retries.on)
         plain = unseen and known is not None and known.runs_as_ever and self._learner.met_kinds.only(key)
-        self._unhooked.begin(known, details, plain=plain)
-        self._root = no_module if root is None else weakref.ref(root)
+        self._unhooked.begin(known, details, root, plain=plain)
         self._recomputes.follow()
         self._begin_ns = time.perf_counter_ns()
 
@@ -468,7 +464,7 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def _may_rest(self) -> None:
         """Let the training rest, if its last steps ran without hooks and as expected: see Note: [Rest]."""
-        kind, root = self._current, self._root()
+        kind, root = self._current, self._unhooked.root()
         unsure = self._optimizer_steps > 1 or self._room.retries.on or self.beforehand is not None
         if not self._unhooked.without or kind is None or root is None or unsure:
             return
@@ -486,17 +482,13 @@ class TrainingRun(RunFigures, Director, Conductor):
         if rest.excess_bytes:
             self.steps[-1] = replace(self.steps[-1], mismatches=1)
             self._surprises.memory(rest.excess_bytes)
-        if rest.goes_on:
-            self._root_hook.show()
-        else:
+        if not rest.goes_on:
             self._wake()
 
     def _wake(self) -> None:
         """End a rest: the next step is seen whole."""
         self._keep_rested()
         self._rest.end()
-        self._root_hook.remove()
-        self._root_hook.install()
 
     def _settle(self) -> None:
         """Wait for all writes, unless optimizer states leave at the step's end: those writes go on in the next step."""

@@ -4,11 +4,12 @@ An allocator that empties its cache first waits for all work of the device, copi
 each segment that it gives back, and one for each segment that it takes. The time of a call depends on the driver, the
 size and the rest of the process. It is assumed here: CALL_NS for a segment, PAGE_NS for a page of expandable segments.
 Reference: release_cached_blocks in c10/cuda/CUDACachingAllocator.cpp. Ignored: the device idles until the host hands it
-work again. Cost: linear in the calls and copies.
+work again. Cost: linear in calls times copies.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -39,7 +40,7 @@ def delays_of(step: LastStep, driven: Sequence[Driven], done: Play, settings: st
     """
     allowed = parse_settings(settings)
     found: dict[int, int] = {}
-    waits = list[tuple[int, int]]()
+    waited_at, waited_ns = list[int](), [0]
     for each in driven:
         op = step.op_at(each.point)
         if allowed.expandable_segments:
@@ -51,12 +52,13 @@ def delays_of(step: LastStep, driven: Sequence[Driven], done: Play, settings: st
         waits_ns = call_ns
         if each.empties:  # a copy goes on while compute waits, so the waits since its start have brought it on
             ends_ns = (
-                copy.end_ns - sum(ns for at_ns, ns in waits if at_ns >= copy.start_ns)
+                copy.end_ns - (waited_ns[-1] - waited_ns[bisect_left(waited_at, copy.start_ns)])
                 for copy in done.copies
                 if copy.start_ns <= arrives_ns
             )
             waits_ns += max(0, max(ends_ns, default=0) - arrives_ns)
-        waits.append((arrives_ns, waits_ns))
+        waited_at.append(arrives_ns)
+        waited_ns.append(waited_ns[-1] + waits_ns)
         found[op] = found.get(op, 0) + waits_ns
     return found
 

@@ -143,15 +143,14 @@ def reserved_at(
         limit_bytes: the most that the allocator may reserve; None for no limit. If the blocks do not fit there, the
             result is that without a limit.
     """
-    if as_recorded:
-        found = _recorded(step, moves, settings)
-        if limit_bytes is None or max([int(found.level.max()), *(beat.most for beat in found.beats)]) <= limit_bytes:
-            return found
+    recorded = _recorded(step, moves, settings) if as_recorded else None
+    if recorded is not None and (limit_bytes is None or int(recorded.level.max()) <= limit_bytes):
+        return recorded
     steps = equal_steps(step, moves, away, AllocatorUse(settings))
     limited = None if limit_bytes is None else steps.within(limit_bytes)
     if limited is not None:
         return limited.heights(step, moves)
-    return _recorded(step, moves, settings) if as_recorded else steps.played().heights(step, moves)
+    return recorded or steps.played().heights(step, moves)
 
 
 def _recorded(step: LastStep, moves: Moves, settings: str) -> ReservedCurve:

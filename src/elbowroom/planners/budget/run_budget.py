@@ -230,7 +230,8 @@ def _fastest_at_limit(request: CourseRequest, tried: Sequence[Plan]) -> Course |
 
 def _step_ns(request: CourseRequest, course: Course) -> int:
     """Return the time of a step along a course, waits for the driver included."""
-    return replayed(request.trace, request.machine, course.plan, course.peak_bytes).step_ns
+    limit_bytes = course.peak_bytes if course.at_limit else request.budget.device_bytes
+    return replayed(request.trace, request.machine, course.plan, limit_bytes).step_ns
 
 
 def _of_reserved(request: CourseRequest, tried: _Tried, found: Course | None) -> Course | None:
@@ -246,9 +247,9 @@ def _of_reserved(request: CourseRequest, tried: _Tried, found: Course | None) ->
     if within_ns <= SLOW * min((simulate(request.trace, exact, made).step_ns for made in tried.plans), default=0):
         return None
     allowed_bytes = request.budget.device_bytes - _spare_bytes(request.machine.allocator)
-    asked, way = replace(request.asked, planner=PLANNER_OF_RECOMPUTES, follows=False), request.within(allowed_bytes)
     with suppress(Infeasible):
-        made = asking(way.trace, way.machine, way.budget, asked, judge=way.judge).plan(allowed_bytes)
+        allocator, limit_s = request.machine.allocator, request.asked.time_limit_s
+        made = _asking(request.within(allowed_bytes), allocator, limit_s).plan(allowed_bytes)
         other = tried.add(request, made) or _fastest_at_limit(request, [made])
         return other if other is not None and _step_ns(request, other) < within_ns else None
     return None
@@ -421,12 +422,11 @@ def exploring(request: CourseRequest) -> Course | None:
     return Course(plan=made, waiting=waits_at_saves(step, moves), peak_bytes=peak_bytes)
 
 
-def _asking(request: CourseRequest) -> Asking:
+def _asking(request: CourseRequest, allocator: str = "exact", time_limit_s: float = TIME_LIMIT_S) -> Asking:
     planner = request.asked.planner or _planner(request.asked.allow)
-    asked = replace(request.asked, planner=planner, follows=False, time_limit_s=TIME_LIMIT_S)
-    return asking(
-        request.trace, replace(request.machine, allocator="exact"), request.budget, asked, judge=request.judge
-    )
+    asked = replace(request.asked, planner=planner, follows=False, time_limit_s=time_limit_s)
+    machine = replace(request.machine, allocator=allocator)
+    return asking(request.trace, machine, request.budget, asked, judge=request.judge)
 
 
 def _planner(allow: Sequence[Means]) -> str:

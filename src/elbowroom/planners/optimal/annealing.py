@@ -257,8 +257,8 @@ def annealed(chains: Sequence[Chain], enough_ns: int, effort: float = 1.0) -> li
     return left
 
 
-def gone_on(scale: Scale, first: WeighedLeaving, over: Over, changes: int, enough_ns: int) -> WeighedLeaving | None:
-    """Return the best choice within the budget of one chain that begins with a choice; None if there was none.
+def go_on(scale: Scale, first: WeighedLeaving, over: Over, changes: int, enough_ns: int) -> None:
+    """Let one chain go on from a choice. `over` sees what it plays.
 
     Args:
         scale: weighs the choices.
@@ -270,7 +270,6 @@ def gone_on(scale: Scale, first: WeighedLeaving, over: Over, changes: int, enoug
     chain = Chain(scale, scale.counted(first, over), over)
     first_ns, last_ns = (share * scale.step_ns for share in UPHILL[-2:])
     chain.go_on(changes, first_ns, last_ns, Random(0), enough_ns)
-    return chain.best
 
 
 def _rank(chain: Chain) -> tuple[bool, float]:

@@ -19,7 +19,7 @@ from typing import final
 
 from elbowroom.planners.budget.confirm_reserved import replayed
 from elbowroom.planners.budget.reserved_search import lowest
-from elbowroom.planners.optimal.annealing import ease, gone_on
+from elbowroom.planners.optimal.annealing import ease, go_on
 from elbowroom.planners.optimal.leaving import Over, Reserving
 from elbowroom.planners.optimal.refine import Pool
 from elbowroom.planners.optimal.rough_trials import NAME, Found, Start, effort_of
@@ -213,15 +213,19 @@ def _rank(start: Start) -> tuple[int, float]:
 def _driven_less(held: FittingTrial, start: Start, budget_bytes: int, enough_ns: int) -> FittingTrial:
     """Anneal a trial with waits for the driver. Each change is played with these waits, so there are few."""
     scale, weighed = start
+    best = held
 
     def over(trial: Trial) -> Reserving:
-        met = held_within((trial, scale.pool), budget_bytes)
-        return reserving(trial, budget_bytes) if met is None else Reserving(0, met.step_ns - trial.cost[0])
+        nonlocal best
+        met = held if trial is weighed.trial else held_within((trial, scale.pool), budget_bytes)
+        if met is None:
+            return reserving(trial, budget_bytes)
+        best = met if met.step_ns < best.step_ns else best
+        return Reserving(0, met.step_ns - trial.cost[0])
 
     changes = int(DRIVEN_CHANGES * effort_of(scale.pool.problem) * ease(scale.step, counts_reserved=True))
-    best = gone_on(scale, weighed, over, changes, enough_ns)
-    met = held_within((best.trial, scale.pool), budget_bytes) if best is not None and best.trial is not None else None
-    return met if met is not None and met.step_ns < held.step_ns else held
+    go_on(scale, weighed, over, changes, enough_ns)
+    return best
 
 
 @final
