@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from elbowroom.engine import residence
+
 pytestmark = pytest.mark.timeout(60)
 
 ROOT = Path(__file__).parents[2]
@@ -186,3 +188,29 @@ def test_blocks_go_back_at_once_only_where_a_job_is_swapped_and_memory_is_short(
     assert short == {"in step": True, "closed": False, "mode": "plan"}
     assert plenty == {"in step": False, "closed": False, "mode": "plan"}
     assert fits == {"in step": False, "closed": False, "mode": "keep"}
+
+
+def test_free_memory_goes_back_again_only_when_more_is_resident_than_stayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given: 10 MiB are held outside, and storages may take 20 MiB more
+    held, trims = [10 * MIB], []
+    monkeypatch.setattr(residence, "resident_bytes", lambda: held[0])
+    monkeypatch.setattr(residence, "trim", lambda: trims.append(held[0]))
+    monkeypatch.setattr(residence, "LOOK_NS", 0)
+    monkeypatch.setattr(residence, "LOOK_SHARE", 0)
+    ram = residence.RamResidence(20 * MIB)
+    ram.measure(lambda: 0)
+    trims.clear()
+    # when: 40 MiB are held, and nothing of it goes back
+    for held_mib in (30, 40, 40, 55, 57, 70):
+        held[0] = held_mib * MIB
+        ram.look()
+    # then: only 16 MiB more are a reason to try again
+    assert trims == [40 * MIB, 57 * MIB]
+    # when: it has gone back by the next step
+    held[0] = 20 * MIB
+    ram.step_begins()
+    for held_mib in (35, 37):
+        held[0] = held_mib * MIB
+        ram.look()
+    # then
+    assert trims[2:] == [37 * MIB]

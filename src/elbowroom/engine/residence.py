@@ -9,7 +9,8 @@ How freed blocks go back depends on how much RAM there is beyond the budget. Wit
 low, and free memory goes back for every few storages that leave. RSS is then what is allocated and no more. With plenty
 of RAM, blocks stay as they would without elbowroom until RSS reaches a mark. Then all free memory goes back. Measured
 on a ResNet-50 step: 200,000 page faults the first way, 60,000 the second, 15,000 in plain training. The second way
-saves a tenth or more of the step's time.
+saves a tenth or more of the step's time. What is resident after that does not go back: it is in use, or lies between
+blocks that are. So free memory goes back next when RSS has grown from there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ GROWN_BYTES = 32 << 20
 TRIM_BYTES = 16 << 20
 """If memory is short, free memory goes back each time that storages of this size have left."""
 LOOK_NS = 1_000_000
-"""Least time between two reads of RSS. A read takes tens of microseconds; page faults add some MiB in between."""
+"""Least time between two reads of RSS. Page faults add some MiB in between."""
+LOOK_SHARE = 50
+"""A read of RSS takes microseconds, or hundreds of them in some virtual machines: at most one such part of the time."""
 CODE_BYTES = 8 << 20
 """Resident memory grows by this much in a step whose storages did not: libraries load, and threads get their heaps."""
 LEAST_SPARE_BYTES = 24 << 20
@@ -280,14 +283,14 @@ class RamResidence(Residence):
         self._storages_bytes = storages_bytes
         self._guard = guard
         self._low_bytes = LOW_BYTES if guard is None else GUARDED_BYTES
-        self._outside_bytes = self._most_bytes = 0
+        self._outside_bytes = self._most_bytes = self._mark_bytes = 0
         self._on, self._counts_most = True, False
-        self._let_go_bytes = self._looked_ns = 0
+        self._let_go_bytes = self._next_look_ns = 0
 
     def measure(self, live_bytes: Callable[[], int]) -> int:
         trim()
         self._outside_bytes = max(0, resident_bytes() - live_bytes())
-        self._most_bytes = self._outside_bytes + (self._storages_bytes or 0)
+        self._most_bytes = self._mark_bytes = self._outside_bytes + (self._storages_bytes or 0)
         return self._outside_bytes
 
     def so_far(self, budget_bytes: int) -> SoFar:
@@ -311,6 +314,8 @@ class RamResidence(Residence):
 
     def step_begins(self) -> None:
         self._counts_most = self._guard is not None and forget_most()
+        if self._storages_bytes is not None and self._mark_bytes > self._most_bytes:
+            self._mark_bytes = min(self._mark_bytes, self._mark_above(resident_bytes()))
 
     def short_bytes(self) -> int:
         if self._guard is None or not self._counts_most:
@@ -352,11 +357,21 @@ class RamResidence(Residence):
         if not self._on:
             return
         if self._storages_bytes is not None:
-            now_ns = time.perf_counter_ns()
-            if now_ns - self._looked_ns >= LOOK_NS:
-                self._looked_ns = now_ns
-                if resident_bytes() > self._most_bytes:
-                    trim()
+            if time.perf_counter_ns() >= self._next_look_ns:
+                self._look_at_mark()
         elif self._let_go_bytes >= TRIM_BYTES:
             self._let_go_bytes = 0
             trim()
+
+    def _look_at_mark(self) -> None:
+        began_ns = time.perf_counter_ns()
+        held_bytes = resident_bytes()
+        now_ns = time.perf_counter_ns()
+        self._next_look_ns = now_ns + max(LOOK_NS, LOOK_SHARE * (now_ns - began_ns))
+        if held_bytes > self._mark_bytes:
+            trim()
+            self._mark_bytes = self._mark_above(resident_bytes())
+
+    def _mark_above(self, held_bytes: int) -> int:
+        """Return up to where RSS may grow from here before free memory goes back."""
+        return max(self._most_bytes, held_bytes + max(TRIM_BYTES, slack_bytes(self._storages_bytes or 0)))
