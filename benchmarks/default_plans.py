@@ -138,7 +138,8 @@ def rows(cases: dict[str, list[Result]]) -> Iterator[str]:
             share = f"{run['budget'] / plain['reserved']:.0%}" + (", the least" if run.get("is_least") else "")
             start = f"| {name} | {_mib(run['budget'])} | {share} |"
             if run["outcome"] == "trained":
-                simulated = _mib(run["simulated_reserved"]) if run["mode"] == "plan" else "no plan"
+                planned = run["simulated_reserved"] <= run["budget"]
+                simulated = _mib(run["simulated_reserved"]) if planned else "no plan"
                 shown = [_mib(run[figure]) for figure in ("moved_bytes", "recomputed_bytes", "reserved")]
                 yield f"{start} {' | '.join(shown)} | {simulated} | {run['reserved'] / run['budget']:.3f} |"
             else:

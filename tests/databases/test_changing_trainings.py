@@ -348,6 +348,11 @@ def plain(net: Net, x: Tensor) -> Tensor:
     return torch.sin(torch.tanh(x)) * x
 
 
+def bilinear(net: Net, x: Tensor) -> Tensor:
+    """An op that calls others, which autocast casts."""
+    return torch.sin(torch.tanh(net.extra(x.float(), x.float().clone())))
+
+
 def by_factor(net: Net, x: Tensor) -> Tensor:
     return torch.sin(torch.tanh(x * net.factor)) * net.factor
 
@@ -430,6 +435,9 @@ TRAININGS: dict[str, Callable[[], Training]] = {
     "a validation in between": lambda: training(plain, before=validated),
     "bfloat16 from a step on": lambda: training(plain, around=in_bfloat16),
     "bfloat16 up to a step": lambda: training(plain, around=in_float32),
+    "bfloat16 in an op of ops": lambda: training(
+        bilinear, lambda: nn.Bilinear(WIDTH, WIDTH, WIDTH), around=in_bfloat16
+    ),
 }
 
 
@@ -448,6 +456,7 @@ OTHER_CALLS = {
     "a frozen layer": "other saves",
     "bfloat16 from a step on": "other saves",
     "bfloat16 up to a step": "other saves",
+    "bfloat16 in an op of ops": "other saves",
 }
 """Changes that no argument of a call shows."""
 

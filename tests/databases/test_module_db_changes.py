@@ -47,6 +47,16 @@ NOT_SET = {
 }
 
 
+NOT_FROZEN = {"nn.Embedding": "it has one parameter, and no other input that learns"}
+NOT_IN_BFLOAT16 = {"nn.LSTM": "oneDNN has no such LSTM here"}
+
+NOTHING_DROPPED = {
+    **dict.fromkeys(("nn.MarginRankingLoss", "nn.HingeEmbeddingLoss"), "an op in place, see NOT_MADE_AGAIN"),
+    **{f"nn.CircularPad{n}d": "all that is saved is filled slice by slice" for n in (1, 2, 3)},
+}
+"""Modules of which no storage has a recipe that a run can carry out."""
+
+
 class Changing(Fed):
     """A module on its inputs, then numbers that change: a scale, noise, and a buffer that is filled.
 
@@ -168,7 +178,7 @@ def test_numbers_of_a_module_may_change_in_each_step(info: Any, monkeypatch: pyt
     assert mismatches(room) == 0
     again = recomputed_bytes(room)
     assert again == [again[0]] * len(again)
-    assert again[0] > 0
+    assert (again[0] > 0) == (info.name not in NOTHING_DROPPED)
 
 
 @pytest.mark.parametrize("info", modules())
@@ -183,11 +193,13 @@ def test_settings_of_a_module_may_change_once(info: Any, monkeypatch: pytest.Mon
     # when
     room = train_changing(setup, monkeypatch)
     # then what it calls then is recomputed
-    assert recomputed_bytes(room)[-1] > 0
+    assert (recomputed_bytes(room)[-1] > 0) == (info.name not in NOTHING_DROPPED)
 
 
 @pytest.mark.parametrize("info", modules())
 def test_parameters_of_a_module_may_be_frozen(info: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if info.name in NOT_FROZEN:
+        pytest.skip(NOT_FROZEN[info.name])
     setup = setup_of(info, with_frozen)
     (model,) = setup().modules
     if not list(model.module.parameters()):
@@ -195,7 +207,7 @@ def test_parameters_of_a_module_may_be_frozen(info: Any, monkeypatch: pytest.Mon
     # when
     room = train_changing(setup, monkeypatch)
     # then
-    assert recomputed_bytes(room)[-1] > 0
+    assert (recomputed_bytes(room)[-1] > 0) == (info.name not in NOTHING_DROPPED)
 
 
 @pytest.mark.parametrize("info", modules())
@@ -203,12 +215,14 @@ def test_a_module_may_be_evaluated_from_a_step_on(info: Any, monkeypatch: pytest
     # when
     room = train_changing(setup_of(info, with_evaluation), monkeypatch)
     # then
-    assert recomputed_bytes(room)[-1] > 0
+    assert (recomputed_bytes(room)[-1] > 0) == (info.name not in NOTHING_DROPPED)
 
 
 @pytest.mark.parametrize("info", modules())
 def test_a_module_may_be_under_autocast_from_a_step_on(info: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if info.name in NOT_IN_BFLOAT16:
+        pytest.skip(NOT_IN_BFLOAT16[info.name])
     # when
     room = train_changing(setup_of(info, with_numbers, bfloat16=True), monkeypatch)
     # then
-    assert recomputed_bytes(room)[-1] > 0
+    assert (recomputed_bytes(room)[-1] > 0) == (info.name not in NOTHING_DROPPED)

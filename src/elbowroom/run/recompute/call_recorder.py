@@ -91,6 +91,7 @@ class OpCall:
         args, kwargs: its arguments; a tensor is a `View`.
         with_grad: whether grad mode was on.
         flags: settings that change numbers, see `flags_now`.
+        autocast: the type that autocast was on for; None if it was off. An op may call others, which it casts.
         results: place among the tensors that it returned -> the storage that it made there.
         unfit: why it cannot run again; "" if it can.
     """
@@ -101,6 +102,7 @@ class OpCall:
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
     with_grad: bool = True
     flags: tuple[Any, ...] = ()
+    autocast: torch.dtype | None = None
     results: dict[int, CallStorage] = field(default_factory=dict[int, CallStorage])
     unfit: str = ""
 
@@ -207,6 +209,7 @@ class CallRecorder:
 
     def _begun(self, op: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpCall:
         call = OpCall(op, name, with_grad=torch.is_grad_enabled(), flags=flags_now())
+        call.autocast = autocast_now(self._device)
         assert self._open is not None, "a call is part of a group"
         self._open.calls.append(call)
         self._count += 1
@@ -276,6 +279,11 @@ def flags_now() -> tuple[Any, ...]:
         mkldnn.enabled,
         torch.get_num_threads(),
     )
+
+
+def autocast_now(device: torch.device) -> torch.dtype | None:
+    """Return the type that autocast is on for; None if it is off."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
 def generator_state(device: torch.device) -> torch.Tensor:

@@ -32,6 +32,7 @@ from elbowroom.run.recompute.call_recorder import (
     CallStorage,
     OpCall,
     View,
+    autocast_now,
     flags_now,
     generator_state,
     views_of,
@@ -241,7 +242,8 @@ class OwnCalls:
         left_out = [call.args[len(args) :], [kept for name, kept in call.kwargs.items() if name not in kwargs]]
         kept = [*call.args, *[None] * (len(args) - len(call.args))]
         try:
-            if (torch.is_grad_enabled(), flags_now()) != (call.with_grad, call.flags) or any(views_of(left_out)):
+            now = torch.is_grad_enabled(), flags_now(), autocast_now(self._device)
+            if now != (call.with_grad, call.flags, call.autocast) or any(views_of(left_out)):
                 raise Differs
             own = Own(
                 tuple(self._taken(call, *each) for each in zip(kept, args, strict=False)),
