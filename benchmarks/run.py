@@ -19,7 +19,7 @@ from benchmarks.results import RESULTS, facts, ratio, result_path, run_child, wr
 
 FRACTIONS = (0.75, 0.50, 0.25)
 SEED = 0
-STEPS = 5
+STEPS = 8
 """Steps whose losses and weights are compared; the last ones run the final plan."""
 STEPS_PER_ROUND = 3
 

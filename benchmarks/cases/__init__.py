@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import ModuleType
 
-CASES = ("unet3d", "resnet50", "gpt2", "lstm")
+CASES = ("unet3d", "resnet50", "gpt2", "lstm", "resnet300")
 """Large ones, for `benchmarks.run`."""
 
 FITTING = ("small_mlp", "small_cnn")

@@ -6,7 +6,7 @@ Between forward and backward all writes are waited for, and swaps come back on d
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -115,7 +115,7 @@ def train_recomputing_all(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> Reco
     monkeypatch.setattr(planning, "following", following)
     plain = _plain(setup, STEPS_OF_RECOMPUTES)
     trace, machine = _traced(setup)
-    plan = _recomputing_all(trace, machine)
+    plan = recomputing_all(trace, machine)
     room = _followed(setup, plan, plain, STEPS_OF_RECOMPUTES)
     dropped = [storage for each in (room.plan or plan).recomputes for storage in each.storages]
     return Recomputed(
@@ -126,8 +126,8 @@ def train_recomputing_all(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> Reco
     )
 
 
-def _recomputing_all(trace: er.Trace, machine: er.Machine) -> er.Plan:
-    """All that may be dropped is; recipes make again what others drop, unless it is read soon."""
+def recomputing_all(trace: er.Trace, machine: er.Machine, stay: Collection[int] = ()) -> er.Plan:
+    """All that may be dropped is, but what is to stay; recipes make again what others drop, unless it is read soon."""
     problem = Problem(
         step=last_step(trace),
         machine=machine,
@@ -137,8 +137,14 @@ def _recomputing_all(trace: er.Trace, machine: er.Machine) -> er.Plan:
         min_size_bytes=MIN_SIZE_BYTES,
     )
     recipes = ClosedRecipes(problem)
-    made = er.Plan(trace_id=trace.id, planner="by hand", budget_bytes=problem.budget_bytes)
-    for recipe in recipes.of(recipes.droppable, SOON_OPS, None):
+    found = recipes.of(set(recipes.droppable).difference(stay), SOON_OPS, None)
+    none = er.Plan(trace_id=trace.id, planner="by hand", budget_bytes=problem.budget_bytes)
+    made = replace(none, recomputes=tuple(recipe.option.recompute for recipe in found))
+    with suppress(er.InvalidPlan, er.InvalidRecord):
+        check(trace, made)
+        return made
+    made = none
+    for recipe in found:
         with suppress(er.InvalidPlan, er.InvalidRecord):
             longer = replace(made, recomputes=(*made.recomputes, recipe.option.recompute))
             check(trace, longer)
@@ -148,7 +154,7 @@ def _recomputing_all(trace: er.Trace, machine: er.Machine) -> er.Plan:
 
 def _plain(setup: Setup, steps: int) -> Outcome:
     plain = train(setup, steps)
-    if not _same(plain, train(setup, steps)):
+    if not same(plain, train(setup, steps)):
         pytest.skip("plain training, run twice, gives two results")
     gc.collect()
     return plain
@@ -212,7 +218,8 @@ def written_training(model: nn.Module, rate: float) -> Training:
     return Training(step, [model], [optimizer])
 
 
-def _same(one: Outcome, other: Outcome) -> bool:
+def same(one: Outcome, other: Outcome) -> bool:
+    """Whether two trainings gave the same bits."""
     pairs = [*zip(one.losses, other.losses, strict=True), *((one.state[name], other.state[name]) for name in one.state)]
     return all(same_bits(mine, theirs) for mine, theirs in pairs)
 

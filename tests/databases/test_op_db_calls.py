@@ -67,9 +67,18 @@ def made_again(seen: Calls, found: list[Tensor]) -> list[Tensor] | None:
     alive = [source.alive() for source in inputs]
     for n, source in enumerate(inputs):
         source.saved = n
-    flags, nothing = every[0].flags, tuple(() for _ in every)
     program = Program(
-        0, "by hand", tuple(range(len(every))), tuple(every), nothing, {}, frozenset(), (), frozenset(), {}, flags
+        index=0,
+        label="by hand",
+        ops=tuple(range(len(every))),
+        calls=tuple(every),
+        dies=tuple(() for _ in every),
+        makes={},
+        entries=frozenset(),
+        owners=(),
+        copied=frozenset(),
+        draws=frozenset(),
+        flags=every[0].flags,
     )
     torch.manual_seed(3)
     kept: Storages = {}

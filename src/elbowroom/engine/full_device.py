@@ -13,6 +13,7 @@ from typing import final
 
 import torch
 
+from elbowroom.allocator.blocks import SEGMENT_BYTES
 from elbowroom.engine.tiers.managed import held_bytes
 from elbowroom.errors import Infeasible
 from elbowroom.units import format_bytes, parse_bytes
@@ -26,6 +27,10 @@ def asked_bytes(problem: BaseException) -> int | None:
     """Return the bytes that were asked for, if this error says that a CUDA device did not have them; else None."""
     found = _ASKED.search(str(problem)) if isinstance(problem, torch.OutOfMemoryError) else None
     return None if found is None else parse_bytes(f"{found[1]}{found[2].replace('bytes', 'B')}")
+
+
+UNSAID_SHARE = 200
+"""An error of torch has two decimals, so one part in `UNSAID_SHARE` of what was asked for may be missing in it."""
 
 
 @final
@@ -78,7 +83,8 @@ class FullDevice:
         """Return the refusal if nobody else is in the way."""
         own_bytes = self._own_bytes()  # the cache is empty: torch has given it back
         between_bytes = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        needed_bytes = own_bytes + wanted_bytes
+        needed_bytes = own_bytes + wanted_bytes + wanted_bytes // UNSAID_SHARE
+        needed_bytes += -needed_bytes % SEGMENT_BYTES
         free_bytes = torch.cuda.mem_get_info(self._device)[0]
         return Infeasible(
             f"device {self._device}: given a budget of {format_bytes(budget_bytes)}. Memory ran out {where}.\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -56,6 +57,12 @@ If shapes change each time, no step of the kind may come again, and the training
 
 MOST_CORRECTIONS = 2
 """Most times that a kind of step is planned again because it reserved more than its budget."""
+
+STAYS = 4
+"""Steps in a row in which recipes are refused, after which a step is observed anew; twice as many each time."""
+
+MOST_ANEW = 2
+"""Most times that a step is observed anew as recipes are refused. After that, what is refused is never dropped."""
 
 SURE_SHARE = 0.8
 """Share of the budget: if a first step needs less, later ones surely fit too; else one more is recorded."""
@@ -124,6 +131,7 @@ class Learner:
         self._refusals = Refusals()
         self._reserved_more: dict[Hashable, int] = {}
         self._captured: StepKind | None = None
+        self._anew = Counter[Hashable]()
 
     def question(self, path: str | None, module: str | None, arguments: Sequence[str]) -> Question:
         """Return the question how a script fits into the budget: see Note: [Beforehand] in beforehand.py.
@@ -617,6 +625,27 @@ class Learner:
         without = self._question(key, self.layers.offered(known.trace))
         work = partial(plan_after_proof, question, without, known.calls)
         return self._background.make(key, work, lambda made: self._follows(key, made())) or known
+
+    def refused(self, key: Hashable, known: StepKind, saves: set[int]) -> StepKind:
+        """Learn from a step under recipes which of them were refused: it called something else than the recorded one.
+
+        Where that stays so, a step is observed anew, and with it what it calls.
+
+        Args:
+            key: its signature.
+            known: its kind.
+            saves: what was swapped in place of being dropped.
+        """
+        known.others_in_row = known.others_in_row + 1 if saves else 0
+        tries = self._anew[key]
+        if known.others_in_row < STAYS << tries or self._given is not None or self._background.under_way(key):
+            return known
+        known.others_in_row = 0
+        self._anew[key] += 1
+        if tries >= MOST_ANEW:
+            return self.proven(key, known, saves)
+        self.met_kinds.wants(key, known.schedule.saved)
+        return known
 
     def refusal(self, problem: BaseException | None) -> Infeasible | None:
         """Return what to raise for an error that ends the run, if a hard limit on the process caused it."""

@@ -88,6 +88,7 @@ class StepKind:
         proofs: number of further steps that must prove the recomputes.
         calls: the calls of a step of this kind, if they were recorded.
         wants_calls: whether a step of this kind should record its calls.
+        others_in_row: number of its last steps in which recipes were refused: they called something else.
         chosen: path of a layer -> the algorithms of its calls.
         seen: how its last steps ran.
         tier_of: window -> the tier that it goes to; windows are those of saves and of optimizer states.
@@ -112,6 +113,7 @@ class StepKind:
     proofs: int = 0
     calls: Calls | None = None
     wants_calls: bool = False
+    others_in_row: int = 0
     chosen: Choices = field(default_factory=dict[str, list[Chosen]])
     seen: Seen = field(default_factory=Seen)
     begun: bool = False

@@ -55,6 +55,7 @@ class CallStorage:
         saved: n, if it is the n-th saved storage of the step.
         node: name of the autograd node of the saved tensor.
         after: how many calls had begun when it was saved.
+        used_bytes: how much of it the tensors reach that its maker returned.
     """
 
     size_bytes: int
@@ -65,6 +66,7 @@ class CallStorage:
     saved: int | None = None
     node: str = ""
     after: int = 0
+    used_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class OpCall:
         args, kwargs: its arguments; a tensor is a `View`.
         with_grad: whether grad mode was on.
         flags: settings that change numbers, see `flags_now`.
+        autocast: the type that autocast was on for; None if it was off. An op may call others, which it casts.
         results: place among the tensors that it returned -> the storage that it made there.
         unfit: why it cannot run again; "" if it can.
     """
@@ -99,6 +102,7 @@ class OpCall:
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
     with_grad: bool = True
     flags: tuple[Any, ...] = ()
+    autocast: torch.dtype | None = None
     results: dict[int, CallStorage] = field(default_factory=dict[int, CallStorage])
     unfit: str = ""
 
@@ -205,6 +209,7 @@ class CallRecorder:
 
     def _begun(self, op: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpCall:
         call = OpCall(op, name, with_grad=torch.is_grad_enabled(), flags=flags_now())
+        call.autocast = autocast_now(self._device)
         assert self._open is not None, "a call is part of a group"
         self._open.calls.append(call)
         self._count += 1
@@ -221,6 +226,8 @@ class CallRecorder:
             if source is not None and source.met_in is call and source.maker is None:
                 source.maker = call
                 call.results[place] = source
+            if source is not None and source.maker is call:
+                source.used_bytes = max(source.used_bytes, _end_bytes(tensor))
 
     def _kept(self, call: OpCall, value: Any) -> Any:
         """Return what is recorded of an argument: a `View` in place of a tensor."""
@@ -253,6 +260,14 @@ class CallRecorder:
         return found
 
 
+def _end_bytes(tensor: torch.Tensor) -> int:
+    """Return where the last element of a tensor ends in its storage."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (int(tensor.storage_offset()) + last + 1) * tensor.element_size()
+
+
 def flags_now() -> tuple[Any, ...]:
     """Return the settings of this process that change the numbers of kernels."""
     cudnn, matmul, mkldnn = torch.backends.cudnn, torch.backends.cuda.matmul, torch.backends.mkldnn
@@ -264,6 +279,24 @@ def flags_now() -> tuple[Any, ...]:
         mkldnn.enabled,
         torch.get_num_threads(),
     )
+
+
+def autocast_now(device: torch.device) -> torch.dtype | None:
+    """Return the type that autocast is on for; None if it is off."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+def generator_state(device: torch.device) -> torch.Tensor:
+    """Return the state of a device's default generator."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def set_generator_state(device: torch.device, state: torch.Tensor) -> None:
+    """Set the state of a device's default generator."""
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
 
 
 def node_of(tensor: torch.Tensor) -> str:

@@ -38,6 +38,7 @@ class StepRecomputes:
         self._rebuilder: Rebuilder | None = None
         self._dropping: Rebuilder | None = None
         self.has_own_writes = False
+        self._refused: set[int] = set()
 
     @property
     def records_calls(self) -> bool:
@@ -60,6 +61,7 @@ class StepRecomputes:
         self._calls = CallRecorder(self._executor.device) if self._learner.wants_calls(key, known) else None
         self._rebuilder, self._dropping = (known.rebuilder if known is not None else None), None
         self.has_own_writes = False
+        self._refused = set()
         if self._rebuilder is not None:
             self._rebuilder.begin(entries)
 
@@ -92,6 +94,7 @@ class StepRecomputes:
             )
             return True
         self.has_own_writes = True
+        self._refused.add(entry.n)
         self._executor.swap_out(entry)
         return False
 
@@ -141,6 +144,8 @@ class StepRecomputes:
         if known is None or rebuilder is None or known.rebuilder is not rebuilder:
             return known, 0
         wrong = rebuilder.wrong()
-        if not (known.proofs or wrong):
-            return known, 0
-        return self._learner.proven(key, known, wrong), len(wrong)
+        if known.proofs or wrong:
+            known = self._learner.proven(key, known, wrong)
+        if known.rebuilder is rebuilder:
+            known = self._learner.refused(key, known, self._refused)
+        return known, len(wrong)

@@ -4,9 +4,11 @@ Note: [Own arguments]
 A recipe is made of the calls of one recorded step. A later step may call the same ops with other numbers: a dropout
 rate that is lowered, a factor that grows. So each step that drops storages follows its own calls, in order. The plain
 values of a recipe's calls are taken from the step that drops. Their tensors must lie on the storages that the recipe
-will read, with the same layout. Where the step calls another op, or reads another tensor, nothing more is dropped. It
-is swapped then. So is a storage that is not what its recipe's call has made, or is saved after more calls or fewer.
-Only what no call shows is left to the samples (Note: [Trust, but verify] in recompute_run.py).
+will read, with the same shape. Strides and offsets are taken from the step too. So is the generator's state before
+each call that draws. Where the step calls another op, or reads another tensor, nothing more is dropped. It is swapped
+then. So is a storage that is not what its recipe's call has made, or is saved after more calls or fewer. Only what no
+call shows is left to the samples (Note: [Trust, but verify] in recompute_run.py). Where such a change stays, a step is
+observed anew (`refused` in learner.py).
 
 No tensor is kept alive. Measured on a CPU, an op takes four microseconds longer, one of a recipe about thirty. After
 the last call that a recipe has, nothing is followed.
@@ -16,14 +18,26 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, final
 
 import torch
 
 from elbowroom.engine.entries import Entry
 from elbowroom.engine.storages import is_plain, storage_of, tensors_of
-from elbowroom.run.recompute.call_recorder import APART, VALUES, Calls, CallStorage, OpCall, View, flags_now, views_of
-from elbowroom.run.recompute.recompute_programs import Program, changed, written
+from elbowroom.run.recompute.call_recorder import (
+    APART,
+    VALUES,
+    Calls,
+    CallStorage,
+    OpCall,
+    View,
+    autocast_now,
+    flags_now,
+    generator_state,
+    views_of,
+)
+from elbowroom.run.recompute.recompute_programs import Program, changed, updates_statistics, written
 from elbowroom.step.recipes.tables import STATISTICS
 from elbowroom.torch_compat.core import schema_of
 from elbowroom.torch_compat.op_calls import (
@@ -43,7 +57,7 @@ class Differs(Exception):
 
 
 class Own(NamedTuple):
-    """What a step gave to a recorded call: tensors as recorded, plain values as they were."""
+    """What a step gave to a recorded call: tensors on the recorded storages, plain values as they were."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -61,6 +75,7 @@ class StepCalls:
         made: how many calls it has made.
         left: whether it made another call than the recorded one.
         own: for each call of a program, what this step gave to it, where that is not what was recorded.
+        states: for each call of a program that draws, the generator's state before it.
         other: calls that read other tensors than the recorded ones.
         later: n -> calls that read a storage which is to be the n-th saved one, and that storage.
         wrong: saved storages that are not what the recorded call made.
@@ -74,6 +89,7 @@ class StepCalls:
         self.made = 0
         self.left = False
         self.own: dict[OpCall, Own] = {}
+        self.states: dict[OpCall, torch.Tensor] = {}
         self.other: set[OpCall] = set()
         self.later: dict[int, list[tuple[OpCall, Ref]]] = {}
         self.wrong: set[int] = set()
@@ -117,6 +133,7 @@ class OwnCalls:
         self._recorded = [call for group in calls.groups for call in group.calls]
         self._place = {call: at for at, call in enumerate(self._recorded)}
         self._wanted = {call for program in programs for call in program.calls}
+        self._draws = {call for program in programs for call in program.draws}
         ends = [1 + self._place[call] for call in self._wanted]
         self._end = max([*ends, *(made.after for program in programs for made in program.makes.values())], default=0)
         self._writes = {call: [view.source for view in written(call)] for call in self._recorded[: self._end]}
@@ -185,6 +202,8 @@ class OwnCalls:
             wanted = call in self._wanted
             if wanted:
                 self._compare(call, args, kwargs)
+            if call in self._draws:
+                self.step.states[call] = generator_state(self._device)
             if self._writes[call] and self._writes_to_others(call, args, kwargs):
                 self.leave()
             result = op(*args, **kwargs)
@@ -223,13 +242,14 @@ class OwnCalls:
         left_out = [call.args[len(args) :], [kept for name, kept in call.kwargs.items() if name not in kwargs]]
         kept = [*call.args, *[None] * (len(args) - len(call.args))]
         try:
-            if (torch.is_grad_enabled(), flags_now()) != (call.with_grad, call.flags) or any(views_of(left_out)):
+            now = torch.is_grad_enabled(), flags_now(), autocast_now(self._device)
+            if now != (call.with_grad, call.flags, call.autocast) or any(views_of(left_out)):
                 raise Differs
             own = Own(
                 tuple(self._taken(call, *each) for each in zip(kept, args, strict=False)),
                 {name: self._taken(call, call.kwargs.get(name), value) for name, value in kwargs.items()},
             )
-            if call.name in STATISTICS and not self._same:
+            if call.name in STATISTICS and _updates(call.op, own) != _updates(call.op, Own(call.args, call.kwargs)):
                 raise Differs
         except Differs:
             self.step.other.add(call)
@@ -240,8 +260,7 @@ class OwnCalls:
     def _taken(self, call: OpCall, kept: Any, value: Any) -> Any:
         """Return an argument of this step as it is recorded. `kept` is the recorded one; None if it was left out."""
         if isinstance(value, torch.Tensor):
-            self._check(call, kept, value)
-            return kept
+            return self._placed(call, kept, value)
         if isinstance(value, (list, tuple)):
             values: Sequence[Any] = value  # pyright: ignore[reportUnknownVariableType]
             alike = isinstance(kept, (list, tuple)) and len(kept) == len(values)  # pyright: ignore[reportUnknownArgumentType]
@@ -255,18 +274,20 @@ class OwnCalls:
         self._same = self._same and _is(kept, value)
         return value
 
-    def _check(self, call: OpCall, kept: Any, tensor: torch.Tensor) -> None:
-        """Check that a tensor of this step is the one that a recipe will read."""
+    def _placed(self, call: OpCall, kept: Any, tensor: torch.Tensor) -> View:
+        """Return where a tensor of this step lies in what a recipe will read."""
         if not isinstance(kept, View) or tensor.device != self._device or not is_plain(tensor):
             raise Differs
-        layout = (tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset())
-        if layout != (kept.dtype, kept.shape, kept.stride, kept.offset) or tensor.requires_grad != kept.requires_grad:
+        if (tensor.dtype, tuple(tensor.shape), tensor.requires_grad) != (kept.dtype, kept.shape, kept.requires_grad):
             raise Differs
         source, storage = kept.source, storage_of(tensor)
-        if call.of_form:
-            return
-        if storage is None or not self._is_read(call, source, storage):
+        if not call.of_form and (storage is None or not self._is_read(call, source, storage)):
             raise Differs
+        stride, offset = tuple(tensor.stride()), int(tensor.storage_offset())
+        if (stride, offset) == (kept.stride, kept.offset):
+            return kept
+        self._same = False
+        return replace(kept, stride=stride, offset=offset)
 
     def _is_read(self, call: OpCall, source: CallStorage, storage: torch.UntypedStorage) -> bool:
         """Whether a recipe will read this storage in place of a recorded one."""
@@ -280,6 +301,10 @@ class OwnCalls:
             return entries[source.saved].alive() is storage
         self.step.later.setdefault(source.saved, []).append((call, weakref.ref(storage)))
         return True
+
+
+def _updates(op: Any, own: Own) -> bool:
+    return updates_statistics(op, own.args, own.kwargs)
 
 
 def _is(kept: Any, value: Any) -> bool:

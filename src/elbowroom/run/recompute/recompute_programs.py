@@ -8,16 +8,11 @@ A recompute is impossible in these cases:
 - the recorded step did not call one of its ops at that place;
 - it reads an unknown storage: a constant, or an input that autograd did not save;
 - it reads a storage that Python filled, and no call did;
-- it has a random op, and no tick comes before it at which its generator's state can be noted.
-
-Note: [Generator states]
-A run has control at ticks. A random op drew from the generator's state at any tick since the random op before it. If
-that earlier op is in the recipe too and ran right before, the state follows by itself.
+- the op that makes its storage leaves some of the bytes as it found them.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +23,6 @@ from elbowroom.step.last_step import LastStep, op_label
 from elbowroom.step.recipes.tables import RANDOM, STATISTICS
 from elbowroom.torch_compat.core import schema_of
 from elbowroom.torch_compat.operators import UNFILLED
-from elbowroom.units import NONE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +39,7 @@ class Program:
         entries: the saved storages that it reads.
         owners: the parameters and buffers that it reads.
         copied: running statistics; the calls get copies of them.
-        states: call -> the save at whose tick its generator's state is noted; NONE is the beginning of the step.
+        draws: the calls that draw random numbers.
         flags: the settings under which all calls ran.
     """
 
@@ -58,7 +52,7 @@ class Program:
     entries: frozenset[int]
     owners: tuple[Owner, ...]
     copied: frozenset[CallStorage]
-    states: Mapping[int, int]
+    draws: frozenset[OpCall]
     flags: tuple[Any, ...]
 
 
@@ -74,13 +68,11 @@ class Matched:
         step: the last step.
         calls: the recorded calls.
         group_of: op -> what was called there; only as far as both agree.
-        random: ops that draw random numbers, ascending.
     """
 
     step: LastStep
     calls: Calls
     group_of: Mapping[int, Group]
-    random: tuple[int, ...]
 
 
 def matched(step: LastStep, calls: Calls) -> Matched:
@@ -92,12 +84,7 @@ def matched(step: LastStep, calls: Calls) -> Matched:
         if group.name != ops[i].name:
             break
         group_of[i] = group
-    drawn = (i for i in range(step.first_op, step.end_op) if _draws(ops[i].name, group_of.get(i)))
-    return Matched(step, calls, group_of, tuple(drawn))
-
-
-def _draws(name: str, group: Group | None) -> bool:
-    return name in RANDOM or (group is not None and any(call.name in RANDOM for call in group.calls))
+    return Matched(step, calls, group_of)
 
 
 def why_impossible(found: Matched, recompute: Recompute) -> str | None:
@@ -140,7 +127,7 @@ def program_of(found: Matched, recompute: Recompute, index: int) -> Program:
         entries=frozenset(source.saved for source in inputs if source.saved is not None),
         owners=tuple(source.owner for source in inputs if source.saved is None and source.owner is not None),
         copied=frozenset(copied),
-        states=_states(found, recompute, pairs),
+        draws=frozenset(call for call in calls if call.name in RANDOM),
         flags=calls[0].flags,
     )
 
@@ -157,6 +144,8 @@ def _made(found: Matched, recompute: Recompute, calls: Sequence[OpCall]) -> dict
             raise Impossible(f"what made storage {storage} was not seen")
         if source.size_bytes != step.storage_bytes[storage]:
             raise Impossible(f"storage {storage} had {source.size_bytes} bytes in the recorded step")
+        if source.used_bytes < source.size_bytes:  # as of mse_loss, which shrinks its result to a mean
+            raise Impossible(f"{source.maker.name} leaves some bytes of storage {storage} as it found them")
         makes[n] = source
     return makes
 
@@ -181,9 +170,8 @@ def written(call: OpCall) -> list[View]:
 
 def changed(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return those arguments of an op, recorded or not, that it changes; None for those that were left out."""
-    arguments = schema_of(op).arguments
-    given = dict(zip((argument.name for argument in arguments), args, strict=False)) | {**kwargs}
-    names = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    given = _named(op, args, kwargs)
+    names = [a.name for a in schema_of(op).arguments if a.alias_info is not None and a.alias_info.is_write]
     return [given.get(name) for name in names]
 
 
@@ -208,13 +196,21 @@ def _inputs(calls: Sequence[OpCall]) -> tuple[list[CallStorage], list[CallStorag
 
 def _statistics(call: OpCall) -> list[View]:
     """Return the running statistics that a call updates; in evaluation it only reads them."""
-    if call.name not in STATISTICS:
+    if call.name not in STATISTICS or not updates_statistics(call.op, call.args, call.kwargs):
         return []
-    given = dict(zip((argument.name for argument in schema_of(call.op).arguments), call.args, strict=False))
-    given |= call.kwargs
-    if not given.get("training", given.get("train", True)):
-        return []
+    given = _named(call.op, call.args, call.kwargs)
     return list(views_of([given.get("running_mean"), given.get("running_var")]))
+
+
+def updates_statistics(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an op that may update running statistics does: in evaluation it only reads them."""
+    given = _named(op, args, kwargs)
+    return bool(given.get("training", given.get("train", True)))
+
+
+def _named(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an op, recorded or not, by their names."""
+    return dict(zip((argument.name for argument in schema_of(op).arguments), args, strict=False)) | {**kwargs}
 
 
 def _dying(calls: Sequence[OpCall], stay: set[CallStorage]) -> tuple[tuple[CallStorage, ...], ...]:
@@ -228,25 +224,3 @@ def _dying(calls: Sequence[OpCall], stay: set[CallStorage]) -> tuple[tuple[CallS
         if source not in stay:
             dies[at].append(source)
     return tuple(map(tuple, dies))
-
-
-def _states(found: Matched, recompute: Recompute, pairs: Sequence[tuple[int, OpCall]]) -> dict[int, int]:
-    """Return call -> the save at whose tick its generator's state is noted: see Note: [Generator states]."""
-    first_call = {i: at for at, (i, _) in reversed(list(enumerate(pairs)))}
-    saved_at = [save.saved_at for save in found.step.saves]
-    states: dict[int, int] = {}
-    before: int | None = None
-    for i in recompute.recipe:
-        at = bisect_left(found.random, i)
-        if at == len(found.random) or found.random[at] != i:
-            continue
-        last = found.random[at - 1] if at else None
-        n = bisect_right(saved_at, i) - 1
-        if n >= 0 and (last is None or saved_at[n] > last):
-            states[first_call[i]] = n
-        elif last is None:
-            states[first_call[i]] = NONE
-        elif last != before:
-            raise Impossible(f"no tick comes between the random ops {last} and {i}")
-        before = i
-    return states

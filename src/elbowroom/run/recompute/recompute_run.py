@@ -29,10 +29,9 @@ from elbowroom.run.recompute.call_recorder import Calls, flags_now, node_of
 from elbowroom.run.recompute.checksums import Checksums, Samples
 from elbowroom.run.recompute.own_calls import OwnCalls
 from elbowroom.run.recompute.recompute_programs import Program
-from elbowroom.run.recompute.replay_calls import Storages, generator_state, replay
+from elbowroom.run.recompute.replay_calls import Storages, replay
 from elbowroom.torch_compat.core import version_of
 from elbowroom.torch_compat.op_calls import modes_on
-from elbowroom.units import NONE
 
 PROOFS = 2
 """How often every bit of a storage is compared before it is dropped without a copy."""
@@ -111,7 +110,8 @@ class Run(Remake):
         try:
             self._check_inputs()
             step = self._step
-            replay(self.program, self._input, step.states, step.executor.device, made, clock.began, step.calls.own)
+            calls, device = step.calls, step.executor.device
+            replay(self.program, self._input, calls.states, device, made, clock.began, calls.own)
             clock.ended()
             for entry in missing:
                 self._step.rebuilt(self.program, entry, made.pop(self.program.makes[entry.n]))
@@ -202,7 +202,6 @@ class StepRuns:
         self.entries = entries
         self.calls = calls.step
         self.lock = threading.RLock()
-        self.states: dict[int, torch.Tensor] = {}
         self.runs: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
         self.wrong: set[int] = set()
         self._proofs: dict[int, torch.Tensor] = {}
@@ -214,10 +213,6 @@ class StepRuns:
     def proves(self, n: int) -> bool:
         """Whether the n-th saved storage was swapped out when it was dropped, to compare every bit."""
         return n in self._proofs
-
-    def noted(self, n: int) -> None:
-        """Note the generator's state at the tick of a save, or at the beginning of the step."""
-        self.states[n] = generator_state(self.executor.device)
 
     def drop(self, run: Run, entry: Entry, storage: torch.UntypedStorage) -> None:
         """Drop a storage that a recipe will rebuild."""
@@ -265,7 +260,6 @@ class Rebuilder:
         self.own_calls = OwnCalls(executor.device, calls, programs)
         self._program_of = {n: program for program in programs for n in program.makes}
         self._rows = {n: row for row, n in enumerate(sorted(self._program_of))}
-        self._noted = {n for program in programs for n in program.states.values()}
         self._readers: dict[int, list[int]] = {}
         for program in programs:
             for n in program.entries:
@@ -280,8 +274,6 @@ class Rebuilder:
         self.own_calls.begin(entries)
         rows, proven = self._rows, self._proven
         self._step = StepRuns(self._executor, entries, self.own_calls, self._samples, rows, proven)
-        if NONE in self._noted:
-            self._step.noted(NONE)
 
     @property
     def dropped(self) -> frozenset[int]:
@@ -296,8 +288,6 @@ class Rebuilder:
         """
         step, n = self._step, entry.n
         assert step is not None, "a step has begun"
-        if n in self._noted:
-            step.noted(n)
         self.own_calls.saved(n, storage)
         program = self._program_of.get(n)
         fine = program is None or self._drops(step, program, entry, storage, tensor)

@@ -2,8 +2,8 @@
 
 The calls run as they did inside autograd's own kernels: without autograd, autocast and modes, under the same settings.
 Grad mode and `requires_grad` are as they were, because kernels look at these when they choose how to compute. Random
-ops draw from the generator states that were noted. The generator's own state is restored afterwards. Temporary results
-are freed after their last use.
+ops draw from the states that the step's generator had there. The generator's own state is restored afterwards.
+Temporary results are freed after their last use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from typing import Any
 import torch
 
 from elbowroom.engine.storages import tensors_of
-from elbowroom.run.recompute.call_recorder import CallStorage, OpCall, View, flags_now
+from elbowroom.run.recompute.call_recorder import (
+    CallStorage,
+    OpCall,
+    View,
+    flags_now,
+    generator_state,
+    set_generator_state,
+)
 from elbowroom.run.recompute.own_calls import Own
 from elbowroom.run.recompute.recompute_programs import Program
 from elbowroom.torch_compat.core import set_storage
@@ -27,7 +34,7 @@ Storages = dict[CallStorage, torch.UntypedStorage]
 def replay(
     program: Program,
     entry: Callable[[int], torch.UntypedStorage],
-    states: Mapping[int, torch.Tensor],
+    states: Mapping[OpCall, torch.Tensor],
     device: torch.device,
     made: Storages,
     began: Callable[[int], None],
@@ -38,7 +45,7 @@ def replay(
     Args:
         program: the calls.
         entry: returns the n-th saved storage, on the device.
-        states: n -> the generator state that was noted there.
+        states: call -> the generator's state from which this step drew there.
         device: the device to run on.
         made: filled with what the program rebuilds.
         began: called with the number of each call before it is made.
@@ -47,8 +54,8 @@ def replay(
     with _as_recorded(program, device):
         for at, call in enumerate(program.calls):
             began(at)
-            if at in program.states:
-                set_generator_state(device, states[program.states[at]])
+            if call in states:
+                set_generator_state(device, states[call])
             with torch.set_grad_enabled(call.with_grad):
                 given = (_Form if call.of_form else _Given)(program, entry, device, made)
                 args, kwargs = (own or {}).get(call) or (call.args, call.kwargs)
@@ -124,24 +131,11 @@ def _owned(source: CallStorage) -> torch.UntypedStorage:
     return tensor.untyped_storage()
 
 
-def generator_state(device: torch.device) -> torch.Tensor:
-    """Return the state of a device's default generator."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def set_generator_state(device: torch.device, state: torch.Tensor) -> None:
-    """Set the state of a device's default generator."""
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
-
-
 @contextmanager
 def _as_recorded(program: Program, device: torch.device) -> Iterator[None]:
     """Set the recorded settings, and restore the present ones at the end."""
     with ExitStack() as stack:
-        if program.states:
+        if program.draws:
             stack.callback(set_generator_state, device, generator_state(device))
         before = flags_now()
         if before != program.flags:
