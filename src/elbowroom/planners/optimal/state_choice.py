@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from elbowroom.planners.optimal.refine import Pool, covered
-from elbowroom.planners.optimal.swaps_after_recomputes import Basis, basis_of
+from elbowroom.planners.optimal.swaps_after_recomputes import Basis, basis_again
 from elbowroom.planners.optimal.trial import Trial, tried
 from elbowroom.planners.problem import DecidedStates, Problem
 from elbowroom.simulate.lanes import copy_ns
@@ -139,7 +139,7 @@ def states_near(problem: Problem, pool: Pool, best: Trial) -> Iterator[Trial]:
     sets = [chosen, *(chosen[chosen != i] for i in fewer), *(np.append(chosen, i) for i in more)]
     for n in sets:
         for changed in (placed(problem, n, held if n is chosen else None), deciding(problem, n, step.first_read[n])):
-            yield from _neighbours(basis_of(changed, pool.n, best.basis.options), best)
+            yield from _neighbours(basis_again(changed, pool.n, best.basis), best)
 
 
 def _neighbours(basis: Basis, best: Trial) -> Iterator[Trial]:

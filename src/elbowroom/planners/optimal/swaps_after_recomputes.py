@@ -72,6 +72,18 @@ def basis_of(problem: Problem, n: Ints, options: Sequence[RecomputeOption] = ())
     return basis_with(problem, n, ordered, rebuilds, save_of)
 
 
+def basis_again(problem: Problem, n: Ints, basis: Basis) -> Basis:
+    """Return the basis that the same recomputes leave in a problem with other states away.
+
+    Args:
+        problem: the original problem of `basis`, but for its decided states.
+        n: as for `basis_of`.
+        basis: has the recomputes, and what they do to the step: that is the same.
+    """
+    save_of = {save.storage: i for i, save in enumerate(problem.step.saves)} if basis.options else {}
+    return basis_with(problem, n, basis.options, basis.rebuilds, save_of)
+
+
 def basis_with(
     problem: Problem, n: Ints, options: Sequence[RecomputeOption], rebuilds: Sequence[Rebuild], save_of: dict[int, int]
 ) -> Basis:
