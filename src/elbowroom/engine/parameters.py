@@ -36,7 +36,7 @@ from elbowroom.engine.optimizer_parts import Found, is_resizable
 from elbowroom.engine.raw_reads import RawReads
 from elbowroom.engine.storages import RAW_STORAGE, alive_of, dtype_name, is_plain, storage_of
 from elbowroom.notices import Once, warn_once
-from elbowroom.step.schedule import StateSlot
+from elbowroom.step.schedule import Action, StateSlot
 from elbowroom.torch_compat.core import holders_of, storage_key, tell_of_compiling
 from elbowroom.torch_compat.op_calls import has_compiled, watcher_of_uses
 from elbowroom.units import format_bytes
@@ -72,8 +72,9 @@ class Parameters:
         self._in_step: list[list[weakref.ref[torch.UntypedStorage]]] = []
         self._last: list[list[weakref.ref[torch.UntypedStorage]]] = []
         self._counts = self.on = self._stopped = False
+        self._due: Action | None = None
         self._raw: RawReads | None = None
-        self.once = Once()
+        self._once = Once()
         _LIVE.add(self)
 
     # Steps
@@ -116,13 +117,14 @@ class Parameters:
         records = self.wanted and (known is None or self._conductor.recorder() is not None) and self._may_move()
         if records:
             self._find()
-        self._counts = moves or records
+        self._counts, self._due = moves or records, None
         if not moves:
             self.bring_back()
         self._turn(on=moves or records)
 
     def end_step(self) -> None:
         """End a step of the training: uses from here on are none of a step."""
+        self._act_due()
         self._keep_last()
         self._counts = False
 
@@ -203,6 +205,8 @@ class Parameters:
     def _called(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator once the parameters that it uses are there."""
         with watcher_of_uses().unwatched():
+            if self._due is not None:
+                self._act_due()
             touched: Touched = {}
             self._touch(args, touched)
             if kwargs:
@@ -263,7 +267,14 @@ class Parameters:
                     self._tell(slot.size_bytes, "code has its storage")
                 elif slot.n is not None:
                     self._leave(touched[key][0], slot, slot.n, known)
-            self._conductor.act(known.schedule.on_use.get((number, True)))
+        self._due = known.schedule.on_use.get((number, True))
+
+    def _act_due(self) -> None:
+        """Act as planned at the end of the last use: the caller of its op has freed the arguments by now."""
+        due, self._due = self._due, None
+        if due is not None and self._counts:
+            with self._conductor.aside():
+                self._conductor.act(due)
 
     def _note_streams(self, touched: Touched) -> None:
         stream = self._executor.stream()
@@ -328,7 +339,7 @@ class Parameters:
 
     def _tell(self, size_bytes: int, why: str) -> None:
         warn_once(
-            self.once,
+            self._once,
             "parameter",
             f"elbowroom: a parameter of {format_bytes(size_bytes)} stays on the device, as {why}: the step may need "
             "more than its budget. If that happens in every step, leave 'parameter' out",
