@@ -151,6 +151,10 @@ class Executor:
         """Whether a write is under way."""
         return bool(self._writes)
 
+    def writing_from(self, storage: torch.UntypedStorage) -> int:
+        """Return how many writes under way, given up ones included, hold this storage."""
+        return sum(entry.device is storage for entry in self._writes)
+
     def settle(self) -> None:
         """Wait for every write under way."""
         self.writes_done(self._writes_reaped + len(self._writes))

@@ -34,7 +34,7 @@ from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.optimizer_parts import Found, is_resizable
 from elbowroom.engine.raw_reads import RawReads
-from elbowroom.engine.storages import RAW_STORAGE, alive_of, dtype_name, is_plain, storage_of
+from elbowroom.engine.storages import RAW_STORAGE, alive_of, is_plain, storage_of
 from elbowroom.notices import Once, warn_once
 from elbowroom.step.schedule import Action, StateSlot
 from elbowroom.torch_compat.core import holders_of, storage_key, tell_of_compiling
@@ -256,14 +256,13 @@ class Parameters:
             return
         uses = known.schedule.uses
         slots = uses[number] if number < len(uses) else ()
-        found = [(storage.nbytes(), dtype_name(dtype)) for storage, dtype in touched.values()]
-        if found != [(slot.size_bytes, slot.dtype) for slot in slots]:
+        if [storage.nbytes() for storage, _ in touched.values()] != [slot.size_bytes for slot in slots]:
             self._counts = False
             self._conductor.surprised_by(f"an op uses other parameters, as number {number} of the step, than planned")
             return
         with self._conductor.aside():
             for key, slot in zip(touched, slots, strict=True):
-                if slot.n is not None and _references(touched, key) > _LONE:
+                if slot.n is not None and self._is_held(touched, key):
                     self._tell(slot.size_bytes, "code has its storage")
                 elif slot.n is not None:
                     self._leave(touched[key][0], slot, slot.n, known)
@@ -275,6 +274,11 @@ class Parameters:
         if due is not None and self._counts:
             with self._conductor.aside():
                 self._conductor.act(due)
+
+    def _is_held(self, touched: Touched, key: int) -> bool:
+        """Whether other code has the storage itself, and not only tensors on it."""
+        more = _references(touched, key) - _LONE
+        return more > 0 and more > self._executor.writing_from(touched[key][0])
 
     def _note_streams(self, touched: Touched) -> None:
         stream = self._executor.stream()
