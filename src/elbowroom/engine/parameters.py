@@ -123,7 +123,7 @@ class Parameters:
         self._turn(on=moves or records)
 
     def end_step(self) -> None:
-        """End a step of the training: uses from here on are none of a step."""
+        """End a step of the training: uses from here on are counted in no step."""
         self._act_due()
         self._keep_last()
         self._counts = False
