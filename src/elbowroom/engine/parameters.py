@@ -13,6 +13,10 @@ on the device:
 - Another tensor on the storage when it is first met, or a reference to the storage when it would leave: it stays.
 - Uses on another stream than the first ones: it stays from then on.
 
+A frozen parameter is written to the tier once. The tier keeps its bytes, and it leaves without a copy until an operator
+writes to its storage, its version counts a change, or it is to be trained. Kernels of extensions that are called past
+torch's operators change it unseen.
+
 Bits cannot change: what comes back is what left.
 """
 
@@ -22,6 +26,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, final
 
 import torch
@@ -37,7 +42,7 @@ from elbowroom.engine.raw_reads import RawReads
 from elbowroom.engine.storages import RAW_STORAGE, alive_of, is_plain, storage_of
 from elbowroom.notices import Once, warn_once
 from elbowroom.step.schedule import Action, StateSlot
-from elbowroom.torch_compat.core import holders_of, storage_key, tell_of_compiling
+from elbowroom.torch_compat.core import holders_of, schema_of, storage_key, tell_of_compiling, version_of
 from elbowroom.torch_compat.op_calls import has_compiled, watcher_of_uses
 from elbowroom.units import format_bytes
 
@@ -69,6 +74,8 @@ class Parameters:
         self._movable: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._stay: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._stream_of: dict[int, object] = {}
+        self._owners: dict[int, list[weakref.ref[nn.Parameter]]] = {}
+        self._version_of: dict[int, tuple[int, ...]] = {}
         self._in_step: list[list[weakref.ref[torch.UntypedStorage]]] = []
         self._last: list[list[weakref.ref[torch.UntypedStorage]]] = []
         self._counts = self.on = self._stopped = False
@@ -106,7 +113,7 @@ class Parameters:
             elif entry is None and storage.nbytes() == slot.size_bytes:
                 self._leave(storage, slot, n, known)
         for key in keep:
-            self._away.arrive(key)
+            self._arrive(key)
         self._executor.settle()
 
     def begin_step(self) -> None:
@@ -170,7 +177,8 @@ class Parameters:
 
     def _find(self) -> None:
         """Look for parameters that may move: those that lie on a storage of their own, above the least size."""
-        scripted = {storage_key(s) for s in _storages(p for m in alive_of(torch.jit.ScriptModule) for p in m.parameters())}
+        scripts = alive_of(torch.jit.ScriptModule)
+        scripted = {storage_key(each) for each in _storages(p for script in scripts for p in script.parameters())}
         found: dict[int, list[torch.Tensor]] = {}
         for parameter in alive_of(nn.Parameter):
             storage = self._own_storage(parameter)
@@ -179,12 +187,16 @@ class Parameters:
         gone = [key for key, ref in self._movable.items() if ref() is None or key in self._stay]
         for key in gone:
             del self._movable[key]
+            for of_key in (self._owners, self._version_of, self._stream_of):
+                of_key.pop(key, None)
+            self._away.changed(key)
         for key, parameters in found.items():
             storage = RAW_STORAGE(parameters[0])
             if self._is(self._movable, storage) or self._is(self._stay, storage):
                 continue
             if holders_of(storage) == len(parameters) + 1:
                 self._movable[key] = weakref.ref(storage)
+                self._owners[key] = [weakref.ref(each) for each in parameters]
             else:
                 self._tell(storage.nbytes(), "another tensor lies on its storage")
 
@@ -213,7 +225,7 @@ class Parameters:
                 self._touch(kwargs.values(), touched)
             if not touched:
                 return op(*args, **kwargs)
-            number = self._begins(touched)
+            number = self._begins(touched, changes=_writes(op))
             result = op(*args, **kwargs)
             if number is not None:
                 self._ends(number, touched)
@@ -231,7 +243,7 @@ class Parameters:
             elif isinstance(value, (list, tuple)):
                 self._touch(value, touched)  # pyright: ignore[reportUnknownArgumentType]
 
-    def _begins(self, touched: Touched) -> int | None:
+    def _begins(self, touched: Touched, *, changes: bool) -> int | None:
         """Bring back what an operator uses. Returns the number of the use in the step; None if it is not counted."""
         self._note_streams(touched)
         number = len(self._in_step) if self._counts else None
@@ -243,7 +255,9 @@ class Parameters:
             self._in_step.append([weakref.ref(storage) for storage, _ in touched.values()])
         with self._conductor.aside():
             for key in touched:
-                self._away.arrive(key)
+                self._arrive(key)
+                if changes:
+                    self._away.changed(key)
         recorder = self._conductor.recorder() if number is not None else None
         if recorder is not None:
             recorder.used(touched.values())
@@ -297,7 +311,19 @@ class Parameters:
         if moved_by_others or not is_resizable(storage):
             self._tell(storage.nbytes(), "code has its address, or uses it on several streams")
             return
+        if key in self._away.copies and self._frozen(key) != self._version_of.get(key):
+            self._away.changed(key)
+        self._version_of[key] = self._frozen(key)
         self._away.leave(key, Found(storage, getattr(torch, slot.dtype), storage.nbytes(), held=False), n, known)
+
+    def _frozen(self, key: int) -> tuple[int, ...]:
+        """Return the versions of the parameters on a storage; nothing if one of them is trained, or not known."""
+        owners = [ref() for ref in self._owners.get(key, ())]
+        found = [version_of(each) for each in owners if each is not None and not each.requires_grad]
+        return tuple(found) if len(found) == len(owners) else ()
+
+    def _arrive(self, key: int) -> None:
+        self._away.arrive(key, keeps=bool(self._version_of.get(key)))
 
     def _asked(self, tensor: torch.Tensor, for_good: bool) -> None:
         """Bring a parameter back, as code takes its address or its storage."""
@@ -311,7 +337,8 @@ class Parameters:
             self._stay[storage_key(storage)] = weakref.ref(storage)
         if storage_key(storage) in self._away.entries:
             with self._conductor.aside():
-                self._away.arrive(storage_key(storage))
+                self._arrive(storage_key(storage))
+        self._away.changed(storage_key(storage))
 
     # Life
 
@@ -367,6 +394,12 @@ def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]
 
 def _distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+@cache
+def _writes(op: Any) -> bool:
+    """Tell whether an operator writes to an argument."""
+    return any(each.alias_info is not None and each.alias_info.is_write for each in schema_of(op).arguments)
 
 
 def _references(touched: Touched, key: int) -> int:

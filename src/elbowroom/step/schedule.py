@@ -186,7 +186,9 @@ def _slots_of_gradients(step: LastStep, moves: Moves) -> tuple[StateSlot, ...]:
 def _slots_of_uses(step: LastStep, moves: Moves, at: Mapping[int, Action]) -> tuple[tuple[StateSlot, ...], ...]:
     """Return the parameters of each use, with the windows that begin at its end; empty if the run needs no control."""
     begins = _begins(step, moves)
-    if not _at_borders(step.uses, at) and not any((s, part.end_op) in begins for part in step.uses for s in part.storages):
+    if not _at_borders(step.uses, at) and not any(
+        (s, part.end_op) in begins for part in step.uses for s in part.storages
+    ):
         return ()
     known = step.trace.storages
     return tuple(

@@ -8,7 +8,6 @@ from typing import final
 
 from elbowroom.trace import Category, Part, PartKind
 
-
 _KINDS: dict[Category, PartKind] = {"optimizer_state": "optimizer", "gradient": "accumulation", "parameter": "use"}
 _IN_ORDER = tuple(_KINDS)
 
