@@ -313,7 +313,7 @@ READS: dict[str, Callable[[nn.Module], Any]] = {
     "list": lambda model: torch.tensor([p.detach().flatten()[:8].tolist() for p in model.parameters()]),
     "whole list": lambda model: torch.tensor(model[0].weight.tolist()),  # pyright: ignore[reportIndexIssue]
     "numpy": lambda model: torch.tensor(model[2].weight.detach().numpy().copy()),  # pyright: ignore[reportIndexIssue]
-    "storage": lambda model: torch.tensor([model[2].weight.untyped_storage()[i] for i in range(8)]),  # pyright: ignore
+    "storage": lambda model: torch.tensor([model[2].weight.untyped_storage()[i] for i in range(8)]),  # pyright: ignore[reportIndexIssue]
     "state dict": lambda model: torch.stack([v.clone().sum() for v in model.state_dict().values()]),
     "deep copy": lambda model: torch.stack([p.detach().sum() for p in copy.deepcopy(model).parameters()]),
     "saved": lambda model: torch.stack([v.sum() for v in loaded(model).values()]),
@@ -378,6 +378,44 @@ def test_a_state_dict_that_is_kept_follows_the_parameters_as_ever() -> None:
 
 
 @pytest.mark.usefixtures("_all_away")
+def test_frozen_parameters_are_written_once() -> None:
+    inside, room = all_away(ALL["frozen_encoder"], allow=("swap", "parameter"))
+    assert_equal(inside, train(ALL["frozen_encoder"], STEPS))
+    assert "parameter" in moved_as_planned(room)
+    # the two layers of the head leave three times, and the activations once; six frozen layers come back only
+    assert room.steps[-1].swapped_out_bytes < 6 * 96 * 96 * 4 + 20_000
+    assert room.steps[-1].swapped_back_bytes > 12 * 96 * 96 * 4
+
+
+class Saved(torch.autograd.Function):
+    """A product that saves its weight itself, after the operator that uses it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        found = x @ weight
+        ctx.save_for_backward(x, weight)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        return gradients[0] @ weight.t(), x.t() @ gradients[0]
+
+
+@pytest.mark.usefixtures("_all_away")
+def test_a_weight_that_is_saved_once_it_has_left_is_no_saved_storage() -> None:
+    def setup() -> Training:
+        model, inputs = mlp(96, 3), torch.randn(4, 96)
+        weight = nn.Parameter(torch.randn(96, 96))
+        model.register_parameter("own", weight)
+        return ordinary(model, inputs, loss=lambda found: mean_square(Saved.apply(found, weight)))
+
+    inside, room = all_away(setup)
+    assert_equal(inside, train(setup, STEPS))
+    assert "parameter" in moved_as_planned(room)
+
+
+@pytest.mark.usefixtures("_all_away")
 def test_parameters_are_away_between_steps_and_whole_after_the_run() -> None:
     setup = ALL["frozen_encoder"]
     gc.collect()
@@ -416,16 +454,23 @@ def test_an_exception_of_the_user_leaves_parameters_whole(where: str) -> None:
     def stop(*_: Any) -> None:
         raise Stop
 
-    with pytest.raises(Stop), er.within("100GiB", min_size=MIN_SIZE_BYTES, planner="on_demand", allow=PARAMETERS):
-        for number in range(4):
-            training.step(number)
-        if where == "forward":
-            model[8].register_forward_pre_hook(stop)
-        elif where == "backward":
-            model[8].weight.register_hook(stop)
-        else:
-            training.optimizers[0].register_step_pre_hook(stop)
-        training.step(4)
+    def fail_in_the_last_step() -> None:
+        with er.within("100GiB", min_size=MIN_SIZE_BYTES, planner="on_demand", allow=PARAMETERS):
+            for number in range(4):
+                training.step(number)
+            if where == "forward":
+                model[8].register_forward_pre_hook(stop)
+            elif where == "backward":
+                model[8].weight.register_hook(stop)
+            else:
+                training.optimizers[0].register_step_pre_hook(stop)
+            training.step(4)
+
+    # when
+    with pytest.raises(Stop):
+        fail_in_the_last_step()
+
+    # then
     now = {f"0.{name}": value for name, value in model.state_dict().items()}
     assert all(torch.equal(value, plain.state[name]) for name, value in now.items())
 
