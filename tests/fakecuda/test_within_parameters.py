@@ -41,3 +41,18 @@ def test_nothing_grows_over_fifty_steps(rig: Path) -> None:
     for kind in ("allocated", "reserved", "pinned", "host", "held"):
         assert len({step[kind] for step in settled}) == 1, f"{kind}: {[step[kind] for step in settled]}"
     assert settled[-1]["resident"] - settled[0]["resident"] < 4 * MIB
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("host", [None, "24MiB"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_parameters_hold_their_bytes_wherever_they_are(rig: Path, frozen: bool, host: str | None) -> None:
+    # when the eight parameters are away in turn, on the host or beyond it on the disk
+    spec = {"frozen": frozen, "host": host}
+    found = on_the_rig(rig, spec, "parameters.py", backing_bytes=1 << 30, allocator={})
+    # then all read right between steps, after writes from outside, and in the end
+    assert found["away"] >= 6
+    assert found["between"]
+    assert found["written"]
+    assert found["closed"]
+    assert found["mismatches"] == 0

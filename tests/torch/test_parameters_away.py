@@ -268,9 +268,9 @@ def transformed() -> Training:
         optimizer.zero_grad()
         loss = mean_square(model(inputs))
         loss.backward()
-        weights = dict(model.named_parameters())
+        weights: Any = dict(model.named_parameters())
 
-        def of_one(given: dict[str, Tensor], x: Tensor) -> Tensor:
+        def of_one(given: Any, x: Tensor) -> Tensor:
             return mean_square(torch.func.functional_call(model, given, (x[None],)))
 
         each = torch.func.vmap(torch.func.grad(of_one), in_dims=(None, 0))(weights, inputs)
@@ -309,7 +309,7 @@ def storages_without_bytes(model: nn.Module) -> list[str]:
 
 READS: dict[str, Callable[[nn.Module], Any]] = {
     "sum": lambda model: torch.stack([p.detach().sum() for p in model.parameters()]),
-    "norm": lambda model: torch._foreach_norm(list(model.parameters()))[0].detach(),  # pyright: ignore[reportPrivateUsage]
+    "norm": lambda model: torch._foreach_norm(list(model.parameters()))[0].detach(),  # pyright: ignore[reportPrivateImportUsage]
     "list": lambda model: torch.tensor([p.detach().flatten()[:8].tolist() for p in model.parameters()]),
     "whole list": lambda model: torch.tensor(model[0].weight.tolist()),  # pyright: ignore[reportIndexIssue]
     "numpy": lambda model: torch.tensor(model[2].weight.detach().numpy().copy()),  # pyright: ignore[reportIndexIssue]

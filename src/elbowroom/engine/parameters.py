@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, final
@@ -39,10 +39,18 @@ from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.optimizer_parts import Found, is_resizable
 from elbowroom.engine.raw_reads import RawReads
-from elbowroom.engine.storages import RAW_STORAGE, alive_of, is_plain, storage_of
+from elbowroom.engine.storages import PLAIN_TYPES, RAW_STORAGE, alive_of, is_plain, storage_of
+from elbowroom.engine.tensor_subclasses import inside
 from elbowroom.notices import Once, warn_once
 from elbowroom.step.schedule import Action, StateSlot
-from elbowroom.torch_compat.core import holders_of, schema_of, storage_key, tell_of_compiling, version_of
+from elbowroom.torch_compat.core import (
+    holders_of,
+    schema_of,
+    storage_key,
+    tell_of_compiling,
+    version_of,
+    without_torch_function,
+)
 from elbowroom.torch_compat.op_calls import has_compiled, watcher_of_uses
 from elbowroom.units import format_bytes
 
@@ -75,7 +83,7 @@ class Parameters:
         self._stay: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._stream_of: dict[int, object] = {}
         self._owners: dict[int, list[weakref.ref[nn.Parameter]]] = {}
-        self._version_of: dict[int, tuple[int, ...]] = {}
+        self._version_of: dict[Hashable, tuple[int, ...]] = {}
         self._in_step: list[list[weakref.ref[torch.UntypedStorage]]] = []
         self._last: list[list[weakref.ref[torch.UntypedStorage]]] = []
         self._counts = self.on = self._stopped = False
@@ -179,7 +187,7 @@ class Parameters:
         """Look for parameters that may move: those that lie on a storage of their own, above the least size."""
         scripts = alive_of(torch.jit.ScriptModule)
         scripted = {storage_key(each) for each in _storages(p for script in scripts for p in script.parameters())}
-        found: dict[int, list[torch.Tensor]] = {}
+        found: dict[int, list[nn.Parameter]] = {}
         for parameter in alive_of(nn.Parameter):
             storage = self._own_storage(parameter)
             if storage is not None and storage_key(storage) not in scripted:
@@ -226,20 +234,28 @@ class Parameters:
             if not touched:
                 return op(*args, **kwargs)
             number = self._begins(touched, changes=_writes(op))
-            result = op(*args, **kwargs)
+            try:
+                result = op(*args, **kwargs)
+            except BaseException:  # it may run again, and is one use
+                if number is not None:
+                    del self._in_step[number:]
+                raise
             if number is not None:
                 self._ends(number, touched)
             return result
 
     def _touch(self, values: Iterable[Any], touched: Touched) -> None:
         for value in values:
-            if isinstance(value, torch.Tensor):
+            if type(value) in PLAIN_TYPES:
                 try:
                     storage = RAW_STORAGE(value)
                 except (RuntimeError, NotImplementedError):  # torch's two ways to say that there is none
                     continue
                 if (key := storage_key(storage)) in self._movable and self._is(self._movable, storage):
                     touched.setdefault(key, (storage, value.dtype))
+            elif isinstance(value, torch.Tensor):
+                with without_torch_function():
+                    self._touch((plain for plain in inside(value) if type(plain) in PLAIN_TYPES), touched)
             elif isinstance(value, (list, tuple)):
                 self._touch(value, touched)  # pyright: ignore[reportUnknownArgumentType]
 
@@ -322,7 +338,7 @@ class Parameters:
         found = [version_of(each) for each in owners if each is not None and not each.requires_grad]
         return tuple(found) if len(found) == len(owners) else ()
 
-    def _arrive(self, key: int) -> None:
+    def _arrive(self, key: Hashable) -> None:
         self._away.arrive(key, keeps=bool(self._version_of.get(key)))
 
     def _asked(self, tensor: torch.Tensor, for_good: bool) -> None:
@@ -357,8 +373,11 @@ class Parameters:
     def close(self) -> Exception | None:
         """Bring every parameter back, and remove the hooks. Returns the first error if some bytes are lost."""
         self._counts = False
-        with self.aside():
-            problem = self._away.close()
+        try:
+            with self.aside():
+                problem = self._away.close()
+        except RuntimeError as found:  # the device has no room for all of them
+            problem = found
         self._turn(on=False)
         self._close_raw()
         return problem
