@@ -24,7 +24,7 @@ WIDTH, LAYERS, ROWS = 1024, 8, 64
 def main() -> None:
     spec = json.load(sys.stdin)
     trust()
-    run_budget._ways = lambda request: [request]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    run_budget._ways = lambda request: [request]  # pyright: ignore[reportPrivateUsage]
     model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
     for layer in model[::2] if spec["frozen"] else ():
         layer.requires_grad_(False)

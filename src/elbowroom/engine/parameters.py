@@ -25,9 +25,9 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import nn
@@ -41,8 +41,9 @@ from elbowroom.engine.optimizer_parts import Found, is_resizable
 from elbowroom.engine.raw_reads import RawReads
 from elbowroom.engine.storages import PLAIN_TYPES, RAW_STORAGE, alive_of, is_plain, storage_of
 from elbowroom.engine.tensor_subclasses import inside
+from elbowroom.errors import TierFull
 from elbowroom.notices import Once, warn_once
-from elbowroom.step.schedule import Action, StateSlot
+from elbowroom.step.schedule import Action
 from elbowroom.torch_compat.core import (
     holders_of,
     schema_of,
@@ -52,7 +53,7 @@ from elbowroom.torch_compat.core import (
     without_torch_function,
 )
 from elbowroom.torch_compat.op_calls import has_compiled, watcher_of_uses
-from elbowroom.units import format_bytes
+from elbowroom.units import NONE, format_bytes
 
 NOTHING = nullcontext()
 Touched = dict[int, tuple[torch.UntypedStorage, torch.dtype]]
@@ -87,6 +88,8 @@ class Parameters:
         self._in_step: list[list[weakref.ref[torch.UntypedStorage]]] = []
         self._last: list[list[weakref.ref[torch.UntypedStorage]]] = []
         self._counts = self.on = self._stopped = False
+        self._here: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._inside = False
         self._due: Action | None = None
         self._raw: RawReads | None = None
         self._once = Once()
@@ -119,7 +122,7 @@ class Parameters:
                 entry.n, self._away.of_window[n] = n, entry
                 keep.discard(key)
             elif entry is None and storage.nbytes() == slot.size_bytes:
-                self._leave(storage, slot, n, known)
+                self._leave(storage, n, known)
         for key in keep:
             self._arrive(key)
         self._executor.settle()
@@ -129,19 +132,22 @@ class Parameters:
         known = self._conductor.known()
         self._keep_last()
         moves = known is not None and bool(known.schedule.uses) and self._may_move()
-        records = self.wanted and (known is None or self._conductor.recorder() is not None) and self._may_move()
-        if records:
+        learns = self.wanted and (known is None or self._conductor.recorder() is not None) and self._may_move()
+        if learns:
             self._find()
-        self._counts, self._due = moves or records, None
-        if not moves:
+        self._counts = self._inside = moves or learns
+        self._due, self._here = None, {}
+        if known is None and learns:
+            self._here = dict(self._movable)
+        elif not moves:
             self.bring_back()
-        self._turn(on=moves or records)
+        self._turn(on=moves or learns)
 
     def end_step(self) -> None:
         """End a step of the training: uses from here on are counted in no step."""
         self._act_due()
         self._keep_last()
-        self._counts = False
+        self._counts = self._inside = False
 
     def _keep_last(self) -> None:
         if self._in_step:
@@ -156,7 +162,7 @@ class Parameters:
 
     def stop(self) -> None:
         """Bring all parameters back, and let none leave any more."""
-        self._stopped, self._counts = True, False
+        self._stopped, self._counts, self._inside = True, False, False
         self.rest()
         self._close_raw()
 
@@ -269,6 +275,8 @@ class Parameters:
                 with self._conductor.aside():
                     self._conductor.act(known.schedule.on_use.get((number, False)))
             self._in_step.append([weakref.ref(storage) for storage, _ in touched.values()])
+        if self._inside and self.wanted and self._conductor.known() is None:
+            self._others_leave(touched)
         with self._conductor.aside():
             for key in touched:
                 self._arrive(key)
@@ -295,7 +303,7 @@ class Parameters:
                 if slot.n is not None and self._is_held(touched, key):
                     self._tell(slot.size_bytes, "code has its storage")
                 elif slot.n is not None:
-                    self._leave(touched[key][0], slot, slot.n, known)
+                    self._leave(touched[key][0], slot.n, known)
         self._due = known.schedule.on_use.get((number, True))
 
     def _act_due(self) -> None:
@@ -318,7 +326,22 @@ class Parameters:
             if self._stream_of.setdefault(key, stream) != stream:
                 self._stay[key] = weakref.ref(storage)
 
-    def _leave(self, storage: torch.UntypedStorage, slot: StateSlot, n: int, known: StepPlan) -> None:
+    def _others_leave(self, touched: Touched) -> None:
+        """Let all leave that ops before have used, but for what this one uses. For steps without a plan."""
+        others: Touched = {}
+        for key in [key for key in self._here if key not in touched]:
+            ref = self._here.pop(key)
+            if self._movable.get(key) is ref and ref() is not None:
+                others[key] = cast("torch.UntypedStorage", ref()), torch.uint8
+        with self._conductor.aside():
+            with suppress(TierFull):  # a plan may not need to move them at all
+                for key in others:
+                    if not self._is_held(others, key):
+                        self._leave(others[key][0], NONE, None)
+            self._executor.settle()
+        self._here |= {key: self._movable[key] for key in touched if key in self._movable}
+
+    def _leave(self, storage: torch.UntypedStorage, n: int, known: StepPlan | None) -> None:
         """Start to move a parameter out, unless other code could use it unnoticed."""
         key, stream = storage_key(storage), self._executor.stream()
         if key in self._away.entries:
@@ -330,7 +353,7 @@ class Parameters:
         if key in self._away.copies and self._frozen(key) != self._version_of.get(key):
             self._away.changed(key)
         self._version_of[key] = self._frozen(key)
-        self._away.leave(key, Found(storage, getattr(torch, slot.dtype), storage.nbytes(), held=False), n, known)
+        self._away.leave(key, Found(storage, torch.uint8, storage.nbytes(), held=False), n, known)
 
     def _frozen(self, key: int) -> tuple[int, ...]:
         """Return the versions of the parameters on a storage; nothing if one of them is trained, or not known."""
