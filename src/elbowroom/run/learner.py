@@ -360,6 +360,8 @@ class Learner:
             if not first:  # which may make states, or weights
                 self._unmet[key] = trace
             return None
+        if first and self.parameters and keeping_bytes(held, self.machine) > self.budget_bytes:
+            return None  # the first step counts no uses of parameters, the next one does
         trace = self.layers.offered(held)
 
         def apply(found: Callable[[], Answer]) -> StepKind | None:
