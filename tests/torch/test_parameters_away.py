@@ -514,3 +514,30 @@ def test_parameters_stay_by_default() -> None:
     assert "parameter" not in moved_as_planned(room)
     assert room.trace is not None
     assert not any(part.kind == "use" for part in room.trace.parts)
+
+
+@pytest.mark.usefixtures("_all_away")
+@pytest.mark.parametrize("when", ["before the run", "in its first step"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_array_of_numpy_goes_on_to_show_its_parameter(frozen: bool, when: str) -> None:
+    training = seeded(ALL["frozen_encoder"])
+    encoder, head = training.modules
+    layer = (encoder if frozen else head)[0]
+    arrays: list[Any] = []
+
+    def look() -> None:
+        arrays.append(layer.weight.numpy() if frozen else layer.weight.detach().numpy())
+
+    gc.collect()
+    if when == "before the run":
+        look()
+    with er.within("100GiB", min_size=MIN_SIZE_BYTES, planner="on_demand", allow=PARAMETERS) as room:
+        for number in range(STEPS):
+            training.step(number)
+            if not arrays:
+                look()
+            # then it lies where the parameter lies, and has its bytes
+            address = arrays[0].__array_interface__["data"][0]
+            assert storages_of(layer)[0].data_ptr() == address
+            assert (arrays[0] == layer.weight.detach().clone().numpy()).all()
+    assert "parameter" in moved_as_planned(room)

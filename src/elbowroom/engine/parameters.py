@@ -9,8 +9,10 @@ plan can say after which of them a parameter leaves. Code that passes operators 
 on the device:
 
 - Python that takes an address or a storage (raw_reads.py). One whose address was handed out stays from then on.
-- Compiled code, scripted modules, torch.distributed, steps without an optimizer of torch: no parameter leaves.
-- Another tensor on the storage when it is first met, or a reference to the storage when it would leave: it stays.
+- Compiled code, graphs of CUDA, torch.distributed, steps without an optimizer of torch: no parameter leaves. Those of
+  scripted modules stay.
+- Another tensor on the storage when it is first met, or a reference to the storage when it would leave: it stays. So
+  does a frozen one in RAM that more refers to than modules: that may be an array of NumPy.
 - Uses on another stream than the first ones: it stays from then on.
 
 A frozen parameter is written to the tier once. The tier keeps its bytes, and it leaves without a copy until an operator
@@ -24,10 +26,11 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -112,17 +115,15 @@ class Parameters:
         keep = set(self._away.entries)
         for (use, place), n in carried.items():
             refs = self._last[use] if use < len(self._last) else []
-            storage = refs[place]() if place < len(refs) else None
-            slot = known.schedule.uses[use][place]
-            if storage is None:
-                continue
-            key = storage_key(storage)
-            entry = self._away.entries.get(key)
-            if entry is not None and entry.size_bytes == slot.size_bytes:
-                entry.n, self._away.of_window[n] = n, entry
-                keep.discard(key)
-            elif entry is None and storage.nbytes() == slot.size_bytes:
-                self._leave(storage, n, known)
+            one: Touched = _by_key(refs[place : place + 1])
+            size_bytes = known.schedule.uses[use][place].size_bytes
+            for key in one:
+                entry = self._away.entries.get(key)
+                if entry is not None and entry.size_bytes == size_bytes:
+                    entry.n, self._away.of_window[n] = n, entry
+                    keep.discard(key)
+                elif entry is None and one[key][0].nbytes() == size_bytes and not self._is_held(one, key):
+                    self._leave(one[key][0], n, known)
         for key in keep:
             self._arrive(key)
         self._executor.settle()
@@ -162,6 +163,8 @@ class Parameters:
 
     def stop(self) -> None:
         """Bring all parameters back, and let none leave any more."""
+        if self._movable:
+            self._tell(0, "compiled code or a graph of CUDA uses them unseen, or torch.distributed does")
         self._stopped, self._counts, self._inside = True, False, False
         self.rest()
         self._close_raw()
@@ -193,11 +196,17 @@ class Parameters:
         """Look for parameters that may move: those that lie on a storage of their own, above the least size."""
         scripts = alive_of(torch.jit.ScriptModule)
         scripted = {storage_key(each) for each in _storages(p for script in scripts for p in script.parameters())}
+        owned = Counter(id(p) for module in alive_of(nn.Module) for p in module.parameters(recurse=False))
         found: dict[int, list[nn.Parameter]] = {}
         for parameter in alive_of(nn.Parameter):
             storage = self._own_storage(parameter)
             if storage is not None and storage_key(storage) not in scripted:
                 found.setdefault(storage_key(storage), []).append(parameter)
+        parameter = None
+        if self._executor.device.type == "cuda" and alive_of(torch.cuda.CUDAGraph):
+            self.stop()
+            return
+        self._stay = {key: ref for key, ref in self._stay.items() if ref() is not None}
         gone = [key for key, ref in self._movable.items() if ref() is None or key in self._stay]
         for key in gone:
             del self._movable[key]
@@ -208,11 +217,18 @@ class Parameters:
             storage = RAW_STORAGE(parameters[0])
             if self._is(self._movable, storage) or self._is(self._stay, storage):
                 continue
-            if holders_of(storage) == len(parameters) + 1:
+            if holders_of(storage) == len(parameters) + 1 and not self._has_arrays(parameters, owned):
                 self._movable[key] = weakref.ref(storage)
                 self._owners[key] = [weakref.ref(each) for each in parameters]
             else:
                 self._tell(storage.nbytes(), "another tensor lies on its storage")
+
+    def _has_arrays(self, parameters: list[nn.Parameter], owned: Mapping[int, int]) -> bool:
+        """Whether an array of NumPy may lie on a frozen parameter: more refers to it than modules and this list."""
+        if self._executor.device.type != "cpu":
+            return False
+        frozen = [n for n, each in enumerate(parameters) if not each.requires_grad]  # no name holds one meanwhile
+        return any(sys.getrefcount(parameters[n]) > 2 + owned[id(parameters[n])] for n in frozen)
 
     def _own_storage(self, parameter: Any) -> torch.UntypedStorage | None:
         if type(parameter) is not nn.Parameter or is_lazy(parameter) or not is_plain(parameter):
@@ -319,20 +335,20 @@ class Parameters:
         return more > 0 and more > self._executor.writing_from(touched[key][0])
 
     def _note_streams(self, touched: Touched) -> None:
-        stream = self._executor.stream()
-        if stream is None:
+        stream, streams = self._executor.stream(), self._executor.tier.streams
+        if stream is None or streams is None:
             return
+        captures = streams.capturing(stream)
         for key, (storage, _) in touched.items():
-            if self._stream_of.setdefault(key, stream) != stream:
+            if self._stream_of.setdefault(key, stream) != stream or captures:
                 self._stay[key] = weakref.ref(storage)
+            if captures and key in self._away.entries:
+                self._executor.tier.home()  # which refuses a graph of copies
 
     def _others_leave(self, touched: Touched) -> None:
         """Let all leave that ops before have used, but for what this one uses. For steps without a plan."""
-        others: Touched = {}
-        for key in [key for key in self._here if key not in touched]:
-            ref = self._here.pop(key)
-            if self._movable.get(key) is ref and ref() is not None:
-                others[key] = cast("torch.UntypedStorage", ref()), torch.uint8
+        gone = [self._here.pop(key) for key in list(self._here) if key not in touched]
+        others = _by_key(ref for ref in gone if ref in self._movable.values())
         with self._conductor.aside():
             with suppress(TierFull):  # a plan may not need to move them at all
                 for key in others:
@@ -370,10 +386,10 @@ class Parameters:
             storage = RAW_STORAGE(tensor)
         except (RuntimeError, NotImplementedError):
             return
+        if for_good and storage.nbytes() >= self._min_size_bytes:
+            self._stay[storage_key(storage)] = weakref.ref(storage)
         if not self._is(self._movable, storage):
             return
-        if for_good:
-            self._stay[storage_key(storage)] = weakref.ref(storage)
         if storage_key(storage) in self._away.entries:
             with self._conductor.aside():
                 self._arrive(storage_key(storage))
@@ -414,7 +430,8 @@ class Parameters:
         warn_once(
             self._once,
             "parameter",
-            f"elbowroom: a parameter of {format_bytes(size_bytes)} stays on the device, as {why}: the step may need "
+            f"elbowroom: {f'a parameter of {format_bytes(size_bytes)} stays' if size_bytes else 'all parameters stay'} "
+            f"on the device, as {why}: the step may need "
             "more than its budget. If that happens in every step, leave 'parameter' out",
         )
 
@@ -427,6 +444,11 @@ def _carried(known: StepPlan) -> dict[tuple[int, int], int]:
         for place, slot in enumerate(slots)
         if slot.n is not None and slot.n in known.schedule.carried
     }
+
+
+def _by_key(refs: Iterable[weakref.ref[torch.UntypedStorage]]) -> Touched:
+    """Return the storages that are still there, each with one reference to it."""
+    return {storage_key(storage): (storage, torch.uint8) for ref in refs if (storage := ref()) is not None}
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
