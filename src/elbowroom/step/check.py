@@ -6,7 +6,7 @@ from elbowroom.errors import InvalidPlan, UsageError
 from elbowroom.machine import Machine, TierName
 from elbowroom.plan import Plan, Recompute, Swap
 from elbowroom.step.algorithms import why_not_chosen, with_algorithms
-from elbowroom.step.idle_windows import MOVABLE
+from elbowroom.step.idle_windows import STATES
 from elbowroom.step.last_step import LastStep, last_step, listed, op_label, peak_point, storage_label, why_kept
 from elbowroom.step.moves import Moves, moves_of_plan, need, tier_peak, tiers_of_plan
 from elbowroom.step.recipes import check_recipe
@@ -75,7 +75,7 @@ def _problem(step: LastStep, swap: Swap, n: int | None, ticks: set[int]) -> str 
     """Say what is wrong with one swap, as a clause; None if nothing is."""
     if swap.storage >= len(step.trace.storages):
         return f"the trace has only storages 0 to {len(step.trace.storages) - 1}"
-    if n is None and step.trace.storages[swap.storage].category in MOVABLE:
+    if n is None and step.trace.storages[swap.storage].category in STATES:
         return "the ops of the last step leave it no time in which nothing uses it"
     if n is None:
         return f"autograd does not save it in the last step (ops {step.first_op} to {step.end_op - 1})"

@@ -21,10 +21,6 @@ from elbowroom.units import NONE
 STATES: tuple[Category, ...] = ("optimizer_state", "gradient")
 
 
-MOVABLE: tuple[Category, ...] = (*STATES, "parameter")
-"""Categories of storages that autograd does not save for backward, and that may have windows."""
-
-
 class Window(NamedTuple):
     """A storage is idle from a position until its next use; a next use that is not later is in the next step."""
 
