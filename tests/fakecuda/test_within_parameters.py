@@ -17,7 +17,7 @@ SETTLED = 5
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("model", ["wide layers", "wide layers with momentum", "language model of two blocks"])
+@pytest.mark.parametrize("model", ["wide layers", "wide layers with momentum"])
 def test_the_least_budget_is_lower_with_parameters_and_met_as_simulated(rig: Path, model: str) -> None:
     # given budgets that nothing meets: each run tells the least, and trains within that
     spec = {"model": model, "shares": [0.01], "steps": 6}
@@ -27,6 +27,17 @@ def test_the_least_budget_is_lower_with_parameters_and_met_as_simulated(rig: Pat
     # then
     assert found["least_feasible_bytes"] < without["least_feasible_bytes"]
     assert_as_simulated(found["at_least"], page_bytes=PAGE)
+
+
+@pytest.mark.timeout(0)
+def test_a_language_model_runs_with_its_parameters_away_as_simulated(rig: Path) -> None:
+    # given a budget that states and gradients cannot meet
+    spec = {"model": "language model of two blocks", "shares": [0.43], "steps": 6, "options": PARAMETERS}
+    # when
+    (run,) = on_the_rig(rig, spec, allocator={})["runs"]
+    # then
+    assert_as_simulated(run, page_bytes=PAGE)
+    assert run["steps"][-1]["reserved"] <= run["budget_bytes"]
 
 
 @pytest.mark.timeout(0)
