@@ -25,9 +25,10 @@ def main() -> None:
     spec = json.load(sys.stdin)
     trust()
     run_budget._ways = lambda request: [request]  # pyright: ignore[reportPrivateUsage]
-    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
-    for layer in model[::2] if spec["frozen"] else ():
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
+    for layer in layers[::2] if spec["frozen"] else ():
         layer.requires_grad_(False)
+    model = nn.Sequential(*layers)
     expected = [p.detach().clone() for p in model.parameters()]
     model.cuda()
     batch = torch.zeros(ROWS, WIDTH, device="cuda", requires_grad=True)
@@ -53,7 +54,7 @@ def main() -> None:
         steps(1)
         for number in (0, 3):  # one frozen, one trained
             expected[number] = torch.full((WIDTH, WIDTH), 0.25 + number)
-            model[number].weight.data.copy_(expected[number])
+            layers[number].weight.data.copy_(expected[number])
         steps(2)
         found["written"] = equal()
         steps(1)

@@ -112,7 +112,7 @@ def _place_of(tensor: torch.Tensor) -> int:
     if not is_plain(tensor):
         return 0
     # not `tensor.data_ptr()`, which would tell that its address was taken (engine/raw_reads.py)
-    return RAW_STORAGE(tensor).data_ptr() + tensor.storage_offset() * tensor.element_size()
+    return RAW_STORAGE(tensor).data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _bits_of(tensor: torch.Tensor) -> bytes | None:
