@@ -14,9 +14,9 @@ from elbowroom.units import format_bytes
 class Swap:
     """Move one storage to a lower tier while no op needs it.
 
-    A saved storage is away between its last use in forward and its first read in backward. An optimizer state or a
-    gradient that outlives the step may be away across its end: then `back_before_op` is at most `out_after_op`, and
-    the storage comes back in the next step.
+    A saved storage is away between its last use in forward and its first read in backward. An optimizer state, a
+    gradient or a parameter that outlives the step may be away across its end: then `back_before_op` is at most
+    `out_after_op`, and the storage comes back in the next step. Only a parameter may have several swaps.
 
     Attributes:
         storage: id in the plan's trace.
@@ -152,11 +152,11 @@ class Plan(Filed):
         rules.integer("Plan.budget_bytes", self.budget_bytes)
         rules.records("Plan.swaps", self.swaps, Swap)
         rules.ascending("Plan.swaps.out_after_op", tuple(swap.out_after_op for swap in self.swaps))
-        rules.distinct("Plan.swaps.storage", [swap.storage for swap in self.swaps])
+        rules.distinct("Plan.swaps", [(swap.storage, swap.out_after_op) for swap in self.swaps])
         rules.records("Plan.recomputes", self.recomputes, Recompute)
         rules.ascending("Plan.recomputes.before_op", tuple(each.before_op for each in self.recomputes))
         dropped = [storage for each in self.recomputes for storage in each.storages]
-        rules.distinct("Plan.swaps.storage and Plan.recomputes.storages", [*(s.storage for s in self.swaps), *dropped])
+        rules.distinct("Plan.swaps.storage and Plan.recomputes.storages", [*{s.storage for s in self.swaps}, *dropped])
         rules.records("Plan.algorithms", self.algorithms, Algorithm)
         rules.ascending("Plan.algorithms.op", tuple(algorithm.op for algorithm in self.algorithms))
         rules.distinct("Plan.algorithms.op", [algorithm.op for algorithm in self.algorithms])

@@ -37,7 +37,7 @@ RemarkKind = Literal[
     "allocator_settings",
     "compiled",
 ]
-PartKind = Literal["optimizer", "accumulation"]
+PartKind = Literal["optimizer", "accumulation", "use"]
 PART_KINDS: tuple[PartKind, ...] = get_args(PartKind)
 REMARK_KINDS: tuple[RemarkKind, ...] = get_args(RemarkKind)
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -181,14 +181,15 @@ class Part:
     """A stretch of a step at whose ends the runtime gets control.
 
     It is a part of an optimizer's step, with the ops of some of its parameters. Or it is an accumulation, in which
-    backward writes the gradient of a parameter. An accumulation that adds nothing has no op.
+    backward writes the gradient of a parameter. An accumulation that adds nothing has no op. Or it is one op that uses
+    the bytes of parameters; such uses may lie inside other parts.
 
     Attributes:
         first_op: its first op.
         end_op: one past its last op.
         storages: storages that must be on the device in it and may be away outside, in a fixed order: optimizer states,
-            or the gradient of an accumulation.
-        kind: "optimizer" for a part of an optimizer's step, or "accumulation".
+            the gradient of an accumulation, or the parameters of a use.
+        kind: "optimizer" for a part of an optimizer's step, "accumulation" or "use".
     """
 
     first_op: int
@@ -273,8 +274,8 @@ class Trace(Filed):
         saves: what autograd saved, in the order of the first save (the n-th saved storage of a step).
         steps: the recorded steps, back to back; the last one is the steady state that plans are made for.
         remarks: what the capture did not know or assumed.
-        parts: parts of optimizers' steps, if these were carried out in parts, and accumulations of gradients, if these
-            may move. The runtime gets control at their ends.
+        parts: parts of optimizers' steps, if these were carried out in parts, accumulations of gradients, if these may
+            move, and uses of parameters, if these may move. The runtime gets control at their ends.
         workspaces: workspaces whose size is an interval, by rising id of the storage.
         empties: places in `events`, ascending: the allocator's cache is emptied directly before that event.
         streams: storages that the default stream did not allocate, by rising id.
@@ -387,14 +388,14 @@ class Trace(Filed):
             expected = step.end_op
 
     def _check_parts(self) -> None:
-        """Check that parts follow one another, and that no part crosses the end of a step."""
-        last = 0
+        """Check that parts follow one another, uses by themselves, and that no part crosses the end of a step."""
+        last = {False: 0, True: 0}
         for index, part in enumerate(self.parts):
             where = f"Trace.parts[{index}]"
-            rules.integer(f"{where}.first_op", part.first_op, least=last, most=len(self.ops))
+            rules.integer(f"{where}.first_op", part.first_op, least=last[part.kind == "use"], most=len(self.ops))
             rules.integer(f"{where}.end_op", part.end_op, most=len(self.ops))
             rules.integers(f"{where}.storages", part.storages, most=len(self.storages) - 1)
-            last = part.end_op
+            last[part.kind == "use"] = part.end_op
             if any(part.first_op < step.end_op < part.end_op for step in self.steps):
                 rules.refuse(f"{where}.end_op", part.end_op, "an op of the step in which it begins")
 

@@ -178,7 +178,10 @@ def test_the_curve_is_written_as_data_or_as_a_page(script: str) -> None:
         (["--planner", "best"], "--planner: given 'best'; allowed is one of keep_all, "),
         (["--option", "x"], "--option: given 'x'; allowed is NAME=VALUE; write for example swapin_ahead=4"),
         (["--option", "x=1", "--planner", "keep_all"], "options: given 'x' for planner 'keep_all'; it has none"),
-        (["--allow", "swap,magic"], "allow: given 'magic'; allowed are swap, recompute, state, gradient, algorithm"),
+        (
+            ["--allow", "swap,magic"],
+            "allow: given 'magic'; allowed are swap, recompute, state, gradient, parameter, alg",
+        ),
         (["--pareto", "curve.png"], "--pareto: given 'curve.png'; allowed are names ending in .json, .html, .txt"),
         (["--report", "report.png"], "--report: given 'report.png'; allowed are names ending in .html"),
         (["--budget", "40GiB"], "budget: given 40.00 GiB for the device of machine 'rtx4090', which has"),

@@ -143,7 +143,7 @@ def test_means_are_allowed_on_the_command_line(folder: Path) -> None:
 
     wrong = python(folder, "-m", "elbowroom", "run", "--allow", "swap,fly", "train.py")
     assert wrong.returncode == 2
-    assert "given 'fly'; allowed are swap, recompute, state, gradient, algorithm" in wrong.stderr
+    assert "given 'fly'; allowed are swap, recompute, state, gradient, parameter, algorithm" in wrong.stderr
 
 
 # The second step has twice the rows of the first one: it is observed too, and is the last one.

@@ -311,7 +311,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     ),
     "contradiction of rows": (
         swaps_with([[1, "disk", 0, 1]] * 2),
-        r"Plan\.swaps\.storage\[1\]: given 1; allowed is a value",
+        r"Plan\.swaps\[1\]: given \(1, 0\); allowed is a value",
     ),
     "bound of another type": (plan_with(bound=[1]), r"bound: given \[1\]; allowed is a JSON object"),
     "bound with an unknown field": (

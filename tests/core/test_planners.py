@@ -68,7 +68,8 @@ def test_a_planner_that_is_not_there_is_refused() -> None:
 
 def test_means_that_are_not_there_are_refused() -> None:
     means: Any = ("swap", "teleport")
-    with pytest.raises(UsageError, match="given 'teleport'; allowed are swap, recompute, state, gradient, algorithm"):
+    allowed = "swap, recompute, state, gradient, parameter, algorithm"
+    with pytest.raises(UsageError, match=f"given 'teleport'; allowed are {allowed}"):
         plan(chain([1]), machine(), 1, allow=means)
     with pytest.raises(UsageError, match="time_limit_s: given 0; allowed is more than 0"):
         plan(chain([1]), machine(), 1, time_limit_s=0)

@@ -256,7 +256,7 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (
         Plan,
         {"swaps": (Swap(**SWAP),) * 2},
-        r"Plan\.swaps\.storage\[1\]: given 1; allowed is a value that does not stand before",
+        r"Plan\.swaps\[1\]: given \(1, 1\); allowed is a value that does not stand before",
     ),
     (
         Plan,

@@ -36,7 +36,7 @@ class Moves:
     def lend(self, entry: Entry) -> torch.UntypedStorage:
         return filled(entry.n)
 
-    def arrive(self, entry: Entry) -> None:
+    def arrive(self, entry: Entry, *, keeps: bool = False) -> None:
         """All bytes are there already."""
 
 

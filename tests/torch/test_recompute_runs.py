@@ -188,5 +188,5 @@ def test_means_that_no_run_can_carry_out_are_refused() -> None:
     with pytest.raises(er.UsageError) as error, er.within("1GiB", allow=("swap", "compress")):  # type: ignore[arg-type]
         pass
     # then
-    allowed = "swap, recompute, state, gradient, algorithm"
+    allowed = "swap, recompute, state, gradient, parameter, algorithm"
     assert str(error.value) == f"allow: given 'compress'; allowed are {allowed}; take any of them"

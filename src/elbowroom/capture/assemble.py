@@ -350,6 +350,16 @@ class Assembly:
             self._storages[storage].category = note.category
         self._states.ends(len(self._ops), states, note.category)
 
+    def _on_used(self, note: Note) -> None:
+        """Note a use of parameters: one that was away when the op began has no address among its arguments."""
+        used = [self._resolve(block) for block in note.blocks]
+        op = self._open_op
+        for storage in used:
+            self._storages[storage].category = "parameter"
+        if op is not None:
+            op.reads = tuple(dict.fromkeys((*op.reads, *(each for each in used if each not in op.writes))))
+        self._states.used(len(self._ops) - (op is not None), len(self._ops), used)
+
     def _on_asked(self, note: Note) -> None:
         self._states.asked(self._resolve(note.blocks[0]))
 

@@ -32,30 +32,49 @@ class AwayParts:
     Attributes:
         entries: key -> entry.
         of_window: window of the plan -> entry; an entry of an observed step has no window.
+        copies: key -> entry of a storage that is back, and whose bytes are still on the tier.
     """
 
     def __init__(self, executor: Executor) -> None:
         self.entries: dict[Hashable, StateEntry] = {}
         self.of_window: dict[int, StateEntry] = {}
+        self.copies: dict[Hashable, StateEntry] = {}
         self._executor = executor
         self._lent: dict[Hashable, Loan] = {}
 
     def leave(self, key: Hashable, found: Found, n: int, known: StepPlan | None) -> None:
         """Start to move a storage to a lower tier. `n` is its window in the plan, or NONE in an observed step."""
         to = None if known is None else known.tier_of.get(n)
-        entry = self._executor.leave(n, found.storage, to, self._lent_for(found.storage))
+        entry = self.copies.pop(key, None)
+        if entry is not None and entry.alive() is found.storage:
+            self._executor.leave_again(entry, n)
+        else:
+            entry = self._executor.leave(n, found.storage, to, self._lent_for(found.storage))
         self.entries[key] = entry
         if n != NONE:
             self.of_window[n] = entry
 
-    def arrive(self, key: Hashable) -> None:
-        """Bring a storage back to the device, if it is away."""
+    def arrive(self, key: Hashable, *, keeps: bool = False) -> None:
+        """Bring a storage back to the device, if it is away.
+
+        Args:
+            key: its key.
+            keeps: whether the tier keeps its bytes, so that it may leave again without a write: see `changed`.
+        """
         entry = self.entries.get(key)
         if entry is not None:
-            self._executor.arrive(entry)
+            self._executor.arrive(entry, keeps=keeps)
             del self.entries[key]
+            if keeps and entry.slot is not None and entry.alive() is not None:
+                self.copies[key] = entry
             if self.of_window.get(entry.n) is entry:
                 del self.of_window[entry.n]
+
+    def changed(self, key: Hashable) -> None:
+        """Forget the bytes that the tier has kept of a storage: they are not those of the device any more."""
+        entry = self.copies.pop(key, None)
+        if entry is not None:
+            self._executor.end(entry)
 
     def lend(self, key: Hashable) -> torch.UntypedStorage | None:
         """Return host memory with the bytes of a storage that is away; None if it cannot be had.
@@ -93,6 +112,8 @@ class AwayParts:
             left: filled with those that the device has no room for: key -> host memory with their bytes, or None if
                 there is no room for that either. Their storages stay empty. None if all must be back.
         """
+        for key in list(self.copies):
+            self.changed(key)
         problem: TierError | None = None
         refused: RuntimeError | None = None
         for key, entry in self.entries.items():

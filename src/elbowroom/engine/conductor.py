@@ -25,6 +25,9 @@ class PartsObserver(Protocol):
     ) -> None:
         """Note that it ends, and needed these storages on the device: states of the part, or the gradient."""
 
+    def used(self, parameters: Iterable[tuple[torch.UntypedStorage, torch.dtype]]) -> None:
+        """Note that the op that begins uses the bytes of these parameters."""
+
     def asked(self, storage: torch.UntypedStorage) -> None:
         """Note that this gradient was read between backward and the optimizer's step."""
 

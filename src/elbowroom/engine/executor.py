@@ -32,7 +32,7 @@ import torch
 from elbowroom.engine.entries import Counters, Entry, Happening, Observer, Place, Remake, StateEntry, moved
 from elbowroom.engine.residence import RamResidence, Residence
 from elbowroom.engine.storages import CPU, Blanks
-from elbowroom.engine.tiers.base import LentSlot, LowerTier, Transfer
+from elbowroom.engine.tiers.base import LentSlot, LowerTier, SkippedWrite, Transfer
 from elbowroom.machine import TierName
 from elbowroom.torch_compat.core import storage_key
 
@@ -82,9 +82,10 @@ class Executor:
     # Saving
 
     def find(self, storage: torch.UntypedStorage) -> Entry | None:
-        """Return the entry whose bytes are on exactly this storage now; None if there is none."""
+        """Return the entry of a saved storage whose bytes are on exactly this one now; None if there is none."""
         entry = self._by_key.get(storage_key(storage))
-        return entry if entry is not None and entry.alive() is storage else None
+        is_its = entry is not None and entry.alive() is storage and not isinstance(entry, StateEntry)
+        return entry if is_its else None
 
     def add(self, n: int, storage: torch.UntypedStorage, version: int) -> Entry:
         """Add an entry on the device, not held by the table. It counts one handle, which the caller makes."""
@@ -150,6 +151,10 @@ class Executor:
     def is_writing(self) -> bool:
         """Whether a write is under way."""
         return bool(self._writes)
+
+    def writing_from(self, storage: torch.UntypedStorage) -> int:
+        """Return how many writes under way, given up ones included, hold this storage."""
+        return sum(entry.device is storage for entry in self._writes)
 
     def settle(self) -> None:
         """Wait for every write under way."""
@@ -380,15 +385,35 @@ class Executor:
         entry.alive = ref(storage, lambda _: self.handle_died(entry))
         return entry
 
-    def arrive(self, entry: StateEntry) -> None:
-        """Bring a state's bytes back to the device, wait for them, and end the entry of its absence."""
+    def arrive(self, entry: StateEntry, *, keeps: bool = False) -> None:
+        """Bring a state's bytes back to the device, wait for them, and end the entry of its absence.
+
+        Args:
+            entry: the entry.
+            keeps: whether its bytes stay on the tier too, for `leave_again`, and the entry does not end.
+        """
         if entry.handles and entry.alive() is not None and not self.lost:
             self.bring_back(entry)
             if entry.place is RETURNING:
                 self._finish_return(entry)
             if entry.arrived is not None and (storage := entry.alive()) is not None:
                 entry.arrived.used(storage)
-            self.end(entry)
+            if not keeps or entry.out is not None or entry.slot is None or isinstance(entry.slot, LentSlot):
+                self.end(entry)
+            elif (storage := entry.alive()) is not None:
+                entry.device = None
+                entry.alive = ref(storage, lambda _: self.handle_died(entry))
+
+    def leave_again(self, entry: StateEntry, n: int) -> None:
+        """Let a storage leave whose bytes stayed on the tier, and have not changed since: nothing is written."""
+        storage = entry.alive()
+        assert storage is not None, "a storage that leaves is used by tensors"
+        with self._lock:
+            entry.n = n
+            entry.out = SkippedWrite(entry.size_bytes)
+            entry.device = storage
+            entry.place = LEAVING
+            self._writes.append(entry)
 
     def lend(self, entry: Entry, *, from_disk: bool = False) -> torch.UntypedStorage | None:
         """Return host memory with the bytes of an entry that is away, which code outside may have from now on.

@@ -24,6 +24,7 @@ from elbowroom.engine.executor import Executor
 from elbowroom.engine.gradients import Gradients
 from elbowroom.engine.optimizer_hooks import Stepping
 from elbowroom.engine.optimizer_parts import Found, InTurn, Portion, mapping_of, movable, whole
+from elbowroom.engine.parameters import Parameters
 from elbowroom.engine.state_dicts import Packed, has_hooks, put_lent, with_lent, without
 from elbowroom.engine.storages import dtype_name
 from elbowroom.errors import TierError, TierFull
@@ -47,11 +48,13 @@ class OptimizerStates:
     Attributes:
         in_parts: whether the steps of optimizers are carried out in parts now.
         gradients: the gradients of all parameters.
+        parameters: the parameters themselves.
     """
 
     def __init__(self, executor: Executor, conductor: Conductor, min_size_bytes: int) -> None:
         self.in_parts = False
         self.gradients = Gradients(executor, conductor, min_size_bytes)
+        self.parameters = Parameters(executor, conductor, min_size_bytes)
         self._executor = executor
         self._conductor = conductor
         self._min_size_bytes = max(1, min_size_bytes)
@@ -79,8 +82,9 @@ class OptimizerStates:
             self._met = [*others, (weakref.ref(optimizer), self._executor.stream())]
 
     def rest(self) -> None:
-        """Take all hooks out of the optimizers, until `wake`. No state is away then."""
+        """Take all hooks out of the optimizers, until `wake`. No state and no parameter is away then."""
         self.bring_back(None)
+        self.parameters.rest()
         if self._stepping is not None:
             self._stepping.close()
             self._stepping = None
@@ -98,6 +102,7 @@ class OptimizerStates:
         This comes before the writes of the step are counted, as its plan does not count these moves.
         """
         self._parts, self._ended = self._ended or self._parts, []
+        self.parameters.plan_begins(known)
         with self._conductor.aside():
             if not known.in_parts:
                 self.bring_back(None)
@@ -109,6 +114,7 @@ class OptimizerStates:
         """Begin a step of the training."""
         known, self._part = self._conductor.known(), 0
         self.gradients.begin_step(known)
+        self.parameters.begin_step()
         if known is not None:
             with self._conductor.aside():
                 self._conductor.act(known.schedule.on_begin)
@@ -176,7 +182,8 @@ class OptimizerStates:
 
     def _changed(self) -> bool:
         """Whether states were brought back, or replaced, since the parts of the last step ended."""
-        carried = self._placed_for.schedule.carried if self._placed_for is not None else ()
+        schedule = self._placed_for.schedule if self._placed_for is not None else None
+        carried = () if schedule is None else [s.n for part in schedule.parts for s in part if s.n in schedule.carried]
         if any(n not in self._away.of_window for n in carried):
             return True
         return any(
@@ -242,8 +249,8 @@ class OptimizerStates:
         self._owners.pop(key, None)
 
     def entry_of(self, n: int) -> StateEntry | None:
-        """Return the state or gradient that is away in a window, if it is."""
-        return self._away.of_window.get(n) or self.gradients.entry_of(n)
+        """Return the state, gradient or parameter that is away in a window, if it is."""
+        return self._away.of_window.get(n) or self.gradients.entry_of(n) or self.parameters.entry_of(n)
 
     def bring_back(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Bring back all states of an optimizer, or of all optimizers. Does nothing inside a step in parts."""
@@ -301,6 +308,7 @@ class OptimizerStates:
         if self._stepping is not None:
             self._stepping.close()
         left: Left = {}
+        of_parameters = self.parameters.close()
         of_gradients, of_states = self.gradients.close(), self._away.close(left)
         if left:
             self._stay_away(left, warns=goes_on)
@@ -310,7 +318,7 @@ class OptimizerStates:
         self._owners.clear()
         self._parts, self._ended, self._placed_for = [], [], None
         self._executor.close()
-        if problem := of_gradients or of_states:
+        if problem := of_parameters or of_gradients or of_states:
             raise problem
 
     def _stay_away(self, left: Left, *, warns: bool) -> None:

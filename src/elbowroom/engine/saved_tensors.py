@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from elbowroom.engine.entries import Entry
 from elbowroom.engine.executor import ON_DEVICE, Executor
-from elbowroom.engine.storages import PLAIN_TYPES, is_plain
+from elbowroom.engine.storages import PLAIN_TYPES, RAW_STORAGE, is_plain
 from elbowroom.engine.tensor_subclasses import Wrapped, taken_apart
 from elbowroom.torch_compat.core import hooks_allowed, never_compiled, no_dispatch, top_hooks, version_of
 from elbowroom.torch_compat.op_calls import modes_on
@@ -186,7 +186,7 @@ class Hooks:
             if self._is_elsewhere(tensor):
                 self._director.stays(tensor)
             return _passed(tensor)
-        storage = tensor.untyped_storage()
+        storage = RAW_STORAGE(tensor)
         if storage.nbytes() < self._min_size_bytes:
             return _passed(tensor)
         if self._director.watched or modes_on():

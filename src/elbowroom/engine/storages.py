@@ -13,6 +13,8 @@ from elbowroom.torch_compat import live_objects
 from elbowroom.torch_compat.subclasses import made_by_a_transform, stands_for_zeros, transform_now
 
 CPU = torch.device("cpu")
+RAW_STORAGE = torch.Tensor.untyped_storage
+"""Returns the storage of a tensor, and reports it to nobody: see engine/raw_reads.py."""
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 """Types of plain tensors; all others are subclasses, see tensor_subclasses.py."""
 
@@ -32,7 +34,7 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     if is_lazy(tensor):
         return None
     try:
-        storage = tensor.untyped_storage()
+        storage = RAW_STORAGE(tensor)
         if storage.device.type == "meta":  # fake tensors too, which warn when they are asked for an address
             return None
         storage.data_ptr()

@@ -16,14 +16,17 @@ from elbowroom.step.moves import Moves, moves_of, need, tier_peak
 from elbowroom.step.rebuilds import Rebuild
 
 Judge = Callable[[Recompute], bool]
-Means = Literal["swap", "recompute", "state", "gradient", "algorithm"]
-MEANS: tuple[Means, ...] = ("swap", "recompute", "state", "gradient", "algorithm")
+Means = Literal["swap", "recompute", "state", "gradient", "parameter", "algorithm"]
+MEANS: tuple[Means, ...] = ("swap", "recompute", "state", "gradient", "parameter", "algorithm")
+OF_STATES: tuple[Means, ...] = ("state", "gradient", "parameter")
+"""Means that swap storages which outlive the step."""
 DEFAULT_MEANS: tuple[Means, ...] = ("swap", "recompute", "state", "gradient")
 """Means of plans and of runs by default. They change no numbers."""
 
 __all__ = [
     "DEFAULT_MEANS",
     "MEANS",
+    "OF_STATES",
     "Judge",
     "Means",
     "Planner",
@@ -68,7 +71,7 @@ class Problem:
         min_size_bytes: smaller storages are kept.
         tiers: bytes that each lower tier of the machine may hold, and how many of the host's may be pinned.
         allow: the means that a plan may use: swaps of saved storages, recomputes, swaps of optimizer states, swaps of
-            gradients, other algorithms. A planner uses those that it knows.
+            gradients and of parameters, other algorithms. A planner uses those that it knows.
         time_limit_s: a planner that searches stops after this time with the best plan it has.
         judge: tells whether a recompute may be in the plan: a run cannot carry out all of them.
         algorithms: algorithms decided already; `step` has their times and workspaces.
@@ -93,14 +96,15 @@ class Problem:
 
     @property
     def moves_states(self) -> bool:
-        """Whether optimizer states or gradients may be swapped."""
-        return "state" in self.allow or "gradient" in self.allow
+        """Whether optimizer states, gradients or parameters may be swapped."""
+        return not set(OF_STATES).isdisjoint(self.allow)
 
     def means_of(self, n: int) -> Means:
         """Return the means that swaps a window."""
         if n < len(self.step.saves):
             return "swap"
-        return "gradient" if self.step.trace.storages[int(self.step.storage[n])].category == "gradient" else "state"
+        category = self.step.trace.storages[int(self.step.storage[n])].category
+        return category if category in ("gradient", "parameter") else "state"
 
     def tiers_for(self, step: LastStep, moves: Moves) -> list[TierName]:
         """Return the tier of each move: those idle longest go to the disk, as far as the host is full."""

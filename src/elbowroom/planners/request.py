@@ -76,6 +76,11 @@ class PlanRequest:
         return "gradient" in self.allow
 
     @property
+    def parameters(self) -> bool:
+        """Whether parameters may be swapped."""
+        return "parameter" in self.allow
+
+    @property
     def in_parts(self) -> bool:
         """Whether the steps of optimizers are carried out in parts, so that states or gradients may move."""
         return "state" in self.allow or "gradient" in self.allow

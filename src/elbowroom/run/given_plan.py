@@ -117,7 +117,10 @@ def _shift(trace: Trace, given: Plan) -> int:
 
 def _by_swaps(trace: Trace, given: Plan) -> int:
     """Find the shift from the position at which the first swapped storage leaves."""
-    first, step = given.swaps[0], last_step(trace)
+    step = last_step(trace)
+    storages = [trace.storages[s.storage] if s.storage < len(trace.storages) else None for s in given.swaps]
+    single = (s for s, known in zip(given.swaps, storages, strict=True) if known and known.category != "parameter")
+    first = next(single, given.swaps[0])
     n = step.window_of.get(first.storage)
     if n is None:
         raise InvalidPlan(f"plan: it swaps storage {first.storage}, which this step does not save; {ANOTHER}")

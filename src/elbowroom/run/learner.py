@@ -16,7 +16,7 @@ from elbowroom.capture.steady import steady, with_idle_of, with_idle_of_capture
 from elbowroom.errors import Infeasible, UsageError, again
 from elbowroom.machine import Machine, TierName
 from elbowroom.notices import Once
-from elbowroom.planners.budget.run_budget import Course, keeping_bytes
+from elbowroom.planners.budget.run_budget import Course, keeping_bytes, without
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.run.background_planning import BackgroundPlanner
 from elbowroom.run.beforehand import Question
@@ -148,6 +148,7 @@ class Learner:
         unknown = {
             "another allocator": self.machine.allocator == "exact" and bool(self.machine.compute_capability),
             "a plan": self._given is not None,
+            "parameters that may move": asked.parameters,
             "include or exclude": bool(asked.include or asked.exclude),
             "managed memory": bool(asked.managed_bytes),
         }
@@ -194,6 +195,11 @@ class Learner:
     def gradients(self) -> bool:
         """Whether gradients leave in observed steps, so that plans may move them, the given one included."""
         return self._asked.gradients or (self._given is not None and self.in_parts)
+
+    @property
+    def parameters(self) -> bool:
+        """Whether uses of parameters are recorded, so that plans may move them."""
+        return self._asked.parameters
 
     def starts_anew(self) -> bool:
         """Forget all plans if a hard limit was lowered: the next step shows what it leaves. Returns whether it was."""
@@ -362,6 +368,8 @@ class Learner:
             if not first:  # which may make states, or weights
                 self._unmet[key] = trace
             return None
+        if first and self.parameters and keeping_bytes(held, self.machine) > self.budget_bytes:
+            return None  # the first step counts no uses of parameters, the next one does
         trace = self.layers.offered(held)
 
         def apply(found: Callable[[], Answer]) -> StepKind | None:
@@ -498,6 +506,8 @@ class Learner:
     def _seen(self, step: StepRead) -> None:
         """Learn from a recorded step which modules exist, and what was compiled."""
         self._asked = self._asked.among(live_modules)
+        if step.compiled:  # compiled code uses parameters past all operators
+            self._asked = without(self._asked, "parameter")
         self._recomputing.recorded(step.compiled, self._given and self._given.plan)
         self._compiled_backward |= step.compiled_backward
 

@@ -27,6 +27,7 @@ class Knobs(TypedDict, total=False):
     Attributes:
         allow: what plans may do. "swap" moves saved storages. "recompute" rebuilds them, if swaps make steps wait or
             are too few. "state" and "gradient" move optimizer states and gradients, if nothing else is enough.
+            "parameter" moves parameters too: see Note: [Parameters away] in engine/parameters.py for what stays.
             "algorithm" runs convolutions with other algorithms, which round differently.
         planner: name of the planner, as for `elbowroom.plan`.
         options: options of the planner, such as {"size_bytes": "8MiB"} for "threshold".

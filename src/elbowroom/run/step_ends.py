@@ -16,7 +16,7 @@ from typing import final
 
 import torch
 
-from elbowroom.engine.storages import alive_of, is_plain
+from elbowroom.engine.storages import RAW_STORAGE, alive_of, is_plain
 from elbowroom.torch_compat.core import no_dispatch, version_of
 
 LOOKED_AT = 16
@@ -109,7 +109,10 @@ def _gradient_of(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 def _place_of(tensor: torch.Tensor) -> int:
-    return tensor.data_ptr() if is_plain(tensor) else 0
+    if not is_plain(tensor):
+        return 0
+    # not `tensor.data_ptr()`, which would tell that its address was taken (engine/raw_reads.py)
+    return RAW_STORAGE(tensor).data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _bits_of(tensor: torch.Tensor) -> bytes | None:

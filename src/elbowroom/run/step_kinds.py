@@ -19,7 +19,7 @@ from elbowroom.run.conv_algorithms import Choices, chosen_of
 from elbowroom.run.recompute.call_recorder import Calls
 from elbowroom.run.recompute.recompute_run import Rebuilder
 from elbowroom.step.last_step import last_step, listed
-from elbowroom.step.moves import moves_of_plan, peak_in_one_go, tiers_of_plan
+from elbowroom.step.moves import each_once, moves_of_plan, peak_in_one_go, tiers_of_plan
 from elbowroom.step.schedule import Schedule, Turn, compile_schedule, turns_of
 from elbowroom.torch_compat.subclasses import wraps_others
 from elbowroom.trace import Trace
@@ -218,9 +218,14 @@ def known_of(trace: Trace, course: Course, machine: Machine, budget_bytes: int) 
     whole_bytes = max(course.peak_bytes, peak_in_one_go(last_step(trace)))
     # With a limit of the allocator, a step has to run exactly as it was simulated.
     needs_parts = schedule.carried or schedule.gradients or course.at_limit or whole_bytes > budget_bytes
-    in_parts = bool(trace.parts) and bool(needs_parts)
+    in_parts = has_parts(trace) and bool(needs_parts)
     chosen = chosen_of(trace, course.plan)
     return StepKind(trace, course, schedule, machine, refined=False, in_parts=in_parts, chosen=chosen)
+
+
+def has_parts(trace: Trace) -> bool:
+    """Return whether optimizers' steps were carried out in parts."""
+    return any(part.kind != "use" for part in trace.parts)
 
 
 def lower_bytes(known: StepKind) -> dict[TierName, int]:
@@ -231,13 +236,16 @@ def lower_bytes(known: StepKind) -> dict[TierName, int]:
     points[moves.n >= len(step.saves)] = 0  # an optimizer state stays there into the next step
     begin, end = listed(points), listed(step.gone[step.storage_of(moves.n)])
     stays: dict[TierName, list[tuple[int, int, int]]] = {}
-    for tier, *stay in zip(tiers_of_plan(step, plan, moves), begin, end, listed(moves.size), strict=True):
+    once, sizes = each_once(step, moves.n).tolist(), listed(moves.size)
+    for first, tier, *stay in zip(once, tiers_of_plan(step, plan, moves), begin, end, sizes, strict=True):
+        if not first:
+            continue
         stays.setdefault(tier, []).append((stay[0], stay[1], stay[2]))
     if known.proofs:  # what is dropped is swapped out too
         dropped = np.array(sorted(known.schedule.dropped), np.int64)
         begin, end = listed(step.points(step.saved_at[dropped])), listed(step.gone[step.storage_of(dropped)])
-        first: TierName = known.machine.links[0].lower
-        stays.setdefault(first, []).extend(zip(begin, end, listed(step.size[dropped]), strict=True))
+        below: TierName = known.machine.links[0].lower
+        stays.setdefault(below, []).extend(zip(begin, end, listed(step.size[dropped]), strict=True))
     return {tier: bytes_for(found) for tier, found in stays.items()}
 
 

@@ -20,11 +20,12 @@ from elbowroom.planners.budget.run_budget import (
     exploring,
     without,
 )
+from elbowroom.planners.problem import OF_STATES
 from elbowroom.run.given_plan import course_of_moved
 from elbowroom.run.recompute.call_recorder import Calls
 from elbowroom.run.recompute.planning import Planned, planned, would_help
 from elbowroom.run.refusals import naming_compiled_backward, with_others
-from elbowroom.run.step_kinds import StepKind, known_of
+from elbowroom.run.step_kinds import StepKind, has_parts, known_of
 from elbowroom.run.step_question import Answer, Explores, Followed, MadePlan, Next, RefusedPlan, StepQuestion
 from elbowroom.trace import Trace
 
@@ -131,7 +132,7 @@ def _swaps(question: StepQuestion) -> Course:
     """Return a course without recomputes. Optimizer states move only if the trace has the parts of optimizer steps."""
     asked = _request(question).without("recompute")
     with naming_compiled_backward(question.compiled_backward):
-        return kept_or_planned(asked if question.trace.parts else asked.without("state", "gradient"))
+        return kept_or_planned(asked if question.trace.parts else asked.without(*OF_STATES))
 
 
 def _request(question: StepQuestion) -> CourseRequest:
@@ -173,7 +174,7 @@ def _exploring(question: StepQuestion) -> StepKind | None:
     course = exploring(_request(question))
     if course is None:
         return None
-    return replace(_known_of(question, course), in_parts=bool(question.trace.parts), explores=True)
+    return replace(_known_of(question, course), in_parts=has_parts(question.trace), explores=True)
 
 
 def _refused(question: StepQuestion, problem: Infeasible | InvalidPlan) -> RefusedPlan:

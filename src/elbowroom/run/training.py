@@ -119,6 +119,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._moving(True)
         self._watch = OptimizerWatch(self._optimizer_begins, self._optimizer_ends)
         self._states.open()
+        if self._learner.parameters:
+            self._states.parameters.open()
         self._hooks.open()
         self._await_root()
 
@@ -216,6 +218,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._recomputes.verify()
         if self._recording is None:
             self._recording = self._stop_recording()
+        self._states.parameters.end_step()
         self._mark_end()
 
     def _mark_end(self) -> None:
@@ -333,6 +336,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         chosen = known.chosen if known is not None else {}
         self._learner.layers.begin(root, chosen, recorded=self._recorder is not None)
         self._states.gradients.wanted = self._learner.gradients and not self._observing.spare_bytes
+        # without an optimizer of torch, bits and addresses of parameters say where a step ends
+        self._states.parameters.wanted = self._learner.parameters and not self._updates.active
         self._states.in_parts = self._learner.in_parts if self._current is None else self._current.in_parts
         self._states.begin_step()
         if known is not None:
@@ -653,13 +658,14 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def aside(self) -> AbstractContextManager[None]:
         """Return a context for our own work, which is not recorded. See Director."""
-        if self._recorder is None:
+        if self._recorder is None and not self._states.parameters.on:
             return self._recomputes.paused()
-        return self._apart(self._recorder) if self._recomputes.sees_calls else self._recorder.paused()
+        return self._apart()
 
     @contextmanager
-    def _apart(self, recorder: Recorder) -> Iterator[None]:
-        with recorder.paused(), self._recomputes.paused():
+    def _apart(self) -> Iterator[None]:
+        paused = NOTHING if self._recorder is None else self._recorder.paused()
+        with paused, self._recomputes.paused(), self._states.parameters.aside():
             yield
 
     def known(self) -> StepKind | None:

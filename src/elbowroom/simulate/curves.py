@@ -12,7 +12,7 @@ from elbowroom.machine import TIERS, TierName
 from elbowroom.simulate.lane_queues import WRITE
 from elbowroom.simulate.lanes import Play
 from elbowroom.step.last_step import Ints, LastStep, allocated_at, listed
-from elbowroom.step.moves import Moves, ticks_of
+from elbowroom.step.moves import Moves, each_once, ticks_of
 from elbowroom.step.rebuilds import Beat, Rebuild, beats, held_before
 from elbowroom.timeline import Curve, CurveKind
 from elbowroom.trace import Category
@@ -111,8 +111,8 @@ def _runs(step: LastStep, moves: Moves, done: Play, heights: Heights) -> tuple[I
 def lower_curves(step: LastStep, moves: Moves, done: Play, tiers: Sequence[TierName]) -> list[Curve]:
     """Bytes on each lower tier over time.
 
-    A storage counts from the start of its write until it is freed or the write is given up. Optimizer states and
-    gradients have their place there all the time. The host also holds storages on their way to or from the disk.
+    A storage counts from the start of its write until it is freed or the write is given up. What
+    outlives the step has its place there all the time. The host also holds storages on their way to or from the disk.
     """
     last_op = np.array([step.op_at(int(p)) for p in step.gone[step.storage_of(moves.n)]], np.int64) - step.first_op
     freed_ns = done.position_ns[last_op] + np.diff(step.at_ns)[last_op]
@@ -129,6 +129,7 @@ def lower_curves(step: LastStep, moves: Moves, done: Play, tiers: Sequence[TierN
         if tier not in tiers and not (tier == "host" and done.staged):
             continue
         on = np.array([name == tier for name in tiers], np.bool_) & (begun != NONE)
+        on[on] = each_once(step, moves.n[on])
         passing = np.array(done.staged if tier == "host" else (), np.int64).reshape(-1, 2)
         times = np.concatenate([np.zeros(1, np.int64), begun[on], until[on], np.maximum(passing[:, 0], 0)])
         change = np.concatenate([np.zeros(1, np.int64), moves.size[on], -moves.size[on], passing[:, 1]])

@@ -42,8 +42,9 @@ def check_step(step: LastStep, plan: Plan, machine: Machine | None = None) -> No
         raise InvalidPlan(f"{_of_another(step.trace, plan)}; plan again with elbowroom.plan for this trace")
     window_of = step.window_of
     ticks = set(step.ticks.tolist())
-    for swap in plan.swaps:
-        if problem := _problem(step, swap, window_of, ticks):
+    windows = step.windows_of((swap.storage, swap.out_after_op) for swap in plan.swaps)
+    for swap, n in zip(plan.swaps, windows, strict=True):
+        if problem := _problem(step, swap, n, ticks):
             raise InvalidPlan(f"{_named(step, swap.storage)} must be kept: {problem}; leave it out of the plan's swaps")
     for algorithm in plan.algorithms:
         if problem := why_not_chosen(step, algorithm):
@@ -70,11 +71,10 @@ def _of_another(trace: Trace, plan: Plan) -> str:
     return f"the plan was made for trace {plan.trace_id!r}, this is trace {trace.id!r}"
 
 
-def _problem(step: LastStep, swap: Swap, window_of: dict[int, int], ticks: set[int]) -> str | None:
+def _problem(step: LastStep, swap: Swap, n: int | None, ticks: set[int]) -> str | None:
     """Say what is wrong with one swap, as a clause; None if nothing is."""
     if swap.storage >= len(step.trace.storages):
         return f"the trace has only storages 0 to {len(step.trace.storages) - 1}"
-    n = window_of.get(swap.storage)
     if n is None and step.trace.storages[swap.storage].category in STATES:
         return "the ops of the last step leave it no time in which nothing uses it"
     if n is None:
@@ -144,9 +144,11 @@ def _no_recompute(step: LastStep, recompute: Recompute, window_of: dict[int, int
 def _check_inputs(step: LastStep, moves: Moves) -> None:
     """Raise unless all that each recipe reads is on the device when it runs."""
     windows: dict[int, tuple[int, int]] = {}
+    away: dict[int, list[tuple[int, int]]] = {}
     begin, end = step.window(moves.n, moves.back)
     for storage, first, last in zip(*map(listed, (step.storage_of(moves.n), begin, end)), strict=True):
         windows[storage] = (first, last)
+        away.setdefault(storage, []).append((first, last))
     for rebuild in moves.rebuilds:
         storages = listed(step.storage_of(rebuild.n))
         for storage, first, last in zip(storages, listed(rebuild.begin), listed(rebuild.end), strict=True):
@@ -156,9 +158,10 @@ def _check_inputs(step: LastStep, moves: Moves) -> None:
         point = int(step.point_of[rebuild.position - step.first_op])
         for storage in rebuild.inputs:
             first, last = windows.get(storage, (0, 0))
+            several = away[storage] if len(away.get(storage, ())) > 1 else [(first, last)]
             if not step.born[storage] <= point < step.gone[storage]:
                 gone = "is not allocated then"
-            elif first <= point < last or (last < first and not last <= point < first):
+            elif any(a <= point < b or (b < a and not b <= point < a) for a, b in several):
                 gone = "is away or not rebuilt yet"
             else:
                 continue

@@ -1,10 +1,12 @@
-"""Windows: when no op of a step uses its optimizer states and gradients.
+"""Windows: when no op of a step uses its optimizer states, gradients and parameters.
 
 Each state and gradient has at most one window: the longest time between two successive ops that read or write it. If it
 outlives the step, the time from its last use to its first in the next step counts too. An optimizer's step may be
 carried out in parts. Then a part uses all its states from its first op to its last. Only these states may be away.
 A gradient may be away from the end of an accumulation to its next use. That use must be another accumulation or a part.
-The runtime gets control at both, and no other code has asked for the gradient.
+The runtime gets control at both, and no other code has asked for the gradient. A parameter has a window between any
+two of its uses, but for those in the same part of an optimizer's step. The runtime must get control at each op that
+reads or writes it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from elbowroom.trace import Category, Part, Step, Trace
+from elbowroom.units import NONE
 
 STATES: tuple[Category, ...] = ("optimizer_state", "gradient")
 
@@ -53,17 +56,18 @@ def state_windows(trace: Trace, step: Step, at_ns: list[int], stays: list[bool])
             _note(longest, idle_ns, last, storage, first[storage])
     for window in _of_gradients(trace, step):
         _keep(longest, at_ns[window.next_use - step.first_op] - at_ns[window.idle_from - step.first_op], window)
-    return sorted((window for _, window in longest.values()), key=lambda window: (window.idle_from, window.storage))
+    found = [*(window for _, window in longest.values()), *_of_parameters(trace, step, stays)]
+    return sorted(found, key=lambda window: (window.idle_from, window.storage))
 
 
 def parts_of(trace: Trace, step: Step) -> tuple[Part, ...]:
-    """Return the parts of optimizers' steps in a step, and the accumulations."""
+    """Return the parts of optimizers' steps in a step, the accumulations, and the uses of parameters."""
     return tuple(p for p in trace.parts if step.first_op <= p.first_op and p.end_op <= step.end_op)
 
 
 def _of_gradients(trace: Trace, step: Step) -> Iterator[Window]:
     """Yield the windows from each accumulation to its gradient's next use, if the runtime gets control there."""
-    inside = parts_of(trace, step)
+    inside = [part for part in parts_of(trace, step) if part.kind != "use"]
     written: dict[int, list[Part]] = {}
     for part in inside:
         for storage in part.storages if part.kind == "accumulation" else ():
@@ -77,6 +81,26 @@ def _of_gradients(trace: Trace, step: Step) -> Iterator[Window]:
             next_use = begin_of.get(op) if op is not None else following.first_op if following is not None else None
             if next_use is not None and next_use > part.end_op:
                 yield Window(storage, part.end_op, next_use)
+
+
+def _of_parameters(trace: Trace, step: Step, stays: list[bool]) -> Iterator[Window]:
+    """Yield the windows between the uses of each parameter, and from its last one to the first of the next step."""
+    used: dict[int, list[Part]] = {}
+    part_of = dict[int, int]()
+    for part in parts_of(trace, step):
+        for storage in part.storages if part.kind == "use" else ():
+            used.setdefault(storage, []).append(part)
+        if part.kind == "optimizer":
+            part_of.update(dict.fromkeys(range(part.first_op, part.end_op), part.first_op))
+    by_ops = _ops_using(trace, step, set(used))
+    for storage, uses in used.items():
+        seen = {op for part in uses for op in range(part.first_op, part.end_op)}
+        if not stays[storage] or not seen.issuperset(by_ops[storage]):
+            continue
+        for part, following in zip(uses, [*uses[1:], uses[0]], strict=True):
+            own, next_one = part_of.get(part.first_op, NONE), part_of.get(following.first_op, NONE)
+            if following is uses[0] or (part.end_op < following.first_op and (own != next_one or own == NONE)):
+                yield Window(storage, part.end_op, following.first_op)
 
 
 def _ops_using(trace: Trace, step: Step, storages: set[int]) -> dict[int, list[int]]:
@@ -99,7 +123,8 @@ def _movable(trace: Trace) -> list[bool]:
 
 def _uses_of_parts(trace: Trace, step: Step) -> dict[int, tuple[int, ...]]:
     """Return by op of a part the storages that the part uses."""
-    return {op: part.storages for part in parts_of(trace, step) for op in range(part.first_op, part.end_op)}
+    parts = (part for part in parts_of(trace, step) if part.kind != "use")
+    return {op: part.storages for part in parts for op in range(part.first_op, part.end_op)}
 
 
 def _note(

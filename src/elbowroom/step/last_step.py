@@ -42,6 +42,7 @@ class LastStep:
         saves: what autograd saved in this step; the n-th entry is the n-th saved storage.
         parts: the parts of optimizers' steps in it; empty if they were not carried out in parts.
         accumulations: the accumulations of gradients in it; empty if gradients may not move.
+        uses: the uses of parameters in it; empty if parameters may not move.
         at_ns: per position, time from the start of the step when nothing ever stalls.
         level: per point, allocated bytes when every storage is kept.
         point_of: per position, the point before its op starts.
@@ -52,7 +53,7 @@ class LastStep:
         ticks: positions at which the runtime gets control, ascending: every first save, every read back, and
             the borders of parts and accumulations.
         storage: per window, the storage. The n-th window is that of the n-th save. After the saves come the windows of
-            optimizer states and gradients (idle_windows.py).
+            optimizer states, gradients and parameters (idle_windows.py).
         size: per window, bytes.
         saved_at: per window, position of the save; idle_from for states and gradients.
         idle_from: per window, position; end_op if something else holds a save all the time.
@@ -73,6 +74,7 @@ class LastStep:
     saves: tuple[Save, ...]
     parts: tuple[Part, ...]
     accumulations: tuple[Part, ...]
+    uses: tuple[Part, ...]
     at_ns: Ints
     level: Ints
     point_of: Ints
@@ -108,8 +110,15 @@ class LastStep:
 
     @property
     def window_of(self) -> dict[int, int]:
-        """The window of each storage that has one."""
+        """The window of each storage that has one; the first one of a parameter."""
         return {storage: n for n, storage in reversed(list(enumerate(listed(self.storage))))}
+
+    def windows_of(self, swaps: Iterable[tuple[int, int]]) -> list[int | None]:
+        """Return the window of each swap, given as (storage, out_after_op). Only a parameter has several."""
+        first, only = len(self.saves), self.window_of
+        places = zip(listed(self.storage[first:]), listed(self.idle_from[first:]), strict=True)
+        n_of = {(storage, position - 1): n for n, (storage, position) in enumerate(places, first)}
+        return [n_of.get(swap, only.get(swap[0])) for swap in swaps]
 
     def wraps(self, n: Ints, back: Ints) -> Flags:
         """Return whether windows `n` that are back before positions `back` are away across the end of the step."""
@@ -200,6 +209,7 @@ def _derived(trace: Trace) -> LastStep:
         saves=saves,
         parts=tuple(part for part in inside if part.kind == "optimizer"),
         accumulations=tuple(part for part in inside if part.kind == "accumulation"),
+        uses=tuple(part for part in inside if part.kind == "use"),
         at_ns=at_ns,
         level=level,
         point_of=point_of,

@@ -63,16 +63,23 @@ def moves_of(step: LastStep, n: Ints, back: Ints, *, rebuilds: tuple[Rebuild, ..
 
 def moves_of_plan(step: LastStep, plan: Plan) -> Moves:
     """Return the moves of a plan that has passed `check`."""
-    window_of = step.window_of
-    n = np.array([window_of[swap.storage] for swap in plan.swaps], dtype=np.int64)
+    n = np.array(step.windows_of((swap.storage, swap.out_after_op) for swap in plan.swaps), dtype=np.int64)
     back = np.array([swap.back_before_op for swap in plan.swaps], dtype=np.int64)
     return moves_of(step, n, back, rebuilds=rebuilds_of_plan(step, plan))
 
 
 def tiers_of_plan(step: LastStep, plan: Plan, moves: Moves) -> tuple[TierName, ...]:
     """Return the tier to which each move of a plan goes."""
-    tier_of: dict[int, TierName] = {swap.storage: swap.tier for swap in plan.swaps}
-    return tuple(tier_of[storage] for storage in listed(step.storage_of(moves.n)))
+    windows = step.windows_of((swap.storage, swap.out_after_op) for swap in plan.swaps)
+    tier_of: dict[int | None, TierName] = {n: swap.tier for n, swap in zip(windows, plan.swaps, strict=True)}
+    return tuple(tier_of[n] for n in listed(moves.n))
+
+
+def each_once(step: LastStep, n: Ints) -> Flags:
+    """Return which windows are the first of their storage: a parameter has several, and one place on a lower tier."""
+    first = np.zeros(len(n), np.bool_)
+    first[np.unique(step.storage_of(n), return_index=True)[1]] = True
+    return first
 
 
 def need(step: LastStep, moves: Moves) -> Ints:
@@ -121,9 +128,10 @@ def peak_in_one_go(step: LastStep) -> int:
 def tier_peak(step: LastStep, moves: Moves, on: list[bool] | None = None) -> int:
     """Return the most bytes that a lower tier holds.
 
-    A save counts from the tick at which it is saved until it is freed; a state or gradient counts all the time.
+    A save counts from the tick at which it is saved until it is freed; what outlives the step counts all the time.
     """
     chosen = np.array(on if on is not None else [True] * len(moves.n), dtype=np.bool_)
+    chosen[chosen] = each_once(step, moves.n[chosen])
     n = moves.n[chosen]
     begin, end = step.points(step.saved_at[n]), step.gone[step.storage_of(n)]
     begin[n >= len(step.saves)] = 0

@@ -67,7 +67,8 @@ def decided(trace: Trace, plan: Plan) -> Decided:
 
 
 def _swapped(trace: Trace, storage: int, tier: str) -> str:
-    lasting = "states " if trace.storages[storage].category in LASTING else ""
+    category = trace.storages[storage].category
+    lasting = "states " if category in LASTING else "parameters " if category == "parameter" else ""
     return f"{lasting}swapped to {tier}"
 
 

@@ -46,7 +46,7 @@ class Action:
 
 
 class StateSlot(NamedTuple):
-    """One optimizer state of a part, or the gradient of an accumulation.
+    """One optimizer state of a part, the gradient of an accumulation, or a parameter of a use.
 
     The size and the dtype are those that the run must find. `n` is the window that begins there if it is swapped, else
     None.
@@ -77,6 +77,8 @@ class Schedule:
         on_part: by (part, whether it ends there), what to do.
         gradients: the gradient of each accumulation; empty if no gradient is swapped.
         on_gradient: by (accumulation, whether it ends there), what to do.
+        uses: the parameters of each use; empty if no parameter is swapped and nothing is due at a use.
+        on_use: by (use, whether it ends there), what to do.
         on_begin: what to do when the step begins.
         on_end: what to do when it ends.
         carried: the windows that go on in the next step.
@@ -93,6 +95,8 @@ class Schedule:
     on_part: Mapping[tuple[int, bool], Action] = field(default_factory=dict[tuple[int, bool], Action])
     gradients: tuple[StateSlot, ...] = ()
     on_gradient: Mapping[tuple[int, bool], Action] = field(default_factory=dict[tuple[int, bool], Action])
+    uses: tuple[tuple[StateSlot, ...], ...] = ()
+    on_use: Mapping[tuple[int, bool], Action] = field(default_factory=dict[tuple[int, bool], Action])
     on_begin: Action | None = None
     on_end: Action | None = None
     carried: frozenset[int] = frozenset()
@@ -147,6 +151,8 @@ def compile_schedule(trace: Trace, plan: Plan, waiting: Mapping[int, int] | None
         on_part=_at_borders(step.parts, at),
         gradients=_slots_of_gradients(step, moves),
         on_gradient=_at_borders(step.accumulations, at),
+        uses=_slots_of_uses(step, moves, at),
+        on_use=_at_borders(step.uses, at),
         on_begin=at.get(step.first_op),
         on_end=at.get(step.end_op),
         carried=frozenset(listed(moves.n[moves.wraps])),
@@ -168,13 +174,32 @@ def _at_borders(parts: Sequence[Part], at: Mapping[int, Action]) -> dict[tuple[i
 
 def _slots_of_gradients(step: LastStep, moves: Moves) -> tuple[StateSlot, ...]:
     """Return the gradient of each accumulation, with its window if it is swapped; empty if no gradient is."""
-    begins = {(int(step.storage[n]), int(step.idle_from[n])): n for n in listed(moves.n) if n >= len(step.saves)}
+    begins = _begins(step, moves)
     slots = [
         StateSlot(known.size_bytes, known.dtype, begins.get((part.storages[0], part.end_op)))
         for part in step.accumulations
         for known in (step.trace.storages[part.storages[0]],)
     ]
     return tuple(slots) if any(slot.n is not None for slot in slots) else ()
+
+
+def _slots_of_uses(step: LastStep, moves: Moves, at: Mapping[int, Action]) -> tuple[tuple[StateSlot, ...], ...]:
+    """Return the parameters of each use, with the windows that begin at its end; empty if the run needs no control."""
+    begins = _begins(step, moves)
+    if not _at_borders(step.uses, at) and not any(
+        (s, part.end_op) in begins for part in step.uses for s in part.storages
+    ):
+        return ()
+    known = step.trace.storages
+    return tuple(
+        tuple(StateSlot(known[s].size_bytes, known[s].dtype, begins.get((s, part.end_op))) for s in part.storages)
+        for part in step.uses
+    )
+
+
+def _begins(step: LastStep, moves: Moves) -> dict[tuple[int, int], int]:
+    """Return by (storage, position) the swapped window that begins there, of states, gradients and parameters."""
+    return {(int(step.storage[n]), int(step.idle_from[n])): n for n in listed(moves.n) if n >= len(step.saves)}
 
 
 def _slots_of_parts(step: LastStep, moves: Moves) -> tuple[tuple[StateSlot, ...], ...]:
@@ -190,7 +215,7 @@ def _slots_of_parts(step: LastStep, moves: Moves) -> tuple[tuple[StateSlot, ...]
 
 def _check_means(step: LastStep, plan: Plan) -> None:
     """Raise InvalidPlan for swaps that the runtime cannot carry out."""
-    in_parts = {storage for part in (*step.parts, *step.accumulations) for storage in part.storages}
+    in_parts = {storage for part in (*step.parts, *step.accumulations, *step.uses) for storage in part.storages}
     saved = {save.storage for save in step.saves}
     loose = [swap.storage for swap in plan.swaps if swap.storage not in in_parts and swap.storage not in saved]
     if loose:

@@ -99,6 +99,19 @@ def watcher_of_results() -> OperatorWatcher:
     return OperatorWatcher(_writes_or_views, "TESTING_ONLY_GenericWrapper", later=False)
 
 
+@cache
+def watcher_of_uses() -> OperatorWatcher:
+    """Return the watcher of all operators that use the bytes of their arguments, views included.
+
+    Two views do not look at the bytes, and Python must not see their results: torch makes Parameters and subclasses of
+    these.
+    """
+    return OperatorWatcher(lambda schema: schema.name in _BLIND or _is_composed(schema), "DeferredInit")
+
+
+_BLIND = frozenset({"aten::alias", "aten::detach", "aten::lift", "aten::lift_fresh"})
+
+
 def _is_composed(schema: Any) -> bool:
     return operator(schema.name, len(schema.arguments)) is None
 
@@ -148,6 +161,12 @@ def counting_versions() -> AbstractContextManager[None]:
     """
     without = torch._C._dispatch_tls_local_exclude_set() - torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), without)
+
+
+def has_compiled() -> bool:
+    """Tell whether torch.compile has made code in this process. Such code uses tensors past all operators."""
+    found: Any = sys.modules.get("torch._dynamo.utils")
+    return found is not None and bool(found.counters["stats"])
 
 
 def before_compiling(leave: Callable[[], None] | None) -> None:

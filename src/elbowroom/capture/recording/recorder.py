@@ -212,6 +212,13 @@ class Recorder:
         )
         self._note(Note("part_ends", blocks=blocks, category=category))
 
+    def used(self, parameters: Iterable[tuple[torch.UntypedStorage, torch.dtype]]) -> None:
+        """Note that the op that begins uses the bytes of these parameters."""
+        blocks = tuple(
+            RecordedBlock(storage.data_ptr(), storage.nbytes(), dtype_name(dtype)) for storage, dtype in parameters
+        )
+        self._note(Note("used", blocks=blocks))
+
     def asked(self, storage: torch.UntypedStorage) -> None:
         """Note that Python read this gradient between backward and the optimizer's step."""
         self._note(Note("asked", blocks=(RecordedBlock(storage.data_ptr(), storage.nbytes(), ""),)))

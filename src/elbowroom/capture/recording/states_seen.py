@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from elbowroom.trace import Category, Part
+from elbowroom.trace import Category, Part, PartKind
+
+_KINDS: dict[Category, PartKind] = {"optimizer_state": "optimizer", "gradient": "accumulation", "parameter": "use"}
+_IN_ORDER = tuple(_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,10 @@ class StatesSeen:
         """End the part before an op; it used these storages."""
         self._parts.append(_Seen(self._first_op, op, tuple(dict.fromkeys(storages)), category))
 
+    def used(self, first_op: int, end_op: int, parameters: Sequence[int]) -> None:
+        """Note an op that used parameters."""
+        self._parts.append(_Seen(first_op, end_op, tuple(dict.fromkeys(parameters)), "parameter"))
+
     def asked(self, gradient: int) -> None:
         """Note that Python read a gradient: that may happen at any time, so the gradient does not move."""
         self._parts = [each for each in self._parts if gradient not in each.storages]
@@ -49,9 +56,9 @@ class StatesSeen:
         return self._absent.get(id(entry))
 
     def named(self, first_op: int) -> list[int]:
-        """Return the storages of parts from an op on: states first, so that gradients do not change their numbers."""
+        """Return the storages of parts from an op on: states, gradients, parameters. So none renumbers those before."""
         inside = [each for each in self._parts if each.first_op >= first_op]
-        in_order = sorted(inside, key=lambda each: each.category == "gradient")
+        in_order = sorted(inside, key=lambda each: _IN_ORDER.index(each.category))
         return [storage for each in in_order for storage in each.storages]
 
     def renumber(self, new: Sequence[int]) -> None:
@@ -66,7 +73,7 @@ class StatesSeen:
                 first_op=each.first_op,
                 end_op=each.end_op,
                 storages=each.storages,
-                kind="accumulation" if each.category == "gradient" else "optimizer",
+                kind=_KINDS[each.category],
             )
             for each in self._parts
         )

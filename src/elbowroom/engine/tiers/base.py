@@ -95,6 +95,26 @@ class EndedTransfer(Transfer):
         return
 
 
+@final
+class SkippedWrite(Transfer):
+    """Write that is not made, as the tier has the bytes. It ends where a schedule has its end waited for."""
+
+    blocks = False
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(size_bytes)
+        self._waited_for = False
+
+    def done(self) -> bool:
+        return self._waited_for
+
+    def wait(self) -> None:
+        self._waited_for = True
+
+    def abandon(self) -> None:
+        self._waited_for = True
+
+
 class Slot:
     """Room for one storage on a tier.
 

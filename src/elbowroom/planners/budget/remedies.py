@@ -151,7 +151,7 @@ def _shows(trace: Trace, means: Means) -> bool:
     """Tell whether a trace has the parts in which a run could move these means."""
     if means not in ("state", "gradient"):
         return True
-    return any((part.kind == "accumulation") is (means == "gradient") for part in trace.parts)
+    return any(part.kind == ("accumulation" if means == "gradient" else "optimizer") for part in trace.parts)
 
 
 def _with(refused: Refused, means: Collection[Means]) -> tuple[Trace, PlanRequest]:
@@ -182,7 +182,7 @@ def scaled(trace: Trace, share: float) -> Trace:
 
 def restricted(trace: Trace, means: Collection[str]) -> Trace:
     """Return the trace with only the parts that these means need."""
-    wanted = {"accumulation": "gradient" in means, "optimizer": "state" in means}
+    wanted = {"accumulation": "gradient" in means, "optimizer": "state" in means, "use": "parameter" in means}
     return replace(trace, parts=tuple(part for part in trace.parts if wanted[part.kind]))
 
 

@@ -33,6 +33,7 @@ from elbowroom.planners.budget.infeasible import followed, with_reserved
 from elbowroom.planners.budget.least import first_met
 from elbowroom.planners.budget.remedies import Refused, with_remedies
 from elbowroom.planners.budget.reserved_search import Descending, Look, search
+from elbowroom.planners.problem import OF_STATES
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
 from elbowroom.simulate.repeated_steps import Cycle, cycle, early_waits, fits_below, waits_at_saves
 from elbowroom.simulate.reserved_curve import AllocatorUse
@@ -257,7 +258,7 @@ def _of_reserved(request: CourseRequest, tried: _Tried, found: Course | None) ->
 
 def _ways(request: CourseRequest) -> list[CourseRequest]:
     """Return the requests to try: optimizer states and gradients stay in the first one."""
-    of_saves = request.without("state", "gradient")
+    of_saves = request.without(*OF_STATES)
     return [of_saves] if of_saves.asked == request.asked else [of_saves, request]
 
 
@@ -432,7 +433,7 @@ def _asking(request: CourseRequest, allocator: str = "exact", time_limit_s: floa
 def _planner(allow: Sequence[Means]) -> str:
     if "recompute" in allow or "algorithm" in allow:
         return PLANNER_OF_RECOMPUTES
-    return PLANNER_OF_STATES if "state" in allow or "gradient" in allow else PLANNER
+    return PLANNER if set(OF_STATES).isdisjoint(allow) else PLANNER_OF_STATES
 
 
 def course_of(trace: Trace, machine: Machine, made: Plan, budget_bytes: int | None = None) -> Course:

@@ -26,7 +26,7 @@ from elbowroom.planners.optimal.trial import Trial, tried
 from elbowroom.planners.problem import DecidedStates, Problem
 from elbowroom.simulate.lanes import copy_ns
 from elbowroom.step.last_step import Flags, Ints, LastStep, listed
-from elbowroom.step.moves import moves_of, need
+from elbowroom.step.moves import each_once, moves_of, need
 from elbowroom.step.routes import link_to
 
 SHARES = (0.5, 1.0)
@@ -45,7 +45,7 @@ def states_on_offer(problem: Problem) -> Ints:
     idle_ns = step.nominal_ns(step.first_read[n]) - step.nominal_ns(step.idle_from[n])
     idle_ns += np.where(step.wraps(n, step.first_read[n]), step.at_ns[-1], 0)
     n = n[np.lexsort((n, -idle_ns))]
-    return n[np.cumsum(step.size[n]) <= problem.tier_bytes]
+    return n[np.cumsum(step.size[n] * each_once(step, n)) <= problem.tier_bytes]
 
 
 def deciding(problem: Problem, n: Ints, back: Ints) -> Problem:
@@ -55,7 +55,7 @@ def deciding(problem: Problem, n: Ints, back: Ints) -> Problem:
     step, moves = problem.step, moves_of(problem.step, n, back)
     level = step.level - _away(step, n, back)
     left = replace(step, level=level, slot_peak=np.maximum.reduceat(level, step.borders))
-    tier_bytes = problem.tier_bytes - int(moves.size.sum())
+    tier_bytes = problem.tier_bytes - int(moves.size[each_once(step, moves.n)].sum())
     return replace(problem, step=left, tier_bytes=tier_bytes, states=DecidedStates(step=step, moves=moves))
 
 

@@ -18,6 +18,7 @@ from elbowroom.plan import Plan, Recompute
 from elbowroom.planners import check
 from elbowroom.planners.budget.kept_courses import kept_or_planned
 from elbowroom.planners.budget.run_budget import Course, CourseRequest, course_of, without
+from elbowroom.planners.problem import OF_STATES
 from elbowroom.run.recompute.call_recorder import Calls
 from elbowroom.run.recompute.checksums import sample_bytes
 from elbowroom.run.recompute.recompute_programs import Matched, Program, matched, programs_of, why_impossible
@@ -134,7 +135,7 @@ def _course(question: StepQuestion, found: Matched | None) -> Course | None:
         banned = any(save_of[storage] in question.banned for storage in recompute.storages)
         return not banned and (found is None or why_impossible(found, recompute) is None)
 
-    asked = asked if trace.parts else without(asked, "state", "gradient")
+    asked = asked if trace.parts else without(asked, *OF_STATES)
     large = int((step.size[: len(step.saves)] >= asked.min_size_bytes).sum())
     taken_bytes = sample_bytes(large, caching=machine.allocator != "exact")
     budget = question.budget.on_device(max(0, question.budget.device_bytes - taken_bytes))

@@ -1,0 +1,488 @@
+"""Parameters on lower tiers: each leaves after an op that uses it, and is back before the next one.
+
+Note: [Parameters away]
+A parameter that is away keeps its tensors and its storage, which has no bytes until they are back. So nothing may reach
+it unnoticed. While parameters may be away, this thread sees each operator before it runs, and so do the backward passes
+that it starts (`watcher_of_uses` in op_calls.py). An operator whose arguments lie on such a storage has it brought back
+first: in a step, between two steps, for a state dict, for another model. This also counts the uses in a step, so that a
+plan can say after which of them a parameter leaves. Code that passes operators by is seen elsewhere or keeps parameters
+on the device:
+
+- Python that takes an address or a storage (raw_reads.py). One whose address was handed out stays from then on.
+- Compiled code, graphs of CUDA, torch.distributed, steps without an optimizer of torch: no parameter leaves. Those of
+  scripted modules stay.
+- Another tensor on the storage when it is first met, or a reference to the storage when it would leave: it stays. So
+  does a frozen one in RAM that more refers to than modules: that may be an array of NumPy.
+- Uses on another stream than the first ones: it stays from then on.
+
+A frozen parameter is written to the tier once. The tier keeps its bytes, and it leaves without a copy until an operator
+writes to its storage, its version counts a change, or it is to be trained. Kernels of extensions that are called past
+torch's operators change it unseen.
+
+Bits cannot change: what comes back is what left.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cache
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from elbowroom.engine.away_parts import AwayParts
+from elbowroom.engine.conductor import Conductor, StepPlan
+from elbowroom.engine.entries import StateEntry
+from elbowroom.engine.executor import Executor
+from elbowroom.engine.optimizer_parts import Found, is_resizable
+from elbowroom.engine.raw_reads import RawReads
+from elbowroom.engine.storages import PLAIN_TYPES, RAW_STORAGE, alive_of, is_plain, storage_of
+from elbowroom.engine.tensor_subclasses import inside
+from elbowroom.errors import TierFull
+from elbowroom.notices import Once, warn_once
+from elbowroom.step.schedule import Action
+from elbowroom.torch_compat.core import (
+    holders_of,
+    schema_of,
+    storage_key,
+    tell_of_compiling,
+    version_of,
+    without_torch_function,
+)
+from elbowroom.torch_compat.op_calls import has_compiled, watcher_of_uses
+from elbowroom.units import NONE, format_bytes
+
+NOTHING = nullcontext()
+Touched = dict[int, tuple[torch.UntypedStorage, torch.dtype]]
+"""Storage key -> storage, and the dtype of the tensor on it, in the order of an operator's arguments."""
+
+
+@final
+class Parameters:
+    """Parameters of all models, on the device and away.
+
+    Args:
+        executor: moves their bytes.
+        conductor: knows the plan of the step.
+        min_size_bytes: smaller parameters stay on the device.
+
+    Attributes:
+        wanted: whether uses are counted in steps that are recorded, so that plans may move parameters.
+        on: whether operators are seen.
+    """
+
+    def __init__(self, executor: Executor, conductor: Conductor, min_size_bytes: int) -> None:
+        self.wanted = False
+        self._executor = executor
+        self._conductor = conductor
+        self._min_size_bytes = max(1, min_size_bytes)
+        self._away = AwayParts(executor)
+        self._movable: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._stay: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._stream_of: dict[int, object] = {}
+        self._owners: dict[int, list[weakref.ref[nn.Parameter]]] = {}
+        self._version_of: dict[Hashable, tuple[int, ...]] = {}
+        self._in_step: list[list[weakref.ref[torch.UntypedStorage]]] = []
+        self._last: list[list[weakref.ref[torch.UntypedStorage]]] = []
+        self._counts = self.on = self._stopped = False
+        self._here: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._inside = False
+        self._due: Action | None = None
+        self._raw: RawReads | None = None
+        self._once = Once()
+        _LIVE.add(self)
+
+    # Steps
+
+    def plan_begins(self, known: StepPlan) -> None:
+        """Place the parameters for the plan of a step that is about to begin, as it expects them.
+
+        This comes before the writes of the step are counted, as its plan does not count these moves.
+        """
+        carried = _carried(known)
+        if self._may_move() and not all(n in self._away.of_window for n in carried):
+            with self._conductor.aside():
+                self._place(known, carried)
+
+    def _place(self, known: StepPlan, carried: dict[tuple[int, int], int]) -> None:
+        self._away.of_window.clear()
+        keep = set(self._away.entries)
+        for (use, place), n in carried.items():
+            refs = self._last[use] if use < len(self._last) else []
+            one: Touched = _by_key(refs[place : place + 1])
+            size_bytes = known.schedule.uses[use][place].size_bytes
+            for key in one:
+                entry = self._away.entries.get(key)
+                if entry is not None and entry.size_bytes == size_bytes:
+                    entry.n, self._away.of_window[n] = n, entry
+                    keep.discard(key)
+                elif entry is None and one[key][0].nbytes() == size_bytes and not self._is_held(one, key):
+                    self._leave(one[key][0], n, known)
+        for key in keep:
+            self._arrive(key)
+        self._executor.settle()
+
+    def begin_step(self) -> None:
+        """Begin a step of the training."""
+        known = self._conductor.known()
+        self._keep_last()
+        moves = known is not None and bool(known.schedule.uses) and self._may_move()
+        learns = self.wanted and (known is None or self._conductor.recorder() is not None) and self._may_move()
+        if learns:
+            self._find()
+        self._counts = self._inside = moves or learns
+        self._due, self._here = None, {}
+        if known is None and learns:
+            self._here = dict(self._movable)
+        elif not moves:
+            self.bring_back()
+        self._turn(on=moves or learns)
+
+    def end_step(self) -> None:
+        """End a step of the training: uses from here on are counted in no step."""
+        self._act_due()
+        self._keep_last()
+        self._counts = self._inside = False
+
+    def _keep_last(self) -> None:
+        if self._in_step:
+            self._last, self._in_step = self._in_step, []
+
+    def _may_move(self) -> bool:
+        """Whether parameters may leave: see Note: [Parameters away]."""
+        tell_of_compiling(_compiling, _nothing)
+        if not self._stopped and (has_compiled() or _distributed()):
+            self.stop()
+        return not self._stopped
+
+    def stop(self) -> None:
+        """Bring all parameters back, and let none leave any more."""
+        if self._movable:
+            self._tell(0, "compiled code or a graph of CUDA uses them unseen, or torch.distributed does")
+        self._stopped, self._counts, self._inside = True, False, False
+        self.rest()
+        self._close_raw()
+
+    def open(self) -> None:
+        """See raw reads from now on."""
+        if self._raw is None:
+            self._raw = RawReads(self._asked)
+
+    def rest(self) -> None:
+        """Bring all parameters back, and see no operators until the next step that wants it."""
+        self.bring_back()
+        self._turn(on=False)
+
+    def _turn(self, *, on: bool) -> None:
+        if on or self.on:
+            watcher = watcher_of_uses()
+            watcher.seen = self._called if on else watcher.plainly
+            watcher.turn(on=on)
+            self.on = on
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Return a context for the engine's own work, whose operators are no uses."""
+        return watcher_of_uses().unwatched() if self.on else NOTHING
+
+    # Which may move
+
+    def _find(self) -> None:
+        """Look for parameters that may move: those that lie on a storage of their own, above the least size."""
+        scripts = alive_of(torch.jit.ScriptModule)
+        scripted = {storage_key(each) for each in _storages(p for script in scripts for p in script.parameters())}
+        owned = Counter(id(p) for module in alive_of(nn.Module) for p in module.parameters(recurse=False))
+        found: dict[int, list[nn.Parameter]] = {}
+        for parameter in alive_of(nn.Parameter):
+            storage = self._own_storage(parameter)
+            if storage is not None and storage_key(storage) not in scripted:
+                found.setdefault(storage_key(storage), []).append(parameter)
+        parameter = None
+        if self._executor.device.type == "cuda" and alive_of(torch.cuda.CUDAGraph):
+            self.stop()
+            return
+        self._stay = {key: ref for key, ref in self._stay.items() if ref() is not None}
+        gone = [key for key, ref in self._movable.items() if ref() is None or key in self._stay]
+        for key in gone:
+            del self._movable[key]
+            for of_key in (self._owners, self._version_of, self._stream_of):
+                of_key.pop(key, None)
+            self._away.changed(key)
+        for key, parameters in found.items():
+            storage = RAW_STORAGE(parameters[0])
+            if self._is(self._movable, storage) or self._is(self._stay, storage):
+                continue
+            if holders_of(storage) == len(parameters) + 1 and not self._has_arrays(parameters, owned):
+                self._movable[key] = weakref.ref(storage)
+                self._owners[key] = [weakref.ref(each) for each in parameters]
+            else:
+                self._tell(storage.nbytes(), "another tensor lies on its storage")
+
+    def _has_arrays(self, parameters: list[nn.Parameter], owned: Mapping[int, int]) -> bool:
+        """Whether an array of NumPy may lie on a frozen parameter: more refers to it than modules and this list."""
+        if self._executor.device.type != "cpu":
+            return False
+        frozen = [n for n, each in enumerate(parameters) if not each.requires_grad]  # no name holds one meanwhile
+        return any(sys.getrefcount(parameters[n]) > 2 + owned[id(parameters[n])] for n in frozen)
+
+    def _own_storage(self, parameter: Any) -> torch.UntypedStorage | None:
+        if type(parameter) is not nn.Parameter or is_lazy(parameter) or not is_plain(parameter):
+            return None
+        storage = storage_of(parameter) if parameter.device == self._executor.device else None
+        fits = storage is not None and storage.nbytes() >= self._min_size_bytes and is_resizable(storage)
+        return storage if fits else None
+
+    @staticmethod
+    def _is(among: dict[int, weakref.ref[torch.UntypedStorage]], storage: torch.UntypedStorage) -> bool:
+        ref = among.get(storage_key(storage))
+        return ref is not None and ref() is storage
+
+    # Uses
+
+    def _called(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator once the parameters that it uses are there."""
+        with watcher_of_uses().unwatched():
+            if self._due is not None:
+                self._act_due()
+            touched: Touched = {}
+            self._touch(args, touched)
+            if kwargs:
+                self._touch(kwargs.values(), touched)
+            if not touched:
+                return op(*args, **kwargs)
+            number = self._begins(touched, changes=_writes(op))
+            try:
+                result = op(*args, **kwargs)
+            except BaseException:  # it may run again, and is one use
+                if number is not None:
+                    del self._in_step[number:]
+                raise
+            if number is not None:
+                self._ends(number, touched)
+            return result
+
+    def _touch(self, values: Iterable[Any], touched: Touched) -> None:
+        for value in values:
+            if type(value) in PLAIN_TYPES:
+                try:
+                    storage = RAW_STORAGE(value)
+                except (RuntimeError, NotImplementedError):  # torch's two ways to say that there is none
+                    continue
+                if (key := storage_key(storage)) in self._movable and self._is(self._movable, storage):
+                    touched.setdefault(key, (storage, value.dtype))
+            elif isinstance(value, torch.Tensor):
+                with without_torch_function():
+                    self._touch((plain for plain in inside(value) if type(plain) in PLAIN_TYPES), touched)
+            elif isinstance(value, (list, tuple)):
+                self._touch(value, touched)  # pyright: ignore[reportUnknownArgumentType]
+
+    def _begins(self, touched: Touched, *, changes: bool) -> int | None:
+        """Bring back what an operator uses. Returns the number of the use in the step; None if it is not counted."""
+        self._note_streams(touched)
+        number = len(self._in_step) if self._counts else None
+        if number is not None:
+            known = self._conductor.known()
+            if known is not None and known.schedule.uses:
+                with self._conductor.aside():
+                    self._conductor.act(known.schedule.on_use.get((number, False)))
+            self._in_step.append([weakref.ref(storage) for storage, _ in touched.values()])
+        if self._inside and self.wanted and self._conductor.known() is None:
+            self._others_leave(touched)
+        with self._conductor.aside():
+            for key in touched:
+                self._arrive(key)
+                if changes:
+                    self._away.changed(key)
+        recorder = self._conductor.recorder() if number is not None else None
+        if recorder is not None:
+            recorder.used(touched.values())
+        return number
+
+    def _ends(self, number: int, touched: Touched) -> None:
+        """Let the parameters of a use leave whose plan says so."""
+        known = self._conductor.known()
+        if known is None or not known.schedule.uses or not self._counts:
+            return
+        uses = known.schedule.uses
+        slots = uses[number] if number < len(uses) else ()
+        if [storage.nbytes() for storage, _ in touched.values()] != [slot.size_bytes for slot in slots]:
+            self._counts = False
+            self._conductor.surprised_by(f"an op uses other parameters, as number {number} of the step, than planned")
+            return
+        with self._conductor.aside():
+            for key, slot in zip(touched, slots, strict=True):
+                if slot.n is not None and self._is_held(touched, key):
+                    self._tell(slot.size_bytes, "code has its storage")
+                elif slot.n is not None:
+                    self._leave(touched[key][0], slot.n, known)
+        self._due = known.schedule.on_use.get((number, True))
+
+    def _act_due(self) -> None:
+        """Act as planned at the end of the last use: the caller of its op has freed the arguments by now."""
+        due, self._due = self._due, None
+        if due is not None and self._counts:
+            with self._conductor.aside():
+                self._conductor.act(due)
+
+    def _is_held(self, touched: Touched, key: int) -> bool:
+        """Whether other code has the storage itself, and not only tensors on it."""
+        more = _references(touched, key) - _LONE
+        return more > 0 and more > self._executor.writing_from(touched[key][0])
+
+    def _note_streams(self, touched: Touched) -> None:
+        stream, streams = self._executor.stream(), self._executor.tier.streams
+        if stream is None or streams is None:
+            return
+        captures = streams.capturing(stream)
+        for key, (storage, _) in touched.items():
+            if self._stream_of.setdefault(key, stream) != stream or captures:
+                self._stay[key] = weakref.ref(storage)
+            if captures and key in self._away.entries:
+                self._executor.tier.home()  # which refuses a graph of copies
+
+    def _others_leave(self, touched: Touched) -> None:
+        """Let all leave that ops before have used, but for what this one uses. For steps without a plan."""
+        gone = [self._here.pop(key) for key in list(self._here) if key not in touched]
+        others = _by_key(ref for ref in gone if ref in self._movable.values())
+        with self._conductor.aside():
+            with suppress(TierFull):  # a plan may not need to move them at all
+                for key in others:
+                    if not self._is_held(others, key):
+                        self._leave(others[key][0], NONE, None)
+            self._executor.settle()
+        self._here |= {key: self._movable[key] for key in touched if key in self._movable}
+
+    def _leave(self, storage: torch.UntypedStorage, n: int, known: StepPlan | None) -> None:
+        """Start to move a parameter out, unless other code could use it unnoticed."""
+        key, stream = storage_key(storage), self._executor.stream()
+        if key in self._away.entries:
+            return
+        moved_by_others = self._is(self._stay, storage) or self._stream_of.get(key, stream) != stream
+        if moved_by_others or not is_resizable(storage):
+            self._tell(storage.nbytes(), "code has its address, or uses it on several streams")
+            return
+        if key in self._away.copies and self._frozen(key) != self._version_of.get(key):
+            self._away.changed(key)
+        self._version_of[key] = self._frozen(key)
+        self._away.leave(key, Found(storage, torch.uint8, storage.nbytes(), held=False), n, known)
+
+    def _frozen(self, key: int) -> tuple[int, ...]:
+        """Return the versions of the parameters on a storage; nothing if one of them is trained, or not known."""
+        owners = [ref() for ref in self._owners.get(key, ())]
+        found = [version_of(each) for each in owners if each is not None and not each.requires_grad]
+        return tuple(found) if len(found) == len(owners) else ()
+
+    def _arrive(self, key: Hashable) -> None:
+        self._away.arrive(key, keeps=bool(self._version_of.get(key)))
+
+    def _asked(self, tensor: torch.Tensor, for_good: bool) -> None:
+        """Bring a parameter back, as code takes its address or its storage."""
+        try:
+            storage = RAW_STORAGE(tensor)
+        except (RuntimeError, NotImplementedError):
+            return
+        if for_good and storage.nbytes() >= self._min_size_bytes:
+            self._stay[storage_key(storage)] = weakref.ref(storage)
+        if not self._is(self._movable, storage):
+            return
+        if storage_key(storage) in self._away.entries:
+            with self._conductor.aside():
+                self._arrive(storage_key(storage))
+        self._away.changed(storage_key(storage))
+
+    # Life
+
+    def entry_of(self, n: int) -> StateEntry | None:
+        """Return the parameter that is away in a window, if it is."""
+        return self._away.of_window.get(n)
+
+    def bring_back(self) -> None:
+        """Bring all parameters back to the device."""
+        if self._away.entries:
+            with self._conductor.aside():
+                for key in list(self._away.entries):
+                    self._away.arrive(key)
+        self._away.of_window.clear()
+
+    def close(self) -> Exception | None:
+        """Bring every parameter back, and remove the hooks. Returns the first error if some bytes are lost."""
+        self._counts = False
+        try:
+            with self.aside():
+                problem = self._away.close()
+        except RuntimeError as found:  # the device has no room for all of them
+            problem = found
+        self._turn(on=False)
+        self._close_raw()
+        return problem
+
+    def _close_raw(self) -> None:
+        if self._raw is not None:
+            self._raw.close()
+            self._raw = None
+
+    def _tell(self, size_bytes: int, why: str) -> None:
+        warn_once(
+            self._once,
+            "parameter",
+            f"elbowroom: {f'a parameter of {format_bytes(size_bytes)} stays' if size_bytes else 'all parameters stay'} "
+            f"on the device, as {why}: the step may need "
+            "more than its budget. If that happens in every step, leave 'parameter' out",
+        )
+
+
+def _carried(known: StepPlan) -> dict[tuple[int, int], int]:
+    """Return by (use, place in it) the windows of parameters that go on in the next step."""
+    return {
+        (use, place): slot.n
+        for use, slots in enumerate(known.schedule.uses)
+        for place, slot in enumerate(slots)
+        if slot.n is not None and slot.n in known.schedule.carried
+    }
+
+
+def _by_key(refs: Iterable[weakref.ref[torch.UntypedStorage]]) -> Touched:
+    """Return the storages that are still there, each with one reference to it."""
+    return {storage_key(storage): (storage, torch.uint8) for ref in refs if (storage := ref()) is not None}
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
+    found: Callable[[torch.Tensor], torch.UntypedStorage | None] = storage_of
+    return (storage for storage in map(found, tensors) if storage is not None)
+
+
+def _distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+@cache
+def _writes(op: Any) -> bool:
+    """Tell whether an operator writes to an argument."""
+    return any(each.alias_info is not None and each.alias_info.is_write for each in schema_of(op).arguments)
+
+
+def _references(touched: Touched, key: int) -> int:
+    return sys.getrefcount(touched[key][0])
+
+
+def _lone() -> int:
+    """Return the references to the storage of a parameter that nobody else refers to."""
+    parameter = nn.Parameter(torch.empty(1))
+    return _references({0: (RAW_STORAGE(parameter), parameter.dtype)}, 0)
+
+
+_LONE = _lone()
+_LIVE: weakref.WeakSet[Parameters] = weakref.WeakSet()
+
+
+def _compiling() -> None:
+    for each in list(_LIVE):
+        each.stop()
+
+
+def _nothing() -> None: ...
