@@ -19,6 +19,7 @@ def capture(
     steps: int = 3,
     min_size: int | str = LEAST_BYTES,
     in_parts: bool = False,
+    parameters: bool = False,
 ) -> Trace:
     """Run a few training steps and record what they do: on this computer, or on a virtual GPU.
 
@@ -36,6 +37,8 @@ def capture(
         in_parts: whether the steps of optimizers are carried out in parts, as in a run that swaps their states. A plan
             that swaps states needs such a trace. An estimate needs False: an optimizer that updates lists of tensors
             takes more memory when its step is carried out whole.
+        parameters: whether each op that uses parameters is a place at which they may leave or come back. A plan that
+            swaps parameters needs such a trace. Not with "here": a run records its own.
 
     Returns:
         The trace of all steps.
@@ -46,4 +49,4 @@ def capture(
     """
     from elbowroom.capture.capture_steps import capture_steps
 
-    return capture_steps(setup, machine, steps, parse_bytes(min_size), in_parts)
+    return capture_steps(setup, machine, steps, parse_bytes(min_size), in_parts, parameters)

@@ -124,6 +124,7 @@ def _given(
     from elbowroom.machine import Machine
     from elbowroom.planners import means_of
     from elbowroom.planners.budget.budgets import device_bytes
+    from elbowroom.planners.problem import OF_STATES
     from elbowroom.trace import Trace
     from elbowroom.units import parse_budget
 
@@ -132,8 +133,9 @@ def _given(
         return trace, Machine.here(device="cpu")
     machine = scripts.machine_of(arguments.gpu)
     follows = least_size(device_bytes(machine, parse_budget(asked["budget"])))
-    in_parts = not {"state", "gradient"}.isdisjoint(means_of(asked.get("allow")))
-    parts = {"in_parts": in_parts, "min_size": asked.get("min_size", follows)}
+    means = means_of(asked.get("allow"))
+    parts = {"in_parts": not set(OF_STATES).isdisjoint(means), "min_size": asked.get("min_size", follows)}
+    parts["parameters"] = "parameter" in means
     return trace or scripts.captured(script, machine, arguments, watch, **parts), machine
 
 

@@ -26,6 +26,7 @@ from elbowroom.capture.script.script_errors import over
 from elbowroom.errors import CaptureError, FormatError, UsageError
 from elbowroom.machine import Machine
 from elbowroom.step.least_size import LEAST_BYTES
+from elbowroom.step.parameter_uses import with_uses
 from elbowroom.trace import Trace
 from elbowroom.units import parse_bytes
 
@@ -90,6 +91,7 @@ def capture_script(
     environment: Mapping[str, str] | None = None,
     constants: Mapping[str, int | float] | None = None,
     in_parts: bool = False,
+    parameters: bool = False,
     min_size: int | str = LEAST_BYTES,
     network: bool = False,
     compiled: bool = False,
@@ -107,7 +109,8 @@ def capture_script(
         environment: variables that are set for the script, in addition to those of this process.
         constants: numbers that replace module-level ones of the script, by name.
         in_parts: carry out optimizers' steps in parts, as for `capture`.
-        min_size: with `in_parts`, smaller states stay; bytes, or text such as "4MiB".
+        parameters: note the uses of parameters, as for `capture`.
+        min_size: with these two, smaller states and parameters stay; bytes, or text such as "4MiB".
         network: let the script use the network, as to download data; it is refused otherwise (docs/safety.md).
         compiled: add a remark on what torch.compile saves for backward, which takes up to 20 seconds more.
         listeners: on_step, on_asked, on_phase: see `Listeners` in capture/script/script.py.
@@ -128,7 +131,8 @@ def capture_script(
         network=network,
         compiled=compiled,
     )
-    return _captured(order, _gpu(machine), environment or {}, ChildProgress.of(listeners))
+    found = _captured(order, _gpu(machine), environment or {}, ChildProgress.of(listeners))
+    return with_uses(found, parse_bytes(min_size)) if parameters else found
 
 
 def capture_in_ram(
