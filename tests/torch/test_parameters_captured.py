@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import elbowroom as er
 from elbowroom.errors import UsageError
-from elbowroom.planners.problem import OF_STATES
+from elbowroom.planners import check
+from elbowroom.planners.optimal.closed_recipes import ClosedRecipes
+from elbowroom.planners.optimal.state_choice import all_away
+from elbowroom.planners.problem import MEANS, OF_STATES, Problem, as_plan
 from elbowroom.simulate.simulate import simulate
+from elbowroom.step.last_step import last_step
+from elbowroom.step.moves import moves_of
 
 MIB = 2**20
+NO_SAVES = np.zeros(0, np.int64)
 GPU = "rtx4090"
 
 
-def deep(frozen: bool = False) -> Callable[[], Callable[[], Any]]:
-    """Sixteen layers of 4 MiB each, and a head; with `frozen` only that is trained."""
+def deep(frozen: bool = False, mixed: bool = False) -> Callable[[], Callable[[], Any]]:
+    """Sixteen layers of 4 MiB each, and a head; with `frozen` only that is trained, with `mixed` in bfloat16."""
 
     def setup() -> Callable[[], Any]:
         layers = [nn.Sequential(nn.Linear(1024, 1024, bias=False), nn.ReLU()) for _ in range(16)]
@@ -29,7 +36,9 @@ def deep(frozen: bool = False) -> Callable[[], Callable[[], Any]]:
 
         def step() -> None:
             optimizer.zero_grad()
-            head(body(batch)).square().mean().backward()
+            with torch.autocast("cuda", torch.bfloat16, enabled=mixed):
+                loss = head(body(batch)).square().mean()
+            loss.backward()
             optimizer.step()
 
         return step
@@ -83,3 +92,23 @@ def test_uses_name_every_op_that_reads_or_writes_a_large_parameter() -> None:
 def test_uses_are_no_part_of_a_recording_made_here() -> None:
     with pytest.raises(UsageError, match="allowed is it with a GPU by name"):
         er.capture(deep(), parameters=True)
+
+
+def test_no_recipe_reads_a_parameter_that_is_away() -> None:
+    # given: weights that are cast for their products, so that recipes of the casts read them
+    trace = er.capture(deep(mixed=True), GPU, in_parts=True, parameters=True, min_size=MIB)
+    step, machine = last_step(trace), er.Machine.of(GPU)
+    problem = Problem(
+        step=step, machine=machine, tier="host", tier_bytes=2**40, budget_bytes=2**40, min_size_bytes=MIB, allow=MEANS
+    )
+    # when: all parameters are away between their uses
+    asked = all_away(problem)
+    recipes, left = ClosedRecipes(problem), ClosedRecipes(asked).droppable
+    refused = [recipes.single(storage).recompute for storage in recipes.droppable if storage not in left]
+    # then: a cast is not made again from one, which is what a check of the plan says too
+    assert refused
+    swaps = as_plan(asked, "states", moves_of(step, NO_SAVES, NO_SAVES)).swaps
+    for recompute in refused:
+        made = er.Plan(trace_id=trace.id, planner="both", budget_bytes=2**40, swaps=swaps, recomputes=(recompute,))
+        with pytest.raises(er.InvalidPlan, match="which is away"):
+            check(trace, made, machine)

@@ -20,13 +20,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from elbowroom.plan import Recompute
 from elbowroom.planners.optimal.refine import Pool, covered
 from elbowroom.planners.optimal.swaps_after_recomputes import Basis, basis_again
 from elbowroom.planners.optimal.trial import Trial, tried
-from elbowroom.planners.problem import DecidedStates, Problem
+from elbowroom.planners.problem import DecidedStates, Judge, Problem
 from elbowroom.simulate.lanes import copy_ns
 from elbowroom.step.last_step import Flags, Ints, LastStep, listed
-from elbowroom.step.moves import each_once, moves_of, need
+from elbowroom.step.moves import Moves, each_once, moves_of, need
 from elbowroom.step.routes import link_to
 
 SHARES = (0.5, 1.0)
@@ -56,7 +57,28 @@ def deciding(problem: Problem, n: Ints, back: Ints) -> Problem:
     level = step.level - _away(step, n, back)
     left = replace(step, level=level, slot_peak=np.maximum.reduceat(level, step.borders))
     tier_bytes = problem.tier_bytes - int(moves.size[each_once(step, moves.n)].sum())
-    return replace(problem, step=left, tier_bytes=tier_bytes, states=DecidedStates(step=step, moves=moves))
+    judge = _reading_what_is_there(step, moves, problem.judge)
+    return replace(problem, step=left, tier_bytes=tier_bytes, judge=judge, states=DecidedStates(step=step, moves=moves))
+
+
+def _reading_what_is_there(step: LastStep, moves: Moves, judge: Judge) -> Judge:
+    """Return a judge that also refuses recomputes whose recipes read what is away then, as parameters may be."""
+    away: dict[int, list[tuple[int, int]]] = {}
+    for storage, *window in zip(
+        *map(listed, (step.storage_of(moves.n), *step.window(moves.n, moves.back))), strict=True
+    ):
+        away.setdefault(storage, []).append((window[0], window[1]))
+
+    def judged(recompute: Recompute) -> bool:
+        point = int(step.points(np.array([recompute.before_op], np.int64))[0])
+        for op in recompute.recipe:
+            for storage in step.trace.ops[op].reads:
+                windows = away.get(storage, ())
+                if any(a <= point < b or (b < a and not b <= point < a) for a, b in windows):
+                    return False
+        return judge(recompute)
+
+    return judged
 
 
 def again(problem: Problem, states: DecidedStates | None) -> Problem:
@@ -139,7 +161,8 @@ def states_near(problem: Problem, pool: Pool, best: Trial) -> Iterator[Trial]:
     sets = [chosen, *(chosen[chosen != i] for i in fewer), *(np.append(chosen, i) for i in more)]
     for n in sets:
         for changed in (placed(problem, n, held if n is chosen else None), deciding(problem, n, step.first_read[n])):
-            yield from _neighbours(basis_again(changed, pool.n, best.basis), best)
+            if all(map(changed.judge, best.basis.recomputes)):
+                yield from _neighbours(basis_again(changed, pool.n, best.basis), best)
 
 
 def _neighbours(basis: Basis, best: Trial) -> Iterator[Trial]:
