@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.on_rig import add_options, checked_rig, keep, said
+from benchmarks.on_rig import add_options, checked_rig, keep, made_of, mib, said
 from benchmarks.results import RESULTS, ROOT, commit, newest_results, write_between
 
 CASE = "default_plans"
@@ -40,7 +40,6 @@ RIG = {"FAKECUDA_CC": "89", "FAKECUDA_COPIES": str(1 << 16)}
 PAGE = ROOT / "docs" / "planning.md"
 START = "<!-- default plans: made by python -m benchmarks.default_plans --table, do not edit -->"
 END = "<!-- default plans end -->"
-MIB = 2**20
 Result = dict[str, Any]
 
 
@@ -136,25 +135,19 @@ def rows(cases: dict[str, list[Result]]) -> Iterator[str]:
     for name, (plain, *runs) in cases.items():
         for run in runs:
             share = f"{run['budget'] / plain['reserved']:.0%}" + (", the least" if run.get("is_least") else "")
-            start = f"| {name} | {_mib(run['budget'])} | {share} |"
+            start = f"| {name} | {mib(run['budget'])} | {share} |"
             if run["outcome"] == "trained":
                 planned = run["simulated_reserved"] <= run["budget"]
-                simulated = _mib(run["simulated_reserved"]) if planned else "no plan"
-                shown = [_mib(run[figure]) for figure in ("moved_bytes", "recomputed_bytes", "reserved")]
+                simulated = mib(run["simulated_reserved"]) if planned else "no plan"
+                shown = [mib(run[figure]) for figure in ("moved_bytes", "recomputed_bytes", "reserved")]
                 yield f"{start} {' | '.join(shown)} | {simulated} | {run['reserved'] / run['budget']:.3f} |"
             else:
                 yield f"{start} {run['outcome']} | | | | |"
 
 
-def _mib(size_bytes: int) -> str:
-    return f"{size_bytes / MIB:.0f}"
-
-
 def table(result: Result) -> str:
     """The table with what it was made of."""
-    commits = ", ".join(sorted({run["commit"] for runs in result["cases"].values() for run in runs}))
-    text = f"MiB; torch 2.11 on the rig as compute capability 8.9, {STEPS} steps; commit {commits}, {result['date']}."
-    return "\n".join([text, "", *rows(result["cases"])])
+    return "\n".join([made_of(result, f"8.9, {STEPS} steps"), "", *rows(result["cases"])])
 
 
 def main() -> None:

@@ -82,6 +82,17 @@ def checked_rig(options: argparse.ArgumentParser, given: argparse.Namespace) -> 
     return given.rig
 
 
+def mib(size_bytes: int) -> str:
+    """Bytes in whole MiB, for a table."""
+    return f"{size_bytes / 2**20:.0f}"
+
+
+def made_of(result: Mapping[str, Any], about: str) -> str:
+    """The line above a table: the rig, `about` it, and the commits."""
+    commits = ", ".join(sorted({run["commit"] for runs in result["cases"].values() for run in runs}))
+    return f"MiB; torch 2.11 on the rig as compute capability {about}; commit {commits}, {result['date']}."
+
+
 def keep(case: str, rows: Mapping[str, Any]) -> None:
     """Write today's result file of a benchmark."""
     today = datetime.date.today()

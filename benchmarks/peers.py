@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.on_rig import add_options, checked_rig, keep, said
+from benchmarks.on_rig import add_options, checked_rig, keep, made_of, mib, said
 from benchmarks.results import RESULTS, ROOT, commit, newest_results, write_between
 
 CASE = "peers"
@@ -40,7 +40,6 @@ LESS = 0.75
 PAGE = ROOT / "docs" / "benchmarks.md"
 START = "<!-- peers: made by python -m benchmarks.peers --table, do not edit -->"
 END = "<!-- peers end -->"
-MIB = 2**20
 Result = dict[str, Any]
 
 
@@ -140,25 +139,19 @@ def rows(cases: dict[str, list[Result]]) -> Iterator[str]:
     for name, runs in cases.items():
         for run in runs:
             case = CASES[name] if run is runs[0] else ""
-            way = f"within {_mib(run['budget'])}" if run["method"] == "within" else run["method"]
+            way = f"within {mib(run['budget'])}" if run["method"] == "within" else run["method"]
             if "reserved" in run:
-                moved = "" if run["method"] not in ("within", "save_on_cpu") else _mib(run["moved"])
-                figures = [*(_mib(run[kind]) for kind in ("allocated", "reserved", "pinned")), moved]
+                moved = "" if run["method"] not in ("within", "save_on_cpu") else mib(run["moved"])
+                figures = [*(mib(run[kind]) for kind in ("allocated", "reserved", "pinned")), moved]
                 yield f"| {case} | {way} | {' | '.join(figures)} |"
             elif "least_feasible_bytes" in run:
-                yield f"| {case} | {way} | refused: {_mib(run['least_feasible_bytes'])} is the least | | | |"
+                yield f"| {case} | {way} | refused: {mib(run['least_feasible_bytes'])} is the least | | | |"
         if not any(run["method"] == "within" for run in runs):
             yield "|  | within | not run yet | | | |"
 
 
-def _mib(size_bytes: int) -> str:
-    return f"{size_bytes / MIB:.0f}"
-
-
 def table(result: Result) -> str:
-    commits = ", ".join(sorted({run["commit"] for runs in result["cases"].values() for run in runs}))
-    text = f"MiB; torch 2.11 on the rig as compute capability 9.0, no GPU; commit {commits}, {result['date']}."
-    return "\n".join([text, "", *rows(result["cases"])])
+    return "\n".join([made_of(result, "9.0, no GPU"), "", *rows(result["cases"])])
 
 
 def main() -> None:

@@ -92,7 +92,7 @@ def test_uses_name_every_op_that_reads_or_writes_a_large_parameter() -> None:
 
 
 def test_uses_are_no_part_of_a_recording_made_here() -> None:
-    with pytest.raises(UsageError, match="allowed is it with a GPU by name"):
+    with pytest.raises(UsageError, match="allowed is a GPU by name"):
         er.capture(deep(), parameters=True)
 
 

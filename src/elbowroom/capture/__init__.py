@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from elbowroom.errors import UsageError
 from elbowroom.machine import Machine
 from elbowroom.step.least_size import LEAST_BYTES
+from elbowroom.step.parameter_uses import with_uses
 from elbowroom.trace import Trace
 from elbowroom.units import parse_bytes
 
@@ -49,4 +51,10 @@ def capture(
     """
     from elbowroom.capture.capture_steps import capture_steps
 
-    return capture_steps(setup, machine, steps, parse_bytes(min_size), in_parts, parameters)
+    if parameters and machine == "here":
+        raise UsageError(
+            'capture: given parameters=True with machine="here"; allowed is a GPU by name, or to leave it out'
+        )
+    least_bytes = parse_bytes(min_size)
+    found = capture_steps(setup, machine, steps, least_bytes, in_parts)
+    return with_uses(found, least_bytes) if parameters else found

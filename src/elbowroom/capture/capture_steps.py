@@ -22,7 +22,6 @@ from elbowroom.engine.saved_tensors import Hooks
 from elbowroom.engine.tiers.base import HostTier
 from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Machine
-from elbowroom.step.parameter_uses import with_uses
 from elbowroom.step.schedule import Action
 from elbowroom.trace import Trace
 
@@ -33,17 +32,13 @@ def capture_steps(
     steps: int,
     min_size_bytes: int,
     in_parts: bool,
-    parameters: bool,
 ) -> Trace:
     """See `elbowroom.capture`."""
     if type(steps) is not int or steps < 2:
         raise UsageError(f"capture: given steps={steps!r}; allowed is an int of at least 2: the first is not steady")
     if machine != "here":
         target = machine if isinstance(machine, Machine) else Machine.of(machine)
-        found = _on_virtual(setup, target, steps, min_size_bytes if in_parts else None)
-        return with_uses(found, min_size_bytes) if parameters else found
-    if parameters:
-        raise UsageError('capture: given parameters=True with machine="here"; allowed is it with a GPU by name')
+        return _on_virtual(setup, target, steps, min_size_bytes if in_parts else None)
     step = _step_of(setup)
     executor = Executor(HostTier())
     observing = Observing(executor, StorageSet())

@@ -70,6 +70,12 @@ class AwayParts:
             if self.of_window.get(entry.n) is entry:
                 del self.of_window[entry.n]
 
+    def bring_back(self) -> None:
+        """Bring all storages back to the device."""
+        for key in list(self.entries):
+            self.arrive(key)
+        self.of_window.clear()
+
     def changed(self, key: Hashable) -> None:
         """Forget the bytes that the tier has kept of a storage: they are not those of the device any more."""
         entry = self.copies.pop(key, None)

@@ -28,6 +28,7 @@ from elbowroom.engine.storages import dtype_name, reachable_parameters, storage_
 from elbowroom.errors import TierFull
 from elbowroom.notices import Once, warn_once
 from elbowroom.step.schedule import StateSlot
+from elbowroom.torch_compat.core import is_distributed
 from elbowroom.units import NONE, format_bytes
 
 
@@ -60,7 +61,7 @@ class Gradients:
         self._written = 0
         moved = known is not None and any(slot.n is not None for slot in known.schedule.gradients)
         recorded = self.wanted and (known is None or self._conductor.recorder() is not None)
-        if not (moved or recorded) or _distributed():
+        if not (moved or recorded) or is_distributed():
             self._around.install(())
         elif recorded or not self._around.installed:
             self._around.install(p for p in reachable_parameters() if not self._stays(p))
@@ -153,9 +154,7 @@ class Gradients:
         """Bring all gradients back to the device."""
         if self._away.entries:
             with self._conductor.aside():
-                for key in list(self._away.entries):
-                    self._away.arrive(key)
-        self._away.of_window.clear()
+                self._away.bring_back()
 
     def close(self) -> Exception | None:
         """Bring every gradient back, and remove the hooks. Returns the first error if some bytes are lost."""
@@ -169,7 +168,3 @@ class Gradients:
             f"elbowroom: a gradient {what}: the step may need more than its budget. If that happens in every step, "
             "leave 'gradient' out, by allow=('swap', 'recompute', 'state')",
         )
-
-
-def _distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -49,6 +49,7 @@ from elbowroom.notices import Once, warn_once
 from elbowroom.step.schedule import Action
 from elbowroom.torch_compat.core import (
     holders_of,
+    is_distributed,
     schema_of,
     storage_key,
     tell_of_compiling,
@@ -157,7 +158,7 @@ class Parameters:
     def _may_move(self) -> bool:
         """Whether parameters may leave: see Note: [Parameters away]."""
         tell_of_compiling(_compiling, _nothing)
-        if not self._stopped and (has_compiled() or _distributed()):
+        if not self._stopped and (has_compiled() or is_distributed()):
             self.stop()
         return not self._stopped
 
@@ -347,8 +348,8 @@ class Parameters:
 
     def _others_leave(self, touched: Touched) -> None:
         """Let all leave that ops before have used, but for what this one uses. For steps without a plan."""
-        gone = [self._here.pop(key) for key in list(self._here) if key not in touched]
-        others = _by_key(ref for ref in gone if ref in self._movable.values())
+        gone = {key: self._here.pop(key) for key in list(self._here) if key not in touched}
+        others = _by_key(ref for key, ref in gone.items() if self._movable.get(key) is ref)
         with self._conductor.aside():
             with suppress(TierFull):  # a plan may not need to move them at all
                 for key in others:
@@ -405,9 +406,7 @@ class Parameters:
         """Bring all parameters back to the device."""
         if self._away.entries:
             with self._conductor.aside():
-                for key in list(self._away.entries):
-                    self._away.arrive(key)
-        self._away.of_window.clear()
+                self._away.bring_back()
 
     def close(self) -> Exception | None:
         """Bring every parameter back, and remove the hooks. Returns the first error if some bytes are lost."""
@@ -454,10 +453,6 @@ def _by_key(refs: Iterable[weakref.ref[torch.UntypedStorage]]) -> Touched:
 def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
     found: Callable[[torch.Tensor], torch.UntypedStorage | None] = storage_of
     return (storage for storage in map(found, tensors) if storage is not None)
-
-
-def _distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 @cache

@@ -102,7 +102,7 @@ def plan(
         min_size: smaller storages are kept; bytes or text. None: 1 MiB, or a 4096th part of the budget if less.
         options: options of the planner, by name.
         allow: means that a plan may use, of swap, recompute, state, gradient, parameter and algorithm, as in `within`.
-            None: all but the last two, as in a run. Algorithms change bits. Parameters need a trace of a run.
+            None: all but the last two, as in a run. Algorithms change bits. Parameters need a trace with their uses.
         time_limit_s: a planner that searches stops after this time with the best plan it has.
         slowdown: with the budget "least": how many times as long as with everything kept the step may take.
         include: only what these modules made may move: a glob on paths of modules such as "layer1.*", or several.

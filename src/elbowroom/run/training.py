@@ -335,11 +335,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._executor.residence.step_begins()
         chosen = known.chosen if known is not None else {}
         self._learner.layers.begin(root, chosen, recorded=self._recorder is not None)
-        self._states.gradients.wanted = self._learner.gradients and not self._observing.spare_bytes
-        # without an optimizer of torch, bits and addresses of parameters say where a step ends
-        self._states.parameters.wanted = self._learner.parameters and not self._updates.active
-        self._states.in_parts = self._learner.in_parts if self._current is None else self._current.in_parts
-        self._states.begin_step()
+        self._begin_states()
         if known is not None:
             self._limit.begin(known, self._learner.limit_bytes)
         self._room.begin_step(known)
@@ -349,6 +345,14 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._unhooked.begin(known, details, root, plain=plain)
         self._recomputes.follow()
         self._begin_ns = time.perf_counter_ns()
+
+    def _begin_states(self) -> None:
+        """Begin a step for what outlives it."""
+        self._states.gradients.wanted = self._learner.gradients and not self._observing.spare_bytes
+        # without an optimizer of torch, bits and addresses of parameters say where a step ends
+        self._states.parameters.wanted = self._learner.parameters and not self._updates.active
+        self._states.in_parts = self._learner.in_parts if self._current is None else self._current.in_parts
+        self._states.begin_step()
 
     def _expected(self, key: Hashable) -> StepKind | None:
         """Return the kind that a step will most likely be; None: observe it, as where a hard limit was lowered."""

@@ -8,7 +8,7 @@ from elbowroom.plan import Plan, Recompute, Swap
 from elbowroom.step.algorithms import why_not_chosen, with_algorithms
 from elbowroom.step.idle_windows import STATES
 from elbowroom.step.last_step import LastStep, last_step, listed, op_label, peak_point, storage_label, why_kept
-from elbowroom.step.moves import Moves, moves_of_plan, need, tier_peak, tiers_of_plan
+from elbowroom.step.moves import Moves, is_away, moves_of_plan, need, tier_peak, tiers_of_plan, windows_by_storage
 from elbowroom.step.recipes import check_recipe
 from elbowroom.step.routes import route_to, staging_bytes
 from elbowroom.step.trace_diff import first_difference
@@ -143,25 +143,18 @@ def _no_recompute(step: LastStep, recompute: Recompute, window_of: dict[int, int
 
 def _check_inputs(step: LastStep, moves: Moves) -> None:
     """Raise unless all that each recipe reads is on the device when it runs."""
-    windows: dict[int, tuple[int, int]] = {}
-    away: dict[int, list[tuple[int, int]]] = {}
-    begin, end = step.window(moves.n, moves.back)
-    for storage, first, last in zip(*map(listed, (step.storage_of(moves.n), begin, end)), strict=True):
-        windows[storage] = (first, last)
-        away.setdefault(storage, []).append((first, last))
+    windows = windows_by_storage(step, moves)
     for rebuild in moves.rebuilds:
         storages = listed(step.storage_of(rebuild.n))
         for storage, first, last in zip(storages, listed(rebuild.begin), listed(rebuild.end), strict=True):
             # A recipe rebuilds its storages after its position: later recipes there find them, earlier ones do not.
-            windows[storage] = (first, last + 1)
+            windows[storage] = [(first, last + 1)]
     for rebuild in moves.rebuilds:
         point = int(step.point_of[rebuild.position - step.first_op])
         for storage in rebuild.inputs:
-            first, last = windows.get(storage, (0, 0))
-            several = away[storage] if len(away.get(storage, ())) > 1 else [(first, last)]
             if not step.born[storage] <= point < step.gone[storage]:
                 gone = "is not allocated then"
-            elif any(a <= point < b or (b < a and not b <= point < a) for a, b in several):
+            elif any(is_away(point, *window) for window in windows.get(storage, ())):
                 gone = "is away or not rebuilt yet"
             else:
                 continue
@@ -170,8 +163,8 @@ def _check_inputs(step: LastStep, moves: Moves) -> None:
                 "keep that one, bring it back before, or leave the recompute out of the plan"
             )
         for storage in listed(step.storage_of(rebuild.n)):
-            first, last = windows[storage]
-            windows[storage] = (first, min(last, point))
+            ((first, last),) = windows[storage]
+            windows[storage] = [(first, min(last, point))]
 
 
 def _check_budget(step: LastStep, plan: Plan, moves: Moves) -> None:

@@ -82,6 +82,20 @@ def each_once(step: LastStep, n: Ints) -> Flags:
     return first
 
 
+def windows_by_storage(step: LastStep, moves: Moves) -> dict[int, list[tuple[int, int]]]:
+    """Return the windows (begin, end) of each storage that is swapped, in points: see `is_away`."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    begin, end = step.window(moves.n, moves.back)
+    for storage, *window in zip(*map(listed, (step.storage_of(moves.n), begin, end)), strict=True):
+        found.setdefault(storage, []).append((window[0], window[1]))
+    return found
+
+
+def is_away(point: int, begin: int, end: int) -> bool:
+    """Return whether a point lies in a window; one that ends before it begins goes on across the end of the step."""
+    return begin <= point < end or (end < begin and not end <= point < begin)
+
+
 def need(step: LastStep, moves: Moves) -> Ints:
     """Return the most allocated bytes per slot, recipes included, if every swapped storage is away in its window."""
     needed = step.slot_peak - _away(step, moves)

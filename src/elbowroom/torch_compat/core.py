@@ -115,6 +115,11 @@ def never_compiled(function: Function) -> Function:
     return function
 
 
+def is_distributed() -> bool:
+    """Tell whether torch.distributed has begun in this process."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def tell_of_compiling(begins: Callable[[], None], ends: Callable[[], None]) -> bool:
     """Make the compiler call these around each compilation. Returns False if the compiler is not loaded.
 

@@ -27,7 +27,7 @@ from elbowroom.planners.optimal.trial import Trial, tried
 from elbowroom.planners.problem import DecidedStates, Judge, Problem
 from elbowroom.simulate.lanes import copy_ns
 from elbowroom.step.last_step import Flags, Ints, LastStep, listed
-from elbowroom.step.moves import Moves, each_once, moves_of, need
+from elbowroom.step.moves import Moves, each_once, is_away, moves_of, need, windows_by_storage
 from elbowroom.step.routes import link_to
 
 SHARES = (0.5, 1.0)
@@ -63,20 +63,13 @@ def deciding(problem: Problem, n: Ints, back: Ints) -> Problem:
 
 def _reading_what_is_there(step: LastStep, moves: Moves, judge: Judge) -> Judge:
     """Return a judge that also refuses recomputes whose recipes read what is away then, as parameters may be."""
-    away: dict[int, list[tuple[int, int]]] = {}
-    for storage, *window in zip(
-        *map(listed, (step.storage_of(moves.n), *step.window(moves.n, moves.back))), strict=True
-    ):
-        away.setdefault(storage, []).append((window[0], window[1]))
+    away = windows_by_storage(step, moves)
 
     def judged(recompute: Recompute) -> bool:
-        point = int(step.points(np.array([recompute.before_op], np.int64))[0])
-        for op in recompute.recipe:
-            for storage in step.trace.ops[op].reads:
-                windows = away.get(storage, ())
-                if any(a <= point < b or (b < a and not b <= point < a) for a, b in windows):
-                    return False
-        return judge(recompute)
+        point = int(step.point_of[recompute.before_op - step.first_op])
+        read = {storage for op in recompute.recipe for storage in step.trace.ops[op].reads}
+        there = not any(is_away(point, *window) for storage in read for window in away.get(storage, ()))
+        return there and judge(recompute)
 
     return judged
 
