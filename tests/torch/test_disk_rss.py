@@ -127,11 +127,11 @@ print(json.dumps(dict(within=within, modes=modes, plain=step())))
 def test_rss_of_a_training_follows_its_budget(tmp_path: Path) -> None:
     # when: ten outputs of 8 MiB are saved; the batch, a gradient and a few of them fit
     rise = child(TRAINING, str(tmp_path), "48MiB")
-    # then: without a budget all ten are there, within it a few
+    # then: without a budget all ten are there, within it a few; freed blocks stay for a while
     assert rise["plain"] > 75 * MIB
     assert rise["modes"][0] == "observe"
     assert rise["modes"][-1] == "plan"
-    assert max(rise["within"]) < 48 * MIB
+    assert max(rise["within"]) < 48 * MIB + residence.slack_bytes(48 * MIB)
 
 
 THRESHOLDS = """

@@ -44,6 +44,8 @@ LOOK_NS = 1_000_000
 """Least time between two reads of RSS. Page faults add some MiB in between."""
 LOOK_SHARE = 50
 """A read of RSS takes microseconds, or hundreds of them in some virtual machines: at most one such part of the time."""
+LOOK_BYTES = 8 << 20
+"""RSS is read at once when storages of this size have left: new ones take as much, and their page faults cost more."""
 CODE_BYTES = 8 << 20
 """Resident memory grows by this much in a step whose storages did not: libraries load, and threads get their heaps."""
 LEAST_SPARE_BYTES = 24 << 20
@@ -357,7 +359,8 @@ class RamResidence(Residence):
         if not self._on:
             return
         if self._storages_bytes is not None:
-            if time.perf_counter_ns() >= self._next_look_ns:
+            if self._let_go_bytes >= LOOK_BYTES or time.perf_counter_ns() >= self._next_look_ns:
+                self._let_go_bytes = 0
                 self._look_at_mark()
         elif self._let_go_bytes >= TRIM_BYTES:
             self._let_go_bytes = 0
