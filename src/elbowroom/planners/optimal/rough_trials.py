@@ -61,9 +61,8 @@ class Search:
     def __init__(self, problem: Problem) -> None:
         kept = (problem,) if int(problem.step.level.max()) <= problem.budget_bytes else ()
         ways = {way.algorithms: way for way in (fastest(problem), frugal(problem), *kept)}
-        away = sets_of(frugal(problem)) if len(problem.step.saves) <= MOST_WITH_STATES else iter(())
-        self._asked = problem
-        self._pools = [pool_of(way) for way in (*ways.values(), *away)]
+        self._asked, self._sets = problem, len(problem.step.saves) <= MOST_WITH_STATES
+        self._pools = [pool_of(way) for way in ways.values()]
 
     def rough(self, budget_bytes: int) -> list[Found]:
         """Return trials within a number of allocated bytes that take little time to find, the fastest first."""
@@ -112,7 +111,8 @@ class Search:
     def _starts(self, budget_bytes: int, *, few: bool = False) -> list[Start]:
         """Return the choices of the programs, estimated, and the best of them brought within the budget."""
         found = list[Start]()
-        for k, pool in enumerate(self._pools):
+        away = sets_of(replace(frugal(self._asked), budget_bytes=budget_bytes)) if self._sets else iter(())
+        for k, pool in enumerate((*self._pools, *map(pool_of, away))):
             scale = Scale(pool.within(budget_bytes))
             weighed = [scale.estimated(choice) for choice in choices_of_programs(scale.pool, few=few or k > 0)]
             best = nsmallest(BROUGHT, weighed[1:], key=lambda each: each.cost_ns)
