@@ -20,9 +20,6 @@ Event = tuple[Any, ...]
 EventsDone = Literal["at once", "at synchronize"]
 """When the work of other streams on a freed block is done: before the next allocation, or not before a synchronize."""
 
-LOOK = 256
-"""Events after which `replay_within` looks for a failure."""
-
 
 def replay(
     events: Iterable[Event],
@@ -64,25 +61,6 @@ def replay(
     if allowed_bytes is not None:
         device.allowed_bytes = min(device.allowed_bytes, allowed_bytes)
     run(device, events)
-    return Replay.of(device)
-
-
-def replay_within(
-    events: Iterable[Event], settings: str | AllocatorSettings, allowed_bytes: int, *, unlimited: int = 0
-) -> Replay | None:
-    """Do as `replay`, up to the first allocation that runs out of memory: None if there is one.
-
-    None too if the events without a limit reserve more than `allowed_bytes`.
-    """
-    device, events = DeviceAllocator(as_settings(settings), None, wait_for_synchronize=False), iter(events)
-    run(device, islice(events, unlimited))
-    if device.reserved_bytes > allowed_bytes:
-        return None
-    device.allowed_bytes = min(device.allowed_bytes, allowed_bytes)
-    while some := tuple(islice(events, LOOK)):
-        run(device, some)
-        if device.log.failed:
-            return None
     return Replay.of(device)
 
 

@@ -26,7 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from elbowroom.allocator.replay import Event, Replay, replay, replay_within
+from elbowroom.allocator.device_allocator import DeviceAllocator
+from elbowroom.allocator.replay import Event, Replay, replay, run
 from elbowroom.allocator.settings import AllocatorSettings, parse_settings
 from elbowroom.step.last_step import Ints, LastStep, listed
 from elbowroom.step.moves import Moves, in_order_of_need
@@ -40,6 +41,10 @@ STEPS = 4
 LEAVES, EMPTIES, COMES, RUNS = range(4)
 """Kinds of events at a point, in this order: a storage leaves, the cache is emptied, a block is allocated or freed, a
 recipe runs."""
+
+EMPTY: Event = ("empty_cache",)
+LOOK = 256
+"""Events after which replays look for an allocation that failed."""
 
 Away = tuple[Ints, Ints, Ints]
 """Arrays (move, begin, end): the bytes of a move are off the device at points [begin, end)."""
@@ -170,55 +175,92 @@ class EqualSteps:
     Attributes:
         step: the last step of the trace.
         settings: settings of the allocator.
-        events: all events.
-        ends: the number of events before the last step, and then up to each event that is due in it.
-        first: number of events before the first step.
-        turns: the number of events up to the end of each step.
+        count: number of steps.
+        before: events before the first step.
         due: what is due in each step.
+        first_due: what is due in the first one.
     """
 
     step: LastStep
     settings: AllocatorSettings
-    events: list[Event]
-    ends: Ints
-    first: int
-    turns: list[int]
+    count: int
+    before: list[Event]
     due: list[_Due]
+    first_due: list[_Due]
 
     def most_reserved(self, steps: int) -> int:
         """Return the most bytes reserved in some of the steps, without a limit."""
-        done = replay(self.events[: self.turns[steps - 1]], self.settings, unlimited=self.first)
-        return int(done.reserved_bytes[self.first :].max(initial=0))
+        return self._read(self._replayed(None, steps)).most_reserved
 
     def played(self, limit_bytes: int | None = None) -> Played:
         """Return the last of the steps; where an allocation does not fit, the step goes on without it."""
-        return self._read(replay(self.events, self.settings, allowed_bytes=limit_bytes, unlimited=self.first))
+        return self._read(self._replayed(limit_bytes, self.count))
 
     def within(self, limit_bytes: int) -> Played | None:
         """Return the last of the steps; None if they do not fit below a limit of the allocator."""
-        done = self._replayed(limit_bytes)
-        return None if done is None else self._read(done)
+        found = self._replayed(limit_bytes, self.count, all_fit=True)
+        return None if found.device.log.failed else self._read(found)
 
     def fit(self, limit_bytes: int) -> bool:
         """Whether the steps fit below a limit of the allocator."""
-        return self._replayed(limit_bytes) is not None
+        return not self._replayed(limit_bytes, self.count, all_fit=True).device.log.failed
 
-    def _replayed(self, limit_bytes: int) -> Replay | None:
-        return replay_within(self.events, self.settings, limit_bytes, unlimited=self.first)
+    def _replayed(self, limit_bytes: int | None, count: int, *, all_fit: bool = False) -> _ReplayedSteps:
+        """Replay some steps; with `all_fit`, up to the first allocation that runs out of memory."""
+        device = DeviceAllocator(self.settings, None, wait_for_synchronize=False)
+        run(device, self.before)
+        blocks, template = _Blocks(self.step, self.before), _Template(self.due)
+        first = template if self.first_due is self.due else _Template(self.first_due)
+        begin, ends = len(self.before), list[int]()
+        if limit_bytes is not None:
+            device.allowed_bytes = min(device.allowed_bytes, limit_bytes)
+            if all_fit and device.reserved_bytes > limit_bytes:
+                count, device.log.failed = 0, [begin]
+        for turn in range(count):
+            at, events = len(device.log.blocks), list[Event]()
+            ends = [at, *(at + end for end in blocks.play(template if turn else first, events))]
+            _run(device, [*events, *blocks.next_step()], all_fit=all_fit)
+            if all_fit and device.log.failed:
+                break
+        return _ReplayedSteps(device, begin, np.array(ends, np.int64))
 
-    def _read(self, done: Replay) -> Played:
+    def _read(self, found: _ReplayedSteps) -> Played:
+        done = Replay.of(found.device)
         allocated, reserved = (
-            np.concatenate([np.zeros(1, np.int64), values])[self.ends]
+            np.concatenate([np.zeros(1, np.int64), values])[found.ends]
             for values in (done.allocated_bytes, done.reserved_bytes)
         )
         return Played(
             allocated=_per_point(self.step, self.due, allocated),
             reserved=_per_point(self.step, self.due, reserved),
-            most_reserved=int(done.reserved_bytes[self.first :].max(initial=0)),
+            most_reserved=int(done.reserved_bytes[found.begin :].max(initial=0)),
             _due=self.due,
             _levels=reserved,
-            _driven=tuple(_driven(done, self.due, self.ends)),
+            _driven=tuple(_driven(done, self.due, found.ends)),
         )
+
+
+def _run(device: DeviceAllocator, events: Sequence[Event], *, all_fit: bool) -> None:
+    """Put the events of a step through an allocator; with `all_fit`, a few more than up to the first that fails."""
+    look = LOOK if all_fit else max(1, len(events))
+    for k in range(0, len(events), look):
+        run(device, events[k : k + look])
+        if all_fit and device.log.failed:
+            return
+
+
+class _ReplayedSteps(NamedTuple):
+    """Equal steps that were replayed.
+
+    Attributes:
+        device: the allocator after them.
+        begin: number of events before the first step.
+        ends: number of events before the last step that was replayed, and then up to each event that is due in it.
+    """
+
+    device: DeviceAllocator
+    begin: int
+    ends: Ints
 
 
 def equal_steps(step: LastStep, moves: Moves, away: Away, use: AllocatorUse, steps: int = STEPS) -> EqualSteps:
@@ -233,41 +275,18 @@ def equal_steps(step: LastStep, moves: Moves, away: Away, use: AllocatorUse, ste
     """
     due = sorted([*_inside(step, moves, away), *_emptied(step)], key=_in_order)
     wrapping = set(listed(step.storage_of(moves.n[moves.wraps])))
-    events, ends, turns = _of_steps(step, due, steps, wrapping, from_first=use.from_first)
+    late = _made_in_steps(step) if use.from_first else {}
+    set_up_end = _set_up_end(step.trace) if use.from_first else 0
+    before = _before(step, everything=False, set_up_end=set_up_end)
+    made = [each for storage, each in late.items() if each is not None and storage not in wrapping]
     return EqualSteps(
         step=step,
         settings=parse_settings(use.settings),
-        events=events,
-        ends=ends,
-        first=turns[0],
-        turns=turns[1:],
+        count=steps,
+        before=[*(e for e in before if e[0] != "empty_cache" and e[1] not in wrapping and e[1] not in late), EMPTY],
         due=due,
+        first_due=sorted([*made, *due], key=_in_order) if made else due,
     )
-
-
-def _of_steps(
-    step: LastStep, due: Sequence[_Due], steps: int, away: set[int], *, from_first: bool
-) -> tuple[list[Event], Ints, list[int]]:
-    """Return (events, ends, turns) of equal steps.
-
-    `ends` counts the events before the last step, and then up to each event that is due in it. `turns` counts the
-    events before the first step, and up to the end of each. The storages `away` are not on the device when that begins.
-    """
-    late = _made_in_steps(step) if from_first else {}
-    set_up_end = _set_up_end(step.trace) if from_first else 0
-    before = _before(step, everything=False, set_up_end=set_up_end)
-    events = [event for event in before if event[1] not in away and event[1] not in late]
-    blocks = _Blocks(step, events)
-    events.append(("empty_cache",))
-    ends, turns = list[int](), [len(events)]
-    made = [each for storage, each in late.items() if each is not None and storage not in away]
-    template = _Template(due)
-    first_template = _Template(sorted([*made, *due], key=_in_order)) if made else template
-    for turn in range(steps):
-        ends = [len(events), *blocks.play(template if turn else first_template, events)]
-        events += blocks.next_step()
-        turns.append(len(events))
-    return events, np.array(ends, np.int64), turns
 
 
 def _made_in_steps(step: LastStep) -> dict[int, _Due | None]:
@@ -330,7 +349,7 @@ class _Blocks:
 
     Args:
         step: the step that is played.
-        before: events of storages before the first step.
+        before: events before the first step.
     """
 
     def __init__(self, step: LastStep, before: Sequence[Event]) -> None:
@@ -341,11 +360,11 @@ class _Blocks:
         self._left = [e.storage for e in inside if e.size_bytes > 0 and step.gone[e.storage] == end]
         self._number = 1
         self._held: dict[int, int] = {}
-        for what, storage, *_ in before:
+        for what, *rest in before:
             if what == "alloc":
-                self._held[storage] = storage
-            else:
-                self._held.pop(storage, None)
+                self._held[rest[0]] = rest[0]
+            elif what == "free":
+                self._held.pop(rest[0], None)
 
     def play(self, template: _Template, events: list[Event]) -> list[int]:
         """Append the events of one step. Returns the number of events up to each one of the template.

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from elbowroom.plan import Plan
-from elbowroom.planners.baselines.placing import place_backs
 from elbowroom.planners.optimal.bring_back_early import bring_back_early, bring_back_later
 from elbowroom.planners.optimal.swaps_after_recomputes import Basis
 from elbowroom.planners.problem import as_plan, moving
@@ -51,10 +50,10 @@ def tried(basis: Basis, moves: Moves) -> Trial:
 
 
 def arranged(basis: Basis, n: Ints) -> Trial:
-    """Return the fastest of a few ways to bring saves `n` back; the swaps must fit the budget."""
+    """Return the faster of two ways to bring saves `n` back; the swaps must fit the budget."""
     early = tried(basis, bring_back_early(basis.problem, n))
     later = tried(basis, bring_back_later(basis.problem, early.moves, early.done))
-    return best_of([later, early, tried(basis, place_backs(basis.problem, n))])
+    return best_of([later, early])
 
 
 def best_of(trials: Iterable[Trial]) -> Trial:
