@@ -40,7 +40,7 @@ def main() -> None:
     result |= {"case": "planning", "simulated": True, "time_limit_s": given.limit, **facts()}
     for case in given.case or PAIRS:
         for gpu in given.machine or PAIRS[case]:
-            trace, machine = trace_of(case, gpu, given.traces), roomy(gpu)
+            trace, machine = trace_of(case, gpu, given.traces, in_parts=True), roomy(gpu)
             known = result["pairs"].get(f"{case} on {gpu}")
             if known and known["trace_id"] == trace.id and not given.again:
                 continue

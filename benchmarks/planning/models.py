@@ -211,7 +211,14 @@ def _precision(precision: str) -> Iterator[None]:
 
 
 def trace_of(
-    name: str, machine: str, folder: str | Path, precision: str = "float32", steps: int = 2, **changes: Any
+    name: str,
+    machine: str,
+    folder: str | Path,
+    precision: str = "float32",
+    steps: int = 2,
+    *,
+    in_parts: bool = False,
+    **changes: Any,
 ) -> Trace:
     """The trace of a case on a machine: from the folder, or captured and kept there.
 
@@ -221,18 +228,22 @@ def trace_of(
         folder: where traces are kept; not one of the repository.
         precision: see `setup_of`.
         steps: how many are captured.
+        in_parts: carry out the optimizer's step in parts, as a run that moves its states does.
         changes: see `setup_of`.
     """
-    path = _path(name, machine, Path(folder), precision, steps, changes)
+    asked = {"settings": {**CASES[name].settings, **changes}, "precision": precision, "steps": steps, "parts": in_parts}
+    path = _path(name, machine, Path(folder), asked)
     if path.exists():
         return Trace.load(path)
-    trace = er.capture(setup_of(name, precision, **changes), machine=Machine.of(machine), steps=steps)
+    trace = er.capture(
+        setup_of(name, precision, **changes), machine=Machine.of(machine), steps=steps, in_parts=in_parts
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     trace.save(path)
     return trace
 
 
-def _path(name: str, machine: str, folder: Path, precision: str, steps: int, changes: Mapping[str, Any]) -> Path:
+def _path(name: str, machine: str, folder: Path, asked: Mapping[str, Any]) -> Path:
     """By everything that a trace depends on: case, machine, torch, and the sources of models and capture."""
     if folder.resolve().is_relative_to(ROOT.parents[1].resolve()):
         raise SystemExit(
@@ -240,9 +251,8 @@ def _path(name: str, machine: str, folder: Path, precision: str, steps: int, cha
         )
     sources = [Path(__file__), *(ROOT / "nets").rglob("*.py"), *(Path(er.__file__).parent / "capture").rglob("*.py")]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources)))
-    settings = {**CASES[name].settings, **changes}
-    digest.update(json.dumps([settings, precision, steps, str(torch.__version__), repr(Machine.of(machine))]).encode())
-    return folder / f"{name}_{machine}_{precision}_{digest.hexdigest()[:12]}.json"
+    digest.update(json.dumps([asked, str(torch.__version__), repr(Machine.of(machine))]).encode())
+    return folder / f"{name}_{machine}_{asked['precision']}_{digest.hexdigest()[:12]}.json"
 
 
 def main() -> None:
