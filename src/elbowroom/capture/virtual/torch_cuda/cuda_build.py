@@ -159,7 +159,7 @@ def _stream_data(number: int) -> tuple[int, int, int]:
 
 
 def _set_stream(stream_id: int, **_: Any) -> None:
-    Stream.current = stream_id
+    Stream.select(stream_id)
 
 
 def _of_cuda(build: _Build) -> dict[str, Any]:
