@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -325,6 +326,24 @@ class VirtualMode(DispatchMode):
             self.ledger.ops.append(line)
             for tensor in written:
                 self.values.drop(tensor)
+
+    @contextmanager
+    def collective(self, name: str, read: list[torch.Tensor], written: list[torch.Tensor]) -> Iterator[None]:
+        """Note a collective of tensors on the GPU; the copies inside, which stand for it, are no ops."""
+        with self._lock:
+            reads, writes = self.ledger.numbers_of(read), self.ledger.numbers_of(written)
+            if not self.off and (reads or writes):
+                if self.saves is not None:
+                    self.saves.tick()
+                backward = in_backward()
+                phase: Phase = "backward" if backward else "optimizer" if self.optimizing else self.phase_outside
+                line = OpLine(name, self._path(backward), phase, reads, writes)
+                self.ledger.ops.append(line._replace(source_line=self._source_line(backward)))
+            self._quiet += 1
+            try:
+                yield
+            finally:
+                self._quiet -= 1
 
     def _form(self, func: Any, tensors: list[torch.Tensor]) -> str:
         """Return an op's form, with a remark if no such op was compared with the CUDA build."""

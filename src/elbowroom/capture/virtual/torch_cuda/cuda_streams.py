@@ -44,7 +44,7 @@ class Stream(_OfTorch):
         number = given.get("stream_id", given.get("stream_ptr"))
         number = next(_numbers) if number is None else number
         new: Any = super().__new__
-        made = new(cls, stream_id=number, device_index=0, device_type=CUDA_TYPE)
+        made = new(cls, stream_id=number, device_index=CUDA.index, device_type=CUDA_TYPE)
         made.priority = max(min(priority, 0), -3)
         return made
 

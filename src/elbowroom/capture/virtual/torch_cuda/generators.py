@@ -9,6 +9,8 @@ from typing import Any, final
 
 import torch
 
+from elbowroom.capture.virtual.tensor import CUDA
+
 _OF_TORCH = torch.Generator
 _KIND: Any = type(_OF_TORCH)
 
@@ -78,4 +80,4 @@ def _rebuilt(device: str, state: torch.Tensor) -> Generator:
 
 def changes() -> list[tuple[Any, str, Any]]:
     """Return the patches of Python."""
-    return [(torch, "Generator", Generator), (torch.cuda, "default_generators", (Generator("cuda:0"),))]
+    return [(torch, "Generator", Generator), (torch.cuda, "default_generators", (Generator(CUDA),) * (CUDA.index + 1))]
