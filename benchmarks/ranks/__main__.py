@@ -26,9 +26,9 @@ def main() -> None:
     rigs.add_options(options)
     given = options.parse_args()
     if not given.table:
-        rig = rigs.checked_rig(options, given)
+        rig, at = rigs.checked_rig(options, given), commit()
         rows = [_row(case, estimated(case), on_rig(rig, case)) for case in CASES]
-        _keep(rows)
+        _keep(rows, at)
     write_between(PAGE, START, END, table(newest_results(RESULTS)["ranks"]))
 
 
@@ -46,9 +46,9 @@ def _row(case: Case, found: Any, there: tuple[int, int]) -> dict[str, Any]:
     return row
 
 
-def _keep(rows: list[dict[str, Any]]) -> None:
+def _keep(rows: list[dict[str, Any]], at: str) -> None:
     today = datetime.date.today()
-    versions = {"elbowroom": installed_version(), "torch": torch.__version__, "rig": "2.11.0+cu130", "commit": commit()}
+    versions = {"elbowroom": installed_version(), "torch": torch.__version__, "rig": "2.11.0+cu130", "commit": at}
     result = {"case": "ranks", "date": f"{today}", "gpu": GPU, "versions": versions, "rows": rows}
     write_result(RESULTS / f"ranks_rig_{today:%Y%m%d}.json", result)
 

@@ -27,6 +27,7 @@ from torch import nn
 rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
 assert torch.cuda.device_count() == int(os.environ["LOCAL_WORLD_SIZE"])
 torch.cuda.set_device(local)
+torch.manual_seed(rank)  # of every GPU of the computer
 dist.init_process_group("nccl", device_id=torch.device("cuda", local))
 assert (dist.get_rank(), dist.get_world_size()) == (rank, int(os.environ["WORLD_SIZE"]))
 """
@@ -64,6 +65,8 @@ for layer in model:
     fully_shard(layer)
 fully_shard(model)
 model.to_empty(device="cuda")
+for layer in model:
+    layer.reset_parameters()
 {TRAINS}"""
 ONLY_A_MESH = f"""
 import torch

@@ -86,6 +86,9 @@ MADE_OF_OPS = {
 }
 """Ops whose one kernel for all devices calls other ops; these are noted as on CUDA."""
 
+DRAWN_IN_PLACE = {aten.uniform_.default, aten.normal_.default, aten.bernoulli_.float, aten.exponential_.default}
+"""Ops that leave a tensor's shape, and ask C++ for a cuda device where torch makes shapes of fake tensors."""
+
 BY_NAME = dependent_shapes.BY_NAME | collectives.BY_NAME
 """Ops of other libraries that have a replacement."""
 
@@ -151,6 +154,8 @@ class VirtualMode(DispatchMode):
         if is_traced():
             return self._traced(func, types, args, given)
         if fakes_tensors():
+            if func in DRAWN_IN_PLACE:
+                return args[0]
             with AsMeta():
                 return func(*args, **given)
         if types and not all(map(adds_no_dispatch, types)):

@@ -78,6 +78,6 @@ def _rebuilt(device: str, state: torch.Tensor) -> Generator:
     return made
 
 
-def changes() -> list[tuple[Any, str, Any]]:
-    """Return the patches of Python."""
-    return [(torch, "Generator", Generator), (torch.cuda, "default_generators", (Generator(CUDA),) * (CUDA.index + 1))]
+def changes(gpus: int) -> list[tuple[Any, str, Any]]:
+    """Return the patches of Python, with a default generator for each of the GPUs."""
+    return [(torch, "Generator", Generator), (torch.cuda, "default_generators", (Generator(CUDA),) * gpus)]
