@@ -48,6 +48,7 @@ CASES = (
     Case("DDP, ZeroRedundancyOptimizer", 8, 0, "--mode ddp --optimizer zero"),
     Case("DDP, ZeroRedundancyOptimizer, the last", 8, 7, "--mode ddp --optimizer zero"),
     Case("DDP, experts (all-to-all)", 8, 7, "--mode experts"),
+    Case("DDP, SyncBatchNorm", 8, 3, "--mode norms"),
     Case("FSDP2", 8, 0, "--mode fsdp2"),
     Case("FSDP2, bfloat16", 1024, 0, "--mode fsdp2 --bf16"),
     Case("FSDP2, bfloat16, the last of 1,024", 1024, 1023, "--mode fsdp2 --bf16"),

@@ -19,9 +19,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 parser = argparse.ArgumentParser()
-parser.add_argument(
-    "--mode", default="ddp", choices=("ddp", "fsdp2", "hsdp", "fsdp1", "tp", "2d", "pipeline", "experts")
-)
+MODES = ("ddp", "fsdp2", "hsdp", "fsdp1", "tp", "2d", "experts", "norms")
+parser.add_argument("--mode", default="ddp", choices=MODES)
 parser.add_argument("--dim", type=int, default=1024)
 parser.add_argument("--layers", type=int, default=4)
 parser.add_argument("--vocab", type=int, default=16000)
@@ -89,12 +88,25 @@ class Experts(nn.Module):
         return all_to_all_single(torch.empty_like(made), made).view_as(x)
 
 
+class Normed(nn.Module):
+    """A batch norm in the middle, whose statistics are those of all ranks."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.w1, self.w2 = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        self.norm = nn.BatchNorm1d(hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.norm(self.w1(x).transpose(1, 2).contiguous())
+        return self.w2(functional.relu(made).transpose(1, 2))
+
+
 class Block(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.n1, self.n2 = nn.RMSNorm(dim), nn.RMSNorm(dim)
         self.att = Attention(dim, heads)
-        self.ff = Experts(dim, 3 * dim) if args.mode == "experts" else FeedForward(dim, 3 * dim)
+        self.ff = {"experts": Experts, "norms": Normed}.get(args.mode, FeedForward)(dim, 3 * dim)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.att(self.n1(x))
@@ -173,7 +185,9 @@ def tensor_parallel(model: Llama, mesh: Any) -> None:
 
 def parallel(model: Any, world: int, local: int) -> Any:
     """Shard the model as the mode says."""
-    if args.mode in ("ddp", "experts"):
+    if args.mode == "norms":
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    if args.mode in ("ddp", "experts", "norms"):
         return nn.parallel.DistributedDataParallel(
             model,
             device_ids=[local],

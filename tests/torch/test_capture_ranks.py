@@ -112,6 +112,26 @@ def test_a_rank_of_fsdp_has_its_shards_and_gathers_weights(tmp_path: Path, text:
     assert found["all-gather"].size_bytes in (28 * MIB, 32 * MIB)
 
 
+SYNCED = f"""{BEGIN}
+found = [None]
+dist.scatter_object_list(found, [f"of {{each}}" for each in range(dist.get_world_size())])
+assert found == [f"of {{rank}}"]
+device = torch.device("cuda", local)
+layers = nn.Sequential(nn.Linear(1024, 1024), nn.BatchNorm1d(1024))
+model = nn.SyncBatchNorm.convert_sync_batchnorm(layers).to(device)
+model = nn.parallel.DistributedDataParallel(model, device_ids=[local])
+{TRAINS}"""
+
+
+def test_statistics_of_a_batch_norm_are_those_of_all_ranks(tmp_path: Path) -> None:
+    trace = captured(tmp_path, SYNCED, 2, 8)
+
+    # a step gathers 2 * 1024 + 1 floats of each of 8 ranks; backward reduces 2 * 1024 sums and the gradients
+    found = {each.kind: (each.calls, each.size_bytes) for each in collectives_of(trace)}
+    assert found["all-gather"] == (1, 8 * (2 * 1024 + 1) * 4)
+    assert found["all-reduce"][1] >= 2 * 1024 * 4 + 4 * MIB
+
+
 def test_a_mesh_starts_the_group_itself(tmp_path: Path) -> None:
     assert len(captured(tmp_path, ONLY_A_MESH, 5, 8).steps) == 2
 
