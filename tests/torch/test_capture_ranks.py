@@ -143,6 +143,20 @@ def test_a_script_that_starts_no_group_trains_alone_and_is_refused(tmp_path: Pat
         captured(tmp_path, text, 0, 8)
 
 
+def test_a_job_that_trains_on_the_cpu_is_told_from_one_on_gpus(tmp_path: Path) -> None:
+    text = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+device, model = "cpu", nn.parallel.DistributedDataParallel(nn.Linear(1024, 1024))
+"""
+
+    with pytest.raises(CaptureError, match="made with 2 tensors on cpu, and nothing was on cuda"):
+        captured(tmp_path, text + TRAINS.replace("range(10)", "range(30)"), 0, 2)
+
+
 def test_a_group_of_another_size_is_refused(tmp_path: Path) -> None:
     text = "import torch.distributed as dist\ndist.init_process_group('nccl', world_size=4, rank=0)\n"
 

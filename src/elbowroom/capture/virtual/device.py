@@ -64,6 +64,10 @@ HOST_STEPS = 10
 """Steps on the CPU, per wanted step, after which no op on the device is waited for any more."""
 
 
+BUCKETS = ("aten.empty", "aten.copy_", "aten._to_copy", "c10d.")
+"""Beginnings of the names of ops with which buckets of gradients are made and exchanged."""
+
+
 class Enough(BaseException):
     """The wanted steps are recorded. It leaves a training script, and no `except Exception` in it catches it."""
 
@@ -310,9 +314,11 @@ class VirtualDevice:
 
     def _optimizer_ends(self, optimizer: Any) -> None:
         self._mode.optimizing = False
-        # A backward on the CPU makes some constants on the device: C++ cannot distinguish them from meta tensors.
+        # C++ cannot distinguish tensors of the host without bytes from meta tensors. So training on the CPU puts some
+        # on the device: backward makes constants, DistributedDataParallel makes buckets.
         if not self.settings.ram and not any(
-            op.phase == "forward" and (op.reads or op.writes) for op in self.ledger.ops
+            op.phase == "forward" and (op.reads or op.writes) and not op.name.startswith(BUCKETS)
+            for op in self.ledger.ops
         ):
             self._host_step_ends(optimizer)
             return
