@@ -316,8 +316,9 @@ class VirtualDevice:
         self._mode.optimizing = False
         # C++ cannot distinguish tensors of the host without bytes from meta tensors. So training on the CPU puts some
         # on the device: backward makes constants, DistributedDataParallel makes buckets.
+        buckets = BUCKETS if self.groups.ranks else ()
         if not self.settings.ram and not any(
-            op.phase == "forward" and (op.reads or op.writes) and not op.name.startswith(BUCKETS)
+            op.phase == "forward" and (op.reads or op.writes) and not op.name.startswith(buckets)
             for op in self.ledger.ops
         ):
             self._host_step_ends(optimizer)
