@@ -119,7 +119,7 @@ def _estimate(case: Case) -> tuple[Estimate, Trace, str]:
     answer = estimate(trace, Machine.of(case.gpu))
     console = Console(file=io.StringIO(), width=120, color_system=None)
     with console.capture() as captured:
-        console.print(rendered(f"examples/{case.script}", [answer], [trace.remarks]))
+        console.print(rendered(f"examples/{case.script}", [answer], [trace]))
     return answer, trace, _indented(_words(case), captured.get())
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from elbowroom.allocator.settings import VARIABLES
+from elbowroom.capture.job_rank import JobRank
 from elbowroom.cli import main, scripts
 from elbowroom.errors import CaptureError, TimeOver, UsageError
 from elbowroom.machine import Machine
@@ -73,9 +74,11 @@ class Captures:
         on_asked: Callable[[frozenset[str]], None] | None = None,
         network: bool = False,
         compiled: bool = False,
+        job: JobRank | None = None,
     ) -> Trace:
         self.calls.append(
             {
+                "job": job,
                 "path": path,
                 "module": module,
                 "argv": tuple(argv),
@@ -186,6 +189,83 @@ def test_several_gpus_are_one_table_and_all_must_fit(
     assert [call["machine"].name for call in made.calls] == ["a100-40gb", "rtx2080ti"]
 
 
+def test_each_rank_that_is_named_is_captured_as_the_process_that_it_is(
+    script: str, captures: Callable[..., Captures], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = captures(lambda _: GIB)
+
+    # given 1,024 ranks, 4 on each computer
+    words = ["estimate", script, "--gpu", "h100,t4", "--ranks", "1024", "--local", "4", "--rank", "0,last"]
+    assert main([*words, "--json"]) == 0
+
+    # then both ranks are captured for both GPUs, and the answer has them in this order
+    jobs = [(call["job"].rank, call["job"].ranks, call["job"].local_ranks) for call in made.calls]
+    assert jobs == [(0, 1024, 4), (1023, 1024, 4)] * 2
+    found = answer(capsys)
+    assert (found["ranks"], found["local_ranks"]) == (1024, 4)
+    named = [("h100-sxm", 0), ("h100-sxm", 1023), ("t4", 0), ("t4", 1023)]
+    assert [(each["machine"], each["rank"]) for each in found["estimates"]] == named
+
+    # and the table has a column for them, the answer of one rank a title
+    assert main(words) == 0
+    assert re.search(r"h100-sxm +1023 .* fits ", capsys.readouterr().out)
+    assert main(["estimate", script, "--gpu", "t4", "--ranks", "2"]) == 0
+    assert "train.py, rank 0 of 2 on t4: fits" in capsys.readouterr().out
+    assert main(["estimate", script, "--gpu", "t4", "--json"]) == 0
+    found = answer(capsys)
+    assert (found["ranks"], found["local_ranks"], found["estimates"][0]["rank"]) == (None, None, None)
+    assert made.calls[-1]["job"] is None
+
+
+def test_a_launcher_says_how_many_ranks_there_are(
+    script: str, captures: Callable[..., Captures], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = captures(lambda _: GIB)
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "1")  # and taken away at the end
+
+    main(["estimate", "--gpu", "t4", "--rank", "last", "torchrun", "--nnodes", "2", "--nproc-per-node", "3", script])
+
+    assert [call["job"] for call in made.calls] == [JobRank(rank=5, ranks=6, local_ranks=3)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ranks", "0"], "--ranks: given 0; allowed is a whole number from 1"),
+        (["--ranks", "8", "--rank", "8"], "--rank: given 8 of 8 ranks; allowed are 0 to 7; name one of them, or last"),
+        (["--ranks", "8", "--rank", "0,first"], "--rank: given 'first'; allowed is a rank or several, as in 0,7"),
+        (["--ranks", "8", "--rank", "7,last"], "--rank: given last twice; allowed is each once; leave one out"),
+        (["--ranks", "100", "--local", "8"], "--local: given 8 of 100 ranks; allowed is a divisor of 100"),
+        (["--rank", "1"], "--rank: given 1 without --ranks; allowed is both; add the size of the job, as in --ranks 8"),
+        (["--local", "4"], "--local: given 4 without --ranks"),
+        (["--ranks", "8", "--rank", "0,1", "-o", "x.json"], "--out: given with 2 GPUs or ranks; allowed is one"),
+    ],
+)
+def test_ranks_that_are_not_there_are_refused_before_anything_runs(
+    words: list[str],
+    said: str,
+    script: str,
+    captures: Callable[..., Captures],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    made = captures(lambda _: GIB)
+
+    assert main(["estimate", script, "--gpu", "t4", *words]) == 2
+
+    assert said in capsys.readouterr().err
+    assert made.calls == []
+
+
+def test_a_trace_is_of_the_rank_it_was_made_for(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    trace_of(GIB).save("trace.json")
+
+    assert main(["estimate", "trace.json", "--gpu", "t4", "--ranks", "8"]) == 2
+    assert "--ranks: given with the trace trace.json; allowed is a script" in capsys.readouterr().err
+
+
 def test_a_module_stands_in_the_place_of_a_script(
     script: str, captures: Callable[..., Captures], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,7 +358,7 @@ def test_without_a_gpu_here_one_must_be_named(
         (["nowhere.py", "--gpu", "t4"], "estimate: given 'nowhere.py', which is not there"),
         (["train.py", "--gpu", "rtx4909"], "the nearest are rtx4090"),
         (["train.py", "--gpu", "t4,T4"], "--gpu: given t4 twice"),
-        (["train.py", "--gpu", "t4,l4", "-o", "x.json"], "--out: given with 2 GPUs; allowed is one"),
+        (["train.py", "--gpu", "t4,l4", "-o", "x.json"], "--out: given with 2 GPUs or ranks; allowed is one"),
     ],
 )
 def test_what_is_not_allowed_is_said(

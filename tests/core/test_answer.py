@@ -67,13 +67,13 @@ def test_what_was_not_known_is_said_by_kind_the_most_frequent_first() -> None:
         *(Remark(kind="unknown_op", name=f"mine.op{number}", count=number) for number in range(1, 8)),
     ]
 
-    text = " ".join(text_of(rendered("train.py", [ANSWER], [remarks])).split())
+    text = " ".join(text_of(rendered("train.py", [ANSWER], [replace(two_layers(), remarks=tuple(remarks))])).split())
 
     assert "ops whose scratch memory is not known, taken to be none: mine.op7 (7), mine.op6 (6), mine.op5 (5)" in text
     assert "mine.op3 (3) and 2 more" in text
     assert "assumed (docs/values.md): aten.item (3)" in text
     assert "left out: torch.compile (1)" in text
-    assert "Remarks" not in text_of(rendered("train.py", [ANSWER], [[]]))
+    assert "Remarks" not in text_of(rendered("train.py", [ANSWER], [two_layers()]))
 
 
 def test_a_single_step_is_said_to_understate() -> None:
@@ -121,3 +121,10 @@ def test_several_gpus_keep_their_verdicts_and_no_cell_is_cut_in_80_columns() -> 
     assert "Left out" not in wide
     assert "low, high (--json has them)" in narrow
     assert max(len(line) for line in narrow.splitlines()) <= 80
+
+
+def test_several_ranks_are_rows_of_one_table() -> None:
+    text = text_of(rendered("train.py, as one of 1024 ranks", [ANSWER, ANSWER], ranks=[0, 1023]))
+
+    assert text.startswith("train.py, as one of 1024 ranks")
+    assert [line.split()[:2] for line in text.splitlines()[1:4]] == [["GPU", "rank"], ["test", "0"], ["test", "1023"]]

@@ -139,6 +139,27 @@ def test_streams_and_events_take_all_their_arguments() -> None:
             pass
 
 
+def test_backward_runs_on_the_stream_of_its_forward_whatever_was_gathered_on_another_one_since() -> None:
+    # given a layer of 1 MiB on the default stream, and a copy on a side stream right after it, as FSDP gathers weights
+    with device() as on:
+        layer, x = nn.Linear(512, 512, bias=False).cuda(), torch.ones(4, 512, device="cuda")
+        side = torch.cuda.Stream()
+        made = layer(x)
+        with torch.cuda.stream(side), torch.no_grad():
+            layer.weight.clone()
+        made.sum().backward()
+
+        # then the copy alone is on the side stream, and the gradient is not
+        assert [line.stream for line in on.ledger.storages if line.size_bytes == MIB] == [0, 1, 0]
+
+        # and backward of what was computed on the side stream allocates there
+        with torch.cuda.stream(side):
+            made = layer(x)
+        layer.weight.grad = None
+        made.sum().backward()
+        assert [line.stream for line in on.ledger.storages if line.size_bytes == MIB] == [0, 1, 0, 1]
+
+
 def test_it_says_what_a_gpu_it_is() -> None:
     with device() as on:
         assert on.ledger.asked == set()

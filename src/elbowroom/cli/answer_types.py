@@ -20,6 +20,7 @@ FileKind = Literal["trace", "plan", "report", "curve"]
 
 if TYPE_CHECKING:
     from elbowroom.answers.estimate import Moment
+    from elbowroom.answers.exchanges import Collectives
     from elbowroom.answers.largest import Failed, Probe
     from elbowroom.answers.memory_by_module import ModuleShare
     from elbowroom.answers.pareto import Pareto
@@ -48,6 +49,7 @@ class MachineEstimate:
 
     Attributes:
         machine: name of the GPU.
+        rank: the process of a job of many that it is the GPU of; null without --ranks.
         trace_id: names the trace that the figures come from.
         fits: whether the script runs in the GPU's memory.
         sure: whether both ends of the ranges give the same verdict.
@@ -67,10 +69,12 @@ class MachineEstimate:
         modules: bytes at the allocated peak by module, the ten largest first.
         other_modules_bytes: the same of all further modules.
         rounding_bytes: what the allocator's rounding adds to them.
+        collectives: what the last step sends to other processes and receives, by kind, the most bytes first.
         remarks: what the capture did not know, assumed or kept away.
     """
 
     machine: str
+    rank: int | None
     trace_id: str
     fits: bool
     sure: bool
@@ -90,6 +94,7 @@ class MachineEstimate:
     modules: tuple[ModuleShare, ...]
     other_modules_bytes: int
     rounding_bytes: int
+    collectives: tuple[Collectives, ...]
     remarks: tuple[Remark, ...]
 
 
@@ -100,11 +105,15 @@ class EstimateAnswer:
     Attributes:
         script: what was estimated, as it was given.
         fits: whether it fits every GPU that was named; the exit code is 0 then, else 1.
-        estimates: one for each GPU, in the order they were named.
+        ranks: processes of the job that was asked for with --ranks; null without.
+        local_ranks: processes on each computer of that job; null without --ranks.
+        estimates: one for each GPU, in the order they were named, and for each rank of it.
     """
 
     script: str
     fits: bool
+    ranks: int | None
+    local_ranks: int | None
     estimates: tuple[MachineEstimate, ...]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from elbowroom.capture.gpu_facts import Facts
-from elbowroom.cli import output, scripts
+from elbowroom.cli import output, ranks, scripts
 from elbowroom.cli.answer_types import BytesRange, EstimateAnswer, MachineEstimate
 from elbowroom.cli.progress import progress
 from elbowroom.errors import UsageError
@@ -15,6 +15,7 @@ from elbowroom.watch import Watch
 
 if TYPE_CHECKING:
     from elbowroom.answers.estimate import Estimate, Interval
+    from elbowroom.capture.job_rank import JobRank
     from elbowroom.machine import Machine
     from elbowroom.trace import Trace
 
@@ -31,50 +32,77 @@ def add(verbs: Any) -> None:
     short = "say what a training script needs on a GPU, without one"
     parser = scripts.add_verb(verbs, "estimate", short=short, usage=USAGE, description=DESCRIPTION)
     parser.add_argument("--gpu", metavar="NAME", help="GPU by name, or several: a,b,c (`elbowroom machine --list`)")
+    ranks.add(parser)
     parser.add_argument("-o", "--out", metavar="FILE", help="write the trace to a file that other verbs read")
     parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Estimate a script on every GPU that was named."""
+    """Estimate a script on every GPU that was named, as every rank that was named."""
     script = scripts.script_of(arguments, "estimate")
-    machines = scripts.machines_of(arguments.gpu)
-    if arguments.out and len(machines) > 1:
-        raise UsageError(f"--out: given with {len(machines)} GPUs; allowed is one: each has a trace of its own")
+    cases = [(machine, job) for machine in scripts.machines_of(arguments.gpu) for job in ranks.jobs_of(arguments)]
+    _check(script, cases, arguments)
     with progress() as say:
         watch = Watch(say, arguments.timeout)
-        traces = _traces(script, machines, arguments, watch)
-        answers = [_answer(*each, watch) for each in zip(traces, machines, strict=True)]
+        traces = _traces(script, cases, arguments, watch)
+        answers = [_answer(trace, machine, watch) for trace, (machine, _) in zip(traces, cases, strict=True)]
     if arguments.out:
         traces[0].save(arguments.out)
+    jobs = [job for _, job in cases]
     if arguments.json:
-        output.write_answer(figures(script.label, answers, traces), output.STDOUT)
+        output.write_answer(figures(script.label, answers, traces, jobs), output.STDOUT)
     else:
         from elbowroom.report.answer import rendered
 
-        output.console().print(rendered(script.label, answers, [trace.remarks for trace in traces]))
+        numbers = [job.rank for job in jobs if job is not None]
+        label = script.label if jobs[0] is None else f"{script.label}, {_ranks(jobs[0], len(numbers))}"
+        output.console().print(rendered(label, answers, traces, numbers))
     return 0 if all(answer.fits for answer in answers) else 1
 
 
-def _traces(
-    script: scripts.Script, machines: Sequence[Machine], arguments: argparse.Namespace, watch: Watch
-) -> list[Trace]:
-    """Return a trace for each GPU.
+Case = tuple["Machine", "JobRank | None"]
+"""A GPU, and the process of a job of many that it is the GPU of."""
+
+
+def _ranks(job: JobRank, count: int) -> str:
+    return f"rank {job.rank} of {job.ranks}" if count == 1 else f"as one of {job.ranks} ranks"
+
+
+def _check(script: scripts.Script, cases: Sequence[Case], arguments: argparse.Namespace) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        UsageError: one trace is to be written and there are several, or a trace is to be of another rank.
+    """
+    if arguments.out and len(cases) > 1:
+        raise UsageError(
+            f"--out: given with {len(cases)} GPUs or ranks; allowed is one: each has a trace of its own; name one"
+        )
+    if script.path.endswith(scripts.RECORD) and cases[0][1] is not None:
+        raise UsageError(
+            f"--ranks: given with the trace {script.path}; allowed is a script: a trace is of the rank it was made "
+            "for; estimate the script, or leave out --ranks"
+        )
+
+
+def _traces(script: scripts.Script, cases: Sequence[Case], arguments: argparse.Namespace, watch: Watch) -> list[Trace]:
+    """Return a trace for each GPU and rank.
 
     One capture serves all GPUs with the same facts, unless the script read a value in which they differ.
     """
     if script.path.endswith(scripts.RECORD):
-        return [_recorded(script.path)] * len(machines)
+        return [_recorded(script.path)] * len(cases)
     traces: list[Trace] = []
-    shared: dict[Facts, Trace] = {}
-    for machine in machines:
+    shared: dict[tuple[Facts, JobRank | None], Trace] = {}
+    for machine, job in cases:
         facts = Facts.of(machine)
-        trace = shared.get(facts)
+        trace = shared.get((facts, job))
         if trace is None:
             asked: set[str] = set()
-            trace = scripts.captured(script, machine, arguments, watch, on_asked=asked.update, compiled=True)
+            own = {} if job is None else {"job": job}
+            trace = scripts.captured(script, machine, arguments, watch, on_asked=asked.update, compiled=True, **own)
             if not asked:
-                shared[facts] = trace
+                shared[facts, job] = trace
         traces.append(trace)
     return traces
 
@@ -102,18 +130,25 @@ def _answer(trace: Trace, machine: Machine, watch: Watch) -> Estimate:
     return estimate(trace, machine)
 
 
-def figures(script: str, answers: Sequence[Estimate], traces: Sequence[Trace]) -> EstimateAnswer:
+def figures(
+    script: str, answers: Sequence[Estimate], traces: Sequence[Trace], jobs: Sequence[JobRank | None]
+) -> EstimateAnswer:
     """The answer for programs: bytes, and places in the training."""
     return EstimateAnswer(
         script=script,
         fits=all(answer.fits for answer in answers),
-        estimates=tuple(_figures(answer, trace) for answer, trace in zip(answers, traces, strict=True)),
+        ranks=None if jobs[0] is None else jobs[0].ranks,
+        local_ranks=None if jobs[0] is None else jobs[0].local_ranks,
+        estimates=tuple(_figures(*each) for each in zip(answers, traces, jobs, strict=True)),
     )
 
 
-def _figures(answer: Estimate, trace: Trace) -> MachineEstimate:
+def _figures(answer: Estimate, trace: Trace, job: JobRank | None) -> MachineEstimate:
+    from elbowroom.answers.exchanges import collectives_of
+
     return MachineEstimate(
         machine=answer.machine,
+        rank=None if job is None else job.rank,
         trace_id=trace.id,
         fits=answer.fits,
         sure=answer.sure,
@@ -133,6 +168,7 @@ def _figures(answer: Estimate, trace: Trace) -> MachineEstimate:
         modules=answer.modules,
         other_modules_bytes=answer.other_modules_bytes,
         rounding_bytes=answer.rounding_bytes,
+        collectives=collectives_of(trace),
         remarks=trace.remarks,
     )
 

@@ -11,13 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from elbowroom.answers.estimate import Estimate, Interval, moment_label
+from elbowroom.answers.exchanges import collectives_of
 from elbowroom.answers.largest import Largest
 from elbowroom.report.screen import Column, FittingTable, plain_table
 from elbowroom.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
     from elbowroom.answers.slowdown import SlowdownNeed
-    from elbowroom.trace import Remark
+    from elbowroom.trace import Remark, Trace
 
 NONE = "(no module)"
 KINDS = {
@@ -37,18 +38,19 @@ _NAMES_SHOWN = 5
 
 
 def rendered(
-    script: str, answers: Sequence[Estimate], remarks: Sequence[Sequence[Remark]] | None = None
+    script: str, answers: Sequence[Estimate], traces: Sequence[Trace] = (), ranks: Sequence[int] = ()
 ) -> RenderableType:
-    """Render the answer for one GPU with all its figures, for several GPUs as one table.
+    """Render the answer for one GPU with all its figures, for several GPUs or ranks as one table.
 
     Args:
-        script: the script that was estimated.
-        answers: one per GPU.
-        remarks: the remarks of the trace of each answer.
+        script: the script that was estimated, and as which of many processes.
+        answers: one per GPU and rank.
+        traces: the trace of each answer, for its remarks and collectives.
+        ranks: the rank of each answer; empty if the script is not one of many processes.
     """
-    notes = _remarks(dict.fromkeys(remark for of_one in remarks or () for remark in of_one))
+    notes = _remarks(dict.fromkeys(remark for trace in traces for remark in trace.remarks))
     if len(answers) > 1:
-        return Group(_machines(script, answers), *notes)
+        return Group(_machines(script, answers, ranks), *notes)
     answer = answers[0]
     parts: list[RenderableType] = [Text(f"{script} on {answer.machine}: {verdict(answer)}", style=_style(answer))]
     if answer.failure is not None:
@@ -57,6 +59,7 @@ def rendered(
     parts.append(Text(f"\nThe allocated peak: {moment_label(answer.peak)}"))
     parts.append(_categories(answer))
     parts.append(_modules(answer))
+    parts += _collectives(traces[0]) if traces else []
     if answer.steps < 2:
         parts.append(
             Text("\nOnly one step was recorded: the second usually needs more, as optimizer state is there then.")
@@ -128,6 +131,19 @@ def _modules(answer: Estimate) -> Table:
     return table
 
 
+def _collectives(trace: Trace) -> list[RenderableType]:
+    """Render what a step sends to other processes and receives; nothing if it does neither."""
+    found = collectives_of(trace)
+    if not found:
+        return []
+    table = plain_table(title="\nWhat a step exchanges with other processes")
+    for name in ("", "calls", "bytes"):
+        table.add_column(name, justify="right" if name else "left")
+    for each in found:
+        table.add_row(each.kind, str(each.calls), format_bytes(each.size_bytes))
+    return [table]
+
+
 def _columns(table: Table, first: str) -> None:
     table.add_column(first, overflow="fold")
     table.add_column("allocated", justify="right", no_wrap=True)
@@ -139,9 +155,10 @@ def _row(table: Table, name: str, size_bytes: int, answer: Estimate) -> None:
     table.add_row(Text(name), format_bytes(size_bytes), f"{share:.1%}")
 
 
-def _machines(script: str, answers: Sequence[Estimate]) -> FittingTable:
+def _machines(script: str, answers: Sequence[Estimate], ranks: Sequence[int] = ()) -> FittingTable:
     columns = (
         Column("GPU", left=True),
+        *([Column("rank")] if ranks else []),
         Column("capacity"),
         Column("verdict", left=True),
         Column("needs at least"),
@@ -154,6 +171,7 @@ def _machines(script: str, answers: Sequence[Estimate]) -> FittingTable:
     rows = [
         (
             answer.machine,
+            *map(str, ranks[number : number + 1]),
             format_bytes(answer.capacity_bytes),
             Text(_short_verdict(answer), style=_style(answer)),
             format_bytes(answer.needed_bytes),
@@ -161,7 +179,7 @@ def _machines(script: str, answers: Sequence[Estimate]) -> FittingTable:
             format_bytes(answer.peak_reserved_bytes),
             *_cells(answer.peak_device),
         )
-        for answer in answers
+        for number, answer in enumerate(answers)
     ]
     return FittingTable(escape(script), columns, rows)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from elbowroom.capture.job_rank import JobRank, OwnGpu
 from elbowroom.capture.script import kept_away, landlock, savers, smi, written_modules
 from elbowroom.capture.script import opened_files as files
 from elbowroom.capture.script import script_errors as faults
@@ -91,12 +92,17 @@ def _capture(order: ScriptOrder, folder: Path, asked: set[str], over: int) -> fa
         device.ledger.remark("ended_early", faults.later(problem, order.script, device.steps_seen, order.steps))
     if not device.steps_seen:
         return _no_steps(device, order)
+    if order.job and not device.groups.ranks:
+        return faults.no_group(order.label, order.job[1])
     _record(device, order, folder)
     return None
 
 
 def _device(order: ScriptOrder, folder: Path) -> VirtualDevice:
     """Make the virtual device, a GPU or RAM, and prepare this process for it."""
+    job = JobRank.of(*order.job) if order.job else None
+    if job is not None:
+        OwnGpu.index = job.local_rank
     from elbowroom.capture.virtual import VirtualDevice
 
     target = Machine.load(folder / "machine.json")
@@ -104,7 +110,7 @@ def _device(order: ScriptOrder, folder: Path) -> VirtualDevice:
         smi.install(folder, target)
     else:
         RamGuard(hard_limits()).stand(alone=True)  # a training waits: the kernel must have no reason to kill
-    device = VirtualDevice(target, steps=order.steps, min_size_bytes=order.min_size_bytes)
+    device = VirtualDevice(target, steps=order.steps, min_size_bytes=order.min_size_bytes, job=job)
     device.ledger.counts_files = order.counts_files
     return device
 

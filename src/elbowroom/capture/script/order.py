@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 TIMEOUT_S = 900
@@ -26,6 +26,7 @@ class ScriptOrder:
         network: whether it may use the network.
         compiled: whether to report what torch.compile saves for backward.
         counts_files: whether files that are mapped into memory count, where RAM is the device.
+        job: rank, ranks and ranks of a computer of the process of a job that it is; empty if it is not said.
     """
 
     script: str
@@ -38,6 +39,7 @@ class ScriptOrder:
     network: bool = False
     compiled: bool = False
     counts_files: bool = True
+    job: Sequence[int] = ()
 
     @property
     def label(self) -> str:

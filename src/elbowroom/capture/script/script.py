@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
 
+from elbowroom.capture.job_rank import JobRank
 from elbowroom.capture.script import guard
 from elbowroom.capture.script.find_module import module_file
 from elbowroom.capture.script.kept_away import surroundings
@@ -95,6 +96,7 @@ def capture_script(
     min_size: int | str = LEAST_BYTES,
     network: bool = False,
     compiled: bool = False,
+    job: JobRank | None = None,
     **listeners: Unpack[Listeners],
 ) -> Trace:
     """Run a training script on a virtual GPU for a few optimizer steps; return the trace of all that it does.
@@ -113,6 +115,7 @@ def capture_script(
         min_size: with these two, smaller states and parameters stay; bytes, or text such as "4MiB".
         network: let the script use the network, as to download data; it is refused otherwise (docs/safety.md).
         compiled: add a remark on what torch.compile saves for backward, which takes up to 20 seconds more.
+        job: the process of many that it is, as `JobRank.of(0, 1024)`, with the environment that torchrun gives it.
         listeners: on_step, on_asked, on_phase: see `Listeners` in capture/script/script.py.
 
     Raises:
@@ -130,8 +133,10 @@ def capture_script(
         min_size_bytes=least,
         network=network,
         compiled=compiled,
+        job=() if job is None else (job.rank, job.ranks, job.local_ranks),
     )
-    found = _captured(order, _gpu(machine), environment or {}, ChildProgress.of(listeners))
+    variables = {} if job is None else job.environment()
+    found = _captured(order, _gpu(machine), {**variables, **(environment or {})}, ChildProgress.of(listeners))
     return with_uses(found, parse_bytes(min_size)) if parameters else found
 
 

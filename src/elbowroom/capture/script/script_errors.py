@@ -61,6 +61,14 @@ def no_steps(script: str) -> Fault:
     )
 
 
+def no_group(script: str, ranks: int) -> Fault:
+    """Explain a script that trains alone, where it was to be one process of many."""
+    return Fault(
+        f"{script}: given --ranks {ranks}, and it starts no process group, so each process would train alone; allowed "
+        "is a script for torchrun, which calls torch.distributed.init_process_group; add that call or leave out --ranks"
+    )
+
+
 class TimeIsOver(BaseException):
     """The time is over. It leaves a script at any place, and no `except Exception` in it catches it."""
 

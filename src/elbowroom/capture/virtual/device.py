@@ -5,12 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Self, final
 
 import torch
 
 from elbowroom.capture.arrivals import changed_once_there
 from elbowroom.capture.in_parts import PartsWatch
+from elbowroom.capture.job_rank import JobRank
 from elbowroom.capture.recording.modules import ModulePaths
 from elbowroom.capture.recording.observing_director import OptimizerWatch
 from elbowroom.capture.steady import with_inputs, without_gaps
@@ -26,6 +28,7 @@ from elbowroom.capture.virtual.mode import VirtualMode
 from elbowroom.capture.virtual.ops import routing
 from elbowroom.capture.virtual.saves import Saves
 from elbowroom.capture.virtual.torch_cuda import threads
+from elbowroom.capture.virtual.torch_cuda.groups import Groups
 from elbowroom.capture.virtual.torch_cuda.library_settings import CudnnModel, ModelledDevice
 from elbowroom.capture.virtual.torch_cuda.paged import Paged
 from elbowroom.capture.virtual.torch_cuda.patches import changes, patched
@@ -61,6 +64,10 @@ HOST_STEPS = 10
 """Steps on the CPU, per wanted step, after which no op on the device is waited for any more."""
 
 
+BUCKETS = ("aten.empty", "aten.copy_", "aten._to_copy", "c10d.")
+"""Beginnings of the names of ops with which buckets of gradients are made and exchanged."""
+
+
 class Enough(BaseException):
     """The wanted steps are recorded. It leaves a training script, and no `except Exception` in it catches it."""
 
@@ -81,6 +88,7 @@ class VirtualDevice:
         cublas_handles: number of handles that have a workspace.
         min_size_bytes: steps of optimizers are carried out in parts, which name the states of at least this size; None
             carries them out whole.
+        job: the process of a job that it is the GPU of; None if only the script says so.
 
     Attributes:
         steps_seen: number of complete steps.
@@ -90,6 +98,7 @@ class VirtualDevice:
         ledger: the record of what happens.
         repeats: forwards without gradients that were noted again and not run.
         started: processes that the script starts by itself.
+        groups: groups of processes that the script makes.
         compiled: the code that the script compiles; on request it reports what that saves for backward.
     """
 
@@ -102,10 +111,12 @@ class VirtualDevice:
         fake_host: bool = True,
         cublas_handles: int = 2,
         min_size_bytes: int | None = None,
+        job: JobRank | None = None,
     ) -> None:
         self._steps = steps
         self._machine = machine
         self.settings = ModelledDevice.of(machine, cudnn or CudnnModel(), fake_host, cublas_handles)
+        self.settings = replace(self.settings, gpus=1 if job is None else job.local_ranks)
         self.ledger = Ledger()
         self.ledger.replayed = self._replayed
         self.compiled = Compiled(self.ledger)
@@ -122,6 +133,7 @@ class VirtualDevice:
         self._roots: dict[int, weakref.ref[torch.nn.Module]] = {}
         self.repeats = Repeats(self._mode, self._root)
         self.started = Started(self.ledger, lambda: not self.steps_seen and not self.host_steps)
+        self.groups = Groups(self._mode, job)
         self._parts = PartsWatch(min_size_bytes, self._part_begins, self._part_ends)
         self._min_size_bytes = min_size_bytes or 0
         self._accumulations = None if min_size_bytes is None else Accumulations(self.ledger, min_size_bytes)
@@ -154,7 +166,7 @@ class VirtualDevice:
         self._mode.updates = self._updates
         self._mode.saves = saves = Saves(self.ledger, ram=ram)
         stack.enter_context(patched([*saves.changes(), *self.repeats.changes()]))
-        stack.enter_context(patched([*self.compiled.changes(), *self.started.changes()]))
+        stack.enter_context(patched([*self.compiled.changes(), *self.started.changes(), *self.groups.changes()]))
         stack.enter_context(saves.hooks())
         libraries = () if ram else (Kernels(self._mode), BuiltKernels(self._mode), Paged(self.ledger))
         changed_once_there({name: by for each in libraries for name, by in each.changes().items()}, stack, patched)
@@ -302,9 +314,12 @@ class VirtualDevice:
 
     def _optimizer_ends(self, optimizer: Any) -> None:
         self._mode.optimizing = False
-        # A backward on the CPU makes some constants on the device: C++ cannot distinguish them from meta tensors.
+        # C++ cannot distinguish tensors of the host without bytes from meta tensors. So training on the CPU puts some
+        # on the device: backward makes constants, DistributedDataParallel makes buckets.
+        buckets = BUCKETS if self.groups.ranks else ()
         if not self.settings.ram and not any(
-            op.phase == "forward" and (op.reads or op.writes) for op in self.ledger.ops
+            op.phase == "forward" and (op.reads or op.writes) and not op.name.startswith(buckets)
+            for op in self.ledger.ops
         ):
             self._host_step_ends(optimizer)
             return

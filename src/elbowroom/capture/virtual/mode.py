@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -85,6 +86,9 @@ MADE_OF_OPS = {
 }
 """Ops whose one kernel for all devices calls other ops; these are noted as on CUDA."""
 
+DRAWN_IN_PLACE = {aten.uniform_.default, aten.normal_.default, aten.bernoulli_.float, aten.exponential_.default}
+"""Ops that leave a tensor's shape, and ask C++ for a cuda device where torch makes shapes of fake tensors."""
+
 BY_NAME = dependent_shapes.BY_NAME | collectives.BY_NAME
 """Ops of other libraries that have a replacement."""
 
@@ -150,6 +154,8 @@ class VirtualMode(DispatchMode):
         if is_traced():
             return self._traced(func, types, args, given)
         if fakes_tensors():
+            if func in DRAWN_IN_PLACE:
+                return args[0]
             with AsMeta():
                 return func(*args, **given)
         if types and not all(map(adds_no_dispatch, types)):
@@ -325,6 +331,24 @@ class VirtualMode(DispatchMode):
             self.ledger.ops.append(line)
             for tensor in written:
                 self.values.drop(tensor)
+
+    @contextmanager
+    def collective(self, name: str, read: list[torch.Tensor], written: list[torch.Tensor]) -> Iterator[None]:
+        """Note a collective of tensors on the GPU; the copies inside, which stand for it, are no ops."""
+        with self._lock:
+            reads, writes = self.ledger.numbers_of(read), self.ledger.numbers_of(written)
+            if not self.off and (reads or writes):
+                if self.saves is not None:
+                    self.saves.tick()
+                backward = in_backward()
+                phase: Phase = "backward" if backward else "optimizer" if self.optimizing else self.phase_outside
+                line = OpLine(name, self._path(backward), phase, reads, writes)
+                self.ledger.ops.append(line._replace(source_line=self._source_line(backward)))
+            self._quiet += 1
+            try:
+                yield
+            finally:
+                self._quiet -= 1
 
     def _form(self, func: Any, tensors: list[torch.Tensor]) -> str:
         """Return an op's form, with a remark if no such op was compared with the CUDA build."""

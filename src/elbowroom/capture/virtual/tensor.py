@@ -15,6 +15,7 @@ from typing import Any, cast, final
 
 import torch
 
+from elbowroom.capture.job_rank import OwnGpu
 from elbowroom.engine.tensor_subclasses import inside
 from elbowroom.errors import CaptureError
 from elbowroom.torch_compat.core import (
@@ -27,7 +28,7 @@ from elbowroom.torch_compat.core import (
 )
 from elbowroom.torch_compat.subclasses import wraps_others
 
-CUDA = torch.device("cuda", 0)
+CUDA = torch.device("cuda", OwnGpu.index)
 CPU = torch.device("cpu")
 META = torch.device("meta")
 HOME = "_elbowroom_home"

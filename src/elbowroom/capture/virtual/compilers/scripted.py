@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from elbowroom.capture.virtual.ledger import Ledger
-from elbowroom.capture.virtual.tensor import AsMeta, is_real_host, is_virtual, meta_like, virtual
+from elbowroom.capture.virtual.tensor import CUDA, AsMeta, is_real_host, is_virtual, meta_like, virtual
 from elbowroom.capture.virtual.torch_cuda.pickling import mapped
 from elbowroom.torch_compat.device_modules import without_modes
 
@@ -34,7 +34,7 @@ def arrived(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a virtual tensor for one without bytes that C++ moves to "meta" while it loads a file."""
     if not _loading.get() or tensor.data_ptr() or not tensor.numel():
         return None
-    return virtual(meta_like(tensor), mapped(tensor.nbytes, "cuda:0"))
+    return virtual(meta_like(tensor), mapped(tensor.nbytes, str(CUDA)))
 
 
 def _record(module: Any) -> bytes | None:

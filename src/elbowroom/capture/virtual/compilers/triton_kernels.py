@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from elbowroom.capture.arrivals import Changing
-from elbowroom.capture.virtual.tensor import is_virtual
+from elbowroom.capture.virtual.tensor import CUDA, is_virtual
 
 if TYPE_CHECKING:
     from elbowroom.capture.virtual.mode import VirtualMode
@@ -175,7 +175,7 @@ class _Driver:
         return divmod(self._capability, 10)
 
     def get_active_torch_device(self) -> torch.device:
-        return torch.device("cuda", 0)
+        return CUDA
 
     def get_device_interface(self) -> Any:
         return torch.cuda

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from elbowroom.capture.virtual.ops import ctc, grouped, ram_ops, recurrent, sparse
+from elbowroom.capture.virtual.ops import ctc, grouped, ram_ops, recurrent, sparse, synced_norms
 from elbowroom.capture.virtual.ops.layouts import convolution_layout
 from elbowroom.capture.virtual.tensor import CPU, META, virtual
 from elbowroom.capture.virtual.torch_cuda.library_settings import ModelledDevice
@@ -162,6 +162,7 @@ def of(settings: ModelledDevice) -> dict[Any, Callable[..., Any]]:
         **sparse.KERNELS,
         **ctc.KERNELS,
         **grouped.KERNELS,
+        **synced_norms.KERNELS,
         aten.cudnn_batch_norm.default: _cudnn_batch_norm(cudnn.batch_norm_reserve),
         aten._cudnn_rnn.default: recurrent.kernel(cudnn.rnn_reserve),
         aten._cudnn_rnn_backward.default: recurrent.backward_kernel,

@@ -269,8 +269,13 @@ def _of_cuda(mode: VirtualMode) -> Iterator[ram_ops.Route]:
     for op in OF_WRAPPERS:
         yield op, "AutogradMeta", _of_wrappers(op)
     yield aten._local_scalar_dense.default, "CUDA", mode.item
+    yield aten.record_stream.default, "CUDA", _used_on  # FSDP calls it past all modes
     for op, kernel in casting.kernels():
         yield op, "AutocastCUDA", kernel
+
+
+def _used_on(_tensor: torch.Tensor, _stream: Any) -> None:
+    """Run `record_stream`: work of other streams is over at once, so nothing waits."""
 
 
 def calibrate(mode: VirtualMode) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from elbowroom.allocator.settings import set_in
 from elbowroom.capture.virtual.ledger import Ledger
+from elbowroom.capture.virtual.tensor import CUDA
 from elbowroom.capture.virtual.torch_cuda.cuda_streams import CUDA_TYPE, Stream
 from elbowroom.capture.virtual.torch_cuda.library_settings import ModelledDevice
 from elbowroom.capture.virtual.torch_cuda.live_memory import LiveMemory
@@ -125,9 +126,9 @@ class _Build:
 
     def select(self, index: int = 0, *_: Any) -> int:
         """Select the one device; return the device selected before."""
-        if index > 0:
-            self.ledger.remark("unsupported", f"cuda:{index} (counted with cuda:0, as one GPU)")
-        return 0
+        if index > 0 and index != CUDA.index:
+            self.ledger.remark("unsupported", f"cuda:{index} (counted with {CUDA}, as one GPU)")
+        return CUDA.index
 
     def free_and_total(self, *_: Any) -> tuple[int, int]:
         self.ledger.asked.add("memory")
@@ -155,11 +156,11 @@ class _Build:
 
 
 def _stream_data(number: int) -> tuple[int, int, int]:
-    return number, 0, CUDA_TYPE
+    return number, CUDA.index, CUDA_TYPE
 
 
 def _set_stream(stream_id: int, **_: Any) -> None:
-    Stream.current = stream_id
+    Stream.select(stream_id)
 
 
 def _of_cuda(build: _Build) -> dict[str, Any]:
@@ -174,14 +175,16 @@ def _of_cuda(build: _Build) -> dict[str, Any]:
         **dict.fromkeys(("beginAllocateCurrentThreadToPool", "resetPeakHostMemoryStats"), say(None)),
         **dict.fromkeys(("resetAccumulatedHostMemoryStats", "jiterator_compile_and_launch_kernel"), say(None)),
         **dict.fromkeys(("setDevice", "exchangeDevice", "maybeExchangeDevice"), build.select),
-        **dict.fromkeys(("getCurrentRawStream", "get_sync_debug_mode", "getDevice"), say(0)),
+        **dict.fromkeys(("getCurrentRawStream", "get_sync_debug_mode"), say(0)),
+        "getDevice": say(CUDA.index),
         **dict.fromkeys(("isInBadFork", "isCurrentStreamCapturing", "tunableop_is_enabled"), say(False)),
         **_tuning(),
         "hasPrimaryContext": say(True),
         "get_cudnn_benchmark_limit": say(10),
         "set_cudnn_benchmark_limit": say(None),
         **dict.fromkeys(("canDeviceAccessPeer", "isHistoryEnabled"), say(False)),
-        **dict.fromkeys(("getCurrentBlasHandle", "getCurrentSolverHandle", "getDeviceCount"), say(1)),
+        **dict.fromkeys(("getCurrentBlasHandle", "getCurrentSolverHandle"), say(1)),
+        "getDeviceCount": say(build.settings.gpus),
         "cudaCachingAllocator_is_enabled": say(True),
         "getArchFlags": say(f"sm_{build.settings.facts.compute_capability}"),
         "getCurrentStream": lambda *_: _stream_data(Stream.current),
@@ -222,8 +225,8 @@ def _of_accelerator(build: _Build) -> dict[str, Any]:
         "hooks_maybe_exchange_device": build.select,
         **dict.fromkeys(("synchronizeDevice", "emptyHostCache"), say(None)),
         "setAllocatorSettings": build.set_allocator,
-        **dict.fromkeys(("getDeviceIndex", "hooks_get_current_device"), say(0)),
-        "hooks_device_count": say(1),
+        **dict.fromkeys(("getDeviceIndex", "hooks_get_current_device"), say(CUDA.index)),
+        "hooks_device_count": say(build.settings.gpus),
         "getAccelerator": say(device),
         "isAllocatorInitialized": say(True),
         "getStream": lambda *_: Stream(stream_id=Stream.current),
@@ -257,7 +260,7 @@ def _queries(build: _Build) -> dict[str, Any]:
     return {
         "is_available": say(True),
         "is_initialized": say(True),
-        "device_count": say(1),
+        "device_count": say(build.settings.gpus),
         "init": say(None),
         "_lazy_init": say(None),
         "get_device_properties": say(properties),

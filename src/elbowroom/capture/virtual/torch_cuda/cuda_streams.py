@@ -29,16 +29,22 @@ _numbers = itertools.count(1)
 
 
 class Stream(_OfTorch):
-    """`torch.cuda.Stream`."""
+    """`torch.cuda.Stream`.
+
+    Attributes:
+        current: number of the current one.
+        first_node: the first node that a forward can have made since it became the current one.
+    """
 
     current: ClassVar[int] = 0
+    first_node: ClassVar[int] = 0
     priority: int
 
     def __new__(cls, device: Any = None, priority: int = 0, **given: Any) -> Self:
         number = given.get("stream_id", given.get("stream_ptr"))
         number = next(_numbers) if number is None else number
         new: Any = super().__new__
-        made = new(cls, stream_id=number, device_index=0, device_type=CUDA_TYPE)
+        made = new(cls, stream_id=number, device_index=CUDA.index, device_type=CUDA_TYPE)
         made.priority = max(min(priority, 0), -3)
         return made
 
@@ -60,13 +66,19 @@ class Stream(_OfTorch):
         """The least and the greatest priority."""
         return 0, -3
 
+    @staticmethod
+    def select(number: int) -> None:
+        """Make a stream the current one."""
+        if number != Stream.current:
+            Stream.current, Stream.first_node = number, next_node_number()
+
     def __enter__(self) -> Self:
         self._before = Stream.current
-        Stream.current = self.stream_id
+        Stream.select(self.stream_id)
         return self
 
     def __exit__(self, *_problem: object) -> None:
-        Stream.current = self._before
+        Stream.select(self._before)
 
     def wait_stream(self, stream: Any) -> None: ...
 
@@ -124,12 +136,12 @@ class VirtualStreams:
         return self._of_node.get(number, 0) if 0 <= number < OF_GRADIENTS else Stream.current
 
     def op(self, backward: bool) -> None:
-        """Note the stream of an op for its node."""
+        """Note the stream of an op for its node, if it has one: gathers of weights come between others' ops."""
         if not backward:
             self._outside = Stream.current
-        stream = self.current()
-        if stream:
-            self._of_node[next_node_number() - 1] = stream
+        stream, node = self.current(), next_node_number() - 1
+        if stream and (backward or node >= Stream.first_node):
+            self._of_node[node] = stream
 
     def step(self) -> None:
         """Forget the nodes of a step that is over."""
@@ -240,7 +252,7 @@ class AnyEvent(metaclass=_StreamKind):
 
 def changes() -> list[Change]:
     """Return the classes that replace torch's own."""
-    Stream.current = 0
+    Stream.current = Stream.first_node = 0
     kinds = {"Stream": Stream, "Event": CudaEvent, "ExternalStream": ExternalStream}
     found: list[Change] = [(place, name, kind) for name, kind in kinds.items() for place in (torch.cuda, _module())]
     return [*found, (torch, "Stream", AnyStream), (torch, "Event", AnyEvent)]

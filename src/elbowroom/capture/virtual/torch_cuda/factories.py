@@ -15,7 +15,7 @@ from typing import Any, final
 
 import torch
 
-from elbowroom.capture.virtual.tensor import is_virtual
+from elbowroom.capture.virtual.tensor import CUDA, is_virtual
 from elbowroom.torch_compat.core import (
     DeviceContext,
     device_constructors,
@@ -56,7 +56,7 @@ def is_meta(device: Any) -> bool:
 
 def _given(value: Any) -> Any:
     """Return a device as C++ takes it."""
-    return _Device("cuda", 0) if type(value) is int else value
+    return CUDA if type(value) is int else value
 
 
 def _factory(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,7 +143,7 @@ class device(metaclass=_DeviceKind):  # noqa: N801  it stands for torch.device
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         made = _Device(_given(args[0])) if len(args) == 1 and not kwargs else _Device(*args, **kwargs)
-        return _Device("cuda", 0) if made.type == "cuda" and made.index else made
+        return CUDA if made.type == "cuda" and made.index is not None else made
 
 
 device.__module__ = "torch"

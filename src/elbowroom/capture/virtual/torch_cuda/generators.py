@@ -9,6 +9,8 @@ from typing import Any, final
 
 import torch
 
+from elbowroom.capture.virtual.tensor import CUDA
+
 _OF_TORCH = torch.Generator
 _KIND: Any = type(_OF_TORCH)
 
@@ -76,6 +78,6 @@ def _rebuilt(device: str, state: torch.Tensor) -> Generator:
     return made
 
 
-def changes() -> list[tuple[Any, str, Any]]:
-    """Return the patches of Python."""
-    return [(torch, "Generator", Generator), (torch.cuda, "default_generators", (Generator("cuda:0"),))]
+def changes(gpus: int) -> list[tuple[Any, str, Any]]:
+    """Return the patches of Python, with a default generator for each of the GPUs."""
+    return [(torch, "Generator", Generator), (torch.cuda, "default_generators", (Generator(CUDA),) * gpus)]

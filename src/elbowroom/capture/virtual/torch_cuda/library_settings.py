@@ -84,6 +84,7 @@ class ModelledDevice:
         cublas_handles: number of handles with a workspace: one of forward's thread, one of backward's.
         fake_host: whether parameters and large float tensors made on the CPU have no bytes either.
         ram: whether the device is RAM, and not a GPU.
+        gpus: GPUs that the computer has; this one stands for all of them.
     """
 
     facts: Facts = field(default_factory=Facts)
@@ -94,6 +95,7 @@ class ModelledDevice:
     cublas_handles: int = 2
     fake_host: bool = True
     ram: bool = False
+    gpus: int = 1
 
     @property
     def cublas_bytes(self) -> int:

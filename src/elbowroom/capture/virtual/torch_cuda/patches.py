@@ -171,7 +171,7 @@ def _of_cuda(settings: ModelledDevice, ledger: Ledger) -> list[Change]:
     found += [*replicas.changes(ledger), *flex.changes(ledger)]
     found.append((torch, "_use_cudnn_rnn_flatten_weight", say(True)))
     found.append((torch.autograd.profiler.profile, "__init__", _profiling()))
-    found += [*generators.changes(), *types.changes(), *nested.changes(), *graphs.changes(ledger)]
+    found += [*generators.changes(settings.gpus), *types.changes(), *nested.changes(), *graphs.changes(ledger)]
     found.append((torch, "sparse_coo_tensor", sparse.on_device(torch.sparse_coo_tensor)))
     found += compressed.changes()
     return found

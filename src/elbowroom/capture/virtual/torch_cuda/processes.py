@@ -1,10 +1,7 @@
-"""Processes: groups of processes on the virtual device: this process is the only one, for any size of the group.
+"""Processes: those that a script starts by itself: the first of them is done here, where the virtual device is.
 
-`torch.multiprocessing.spawn` calls the first of its processes here, where the virtual device is. A process that the
-script makes by itself starts as usual. If nothing else trains, its work is done here (`Started`).
-`init_process_group` makes a group whose other processes have the same tensors. A reduction leaves these unchanged, and
-a gathering copies those of this process. So DistributedDataParallel runs unchanged, with its buckets. NCCL's own
-buffers are not counted.
+`torch.multiprocessing.spawn` calls the first of its processes here. A process that the script makes by itself starts as
+usual. If nothing else trains, its work is done here (`Started`). groups.py has the groups of processes.
 """
 
 from __future__ import annotations
@@ -14,43 +11,25 @@ import multiprocessing.process
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
 
 from elbowroom.capture.virtual.ledger import Ledger
-from elbowroom.torch_compat.device_modules import done_work
+from elbowroom.capture.virtual.torch_cuda.groups import OTHERS
 
 Change = tuple[Any, str, Any]
-NAME = "elbowroom"
-OTHERS = "{} processes (estimated is one of them, without the buffers of NCCL)"
-Tensors = Sequence[torch.Tensor]
 _LEAVE_S = 0.1
 """Seconds for a process that is about to end."""
 
 
 def changes(ledger: Ledger) -> list[Change]:
-    """Return the changes of torch.multiprocessing, and of torch.distributed if it is built."""
+    """Return the changes of torch.multiprocessing."""
     started = _started(ledger)
     package: Any = torch.multiprocessing
     places = (package, sys.modules[package.start_processes.__module__])
-    spawned = [(place, "start_processes", started) for place in places]
-    if not torch.distributed.is_available():
-        return spawned
-    from torch.distributed import distributed_c10d
-
-    dist = torch.distributed
-    _register()
-    found = {
-        "init_process_group": _init(dist.init_process_group, ledger),
-        "get_backend": lambda *_args, **_how: _Asked.backend,
-        "is_nccl_available": lambda: True,
-    }
-    # init_process_group sets a hook of its own and never removes it; this change restores the old one
-    hook = (sys, "excepthook", sys.excepthook)
-    patched = ((place, name, value) for name, value in found.items() for place in (dist, distributed_c10d))
-    return [*spawned, hook, *patched]
+    return [(place, "start_processes", started) for place in places]
 
 
 @final
@@ -146,118 +125,3 @@ def _work(process: Any) -> Callable[[], Any] | None:
 def _is_installed(file: str) -> bool:
     places = (os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
     return file.startswith(tuple(f"{place}{os.sep}" for place in places))
-
-
-class _Asked:
-    """The backend that the script named."""
-
-    backend = "nccl"
-
-
-def _init(function: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
-    def init(backend: str | None = None, init_method: str | None = None, *args: Any, **how: Any) -> None:
-        given = dict(zip(("timeout", "world_size", "rank"), args, strict=False)) | how
-        size, rank = (_number(given, name) for name in ("world_size", "rank"))
-        _Asked.backend = str(backend or "nccl").rpartition(":")[2]
-        if size > 1:
-            ledger.remark("unsupported", OTHERS.format(size))
-        dist: Any = torch.distributed
-        function(NAME, store=dist.HashStore(), world_size=max(size, 1), rank=max(rank, 0))
-
-    return init
-
-
-def _number(given: dict[str, Any], name: str) -> int:
-    value = given.get(name, -1)
-    return int(os.environ.get(name.upper()) or -1) if value < 0 else int(value)
-
-
-def _register() -> None:
-    """Register the backend with torch."""
-    if NAME not in torch.distributed.Backend.backend_list:
-        make: Any = _made
-        torch.distributed.Backend.register_backend(NAME, make, devices=["cpu", "cuda"])
-
-
-def _made(_store: Any, rank: int, size: int, _timeout: Any) -> Any:
-    """Make a group; its class is made here, as not every build of torch has its base."""
-
-    class Group(torch.distributed.ProcessGroup):
-        """A group of processes, of which only this one exists."""
-
-        def size(self) -> int:
-            return size
-
-        def rank(self) -> int:
-            return rank
-
-        def getBackendName(self) -> str:  # noqa: N802  torch's name
-            return NAME
-
-        def _set_group_name(self, name: str) -> None:
-            self.known_as = name
-
-        @property
-        def group_name(self) -> str:
-            """Name by which device meshes and functional collectives find it."""
-            return self.known_as
-
-    for function, names in COLLECTIVES.items():
-        for name in names:
-            setattr(Group, name, function)
-    made: Any = Group
-    return made(rank, size)
-
-
-def _stay(_: Any, tensors: Any = None, *_rest: Any, **_how: Any) -> Any:
-    """Leave tensors as they are: every process has the same ones, and their reduction counts as these."""
-    return done_work(tensors if tensors is not None else [torch.zeros(1, device="cpu")])
-
-
-def _barrier(_: Any, *_rest: Any, **_how: Any) -> Any:
-    return _stay(None)
-
-
-def _gather_lists(_: Any, outputs: Sequence[Tensors], inputs: Tensors, *_rest: Any, **_how: Any) -> Any:
-    for targets, source in zip(outputs, inputs, strict=False):
-        for target in targets:
-            target.copy_(source)
-    return done_work(outputs)
-
-
-def _gather(_: Any, output: torch.Tensor, source: torch.Tensor, *_rest: Any, **_how: Any) -> Any:
-    if source.numel():
-        output.view(-1, source.numel()).copy_(source.reshape(1, -1))
-    return done_work([output])
-
-
-def _scatter_lists(group: Any, outputs: Tensors, inputs: Sequence[Tensors], *_rest: Any, **_how: Any) -> Any:
-    for target, sources in zip(outputs, inputs, strict=False):
-        target.copy_(sources[group.rank()])
-    return done_work(outputs)
-
-
-def _scatter(group: Any, output: torch.Tensor, source: torch.Tensor, *_rest: Any, **_how: Any) -> Any:
-    if output.numel():
-        output.view(-1).copy_(source.reshape(-1, output.numel())[group.rank()])
-    return done_work([output])
-
-
-def _exchange(_: Any, output: Any, source: Any, *_rest: Any, **_how: Any) -> Any:
-    one = isinstance(output, torch.Tensor)
-    for target, given in [(output, source)] if one else zip(output, source, strict=True):
-        if target.shape == given.shape:
-            target.copy_(given)
-    return done_work([output] if one else output)
-
-
-COLLECTIVES: dict[Callable[..., Any], tuple[str, ...]] = {
-    _stay: ("allreduce", "allreduce_coalesced", "broadcast", "reduce", "send", "recv", "recv_anysource"),
-    _barrier: ("barrier", "monitored_barrier"),
-    _gather_lists: ("allgather", "gather"),
-    _gather: ("_allgather_base", "all_gather_into_tensor", "all_gather_single"),
-    _scatter_lists: ("reduce_scatter", "scatter"),
-    _scatter: ("_reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_single"),
-    _exchange: ("alltoall", "alltoall_base", "all_to_all_single"),
-}
-"""Operations of a group, by the names of all versions of torch."""

@@ -1,0 +1,262 @@
+"""Groups of processes on the virtual device: this process is the only one, for any size of the group.
+
+`init_process_group` makes a group whose other processes have the same tensors. A reduction leaves these unchanged, and
+a gathering copies those of this process. So DistributedDataParallel, FSDP and tensors on a mesh run unchanged, as any
+rank of any number of them. torch's own fake group was tried: its gathered tensors have no values, and the buckets of
+DistributedDataParallel end with an error there.
+
+Each collective of tensors on the GPU is an op of the trace, named as in c10d. It reads and writes the storages of its
+tensors, and takes no time: collectives run on a stream of their own, and how much of one is hidden is not modelled.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from elbowroom.capture.job_rank import JobRank
+from elbowroom.errors import CaptureError
+from elbowroom.torch_compat.device_modules import done_work
+
+if TYPE_CHECKING:
+    from elbowroom.capture.virtual.mode import VirtualMode
+
+Change = tuple[Any, str, Any]
+NAME = "elbowroom"
+OTHERS = "{} processes (estimated is one of them, without NCCL's own memory: 0.3 to 7 GB are reported)"
+Tensors = Sequence[torch.Tensor]
+
+
+@final
+class Groups:
+    """The groups that a script makes.
+
+    Args:
+        mode: notes each collective.
+        job: the process that this one is; None if only the script says so.
+
+    Attributes:
+        ranks: processes of the default group, 0 before there is one.
+    """
+
+    current: Groups | None = None
+
+    def __init__(self, mode: VirtualMode, job: JobRank | None = None) -> None:
+        self.mode = mode
+        self.ranks = 0
+        self.backend = "nccl"
+        self._job = job
+
+    def changes(self) -> list[Change]:
+        """Return the changes of torch.distributed, if it is built."""
+        if not torch.distributed.is_available():
+            return []
+        from torch.distributed import device_mesh, distributed_c10d
+
+        dist: Any = torch.distributed
+        _register()
+        Groups.current = self
+        helper: Any = distributed_c10d._new_process_group_helper
+        found = {
+            "init_process_group": self._init(dist.init_process_group),
+            "get_backend": lambda *_args, **_how: self.backend,
+            "is_nccl_available": lambda: True,
+            "broadcast_object_list": _nothing,
+            "scatter_object_list": _scattered,
+            "recv_object_list": _not_there,
+        }
+        # init_process_group sets a hook of its own and never removes it; this change restores the old one
+        hook = (sys, "excepthook", sys.excepthook)
+        places = (dist, distributed_c10d, device_mesh)
+        patched = ((place, name, value) for name, value in found.items() for place in places if hasattr(place, name))
+        return [hook, *patched, (distributed_c10d, "_new_process_group_helper", _of_ours(helper))]
+
+    def _init(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def init(backend: str | None = None, init_method: str | None = None, *args: Any, **how: Any) -> None:
+            given = dict(zip(("timeout", "world_size", "rank"), args, strict=False)) | how
+            size, rank = (_number(given, name) for name in ("world_size", "rank"))
+            self._check(size)
+            self.backend = str(backend or "nccl").rpartition(":")[2]
+            self.ranks = max(size, 1)
+            if size > 1:
+                self.mode.ledger.remark("unsupported", OTHERS.format(size))
+            dist: Any = torch.distributed
+            function(NAME, store=dist.HashStore(), world_size=max(size, 1), rank=max(rank, 0))
+
+        return init
+
+    def _check(self, size: int) -> None:
+        """Refuse a group of another size than that of the job."""
+        if self._job is not None and size != self._job.ranks:
+            raise CaptureError(
+                f"its process group has {size} processes, and --ranks is {self._job.ranks}; allowed is the same number "
+                "in both; have the script read WORLD_SIZE, or give --ranks its own number"
+            )
+
+
+def _nothing(*_args: Any, **_how: Any) -> None:
+    """Leave objects as they are: every process has the same ones."""
+
+
+def _not_there(*_args: Any, **_how: Any) -> None:
+    """Refuse to receive objects, which only another process knows."""
+    raise CaptureError(
+        "it receives objects from another rank, which is not there (stages of torch.distributed.pipelining do so); "
+        "allowed are ranks that tensors alone reach; estimate a stage as a script of its own"
+    )
+
+
+def _scattered(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    *_args: Any,
+    **_how: Any,
+) -> None:
+    """Take this rank's object, if it is this process that has them all."""
+    if not scatter_object_input_list:
+        _not_there()
+    else:
+        scatter_object_output_list[0] = scatter_object_input_list[torch.distributed.get_rank()]
+
+
+def _of_ours(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what makes each group, so that groups of every backend are those of the virtual device."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def made(*args: Any, **how: Any) -> Any:
+        given = signature.bind(*args, **how).arguments
+        given["backend"] = NAME
+        for name in ("backend_options", "pg_options", "device_id"):
+            if name in given:
+                given[name] = None
+        return function(**given)
+
+    return made
+
+
+def _number(given: dict[str, Any], name: str) -> int:
+    value = given.get(name, -1)
+    return int(os.environ.get(name.upper()) or -1) if value < 0 else int(value)
+
+
+def _register() -> None:
+    """Register the backend with torch."""
+    if NAME not in torch.distributed.Backend.backend_list:
+        make: Any = _made
+        torch.distributed.Backend.register_backend(NAME, make, devices=["cpu", "cuda"])
+
+
+def _made(_store: Any, rank: int, size: int, _timeout: Any) -> Any:
+    """Make a group; its class is made here, as not every build of torch has its base."""
+
+    class Group(torch.distributed.ProcessGroup):
+        """A group of processes, of which only this one exists."""
+
+        def size(self) -> int:
+            return size
+
+        def rank(self) -> int:
+            return rank
+
+        def getBackendName(self) -> str:  # noqa: N802  torch's name
+            return NAME
+
+        def _set_group_name(self, name: str) -> None:
+            self.known_as = name
+
+        @property
+        def group_name(self) -> str:
+            """Name by which device meshes and functional collectives find it."""
+            return self.known_as
+
+    for function, names in COLLECTIVES.items():
+        for name in names:
+            setattr(Group, name, _noting(name, function))
+    made: Any = Group
+    return made(rank, size)
+
+
+def _noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a collective, so that it is noted."""
+
+    @functools.wraps(function)
+    def done(group: Any, *args: Any, **how: Any) -> Any:
+        targets = list(_tensors(args[:1]))
+        sources = list(_tensors(args[1:2])) if name not in IN_PLACE else targets
+        assert Groups.current is not None
+        with Groups.current.mode.collective(f"c10d.{name}", sources, targets):
+            return function(group, *args, **how)
+
+    return done
+
+
+def _tensors(given: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for each in given:
+        if isinstance(each, torch.Tensor):
+            yield each
+        elif isinstance(each, list | tuple):
+            yield from _tensors(each)
+
+
+def _stay(_: Any, tensors: Any = None, *_rest: Any, **_how: Any) -> Any:
+    """Leave tensors as they are: every process has the same ones, and their reduction counts as these."""
+    return done_work(tensors if tensors is not None else [torch.zeros(1, device="cpu")])
+
+
+def _barrier(_: Any, *_rest: Any, **_how: Any) -> Any:
+    return _stay(None)
+
+
+def _gather_lists(_: Any, outputs: Sequence[Tensors], inputs: Tensors, *_rest: Any, **_how: Any) -> Any:
+    for targets, source in zip(outputs, inputs, strict=False):
+        for target in targets:
+            target.copy_(source)
+    return done_work(outputs)
+
+
+def _gather(_: Any, output: torch.Tensor, source: torch.Tensor, *_rest: Any, **_how: Any) -> Any:
+    if source.numel():
+        output.view(-1, source.numel()).copy_(source.reshape(1, -1))
+    return done_work([output])
+
+
+def _scatter_lists(group: Any, outputs: Tensors, inputs: Sequence[Tensors], *_rest: Any, **_how: Any) -> Any:
+    for target, sources in zip(outputs, inputs, strict=False):
+        target.copy_(sources[group.rank()])
+    return done_work(outputs)
+
+
+def _scatter(group: Any, output: torch.Tensor, source: torch.Tensor, *_rest: Any, **_how: Any) -> Any:
+    if output.numel():
+        output.view(-1).copy_(source.reshape(-1, output.numel())[group.rank()])
+    return done_work([output])
+
+
+def _exchange(_: Any, output: Any, source: Any, *_rest: Any, **_how: Any) -> Any:
+    one = isinstance(output, torch.Tensor)
+    for target, given in [(output, source)] if one else zip(output, source, strict=True):
+        if target.shape == given.shape:
+            target.copy_(given)
+    return done_work([output] if one else output)
+
+
+IN_PLACE = ("allreduce", "allreduce_coalesced", "broadcast", "reduce", "send", "recv", "recv_anysource", "barrier")
+"""Operations whose first argument is all that they read and change."""
+
+COLLECTIVES: dict[Callable[..., Any], tuple[str, ...]] = {
+    _stay: ("allreduce", "allreduce_coalesced", "broadcast", "reduce", "send", "recv", "recv_anysource"),
+    _barrier: ("barrier", "monitored_barrier"),
+    _gather_lists: ("allgather", "gather"),
+    _gather: ("_allgather_base", "all_gather_into_tensor", "all_gather_single"),
+    _scatter_lists: ("reduce_scatter", "scatter"),
+    _scatter: ("_reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_single"),
+    _exchange: ("alltoall", "alltoall_base", "all_to_all_single"),
+}
+"""Operations of a group, by the names of all versions of torch."""

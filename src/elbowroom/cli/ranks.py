@@ -1,0 +1,63 @@
+"""Ranks: `--ranks`, `--local` and `--rank`: which processes of a job of many a verb looks at."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+
+from elbowroom.capture.job_rank import JobRank
+from elbowroom.errors import UsageError
+
+LAST = "last"
+_FORM = f"a rank or several, as in 0,7 or 0,{LAST}"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options to the parser of a verb."""
+    parser.add_argument("--ranks", type=int, metavar="N", help="as one of N processes that torchrun starts, a GPU each")
+    parser.add_argument("--local", type=int, metavar="L", help="of these on each computer (default: all of up to 8)")
+    parser.add_argument("--rank", metavar="R", help=f"the ranks to look at: 0,7 or 0,{LAST} (default: 0)")
+
+
+def jobs_of(arguments: argparse.Namespace, environment: Mapping[str, str] | None = None) -> list[JobRank | None]:
+    """Return the processes to look at; [None] if no job of many was asked for.
+
+    Behind a launcher, `--rank` alone is enough: its options say how many processes there are.
+
+    Raises:
+        UsageError: there is no such process, or one is given twice.
+    """
+    environment = os.environ if environment is None else environment
+    ranks, local, asked = arguments.ranks, arguments.local, arguments.rank
+    if ranks is None and asked is not None and environment.get("WORLD_SIZE", "").isdigit():
+        ranks = int(environment["WORLD_SIZE"])
+        local = int(environment.get("LOCAL_WORLD_SIZE") or ranks) if local is None else local
+    if ranks is None:
+        for name, value in (("--rank", asked), ("--local", local)):
+            if value is not None:
+                raise UsageError(
+                    f"{name}: given {value} without --ranks; allowed is both; add the size of the job, as in --ranks 8"
+                )
+        return [None]
+    found: list[JobRank | None] = []
+    for word in (asked or "0").split(","):
+        job = _job(word.strip(), ranks, local)
+        if job in found:
+            raise UsageError(f"--rank: given {word.strip()} twice; allowed is each once; leave one out")
+        found.append(job)
+    return found
+
+
+def _job(word: str, ranks: int, local: int | None) -> JobRank:
+    """Return one process.
+
+    Raises:
+        UsageError: there is no such process.
+    """
+    if word != LAST and not word.isdecimal():
+        raise UsageError(f"--rank: given {word!r}; allowed is {_FORM}; write for example --rank 0,{LAST}")
+    try:
+        return JobRank.of(ranks - 1 if word == LAST else int(word), ranks, local)
+    except UsageError as problem:
+        raise UsageError(f"--{problem}") from None
