@@ -136,6 +136,7 @@ def test_a_script_that_fits_exits_with_0_and_one_that_does_not_with_1(
     assert main(["estimate", script, "--gpu", "rtx2080ti"]) == 1
     out = capsys.readouterr().out
     assert re.search(r"train\.py on rtx2080ti: does not fit: .* of device memory are missing", out)
+    assert "What next: `elbowroom plan` with the same words (--gpu rtx2080ti)" in out
     assert "The first allocation that fails: step 1, forward, aten.cudnn_convolution in Net.conv" in out
 
 

@@ -64,7 +64,15 @@ def rendered(
         parts.append(
             Text("\nOnly one step was recorded: the second usually needs more, as optimizer state is there then.")
         )
-    return Group(*parts, *notes)
+    return Group(*parts, *notes, *([] if answer.fits or ranks else [_what_next(answer)]))
+
+
+def _what_next(answer: Estimate) -> Text:
+    """Say what to ask where a script does not fit."""
+    return Text(
+        f"\nWhat next: `elbowroom plan` with the same words (--gpu {answer.machine}) swaps and recomputes so that it "
+        "trains there, and says how long a step takes. `elbowroom largest` finds the largest batch that fits without."
+    )
 
 
 def verdict(answer: Estimate) -> str:
