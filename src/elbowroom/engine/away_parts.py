@@ -49,6 +49,8 @@ class AwayParts:
         if entry is not None and entry.alive() is found.storage:
             self._executor.leave_again(entry, n)
         else:
+            if entry is not None:
+                self._executor.end(entry)
             entry = self._executor.leave(n, found.storage, to, self._lent_for(found.storage))
         self.entries[key] = entry
         if n != NONE:

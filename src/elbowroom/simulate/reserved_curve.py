@@ -233,6 +233,7 @@ def equal_steps(step: LastStep, moves: Moves, away: Away, use: AllocatorUse, ste
     """
     due = sorted([*_inside(step, moves, away), *_emptied(step)], key=_in_order)
     wrapping = set(listed(step.storage_of(moves.n[moves.wraps])))
+    wrapping |= {old for new, old in step.replaced.items() if new in wrapping}
     events, ends, turns = _of_steps(step, due, steps, wrapping, from_first=use.from_first)
     return EqualSteps(
         step=step,

@@ -291,7 +291,8 @@ class VirtualDevice:
     def _part_ends(self, optimizer: torch.optim.Optimizer, portion: Portion) -> None:
         values = (optimizer.state.get(parameter, {}).values() for parameter in portion.parameters())
         states = [each for found in values for each in found if isinstance(each, torch.Tensor)]
-        self.ledger.part_ends(states, self._min_size_bytes)
+        gradients = () if self._accumulations is None else self._accumulations.part_ends(portion.parameters())
+        self.ledger.part_ends(states, self._min_size_bytes, gradients=gradients)
 
     def _host_step_ends(self, optimizer: Any) -> None:
         """Count a step on the CPU, which is no step of the device; a script with only such steps is left after some."""
