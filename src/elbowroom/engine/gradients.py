@@ -27,7 +27,7 @@ from typing import final
 import torch
 from torch import nn
 
-from elbowroom.engine.away_parts import AwayParts
+from elbowroom.engine.away_parts import AwayParts, Left
 from elbowroom.engine.conductor import Conductor, StepPlan
 from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
@@ -35,8 +35,8 @@ from elbowroom.engine.gradient_hooks import GRAD, Accumulating
 from elbowroom.engine.optimizer_parts import Found, Portion
 from elbowroom.engine.storages import dtype_name, reachable_parameters, storage_of
 from elbowroom.engine.zeroing import Zeroing
-from elbowroom.errors import TierFull
-from elbowroom.notices import Once, warn_once
+from elbowroom.errors import TierError, TierFull
+from elbowroom.notices import Once, warn, warn_once
 from elbowroom.step.schedule import StateSlot
 from elbowroom.torch_compat.core import is_distributed, version_of
 from elbowroom.units import NONE, format_bytes
@@ -297,11 +297,28 @@ class Gradients:
             with self._conductor.aside():
                 self._away.bring_back()
 
-    def close(self) -> Exception | None:
-        """Bring every gradient back, and remove the hooks. Returns the first error if some bytes are lost."""
+    def close(self, most_bytes: int | None = None) -> Exception | None:
+        """Bring every gradient back, and remove the hooks. Returns the first error if some bytes are lost.
+
+        Args:
+            most_bytes: see `AwayParts.close`. Gradients that an optimizer has used become None there.
+        """
+        left: Left = {}
+        parameters = {key: self._around.of(key) for key in self._away.entries}
+        used = self._ended.issuperset(self._away.entries)
+        problem = self._away.close(left, most_bytes if used else None)
         self._around.close()
         self._zeroing.close()
-        return self._away.close()
+        if not used:
+            return problem
+        if left:
+            for parameter in (each for key in left if (each := parameters[key]) is not None):
+                GRAD.__set__(parameter, None)
+            warn(
+                f"elbowroom: {len(left)} gradients of the last step are None now, as the device has no room for them. "
+                "The optimizer had used them"
+            )
+        return problem if isinstance(problem, TierError) else None
 
     def _tell(self, what: str) -> None:
         warn_once(

@@ -314,8 +314,9 @@ class OptimizerStates:
         if self._stepping is not None:
             self._stepping.close()
         left: Left = {}
+        most_bytes = self.parameters.limit_bytes
         of_parameters = self.parameters.close()
-        of_gradients, of_states = self.gradients.close(), self._away.close(left)
+        of_gradients, of_states = self.gradients.close(most_bytes), self._away.close(left, most_bytes)
         if left:
             self._stay_away(left, warns=goes_on)
         if not goes_on and not isinstance(of_states, TierError):

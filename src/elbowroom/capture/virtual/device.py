@@ -25,6 +25,7 @@ from elbowroom.capture.virtual.ledger_trace import assemble
 from elbowroom.capture.virtual.mode import VirtualMode
 from elbowroom.capture.virtual.ops import routing
 from elbowroom.capture.virtual.saves import Saves
+from elbowroom.capture.virtual.tensor import gradient_of
 from elbowroom.capture.virtual.torch_cuda import threads
 from elbowroom.capture.virtual.torch_cuda.library_settings import CudnnModel, ModelledDevice
 from elbowroom.capture.virtual.torch_cuda.paged import Paged
@@ -319,6 +320,8 @@ class VirtualDevice:
             self._accumulations.step_ends()
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         self.ledger.classify("parameter", parameters)
-        self.ledger.classify("gradient", (each.grad for each in parameters if each.grad is not None))
+        # `each.grad` would tell that Python reads it
+        gradients = (gradient for each in parameters if (gradient := gradient_of(each)) is not None)
+        self.ledger.classify("gradient", gradients)
         state = (value for values in optimizer.state.values() for value in values.values())
         self.ledger.classify("optimizer_state", (value for value in state if isinstance(value, torch.Tensor)))
