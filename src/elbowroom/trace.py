@@ -187,8 +187,9 @@ class Part:
     Attributes:
         first_op: its first op.
         end_op: one past its last op.
-        storages: storages that must be on the device in it and may be away outside, in a fixed order: optimizer states,
-            the gradient of an accumulation, or the parameters of a use.
+        storages: storages that must be on the device in it and may be away outside, in a fixed order: optimizer states
+            and the gradients that nothing reads after the part, the gradient of an accumulation, or the parameters of a
+            use.
         kind: "optimizer" for a part of an optimizer's step, "accumulation" or "use".
     """
 

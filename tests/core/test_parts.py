@@ -11,6 +11,7 @@ from elbowroom.errors import Infeasible, InvalidPlan, InvalidRecord
 from elbowroom.files.record_files import decode, encode
 from elbowroom.plan import Plan, Swap
 from elbowroom.planners import plan
+from elbowroom.simulate.simulate import simulate
 from elbowroom.step.last_step import last_step
 from elbowroom.step.moves import peak_in_one_go
 from elbowroom.step.schedule import Action, StateSlot, compile_schedule
@@ -122,10 +123,9 @@ def test_a_gradient_is_idle_between_its_accumulations_and_before_its_part() -> N
     assert [(part.first_op, part.end_op) for part in step.accumulations] == [(1, 1), (2, 2), (3, 4), (5, 6)]
     assert [(part.first_op, part.end_op) for part in step.parts] == [(6, 7), (7, 8)]
 
-    # the first one is idle for op 1 and 2, 400 ns, and then for op 4 and 5, 310 ns; the second one for op 2 to 4,
-    # 610 ns
+    # the first one is idle for op 1 and 2, and then for op 4 and 5; the second one for op 2 to 4, and then for op 6
     windows = list(zip(step.storage.tolist(), step.idle_from.tolist(), step.first_read.tolist(), strict=True))
-    assert windows == [(0, 1, 3), (1, 2, 5)]
+    assert windows == [(0, 1, 3), (1, 2, 5), (0, 4, 6), (1, 6, 7)]
 
 
 def test_a_gradient_that_something_else_uses_first_stays_until_then() -> None:
@@ -134,7 +134,7 @@ def test_a_gradient_that_something_else_uses_first_stays_until_then() -> None:
     # op 2 is in no part, so the runtime does not get control before it: only op 6 is left to the second one
     step = last_step(replace(trace, ops=tuple(clipped)))
     windows = list(zip(step.storage.tolist(), step.idle_from.tolist(), step.first_read.tolist(), strict=True))
-    assert windows == [(0, 1, 3), (1, 6, 7)]
+    assert windows == [(0, 1, 3), (0, 4, 6), (1, 6, 7)]
 
 
 def test_the_schedule_says_what_to_do_where_gradients_are_written() -> None:
@@ -147,6 +147,68 @@ def test_the_schedule_says_what_to_do_where_gradients_are_written() -> None:
     assert schedule.parts == ((), ())
     # both gradients are there in all other ops
     assert schedule.peak_allocated_bytes == 200
+
+
+def released(freed: str) -> Trace:
+    """Two gradients of 100 bytes, made in turn, and a part of the optimizer's step for each, with a temporary of 50.
+
+    They are freed as the next step begins, between two steps (there is one), or where this one ends.
+    """
+    build, parts, old = Build(), list[Part](), list[int]()
+    for _ in range(2 if freed == "next" else 1):
+        build.op("forward", 10)
+        for each in old:
+            build.free(each)
+        build.phase = "backward"
+        old.clear()
+        for _ in range(2):
+            old.append(build.op("backward", 100, make=100, category="gradient"))
+            parts.append(accumulation(build.position, build.position, old[-1]))
+        build.phase = "optimizer"
+        for each in old:
+            parts.append(Part(first_op=build.position, end_op=build.position + 1, storages=(each,)))
+            build.op("update", 10, temporary=50, reads=(each,))
+        build.op("log", 10)
+        if freed == "in it":
+            for each in old:
+                build.free(each)
+        build.end_step()
+    return replace(build.trace(), parts=tuple(parts))
+
+
+@pytest.mark.parametrize("freed", ["next", "between", "in it"])
+def test_a_gradient_is_away_after_its_part_until_it_is_freed_and_does_not_come_back(freed: str) -> None:
+    trace = released(freed)
+    step = last_step(trace)
+    begin = step.first_op
+    new = [part.storages[0] for part in step.parts]
+    # op 1 and 2 make the gradients, op 3 and 4 update with them, op 5 logs; op 0 is the forward
+    ends = {"next": begin + 1, "between": begin, "in it": begin + 6}[freed]
+    windows = list(zip(step.storage.tolist(), step.idle_from.tolist(), step.first_read.tolist(), strict=True))
+    after = [(new[0], begin + 4, ends), (new[1], begin + 5, ends)]
+    assert windows == [(new[0], begin + 2, begin + 3), (new[1], begin + 3, begin + 4), *after]
+    assert step.returns.tolist() == [True, True, False, False]
+
+    # when all are away whenever they idle: one gradient and a temporary are left
+    made = plan(trace, machine(), 150, "on_demand", min_size=1, allow=("swap", "gradient"))
+    schedule = compile_schedule(trace, made)
+    assert schedule.peak_allocated_bytes == 150
+    assert [[slot.n for slot in slots] for slots in schedule.released] == [[2], [3]]
+    assert schedule.carried == (set() if freed == "in it" else {2, 3})
+    # nothing starts back for the two windows after the parts
+    every = [*schedule.on_part.values(), *schedule.on_gradient.values(), schedule.on_begin, schedule.on_end]
+    assert not {n for action in every if action is not None for n in action.back} & {2, 3}
+    # then nothing is left of the old ones where a step begins
+    line = simulate(trace, machine(), made)
+    assert line.peak_allocated_bytes == 150
+    optimal = plan(trace, machine(), 150, min_size=1, allow=("swap", "gradient"))
+    assert compile_schedule(trace, optimal).peak_allocated_bytes == 150
+
+
+def test_a_gradient_that_is_not_used_again_is_not_brought_back() -> None:
+    trace = released("between")
+    with pytest.raises(InvalidPlan, match="it is not used again, so back_before_op must be 0"):
+        compile_schedule(trace, swapping(trace, (0, 3, 6)))
 
 
 def test_parts_carried_out_in_one_go_hold_what_they_hold_beside_each_other() -> None:

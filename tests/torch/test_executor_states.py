@@ -323,3 +323,20 @@ def _settled(executor: Executor, n: int = 0) -> Handle:
     handle = swapped(executor, n)
     executor.settle()
     return handle
+
+
+def test_a_write_that_was_given_up_leaves_no_copy_to_leave_by_again() -> None:
+    # given a state whose write is given up half way, and is off the queue by the time that it is used
+    tier = HandTier()
+    executor = Executor(tier)
+    storage = torch.arange(16.0).untyped_storage()
+    entry = executor.leave(0, storage)
+    executor.want(entry)
+    tier.writes[-1].end()
+    executor.settle()
+    assert entry.place is Place.ON_DEVICE
+    # when it is used, and the tier is to keep what it has of it
+    executor.arrive(entry, keeps=True)
+    # then nothing is kept: the next time it is written
+    assert entry.handles == 0
+    assert tier.held_bytes == 0

@@ -333,6 +333,11 @@ class Assembly:
         if saved is not None:
             saved.dropped = True
             self._maybe_over(saved)
+            return
+        storage = self._states.of(note.entry)
+        if storage is not None and storage in self._states.away:  # it was freed while it was away
+            self._states.away.discard(storage)
+            self._event(storage, -1)
 
     def _maybe_over(self, saved: SaveDraft) -> None:
         """End a saved storage as if all were kept: once its original, saved tensors and returned copies are gone."""
@@ -349,6 +354,17 @@ class Assembly:
         for storage in states:
             self._storages[storage].category = note.category
         self._states.ends(len(self._ops), states, note.category)
+
+    def _on_released(self, note: Note) -> None:
+        self._states.released([self._resolve(block) for block in note.blocks])
+
+    def _on_absent(self, note: Note) -> None:
+        """Note a gradient that was away before the recording: in the trace it is there."""
+        if self._states.of(note.entry) is not None:  # it has left in this recording
+            return
+        storage = self._new(note.blocks[0], "gradient", first=True)
+        self._changes.pop()  # it was not on the device
+        self._states.left(note.entry, storage)
 
     def _on_used(self, note: Note) -> None:
         """Note a use of parameters: one that was away when the op began has no address among its arguments."""
@@ -378,6 +394,7 @@ class Assembly:
             self._storages.append(StorageDraft(block.size_bytes, "optimizer_state", "", from_stream=False))
             self._events.append(Event(-1, storage, block.size_bytes))
             self._states.left(note.entry, storage)
+        self._states.away.discard(storage)
         self._at[block.address] = storage
         self._changes.append((self._now_ns, storage, block.size_bytes))
 

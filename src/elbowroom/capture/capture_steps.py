@@ -58,9 +58,9 @@ def capture_steps(
     finally:
         watch.close()
         parts.close()
-        gradients.close()
         observing.recorder = None
         recording = recorder.stop()
+        gradients.close()
     return with_inputs(Assembly(recording, "host").trace())
 
 
@@ -100,15 +100,18 @@ class _Alone(Conductor):
 def _parts(observing: Observing, device: torch.device, gradients: Gradients, min_size_bytes: int | None) -> PartsWatch:
     """Carry out optimizers' steps in parts, which are reported to the recorder."""
 
-    def begins(_: torch.optim.Optimizer, portion: Portion) -> None:
+    def begins(optimizer: torch.optim.Optimizer, portion: Portion) -> None:
         if observing.recorder is not None:
             observing.recorder.part_begins()
-        gradients.part_begins(portion)
+        gradients.part_begins(optimizer, portion)
 
     def ends(optimizer: torch.optim.Optimizer, portion: Portion) -> None:
         if observing.recorder is not None:
             states = movable(optimizer, portion, device, {}, max(1, min_size_bytes or 0))
             observing.recorder.part_ends([(each.storage, each.dtype) for each in states])
+            found = gradients.of_part(portion)
+            gradients.note(found)
+            gradients.part_ends(found, 0, None)
 
     return PartsWatch(min_size_bytes, begins, ends)
 

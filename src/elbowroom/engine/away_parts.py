@@ -49,6 +49,8 @@ class AwayParts:
         if entry is not None and entry.alive() is found.storage:
             self._executor.leave_again(entry, n)
         else:
+            if entry is not None:
+                self._executor.end(entry)
             entry = self._executor.leave(n, found.storage, to, self._lent_for(found.storage))
         self.entries[key] = entry
         if n != NONE:
@@ -111,12 +113,14 @@ class AwayParts:
             elif key not in self.entries:
                 memory.copy_(storage)
 
-    def close(self, left: Left | None = None) -> Exception | None:
+    def close(self, left: Left | None = None, most_bytes: int | None = None) -> Exception | None:
         """Bring all storages back. Returns the first error if the bytes of some are lost: a TierError, if there is one.
 
         Args:
             left: filled with those that the device has no room for: key -> host memory with their bytes, or None if
                 there is no room for that either. Their storages stay empty. None if all must be back.
+            most_bytes: what would take a CUDA device beyond this many allocated bytes does not come back either; None
+                for no limit.
         """
         for key in list(self.copies):
             self.changed(key)
@@ -124,7 +128,8 @@ class AwayParts:
         refused: RuntimeError | None = None
         for key, entry in self.entries.items():
             try:
-                self._arrive_or_lend(key, entry, left)
+                if not self._lent_beyond(key, entry, left, most_bytes):
+                    self._arrive_or_lend(key, entry, left)
             except TierError as found:
                 problem = problem or found
                 self._executor.lose(entry)
@@ -137,6 +142,20 @@ class AwayParts:
         self.entries.clear()
         self.of_window.clear()
         return problem or refused
+
+    def _lent_beyond(self, key: Hashable, entry: StateEntry, left: Left | None, most_bytes: int | None) -> bool:
+        """Leave a storage on the host if it would take the device beyond a limit. Returns whether it stays there."""
+        if left is None or most_bytes is None or self._executor.lost:
+            return False
+        if torch.cuda.memory_allocated(self._executor.device) + entry.size_bytes <= most_bytes:
+            return False
+        self._executor.settle()
+        memory = self._executor.lend(entry, from_disk=True)
+        if memory is None:
+            return False
+        left[key] = memory
+        self._executor.end(entry)
+        return True
 
     def _arrive_or_lend(self, key: Hashable, entry: StateEntry, left: Left | None) -> None:
         try:

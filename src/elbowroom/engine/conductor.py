@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from elbowroom.engine.entries import Entry
 from elbowroom.machine import TierName
 from elbowroom.step.schedule import Action, Schedule
 from elbowroom.trace import Category
@@ -24,6 +25,15 @@ class PartsObserver(Protocol):
         self, states: Iterable[tuple[torch.UntypedStorage, torch.dtype]], category: Category = "optimizer_state"
     ) -> None:
         """Note that it ends, and needed these storages on the device: states of the part, or the gradient."""
+
+    def released(self, gradients: Iterable[tuple[torch.UntypedStorage, torch.dtype]]) -> None:
+        """Note that nothing reads these gradients after the part that has just ended."""
+
+    def absent(self, entry: Entry, dtype: torch.dtype) -> None:
+        """Note a gradient that is away where the recording begins."""
+
+    def classify(self, category: Category, tensors: Iterable[torch.Tensor]) -> None:
+        """Note what the storages of these tensors are for."""
 
     def used(self, parameters: Iterable[tuple[torch.UntypedStorage, torch.dtype]]) -> None:
         """Note that the op that begins uses the bytes of these parameters."""

@@ -53,6 +53,7 @@ class Entry:
         remake: rebuilds its bytes if they were dropped; None once they are there.
         watched: version counters of tensors that wrap others on it, each with its value at the save; see
             tensor_subclasses.py.
+        written: whether its slot has all of its bytes: a write that was given up leaves it with some.
     """
 
     __slots__ = (
@@ -73,6 +74,7 @@ class Entry:
         "slot",
         "version",
         "watched",
+        "written",
     )  # fmt: skip
 
     def __init__(self, n: int, storage: torch.UntypedStorage, version: int) -> None:
@@ -92,6 +94,7 @@ class Entry:
         self.back: Transfer | None = None
         self.remake: Remake | None = None
         self.watched: tuple[tuple[torch.Tensor, int], ...] = ()
+        self.written = False
 
     def changed(self) -> bool:
         """Whether a tensor that wraps others on it was changed in place since its save."""

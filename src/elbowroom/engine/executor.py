@@ -340,6 +340,7 @@ class Executor:
         entry.empty()
         entry.device = None
         entry.place = AWAY
+        entry.written = True
 
     def _stay(self, entry: Entry, storage: torch.UntypedStorage) -> None:
         """Keep a storage that is wanted back while still on the device. A write that has not ended is given up."""
@@ -398,7 +399,8 @@ class Executor:
                 self._finish_return(entry)
             if entry.arrived is not None and (storage := entry.alive()) is not None:
                 entry.arrived.used(storage)
-            if not keeps or entry.out is not None or entry.slot is None or isinstance(entry.slot, LentSlot):
+            is_whole = entry.written and entry.out is None and entry.slot is not None
+            if not keeps or not is_whole or isinstance(entry.slot, LentSlot):
                 self.end(entry)
             elif (storage := entry.alive()) is not None:
                 entry.device = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, final
 
 import torch
@@ -47,7 +47,7 @@ class Accumulating:
     ) -> None:
         self._begins, self._ends, self._asked = begins, ends, asked
         self._where, self._least_bytes = where, max(1, least_bytes)
-        self._handles: dict[int, tuple[weakref.ref[nn.Parameter], list[Any]]] = {}
+        self._handles: dict[Hashable, tuple[weakref.ref[nn.Parameter], list[Any]]] = {}
         self._arriving: int | None = None
         self._guards = False
 
@@ -55,6 +55,19 @@ class Accumulating:
     def installed(self) -> bool:
         """Whether any parameter has the hooks."""
         return bool(self._handles)
+
+    def of(self, key: Hashable) -> nn.Parameter | None:
+        """Return the parameter with this identity, if it has the hooks."""
+        known = self._handles.get(key)
+        return None if known is None else known[0]()
+
+    def __iter__(self) -> Iterator[Hashable]:
+        """Yield the identities of the parameters that have the hooks."""
+        return iter(list(self._handles))
+
+    def found(self, parameter: nn.Parameter) -> Found | None:
+        """Return the gradient of a parameter; None if it cannot move."""
+        return gradient_of(parameter, self._where, self._least_bytes, None)
 
     def install(self, parameters: Iterable[torch.Tensor]) -> None:
         """Give the hooks to these parameters, as far as their gradients may move, and take them from all others."""
@@ -100,7 +113,7 @@ class Accumulating:
 
         return [parameter.register_hook(before), parameter.register_post_accumulate_grad_hook(after)]
 
-    def _leave_alone(self, key: int) -> None:
+    def _leave_alone(self, key: Hashable) -> None:
         for handle in self._handles.pop(key)[1]:
             handle.remove()
 

@@ -1,5 +1,7 @@
 """Gradients on lower tiers: each leaves once backward has written it, and is back before its next use.
 
+After its part of the optimizer's step it leaves again, until `zero_grad` frees it.
+
 Note: [Gradients away]
 A gradient is used next by another accumulation, or by the part of an optimizer's step that updates its parameter. Both
 have it brought back first: at the planned tick, or at the latest just before. Any other code gets it from
@@ -7,29 +9,42 @@ have it brought back first: at the planned tick, or at the latest just before. A
 the device from then on. So does one that shares its storage, or that something refers to when it has just been written.
 Bits cannot change: what comes back is what left. Under torch.distributed gradients stay, as its reducers read them in
 C++.
+
+Note: [Gradients after their part]
+Nothing uses a gradient between its part and `zero_grad`, which frees it without a look at its bytes (zeroing.py). What
+else asks for it gets it back, and it stays there in plans that are made from then on. The tier has its bytes still if
+the part did not change them: then it leaves without a copy. Only steps of torch.optim are trusted to count what they
+change in versions. Fused ones do not where they unscale gradients: these are written again.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Hashable
 from contextlib import suppress
 from typing import final
 
 import torch
 from torch import nn
 
-from elbowroom.engine.away_parts import AwayParts
+from elbowroom.engine.away_parts import AwayParts, Left
 from elbowroom.engine.conductor import Conductor, StepPlan
 from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.gradient_hooks import GRAD, Accumulating
 from elbowroom.engine.optimizer_parts import Found, Portion
 from elbowroom.engine.storages import dtype_name, reachable_parameters, storage_of
-from elbowroom.errors import TierFull
-from elbowroom.notices import Once, warn_once
+from elbowroom.engine.zeroing import Zeroing
+from elbowroom.errors import TierError, TierFull
+from elbowroom.notices import Once, warn, warn_once
 from elbowroom.step.schedule import StateSlot
-from elbowroom.torch_compat.core import is_distributed
+from elbowroom.torch_compat.core import is_distributed, version_of
 from elbowroom.units import NONE, format_bytes
+
+Remembered = dict[int, weakref.ref[torch.Tensor]]
+"""Identity of a parameter -> the parameter, if it still exists."""
+OfPart = list[tuple[nn.Parameter, Found]]
+"""Parameters of a part, each with its gradient."""
 
 
 @final
@@ -51,24 +66,75 @@ class Gradients:
         self._conductor = conductor
         self._around = Accumulating(self._begins, self._ends, self._asked, executor.device, min_size_bytes)
         self._away = AwayParts(executor)
-        self._stay: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._written = 0
+        self._stay: Remembered = {}
+        self._stay_later: Remembered = {}
+        self._of_step: set[int] = set()
+        self._ended: set[int] = set()
+        self._clean: dict[int, int] = {}
+        self._zeroing = Zeroing()
+        self._written = self._steps = 0
+        self._asked_later: set[int] = set()
+        self._placed_for: StepPlan | None = None
         self._once = Once()
+
+    def plan_begins(self, known: StepPlan) -> None:
+        """Move out the gradients of the step before that a new plan expects away.
+
+        This comes before the writes of the step are counted, as its plan does not count these moves.
+        """
+        if known is not self._placed_for and _carries(known):
+            with self._conductor.aside():
+                for key in self._around:
+                    parameter = self._around.of(key)
+                    found = None if parameter is None else self._around.found(parameter)
+                    if found is not None and not found.held and key not in self._away.entries:
+                        self._away.changed(key)
+                        self._away.leave(key, found, NONE, known)
+                self._executor.settle()
+        self._placed_for = known
 
     def begin_step(self, known: StepPlan | None) -> None:
         """Begin a step of the training."""
-        self.bring_back()
         self._written = 0
-        moved = known is not None and any(slot.n is not None for slot in known.schedule.gradients)
+        self._steps += 1
+        if known is None:
+            self._placed_for = None
+        self._of_step.clear()
+        self._ended.clear()
+        moved = known is not None and bool(known.schedule.gradients)
         recorded = self.wanted and (known is None or self._conductor.recorder() is not None)
         if not (moved or recorded) or is_distributed():
+            self.bring_back()
             self._around.install(())
-        elif recorded or not self._around.installed:
-            self._around.install(p for p in reachable_parameters() if not self._stays(p))
+            self._zeroing.close()
+            return
+        if recorded or not self._around.installed:
+            self._around.install(p for p in reachable_parameters() if not _is_in(self._stay, p))
+        self._zeroing.open()
+        self._carry(known)
 
-    def _stays(self, parameter: torch.Tensor) -> bool:
-        ref = self._stay.get(id(parameter))
-        return ref is not None and ref() is parameter
+    def _carry(self, known: StepPlan | None) -> None:
+        """Keep the gradients of the step before away, if this step expects them there; else bring them back."""
+        for key in [key for key, entry in self._away.entries.items() if entry.alive() is None]:
+            del self._away.entries[key]  # `zero_grad` has freed them
+        if known is not None and not _carries(known):
+            self.bring_back()
+        with self._conductor.aside():
+            for key in [key for key in self._away.entries if self._around.of(key) is None]:
+                self._away.arrive(key)
+        self._away.of_window.clear()
+        recorder = self._conductor.recorder()
+        for key, entry in self._away.entries.items():
+            entry.n = NONE
+            if recorder is not None and (gradient := self._gradient_of(key)) is not None:
+                recorder.absent(entry, gradient.dtype)
+        if recorder is not None:
+            here = (key for key in self._around if key not in self._away.entries)
+            recorder.classify("gradient", (each for key in here if (each := self._gradient_of(key)) is not None))
+
+    def _gradient_of(self, key: Hashable) -> torch.Tensor | None:
+        parameter = self._around.of(key)
+        return None if parameter is None else GRAD.__get__(parameter)
 
     def _begins(self, parameter: nn.Parameter) -> None:
         recorder = self._conductor.recorder()
@@ -77,6 +143,7 @@ class Gradients:
         with self._conductor.aside():
             self._tick(ends=False)
             self._away.arrive(id(parameter))
+            self._away.changed(id(parameter))
 
     def _ends(self, parameter: nn.Parameter, found: Found | None) -> None:
         known, recorder = self._conductor.known(), self._conductor.recorder()
@@ -85,6 +152,9 @@ class Gradients:
         if found.held and (known is None or not self._is_next(known, found)):
             self._stay[id(parameter)] = weakref.ref(parameter)
             return
+        self._of_step.add(id(parameter))
+        self._ended.discard(id(parameter))
+        self._away.changed(id(parameter))
         if recorder is not None:
             recorder.part_ends([(found.storage, found.dtype)], "gradient")
         with self._conductor.aside():
@@ -126,25 +196,96 @@ class Gradients:
 
     def _asked(self, parameter: nn.Parameter) -> None:
         """Bring a gradient back, as some code is about to read it."""
+        if self._zeroing.on:
+            return
+        gradient = GRAD.__get__(parameter)
+        if gradient is None:
+            return
+        if is_later := id(parameter) in self._ended:
+            self._stay_later[id(parameter)] = weakref.ref(parameter)
         if id(parameter) not in self._away.entries:
             return
         known, recorder = self._conductor.known(), self._conductor.recorder()
         with self._conductor.aside():
             self._away.arrive(id(parameter))
-        storage = storage_of(GRAD.__get__(parameter))
-        if known is None:
+        storage = storage_of(gradient)
+        if is_later:
+            self._note_later()
+        elif known is None:
             self._stay[id(parameter)] = weakref.ref(parameter)
+            self._of_step.discard(id(parameter))
             if recorder is not None and storage is not None:
                 recorder.asked(storage)
         else:
             self._tell("was brought back early, as something asked for it between backward and the optimizer's step")
 
-    def part_begins(self, portion: Portion) -> None:
+    def _note_later(self) -> None:
+        """Warn once gradients are asked for after two steps: that of one may be a look at the last."""
+        self._asked_later.add(self._steps)
+        if len(self._asked_later) > 1:
+            self._tell("was brought back, as something asked for it after the optimizer's step")
+
+    def part_begins(self, optimizer: torch.optim.Optimizer, portion: Portion) -> None:
         """Bring back the gradients that a part of an optimizer's step uses."""
-        if self._away.entries:
-            with self._conductor.aside():
-                for parameter in portion.parameters():
-                    self._away.arrive(id(parameter))
+        self._clean.clear()
+        counts = portion.ours and getattr(optimizer, "grad_scale", None) is None
+        for parameter in portion.parameters():
+            key = id(parameter)
+            self._ended.discard(key)
+            if key in self._away.entries:
+                with self._conductor.aside():
+                    self._away.arrive(key, keeps=counts)
+                if counts and (gradient := GRAD.__get__(parameter)) is not None:
+                    self._clean[key] = version_of(gradient)
+
+    def of_part(self, portion: Portion) -> OfPart:
+        """Return the gradients of a part that has ended, of those that this step's backward has written."""
+        written = (each for each in portion.parameters() if id(each) in self._of_step)
+        pairs = ((each, self._around.found(each)) for each in written if isinstance(each, nn.Parameter))
+        return [(parameter, found) for parameter, found in pairs if found is not None]
+
+    def note(self, gradients: OfPart) -> None:
+        """Record the gradients that nothing reads after a part."""
+        recorder = self._conductor.recorder()
+        if recorder is None:
+            return
+        for parameter, found in gradients:
+            if found.held:
+                self._stay_later[id(parameter)] = weakref.ref(parameter)
+        free = [found for parameter, found in gradients if not _is_in(self._stay_later, parameter)]
+        if free:
+            recorder.released([(each.storage, each.dtype) for each in free])
+
+    def part_ends(self, gradients: OfPart, part: int, known: StepPlan | None) -> bool:
+        """Let the gradients of a part leave. Returns False if they are not those that the plan expects."""
+        if known is None:
+            with suppress(TierFull):  # a plan may not need to move it at all
+                for parameter, found in gradients:
+                    stays = found.held or _is_in(self._stay_later, parameter)
+                    self._released(parameter, found, None if stays else NONE, None)
+            self._executor.settle()
+            return True
+        slots = known.schedule.released[part : part + 1]
+        expected = [(slot.size_bytes, slot.dtype) for slot in slots[0]] if slots else []
+        later = [each for each in gradients if not _is_in(self._stay_later, each[0])]
+        found = next((each for each in (gradients, later) if _kinds(each) == expected), None)
+        if slots and found is None:
+            return False
+        pairs = zip(found or (), slots[0] if slots else (), strict=True)
+        for (parameter, each), slot in sorted(pairs, key=lambda pair: NONE if pair[1].n is None else pair[1].n):
+            self._released(parameter, each, slot.n, known)
+        return True
+
+    def _released(self, parameter: nn.Parameter, found: Found, n: int | None, known: StepPlan | None) -> None:
+        """Let a gradient leave after its part, in a window of the plan; None if it stays."""
+        key = id(parameter)
+        self._ended.add(key)
+        if n is None or found.held or self._clean.get(key) != version_of(GRAD.__get__(parameter)):
+            self._away.changed(key)
+        if found.held and n is not None:
+            self._tell(f"of {format_bytes(found.size_bytes)} stays on the device, as something refers to it")
+        elif n is not None:
+            self._away.leave(key, found, n, known)
 
     def entry_of(self, n: int) -> StateEntry | None:
         """Return the gradient that is away in a window, if it is."""
@@ -156,10 +297,28 @@ class Gradients:
             with self._conductor.aside():
                 self._away.bring_back()
 
-    def close(self) -> Exception | None:
-        """Bring every gradient back, and remove the hooks. Returns the first error if some bytes are lost."""
+    def close(self, most_bytes: int | None = None) -> Exception | None:
+        """Bring every gradient back, and remove the hooks. Returns the first error if some bytes are lost.
+
+        Args:
+            most_bytes: see `AwayParts.close`. Gradients that an optimizer has used become None there.
+        """
+        left: Left = {}
+        parameters = {key: self._around.of(key) for key in self._away.entries}
+        used = self._ended.issuperset(self._away.entries)
+        problem = self._away.close(left, most_bytes if used else None)
         self._around.close()
-        return self._away.close()
+        self._zeroing.close()
+        if not used:
+            return problem
+        if left:
+            for parameter in (each for key in left if (each := parameters[key]) is not None):
+                GRAD.__set__(parameter, None)
+            warn(
+                f"elbowroom: {len(left)} gradients of the last step are None now, as the device has no room for them. "
+                "The optimizer had used them"
+            )
+        return problem if isinstance(problem, TierError) else None
 
     def _tell(self, what: str) -> None:
         warn_once(
@@ -168,3 +327,17 @@ class Gradients:
             f"elbowroom: a gradient {what}: the step may need more than its budget. If that happens in every step, "
             "leave 'gradient' out, by allow=('swap', 'recompute', 'state')",
         )
+
+
+def _is_in(remembered: Remembered, parameter: torch.Tensor) -> bool:
+    ref = remembered.get(id(parameter))
+    return ref is not None and ref() is parameter
+
+
+def _carries(known: StepPlan) -> bool:
+    """Tell whether a plan expects gradients of the step before to be away when a step begins."""
+    return any(slot.n in known.schedule.carried for slots in known.schedule.released for slot in slots)
+
+
+def _kinds(gradients: OfPart) -> list[tuple[int, str]]:
+    return [(found.size_bytes, dtype_name(found.dtype)) for _, found in gradients]

@@ -44,10 +44,12 @@ class Portion:
     Attributes:
         groups: parameter groups of the optimizer, each with its parameters of the part.
         all: whether these are all parameters of the optimizer, so that its step runs as it is.
+        ours: whether the step is one of torch.optim that updates each parameter by itself.
     """
 
     groups: Groups
     all: bool
+    ours: bool = False
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """Yield the parameters, in the order of the groups."""
@@ -105,7 +107,7 @@ def _portion(members: list[tuple[dict[str, Any], torch.Tensor]], *, all: bool) -
         if not groups or groups[-1][0] is not group:
             groups.append((group, []))
         groups[-1][1].append(parameter)
-    return Portion(tuple(groups), all)
+    return Portion(tuple(groups), all, ours=True)
 
 
 @contextmanager

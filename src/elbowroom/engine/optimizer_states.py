@@ -103,6 +103,7 @@ class OptimizerStates:
         """
         self._parts, self._ended = self._ended or self._parts, []
         self.parameters.plan_begins(known)
+        self.gradients.plan_begins(known)
         with self._conductor.aside():
             if not known.in_parts:
                 self.bring_back(None)
@@ -145,7 +146,7 @@ class OptimizerStates:
             recorder.part_begins()
         with self._conductor.aside():
             self._tick(ends=False)
-            self.gradients.part_begins(portion)
+            self.gradients.part_begins(optimizer, portion)
             for found in self._movable(optimizer, portion):
                 self._arrive(found.storage)
 
@@ -153,13 +154,18 @@ class OptimizerStates:
         recorder, states = self._conductor.recorder(), self._movable(optimizer, portion)
         if recorder is not None:
             recorder.part_ends([(each.storage, each.dtype) for each in states])
+        gradients = self.gradients.of_part(portion)
+        self.gradients.note(gradients)
         with self._conductor.aside():
             known = self._conductor.known()
-            if known is not None and not _fits(known, self._part, states):
+            if known is not None and not (
+                _fits(known, self._part, states) and self.gradients.part_ends(gradients, self._part, known)
+            ):
                 what = f"part {self._part} of the optimizer's step has other states than its plan expects"
                 self._conductor.surprised_by(what)
                 known = None
             if known is None:
+                self.gradients.part_ends(gradients, self._part, None)
                 self._leave_all(optimizer, states)
             else:
                 for found, slot in zip(states, known.schedule.parts[self._part], strict=True):
@@ -308,8 +314,9 @@ class OptimizerStates:
         if self._stepping is not None:
             self._stepping.close()
         left: Left = {}
+        most_bytes = self.parameters.limit_bytes
         of_parameters = self.parameters.close()
-        of_gradients, of_states = self.gradients.close(), self._away.close(left)
+        of_gradients, of_states = self.gradients.close(most_bytes), self._away.close(left, most_bytes)
         if left:
             self._stay_away(left, warns=goes_on)
         if not goes_on and not isinstance(of_states, TierError):

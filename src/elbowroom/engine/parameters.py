@@ -20,6 +20,12 @@ writes to its storage, its version counts a change, or it is to be trained. Kern
 torch's operators change it unseen.
 
 Bits cannot change: what comes back is what left.
+
+Note: [Loading]
+On CUDA a model may be larger than the device. So each parameter that a module moves there, or is given there, leaves at
+once (loading.py), and comes back for the operators that use it. Between steps, and in steps without a plan, all others
+leave first. When the run ends, those stay on the host that the budget has no room for. An operator over all parameters
+has them all on the device, and so has `torch.save` of tensors that are there.
 """
 
 from __future__ import annotations
@@ -30,22 +36,23 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from elbowroom.engine.away_parts import AwayParts
+from elbowroom.engine.away_parts import AwayParts, Left
 from elbowroom.engine.conductor import Conductor, StepPlan
 from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
+from elbowroom.engine.loading import Loading
 from elbowroom.engine.optimizer_parts import Found, is_resizable
 from elbowroom.engine.raw_reads import RawReads
 from elbowroom.engine.storages import PLAIN_TYPES, RAW_STORAGE, alive_of, is_plain, storage_of
 from elbowroom.engine.tensor_subclasses import inside
-from elbowroom.errors import TierFull
-from elbowroom.notices import Once, warn_once
+from elbowroom.errors import TierError, TierFull
+from elbowroom.notices import Once, warn, warn_once
 from elbowroom.step.schedule import Action
 from elbowroom.torch_compat.core import (
     holders_of,
@@ -75,11 +82,13 @@ class Parameters:
 
     Attributes:
         wanted: whether uses are counted in steps that are recorded, so that plans may move parameters.
+        budget_bytes: returns the bytes that the device may hold.
         on: whether operators are seen.
     """
 
     def __init__(self, executor: Executor, conductor: Conductor, min_size_bytes: int) -> None:
         self.wanted = False
+        self.budget_bytes: Callable[[], int] = _no_limit
         self._executor = executor
         self._conductor = conductor
         self._min_size_bytes = max(1, min_size_bytes)
@@ -96,6 +105,7 @@ class Parameters:
         self._inside = False
         self._due: Action | None = None
         self._raw: RawReads | None = None
+        self._loading: Loading | None = None
         self._once = Once()
         _LIVE.add(self)
 
@@ -171,9 +181,12 @@ class Parameters:
         self._close_raw()
 
     def open(self) -> None:
-        """See raw reads from now on."""
+        """See raw reads from now on, and on CUDA let parameters leave as they come: see Note: [Loading]."""
         if self._raw is None:
             self._raw = RawReads(self._asked)
+        if self._loading is None and _loads(self._executor.device) and self._may_move():
+            self._loading = Loading(self._moved, self._made)
+            self._turn(on=True)
 
     def rest(self) -> None:
         """Bring all parameters back, and see no operators until the next step that wants it."""
@@ -243,6 +256,53 @@ class Parameters:
         ref = among.get(storage_key(storage))
         return ref is not None and ref() is storage
 
+    # Loading
+
+    @property
+    def are_away(self) -> bool:
+        """Whether any parameter is away."""
+        return bool(self._away.entries)
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The bytes in blocks that the device may hold once the run has ended; None for no limit."""
+        return None if self._loading is None else self.budget_bytes() * 7 // 8  # the allocator reserves more
+
+    def _moved(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Let parameters leave that have just been moved to the device."""
+        found = [key for each in parameters if (key := self._taken_on(each)) is not None]
+        self._all_leave(found)
+
+    def _made(self, parameter: nn.Parameter) -> None:
+        """Let all others leave: a parameter that was made on the device is filled next."""
+        key = self._taken_on(parameter)
+        if key is not None:
+            self._others_leave(_by_key([self._movable[key]]))
+
+    def _taken_on(self, parameter: nn.Parameter) -> int | None:
+        """Let a parameter be one that may move, if it is not one yet. Returns its key if it is new."""
+        if self._inside or not self.on or type(parameter) is not nn.Parameter:
+            return None
+        storage = self._own_storage(parameter)
+        if storage is None or self._is(self._movable, storage) or self._is(self._stay, storage):
+            return None
+        key = storage_key(storage)
+        if holders_of(storage) != 2:  # a tensor of the code that moves it lies there too
+            return None
+        self._movable[key], self._owners[key] = weakref.ref(storage), [weakref.ref(parameter)]
+        self._version_of.pop(key, None)
+        self._stream_of.pop(key, None)
+        self._away.changed(key)
+        return key
+
+    def _all_leave(self, keys: Iterable[int]) -> None:
+        lone = _by_key(self._movable[key] for key in keys)
+        with self._conductor.aside(), suppress(TierFull):  # then it stays
+            for key in lone:
+                if not self._is_held(lone, key):
+                    self._leave(lone[key][0], NONE, None)
+            self._executor.settle()
+
     # Uses
 
     def _called(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -292,11 +352,12 @@ class Parameters:
                 with self._conductor.aside():
                     self._conductor.act(known.schedule.on_use.get((number, False)))
             self._in_step.append([weakref.ref(storage) for storage, _ in touched.values()])
-        if self._inside and self.wanted and self._conductor.known() is None:
+        unplanned = self.wanted and self._conductor.known() is None if self._inside else self._loading is not None
+        if unplanned:
             self._others_leave(touched)
         with self._conductor.aside():
             for key in touched:
-                self._arrive(key)
+                self._arrive(key)  # what it replaces has left by now
                 if changes:
                     self._away.changed(key)
         recorder = self._conductor.recorder() if number is not None else None
@@ -411,16 +472,37 @@ class Parameters:
     def close(self) -> Exception | None:
         """Bring every parameter back, and remove the hooks. Returns the first error if some bytes are lost."""
         self._counts = False
-        try:
-            with self.aside():
-                problem = self._away.close()
-        except RuntimeError as found:  # the device has no room for all of them
-            problem = found
+        left: Left = {}
+        with self.aside():
+            problem = self._away.close(left, self.limit_bytes)
+            lost = self._stay_away(left)
         self._turn(on=False)
         self._close_raw()
-        return problem
+        return problem if lost or isinstance(problem, TierError) else None
+
+    def _stay_away(self, left: Left) -> bool:
+        """Give parameters that could not come back their bytes on the host. Returns whether some are lost."""
+        size_bytes = 0
+        for key, memory in left.items():
+            if memory is None:
+                continue
+            owners = [ref() for ref in self._owners.get(cast("int", key), ())]
+            for parameter in (each for each in owners if each is not None):
+                shape = parameter.storage_offset(), parameter.size(), parameter.stride()
+                on_host = torch.empty(0, dtype=parameter.dtype, device="cpu").set_(memory, *shape)
+                parameter.data = on_host
+            size_bytes += memory.nbytes()
+        if size_bytes:
+            warn(
+                f"elbowroom: {format_bytes(size_bytes)} of parameters are on the host now, as the device has no room "
+                "for all of them within the budget: the model is on two devices. A state dict of it can be saved"
+            )
+        return any(memory is None for memory in left.values())
 
     def _close_raw(self) -> None:
+        if self._loading is not None:
+            self._loading.close()
+            self._loading = None
         if self._raw is not None:
             self._raw.close()
             self._raw = None
@@ -481,3 +563,12 @@ def _compiling() -> None:
 
 
 def _nothing() -> None: ...
+
+
+def _loads(device: torch.device) -> bool:
+    """Tell whether parameters leave as they come. In RAM they are there before."""
+    return device.type == "cuda"
+
+
+def _no_limit() -> int:
+    return 1 << 62

@@ -43,7 +43,7 @@ from elbowroom.engine.entries import Entry, Observer
 from elbowroom.engine.executor import Executor, no_room
 from elbowroom.engine.optimizer_states import OptimizerStates
 from elbowroom.engine.saved_tensors import Director, Handle, Hooks
-from elbowroom.engine.storages import dtype_name
+from elbowroom.engine.storages import alive_of, dtype_name
 from elbowroom.errors import Infeasible
 from elbowroom.notices import LOGGER, warn
 from elbowroom.run import account as figures
@@ -97,6 +97,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._left_beyond, self._begins_plan = 0, False
         self._hooks = Hooks(executor, self, min_size_bytes)
         self._states = OptimizerStates(executor, self, min_size_bytes)
+        self._states.parameters.budget_bytes = lambda: learner.budget_bytes
         self._following = Following(executor, self._recomputes, self._states.entry_of)
         self._limit = AllocatorLimit(executor.residence, self._surprises)
         self._room = MakingRoom(executor, self._states, self._limit, learner)
@@ -403,6 +404,8 @@ class TrainingRun(RunFigures, Director, Conductor):
     def _await_updates(self, root: torch.nn.Module | None) -> None:
         """Look at each forward for the end of the step, unless optimizers step as usual."""
         self._hooks.read = False
+        if self._updates.active and self._states.parameters.are_away and alive_of(torch.optim.Optimizer):
+            self._updates.active = False  # a look at parameters would bring them all back: an optimizer will step
         if self._updates.active:
             self._updates.begin(root, self.device)
         if not (self._updates.active or self._in_optimizer):

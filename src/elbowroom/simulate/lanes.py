@@ -138,12 +138,12 @@ def _agenda(step: LastStep, moves: Moves) -> tuple[Ints, Ints, Ints]:
     """Return all that is due, in order: positions, kinds, and moves (for WAIT the number of writes)."""
     needed, every = need(step, moves), np.arange(len(moves.n), dtype=np.int64)
     waiting = waits(step, moves, needed, int(needed.max()))
-    gone = step.gone[step.storage_of(moves.n)]
+    gone = step.freed[moves.n]
     returns, dropped = every[step.returns[moves.n]], every[~step.returns[moves.n] & (gone < len(step.level))]
     parts = (
         (QUEUE, every, step.saved_at[moves.n]),
         (GIVE_UP, returns, moves.back[returns]),
-        (GIVE_UP, dropped, np.array([step.op_at(point) + 1 for point in listed(gone[dropped])], np.int64)),
+        (GIVE_UP, dropped, _freed_at(step, moves, dropped)),
         (WAIT, np.array(list(waiting.values()), np.int64), np.array(list(waiting), np.int64)),
         (BACK, returns, moves.back[returns]),
         (RUN, np.arange(len(moves.rebuilds)), np.array([r.position for r in moves.rebuilds], np.int64)),
@@ -158,6 +158,13 @@ def _agenda(step: LastStep, moves: Moves) -> tuple[Ints, Ints, Ints]:
     first = np.where((kinds == QUEUE) | (kinds == RUN), which, rank[np.clip(which, 0, len(every))])
     order = np.lexsort((first, kinds, positions))
     return positions[order], kinds[order], which[order]
+
+
+def _freed_at(step: LastStep, moves: Moves, which: Ints) -> Ints:
+    """Return the positions at which storages of moves are freed that are not used again."""
+    points = listed(step.freed[moves.n[which]])
+    after = np.array([step.op_at(point) + 1 for point in points], np.int64)
+    return np.where(moves.n[which] < len(step.saves), after, step.first_read[moves.n[which]])
 
 
 class _Walk:

@@ -275,6 +275,7 @@ def equal_steps(step: LastStep, moves: Moves, away: Away, use: AllocatorUse, ste
     """
     due = sorted([*_inside(step, moves, away), *_emptied(step)], key=_in_order)
     wrapping = set(listed(step.storage_of(moves.n[moves.wraps])))
+    wrapping |= {old for new, old in step.replaced.items() if new in wrapping}
     late = _made_in_steps(step) if use.from_first else {}
     set_up_end = _set_up_end(step.trace) if use.from_first else 0
     before = _before(step, everything=False, set_up_end=set_up_end)

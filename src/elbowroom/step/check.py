@@ -109,6 +109,8 @@ def _misplaced_state(step: LastStep, swap: Swap, n: int, ticks: set[int]) -> str
     cyclic = next_use <= out
     if swap.out_after_op != out:
         return f"out_after_op {swap.out_after_op} is not its last use before it is idle; allowed is {out}"
+    if not step.returns[n]:
+        return None if back == next_use else f"it is not used again, so back_before_op must be {next_use}"
     if cyclic and not (step.first_op <= back <= next_use or out + 1 < back <= step.end_op):
         ways = f"{step.first_op} to {next_use}, in the next step, or {out + 2} to {step.end_op}"
         return f"back_before_op {back} is not before its next use; allowed are {ways}"

@@ -1,12 +1,12 @@
 """Windows: when no op of a step uses its optimizer states, gradients and parameters.
 
-Each state and gradient has at most one window: the longest time between two successive ops that read or write it. If it
+Each state has at most one window: the longest time between two successive ops that read or write it. If it
 outlives the step, the time from its last use to its first in the next step counts too. An optimizer's step may be
 carried out in parts. Then a part uses all its states from its first op to its last. Only these states may be away.
-A gradient may be away from the end of an accumulation to its next use. That use must be another accumulation or a part.
-The runtime gets control at both, and no other code has asked for the gradient. A parameter has a window between any
-two of its uses, but for those in the same part of an optimizer's step. The runtime must get control at each op that
-reads or writes it.
+A gradient has several: from the end of each accumulation to its next use. That use must be another accumulation or a
+part. The runtime gets control at both, and no other code has asked for the gradient. It has one more after its last
+part: released_gradients.py. A parameter has a window between any two of its uses, but for those in the same part of an
+optimizer's step. The runtime must get control at each op that reads or writes it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ STATES: tuple[Category, ...] = ("optimizer_state", "gradient")
 
 
 class Window(NamedTuple):
-    """A storage is idle from a position until its next use; a next use that is not later is in the next step."""
+    """A storage is idle from a position until its next use; a next use that is not later is in the next step.
+
+    `freed` is the point at which a storage that is not used again is freed, directly before the position `next_use`;
+    None if it is used again.
+    """
 
     storage: int
     idle_from: int
     next_use: int
+    freed: int | None = None
 
 
 def state_windows(trace: Trace, step: Step, at_ns: list[int], stays: list[bool]) -> list[Window]:
@@ -54,9 +59,8 @@ def state_windows(trace: Trace, step: Step, at_ns: list[int], stays: list[bool])
         if stays[storage]:
             idle_ns = at_ns[-1] - at_ns[last[storage] + 1 - step.first_op] + at_ns[first[storage] - step.first_op]
             _note(longest, idle_ns, last, storage, first[storage])
-    for window in _of_gradients(trace, step):
-        _keep(longest, at_ns[window.next_use - step.first_op] - at_ns[window.idle_from - step.first_op], window)
-    found = [*(window for _, window in longest.values()), *_of_parameters(trace, step, stays)]
+    by_parts = (*_of_gradients(trace, step), *_of_parameters(trace, step, stays))
+    found = [*(window for _, window in longest.values()), *by_parts]
     return sorted(found, key=lambda window: (window.idle_from, window.storage))
 
 
@@ -73,7 +77,7 @@ def _of_gradients(trace: Trace, step: Step) -> Iterator[Window]:
         for storage in part.storages if part.kind == "accumulation" else ():
             written.setdefault(storage, []).append(part)
     begin_of = {op: part.first_op for part in inside for op in range(part.first_op, part.end_op)}
-    used = _ops_using(trace, step, set(written))
+    used = ops_using(trace, step, set(written))
     for storage, parts in written.items():
         for part, following in zip(parts, [*parts[1:], None], strict=True):
             uses = used[storage][bisect_left(used[storage], part.end_op) :]
@@ -92,7 +96,7 @@ def _of_parameters(trace: Trace, step: Step, stays: list[bool]) -> Iterator[Wind
             used.setdefault(storage, []).append(part)
         if part.kind == "optimizer":
             part_of.update(dict.fromkeys(range(part.first_op, part.end_op), part.first_op))
-    by_ops = _ops_using(trace, step, set(used))
+    by_ops = ops_using(trace, step, set(used))
     for storage, uses in used.items():
         seen = {op for part in uses for op in range(part.first_op, part.end_op)}
         if not stays[storage] or not seen.issuperset(by_ops[storage]):
@@ -103,7 +107,7 @@ def _of_parameters(trace: Trace, step: Step, stays: list[bool]) -> Iterator[Wind
                 yield Window(storage, part.end_op, following.first_op)
 
 
-def _ops_using(trace: Trace, step: Step, storages: set[int]) -> dict[int, list[int]]:
+def ops_using(trace: Trace, step: Step, storages: set[int]) -> dict[int, list[int]]:
     """Return the ops that read or write each of some storages, ascending."""
     found: dict[int, list[int]] = {storage: [] for storage in storages}
     for op in range(step.first_op, step.end_op):
@@ -116,7 +120,8 @@ def _movable(trace: Trace) -> list[bool]:
     """Return per storage whether it may have a window between any two ops that use it."""
     named = {storage for part in trace.parts if part.kind == "optimizer" for storage in part.storages}
     return [
-        known.category in STATES and known.size_bytes > 0 and (not trace.parts or storage in named)
+        known.size_bytes > 0
+        and ((storage in named and known.category == "optimizer_state") if trace.parts else known.category in STATES)
         for storage, known in enumerate(trace.storages)
     ]
 
@@ -131,9 +136,5 @@ def _note(
     longest: dict[int, tuple[int, Window]], idle_ns: int, last: dict[int, int], storage: int, next_use: int
 ) -> None:
     """Keep the window that begins after the last use if it is longer than the one known."""
-    _keep(longest, idle_ns, Window(storage, last[storage] + 1, next_use))
-
-
-def _keep(longest: dict[int, tuple[int, Window]], idle_ns: int, window: Window) -> None:
-    if idle_ns > longest.get(window.storage, (0,))[0]:
-        longest[window.storage] = (idle_ns, window)
+    if idle_ns > longest.get(storage, (0,))[0]:
+        longest[storage] = (idle_ns, Window(storage, last[storage] + 1, next_use))

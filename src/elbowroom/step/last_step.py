@@ -20,11 +20,15 @@ import numpy.typing as npt
 
 from elbowroom.errors import UsageError
 from elbowroom.step.idle_windows import Window, parts_of, state_windows
+from elbowroom.step.released_gradients import Lives, released_windows, replaced_gradients
 from elbowroom.trace import Category, Part, Save, Step, Trace
 from elbowroom.units import NONE, format_bytes
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+
+_LEAVE: dict[Category, int] = {"parameter": 0, "optimizer_state": 1, "gradient": 2}
+"""In which order a run lets storages leave at one place."""
 
 SWAPPABLE: tuple[Category, ...] = ("activation", "temporary", "workspace")
 
@@ -58,8 +62,12 @@ class LastStep:
         saved_at: per window, position of the save; idle_from for states and gradients.
         idle_from: per window, position; end_op if something else holds a save all the time.
         first_read: per window, position of the next use; end_op if a save is never read back. If it is not after
-            idle_from, the window goes on in the next step.
+            idle_from, the window goes on in the next step. For a gradient that is not used again, it is where that
+            is freed.
         returns: per window, whether it is used again at all.
+        freed: per window, the point at which its storage is freed. For a gradient that outlives the step without being
+            used again, that is the point of the next step; 0 if it is freed between the two.
+        replaced: by such a gradient, the one of the step before that is freed there.
         repeated: per window, whether its storage has another one, as it was saved more than once in the step.
         written_op: per window, the first op from saved_at on that writes it before it is read back, else end_op.
         used_op: per window, the first op from idle_from on that reads or writes it before it is read back, else end_op.
@@ -89,6 +97,8 @@ class LastStep:
     idle_from: Ints
     first_read: Ints
     returns: Flags
+    freed: Ints
+    replaced: Mapping[int, int]
     repeated: Flags
     written_op: Ints
     used_op: Ints
@@ -110,11 +120,11 @@ class LastStep:
 
     @property
     def window_of(self) -> dict[int, int]:
-        """The window of each storage that has one; the first one of a parameter."""
+        """The window of each storage that has one; the first one of a parameter or gradient."""
         return {storage: n for n, storage in reversed(list(enumerate(listed(self.storage))))}
 
     def windows_of(self, swaps: Iterable[tuple[int, int]]) -> list[int | None]:
-        """Return the window of each swap, given as (storage, out_after_op). Only a parameter has several."""
+        """Return the window of each swap, given as (storage, out_after_op). A parameter or gradient has several."""
         first, only = len(self.saves), self.window_of
         places = zip(listed(self.storage[first:]), listed(self.idle_from[first:]), strict=True)
         n_of = {(storage, position - 1): n for n, (storage, position) in enumerate(places, first)}
@@ -129,9 +139,8 @@ class LastStep:
 
         A window that wraps is away from `begin` to the step's end, and from its start to `end`.
         """
-        gone = self.gone[self.storage_of(n)]
         begin = self.points(self.idle_from[n])
-        end = np.where(self.returns[n], np.minimum(self.points(back), gone), gone)
+        end = np.where(self.returns[n], np.minimum(self.points(back), self.freed[n]), self.freed[n])
         return begin, np.where(self.wraps(n, back), end, np.maximum(begin, end))
 
     def storage_of(self, n: Ints) -> Ints:
@@ -195,12 +204,17 @@ def _derived(trace: Trace) -> LastStep:
     saves = tuple(s for s in trace.saves if step.first_op <= s.saved_at <= step.end_op)
     at_ns = _cumulative(trace.ops[p].duration_ns for p in range(step.first_op, step.end_op))
     level, point_of, born, gone = _levels(trace, step)
-    states = _states(trace, step, saves, at_ns, (born == 0) & (gone == len(level)))
+    lives = Lives(born=listed(born), gone=listed(gone), end=len(level))
+    replaced = replaced_gradients(trace, step, lives)
+    released = released_windows(trace, step, lives, listed(point_of), replaced)
+    states = _states(trace, step, saves, at_ns, (born == 0) & (gone == len(level)), released)
     per_window = _per_save(trace, step, saves) | {"storage": _ints(s.storage for s in saves)}
     per_window = {name: np.concatenate([values, _of_states(step, states, name)]) for name, values in per_window.items()}
     ticks = _ticks(step, saves, inside := parts_of(trace, step))
     marks = np.concatenate([ticks, per_window["idle_from"], per_window["first_read"][len(saves) :]])
-    borders = _borders(level, gone[per_window["storage"]], point_of[marks - step.first_op])
+    freed = gone[per_window["storage"]]
+    borders = _borders(level, freed, _ints(gone[old] for old in replaced.values()), point_of[marks - step.first_op])
+    freed[len(saves) :] = [int(freed[len(saves) + n]) if w.freed is None else w.freed for n, w in enumerate(states)]
     sizes = _ints(storage.size_bytes for storage in trace.storages)
     return LastStep(
         trace=trace,
@@ -219,7 +233,9 @@ def _derived(trace: Trace) -> LastStep:
         slot_peak=np.maximum.reduceat(level, borders),
         ticks=ticks,
         size=sizes[per_window["storage"]],
-        returns=np.array([bool(s.read_at) for s in saves] + [True] * len(states), dtype=np.bool_),
+        returns=np.array([*(bool(s.read_at) for s in saves), *(w.freed is None for w in states)], dtype=np.bool_),
+        freed=freed,
+        replaced=replaced,
         repeated=_repeated(per_window["storage"]),
         storage_bytes=sizes,
         first_event=bisect_left(trace.events, step.first_op, key=itemgetter(0)),
@@ -228,11 +244,24 @@ def _derived(trace: Trace) -> LastStep:
     )
 
 
-def _states(trace: Trace, step: Step, saves: tuple[Save, ...], at_ns: Ints, stays: Flags) -> list[Window]:
-    """Return the windows of states and gradients; `stays` says which storages are allocated all through the step."""
+def _states(
+    trace: Trace, step: Step, saves: tuple[Save, ...], at_ns: Ints, stays: Flags, released: Iterable[Window]
+) -> list[Window]:
+    """Return the windows of what outlives its use, in the order in which they begin.
+
+    Args:
+        trace: the trace.
+        step: its last step.
+        saves: what autograd saves in it.
+        at_ns: per position, its time.
+        stays: per storage, whether it is allocated all through the step.
+        released: the windows of gradients after their last use.
+    """
     saved = {save.storage for save in saves}
     lasting = [stay and s not in saved for s, stay in enumerate(stays.tolist())]
-    return [found for found in state_windows(trace, step, at_ns.tolist(), lasting) if found.storage not in saved]
+    found = (*state_windows(trace, step, at_ns.tolist(), lasting), *released)
+    places = [(w.idle_from, _LEAVE.get(trace.storages[w.storage].category, 0), w.storage, w) for w in found]
+    return [w for *_, w in sorted(places) if w.storage not in saved]
 
 
 def _ticks(step: Step, saves: tuple[Save, ...], parts: tuple[Part, ...]) -> Ints:

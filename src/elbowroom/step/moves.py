@@ -160,7 +160,9 @@ def ticks_of(step: LastStep, moves: Moves) -> Ints:
     states = moves.n[moves.n >= len(step.saves)]
     if not len(states):
         return step.ticks
-    own = (step.saved_at[states], step.first_read[states], moves.back[moves.n >= len(step.saves)])
+    again = states[step.returns[states]]
+    back = moves.back[(moves.n >= len(step.saves)) & step.returns[moves.n]]
+    own = (step.saved_at[states], step.first_read[again], back)
     return np.unique(np.concatenate([step.ticks, [step.first_op], *own]))
 
 

@@ -46,7 +46,7 @@ class Action:
 
 
 class StateSlot(NamedTuple):
-    """One optimizer state of a part, the gradient of an accumulation, or a parameter of a use.
+    """One optimizer state of a part, the gradient of an accumulation or of a part, or a parameter of a use.
 
     The size and the dtype are those that the run must find. `n` is the window that begins there if it is swapped, else
     None.
@@ -77,6 +77,7 @@ class Schedule:
         on_part: by (part, whether it ends there), what to do.
         gradients: the gradient of each accumulation; empty if no gradient is swapped.
         on_gradient: by (accumulation, whether it ends there), what to do.
+        released: the gradients of each part, that nothing uses after it; empty if none is swapped there.
         uses: the parameters of each use; empty if no parameter is swapped and nothing is due at a use.
         on_use: by (use, whether it ends there), what to do.
         on_begin: what to do when the step begins.
@@ -95,6 +96,7 @@ class Schedule:
     on_part: Mapping[tuple[int, bool], Action] = field(default_factory=dict[tuple[int, bool], Action])
     gradients: tuple[StateSlot, ...] = ()
     on_gradient: Mapping[tuple[int, bool], Action] = field(default_factory=dict[tuple[int, bool], Action])
+    released: tuple[tuple[StateSlot, ...], ...] = ()
     uses: tuple[tuple[StateSlot, ...], ...] = ()
     on_use: Mapping[tuple[int, bool], Action] = field(default_factory=dict[tuple[int, bool], Action])
     on_begin: Action | None = None
@@ -151,6 +153,7 @@ def compile_schedule(trace: Trace, plan: Plan, waiting: Mapping[int, int] | None
         on_part=_at_borders(step.parts, at),
         gradients=_slots_of_gradients(step, moves),
         on_gradient=_at_borders(step.accumulations, at),
+        released=_slots_of_released(step, moves),
         uses=_slots_of_uses(step, moves, at),
         on_use=_at_borders(step.uses, at),
         on_begin=at.get(step.first_op),
@@ -175,12 +178,24 @@ def _at_borders(parts: Sequence[Part], at: Mapping[int, Action]) -> dict[tuple[i
 def _slots_of_gradients(step: LastStep, moves: Moves) -> tuple[StateSlot, ...]:
     """Return the gradient of each accumulation, with its window if it is swapped; empty if no gradient is."""
     begins = _begins(step, moves)
-    slots = [
-        StateSlot(known.size_bytes, known.dtype, begins.get((part.storages[0], part.end_op)))
-        for part in step.accumulations
-        for known in (step.trace.storages[part.storages[0]],)
-    ]
-    return tuple(slots) if any(slot.n is not None for slot in slots) else ()
+    slots = [_slot(step, part.storages[0], begins.get((part.storages[0], part.end_op))) for part in step.accumulations]
+    moved = any(step.trace.storages[int(step.storage[n])].category == "gradient" for n in begins.values())
+    return tuple(slots) if moved else ()
+
+
+def _slots_of_released(step: LastStep, moves: Moves) -> tuple[tuple[StateSlot, ...], ...]:
+    """Return the gradients of each part, with their windows after it; empty if no gradient is swapped there."""
+    begins, known = _begins(step, moves), step.trace.storages
+    found = tuple(
+        tuple(_slot(step, s, begins.get((s, part.end_op))) for s in part.storages if known[s].category == "gradient")
+        for part in step.parts
+    )
+    return found if any(slot.n is not None for slots in found for slot in slots) else ()
+
+
+def _slot(step: LastStep, storage: int, n: int | None) -> StateSlot:
+    known = step.trace.storages[storage]
+    return StateSlot(known.size_bytes, known.dtype, n)
 
 
 def _slots_of_uses(step: LastStep, moves: Moves, at: Mapping[int, Action]) -> tuple[tuple[StateSlot, ...], ...]:
@@ -190,11 +205,7 @@ def _slots_of_uses(step: LastStep, moves: Moves, at: Mapping[int, Action]) -> tu
         (s, part.end_op) in begins for part in step.uses for s in part.storages
     ):
         return ()
-    known = step.trace.storages
-    return tuple(
-        tuple(StateSlot(known[s].size_bytes, known[s].dtype, begins.get((s, part.end_op))) for s in part.storages)
-        for part in step.uses
-    )
+    return tuple(tuple(_slot(step, s, begins.get((s, part.end_op))) for s in part.storages) for part in step.uses)
 
 
 def _begins(step: LastStep, moves: Moves) -> dict[tuple[int, int], int]:
@@ -206,9 +217,9 @@ def _slots_of_parts(step: LastStep, moves: Moves) -> tuple[tuple[StateSlot, ...]
     """Return the states of each part, with their windows if they are swapped."""
     states = {n for n in listed(moves.n) if n >= len(step.saves)}
     window_of = {int(step.storage[n]): n for n in states}
-    storages = step.trace.storages
+    known = step.trace.storages
     return tuple(
-        tuple(StateSlot(storages[s].size_bytes, storages[s].dtype, window_of.get(s)) for s in part.storages)
+        tuple(_slot(step, s, window_of.get(s)) for s in part.storages if known[s].category != "gradient")
         for part in step.parts
     )
 

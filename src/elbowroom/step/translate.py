@@ -47,12 +47,14 @@ class MovableParts(NamedTuple):
     """Places around which states and gradients may move.
 
     Attributes:
-        of_optimizers: parts of optimizers' steps.
+        of_optimizers: parts of optimizers' steps, with their states.
         accumulations: accumulations of gradients.
+        released: parts of optimizers' steps, with the gradients that they are the last to use.
     """
 
     of_optimizers: list[Part]
     accumulations: list[Part]
+    released: list[Part]
 
 
 def translated(plan: Plan, source: Trace, trace: Trace) -> Plan:
@@ -157,13 +159,22 @@ def _large_parts(step: LastStep, other: LastStep) -> MovableParts:
     its = [s for part in (*other.parts, *other.accumulations) for s in part.storages]
     least_bytes = min((int(other.storage_bytes[s]) for s in its), default=0)
 
-    def large(parts: Sequence[Part]) -> list[Part]:
+    def large(parts: Sequence[Part], *, gradients: bool) -> list[Part]:
+        known = step.trace.storages
         return [
-            replace(part, storages=tuple(s for s in part.storages if step.storage_bytes[s] >= least_bytes))
+            replace(
+                part,
+                storages=tuple(
+                    s
+                    for s in part.storages
+                    if known[s].size_bytes >= least_bytes and (known[s].category == "gradient") is gradients
+                ),
+            )
             for part in parts
         ]
 
-    return MovableParts(large(step.parts), [part for part in large(step.accumulations) if part.storages])
+    written = [part for part in large(step.accumulations, gradients=True) if part.storages]
+    return MovableParts(large(step.parts, gradients=False), written, large(step.parts, gradients=True))
 
 
 def _states(here: LastStep, there: LastStep, parts: MovableParts, its_parts: MovableParts) -> dict[int, int]:
@@ -197,7 +208,7 @@ def _swap(
 ) -> Swap:
     """Translate one swap. Raises InvalidPlan."""
     storage = storage_of.get(swap.storage)
-    n = None if storage is None else there.window_of.get(storage)
+    n = None if storage is None else _window(swap, storage, there, mine, its)
     if storage is None or n is None:
         raise InvalidPlan(
             f"plan: it swaps storage {swap.storage} of its trace, which is not a saved storage, state or gradient that "
@@ -207,5 +218,16 @@ def _swap(
     later = [landmark for landmark in mine if mine[landmark] >= swap.back_before_op and landmark in its]
     first = min((mine[landmark] for landmark in later), default=None)
     back = min((its[landmark] for landmark in later if mine[landmark] == first), default=there.end_op)
+    if n >= len(there.saves) and not there.returns[n]:
+        back = int(there.first_read[n])
     out = int(there.saved_at[n] if n < len(there.saves) else there.idle_from[n]) - 1
     return replace(swap, storage=storage, out_after_op=out, back_before_op=back)
+
+
+def _window(
+    swap: Swap, storage: int, there: LastStep, mine: dict[Landmark, int], its: dict[Landmark, int]
+) -> int | None:
+    """Return the window of the other trace that begins where the swap does, of those of a storage."""
+    begins = {its[each] for each in mine if mine[each] == swap.out_after_op + 1 and each in its}
+    own = (n for n in range(len(there.saves), len(there.storage)) if int(there.storage[n]) == storage)
+    return next((n for n in own if int(there.idle_from[n]) in begins), there.window_of.get(storage))

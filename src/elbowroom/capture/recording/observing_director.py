@@ -19,6 +19,7 @@ from elbowroom.capture.recording.recorder import Recorder
 from elbowroom.capture.recording.user_profile import UserProfile
 from elbowroom.engine.entries import Entry
 from elbowroom.engine.executor import Executor
+from elbowroom.engine.gradient_hooks import GRAD
 from elbowroom.engine.saved_tensors import Director, Handle
 from elbowroom.engine.storages import reachable
 from elbowroom.torch_compat.core import holders_of, in_backward, never_compiled, next_node_number, version_of
@@ -199,7 +200,8 @@ def optimizer_ended(recorder: Recorder | None, optimizer: torch.optim.Optimizer)
     recorder.optimizer_runs(False)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     recorder.classify("parameter", parameters)
-    recorder.classify("gradient", (p.grad for p in parameters if p.grad is not None))
+    # `p.grad` would bring back gradients that are away; see engine/gradients.py.
+    recorder.classify("gradient", (gradient for p in parameters if (gradient := GRAD.__get__(p)) is not None))
     # `optimizer.state` would bring back states that are away; see engine/optimizer_states.py.
     mappings = (values for values in vars(optimizer).get("state", {}).values() if isinstance(values, dict))
     state = (value for values in mappings for value in values.values())

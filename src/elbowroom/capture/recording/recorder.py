@@ -212,6 +212,17 @@ class Recorder:
         )
         self._note(Note("part_ends", blocks=blocks, category=category))
 
+    def released(self, gradients: Iterable[tuple[torch.UntypedStorage, torch.dtype]]) -> None:
+        """Note that nothing reads these gradients after the part that has just ended."""
+        blocks = tuple(
+            RecordedBlock(storage.data_ptr(), storage.nbytes(), dtype_name(dtype)) for storage, dtype in gradients
+        )
+        self._note(Note("released", blocks=blocks))
+
+    def absent(self, entry: Entry, dtype: torch.dtype) -> None:
+        """Note a gradient that is away where the recording begins."""
+        self._note(Note("absent", entry, (RecordedBlock(0, entry.size_bytes, dtype_name(dtype)),)))
+
     def used(self, parameters: Iterable[tuple[torch.UntypedStorage, torch.dtype]]) -> None:
         """Note that the op that begins uses the bytes of these parameters."""
         blocks = tuple(

@@ -20,13 +20,19 @@ class _Seen:
     end_op: int
     storages: tuple[int, ...]
     category: Category
+    released: tuple[int, ...] = ()
 
 
 @final
 class StatesSeen:
-    """Parts in the making, and the storage of each absence."""
+    """Parts in the making, and the storage of each absence.
+
+    Attributes:
+        away: storages that have left and are not back.
+    """
 
     def __init__(self) -> None:
+        self.away: set[int] = set()
         self._first_op = 0
         self._parts: list[_Seen] = []
         self._absent: dict[int, int] = {}
@@ -39,17 +45,23 @@ class StatesSeen:
         """End the part before an op; it used these storages."""
         self._parts.append(_Seen(self._first_op, op, tuple(dict.fromkeys(storages)), category))
 
+    def released(self, gradients: Sequence[int]) -> None:
+        """Note the gradients that the part that has just ended is the last to use."""
+        self._parts[-1] = replace(self._parts[-1], released=tuple(dict.fromkeys(gradients)))
+
     def used(self, first_op: int, end_op: int, parameters: Sequence[int]) -> None:
         """Note an op that used parameters."""
         self._parts.append(_Seen(first_op, end_op, tuple(dict.fromkeys(parameters)), "parameter"))
 
     def asked(self, gradient: int) -> None:
         """Note that Python read a gradient: that may happen at any time, so the gradient does not move."""
-        self._parts = [each for each in self._parts if gradient not in each.storages]
+        parts = [each for each in self._parts if gradient not in each.storages]
+        self._parts = [replace(each, released=tuple(s for s in each.released if s != gradient)) for each in parts]
 
     def left(self, entry: object, storage: int) -> None:
         """Note that a storage has left."""
         self._absent[id(entry)] = storage
+        self.away.add(storage)
 
     def of(self, entry: object) -> int | None:
         """Return the storage of an absence; None if that began before the recording."""
@@ -64,7 +76,10 @@ class StatesSeen:
     def renumber(self, new: Sequence[int]) -> None:
         """Give the storages new numbers."""
         self._absent = {entry: new[storage] for entry, storage in self._absent.items()}
-        self._parts = [replace(each, storages=tuple(new[s] for s in each.storages)) for each in self._parts]
+        self._parts = [
+            replace(each, storages=tuple(new[s] for s in each.storages), released=tuple(new[s] for s in each.released))
+            for each in self._parts
+        ]
 
     def parts(self) -> tuple[Part, ...]:
         """Return the parts as a trace has them."""
@@ -72,7 +87,7 @@ class StatesSeen:
             Part(
                 first_op=each.first_op,
                 end_op=each.end_op,
-                storages=each.storages,
+                storages=(*each.storages, *(s for s in each.released if s not in each.storages)),
                 kind=_KINDS[each.category],
             )
             for each in self._parts

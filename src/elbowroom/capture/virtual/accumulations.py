@@ -1,7 +1,8 @@
 """Accumulations on a virtual device: where backward writes the gradient of a parameter.
 
 They are parts of a trace as in a run (Note: [Gradients away] in engine/gradients.py). Some gradients stay: those that
-something else refers to once they are written, and those that Python reads before their next use.
+something else refers to once they are written, and those that Python reads before their next use. A part of an
+optimizer's step names its gradients, unless Python reads them later: see Note: [Gradients after their part] there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[repor
 from elbowroom.capture.virtual.ledger import Ledger
 from elbowroom.capture.virtual.tensor import gradient_of
 from elbowroom.capture.virtual.torch_cuda.attributes import Asked
+from elbowroom.engine.zeroing import Zeroing
 from elbowroom.torch_compat.core import storage_holders
 
 
@@ -33,11 +35,16 @@ class Accumulations:
         self._least_bytes = least_bytes
         self._handles: dict[int, tuple[weakref.ref[torch.Tensor], list[Any]]] = {}
         self._away: dict[int, int] = {}
+        self._of_step: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
         self._stay: set[int] = set()
+        self._stay_later: set[int] = set()
+        self._zeroing = Zeroing()
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Watch the accumulations of these parameters from now on."""
         Asked.gradient = self._asked
+        self._zeroing.open()
         for parameter in parameters:
             known = self._handles.get(id(parameter))
             if isinstance(parameter, UninitializedTensorMixin):  # a lazy module's; it is watched from its next call on
@@ -51,14 +58,22 @@ class Accumulations:
         """Note that a part of an optimizer's step uses the gradients of these parameters."""
         for parameter in parameters:
             self._away.pop(id(parameter), None)
+            self._ended.pop(id(parameter), None)
+
+    def part_ends(self, parameters: Iterable[torch.Tensor]) -> tuple[int, ...]:
+        """Note that a part of an optimizer's step ends. Returns its gradients that nothing reads after it."""
+        numbers = {id(each): self._of_step.pop(id(each)) for each in parameters if id(each) in self._of_step}
+        self._ended |= numbers
+        return tuple(number for key, number in numbers.items() if key not in self._stay_later)
 
     def step_ends(self) -> None:
-        """Note that a step ends: all gradients are on the device."""
+        """Note that a step ends."""
         self._away.clear()
 
     def close(self) -> None:
         """Leave the parameters as they were."""
         Asked.gradient = None
+        self._zeroing.close()
         for _, handles in self._handles.values():
             for handle in handles:
                 handle.remove()
@@ -83,11 +98,18 @@ class Accumulations:
         elif self._ledger.storages[number].size_bytes >= self._least_bytes:
             self._ledger.classify("gradient", [gradient])
             self._ledger.part_ends([gradient], self._least_bytes, "accumulation")
-            self._away[id(parameter)] = number
+            self._away[id(parameter)] = self._of_step[id(parameter)] = number
+            self._ended.pop(id(parameter), None)
 
     def _asked(self, parameter: torch.Tensor) -> None:
         """Note that Python is about to read a gradient."""
-        number = self._away.pop(id(parameter), None)
+        if self._zeroing.on:
+            return
+        number, later = self._away.pop(id(parameter), None), self._ended.pop(id(parameter), None)
         if number is not None:
             self._stay.add(id(parameter))
+            self._of_step.pop(id(parameter), None)
             self._ledger.drop_parts_of(number)
+        if later is not None and gradient_of(parameter) is not None:
+            self._stay_later.add(id(parameter))
+            self._ledger.is_read_later(later)

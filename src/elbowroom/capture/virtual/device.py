@@ -27,6 +27,7 @@ from elbowroom.capture.virtual.ledger_trace import assemble
 from elbowroom.capture.virtual.mode import VirtualMode
 from elbowroom.capture.virtual.ops import routing
 from elbowroom.capture.virtual.saves import Saves
+from elbowroom.capture.virtual.tensor import gradient_of
 from elbowroom.capture.virtual.torch_cuda import threads
 from elbowroom.capture.virtual.torch_cuda.groups import Groups
 from elbowroom.capture.virtual.torch_cuda.library_settings import CudnnModel, ModelledDevice
@@ -303,7 +304,8 @@ class VirtualDevice:
     def _part_ends(self, optimizer: torch.optim.Optimizer, portion: Portion) -> None:
         values = (optimizer.state.get(parameter, {}).values() for parameter in portion.parameters())
         states = [each for found in values for each in found if isinstance(each, torch.Tensor)]
-        self.ledger.part_ends(states, self._min_size_bytes)
+        gradients = () if self._accumulations is None else self._accumulations.part_ends(portion.parameters())
+        self.ledger.part_ends(states, self._min_size_bytes, gradients=gradients)
 
     def _host_step_ends(self, optimizer: Any) -> None:
         """Count a step on the CPU, which is no step of the device; a script with only such steps is left after some."""
@@ -333,6 +335,8 @@ class VirtualDevice:
             self._accumulations.step_ends()
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         self.ledger.classify("parameter", parameters)
-        self.ledger.classify("gradient", (each.grad for each in parameters if each.grad is not None))
+        # `each.grad` would tell that Python reads it
+        gradients = (gradient for each in parameters if (gradient := gradient_of(each)) is not None)
+        self.ledger.classify("gradient", gradients)
         state = (value for values in optimizer.state.values() for value in values.values())
         self.ledger.classify("optimizer_state", (value for value in state if isinstance(value, torch.Tensor)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, final
 
 import torch
@@ -238,14 +239,38 @@ class Ledger:
         """Note that a part of an optimizer's step, or an accumulation, begins."""
         self._part_begin = len(self.ops)
 
-    def part_ends(self, states: Iterable[torch.Tensor], least_bytes: int, kind: PartKind = "optimizer") -> None:
-        """Note that a part ends, and the states or the gradient it needed on the device; smaller ones never leave."""
+    def part_ends(
+        self,
+        states: Iterable[torch.Tensor],
+        least_bytes: int,
+        kind: PartKind = "optimizer",
+        gradients: Iterable[int] = (),
+    ) -> None:
+        """Note that a part ends, and the states or the gradient it needed on the device; smaller ones never leave.
+
+        Args:
+            states: the states of the part, or the gradient of an accumulation.
+            least_bytes: the least size of what may leave.
+            kind: kind of the part.
+            gradients: the gradients that a part is the last to use.
+        """
         large = tuple(n for n in self.numbers_of(states) if self.storages[n].size_bytes >= least_bytes)
-        self.parts.append(Part(first_op=self._part_begin, end_op=len(self.ops), storages=large, kind=kind))
+        all_of_it = tuple(dict.fromkeys((*large, *gradients)))
+        self.parts.append(Part(first_op=self._part_begin, end_op=len(self.ops), storages=all_of_it, kind=kind))
 
     def drop_parts_of(self, number: int) -> None:
-        """Drop the parts that name a storage, as it does not leave."""
-        self.parts = [part for part in self.parts if number not in part.storages]
+        """Drop the accumulations of a gradient, as it does not leave."""
+        self.parts = [part for part in self.parts if part.kind == "optimizer" or number not in part.storages]
+        self.is_read_later(number)
+
+    def is_read_later(self, number: int) -> None:
+        """Note that a gradient does not leave after its part."""
+        self.parts = [
+            replace(part, storages=tuple(s for s in part.storages if s != number))
+            if part.kind == "optimizer" and number in part.storages
+            else part
+            for part in self.parts
+        ]
 
     def remark(self, kind: RemarkKind, name: str) -> None:
         """Count a fact that is not known or was assumed."""

@@ -190,8 +190,17 @@ def with_accumulations(trace: Trace) -> Trace:
     """Return a trace with the places at which gradients could have moved; the same trace if it has no parts."""
     if not trace.parts or any(part.kind == "accumulation" for part in trace.parts):
         return trace
-    parts = sorted([*trace.parts, *_accumulations(trace)], key=lambda part: (part.first_op, part.end_op))
+    written = list(_accumulations(trace))
+    gradients = {part.storages[0] for part in written}
+    own = (_with_gradients(trace, part, gradients) if part.kind == "optimizer" else part for part in trace.parts)
+    parts = sorted([*own, *written], key=lambda part: (part.first_op, part.end_op))
     return replace(trace, parts=tuple(parts))
+
+
+def _with_gradients(trace: Trace, part: Part, gradients: set[int]) -> Part:
+    """Return a part that also names the gradients that its ops read."""
+    read = (storage for op in trace.ops[part.first_op : part.end_op] for storage in op.reads if storage in gradients)
+    return replace(part, storages=tuple(dict.fromkeys((*part.storages, *read))))
 
 
 def _accumulations(trace: Trace) -> Iterator[Part]:

@@ -40,7 +40,7 @@ def states_on_offer(problem: Problem) -> Ints:
     if problem.tier is None or not problem.moves_states:
         return np.zeros(0, np.int64)
     n = np.array([i for i in range(first, len(step.size)) if problem.means_of(i) in problem.allow], dtype=np.int64)
-    n = n[(step.size[n] >= max(1, problem.min_size_bytes)) & step.returns[n]]
+    n = n[step.size[n] >= max(1, problem.min_size_bytes)]
     begin, end = step.window(n, step.first_read[n])
     n = n[step.wraps(n, step.first_read[n]) | (begin < end)]
     idle_ns = step.nominal_ns(step.first_read[n]) - step.nominal_ns(step.idle_from[n])
@@ -115,6 +115,8 @@ def placed(problem: Problem, n: Ints, needed: Ints | None = None) -> Problem:
     back, after = step.first_read[n].copy(), float("inf")
     use_ns = step.nominal_ns(step.first_read[n])
     for i in listed(np.lexsort((n, -use_ns))):
+        if not step.returns[n[i]]:  # it is freed there, and not brought back
+            continue
         after = min(float(use_ns[i]), after) - float(back_ns[i])
         back[i] = _start(step, int(n[i]), after, held, problem.budget_bytes)
         begin, end = (int(slot) for slot in step.slots(step.points(np.array([back[i], step.first_read[n[i]]]))))

@@ -1,0 +1,64 @@
+"""Loading: parameters that come to the device while a model is made or moved there, before they pile up.
+
+`Module.to`, `cuda`, `half` and `to_empty` move one parameter after the other. Under `with torch.device("cuda")` each is
+made there and then given to its module. Both are reported here, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, final
+
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from elbowroom.torch_compat.module_moves import apply_of_modules, set_apply_of_modules
+
+
+@final
+class Loading:
+    """Reports the parameters that modules get and move, from now on until `close`.
+
+    Args:
+        moved: called with parameters of a module of which some have just been moved.
+        made: called with a parameter that a module has been given.
+    """
+
+    def __init__(self, moved: Callable[[Iterable[nn.Parameter]], None], made: Callable[[nn.Parameter], None]) -> None:
+        self._moved = moved
+        self._made = made
+        self._apply = apply_of_modules()
+        self._ours = self._reporting(self._apply)
+        set_apply_of_modules(self._ours)
+        self._handle = register_module_parameter_registration_hook(self._registered)
+
+    def _reporting(self, apply: Any) -> Any:
+        moved = self._moved
+
+        @wraps(apply)
+        def reporting(module: nn.Module, fn: Callable[..., Any], recurse: bool = True) -> Any:
+            def one(tensor: Any) -> Any:
+                moved(_own(module))  # those before this one
+                return fn(tensor)
+
+            try:
+                return apply(module, one, recurse)
+            finally:
+                moved(_own(module))
+
+        return reporting
+
+    def _registered(self, _module: nn.Module, _name: str, parameter: Any) -> None:
+        if isinstance(parameter, nn.Parameter):
+            self._made(parameter)
+
+    def close(self) -> None:
+        """Report no more."""
+        self._handle.remove()
+        if apply_of_modules() is self._ours:  # else others have wrapped it
+            set_apply_of_modules(self._apply)
+
+
+def _own(module: nn.Module) -> list[nn.Parameter]:
+    return list(module.parameters(recurse=False))
