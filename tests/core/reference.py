@@ -104,7 +104,8 @@ class Reference:
         idle = swap.out_after_op + 1
         uses = self.uses(storage)
         use = next((position for position in uses if position > idle), uses[0])
-        return Window((1, storage), idle, idle, back, use, back < idle)
+        leaves = ("parameter", "optimizer_state", "gradient").index(self.trace.storages[storage].category)
+        return Window((1, leaves, storage), idle, idle, back, use, back < idle)
 
     def uses(self, storage: int) -> list[int]:
         """Where a state or gradient must be there: at ops that use it, or where the part begins that these are in."""
