@@ -147,7 +147,7 @@ class AwayParts:
         """Leave a storage on the host if it would take the device beyond a limit. Returns whether it stays there."""
         if left is None or most_bytes is None or self._executor.lost:
             return False
-        if torch.cuda.memory_allocated(self._executor.device) + entry.size_bytes <= most_bytes:
+        if self._executor.residence.allocated_bytes() + entry.size_bytes <= most_bytes:
             return False
         self._executor.settle()
         memory = self._executor.lend(entry, from_disk=True)

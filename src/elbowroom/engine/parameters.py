@@ -67,6 +67,8 @@ from elbowroom.torch_compat.op_calls import has_compiled, watcher_of_uses
 from elbowroom.units import NONE, format_bytes
 
 NOTHING = nullcontext()
+LAST_SHARE = 7 / 8
+"""Share of the budget that blocks may hold once a run has ended. The allocator reserves more than its blocks hold."""
 Touched = dict[int, tuple[torch.UntypedStorage, torch.dtype]]
 """Storage key -> storage, and the dtype of the tensor on it, in the order of an operator's arguments."""
 
@@ -266,7 +268,7 @@ class Parameters:
     @property
     def limit_bytes(self) -> int | None:
         """The bytes in blocks that the device may hold once the run has ended; None for no limit."""
-        return None if self._loading is None else self.budget_bytes() * 7 // 8  # the allocator reserves more
+        return None if self._loading is None else int(LAST_SHARE * self.budget_bytes())
 
     def _moved(self, parameters: Iterable[nn.Parameter]) -> None:
         """Let parameters leave that have just been moved to the device."""

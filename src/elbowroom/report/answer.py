@@ -70,8 +70,8 @@ def rendered(
 def _what_next(answer: Estimate) -> Text:
     """Say what to ask where a script does not fit."""
     return Text(
-        f"\nWhat next: `elbowroom plan` with the same words (--gpu {answer.machine}) swaps and recomputes so that it "
-        "trains there, and says how long a step takes. `elbowroom largest` finds the largest batch that fits without."
+        f"\nWhat next: `elbowroom plan` with the same words (--gpu {answer.machine}) says whether it trains there with "
+        "swaps and recomputes, and how long a step takes. `elbowroom largest` finds the largest batch without them."
     )
 
 

@@ -22,7 +22,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import numpy as np
 
@@ -178,7 +178,7 @@ class EqualSteps:
         count: number of steps.
         before: events before the first step.
         due: what is due in each step.
-        first_due: what is due in the first one.
+        events: the events of each step.
     """
 
     step: LastStep
@@ -186,7 +186,7 @@ class EqualSteps:
     count: int
     before: list[Event]
     due: list[_Due]
-    first_due: list[_Due]
+    events: _StepEvents
 
     def most_reserved(self, steps: int) -> int:
         """Return the most bytes reserved in some of the steps, without a limit."""
@@ -209,20 +209,19 @@ class EqualSteps:
         """Replay some steps; with `all_fit`, up to the first allocation that runs out of memory."""
         device = DeviceAllocator(self.settings, None, wait_for_synchronize=False)
         run(device, self.before)
-        blocks, template = _Blocks(self.step, self.before), _Template(self.due)
-        first = template if self.first_due is self.due else _Template(self.first_due)
-        begin, ends = len(self.before), list[int]()
+        begin, ends = len(self.before), np.zeros(0, np.int64)
         if limit_bytes is not None:
             device.allowed_bytes = min(device.allowed_bytes, limit_bytes)
             if all_fit and device.reserved_bytes > limit_bytes:
-                count, device.log.failed = 0, [begin]
+                device.log.failed.append(begin)
+                return _ReplayedSteps(device, begin, ends)
         for turn in range(count):
-            at, events = len(device.log.blocks), list[Event]()
-            ends = [at, *(at + end for end in blocks.play(template if turn else first, events))]
-            _run(device, [*events, *blocks.next_step()], all_fit=all_fit)
+            events, due_at = self.events.of(turn)
+            ends = len(device.log.blocks) + np.array([0, *due_at], np.int64)
+            _run(device, events, all_fit=all_fit)
             if all_fit and device.log.failed:
                 break
-        return _ReplayedSteps(device, begin, np.array(ends, np.int64))
+        return _ReplayedSteps(device, begin, ends)
 
     def _read(self, found: _ReplayedSteps) -> Played:
         done = Replay.of(found.device)
@@ -279,14 +278,17 @@ def equal_steps(step: LastStep, moves: Moves, away: Away, use: AllocatorUse, ste
     late = _made_in_steps(step) if use.from_first else {}
     set_up_end = _set_up_end(step.trace) if use.from_first else 0
     before = _before(step, everything=False, set_up_end=set_up_end)
+    before = [*(e for e in before if e != EMPTY and e[1] not in wrapping and e[1] not in late), EMPTY]
     made = [each for storage, each in late.items() if each is not None and storage not in wrapping]
+    template = _Template(due)
+    first = _Template(sorted([*made, *due], key=_in_order)) if made else template
     return EqualSteps(
         step=step,
         settings=parse_settings(use.settings),
         count=steps,
-        before=[*(e for e in before if e[0] != "empty_cache" and e[1] not in wrapping and e[1] not in late), EMPTY],
+        before=before,
         due=due,
-        first_due=sorted([*made, *due], key=_in_order) if made else due,
+        events=_StepEvents(_Blocks(step, before), first, template),
     )
 
 
@@ -402,6 +404,23 @@ class _Blocks:
         return [("free", name) for names in by_size.values() for name in names]
 
 
+@final
+class _StepEvents:
+    """The events of equal steps. Those of a step are made once, when the first replay comes to it."""
+
+    def __init__(self, blocks: _Blocks, first: _Template, others: _Template) -> None:
+        self._blocks, self._first, self._others = blocks, first, others
+        self._made: list[tuple[list[Event], list[int]]] = []
+
+    def of(self, turn: int) -> tuple[list[Event], list[int]]:
+        """Return the events of a step, and the number of them up to each one that is due in it."""
+        while len(self._made) <= turn:
+            events = list[Event]()
+            ends = self._blocks.play(self._others if self._made else self._first, events)
+            self._made.append(([*events, *self._blocks.next_step()], ends))
+        return self._made[turn]
+
+
 class _Template:
     """Events that are due in a step, sorted once for all equal steps.
 
@@ -456,10 +475,10 @@ def _before(step: LastStep, *, everything: bool, set_up_end: int = 0) -> Sequenc
     on = streams_of(step.trace)
     for place, (_, storage, size) in enumerate(early):
         if place in empties:
-            events.append(("empty_cache",))
+            events.append(EMPTY)
         if everything or storage in at_first or step.gone[storage] > 0:
             events.append(("alloc", storage, size, *on.get(storage, ())) if size > 0 else ("free", storage))
-    return [*events, ("empty_cache",)] if len(early) in empties else events
+    return [*events, EMPTY] if len(early) in empties else events
 
 
 def _emptied(step: LastStep) -> Iterator[_Due]:
@@ -468,7 +487,7 @@ def _emptied(step: LastStep) -> Iterator[_Due]:
     for place in step.trace.empties:
         position = events[place - 1].op + 1 if place else 0
         if step.first_op < position <= step.end_op:
-            yield _Due(int(step.point_of[position - step.first_op]), EMPTIES, ("empty_cache",))
+            yield _Due(int(step.point_of[position - step.first_op]), EMPTIES, EMPTY)
 
 
 def _inside(step: LastStep, moves: Moves, left: Away) -> Iterator[_Due]:

@@ -207,17 +207,11 @@ class Recorder:
         self, states: Iterable[tuple[torch.UntypedStorage, torch.dtype]], category: Category = "optimizer_state"
     ) -> None:
         """Note that a part ends, and the states it needed on the device; for an accumulation, its gradient."""
-        blocks = tuple(
-            RecordedBlock(storage.data_ptr(), storage.nbytes(), dtype_name(dtype)) for storage, dtype in states
-        )
-        self._note(Note("part_ends", blocks=blocks, category=category))
+        self._note(Note("part_ends", blocks=_blocks(states), category=category))
 
     def released(self, gradients: Iterable[tuple[torch.UntypedStorage, torch.dtype]]) -> None:
         """Note that nothing reads these gradients after the part that has just ended."""
-        blocks = tuple(
-            RecordedBlock(storage.data_ptr(), storage.nbytes(), dtype_name(dtype)) for storage, dtype in gradients
-        )
-        self._note(Note("released", blocks=blocks))
+        self._note(Note("released", blocks=_blocks(gradients)))
 
     def absent(self, entry: Entry, dtype: torch.dtype) -> None:
         """Note a gradient that is away where the recording begins."""
@@ -225,10 +219,7 @@ class Recorder:
 
     def used(self, parameters: Iterable[tuple[torch.UntypedStorage, torch.dtype]]) -> None:
         """Note that the op that begins uses the bytes of these parameters."""
-        blocks = tuple(
-            RecordedBlock(storage.data_ptr(), storage.nbytes(), dtype_name(dtype)) for storage, dtype in parameters
-        )
-        self._note(Note("used", blocks=blocks))
+        self._note(Note("used", blocks=_blocks(parameters)))
 
     def asked(self, storage: torch.UntypedStorage) -> None:
         """Note that Python read this gradient between backward and the optimizer's step."""
@@ -335,3 +326,8 @@ def _block(tensor: torch.Tensor, device: torch.device) -> RecordedBlock | None:
     if storage is None or not storage.data_ptr():
         return None
     return RecordedBlock(storage.data_ptr(), storage.nbytes(), dtype_name(tensor.dtype))
+
+
+def _blocks(found: Iterable[tuple[torch.UntypedStorage, torch.dtype]]) -> tuple[RecordedBlock, ...]:
+    """Return the blocks of storages."""
+    return tuple(RecordedBlock(each.data_ptr(), each.nbytes(), dtype_name(dtype)) for each, dtype in found)

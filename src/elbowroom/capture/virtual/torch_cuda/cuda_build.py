@@ -165,7 +165,6 @@ def _set_stream(stream_id: int, **_: Any) -> None:
 
 def _of_cuda(build: _Build) -> dict[str, Any]:
     """Return the functions by torch's names."""
-    memory, ledger = build.memory, build.ledger
     return {
         **dict.fromkeys(("init", "synchronize", "ipc_collect", "sleep", "lock_mutex", "unlock_mutex"), say(None)),
         **dict.fromkeys(("set_sync_debug_mode", "clearCublasWorkspaces", "setMemoryMetadata"), say(None)),
@@ -191,6 +190,14 @@ def _of_cuda(build: _Build) -> dict[str, Any]:
         "getDefaultStream": lambda *_: _stream_data(0),
         "getStreamFromExternal": lambda pointer, *_: _stream_data(pointer // 16),
         "setStream": _set_stream,
+        **_of_memory(build),
+    }
+
+
+def _of_memory(build: _Build) -> dict[str, Any]:
+    """Return the functions that ask the allocator or change it."""
+    memory, ledger = build.memory, build.ledger
+    return {
         "getAllocatorBackend": say("native"),
         "memoryStats": lambda *_: memory.stats(),
         "hostMemoryStats": say({}),

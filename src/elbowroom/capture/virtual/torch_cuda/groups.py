@@ -15,12 +15,13 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from elbowroom.capture.job_rank import JobRank
+from elbowroom.engine.storages import tensors_of
 from elbowroom.errors import CaptureError
 from elbowroom.torch_compat.device_modules import done_work
 
@@ -188,21 +189,13 @@ def _noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def done(group: Any, *args: Any, **how: Any) -> Any:
-        targets = list(_tensors(args[:1]))
-        sources = list(_tensors(args[1:2])) if name not in IN_PLACE else targets
+        targets = list(tensors_of(args[:1]))
+        sources = list(tensors_of(args[1:2])) if name not in IN_PLACE else targets
         assert Groups.current is not None
         with Groups.current.mode.collective(f"c10d.{name}", sources, targets):
             return function(group, *args, **how)
 
     return done
-
-
-def _tensors(given: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for each in given:
-        if isinstance(each, torch.Tensor):
-            yield each
-        elif isinstance(each, list | tuple):
-            yield from _tensors(each)
 
 
 def _stay(_: Any, tensors: Any = None, *_rest: Any, **_how: Any) -> Any:
