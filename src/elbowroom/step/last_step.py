@@ -198,23 +198,18 @@ def last_step(trace: Trace) -> LastStep:
 
 
 def _derived(trace: Trace) -> LastStep:
-    if not trace.steps or trace.steps[-1].end_op <= trace.steps[-1].first_op:
-        raise UsageError("the trace holds no step with ops in it; capture at least one whole training step")
-    step = trace.steps[-1]
+    step = _step_with_ops(trace)
     saves = tuple(s for s in trace.saves if step.first_op <= s.saved_at <= step.end_op)
     at_ns = _cumulative(trace.ops[p].duration_ns for p in range(step.first_op, step.end_op))
     level, point_of, born, gone = _levels(trace, step)
-    lives = Lives(born=listed(born), gone=listed(gone), end=len(level))
-    replaced = replaced_gradients(trace, step, lives)
+    replaced = replaced_gradients(trace, step, lives := Lives(born=listed(born), gone=listed(gone), end=len(level)))
     released = released_windows(trace, step, lives, listed(point_of), replaced)
     states = _states(trace, step, saves, at_ns, (born == 0) & (gone == len(level)), released)
-    per_window = _per_save(trace, step, saves) | {"storage": _ints(s.storage for s in saves)}
-    per_window = {name: np.concatenate([values, _of_states(step, states, name)]) for name, values in per_window.items()}
+    per_window = _per_window(trace, step, saves, states)
     ticks = _ticks(step, saves, inside := parts_of(trace, step))
     marks = np.concatenate([ticks, per_window["idle_from"], per_window["first_read"][len(saves) :]])
-    freed = gone[per_window["storage"]]
-    borders = _borders(level, freed, _ints(gone[old] for old in replaced.values()), point_of[marks - step.first_op])
-    freed[len(saves) :] = [int(freed[len(saves) + n]) if w.freed is None else w.freed for n, w in enumerate(states)]
+    gone_of, gone_before = gone[per_window["storage"]], _ints(gone[old] for old in replaced.values())
+    borders = _borders(level, gone_of, gone_before, point_of[marks - step.first_op])
     sizes = _ints(storage.size_bytes for storage in trace.storages)
     return LastStep(
         trace=trace,
@@ -234,7 +229,7 @@ def _derived(trace: Trace) -> LastStep:
         ticks=ticks,
         size=sizes[per_window["storage"]],
         returns=np.array([*(bool(s.read_at) for s in saves), *(w.freed is None for w in states)], dtype=np.bool_),
-        freed=freed,
+        freed=_freed(gone_of, states),
         replaced=replaced,
         repeated=_repeated(per_window["storage"]),
         storage_bytes=sizes,
@@ -242,6 +237,25 @@ def _derived(trace: Trace) -> LastStep:
         scratch={},
         **per_window,
     )
+
+
+def _step_with_ops(trace: Trace) -> Step:
+    if not trace.steps or trace.steps[-1].end_op <= trace.steps[-1].first_op:
+        raise UsageError("the trace holds no step with ops in it; capture at least one whole training step")
+    return trace.steps[-1]
+
+
+def _per_window(trace: Trace, step: Step, saves: tuple[Save, ...], states: list[Window]) -> dict[str, Ints]:
+    """Return the attributes that have an entry per window: of saves, then of states, gradients and parameters."""
+    found = _per_save(trace, step, saves) | {"storage": _ints(s.storage for s in saves)}
+    return {name: np.concatenate([values, _of_states(step, states, name)]) for name, values in found.items()}
+
+
+def _freed(gone: Ints, states: list[Window]) -> Ints:
+    """Return the point at which the storage of each window is freed; `gone` says it for the step, `states` beyond."""
+    first = len(gone) - len(states)
+    later = [int(gone[first + n]) if window.freed is None else window.freed for n, window in enumerate(states)]
+    return np.concatenate([gone[:first], np.array(later, np.int64)])
 
 
 def _states(
