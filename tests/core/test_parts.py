@@ -11,9 +11,11 @@ from elbowroom.errors import Infeasible, InvalidPlan, InvalidRecord
 from elbowroom.files.record_files import decode, encode
 from elbowroom.plan import Plan, Swap
 from elbowroom.planners import plan
+from elbowroom.simulate.curves import away_points
+from elbowroom.simulate.lanes import play
 from elbowroom.simulate.simulate import simulate
-from elbowroom.step.last_step import last_step
-from elbowroom.step.moves import peak_in_one_go
+from elbowroom.step.last_step import last_step, listed
+from elbowroom.step.moves import moves_of_plan, peak_in_one_go
 from elbowroom.step.schedule import Action, StateSlot, compile_schedule
 from elbowroom.trace import Part, Trace
 from tests.core.build import Build, machine
@@ -149,13 +151,17 @@ def test_the_schedule_says_what_to_do_where_gradients_are_written() -> None:
     assert schedule.peak_allocated_bytes == 200
 
 
-def released(freed: str) -> Trace:
+def released(freed: str, saved: int = 0) -> Trace:
     """Two gradients of 100 bytes, made in turn, and a part of the optimizer's step for each, with a temporary of 50.
 
-    They are freed as the next step begins, between two steps (there is one), or where this one ends.
+    They are freed as the next step begins, between two steps (there is one), or where this one ends; some ops whose
+    results are saved come first.
     """
     build, parts, old = Build(), list[Part](), list[int]()
     for _ in range(2 if freed == "next" else 1):
+        made = [build.op("forward", 10, make=1) for _ in range(saved)]
+        for each in made:
+            build.save(each)
         build.op("forward", 10)
         for each in old:
             build.free(each)
@@ -203,6 +209,22 @@ def test_a_gradient_is_away_after_its_part_until_it_is_freed_and_does_not_come_b
     assert line.peak_allocated_bytes == 150
     optimal = plan(trace, machine(), 150, min_size=1, allow=("swap", "gradient"))
     assert compile_schedule(trace, optimal).peak_allocated_bytes == 150
+
+
+def test_a_gradient_that_leaves_in_the_next_step_leaves_under_the_name_that_it_has_there() -> None:
+    # given a write that ends in the forward of the next step, before that frees the gradient
+    trace, slow = released("next", saved=2), replace(machine(out=5 * 10**9), allocator="")
+    step = last_step(trace)
+    new, old = max(step.replaced.items())
+    made = swapping(trace, (new, step.end_op - 2, step.first_op + 3))
+    # when
+    moves = moves_of_plan(step, made)
+    which, begin, end = away_points(step, moves, play(step, moves, slow, ("disk",)))
+    # then it is away under its old name from the end of the second op on, until that name is freed
+    assert listed(step.storage_away(moves.n[which], begin)) == [old]
+    assert (*begin, *end) == (int(step.point_of[2]), int(step.gone[old]))
+    # and the allocator frees and makes it once a step
+    assert simulate(trace, slow, made).peak_reserved_bytes == simulate(trace, slow).peak_reserved_bytes
 
 
 def test_a_gradient_that_is_not_used_again_is_not_brought_back() -> None:

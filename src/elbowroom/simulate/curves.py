@@ -153,7 +153,8 @@ def at_peak(step: LastStep, moves: Moves, done: Play, heights: Heights) -> tuple
     which, *points = away_points(step, moves, done)
     windows = [(moves.n[which], *points), *((each.n, each.begin, each.end) for each in moves.rebuilds)]
     for n, begin, end in windows:
-        missing.update(step.storage_of(n[(begin <= point) & (point < end)]).tolist())
+        inside = (begin <= point) & (point < end)
+        missing.update(listed(step.storage_away(n[inside], begin[inside])))
     present = [storage for storage in listed(allocated_at(step, point)) if storage not in missing]
     held = [(storage, size) for storage in present if (size := int(step.storage_bytes[storage]))]
     total: dict[Category, int] = {}

@@ -123,8 +123,7 @@ def away_while_waiting(step: LastStep, moves: Moves, waiting: Mapping[int, int])
     first = np.where(leaves, at, whole), np.where(moves.wraps, whole, end)
     # A storage that left in one step is away when the next begins.
     again = np.where(carried < moves.back, step.points(np.minimum(carried, step.end_op)), whole)
-    # One that is not used again is freed in the next step by another name: its play leaves that out.
-    second = np.where(leaves, 0, again)[moves.wraps], np.where(step.returns[moves.n], end, 0)[moves.wraps]
+    second = np.where(leaves, 0, again)[moves.wraps], end[moves.wraps]
     every = np.arange(count, dtype=np.int64)
     which = np.concatenate([every, every[moves.wraps]])
     begins, ends = (np.concatenate(pair) for pair in zip(first, second, strict=True))

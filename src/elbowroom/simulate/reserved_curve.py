@@ -496,7 +496,7 @@ def _inside(step: LastStep, moves: Moves, left: Away) -> Iterator[_Due]:
     on = streams_of(step.trace)
     rank = {i: place for place, i in enumerate(in_order_of_need(step, moves))}
     places = [rank[i] for i in listed(left[0])]
-    windows = [(step.storage_of(moves.n[left[0]]), left[1], left[2], np.array(places, np.int64))]
+    windows = [(step.storage_away(moves.n[left[0]], left[1]), left[1], left[2], np.array(places, np.int64))]
     windows += [(step.storage_of(each.n), each.begin, each.end, each.n) for each in moves.rebuilds]
     for w, columns in enumerate(windows):
         for storage, begin, end, place in zip(*map(listed, columns), strict=True):

@@ -147,6 +147,18 @@ class LastStep:
         """Return the storage id of each window."""
         return self.storage[n]
 
+    def storage_away(self, n: Ints, points: Ints) -> Ints:
+        """Return the storage that each window has away at a point: before a gradient is made, that of the step before.
+
+        See released_gradients.py.
+        """
+        found = self.storage[n]
+        if not self.replaced:
+            return found
+        early = points < self.born[found]
+        old = [self.replaced.get(storage, storage) for storage in listed(found)]
+        return np.where(early, np.array(old, np.int64), found)
+
     def events_of(self, op: int) -> list[tuple[int, int]]:
         """Return (storage, bytes) of the events of an op, bytes < 0 for a free; scratch memory has storage NONE."""
         return _events_by_op(self)[op - self.first_op]

@@ -9,7 +9,7 @@ import numpy as np
 from elbowroom.errors import Infeasible
 from elbowroom.plan import Plan
 from elbowroom.planners.problem import Problem, as_plan, moves_on_demand, peak_of
-from elbowroom.step.last_step import Ints, LastStep, allocated_at, peak_point
+from elbowroom.step.last_step import Ints, LastStep, allocated_at, listed, peak_point
 from elbowroom.step.least_size import least_size
 from elbowroom.step.moves import Moves, need
 from elbowroom.step.owners import owners_of
@@ -139,7 +139,8 @@ def _held(step: LastStep, moves: Moves, point: int) -> list[int]:
     """Return the storages on the device at a point, under some moves."""
     begin, end = step.window(moves.n, moves.back)
     inside = np.where(moves.wraps, (begin <= point) | (point < end), (begin <= point) & (point < end))
-    away = set(step.storage_of(moves.n[inside]).tolist())
+    n = moves.n[inside]
+    away = set(listed(step.storage_away(n, np.full(len(n), point, np.int64))))
     for rebuild in moves.rebuilds:
         away |= set(step.storage_of(rebuild.n[(rebuild.begin <= point) & (point < rebuild.end)]).tolist())
     return [storage for storage in allocated_at(step, point).tolist() if storage not in away]
