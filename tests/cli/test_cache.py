@@ -22,6 +22,22 @@ def test_an_empty_cache_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert "no plans are kept in" in capsys.readouterr().out
 
 
+def test_kept_captures_are_counted_and_cleared(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    captures = folder.with_name("captures")
+    captures.mkdir()
+    (captures / "aa.capture.json.gz").write_bytes(b"abc")
+
+    assert main(["cache"]) == 0
+    assert "and 1 captures of scripts, 3 B," in capsys.readouterr().out
+    assert main(["cache", "--json"]) == 0
+    answer = answered(capsys.readouterr().out, "cache")
+    assert (answer["captures"], answer["captures_bytes"]) == (1, 3)
+
+    assert main(["cache", "--clear"]) == 0
+    assert "deleted 0 plans and 1 captures in" in capsys.readouterr().out
+    assert not list(captures.iterdir())
+
+
 def test_kept_plans_are_listed_and_cleared(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     # given two plans, and a file of somebody else
     folder.mkdir()

@@ -459,13 +459,17 @@ class CacheAnswer:
 
     Attributes:
         folder: folder of the cache.
-        deleted: number of plans that were deleted.
+        deleted: number of plans and captures that were deleted.
         plans: what is kept, the one used last first.
+        captures: number of captures of scripts that are kept.
+        captures_bytes: bytes of their files.
     """
 
     folder: str
     deleted: int
     plans: tuple[KeptPlan, ...]
+    captures: int
+    captures_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,11 @@
-"""`elbowroom cache`: the plans that runs have kept for their next start."""
+"""`elbowroom cache`: the plans and captures that runs have kept for their next start."""
 
 from __future__ import annotations
 
 import argparse
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elbowroom.cli import output
 from elbowroom.cli.answer_types import CacheAnswer, KeptPlan
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def add(verbs: Any) -> None:
     """Add this verb to the parser."""
-    parser = verbs.add_parser("cache", help="the plans that runs keep for their next start")
+    parser = verbs.add_parser("cache", help="the plans and captures that runs keep for their next start")
     parser.add_argument("--clear", action="store_true", help="delete them")
     parser.add_argument("--json", action="store_true", help="answer in JSON")
     parser.set_defaults(execute=execute)
@@ -28,28 +29,49 @@ def add(verbs: Any) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """List what is kept, or delete it."""
+    from elbowroom.capture.script.kept_captures import clear_captures, kept_captures
     from elbowroom.planners.budget.kept_courses import clear, kept_courses
 
     try:
-        deleted, found = clear() if arguments.clear else 0, kept_courses()
+        deleted, gone = (clear(), clear_captures()) if arguments.clear else (0, 0)
+        found, captures = kept_courses(), Captures.of(kept_captures())
     except OSError as problem:
         raise UsageError(f"cache: {problem}") from problem
     if arguments.json:
-        output.write_answer(_answer(found, deleted), output.STDOUT)
+        output.write_answer(_answer(found, captures, deleted + gone), output.STDOUT)
         return 0
     console = output.console()
     if arguments.clear:
-        console.print(f"deleted {deleted} plans in {cache_folder()}")
-    elif not found:
+        console.print(f"deleted {deleted} plans and {gone} captures in {cache_folder()}")
+    elif not found and not captures.count:
         console.print(f"no plans are kept in {cache_folder()}")
     else:
         console.print(_table(found))
+        console.print(f"and {captures.count} captures of scripts, {format_bytes(captures.size_bytes)},")
         console.print(f"in {cache_folder()}; `elbowroom cache --clear` deletes them")
     return 0
 
 
-def _answer(found: list[KeptCourse], deleted: int) -> CacheAnswer:
-    return CacheAnswer(folder=str(cache_folder()), deleted=deleted, plans=tuple(map(_kept, found)))
+class Captures(NamedTuple):
+    """The captures that are kept: their number, and the bytes of their files."""
+
+    count: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, paths: list[Path]) -> Captures:
+        """Count the files at some paths."""
+        return cls(len(paths), sum(path.stat().st_size for path in paths))
+
+
+def _answer(found: list[KeptCourse], captures: Captures, deleted: int) -> CacheAnswer:
+    return CacheAnswer(
+        folder=str(cache_folder()),
+        deleted=deleted,
+        plans=tuple(map(_kept, found)),
+        captures=captures.count,
+        captures_bytes=captures.size_bytes,
+    )
 
 
 def _kept(each: KeptCourse) -> KeptPlan:

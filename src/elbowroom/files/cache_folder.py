@@ -8,6 +8,13 @@ from pathlib import Path
 
 VARIABLE = "ELBOWROOM_CACHE_DIR"
 """Environment variable that names the folder."""
+SWITCH = "ELBOWROOM_KEEPS_PLANS"
+"""Environment variable: "0" keeps no plans and captures, and looks for none."""
+
+
+def is_used() -> bool:
+    """Return whether runs keep plans and captures for their next start."""
+    return os.environ.get(SWITCH) != "0"
 
 
 def cache_folder() -> Path:

@@ -39,6 +39,7 @@ from elbowroom.capture.script.script import capture_in_ram, capture_script
 from elbowroom.capture.steady import as_run
 from elbowroom.engine.ram_guard import RamGuard
 from elbowroom.errors import ElbowroomError, Infeasible, again
+from elbowroom.files.cache_folder import is_used
 from elbowroom.hardware.ram import hard_limits
 from elbowroom.machine import Machine
 from elbowroom.plan import Plan
@@ -268,7 +269,14 @@ def _end_with_input(folder: str) -> None:
 
 
 def _answer(question: Question, machine: Machine) -> Verdict:
-    how: Any = {"machine": machine, "module": question.module, "steps": STEPS, "min_size": question.min_size_bytes}
+    least_bytes = question.min_size_bytes
+    how: Any = {
+        "machine": machine,
+        "module": question.module,
+        "steps": STEPS,
+        "min_size": least_bytes,
+        "kept": is_used(),
+    }
     if machine.compute_capability:
         trace = capture_script(question.path, question.arguments, in_parts=True, **how)
     else:

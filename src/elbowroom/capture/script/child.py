@@ -1,7 +1,8 @@
 """Child: the child process of `capture_script()`; it runs one script on the virtual device and answers through files.
 
 guard.py calls it. FOLDER has machine.json, ORDER is `order.ScriptOrder` as JSON. The child writes files into
-the folder: steps (the number done), phase (what takes the time), trace.json if there is a trace, answer.json last.
+the folder: steps (the number done), phase (what takes the time), trace.json and read.json if there is a trace,
+answer.json last.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from elbowroom.capture.script.on_cpu import hint
 from elbowroom.capture.script.order import COMPILING, WRITING, ScriptOrder
 from elbowroom.capture.script.overlay import SYSTEM, Overlay
 from elbowroom.capture.script.phases import phase_of
+from elbowroom.capture.script.read_files import READ, ReadFiles
 from elbowroom.engine.ram_guard import RamGuard
 from elbowroom.errors import UsageError
 from elbowroom.hardware.ram import hard_limits
@@ -67,11 +69,14 @@ def _capture(order: ScriptOrder, folder: Path, asked: set[str], over: int) -> fa
     if isinstance(code, faults.Fault):
         return code
     device = _device(order, folder)
+    own = _own(folder, order)
+    read = ReadFiles(own)
+    read.start()
     overlay = Overlay(str(folder), _caches(order))
     files.install(overlay, savers.install(overlay))
     written_modules.install(overlay)
     refused: list[str] = []
-    kept_away.CallGuard(_own(folder, order), network=order.network, refused=refused.append).start()
+    kept_away.CallGuard(own, network=order.network, refused=refused.append).start()
     problem: BaseException | None = None
     what = {"steps": lambda: str(device.steps_seen), "phase": lambda: phase_of(device, order.script, order.steps)}
     with _reporting(folder, what):
@@ -95,6 +100,7 @@ def _capture(order: ScriptOrder, folder: Path, asked: set[str], over: int) -> fa
     if order.job and not device.groups.ranks:
         return faults.no_group(order.label, order.job[1])
     _record(device, order, folder)
+    _write(folder / READ, json.dumps(read.seen()))
     return None
 
 

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
 
 from elbowroom.capture.job_rank import JobRank
-from elbowroom.capture.script import guard
+from elbowroom.capture.script import guard, kept_captures
 from elbowroom.capture.script.find_module import module_file
 from elbowroom.capture.script.kept_away import surroundings
 from elbowroom.capture.script.order import COMPILING, TIMEOUT_S, WRITING, ScriptOrder
+from elbowroom.capture.script.read_files import READ
 from elbowroom.capture.script.script_errors import over
 from elbowroom.errors import CaptureError, FormatError, UsageError
 from elbowroom.machine import Machine
@@ -97,6 +98,7 @@ def capture_script(
     network: bool = False,
     compiled: bool = False,
     job: JobRank | None = None,
+    kept: bool = False,
     **listeners: Unpack[Listeners],
 ) -> Trace:
     """Run a training script on a virtual GPU for a few optimizer steps; return the trace of all that it does.
@@ -116,6 +118,7 @@ def capture_script(
         network: let the script use the network, as to download data; it is refused otherwise (docs/safety.md).
         compiled: add a remark on what torch.compile saves for backward, which takes up to 20 seconds more.
         job: the process of many that it is, as `JobRank.of(0, 1024)`, with the environment that torchrun gives it.
+        kept: take the trace of an earlier capture if nothing that the script read has changed, or keep this one.
         listeners: on_step, on_asked, on_phase: see `Listeners` in capture/script/script.py.
 
     Raises:
@@ -135,8 +138,8 @@ def capture_script(
         compiled=compiled,
         job=() if job is None else (job.rank, job.ranks, job.local_ranks),
     )
-    variables = {} if job is None else job.environment()
-    found = _captured(order, _gpu(machine), {**variables, **(environment or {})}, ChildProgress.of(listeners))
+    variables = {**({} if job is None else job.environment()), **(environment or {})}
+    found = _captured(order, _gpu(machine), variables, ChildProgress.of(listeners), kept=kept)
     return with_uses(found, parse_bytes(min_size)) if parameters else found
 
 
@@ -149,6 +152,7 @@ def capture_in_ram(
     steps: int,
     min_size: int,
     counts_files: bool,
+    kept: bool = False,
 ) -> Trace:
     """Run a training script without numbers as it would train on the CPU: see `capture_script`.
 
@@ -160,6 +164,7 @@ def capture_in_ram(
         steps: optimizer steps to record.
         min_size: smaller optimizer states stay.
         counts_files: whether files that are mapped into memory count.
+        kept: as for `capture_script`.
     """
     order = ScriptOrder(
         script=_script_file(path, module),
@@ -171,7 +176,7 @@ def capture_in_ram(
         min_size_bytes=min_size,
         counts_files=counts_files,
     )
-    return _captured(order, machine, {}, ChildProgress.of({}))
+    return _captured(order, machine, {}, ChildProgress.of({}), kept=kept)
 
 
 def _captured(
@@ -179,14 +184,23 @@ def _captured(
     target: Machine,
     environment: Mapping[str, str],
     progress: ChildProgress,
+    *,
+    kept: bool,
 ) -> Trace:
-    """Run a child in a folder of its own and return its trace."""
+    """Return a trace that is kept, or that of a child in a folder of its own."""
+    variables, since_ns = {**os.environ, **environment}, time.time_ns()
+    if kept and (found := kept_captures.find(order, target, variables)) is not None:
+        return found
     with tempfile.TemporaryDirectory(prefix="elbowroom-", ignore_cleanup_errors=True) as place:
         folder = Path(place)
         target.save(folder / "machine.json")
         (folder / "tmp").mkdir()
         code = _run(order, folder, environment, progress)
-        return _answer(order, folder, code, progress.asked)
+        found = _answer(order, folder, code, progress.asked)
+        read = json.loads(_text(folder / READ) or "null")
+    if kept and read is not None:
+        kept_captures.keep(order, target, variables, found, [tuple(each) for each in read], since_ns)
+    return found
 
 
 def _script_file(path: str | os.PathLike[str] | None, module: str | None) -> str:

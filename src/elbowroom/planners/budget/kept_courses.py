@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from elbowroom.errors import ElbowroomError
-from elbowroom.files.cache_folder import cache_folder
+from elbowroom.files.cache_folder import cache_folder, is_used
 from elbowroom.files.record_files import decode, encode, write_whole
 from elbowroom.plan import Plan
 from elbowroom.planners.budget.budgets import held_to
@@ -34,8 +34,6 @@ NEAR_SHARE = 0.97
 MOST_FILES = 200
 """With more files, those that were used longest ago are deleted."""
 SUFFIX = ".course.json"
-SWITCH = "ELBOWROOM_KEEPS_PLANS"
-"""Environment variable: "0" keeps no plans and looks for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +59,7 @@ def kept_or_planned(request: CourseRequest) -> Course:
     Raises:
         Infeasible: no plan that was tried is within the budget.
     """
-    if os.environ.get(SWITCH) == "0":
+    if not is_used():
         return course_within(request)
     key = _key(request)
     found = _find(key, request)
