@@ -51,7 +51,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--family", action="append", help="only cases of this family")
-    parser.add_argument("--case", action="append", help="only this case")
+    parser.add_argument("--case", action="append", help="only this case; of public tables, those with this in their id")
     parser.add_argument("--lib", action="append", help="only models of this library")
     parser.add_argument("--jobs", type=int, default=1, help="cases at the same time")
     parser.add_argument("--limit-s", type=int, default=600, help="time for a case")
@@ -80,7 +80,7 @@ def _arguments() -> argparse.Namespace:
 
 def _asked(kind: str, given: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Record]]]:
     if kind == "public":
-        yield from public.asked(given.public, given.limit_s, given.table)
+        yield from public.asked(given.public, given.limit_s, given.table, given.case)
     elif kind == "snapshots":
         for name, (tokens, autocast) in SNAPSHOTS.items():
             request: Record = {"mode": kind, "data": str(given.snapshots), "name": name}

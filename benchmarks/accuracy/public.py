@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,17 @@ STEPS = 2
 """Optimizer states are there in the second step; sizes do not change."""
 
 
-def asked(data: Path, limit_s: int, only: list[str] | None) -> Iterator[tuple[str, Callable[[], Record]]]:
-    """Id and maker of a record for each job of the tables, and one for the rows of a table that cannot be run again."""
+def asked(
+    data: Path, limit_s: int, only: list[str] | None, cases: list[str] | None
+) -> Iterator[tuple[str, Callable[[], Record]]]:
+    """Id and maker of a record for each job of the tables, and one for the rows of a table that cannot be run again.
+
+    Args:
+        data: folder of the tables.
+        limit_s: time for a job.
+        only: names of tables; None for all.
+        cases: ids that have one of these in them; None for all.
+    """
     for table in TABLES:
         if only and table not in only:
             continue
@@ -34,6 +44,8 @@ def asked(data: Path, limit_s: int, only: list[str] | None) -> Iterator[tuple[st
             name = f"{table}-left-out"
             yield name, lambda n=name, t=table, r=left_out: {"id": n, "family": t, "measured": {}, "left_out": r}
         for members in jobs.values():
+            if cases and not any(each in members[0].id for each in cases):
+                continue
             yield members[0].id, lambda t=table, m=members: _record(t, m, limit_s)
 
 
@@ -46,11 +58,14 @@ def run(*, table: str, spec: Record, rows: list[Record]) -> Record:
     """One job, captured once for each kind of GPU it was measured on, and estimated for each."""
     import torch
 
+    from elbowroom.capture.job_rank import JobRank
     from elbowroom.capture.virtual import VirtualDevice
     from elbowroom.machine import Machine
     from elbowroom.trace import Trace
 
     torch.set_num_threads(1)
+    job = JobRank.of(0, spec["ranks"]) if "ranks" in spec else None
+    os.environ.update({} if job is None else job.environment())
     module = importlib.import_module(f"benchmarks.accuracy.tables.{table}")
     alike: dict[str, str] = getattr(module, "CAPTURED_ON", {})
     traces: dict[str, Trace] = {}
@@ -58,20 +73,22 @@ def run(*, table: str, spec: Record, rows: list[Record]) -> Record:
     for given in rows:
         kind = alike.get(given["gpu"], given["gpu"])
         if kind not in traces:
-            with VirtualDevice(Machine.of(kind), STEPS) as device:
+            with VirtualDevice(Machine.of(kind), STEPS, job=job) as device:
                 module.train(**spec)
             traces[kind] = device.trace()
-        done.append(_estimated(given, traces[kind], getattr(module, "LOADING", "lazy")))
+        machine = Machine.of(given["gpu"], loading=getattr(module, "LOADING", "lazy"))
+        machine = replace(machine, allocator=getattr(module, "ALLOCATOR", machine.allocator))
+        done.append(_estimated(given, traces[kind], machine))
     remarks = {(each.kind, each.name): each.count for trace in traces.values() for each in trace.remarks}
     return {"rows": done, "remarks": [[kind, name, count] for (kind, name), count in remarks.items()]}
 
 
-def _estimated(given: Record, trace: Any, loading: Any) -> Record:
+def _estimated(given: Record, trace: Any, machine: Any) -> Record:
     """A row with its estimate."""
     from elbowroom.answers.estimate import estimate
     from elbowroom.machine import Machine
 
-    found = estimate(trace, Machine.of(given["gpu"], loading=loading))
+    found = estimate(trace, machine)
     within = [a - b for a, b in zip(found.peak_device, found.outside, strict=True)]
     peaks = {"allocated": found.peak_allocated, "reserved": found.peak_reserved, "device": found.peak_device}
     row = {key: value for key, value in given.items() if key not in ("spec", "reason")}
@@ -79,8 +96,8 @@ def _estimated(given: Record, trace: Any, loading: Any) -> Record:
     if given["late"]:
         row["reading_bytes"] = _reading_bytes(trace, Machine.of(given["gpu"]))
     row |= {"fits": found.fits, "sure": found.sure, "needed_bytes": found.needed_bytes}
-    if loading == "eager":
-        lazily = Machine.of(given["gpu"])
+    lazily = Machine.of(given["gpu"])
+    if machine.outside_bytes != lazily.outside_bytes:  # the source loads kernels at once
         outside = (lazily.outside_range_bytes[0], lazily.outside_bytes, lazily.outside_range_bytes[1])
         row["lazy_device_bytes"] = [a + b for a, b in zip(within, outside, strict=True)]
     return row

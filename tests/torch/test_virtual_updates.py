@@ -293,3 +293,20 @@ def test_torch_is_as_before_once_the_device_is_off() -> None:
         raise RuntimeError
     # then
     assert (autograd._engine_run_backward, torch.optim.Optimizer.__init__) == before
+
+
+def test_changes_by_hand_before_an_optimizer_steps_are_no_step_of_it() -> None:
+    # given weights that are changed after each backward, as FSDP gathers them, and an optimizer that steps after three
+    with VirtualDevice(H100, steps=2) as device:
+        net = nn.Linear(64, 64, bias=False).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, foreach=False)
+        for _ in range(40):
+            for _ in range(3):
+                net(batch()).pow(2).mean().backward()
+                net.weight.data.mul_(0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    # then there are two steps, and what changed by hand is none of the optimizer's ops
+    trace = device.trace()
+    assert len(trace.steps) == 2
+    assert {op.phase for op in trace.ops if op.name == "aten.mul_"} == {"forward"}

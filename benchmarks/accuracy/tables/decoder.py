@@ -199,14 +199,14 @@ class Decoder(nn.Module):
         self.recomputed = recomputed
 
     def hidden(self, ids_BT: Tensor) -> Tensor:
-        x_BTD = self.embedding(ids_BT)
+        x_BTD, cos, sin = self.embedding(ids_BT), self.cos[: ids_BT.shape[1]], self.sin[: ids_BT.shape[1]]
         if self.recomputed:
             x_BTD = x_BTD.requires_grad_()
         for block in self.blocks:
             if self.recomputed:
-                x_BTD = checkpoint(block, x_BTD, self.cos, self.sin, use_reentrant=True)
+                x_BTD = checkpoint(block, x_BTD, cos, sin, use_reentrant=True)
             else:
-                x_BTD = block(x_BTD, self.cos, self.sin)
+                x_BTD = block(x_BTD, cos, sin)
         return self.norm(x_BTD)
 
 

@@ -4,16 +4,30 @@ tutorials/resource-tables.md (Lightning-AI/litgpt, 20 October 2023) gives hardwa
 longest example of Alpaca in each tokenizer's tokens, which the first batch holds. finetune/lora.py and finetune/
 adapter.py give the rest: rank 8 on queries and values, dropout 0.05, AdamW, logits and loss in pieces of 128 tokens,
 and what a model gives back in float32, as Fabric hands it on.
+
+Rows of several GPUs are of one rank under Fabric's FSDPStrategy, which shards each
+block and runs it again in backward. All micro-batches of a step
+but the last are under no_sync, so a rank holds the gradients of the whole model, the frozen weights' among them: they
+lie in one storage with those of LoRA.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn import functional
 
 from benchmarks.accuracy.tables.decoder import Block, Decoder, Linear4, Shape, plain
@@ -60,11 +74,11 @@ SHAPES = {
     ),
 }
 TOKENS = {"phi-1.5": 1044, "StableLM Alpha": 1034, "Llama 2 7 B": 1304, "Llama 2 13 B": 1304, "Falcon": 1079}
-WHY = {
-    "Finetuning with LoRA on Multiple GPUs": "several GPUs under FSDP: what one GPU holds needs a process group, "
-    "which a capture does not start",
-    "Single-GPU Inference": "inference: there is no training step to capture",
-}
+WHY = {"Single-GPU Inference": "inference: there is no training step to capture"}
+NOT_RUN = "its table has no figure: bitsandbytes' weights were not run under FSDP"
+MICRO_BATCHES, SHORT = 3, 256
+"""Of a step under FSDP, with more of which nothing more is held; and tokens of all but the first of them. Only the first
+batch of a training has the longest example. What it holds as its backward ends, beside the gradients, is the most."""
 
 
 def rows(folder: Path) -> Iterator[Row]:
@@ -79,16 +93,24 @@ def rows(folder: Path) -> Iterator[Row]:
         if section in WHY:
             yield Row(id=name, family="litgpt", reason=WHY[section])
             continue
-        size, model, quantization, batch, _, memory, *_ = cells
+        size, model, quantization, batch, *_ = cells
+        memory = cells[-2]
+        if memory == "N/A":
+            yield Row(id=name, family="litgpt", reason=NOT_RUN)
+            continue
         model = f"{model} {size}" if model == "Llama 2" else model
+        ranks = int(cells[-3].split(" x ")[0]) if " x " in cells[-3] else 1
+        spec = {"model": model, "method": method, "quantization": quantization, "batch": int(batch)}
         yield Row(
-            id=f"{name}-{model}-{method}-{quantization}-b{batch}",
-            family=f"litgpt, {method}" + ("" if quantization == "None" else ", 4 bits"),
+            id=f"{name}-{model}-{method}-{quantization}-b{batch}" + (f"-{ranks}-gpus" if ranks > 1 else ""),
+            family=f"litgpt, {method}"
+            + ("" if quantization == "None" else ", 4 bits")
+            + (", FSDP" if ranks > 1 else ""),
             model=model,
             gpu="a100-40gb",
             measured_bytes=None if memory == "OOM" else round(float(memory.split()[0]) * GB),
             rounded_to_bytes=GB // 100,
-            spec={"model": model, "method": method, "quantization": quantization, "batch": int(batch)},
+            spec=spec | ({"ranks": ranks} if ranks > 1 else {}),
         )
 
 
@@ -185,21 +207,57 @@ def model_of(model: str, method: str, quantization: str) -> Decoder:
     return net
 
 
-def train(*, model: str, method: str, quantization: str, batch: int) -> None:
-    """The steps of a row, without end: one micro-batch each, as gradients and states are small."""
+class Pieces(nn.Module):
+    """A model with its head and the pieces of its logits, so that one forward has all of it."""
+
+    def __init__(self, net: Decoder) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, ids_BT: Tensor) -> list[Tensor]:
+        return [self.net.head(piece) for piece in self.net.hidden(ids_BT).split(PIECE, dim=1)]
+
+
+def sharded(net: Pieces) -> nn.Module:
+    """The model as Fabric's FSDPStrategy wraps it in bf16-true."""
+    half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16)
+    dist.init_process_group("nccl")
+    whole = FullyShardedDataParallel(
+        net,
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        device_id=0,
+        mixed_precision=half,
+        use_orig_params=True,
+        limit_all_gathers=True,
+    )
+    apply_activation_checkpointing(
+        whole,
+        checkpoint_wrapper_fn=partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT),
+        check_fn=lambda module: isinstance(module, Block),
+    )
+    return whole
+
+
+def train(*, model: str, method: str, quantization: str, batch: int, ranks: int = 1) -> None:
+    """The steps of a row, without end: one micro-batch each on one GPU, as gradients and states are small."""
     torch.set_default_dtype(torch.bfloat16)
-    net = model_of(model, method, quantization).to("cuda")
+    net = Pieces(model_of(model, method, quantization))
+    whole = sharded(net) if ranks > 1 else net.to("cuda")
     optimizer = torch.optim.AdamW([each for each in net.parameters() if each.requires_grad], lr=3e-4, weight_decay=0.01)
-    ids = torch.zeros(batch, TOKENS[model], dtype=torch.long)
+    longest, others = (torch.zeros(batch, tokens, dtype=torch.long) for tokens in (TOKENS[model], SHORT))
     while True:
-        _micro_batch(net, ids)
+        if isinstance(whole, FullyShardedDataParallel):
+            with whole.no_sync():
+                for number in range(MICRO_BATCHES - 1):
+                    _micro_batch(whole, others if number else longest)
+        _micro_batch(whole, longest if whole is net else others)
         optimizer.step()
         optimizer.zero_grad()
 
 
-def _micro_batch(net: Decoder, ids: Tensor) -> None:
+def _micro_batch(net: nn.Module, ids: Tensor) -> None:
     ids_BT, targets_BT = ids.to("cuda"), ids.to("cuda")
-    logits = [net.head(piece).float() for piece in net.hidden(ids_BT).split(PIECE, dim=1)]
+    logits = [piece.float() for piece in net(ids_BT)]
     logits[-1] = logits[-1][..., :-1, :]
     pieces = [each.reshape(-1, each.shape[-1]) for each in logits]
     wanted = [each.reshape(-1) for each in targets_BT[..., 1:].split(PIECE, dim=1)]

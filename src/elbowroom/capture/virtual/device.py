@@ -195,7 +195,7 @@ class VirtualDevice:
 
     def __exit__(self, kind: type[BaseException] | None, problem: object, trace: object) -> bool:
         self._classify_modules()
-        self._updates.settle()
+        self._updates.close()
         self.compiled.hold()
         self._mode.off = True
         self.ledger.close()
@@ -256,6 +256,8 @@ class VirtualDevice:
         if self._steps is None or self._captures():
             return False
         waits = not self._counts and self._updates.owned
+        if waits and self.groups.ranks:
+            return False  # FSDP writes its parameters in each micro-batch
         return self.steps_seen >= self._steps * (OWNED_UPDATES if waits else 1)
 
     def _captures(self) -> bool:

@@ -7,7 +7,8 @@ the next forward or backward.
 
 If an optimizer of torch steps, its steps are the training's. Other changes of leaves, such as clipped weights, end no
 step then. A script may change leaves by hand before it calls an optimizer for the first time, as adversarial training
-does. So the device waits longer if there is an optimizer, and counts changes by hand only if it never steps.
+does. So the device waits longer if there is an optimizer, and counts changes by hand only if it never steps. What they
+would make of ops and storages is kept until then: FSDP writes its flat parameters anew for each micro-batch.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class BackwardUpdates:
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._backward_end = 0
         self._changed_at: int | None = None
+        self._found: list[tuple[int, int, frozenset[int]]] = []
         self._off = False
 
     def __len__(self) -> int:
@@ -96,7 +98,21 @@ class BackwardUpdates:
         """Note a step of an optimizer of torch: the training's steps are those of its optimizers."""
         self._off = True
         self.ends.clear()
+        self._found.clear()
         self._leaves.clear()
+
+    def close(self) -> None:
+        """Give the ops and storages of the steps that were found their phase and category; no optimizer has stepped."""
+        self.settle()
+        for begin, end, live in self._found:
+            written = set[int]()
+            for index in range(begin, end):
+                line = self._ledger.ops[index]
+                self._ledger.ops[index] = line._replace(phase="optimizer")
+                written.update(line.writes)
+            for number in written & live:
+                if self._ledger.storages[number].category not in KEPT:
+                    self._ledger.storages[number].category = "optimizer_state"
 
     def written(self, numbers: Iterable[int]) -> None:
         """Note that an op changed these storages."""
@@ -135,15 +151,9 @@ class BackwardUpdates:
         return next((op + 1 for op, number, size_bytes in events if number in wanted and size_bytes > 0), 0)
 
     def _end(self, position: int) -> None:
-        ops = self._ledger.ops
         if position > (self.ends[-1] if self.ends else 0):
             self.ends.append(position)
-            for index in range(self._backward_end, position):
-                ops[index] = ops[index]._replace(phase="optimizer")
-            written = {number for line in ops[self._backward_end : position] for number in line.writes}
-            for number in written & self._ledger.live():
-                if self._ledger.storages[number].category not in KEPT:
-                    self._ledger.storages[number].category = "optimizer_state"
+            self._found.append((self._backward_end, position, frozenset(self._ledger.live())))
         self._leaves.clear()
         self._changed_at = None
 
