@@ -65,6 +65,7 @@ def opened(
             _open.remove(run)
             lost = run.loss() if error is None or isinstance(error, Exception) else None
             refusal = run.refusal(error)
+            refusal = run.peers.instead_of(lost or refusal or error) or refusal
             if refusal is not None and error is not None:
                 clear_frames(error.__traceback__)  # their tensors take the memory that closing needs
             run.close(failed=error is not None or lost is not None)
