@@ -193,7 +193,8 @@ class RunFigures:
         lines = [f"{head}; {self._steps_ended} steps, no plan yet"]
         if self._last is not None:
             lines = figures.summary(head, self.kinds, self._last, self.steps, self._steps_ended)
-        return "\n".join([*lines, *self._may_move(), *figures.held(self), *self.kinds.lines()])
+        shared = [f"  {self._learner.shared}"] if self._learner.shared else []
+        return "\n".join([*lines, *shared, *self._may_move(), *figures.held(self), *self.kinds.lines()])
 
     def _of_margin(self) -> str:
         """Say how much of the margin that `auto` leaves the plans use."""

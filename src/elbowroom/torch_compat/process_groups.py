@@ -42,3 +42,8 @@ def default_meeting() -> Meeting | None:
         store.set_timeout(PATIENCE)
         return Meeting(store, torch.distributed.get_rank(), torch.distributed.get_world_size())
     return None
+
+
+def ranks_of_group() -> int:
+    """Return how many processes the default group has; 1 without one."""
+    return torch.distributed.get_world_size() if is_distributed() else 1
