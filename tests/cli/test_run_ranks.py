@@ -44,10 +44,10 @@ dist.destroy_process_group()
 """
 
 
-def two_ranks(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1", **variables}
+def two_ranks(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
     environment = {name: value for name, value in environment.items() if not name.startswith("ELBOWROOM_")}
-    environment["ELBOWROOM_KEEPS_PLANS"] = "0"
+    environment = {**environment, "ELBOWROOM_KEEPS_PLANS": "0"}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return subprocess.run(
         [*launcher, *words], capture_output=True, text=True, check=False, env=environment, cwd=folder, timeout=200
@@ -79,3 +79,22 @@ def test_each_rank_trains_inside_its_budget_and_writes_files_of_its_own(folder: 
         assert figures["over_budget_bytes"] > 0
         assert (folder / f"page.rank{rank}.txt").is_file()
     assert not list(folder.glob("figures.json")) + list(folder.glob("page.txt"))
+
+
+def test_a_rank_that_is_killed_leaves_no_file_and_holds_up_no_other(folder: Path) -> None:
+    # given: rank 1 dies by itself as the last step begins
+    last = "    if step == 4 and dist.get_rank() == 1:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+    text = SCRIPT.replace("    optimizer.zero_grad()\n", last + "    optimizer.zero_grad()\n")
+    (folder / "train.py").write_text("import os, signal\n" + text)
+    spill = folder / "spill"
+    spill.mkdir()
+
+    # when
+    options = ["--budget", "48MiB", "--spill-dir", str(spill)]
+    inside = two_ranks(folder, "-m", "elbowroom", "run", *options, "train.py")
+
+    # then
+    assert inside.returncode == 1, inside.stderr
+    assert "exitcode: -9" in inside.stderr
+    assert inside.stdout == ""
+    assert list(spill.iterdir()) == []

@@ -89,7 +89,7 @@ def test_the_first_of_two_errors_is_the_one_that_all_hear_of(rank: PeersOf, stor
     first.tell(UsageError("a"))
     second.tell(UsageError("b"))
 
-    assert b"rank 0 of 2: a" in store.get("elbowroom/room0/failed")
+    assert b"rank 0 of 2: a" in store.get("elbowroom/start0/room0/failed")
 
 
 def test_an_error_is_that_of_one_room(rank: PeersOf) -> None:
@@ -100,6 +100,15 @@ def test_an_error_is_that_of_one_room(rank: PeersOf) -> None:
 
     rank(0).look()
     rank(1).look()
+
+
+def test_an_error_is_that_of_one_start(rank: PeersOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a launcher that starts all ranks again, with the same store
+    rank(1).tell(infeasible())
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+
+    # then the first room of the other rank hears nothing of it
+    assert rank(0).instead_of(RuntimeError()) is None
 
 
 def test_a_training_that_is_over_neither_tells_nor_hears(rank: PeersOf) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,7 +41,8 @@ class Peers:
     """The other ranks, for one room. Without a process group, or alone in it, it does nothing."""
 
     def __init__(self) -> None:
-        self._key = f"elbowroom/room{next(_rooms)}/failed"
+        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun may keep the store between them
+        self._key = f"elbowroom/start{restarts}/room{next(_rooms)}/failed"
         self._meeting: Meeting | None = None
         self._next_look_s = 0.0
         self._over = False
