@@ -7,7 +7,7 @@ letter alone is a power of 1024, as in 8G or 8Gi, as schedulers and containers r
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 
 from elbowroom.errors import UsageError
@@ -105,11 +105,18 @@ class Amount:
         size_bytes: fixed bytes.
         share: share of the tier's capacity, above 0 and at most 1.
         is_least: the least that a plan needs; for the device only, and only when planning for a known trace.
+        sharers: processes that share the tier: a share of it, and its free bytes, are divided among them.
     """
 
     size_bytes: int | None = None
     share: Fraction | None = None
     is_least: bool = False
+    sharers: int = 1
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether other processes get as much of the tier."""
+        return self.sharers > 1 and self.size_bytes is None
 
     @property
     def is_auto(self) -> bool:
@@ -133,8 +140,8 @@ class Amount:
         if self.size_bytes is not None:
             return self.size_bytes
         if self.share is not None:
-            return int(total_bytes * self.share)
-        return free_bytes - int(free_bytes * AUTO_MARGIN)
+            return int(total_bytes * self.share) // self.sharers
+        return (free_bytes - int(free_bytes * AUTO_MARGIN)) // self.sharers
 
     def __str__(self) -> str:
         if self.size_bytes is not None:
@@ -156,6 +163,18 @@ class Budget:
     host: Amount = AUTO
     pinned: Amount = AUTO
     disk: Amount = AUTO
+
+    def among(self, sharers: int, *, device: bool) -> Budget:
+        """Return the budget of one of several processes on a computer. Bytes that were given stay.
+
+        Args:
+            sharers: how many they are.
+            device: whether they share the device too, as RAM.
+        """
+        own, host, pinned, disk = (
+            replace(amount, sharers=sharers) for amount in (self.device, self.host, self.pinned, self.disk)
+        )
+        return Budget(device=own if device else self.device, host=host, pinned=pinned, disk=disk)
 
 
 def parse_budget(value: str | int | Budget) -> Budget:

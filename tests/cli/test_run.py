@@ -191,6 +191,14 @@ def test_what_was_held_beyond_the_budget_is_said_with_an_exit_code_of_its_own(fo
             "torchrun --nproc-per-node 2 -m elbowroom run --budget 1GiB train.py x",
         ),
         (
+            ["python3", "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "pkg.train", "x"],
+            "torchrun --nproc-per-node=2 -m elbowroom run --budget 1GiB -m pkg.train x",
+        ),
+        (
+            ["-m", "accelerate.commands.accelerate_cli", "launch", "train.py"],
+            "accelerate launch -m elbowroom run --budget 1GiB train.py",
+        ),
+        (
             ["mpirun", "-n", "2", "python", "train.py"],
             "mpirun -n 2 python -m elbowroom run --budget 1GiB train.py",
         ),

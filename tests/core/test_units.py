@@ -143,6 +143,17 @@ def test_amounts_are_resolved_on_a_tier() -> None:
     ]
 
 
+def test_what_several_processes_share_is_divided_and_given_bytes_are_not() -> None:
+    # given 4 ranks, and a tier of 1000 bytes of which 500 are free
+    budget = parse_budget("device=90%,host=700,disk=auto").among(4, device=True)
+
+    # then: 900 / 4; bytes as they are; (500 less a tenth of it) / 4 = 112.5
+    assert [amount.resolve(1000, 500) for amount in (budget.device, budget.host, budget.disk)] == [225, 700, 112]
+    assert [amount.is_divided for amount in (budget.device, budget.host, budget.disk)] == [True, False, True]
+    assert parse_budget("90%").among(4, device=False).device.resolve(1000, 500) == 900
+    assert budget.disk.is_auto
+
+
 def test_the_examples_of_the_documentation_run() -> None:
     result = doctest.testmod(units)
     assert result.attempted >= 4

@@ -322,3 +322,12 @@ def test_a_guard_that_stands_alone_follows_what_is_left_by_itself() -> None:
         assert resource.getrlimit(resource.RLIMIT_DATA)[0] >= before + 400 * MIB
     finally:
         guard.lift()
+
+
+def test_a_rank_counts_on_its_part_of_a_limit_that_kills_and_on_all_of_its_own(limit: FakeLimit) -> None:
+    # 256 / 4 = 64 MiB of the container's limit, and 128 MiB of a limit on this process alone
+    own = FakeLimit(128 * MIB, kills=False)
+
+    assert RamGuard([limit, own], 4).own_left_bytes() == 64 * MIB - KEPT_BYTES
+    assert RamGuard([limit, own], 4).left_bytes() == 128 * MIB - KEPT_BYTES
+    assert RamGuard([limit, own], 1).own_left_bytes() == 128 * MIB - KEPT_BYTES

@@ -66,11 +66,20 @@ def of_distributed_tensors(mesh: DeviceMesh) -> Training:
     return training(model, distribute_tensor(torch.randn(96, 64), mesh, [Shard(0)]))
 
 
-def in_tensor_parallel(mesh: DeviceMesh) -> Training:
+def in_tensor_parallel(mesh: DeviceMesh, rows: int = 96) -> Training:
     model = pairs()
     for pair in model:
         parallelize_module(pair, mesh, {"a": ColwiseParallel(), "b": RowwiseParallel()})
-    return training(model, torch.randn(96, 64))
+    return training(model, torch.randn(rows, 64))
+
+
+def in_sequence_parallel(mesh: DeviceMesh, rows: int = 96) -> Training:
+    """Each rank has a part of the rows between pairs, so that the results of collectives are saved."""
+    model = pairs()
+    for pair in model:
+        plan = {"a": ColwiseParallel(input_layouts=Shard(0)), "b": RowwiseParallel(output_layouts=Shard(0))}
+        parallelize_module(pair, mesh, plan)
+    return training(model, torch.randn(rows // mesh.size(), 64))
 
 
 def fully_sharded(mesh: DeviceMesh, rows: int = 96) -> Training:
@@ -81,7 +90,12 @@ def fully_sharded(mesh: DeviceMesh, rows: int = 96) -> Training:
     return training(model, torch.randn(rows, 64))
 
 
-WAYS: list[Callable[[DeviceMesh], Training]] = [of_distributed_tensors, in_tensor_parallel, fully_sharded]
+WAYS: list[Callable[[DeviceMesh], Training]] = [
+    of_distributed_tensors,
+    in_tensor_parallel,
+    in_sequence_parallel,
+    fully_sharded,
+]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -94,6 +108,34 @@ def test_a_distributed_training_gives_the_same_numbers(way: Callable[[DeviceMesh
     assert room.steps[0].swapped_out_bytes >= 3 * 96 * 128 * 4
     assert sum(step.mismatches for step in room.steps) == 0
     assert not run_of(room).passed
+
+
+def test_a_tensor_parallel_training_keeps_to_its_plan(mesh: DeviceMesh) -> None:
+    # given outputs of `a`, 1920 x 128 floats each, are saved in each of four pairs
+    setup = lambda: in_tensor_parallel(mesh, rows=1920)  # noqa: E731
+    # when
+    least, most = needs(setup)
+    room = same_within(setup, 6, budget=least)
+    # then
+    assert_swapped(room, 6)
+    assert most - least >= 4 * 1920 * 128 * 4
+    assert room.steps[-1].swapped_out_bytes >= 4 * 1920 * 128 * 4
+    assert run_of(room).held_bytes <= least + 2**16
+
+
+def shard_of_two(rank: int, meeting: str) -> None:
+    """A rank that trains its part of each layer, and of the rows between them."""
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    both = init_device_mesh("cpu", (2,))
+    room = same_within(lambda: in_sequence_parallel(both, rows=1920), 5)
+    assert_swapped(room, 5)
+    assert room.steps[-1].swapped_out_bytes >= 2 * 1920 * 64 * 4
+    assert not run_of(room).passed
+    dist.destroy_process_group()
+
+
+def test_two_ranks_in_tensor_and_sequence_parallel_make_a_plan_and_keep_it(tmp_path: Path) -> None:
+    mp.spawn(shard_of_two, (f"file://{tmp_path / 'meeting'}",), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def one_of_two(rank: int, meeting: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from elbowroom.cli import choosing, failures, launch, output, started
 from elbowroom.cli.answer_types import RunAnswer
 from elbowroom.cli.run_settings import DEFAULTS, RunSettings, settings_of
 from elbowroom.errors import UsageError
+from elbowroom.hardware.launched_rank import launched_rank
 from elbowroom.hardware.ram import hard_limits
 from elbowroom.plan import Plan
 from elbowroom.report import ENDINGS
@@ -27,14 +29,18 @@ if TYPE_CHECKING:
 CAPTURE_BYTES = 400 << 20
 """Memory that the capture of a small script takes while its training waits: 390 MiB, mostly torch's."""
 HELD_MORE = 3
-"""Exit code of a run whose script ended well but exceeded its budget, or trained outside of it."""
+"""Exit code of a run whose script ended well but exceeded its budget, or trained outside of it.
+
+One rank of many ends with its script's code: a launcher takes any other for a failure, ends the other ranks, which may
+be writing a checkpoint, and starts all of them again (`torchrun --max-restarts`).
+"""
 USAGE = "elbowroom run [--budget BUDGET] [options] [-m] script.py [ARGS]"
 EPILOG = (
     "Budgets: 8GiB, 8GB (decimal), 90%, auto (what is free now, less a margin; on the CPU, what a container's limit "
     "leaves), or per tier as in device=8GiB,disk=200GiB. Settings not given here are taken from ELBOWROOM_BUDGET, "
     "ELBOWROOM_SPILL_DIR and ELBOWROOM_MIN_SIZE, then from [tool.elbowroom] in pyproject.toml. A step ends when an "
-    "optimizer's step() returns. The exit code is the script's; 3 where that is 0 and more than the budget was held, 1 "
-    "where no plan meets it."
+    "optimizer's step() returns. The exit code is the script's; 3 where that is 0 and more than the budget was held "
+    "(not for one rank of many), 1 where no plan meets it."
 )
 
 
@@ -78,6 +84,8 @@ def execute(arguments: argparse.Namespace) -> int:
     command = launch.Command.of(arguments.command, is_module=arguments.is_module)
     if arguments.report and not arguments.report.endswith(ENDINGS):
         raise UsageError(f"--report: given {arguments.report!r}; allowed are names ending in {', '.join(ENDINGS)}")
+    shared = [name for name in (arguments.report, arguments.json) if isinstance(name, str)]
+    _own_files(arguments)
     room = _room(arguments, settings)
     children = started.Children()
     with launch.as_python_would(command) as outcome, room as inside:
@@ -93,10 +101,26 @@ def execute(arguments: argparse.Namespace) -> int:
         return code
     sys.stdout.flush()
     print(outcome.room.summary(), file=sys.stderr)
-    if code == 0 and (_run_of(outcome.room).over_bytes or _trained_outside(outcome.room, children, command)):
+    _say_files(shared)
+    not_held = _run_of(outcome.room).over_bytes or _trained_outside(outcome.room, children, command)
+    if code == 0 and not_held and not launched_rank().of_many:
         code = HELD_MORE
     _write(outcome.room, command, code, arguments)
     return code
+
+
+def _own_files(arguments: argparse.Namespace) -> None:
+    """Name the files of one rank of many, which were all given the same names."""
+    for name in ("report", "json"):
+        if isinstance(given := getattr(arguments, name), str):
+            setattr(arguments, name, launched_rank().path_of(given))
+
+
+def _say_files(shared: Sequence[str]) -> None:
+    """Say once for all ranks where their files are."""
+    rank = launched_rank()
+    for name in shared if rank.of_many and rank.rank == 0 else ():
+        print(f"elbowroom: each rank wrote a file of its own in place of {name}: {rank.path_of(name)}", file=sys.stderr)
 
 
 def _room(arguments: argparse.Namespace, settings: RunSettings) -> AbstractContextManager[Room]:
@@ -139,8 +163,7 @@ def _check(room: Room, command: launch.Command, asked: bool | None, *, may_be_sh
         Infeasible: the budget cannot be met, for certain.
         UsageError: this is requested, and cannot be done for this run.
     """
-    of_many = int(os.environ.get("WORLD_SIZE", "1") or 1) > 1
-    if asked is False or (asked is None and (of_many or not may_be_short)):
+    if asked is False or (asked is None and (launched_rank().of_many or not may_be_short)):
         return
     path, module = (None, command.target) if command.is_module else (command.target, None)
     try:

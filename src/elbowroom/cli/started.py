@@ -15,6 +15,7 @@ MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "accelerate.commands.launch": "accelerate launch",
+    "accelerate.commands.accelerate_cli": "accelerate",
     "deepspeed.launcher.runner": "deepspeed",
     "lightning.fabric.cli": "fabric run",
     "lightning_fabric.cli": "fabric run",
@@ -38,6 +39,8 @@ def refuse(words: Sequence[str], options: Sequence[str], *, is_module: bool) -> 
     words = words[1:] if words and words[0] == "--" else words
     if not words or (not is_module and Path(words[0]).is_file() and words[0].endswith(".py")):
         return
+    if not is_module and Path(words[0]).name in PYTHON and words[1:2] == ["-m"] and MODULES.get("".join(words[2:3])):
+        words, is_module = words[2:], True
     name = MODULES.get(words[0]) if is_module else PROGRAMS.get(Path(words[0]).name)
     if name is not None:
         raise _launched(words[0], _other_way_round(name, words[1:], options))

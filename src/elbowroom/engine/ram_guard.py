@@ -75,12 +75,14 @@ class RamGuard:
 
     Args:
         limits: the limits.
+        sharers: ranks of a job below the same limit, this one included.
 
     Attributes:
         kills: whether the kernel kills the process beyond one of them.
     """
 
-    def __init__(self, limits: Sequence[HardLimit]) -> None:
+    def __init__(self, limits: Sequence[HardLimit], sharers: int = 1) -> None:
+        self._sharers = sharers
         self._limits = limits
         self._killing = [limit for limit in limits if limit.kills]
         self.kills = bool(self._killing)
@@ -110,6 +112,11 @@ class RamGuard:
     def left_bytes(self) -> int:
         """Return the bytes that may still be taken now; 0 if there are none."""
         return max(0, min(limit.left_bytes() for limit in self._limits) - KEPT_BYTES)
+
+    def own_left_bytes(self) -> int:
+        """Return this rank's part of what is left. Limits that kill hold all ranks, others are each process's own."""
+        left = (limit.left_bytes() // (self._sharers if limit.kills else 1) for limit in self._limits)
+        return max(0, min(left) - KEPT_BYTES)
 
     def stand(self, *, alone: bool = False) -> None:
         """Begin to guard. Where no limit kills there is nothing to do, as requests fail by themselves.

@@ -329,7 +329,7 @@ class RamResidence(Residence):
             return None
         at_peak_bytes = most_resident_bytes() - peak_bytes if self._counts_most else 0
         outside_bytes = max(at_peak_bytes, self.measure(live_bytes))
-        room_bytes = self._guard.left_bytes() + resident_bytes() - outside_bytes
+        room_bytes = self._guard.own_left_bytes() + resident_bytes() - outside_bytes
         return max(0, room_bytes - max(LEAST_SPARE_BYTES, room_bytes // SPARE_SHARE))
 
     def is_short(self, peak_bytes: int) -> bool:

@@ -91,7 +91,7 @@ class Handle:
         self.version = version_of(tensor)
         self.layout: tuple[torch.dtype, torch.Size, tuple[int, ...], int] | None = None
         if entry.slot is None and entry.place is ON_DEVICE:
-            self.counter = tensor if tensor.is_leaf else _without_graph(tensor)
+            self.counter = _without_graph(tensor)
         else:
             self._let_go(tensor)
 
@@ -288,9 +288,10 @@ def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same tensor without its place in the graph, which autograd restores when it unpacks.
 
     An output that an op saves refers to the op's node, and the node to what is packed. No garbage collector sees this
-    cycle. So a graph without backward would never be freed.
+    cycle. So a graph without backward would never be freed. A view that was made without gradients, as DTensor makes
+    one of each output, is a leaf. It holds the tensor that it is a view of, and so that one's place in the graph.
     """
-    if tensor.is_leaf:
+    if tensor.is_leaf and base_of(tensor) is None:
         return tensor
     if not modes_on() or type(tensor) not in PLAIN_TYPES or made_by_a_transform(tensor) or transform_now() is not None:
         return tensor.detach()  # not below dispatch: a tensor that stands for others would lose them there

@@ -19,10 +19,13 @@ from typing import Any, final
 import torch
 
 from elbowroom.torch_compat.core import version_of
-from elbowroom.torch_compat.subclasses import bare_of, wraps_others
+from elbowroom.torch_compat.subclasses import bare_of, finish, wraps_others
 
 UNFINISHED = "AsyncCollectiveTensor"
-"""Class whose bytes are still to come: torch waits for them when the tensor is used, and a copy would not."""
+"""Class of a collective's result, whose bytes are still to come. torch waits for them when the tensor is used.
+
+A copy would not wait, so `pack` does. That costs no time: autograd saves a tensor as an op is about to use it.
+"""
 
 
 @final
@@ -56,7 +59,11 @@ Apart = tuple[dict[str, torch.Tensor], Rebuild]
 
 def taken_apart(tensor: torch.Tensor) -> Apart | None:
     """Return the tensors that a tensor of a subclass wraps, plain or of a subclass too; None if nothing says which."""
-    return _unwrapped(tensor) if wraps_others(tensor) and type(tensor).__name__ != UNFINISHED else None
+    if not wraps_others(tensor):
+        return None
+    if type(tensor).__name__ == UNFINISHED:
+        finish(tensor)
+    return _unwrapped(tensor)
 
 
 def inside(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

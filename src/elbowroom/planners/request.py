@@ -25,6 +25,8 @@ class ResolvedBudget:
         host_bytes: bytes of the host.
         pinned_bytes: bytes of the host that may be page-locked.
         disk_bytes: bytes of the disk.
+        sharers: processes on this computer among which memory was divided.
+        divided: what was, in words, such as "RAM".
     """
 
     device_bytes: int = 0
@@ -32,6 +34,8 @@ class ResolvedBudget:
     pinned_bytes: int = 0
     disk_bytes: int = 0
     free_bytes: int = 0
+    sharers: int = 1
+    divided: tuple[str, ...] = ()
 
     def on_device(self, device_bytes: int) -> ResolvedBudget:
         """Return the budgets with another one for the device."""

@@ -76,7 +76,7 @@ class HardRoom:
 
     def most_bytes(self) -> int:
         """Return the most that storages may come to hold, before a step has shown what else is needed."""
-        most_bytes = self._guard.left_bytes() + live_ram_bytes()
+        most_bytes = self._guard.own_left_bytes() + live_ram_bytes()
         return most_bytes if self._given_bytes is None else min(most_bytes, self._given_bytes)
 
     def budget_bytes(self, peak_bytes: int) -> int:

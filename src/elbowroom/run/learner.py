@@ -187,6 +187,12 @@ class Learner:
         return self.budget_bytes + self._budget.spare_bytes
 
     @property
+    def shared(self) -> str:
+        """What is divided among the ranks of this computer, as a line; "" if nothing is."""
+        named = ", ".join(self._budget.divided)
+        return f"divided among the {self._budget.sharers} ranks of this computer: {named}" if named else ""
+
+    @property
     def in_parts(self) -> bool:
         """Whether observed steps run their optimizers in parts, so that optimizer states may move."""
         return self._asked.in_parts

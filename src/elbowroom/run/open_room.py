@@ -21,6 +21,7 @@ from elbowroom.engine.tiers.disk import DiskTier
 from elbowroom.engine.tiers.managed import managed_memory
 from elbowroom.errors import UsageError
 from elbowroom.hardware import ram
+from elbowroom.hardware.launched_rank import launched_rank
 from elbowroom.machine import Machine
 from elbowroom.planners.budget.budgets import below_device, held_to
 from elbowroom.planners.request import PlanRequest, ResolvedBudget
@@ -31,6 +32,7 @@ from elbowroom.run.learner import Learner
 from elbowroom.run.recompute.controller import Recomputing
 from elbowroom.run.room import Room
 from elbowroom.run.training import TrainingRun
+from elbowroom.torch_compat.process_groups import ranks_of_group
 from elbowroom.units import Amount, Budget, parse_budget
 
 PLENTY_BYTES = 1 << 30
@@ -65,6 +67,7 @@ def opened(
             _open.remove(run)
             lost = run.loss() if error is None or isinstance(error, Exception) else None
             refusal = run.refusal(error)
+            refusal = run.peers.instead_of(lost or refusal or error) or refusal
             if refusal is not None and error is not None:
                 clear_frames(error.__traceback__)  # their tensors take the memory that closing needs
             run.close(failed=error is not None or lost is not None)
@@ -92,6 +95,7 @@ def _opened(
     if given is not None and budget is None:
         amounts = replace(amounts, device=Amount(size_bytes=given.plan.budget_bytes))
     directory = None if spill_dir is None else os.fspath(spill_dir)
+    amounts = amounts.among(_ranks_here(), device=where.type == "cpu")
     if where.type == "cuda":
         others = around.enter_context(expandable_segments(where, allowed=not asked.managed_bytes))
         executor, machine, resolved, hard_room = _above_host(where, amounts, directory, asked, others)
@@ -107,6 +111,18 @@ def _opened(
     run = TrainingRun(executor, learner, asked.min_size_bytes)
     run.open()
     return run
+
+
+def _ranks_here() -> int:
+    """Return how many ranks of the job share this computer; without a launcher, the group counts as one computer's."""
+    launched = launched_rank()
+    group = 1 if launched.of_many else ranks_of_group()
+    return max(launched.local_ranks, group)
+
+
+def _divided(amounts: Budget, **names: str) -> tuple[str, ...]:
+    """Return the names of what is divided among ranks, by the tier."""
+    return tuple(dict.fromkeys(name for tier, name in names.items() if getattr(amounts, tier).is_divided))
 
 
 def _inside_another(inner: torch.device, outer: torch.device) -> UsageError:
@@ -171,13 +187,15 @@ def _above_disk(device: torch.device, amounts: Budget, directory: str | None) ->
     machine = Machine.here(spill_dir=directory, device="cpu")
     live_bytes = live_ram_bytes()
     limits = ram.hard_limits()
-    guard = RamGuard(limits) if limits else None
+    sharers = amounts.device.sharers
+    guard = RamGuard(limits, sharers) if limits else None
     device_bytes, disk_bytes = (tier.capacity_bytes for tier in machine.tiers)
-    budget_bytes = amounts.device.resolve(device_bytes, ram.free_bytes() + live_bytes)
-    residence = RamResidence(guard=guard) if guard else _residence(budget_bytes, live_bytes)
+    budget_bytes = amounts.device.resolve(device_bytes, ram.free_bytes() + sharers * live_bytes)
+    residence = RamResidence(guard=guard) if guard else _residence(budget_bytes, live_bytes, sharers)
     outside_bytes = residence.measure(lambda: live_bytes)
     tier = DiskTier(directory, None if amounts.disk.is_auto else amounts.disk.resolve(disk_bytes, disk_bytes))
     resolved = below_device(machine, Budget(disk=amounts.disk)).on_device(budget_bytes)
+    resolved = replace(resolved, sharers=sharers, divided=_divided(amounts, device="RAM", disk="disk"))
     executor = Executor(tier, residence, device)
     given_bytes = None if amounts.device.is_auto else budget_bytes
     hard_room = HardRoom(guard, residence, given_bytes) if guard else None
@@ -197,16 +215,18 @@ def _above_host(
         machine = past_the_host(machine)
     host, pinned = Amount(size_bytes=tier.budget_bytes), Amount(size_bytes=tier.pinned_budget_bytes)
     resolved = below_device(machine, Budget(host=host, pinned=pinned, disk=amounts.disk)).on_device(budget_bytes)
+    divided = _divided(amounts, host="RAM", pinned="page-locked memory", disk="disk")
+    resolved = replace(resolved, sharers=amounts.host.sharers, divided=divided)
     if amounts.device.is_auto:
         resolved = replace(resolved, free_bytes=free_device_bytes(device))
     held = held_to(replace(machine, outside_bytes=outside_bytes), resolved)
     return RunBasis(Executor(tier, residence, device), held, resolved)
 
 
-def _residence(budget_bytes: int, live_bytes: int) -> RamResidence:
+def _residence(budget_bytes: int, live_bytes: int, sharers: int) -> RamResidence:
     """Choose how freed memory goes back to the system: at once if there is little RAM beyond the budget."""
     most_bytes = budget_bytes + slack_bytes(budget_bytes)
-    spare_bytes = ram.free_bytes() + live_bytes - most_bytes
+    spare_bytes = ram.free_bytes() // sharers + live_bytes - most_bytes
     if spare_bytes < max(PLENTY_BYTES, budget_bytes):
         return RamResidence()
     return RamResidence(most_bytes)

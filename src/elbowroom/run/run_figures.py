@@ -10,6 +10,7 @@ from elbowroom.engine.entries import Counters
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.lost_device import loss_of
 from elbowroom.errors import DeviceLost, Infeasible
+from elbowroom.hardware.launched_rank import launched_rank
 from elbowroom.machine import Machine
 from elbowroom.notices import Once, warn_once
 from elbowroom.plan import Plan
@@ -184,13 +185,16 @@ class RunFigures:
 
     def summary(self) -> str:
         """Return what the run held, kept, swapped and recomputed, as lines of text."""
-        head = f"elbowroom: budget {format_bytes(self.budget_bytes)}{self._of_margin()}"
+        rank = launched_rank()
+        which = f"{rank.label}, " if rank.of_many else ""
+        head = f"elbowroom: {which}budget {format_bytes(self.budget_bytes)}{self._of_margin()}"
         if not self._steps_ended:
             return f"{head}; no training step was seen"
         lines = [f"{head}; {self._steps_ended} steps, no plan yet"]
         if self._last is not None:
             lines = figures.summary(head, self.kinds, self._last, self.steps, self._steps_ended)
-        return "\n".join([*lines, *self._may_move(), *figures.held(self), *self.kinds.lines()])
+        shared = [f"  {self._learner.shared}"] if self._learner.shared else []
+        return "\n".join([*lines, *shared, *self._may_move(), *figures.held(self), *self.kinds.lines()])
 
     def _of_margin(self) -> str:
         """Say how much of the margin that `auto` leaves the plans use."""

@@ -54,6 +54,7 @@ from elbowroom.run.hook_sampling import Unhooked
 from elbowroom.run.kind_totals import beyond
 from elbowroom.run.learner import Learner
 from elbowroom.run.making_room import MakingRoom
+from elbowroom.run.peers import Peers
 from elbowroom.run.recompute.in_step import StepRecomputes
 from elbowroom.run.resting import BEFORE_REST, Resting
 from elbowroom.run.run_figures import RunFigures
@@ -77,6 +78,7 @@ class TrainingRun(RunFigures, Director, Conductor):
     Attributes:
         beforehand: the child that plans for the script; None without one.
         ends_process: whether the process ends with the run, as under `elbowroom run`: nothing trains on.
+        peers: the other ranks of the job.
     """
 
     def __init__(self, executor: Executor, learner: Learner, min_size_bytes: int) -> None:
@@ -112,6 +114,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._levels: Levels | None = None
         self._refuses = False
         self.ends_process = False
+        self.peers = Peers()
 
     # Life
 
@@ -159,6 +162,7 @@ class TrainingRun(RunFigures, Director, Conductor):
 
     def close(self, *, failed: bool) -> None:
         """Remove the hooks, and end the last step. Saved tensors that still exist can be read back afterwards."""
+        self.peers.close()
         if self._rest.on:
             self._wake()
         self._hooks.close()
@@ -247,6 +251,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         if self._rest.on:
             if self._rest.in_step or not torch.is_grad_enabled():
                 return
+            self.peers.look()
             if not self._measure_next and self._rest.meets(module, args, keywords_of_call()):
                 return
             self._wake()
@@ -309,7 +314,10 @@ class TrainingRun(RunFigures, Director, Conductor):
         return made
 
     def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
-        known = self._expected(key)
+        self.peers.look()
+        with self.peers.telling():
+            known = self._expected(key)
+        self.peers.look()
         self._room.retries.turn(on=False)  # the run's own work before the step needs none
         self._await_updates(root)
         others = key != self._key or known is not self._last
@@ -528,7 +536,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._keep(step, self._key, was, settled=was is not None and was.refined)
         if was is not None and was is self._current and was.moves and was.refined and self._left_beyond:
             self._learner.reserved_more(self._key, was, self._left_beyond)
-        self._learn()
+        with self.peers.telling():
+            self._learn()
 
     def _learn(self) -> None:
         if self._levels is not None:
@@ -636,7 +645,8 @@ class TrainingRun(RunFigures, Director, Conductor):
         held_bytes = self._levels.sure_bytes(self.budget_bytes) - self._observing.spared_bytes
         if self._refuses and beyond(held_bytes, self.budget_bytes):
             self._levels = None
-            raise self._learner.too_large(self._key, held_bytes)
+            with self.peers.telling():
+                raise self._learner.too_large(self._key, held_bytes)
 
     def stays(self, tensor: torch.Tensor) -> None:
         """Count a large saved tensor that stays where it is. See Director."""

@@ -50,6 +50,12 @@ def have_dtensor_draw(mode: type[Any], draw: Callable[..., Any]) -> None:
         operator.py_impl(mode)(lambda at, _start, _end, op, *args, **kwargs: draw(at, op, args, kwargs))
 
 
+def finish(tensor: Any) -> None:
+    """Wait for the collective that an AsyncCollectiveTensor is the result of; its class has no public name."""
+    with torch.no_grad():
+        tensor.trigger_wait()
+
+
 def adds_no_dispatch(kind: type) -> bool:
     """Tell whether ops on a subclass are those on plain tensors: it does not define `__torch_dispatch__`."""
     return getattr(kind, "__torch_dispatch__", None) is torch._C._disabled_torch_dispatch_impl
