@@ -25,7 +25,7 @@ Note: [Loading]
 On CUDA a model may be larger than the device. So each parameter that a module moves there, or is given there, leaves at
 once (loading.py), and comes back for the operators that use it. Between steps, and in steps without a plan, all others
 leave first. When the run ends, those stay on the host that the budget has no room for. An operator over all parameters
-has them all on the device, and so has `torch.save` of tensors that are there.
+has them all on the device. `torch.save` has one: Note: [Saving].
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from elbowroom.engine.executor import Executor
 from elbowroom.engine.loading import Loading
 from elbowroom.engine.optimizer_parts import Found, is_resizable
 from elbowroom.engine.raw_reads import RawReads
+from elbowroom.engine.saving import Saving
 from elbowroom.engine.storages import PLAIN_TYPES, RAW_STORAGE, alive_of, is_plain, storage_of
 from elbowroom.engine.tensor_subclasses import inside
 from elbowroom.errors import TierError, TierFull
@@ -107,6 +108,7 @@ class Parameters:
         self._inside = False
         self._due: Action | None = None
         self._raw: RawReads | None = None
+        self._saving: Saving | None = None
         self._loading: Loading | None = None
         self._once = Once()
         _LIVE.add(self)
@@ -119,6 +121,8 @@ class Parameters:
         This comes before the writes of the step are counted, as its plan does not count these moves.
         """
         carried = _carried(known)
+        if self._loading is not None:
+            self._others_leave(self._used())
         if self._may_move() and not all(n in self._away.of_window for n in carried):
             with self._conductor.aside():
                 self._place(known, carried)
@@ -137,9 +141,13 @@ class Parameters:
                     keep.discard(key)
                 elif entry is None and one[key][0].nbytes() == size_bytes and not self._is_held(one, key):
                     self._leave(one[key][0], n, known)
-        for key in keep:
+        for key in keep if self._loading is None else keep & self._used().keys():
             self._arrive(key)
         self._executor.settle()
+
+    def _used(self) -> Touched:
+        """Return what the last step used. On CUDA all else stays away: the average of a model, another model."""
+        return _by_key(ref for use in self._last for ref in use)
 
     def begin_step(self) -> None:
         """Begin a step of the training."""
@@ -149,13 +157,14 @@ class Parameters:
         learns = self.wanted and (known is None or self._conductor.recorder() is not None) and self._may_move()
         if learns:
             self._find()
-        self._counts = self._inside = moves or learns
+        waits = self._loading is not None and self.wanted and self._may_move() and self.are_away
+        self._counts, self._inside = moves or learns, moves or learns or waits
         self._due, self._here = None, {}
         if known is None and learns:
             self._here = dict(self._movable)
-        elif not moves:
+        elif not (moves or waits):
             self.bring_back()
-        self._turn(on=moves or learns)
+        self._turn(on=self._inside)
 
     def end_step(self) -> None:
         """End a step of the training: uses from here on are counted in no step."""
@@ -186,6 +195,7 @@ class Parameters:
         """See raw reads from now on, and on CUDA let parameters leave as they come: see Note: [Loading]."""
         if self._raw is None:
             self._raw = RawReads(self._asked)
+            self._saving = Saving(self._away, self._executor, self._conductor, self._is_between, self._all_others_leave)
         if self._loading is None and _loads(self._executor.device) and self._may_move():
             self._loading = Loading(self._moved, self._made)
             self._turn(on=True)
@@ -421,6 +431,14 @@ class Parameters:
             self._executor.settle()
         self._here |= {key: self._movable[key] for key in touched if key in self._movable}
 
+    def _is_between(self) -> bool:
+        """Whether this thread trains, and is between two steps."""
+        return self.on and not self._inside and watcher_of_uses().on
+
+    def _all_others_leave(self) -> None:
+        if self._loading is not None:
+            self._others_leave({})
+
     def _leave(self, storage: torch.UntypedStorage, n: int, known: StepPlan | None) -> None:
         """Start to move a parameter out, unless other code could use it unnoticed."""
         key, stream = storage_key(storage), self._executor.stream()
@@ -446,6 +464,8 @@ class Parameters:
 
     def _asked(self, tensor: torch.Tensor, for_good: bool) -> None:
         """Bring a parameter back, as code takes its address or its storage."""
+        if self._saving is not None and self._saving.in_tensor:
+            return
         try:
             storage = RAW_STORAGE(tensor)
         except (RuntimeError, NotImplementedError):
@@ -508,6 +528,9 @@ class Parameters:
         if self._raw is not None:
             self._raw.close()
             self._raw = None
+        if self._saving is not None:
+            self._saving.close()
+            self._saving = None
 
     def _tell(self, size_bytes: int, why: str) -> None:
         warn_once(
