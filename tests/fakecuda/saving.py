@@ -1,4 +1,6 @@
-"""Runs inside the rig: a model that is larger than the device is saved, loaded, averaged and evaluated between steps.
+"""Runs inside the rig: a model that is larger than the device trains with clipped gradients.
+
+Between steps it is saved, loaded, averaged and evaluated.
 
 stdin: one JSON object {"budget": of the device}. Prints one JSON object after "@@". Kernels do nothing there, so
 parameters hold what this script gives them.
@@ -66,12 +68,17 @@ def main() -> None:
         model.to("cuda")
         average = copy.deepcopy(model).requires_grad_(False)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        scaler = torch.amp.GradScaler("cuda")
         batch = torch.zeros(ROWS, WIDTH, device="cuda")
         looked("load")
         for number in range(STEPS):
             optimizer.zero_grad()
-            model(batch).square().mean().backward()
-            optimizer.step()
+            scaler.scale(model(batch).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            looked("clip")
+            scaler.step(optimizer)
+            scaler.update()
             looked("steps")
             if number % EVERY == EVERY - 1:
                 between()

@@ -55,7 +55,7 @@ class OptimizerStates:
     def __init__(self, executor: Executor, conductor: Conductor, min_size_bytes: int) -> None:
         self.in_parts = False
         self.gradients = Gradients(executor, conductor, min_size_bytes)
-        self.parameters = Parameters(executor, conductor, min_size_bytes)
+        self.parameters = Parameters(executor, conductor, min_size_bytes, self.gradients)
         self._executor = executor
         self._conductor = conductor
         self._min_size_bytes = max(1, min_size_bytes)
