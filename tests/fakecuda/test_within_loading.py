@@ -38,3 +38,17 @@ def test_a_model_larger_than_the_device_is_never_there_as_a_whole(rig: Path, way
     assert found["empty"] == 0
     assert found["on host"] > 0
     assert found["after"] <= BUDGET
+
+
+@pytest.mark.timeout(0)
+def test_a_model_larger_than_the_device_is_clipped_saved_resumed_averaged_and_evaluated(rig: Path) -> None:
+    # given 96 MiB of weights, as much in an average, and 192 MiB of states, where 88 MiB are
+    variables = {"FAKECUDA_BACKING": str(1 << 30), "FAKECUDA_CAPACITY": str(88 * MIB), **SHARED}
+    script = str(Path(__file__).with_name("saving.py"))
+    # when
+    found = said(rig, script, spec={"budget": f"device={76 * MIB}"}, variables=variables)
+    # then
+    assert found["modes"][-1] == "plan"
+    assert found["mismatches"] == 0
+    assert found["right"] == [True] * 4
+    assert max(found["peaks"].values()) <= 76 * MIB, found["peaks"]

@@ -22,8 +22,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TypeVar, final
 from weakref import ref
 
@@ -159,6 +159,17 @@ class Executor:
     def settle(self) -> None:
         """Wait for every write under way."""
         self.writes_done(self._writes_reaped + len(self._writes))
+
+    @contextmanager
+    def beside_the_plan(self) -> Iterator[None]:
+        """Context whose writes the step's plan does not count. They end with it, and those under way end before."""
+        self.settle()
+        reaped = self._writes_reaped
+        try:
+            yield
+        finally:
+            self.settle()
+            self._writes_reaped = reaped
 
     def stop(self) -> None:
         """End every write under way at once. Writes that are not done are given up, and their errors ignored."""

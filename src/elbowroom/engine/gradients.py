@@ -20,7 +20,7 @@ change in versions. Fused ones do not where they unscale gradients: these are wr
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import final
 
@@ -32,6 +32,7 @@ from elbowroom.engine.conductor import Conductor, StepPlan
 from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.gradient_hooks import GRAD, Accumulating
+from elbowroom.engine.handed_out import HandedOut, is_for_torch
 from elbowroom.engine.optimizer_parts import Found, Portion
 from elbowroom.engine.storages import dtype_name, reachable_parameters, storage_of
 from elbowroom.engine.zeroing import Zeroing
@@ -58,6 +59,8 @@ class Gradients:
 
     Attributes:
         wanted: whether gradients leave in steps that are observed, so that plans may move them.
+        handed: those that code has got without their bytes.
+        hands_out: tells whether code may get one so now, as operators are seen: Note: [Handed out]. None for never.
     """
 
     def __init__(self, executor: Executor, conductor: Conductor, min_size_bytes: int) -> None:
@@ -66,6 +69,8 @@ class Gradients:
         self._conductor = conductor
         self._around = Accumulating(self._begins, self._ends, self._asked, executor.device, min_size_bytes)
         self._away = AwayParts(executor)
+        self.handed = HandedOut(self._away, executor, conductor)
+        self.hands_out: Callable[[], bool] | None = None
         self._stay: Remembered = {}
         self._stay_later: Remembered = {}
         self._of_step: set[int] = set()
@@ -101,6 +106,7 @@ class Gradients:
             self._placed_for = None
         self._of_step.clear()
         self._ended.clear()
+        self.handed.forget_gone()
         moved = known is not None and bool(known.schedule.gradients)
         recorded = self.wanted and (known is None or self._conductor.recorder() is not None)
         if not (moved or recorded) or is_distributed():
@@ -204,6 +210,9 @@ class Gradients:
         if is_later := id(parameter) in self._ended:
             self._stay_later[id(parameter)] = weakref.ref(parameter)
         if id(parameter) not in self._away.entries:
+            return
+        if not is_later and self.hands_out is not None and self.hands_out() and is_for_torch():
+            self.handed.add(id(parameter))
             return
         known, recorder = self._conductor.known(), self._conductor.recorder()
         with self._conductor.aside():

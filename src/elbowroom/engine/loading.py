@@ -1,7 +1,8 @@
 """Loading: parameters that come to the device while a model is made or moved there, before they pile up.
 
 `Module.to`, `cuda`, `half` and `to_empty` move one parameter after the other. Under `with torch.device("cuda")` each is
-made there and then given to its module. Both are reported here, one by one.
+made there and then given to its module. `copy.deepcopy` of a module makes them there too. All are reported here, one by
+one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Loading:
 
     Args:
         moved: called with parameters of a module of which some have just been moved.
-        made: called with a parameter that a module has been given.
+        made: called with a parameter that a module has been given, or that is a copy of another one.
     """
 
     def __init__(self, moved: Callable[[Iterable[nn.Parameter]], None], made: Callable[[nn.Parameter], None]) -> None:
@@ -31,6 +32,9 @@ class Loading:
         self._apply = apply_of_modules()
         self._ours = self._reporting(self._apply)
         set_apply_of_modules(self._ours)
+        self._copy: Any = vars(nn.Parameter)["__deepcopy__"]
+        self._copying = self._reporting_copies(self._copy)
+        nn.Parameter.__deepcopy__ = self._copying
         self._handle = register_module_parameter_registration_hook(self._registered)
 
     def _reporting(self, apply: Any) -> Any:
@@ -49,14 +53,25 @@ class Loading:
 
         return reporting
 
-    def _registered(self, _module: nn.Module, _name: str, parameter: Any) -> None:
+    def _reporting_copies(self, copy: Any) -> Any:
+        @wraps(copy)
+        def copying(parameter: nn.Parameter, memo: dict[int, Any]) -> Any:
+            found = copy(parameter, memo)
+            self._registered(None, "", found)
+            return found
+
+        return copying
+
+    def _registered(self, _module: nn.Module | None, _name: str, parameter: Any) -> None:
         if isinstance(parameter, nn.Parameter):
             self._made(parameter)
 
     def close(self) -> None:
         """Report no more."""
         self._handle.remove()
-        if apply_of_modules() is self._ours:  # else others have wrapped it
+        if nn.Parameter.__deepcopy__ is self._copying:  # else others have wrapped it
+            nn.Parameter.__deepcopy__ = self._copy
+        if apply_of_modules() is self._ours:
             set_apply_of_modules(self._apply)
 
 

@@ -23,10 +23,11 @@ from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.gradients import Gradients
 from elbowroom.engine.optimizer_hooks import Stepping
-from elbowroom.engine.optimizer_parts import Found, InTurn, Portion, mapping_of, movable, whole
+from elbowroom.engine.optimizer_parts import Found, InTurn, Portion, is_resizable, mapping_of, movable, whole
 from elbowroom.engine.parameters import Parameters
 from elbowroom.engine.state_dicts import Packed, has_hooks, put_lent, with_lent, without
-from elbowroom.engine.storages import dtype_name
+from elbowroom.engine.states_loading import StatesLoading
+from elbowroom.engine.storages import dtype_name, is_plain, storage_of
 from elbowroom.errors import TierError, TierFull
 from elbowroom.notices import Once, warn, warn_once
 from elbowroom.torch_compat.core import storage_key
@@ -54,7 +55,7 @@ class OptimizerStates:
     def __init__(self, executor: Executor, conductor: Conductor, min_size_bytes: int) -> None:
         self.in_parts = False
         self.gradients = Gradients(executor, conductor, min_size_bytes)
-        self.parameters = Parameters(executor, conductor, min_size_bytes)
+        self.parameters = Parameters(executor, conductor, min_size_bytes, self.gradients)
         self._executor = executor
         self._conductor = conductor
         self._min_size_bytes = max(1, min_size_bytes)
@@ -68,11 +69,18 @@ class OptimizerStates:
         self._packing = False
         self._once = Once()
         self._stepping: Stepping | None = None
+        self._loading: StatesLoading | None = None
         self._met: list[tuple[weakref.ref[torch.optim.Optimizer], Hashable]] = []
 
     def open(self) -> None:
         """Install the hooks: wrap the steps of all optimizers that are met from now on."""
         self._stepping = Stepping(self.step, self.bring_back, self.packed)
+
+    def open_parameters(self) -> None:
+        """Let parameters move. On CUDA loaded states leave as they come then, like parameters: Note: [Loading]."""
+        self.parameters.open()
+        if self._loading is None and self.parameters.limit_bytes is not None:
+            self._loading = StatesLoading(self._loaded)
 
     def meets(self, optimizer: torch.optim.Optimizer) -> None:
         """Wrap the step function of an optimizer that is about to step."""
@@ -258,9 +266,19 @@ class OptimizerStates:
         """Return the state, gradient or parameter that is away in a window, if it is."""
         return self._away.of_window.get(n) or self.gradients.entry_of(n) or self.parameters.entry_of(n)
 
+    def _loaded(self, optimizer: torch.optim.Optimizer, state: torch.Tensor) -> None:
+        """Let a state leave that an optimizer has just loaded."""
+        if self._in_turn.inside or self._packing or not self.parameters.on:
+            return
+        storage = storage_of(state) if is_plain(state) and state.device == self._executor.device else None
+        if storage is not None and storage.nbytes() >= self._min_size_bytes and is_resizable(storage):
+            with self._conductor.aside():
+                self._leave_all(optimizer, [Found(storage, state.dtype, storage.nbytes(), held=False)])
+
     def bring_back(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Bring back all states of an optimizer, or of all optimizers. Does nothing inside a step in parts."""
-        if self._in_turn.inside or self._packing or not self._owners:
+        loads = self._loading is not None and self._loading.on
+        if self._in_turn.inside or self._packing or loads or not self._owners:
             return
         with self._conductor.aside():
             for _, storage in self._away_of(optimizer):
@@ -313,6 +331,8 @@ class OptimizerStates:
         """
         if self._stepping is not None:
             self._stepping.close()
+        if self._loading is not None:
+            self._loading.close()
         left: Left = {}
         most_bytes = self.parameters.limit_bytes
         of_parameters = self.parameters.close()

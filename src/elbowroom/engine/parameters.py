@@ -25,7 +25,7 @@ Note: [Loading]
 On CUDA a model may be larger than the device. So each parameter that a module moves there, or is given there, leaves at
 once (loading.py), and comes back for the operators that use it. Between steps, and in steps without a plan, all others
 leave first. When the run ends, those stay on the host that the budget has no room for. An operator over all parameters
-has them all on the device, and so has `torch.save` of tensors that are there.
+has them all on the device. `torch.save` has one: Note: [Saving].
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cache
 from typing import Any, cast, final
 
 import torch
@@ -46,18 +45,22 @@ from elbowroom.engine.away_parts import AwayParts, Left
 from elbowroom.engine.conductor import Conductor, StepPlan
 from elbowroom.engine.entries import StateEntry
 from elbowroom.engine.executor import Executor
+from elbowroom.engine.gradients import Gradients
+from elbowroom.engine.list_parts import Call, joined, parted, takes_lists
 from elbowroom.engine.loading import Loading
 from elbowroom.engine.optimizer_parts import Found, is_resizable
 from elbowroom.engine.raw_reads import RawReads
+from elbowroom.engine.saving import Saving
 from elbowroom.engine.storages import PLAIN_TYPES, RAW_STORAGE, alive_of, is_plain, storage_of
 from elbowroom.engine.tensor_subclasses import inside
+from elbowroom.engine.touched import Touched, by_key, carried_windows, moves_gradients, put_on_host, storages_of, writes
 from elbowroom.errors import TierError, TierFull
 from elbowroom.notices import Once, warn, warn_once
 from elbowroom.step.schedule import Action
 from elbowroom.torch_compat.core import (
     holders_of,
+    in_backward,
     is_distributed,
-    schema_of,
     storage_key,
     tell_of_compiling,
     version_of,
@@ -69,8 +72,6 @@ from elbowroom.units import NONE, format_bytes
 NOTHING = nullcontext()
 LAST_SHARE = 7 / 8
 """Share of the budget that blocks may hold once a run has ended. The allocator reserves more than its blocks hold."""
-Touched = dict[int, tuple[torch.UntypedStorage, torch.dtype]]
-"""Storage key -> storage, and the dtype of the tensor on it, in the order of an operator's arguments."""
 
 
 @final
@@ -81,6 +82,7 @@ class Parameters:
         executor: moves their bytes.
         conductor: knows the plan of the step.
         min_size_bytes: smaller parameters stay on the device.
+        gradients: their gradients, which code gets without their bytes while operators are seen.
 
     Attributes:
         wanted: whether uses are counted in steps that are recorded, so that plans may move parameters.
@@ -88,13 +90,14 @@ class Parameters:
         on: whether operators are seen.
     """
 
-    def __init__(self, executor: Executor, conductor: Conductor, min_size_bytes: int) -> None:
+    def __init__(self, executor: Executor, conductor: Conductor, min_size_bytes: int, gradients: Gradients) -> None:
         self.wanted = False
         self.budget_bytes: Callable[[], int] = _no_limit
         self._executor = executor
         self._conductor = conductor
         self._min_size_bytes = max(1, min_size_bytes)
         self._away = AwayParts(executor)
+        self._gradients, self._handed = gradients, gradients.handed
         self._movable: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._stay: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._stream_of: dict[int, object] = {}
@@ -107,6 +110,7 @@ class Parameters:
         self._inside = False
         self._due: Action | None = None
         self._raw: RawReads | None = None
+        self._saving: Saving | None = None
         self._loading: Loading | None = None
         self._once = Once()
         _LIVE.add(self)
@@ -118,7 +122,9 @@ class Parameters:
 
         This comes before the writes of the step are counted, as its plan does not count these moves.
         """
-        carried = _carried(known)
+        carried = carried_windows(known)
+        if self._loading is not None:
+            self._others_leave(self._used())
         if self._may_move() and not all(n in self._away.of_window for n in carried):
             with self._conductor.aside():
                 self._place(known, carried)
@@ -128,7 +134,7 @@ class Parameters:
         keep = set(self._away.entries)
         for (use, place), n in carried.items():
             refs = self._last[use] if use < len(self._last) else []
-            one: Touched = _by_key(refs[place : place + 1])
+            one: Touched = by_key(refs[place : place + 1])
             size_bytes = known.schedule.uses[use][place].size_bytes
             for key in one:
                 entry = self._away.entries.get(key)
@@ -137,9 +143,13 @@ class Parameters:
                     keep.discard(key)
                 elif entry is None and one[key][0].nbytes() == size_bytes and not self._is_held(one, key):
                     self._leave(one[key][0], n, known)
-        for key in keep:
+        for key in keep if self._loading is None else keep & self._used().keys():
             self._arrive(key)
         self._executor.settle()
+
+    def _used(self) -> Touched:
+        """Return what the last step used. On CUDA all else stays away: the average of a model, another model."""
+        return by_key(ref for use in self._last for ref in use)
 
     def begin_step(self) -> None:
         """Begin a step of the training."""
@@ -149,13 +159,18 @@ class Parameters:
         learns = self.wanted and (known is None or self._conductor.recorder() is not None) and self._may_move()
         if learns:
             self._find()
-        self._counts = self._inside = moves or learns
+        waits = (
+            self.wanted
+            and self._may_move()
+            and (moves_gradients(known) or (self._loading is not None and self.are_away))
+        )
+        self._counts, self._inside = moves or learns, moves or learns or waits
         self._due, self._here = None, {}
         if known is None and learns:
             self._here = dict(self._movable)
-        elif not moves:
+        elif not (moves or waits):
             self.bring_back()
-        self._turn(on=moves or learns)
+        self._turn(on=self._inside)
 
     def end_step(self) -> None:
         """End a step of the training: uses from here on are counted in no step."""
@@ -186,6 +201,8 @@ class Parameters:
         """See raw reads from now on, and on CUDA let parameters leave as they come: see Note: [Loading]."""
         if self._raw is None:
             self._raw = RawReads(self._asked)
+            self._gradients.hands_out = self._sees
+            self._saving = Saving(self._away, self._executor, self._conductor, self._is_between, self._all_others_leave)
         if self._loading is None and _loads(self._executor.device) and self._may_move():
             self._loading = Loading(self._moved, self._made)
             self._turn(on=True)
@@ -197,6 +214,8 @@ class Parameters:
 
     def _turn(self, *, on: bool) -> None:
         if on or self.on:
+            if not on:
+                self._handed.bring_back()
             watcher = watcher_of_uses()
             watcher.seen = self._called if on else watcher.plainly
             watcher.turn(on=on)
@@ -211,7 +230,7 @@ class Parameters:
     def _find(self) -> None:
         """Look for parameters that may move: those that lie on a storage of their own, above the least size."""
         scripts = alive_of(torch.jit.ScriptModule)
-        scripted = {storage_key(each) for each in _storages(p for script in scripts for p in script.parameters())}
+        scripted = {storage_key(each) for each in storages_of(p for script in scripts for p in script.parameters())}
         owned = Counter(id(p) for module in alive_of(nn.Module) for p in module.parameters(recurse=False))
         found: dict[int, list[nn.Parameter]] = {}
         for parameter in alive_of(nn.Parameter):
@@ -279,7 +298,7 @@ class Parameters:
         """Let all others leave: a parameter that was made on the device is filled next."""
         key = self._taken_on(parameter)
         if key is not None:
-            self._others_leave(_by_key([self._movable[key]]))
+            self._others_leave(by_key([self._movable[key]]))
 
     def _taken_on(self, parameter: nn.Parameter) -> int | None:
         """Let a parameter be one that may move, if it is not one yet. Returns its key if it is new."""
@@ -298,7 +317,7 @@ class Parameters:
         return key
 
     def _all_leave(self, keys: Iterable[int]) -> None:
-        lone = _by_key(self._movable[key] for key in keys)
+        lone = by_key(self._movable[key] for key in keys)
         with self._conductor.aside(), suppress(TierFull):  # then it stays
             for key in lone:
                 if not self._is_held(lone, key):
@@ -308,26 +327,47 @@ class Parameters:
     # Uses
 
     def _called(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator once the parameters that it uses are there."""
+        """Run an operator once what it uses is there."""
         with watcher_of_uses().unwatched():
             if self._due is not None:
                 self._act_due()
-            touched: Touched = {}
-            self._touch(args, touched)
-            if kwargs:
-                self._touch(kwargs.values(), touched)
-            if not touched:
-                return op(*args, **kwargs)
-            number = self._begins(touched, changes=_writes(op))
-            try:
-                result = op(*args, **kwargs)
-            except BaseException:  # it may run again, and is one use
-                if number is not None:
-                    del self._in_step[number:]
-                raise
+            calls = self._parted(args, kwargs) if takes_lists(op) else None
+            if calls is None:
+                return self._one_called(op, args, kwargs)
+            return joined([self._one_called(op, *call) for call in calls])
+
+    def _one_called(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        handed = self._handed.there((*args, *kwargs.values()), changes=writes(op)) if self._handed else NOTHING
+        with handed:
+            return self._called_with_parameters(op, args, kwargs)
+
+    def _called_with_parameters(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        touched: Touched = {}
+        self._touch(args, touched)
+        if kwargs:
+            self._touch(kwargs.values(), touched)
+        if not touched:
+            return op(*args, **kwargs)
+        number = self._begins(touched, changes=writes(op))
+        try:
+            result = op(*args, **kwargs)
+        except BaseException:  # it may run again, and is one use
             if number is not None:
-                self._ends(number, touched)
-            return result
+                del self._in_step[number:]
+            raise
+        if number is not None:
+            self._ends(number, touched)
+        return result
+
+    def _parted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Call] | None:
+        """Return the parts of an operator over lists: of gradients, or of parameters that leave one another room."""
+        if self._inside:
+            touched: Touched = {}
+            self._touch((*args, *kwargs.values()), touched)
+            whole = bool(touched) or not self._handed  # uses of parameters are as planned
+        else:
+            whole = self._loading is None
+        return None if whole else parted(args, kwargs)
 
     def _touch(self, values: Iterable[Any], touched: Touched) -> None:
         for value in values:
@@ -412,7 +452,7 @@ class Parameters:
     def _others_leave(self, touched: Touched) -> None:
         """Let all leave that ops before have used, but for what this one uses. For steps without a plan."""
         gone = {key: self._here.pop(key) for key in list(self._here) if key not in touched}
-        others = _by_key(ref for key, ref in gone.items() if self._movable.get(key) is ref)
+        others = by_key(ref for key, ref in gone.items() if self._movable.get(key) is ref)
         with self._conductor.aside():
             with suppress(TierFull):  # a plan may not need to move them at all
                 for key in others:
@@ -420,6 +460,18 @@ class Parameters:
                         self._leave(others[key][0], NONE, None)
             self._executor.settle()
         self._here |= {key: self._movable[key] for key in touched if key in self._movable}
+
+    def _sees(self) -> bool:
+        """Whether the operators of this thread are seen, and it is not in backward."""
+        return self.on and watcher_of_uses().on and not in_backward()
+
+    def _is_between(self) -> bool:
+        """Whether this thread trains, and is between two steps."""
+        return not self._inside and self._sees()
+
+    def _all_others_leave(self) -> None:
+        if self._loading is not None:
+            self._others_leave({})
 
     def _leave(self, storage: torch.UntypedStorage, n: int, known: StepPlan | None) -> None:
         """Start to move a parameter out, unless other code could use it unnoticed."""
@@ -450,6 +502,11 @@ class Parameters:
             storage = RAW_STORAGE(tensor)
         except (RuntimeError, NotImplementedError):
             return
+        if self._handed and (key := self._handed.key_of(storage)) is not None:
+            self._handed.give(key)
+            return
+        if self._saving is not None and self._saving.in_tensor and self._is(self._movable, storage):
+            return
         if for_good and storage.nbytes() >= self._min_size_bytes:
             self._stay[storage_key(storage)] = weakref.ref(storage)
         if not self._is(self._movable, storage):
@@ -475,6 +532,7 @@ class Parameters:
         """Bring every parameter back, and remove the hooks. Returns the first error if some bytes are lost."""
         self._counts = False
         left: Left = {}
+        self._handed.forget()  # they end with all other gradients
         with self.aside():
             problem = self._away.close(left, self.limit_bytes)
             lost = self._stay_away(left)
@@ -488,11 +546,7 @@ class Parameters:
         for key, memory in left.items():
             if memory is None:
                 continue
-            owners = [ref() for ref in self._owners.get(cast("int", key), ())]
-            for parameter in (each for each in owners if each is not None):
-                shape = parameter.storage_offset(), parameter.size(), parameter.stride()
-                on_host = torch.empty(0, dtype=parameter.dtype, device="cpu").set_(memory, *shape)
-                parameter.data = on_host
+            put_on_host((ref() for ref in self._owners.get(cast("int", key), ())), memory)
             size_bytes += memory.nbytes()
         if size_bytes:
             warn(
@@ -507,7 +561,10 @@ class Parameters:
             self._loading = None
         if self._raw is not None:
             self._raw.close()
-            self._raw = None
+            self._raw = self._gradients.hands_out = None
+        if self._saving is not None:
+            self._saving.close()
+            self._saving = None
 
     def _tell(self, size_bytes: int, why: str) -> None:
         warn_once(
@@ -517,32 +574,6 @@ class Parameters:
             f"on the device, as {why}: the step may need "
             "more than its budget. If that happens in every step, leave 'parameter' out",
         )
-
-
-def _carried(known: StepPlan) -> dict[tuple[int, int], int]:
-    """Return by (use, place in it) the windows of parameters that go on in the next step."""
-    return {
-        (use, place): slot.n
-        for use, slots in enumerate(known.schedule.uses)
-        for place, slot in enumerate(slots)
-        if slot.n is not None and slot.n in known.schedule.carried
-    }
-
-
-def _by_key(refs: Iterable[weakref.ref[torch.UntypedStorage]]) -> Touched:
-    """Return the storages that are still there, each with one reference to it."""
-    return {storage_key(storage): (storage, torch.uint8) for ref in refs if (storage := ref()) is not None}
-
-
-def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
-    found: Callable[[torch.Tensor], torch.UntypedStorage | None] = storage_of
-    return (storage for storage in map(found, tensors) if storage is not None)
-
-
-@cache
-def _writes(op: Any) -> bool:
-    """Tell whether an operator writes to an argument."""
-    return any(each.alias_info is not None and each.alias_info.is_write for each in schema_of(op).arguments)
 
 
 def _references(touched: Touched, key: int) -> int:

@@ -124,7 +124,7 @@ class TrainingRun(RunFigures, Director, Conductor):
         self._watch = OptimizerWatch(self._optimizer_begins, self._optimizer_ends)
         self._states.open()
         if self._learner.parameters:
-            self._states.parameters.open()
+            self._states.open_parameters()
         self._hooks.open()
         self._await_root()
 
