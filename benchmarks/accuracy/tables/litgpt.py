@@ -77,8 +77,11 @@ TOKENS = {"phi-1.5": 1044, "StableLM Alpha": 1034, "Llama 2 7 B": 1304, "Llama 2
 WHY = {"Single-GPU Inference": "inference: there is no training step to capture"}
 NOT_RUN = "its table has no figure: bitsandbytes' weights were not run under FSDP"
 MICRO_BATCHES, SHORT = 3, 256
-"""Of a step under FSDP, with more of which nothing more is held; and tokens of all but the first of them. Only the first
-batch of a training has the longest example. What it holds as its backward ends, beside the gradients, is the most."""
+"""Of a step under FSDP, with more of which nothing more is held; and tokens of all but the first of them.
+
+Only the first batch of a training has the longest example. What it holds as its backward ends, beside the gradients,
+is the most.
+"""
 
 
 def rows(folder: Path) -> Iterator[Row]:
@@ -101,16 +104,15 @@ def rows(folder: Path) -> Iterator[Row]:
         model = f"{model} {size}" if model == "Llama 2" else model
         ranks = int(cells[-3].split(" x ")[0]) if " x " in cells[-3] else 1
         spec = {"model": model, "method": method, "quantization": quantization, "batch": int(batch)}
+        many, bits = ranks > 1, "" if quantization == "None" else ", 4 bits"
         yield Row(
-            id=f"{name}-{model}-{method}-{quantization}-b{batch}" + (f"-{ranks}-gpus" if ranks > 1 else ""),
-            family=f"litgpt, {method}"
-            + ("" if quantization == "None" else ", 4 bits")
-            + (", FSDP" if ranks > 1 else ""),
+            id=f"{name}-{model}-{method}-{quantization}-b{batch}" + (f"-{ranks}-gpus" if many else ""),
+            family=f"litgpt, {method}{bits}" + (", FSDP" if many else ""),
             model=model,
             gpu="a100-40gb",
             measured_bytes=None if memory == "OOM" else round(float(memory.split()[0]) * GB),
             rounded_to_bytes=GB // 100,
-            spec=spec | ({"ranks": ranks} if ranks > 1 else {}),
+            spec=spec | ({"ranks": ranks} if many else {}),
         )
 
 

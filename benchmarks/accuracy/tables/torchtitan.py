@@ -1,9 +1,9 @@
 """torchtitan's table of Llama 3.1 on 8 to 512 H100: reserved GiB of a rank; most of its rows are compiled.
 
-benchmarks/llama3_h100_202412_torchtitan.md (pytorch/torchtitan, December 2024) gives the layout, the sequence length and
-the local batch. Its code of that month gives the rest: each block is wrapped for selective checkpoints of its ops, which
-keep every second matrix product and attention, then sharded by `fully_shard`, bfloat16 weights and float32 reductions;
-AdamW, gradients clipped, and a loss of float32 logits.
+benchmarks/llama3_h100_202412_torchtitan.md (pytorch/torchtitan, December 2024) gives the layout, the sequence length
+and the local batch. Its code of that month gives the rest: each block is wrapped for selective checkpoints of its ops,
+which keep every second matrix product and attention, then sharded by `fully_shard`, with bfloat16 weights and float32
+reductions; AdamW, gradients clipped, and a loss of float32 logits.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ COMPILED = "weights sharded by FSDP, with torch.compile, float8, tensor, context
 LAYERS, WIDTH, HEADS, GROUPS, MLP, VOCABULARY = 32, 4096, 32, 8, 14336, 128256
 HEAD = WIDTH // HEADS
 TOKENS = 8192
+ATTENTION = ("_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention")
 ALLOCATOR = "expandable_segments:True"
 """run_llama_train.sh sets it."""
 
@@ -134,18 +135,12 @@ class Llama(nn.Module):
 
 def _every_second_product() -> Any:
     """Contexts of a selective checkpoint that keep attention and every second matrix product of a block."""
-    ops = torch.ops.aten
-    kept = {
-        ops.mm.default,
-        ops._scaled_dot_product_efficient_attention.default,
-        ops._scaled_dot_product_flash_attention.default,
-        torch.ops._c10d_functional.reduce_scatter_tensor.default,
-    }
+    kept = {getattr(torch.ops.aten, name).default for name in ("mm", *ATTENTION)}
     products: dict[bool, int] = defaultdict(int)
 
     def policy(context: Any, func: Any, *_: object, **__: object) -> CheckpointPolicy:
-        products[context.is_recompute] += func == ops.mm.default
-        keeps = func in kept and not (func == ops.mm.default and products[context.is_recompute] % 2 == 0)
+        products[context.is_recompute] += func == torch.ops.aten.mm.default
+        keeps = func in kept and not (func == torch.ops.aten.mm.default and products[context.is_recompute] % 2 == 0)
         return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
