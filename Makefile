@@ -1,5 +1,7 @@
 # make venv    .venv with elbowroom, its tests' tools and the demo's packages
-# make test    everything CI runs: lint, format, types, tests
+# make test    lint, format, types, docs, and all tests but the long ones: under ten minutes on two cores
+# make test-long   the tests marked `long`: whole trainings in processes of their own, compilers, searches
+# make test-rig    the CUDA path without a GPU: builds the rig and runs tests/fakecuda there
 # make test-databases   half an hour more: PyTorch's own databases of ops, modules and optimizers under elbowroom
 # make fuzz    random traces, machines and budgets by the thousand: planners and simulator beside slow, obvious ones;
 #              with FUZZ_ARGS="--of trainings" random trainings within budgets, beside plain ones
@@ -42,7 +44,7 @@ export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: docs docs-check wheel-test venv test rig test-rig test-databases test-zoo fuzz check demo bench gpu gpu-wheels clean
+.PHONY: docs docs-check wheel-test venv test test-long rig test-rig test-databases test-zoo fuzz check demo bench gpu gpu-wheels clean
 .DEFAULT_GOAL := venv
 
 venv: $(STAMP)
@@ -85,7 +87,10 @@ check: venv
 	$(BIN)/codespell
 	$(BIN)/python -m tools.long_parts
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
+
+test-long: venv
+	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 docs: venv
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

@@ -21,6 +21,8 @@ from elbowroom.demo.trainer import TrainingOrder, memory
 from elbowroom.errors import UsageError
 from tests.cli.answers import answered
 
+pytestmark = pytest.mark.long
+
 MIB = 2**20
 SOURCES = Path(__file__).parents[2] / "src"
 HOLD = "import sys; held = bytearray(int(sys.argv[1])); held[::4096] = b'x' * len(held[::4096]); print('held')"

@@ -13,6 +13,8 @@ pytest.importorskip("torch", reason="elbowroom run runs torch scripts")
 
 from tests.cli.answers import answered, checked
 
+pytestmark = pytest.mark.long
+
 SOURCES = Path(__file__).parents[2] / "src"
 
 # 8 linear layers of 256 x 256 on 4096 rows: each saves an output of 4 MiB.

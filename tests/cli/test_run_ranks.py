@@ -16,6 +16,7 @@ import torch.distributed as dist
 from tests.cli.answers import answered
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this build has no gloo"),
 ]

@@ -12,6 +12,8 @@ from elbowroom.planners.budget.run_budget import CourseRequest, course_within
 from elbowroom.planners.request import ResolvedBudget
 from tests.core.build import chain, machine
 
+pytestmark = pytest.mark.long
+
 MIB = 2**20
 TRACE = chain([mib * MIB for mib in (40, 3, 30, 8, 14, 25, 60, 12)], base=2 * MIB, temporary=9 * MIB)
 EXPANDABLE = "expandable_segments:True,large_segment_size_mb:12"

@@ -13,6 +13,8 @@ from elbowroom.planners.budget.floor import floor_bytes
 from elbowroom.trace import Storage, Trace
 from tests.core.build import Build, chain, machine, traces
 
+pytestmark = pytest.mark.long
+
 
 def test_what_an_op_uses_and_what_is_kept_is_the_floor() -> None:
     # given layers of 30, 50 and 20 bytes beside 7 of a parameter: forward makes one, backward reads one at a time

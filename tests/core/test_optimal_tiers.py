@@ -12,6 +12,8 @@ from elbowroom.planners import check, plan
 from elbowroom.simulate.simulate import simulate
 from tests.core.build import chain
 
+pytestmark = pytest.mark.long
+
 
 def two_tiers(host: int, disk: int = 10**6, rate: int = 10**9) -> Machine:
     """A host of so many bytes, and a disk behind it, over links of one rate; at the default one byte takes 1 ns."""

@@ -20,6 +20,8 @@ from elbowroom.step.last_step import last_step
 from elbowroom.trace import Event, Op, Step, Storage, Trace
 from tests.core.build import Build, chain, machine, traces
 
+pytestmark = pytest.mark.long
+
 RATES = st.sampled_from([10**7, 10**8, 10**9, 10**10, 10**12])
 
 

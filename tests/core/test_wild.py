@@ -14,6 +14,8 @@ from benchmarks.wild.page import own_words, table
 from benchmarks.wild.sandbox import differences
 from benchmarks.wild.trial import environment_of, said
 
+pytestmark = pytest.mark.long
+
 TRAINS = """
 import torch
 device = "cuda" if torch.cuda.is_available() else "cpu"

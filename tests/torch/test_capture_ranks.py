@@ -14,7 +14,10 @@ from elbowroom.errors import CaptureError
 from elbowroom.machine import Machine
 from elbowroom.trace import Category, Trace
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch is built without torch.distributed")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not dist.is_available(), reason="torch is built without torch.distributed"),
+]
 
 H100 = Machine.of("h100-sxm")
 MIB = 2**20

@@ -20,6 +20,7 @@ from elbowroom.run.peers import Peers
 from elbowroom.torch_compat.process_groups import Meeting
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this build has no gloo"),
 ]

@@ -15,6 +15,8 @@ from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Link, Tier
 from tests.torch.virtual_gpu import H100
 
+pytestmark = pytest.mark.long
+
 WIDTH = 1024
 CAPACITY = 256 * 2**20
 SMALL = replace(

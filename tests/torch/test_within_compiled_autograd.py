@@ -28,6 +28,7 @@ from tests.torch.helpers import (
 )
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),  # its imports
 ]

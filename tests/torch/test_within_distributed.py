@@ -23,6 +23,7 @@ from elbowroom.run.room import run_of
 from tests.torch.helpers import Training, assert_swapped, needs, same_within, telling
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this build has no gloo"),
 ]
