@@ -32,7 +32,7 @@ FUZZ_ARGS ?= --cases 2000
 PYTEST_ARGS ?= -n auto --maxprocesses 4
 ZOO ?= zoo
 RIG ?= .rig
-RIG_PYTEST_ARGS ?= $(PYTEST_ARGS)
+RIG_PYTEST_ARGS ?=
 WHEELS ?= wheels
 GPU_PYTHON ?= 3.12
 GPU_PACKAGES := 'highspy>=1.15,<1.16' 'rich>=13.7' markdown-it-py mdurl pygments 'pytest>=8.3' iniconfig packaging pluggy \
