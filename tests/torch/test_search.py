@@ -15,7 +15,7 @@ from elbowroom.errors import CaptureError, UsageError
 from elbowroom.machine import Link, Tier
 from tests.torch.virtual_gpu import H100
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 WIDTH = 1024
 CAPACITY = 256 * 2**20
