@@ -291,7 +291,8 @@ def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
     cycle. So a graph without backward would never be freed. A view that was made without gradients, as DTensor makes
     one of each output, is a leaf. It holds the tensor that it is a view of, and so that one's place in the graph.
     """
-    if tensor.is_leaf and base_of(tensor) is None:
+    base = base_of(tensor)
+    if tensor.is_leaf and (base is None or base.is_leaf):
         return tensor
     if not modes_on() or type(tensor) not in PLAIN_TYPES or made_by_a_transform(tensor) or transform_now() is not None:
         return tensor.detach()  # not below dispatch: a tensor that stands for others would lose them there
