@@ -76,19 +76,19 @@ def run(*, table: str, spec: Record, rows: list[Record]) -> Record:
             with VirtualDevice(Machine.of(kind), STEPS, job=job) as device:
                 module.train(**spec)
             traces[kind] = device.trace()
-        machine = Machine.of(given["gpu"], loading=getattr(module, "LOADING", "lazy"))
-        machine = replace(machine, allocator=getattr(module, "ALLOCATOR", machine.allocator))
-        done.append(_estimated(given, traces[kind], machine))
+        loading, allocator = getattr(module, "LOADING", "lazy"), getattr(module, "ALLOCATOR", "")
+        done.append(_estimated(given, traces[kind], loading, allocator))
     remarks = {(each.kind, each.name): each.count for trace in traces.values() for each in trace.remarks}
     return {"rows": done, "remarks": [[kind, name, count] for (kind, name), count in remarks.items()]}
 
 
-def _estimated(given: Record, trace: Any, machine: Any) -> Record:
-    """A row with its estimate."""
+def _estimated(given: Record, trace: Any, loading: Any, allocator: str) -> Record:
+    """A row with its estimate; its settings of the allocator are torch's own, unless some are given."""
     from elbowroom.answers.estimate import estimate
     from elbowroom.machine import Machine
 
-    found = estimate(trace, machine)
+    machine = Machine.of(given["gpu"], loading=loading)
+    found = estimate(trace, replace(machine, allocator=allocator or machine.allocator))
     within = [a - b for a, b in zip(found.peak_device, found.outside, strict=True)]
     peaks = {"allocated": found.peak_allocated, "reserved": found.peak_reserved, "device": found.peak_device}
     row = {key: value for key, value in given.items() if key not in ("spec", "reason")}
@@ -96,8 +96,8 @@ def _estimated(given: Record, trace: Any, machine: Any) -> Record:
     if given["late"]:
         row["reading_bytes"] = _reading_bytes(trace, Machine.of(given["gpu"]))
     row |= {"fits": found.fits, "sure": found.sure, "needed_bytes": found.needed_bytes}
-    lazily = Machine.of(given["gpu"])
-    if machine.outside_bytes != lazily.outside_bytes:  # the source loads kernels at once
+    if loading == "eager":
+        lazily = Machine.of(given["gpu"])
         outside = (lazily.outside_range_bytes[0], lazily.outside_bytes, lazily.outside_range_bytes[1])
         row["lazy_device_bytes"] = [a + b for a, b in zip(within, outside, strict=True)]
     return row

@@ -26,6 +26,7 @@ from tests.torch.helpers import (
     mean_square,
     mlp,
     moved_as_planned,
+    same_within,
     seeded,
     train,
 )
@@ -137,13 +138,7 @@ def test_a_gradient_scaler_finds_gradients_that_are_away(clips: bool, monkeypatc
 
         return Training(step, [model], [optimizer])
 
-    plain = train(setup, STEPS)
-    gc.collect()
-    # when
-    with er.within("100GiB", min_size=MIN_SIZE_BYTES, planner="on_demand", allow=PARAMETERS) as room:
-        inside = finish(seeded(setup), STEPS)
-    # then
-    assert_equal(inside, plain)
+    room = same_within(setup, STEPS, 100 << 30, planner="on_demand", allow=PARAMETERS)
     assert moved_as_planned(room) >= {"gradient", "parameter"}
 
 

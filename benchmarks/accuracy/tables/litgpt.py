@@ -5,10 +5,9 @@ longest example of Alpaca in each tokenizer's tokens, which the first batch hold
 adapter.py give the rest: rank 8 on queries and values, dropout 0.05, AdamW, logits and loss in pieces of 128 tokens,
 and what a model gives back in float32, as Fabric hands it on.
 
-Rows of several GPUs are of one rank under Fabric's FSDPStrategy, which shards each
-block and runs it again in backward. All micro-batches of a step
-but the last are under no_sync, so a rank holds the gradients of the whole model, the frozen weights' among them: they
-lie in one storage with those of LoRA.
+Rows of several GPUs are of one rank under Fabric's FSDPStrategy, which shards each block and runs it again in backward.
+All micro-batches of a step but the last are under no_sync. So a rank holds the gradients of the whole model, those of
+the frozen weights among them: they lie in one storage with those of LoRA.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 from elbowroom.cli import output
 from elbowroom.cli.answer_types import ErrorAnswer, ErrorFigures
 from elbowroom.errors import CaptureError, ElbowroomError, FormatError, Infeasible
 from elbowroom.files.field_rules import printable
+from elbowroom.version import installed_version
 
 OWN_FAILURE = 2
 """Exit code if elbowroom itself failed: there is no answer."""
@@ -83,9 +83,10 @@ def how_to_report(words: Sequence[str]) -> str:
     """
     system = f"Python {platform.python_version()}, {platform.system()} {platform.release()} {platform.machine()}"
     command = shlex.join(["elbowroom", *words])
+    versions = f"elbowroom {installed_version()}, torch {installed_version('torch')}"
     return (
         "elbowroom: this is a failure of elbowroom, not of the script; please report it as an issue of elbowroom, with "
-        f"the lines above and these: elbowroom {_version('elbowroom')}, torch {_version('torch')}, {system}; {command}"
+        f"the lines above and these: {versions}, {system}; {command}"
     )
 
 
@@ -95,10 +96,3 @@ def show(problem: BaseException, words: Sequence[str], arguments: argparse.Names
     print(how_to_report(words), file=sys.stderr)
     write_error(error_of(UNEXPECTED, problem, of_elbowroom=True), OWN_FAILURE, arguments)
     return OWN_FAILURE
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "(not installed)"

@@ -24,10 +24,9 @@ from elbowroom.engine.conductor import Conductor
 from elbowroom.engine.entries import Place
 from elbowroom.engine.executor import Executor
 from elbowroom.engine.optimizer_parts import Found
-from elbowroom.engine.storages import PLAIN_TYPES, RAW_STORAGE
-from elbowroom.engine.tensor_subclasses import inside
+from elbowroom.engine.touched import plain_in
 from elbowroom.errors import TierFull
-from elbowroom.torch_compat.core import storage_key, without_torch_function
+from elbowroom.torch_compat.core import storage_key
 from elbowroom.units import NONE
 
 Again = tuple[Hashable, torch.UntypedStorage, int]
@@ -108,14 +107,10 @@ class HandedOut:
             args: the arguments.
             changes: whether the operator writes to one.
         """
-        tensors = list(_plain(args))
-        found = {
-            key: s for each in tensors if (s := _storage(each)) is not None and (key := self.key_of(s)) is not None
-        }
+        found, saves = self._among(args)
         if not found:
             yield
             return
-        saves = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
         with self._conductor.aside(), self._executor.beside_the_plan():
             again = [one for key in found if (one := self._arrive(key, found[key], saves, changes)) is not None]
         try:
@@ -123,6 +118,18 @@ class HandedOut:
         finally:
             with self._conductor.aside(), self._executor.beside_the_plan():
                 self._leave(again)
+
+    def _among(self, args: Iterable[Any]) -> tuple[dict[Hashable, torch.UntypedStorage], bool]:
+        """Return which of them an operator's arguments have, and whether autograd may save one of the arguments.
+
+        No other storage is kept: a reference to it would count as one of the user's.
+        """
+        found, requires = dict[Hashable, torch.UntypedStorage](), False
+        for tensor, storage in plain_in(args):
+            requires = requires or tensor.requires_grad
+            if (key := self.key_of(storage)) is not None:
+                found[key] = storage
+        return found, requires and torch.is_grad_enabled()
 
     def _arrive(self, key: Hashable, storage: torch.UntypedStorage, saves: bool, changes: bool) -> Again | None:
         """Bring one back. Returns what is to leave again; None if it stays, as its plan wants it there from now on."""
@@ -138,23 +145,3 @@ class HandedOut:
             for key, storage, n in again:
                 found = Found(storage, torch.uint8, storage.nbytes(), held=False)
                 self._away.leave(key, found, NONE if known is None else n, known)
-
-
-def _plain(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Yield the plain tensors among values, those in lists and inside subclasses included."""
-    for value in values:
-        if type(value) in PLAIN_TYPES:
-            yield value
-        elif isinstance(value, torch.Tensor):
-            with without_torch_function():
-                found = list(inside(value))
-            yield from (each for each in found if type(each) in PLAIN_TYPES)
-        elif isinstance(value, (list, tuple)):
-            yield from _plain(value)  # pyright: ignore[reportUnknownArgumentType]
-
-
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    try:
-        return RAW_STORAGE(tensor)
-    except (RuntimeError, NotImplementedError):  # torch's two ways to say that there is none
-        return None

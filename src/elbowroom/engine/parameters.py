@@ -51,9 +51,17 @@ from elbowroom.engine.loading import Loading
 from elbowroom.engine.optimizer_parts import Found, is_resizable
 from elbowroom.engine.raw_reads import RawReads
 from elbowroom.engine.saving import Saving
-from elbowroom.engine.storages import PLAIN_TYPES, RAW_STORAGE, alive_of, is_plain, storage_of
-from elbowroom.engine.tensor_subclasses import inside
-from elbowroom.engine.touched import Touched, by_key, carried_windows, moves_gradients, put_on_host, storages_of, writes
+from elbowroom.engine.storages import RAW_STORAGE, alive_of, is_plain, storage_of
+from elbowroom.engine.touched import (
+    Touched,
+    by_key,
+    carried_windows,
+    moves_gradients,
+    plain_in,
+    put_on_host,
+    storages_of,
+    writes,
+)
 from elbowroom.errors import TierError, TierFull
 from elbowroom.notices import Once, warn, warn_once
 from elbowroom.step.schedule import Action
@@ -64,7 +72,6 @@ from elbowroom.torch_compat.core import (
     storage_key,
     tell_of_compiling,
     version_of,
-    without_torch_function,
 )
 from elbowroom.torch_compat.op_calls import has_compiled, watcher_of_uses
 from elbowroom.units import NONE, format_bytes
@@ -370,19 +377,9 @@ class Parameters:
         return None if whole else parted(args, kwargs)
 
     def _touch(self, values: Iterable[Any], touched: Touched) -> None:
-        for value in values:
-            if type(value) in PLAIN_TYPES:
-                try:
-                    storage = RAW_STORAGE(value)
-                except (RuntimeError, NotImplementedError):  # torch's two ways to say that there is none
-                    continue
-                if (key := storage_key(storage)) in self._movable and self._is(self._movable, storage):
-                    touched.setdefault(key, (storage, value.dtype))
-            elif isinstance(value, torch.Tensor):
-                with without_torch_function():
-                    self._touch((plain for plain in inside(value) if type(plain) in PLAIN_TYPES), touched)
-            elif isinstance(value, (list, tuple)):
-                self._touch(value, touched)  # pyright: ignore[reportUnknownArgumentType]
+        for tensor, storage in plain_in(values):
+            if (key := storage_key(storage)) in self._movable and self._is(self._movable, storage):
+                touched.setdefault(key, (storage, tensor.dtype))
 
     def _begins(self, touched: Touched, *, changes: bool) -> int | None:
         """Bring back what an operator uses. Returns the number of the use in the step; None if it is not counted."""

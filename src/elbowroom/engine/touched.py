@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from elbowroom.engine.conductor import StepPlan
-from elbowroom.engine.storages import storage_of
-from elbowroom.torch_compat.core import schema_of, storage_key
+from elbowroom.engine.storages import PLAIN_TYPES, RAW_STORAGE, storage_of
+from elbowroom.engine.tensor_subclasses import inside
+from elbowroom.torch_compat.core import schema_of, storage_key, without_torch_function
 
 Touched = dict[int, tuple[torch.UntypedStorage, torch.dtype]]
 """Storage key -> storage, and the dtype of the tensor on it, in the order of an operator's arguments."""
@@ -37,6 +38,26 @@ def storages_of(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorag
     """Yield the storages of tensors, of those that have one."""
     found: Callable[[torch.Tensor], torch.UntypedStorage | None] = storage_of
     return (storage for storage in map(found, tensors) if storage is not None)
+
+
+def plain_in(values: Iterable[Any]) -> Iterator[tuple[torch.Tensor, torch.UntypedStorage]]:
+    """Yield the plain tensors among an operator's arguments that have a storage, and this.
+
+    Those in lists and inside subclasses are among them.
+    """
+    for value in values:
+        if type(value) in PLAIN_TYPES:
+            try:
+                storage = RAW_STORAGE(value)
+            except (RuntimeError, NotImplementedError):  # torch's two ways to say that there is none
+                continue
+            yield value, storage
+        elif isinstance(value, torch.Tensor):
+            with without_torch_function():
+                found = [each for each in inside(value) if type(each) in PLAIN_TYPES]
+            yield from plain_in(found)
+        elif isinstance(value, (list, tuple)):
+            yield from plain_in(value)  # pyright: ignore[reportUnknownArgumentType]
 
 
 @cache

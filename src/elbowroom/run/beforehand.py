@@ -269,12 +269,11 @@ def _end_with_input(folder: str) -> None:
 
 
 def _answer(question: Question, machine: Machine) -> Verdict:
-    least_bytes = question.min_size_bytes
     how: Any = {
         "machine": machine,
         "module": question.module,
         "steps": STEPS,
-        "min_size": least_bytes,
+        "min_size": question.min_size_bytes,
         "kept": is_used(),
     }
     if machine.compute_capability:

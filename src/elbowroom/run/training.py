@@ -313,11 +313,16 @@ class TrainingRun(RunFigures, Director, Conductor):
                 self._watch_levels()
         return made
 
-    def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
+    def _expected_beside_peers(self, key: Hashable) -> StepKind | None:
+        """Return what `_expected` does. Raise the error of a rank that fails before, or while this one plans."""
         self.peers.look()
         with self.peers.telling():
             known = self._expected(key)
         self.peers.look()
+        return known
+
+    def _begin_step(self, root: torch.nn.Module | None, key: Hashable, details: Hashable = None) -> None:
+        known = self._expected_beside_peers(key)
         self._room.retries.turn(on=False)  # the run's own work before the step needs none
         self._await_updates(root)
         others = key != self._key or known is not self._last

@@ -1,8 +1,8 @@
 """Child: the child process of `capture_script()`; it runs one script on the virtual device and answers through files.
 
 guard.py calls it. FOLDER has machine.json, ORDER is `order.ScriptOrder` as JSON. The child writes files into
-the folder: steps (the number done), phase (what takes the time), trace.json and read.json if there is a trace,
-answer.json last.
+the folder: steps (the number done), phase (what takes the time), trace.json if there is a trace, and read.json
+if that is kept, answer.json last.
 """
 
 from __future__ import annotations
@@ -69,14 +69,8 @@ def _capture(order: ScriptOrder, folder: Path, asked: set[str], over: int) -> fa
     if isinstance(code, faults.Fault):
         return code
     device = _device(order, folder)
-    own = _own(folder, order)
-    read = ReadFiles(own)
-    read.start()
-    overlay = Overlay(str(folder), _caches(order))
-    files.install(overlay, savers.install(overlay))
-    written_modules.install(overlay)
     refused: list[str] = []
-    kept_away.CallGuard(own, network=order.network, refused=refused.append).start()
+    read = _around(order, folder, refused)
     problem: BaseException | None = None
     what = {"steps": lambda: str(device.steps_seen), "phase": lambda: phase_of(device, order.script, order.steps)}
     with _reporting(folder, what):
@@ -100,8 +94,25 @@ def _capture(order: ScriptOrder, folder: Path, asked: set[str], over: int) -> fa
     if order.job and not device.groups.ranks:
         return faults.no_group(order.label, order.job[1])
     _record(device, order, folder)
-    _write(folder / READ, json.dumps(read.seen()))
+    if read is not None:
+        _write(folder / READ, json.dumps(read.seen()))
     return None
+
+
+def _around(order: ScriptOrder, folder: Path, refused: list[str]) -> ReadFiles | None:
+    """Keep files and network from the script; return the files that it reads, if they are asked for.
+
+    `refused` gets the calls that it was refused.
+    """
+    own = _own(folder, order)
+    read = ReadFiles(own) if order.kept else None
+    if read is not None:
+        read.start()
+    overlay = Overlay(str(folder), _caches(order))
+    files.install(overlay, savers.install(overlay))
+    written_modules.install(overlay)
+    kept_away.CallGuard(own, network=order.network, refused=refused.append).start()
+    return read
 
 
 def _device(order: ScriptOrder, folder: Path) -> VirtualDevice:

@@ -28,7 +28,7 @@ VARIABLE = "ELBOWROOM_ESTIMATE"
 NO_NETWORK = "an estimate does not use the network"
 NO_WRITE = "an estimate writes no file of yours"
 
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _LOCAL = ("", "localhost", "localhost.localdomain", "ip6-localhost", "broadcasthost")
 
 
@@ -123,7 +123,7 @@ class CallGuard:
     def _opens(self, arguments: tuple[Any, ...]) -> None:
         path, mode, flags = arguments
         given_to_opener = mode is not None and getattr(_opening, "on", False)
-        if flags & _WRITING and not given_to_opener:
+        if flags & WRITING and not given_to_opener:
             self._check(path)
 
     def _changes(self, arguments: tuple[Any, ...]) -> None:

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from elbowroom.capture.script.order import ScriptOrder
@@ -121,7 +120,7 @@ def _path(order: ScriptOrder, target: Machine, variables: Mapping[str, str]) -> 
         FORMAT,
         installed_version(),
         sys.version,
-        _torch_version(),
+        installed_version("torch"),
         sorted(asdict(order).items()),
         (target.name, target.compute_capability, target.allocator, target.tiers[0].capacity_bytes),
         os.getcwd(),
@@ -132,9 +131,3 @@ def _path(order: ScriptOrder, target: Machine, variables: Mapping[str, str]) -> 
 
 def _passes(name: str) -> bool:
     return name in PASSING or name.startswith(PASSING_FAMILIES)
-
-
-def _torch_version() -> str:
-    with suppress(PackageNotFoundError):
-        return version("torch")
-    return ""

@@ -19,10 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, final
 
-from elbowroom.capture.script.kept_away import through_opener
+from elbowroom.capture.script.kept_away import WRITING, through_opener
 from elbowroom.capture.script.overlay import Overlay, error
-
-WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 _real = {name: getattr(os, name) for name in dir(os) if callable(getattr(os, name))}
 _real_open = io.open

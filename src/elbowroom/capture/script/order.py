@@ -27,6 +27,7 @@ class ScriptOrder:
         compiled: whether to report what torch.compile saves for backward.
         counts_files: whether files that are mapped into memory count, where RAM is the device.
         job: rank, ranks and ranks of a computer of the process of a job that it is; empty if it is not said.
+        kept: whether the trace is kept for the next capture, so that the child says which files the script read.
     """
 
     script: str
@@ -40,6 +41,7 @@ class ScriptOrder:
     compiled: bool = False
     counts_files: bool = True
     job: Sequence[int] = ()
+    kept: bool = False
 
     @property
     def label(self) -> str:

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, final
 
+from elbowroom.capture.script.kept_away import WRITING
+
 READ = "read.json"
 """File in which a child names them to its parent."""
 MOST_FILES = 20_000
 """With more files than that, nothing is kept: to look at them would take too long."""
 NEVER = ("/dev/", "/proc/", "/sys/")
-
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 Seen = tuple[str, int, int]
 """Path, bytes, and the time of the last change in nanoseconds since 1970."""
@@ -42,7 +42,7 @@ class ReadFiles:
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[0], str) and not (arguments[2] or 0) & _WRITING:
+        if event == "open" and isinstance(arguments[0], str) and not (arguments[2] or 0) & WRITING:
             self._paths[arguments[0] if arguments[0].startswith(os.sep) else os.path.abspath(arguments[0])] = None
 
     def seen(self) -> list[Seen] | None:

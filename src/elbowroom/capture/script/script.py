@@ -137,9 +137,10 @@ def capture_script(
         network=network,
         compiled=compiled,
         job=() if job is None else (job.rank, job.ranks, job.local_ranks),
+        kept=kept,
     )
     variables = {**({} if job is None else job.environment()), **(environment or {})}
-    found = _captured(order, _gpu(machine), variables, ChildProgress.of(listeners), kept=kept)
+    found = _captured(order, _gpu(machine), variables, ChildProgress.of(listeners))
     return with_uses(found, parse_bytes(min_size)) if parameters else found
 
 
@@ -175,8 +176,9 @@ def capture_in_ram(
         module=module or "",
         min_size_bytes=min_size,
         counts_files=counts_files,
+        kept=kept,
     )
-    return _captured(order, machine, {}, ChildProgress.of({}), kept=kept)
+    return _captured(order, machine, {}, ChildProgress.of({}))
 
 
 def _captured(
@@ -184,12 +186,10 @@ def _captured(
     target: Machine,
     environment: Mapping[str, str],
     progress: ChildProgress,
-    *,
-    kept: bool,
 ) -> Trace:
     """Return a trace that is kept, or that of a child in a folder of its own."""
     variables, since_ns = {**os.environ, **environment}, time.time_ns()
-    if kept and (found := kept_captures.find(order, target, variables)) is not None:
+    if order.kept and (found := kept_captures.find(order, target, variables)) is not None:
         return found
     with tempfile.TemporaryDirectory(prefix="elbowroom-", ignore_cleanup_errors=True) as place:
         folder = Path(place)
@@ -198,7 +198,7 @@ def _captured(
         code = _run(order, folder, environment, progress)
         found = _answer(order, folder, code, progress.asked)
         read = json.loads(_text(folder / READ) or "null")
-    if kept and read is not None:
+    if read is not None:
         kept_captures.keep(order, target, variables, found, [tuple(each) for each in read], since_ns)
     return found
 

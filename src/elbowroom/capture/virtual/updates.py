@@ -100,9 +100,10 @@ class BackwardUpdates:
         self.ends.clear()
         self._found.clear()
         self._leaves.clear()
+        self._changed_at = None
 
     def close(self) -> None:
-        """Give the ops and storages of the steps that were found their phase and category; no optimizer has stepped."""
+        """Give the ops and storages of the steps that were found their phase and category."""
         self.settle()
         for begin, end, live in self._found:
             written = set[int]()
